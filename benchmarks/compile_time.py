@@ -5,6 +5,9 @@ same freezing and calls without torchmdla are timed in a third process; what tor
 is what the marks are for. The process that compiles cold also starts the compiler and loads its modules; one that finds
 all in the cache need not.
 
+Others stand beside it, each in processes of its own: Inductor with freezing, cold and from its own cache, and ONNX
+Runtime and OpenVINO, which read a file that is exported before. Their time is that until the first result.
+
 With --stages more tables tell the stages of the compile (docs/architecture.md, "Compile time"), those of the cold
 process whose compiler was the fastest. With --check it ends with status 1 where a mark is missed. It always does where
 a second process compiled anything, or anything fell back.
@@ -79,7 +82,8 @@ def measure_once(task: dict[str, Any], bar: Any) -> dict[str, Any]:
         for name, enabled in (("without", "0"), ("cold", "1"), ("cached", "1")):
             bar.set_postfix_str(f"{task['model']}, {name}")
             variables = {"TORCHMDLA_ENABLE": enabled, "TORCHMDLA_CACHE_DIR": folder}
-            found[name] = children.run("compile_time:measure", task, {**variables, **threads_of(task)})
+            variables["OMP_NUM_THREADS"] = str(task["threads"])
+            found[name] = children.run("compile_time:measure", task, variables)
             bar.update()
     return found
 
@@ -91,14 +95,11 @@ def measure_peer_once(peer: str, task: dict[str, Any], bar: Any) -> dict[str, fl
         for name in PEERS[peer]:
             bar.set_postfix_str(f"{task['model']}, {peer}, {name}")
             variables = {"TORCHMDLA_ENABLE": "0", "TORCHINDUCTOR_CACHE_DIR": folder}
+            variables["OMP_NUM_THREADS"] = str(task["threads"])
             task_of_peer = {**task, "peer": peer, "folder": folder}
-            seconds[name] = children.run("compile_time:measure_peer", task_of_peer, {**variables, **threads_of(task)})
+            seconds[name] = children.run("compile_time:measure_peer", task_of_peer, variables)
             bar.update()
     return seconds
-
-
-def threads_of(task: dict[str, Any]) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(task["threads"])}
 
 
 def least(measurements: list[dict[str, float]]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -61,8 +62,8 @@ def graph_of_calls(
         outputs += [writer.copied(result) for result in results] if copy(call.name) else results
         counts.append(len(results))
     graph = torch._C.parse_ir(writer.text(outputs))
-    chosen = {node.schema().partition("(")[0] for node in graph.nodes()}
-    assert {call.name for call in calls} <= chosen, "another overload was chosen"
+    chosen = Counter(node.schema().partition("(")[0] for node in graph.nodes())
+    assert Counter(call.name for call in calls) <= chosen, "another overload was chosen"
     return graph, writer.inputs, counts
 
 
@@ -95,7 +96,8 @@ class _Writer:
         self._assign(results, "Tensor[]" if returns_list else "Tensor", f"{schema.name}({', '.join(operands)})")
         if returns_list:
             (elements,), _ = run_and_record(torch._C.parse_ir(self.text(results)), self.inputs)
-            whole, results = results[0], [self._new() for _ in elements]  # type: ignore[attr-defined]
+            assert isinstance(elements, list)
+            whole, results = results[0], [self._new() for _ in elements]
             self._assign(results, "Tensor", f"prim::ListUnpack({whole})")
         return results
 

@@ -23,13 +23,16 @@ bool may_vary(EntryKind kind) {
   return kind >= EntryKind::number;
 }
 
+enum class Strides { compared, ignored };
+
 // Where the two differ; nullopt if they do in anything that may not vary.
 std::optional<Marks> differences(const Signature& signature, const Signature& earlier,
-                                 const EntryKinds& kinds) {
+                                 const EntryKinds& kinds, Strides strides = Strides::compared) {
   if (signature.size() != earlier.size()) return std::nullopt;
   Marks marks(signature.size());
   for (size_t i = 0; i < signature.size(); ++i) {
     if (signature[i] == earlier[i]) continue;
+    if (strides == Strides::ignored && kinds[i] == EntryKind::strides) continue;
     if (!may_vary(kinds[i]) || std::min(signature[i], earlier[i]) < least_value)
       return std::nullopt;
     marks[i] = true;
@@ -41,17 +44,15 @@ std::optional<Marks> differences(const Signature& signature, const Signature& ea
 // anything else but strides differs.
 std::optional<Marks> growth(const Signature& signature, const Signature& earlier,
                             const EntryKinds& kinds) {
-  if (signature.size() != earlier.size()) return std::nullopt;
-  Marks marks(signature.size());
+  auto marks = differences(signature, earlier, kinds, Strides::ignored);
+  if (!marks) return std::nullopt;
   bool grows = false;
   for (size_t i = 0; i < signature.size(); ++i) {
-    if (signature[i] == earlier[i] || kinds[i] == EntryKind::strides) continue;
-    if (!may_vary(kinds[i]) || earlier[i] < least_value || signature[i] != earlier[i] + 1)
-      return std::nullopt;
-    marks[i] = true;
+    if (!(*marks)[i]) continue;
+    if (signature[i] != earlier[i] + 1) return std::nullopt;
     grows |= kinds[i] == EntryKind::inner_size;
   }
-  return grows ? std::optional(std::move(marks)) : std::nullopt;
+  return grows ? std::move(marks) : std::nullopt;
 }
 
 bool includes(const Marks& marks, const Marks& part) {

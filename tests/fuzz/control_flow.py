@@ -123,10 +123,11 @@ class Drawing:
     def __init__(self, seed: int, optional: bool = False) -> None:
         self._random = Random(seed)
         self._in_loop = 0
-        self._arguments = ["other: Optional[Tensor] = None", "past: Optional[Tuple[Tensor, Tensor]] = None"]
-        self._arguments *= optional
-        self._statements = STATEMENTS + OPTIONAL_STATEMENTS * optional
-        self._conditions = CONDITIONS + OPTIONAL_CONDITIONS * optional
+        self._arguments: list[str] = []
+        self._statements, self._conditions = STATEMENTS, CONDITIONS
+        if optional:
+            self._arguments = ["other: Optional[Tensor] = None", "past: Optional[Tuple[Tensor, Tensor]] = None"]
+            self._statements, self._conditions = STATEMENTS + OPTIONAL_STATEMENTS, CONDITIONS + OPTIONAL_CONDITIONS
 
     def text(self) -> str:
         """Return the source of a module with the class ``Drawn``."""
