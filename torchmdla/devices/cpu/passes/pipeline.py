@@ -178,16 +178,18 @@ def transform(
         observe("read-steps", sample, name)
         if validation.is_asked_for():
             validation.note("program")
+        check = _check_of(sample)
         for one in REWRITES:
-            run(one, sample, machine, name)
+            run(one, sample, machine, name, check)
     steps = _generalised(program, samples)
     if len(samples) > 1:
         observe("generalise", steps)
+    check = _check_of(steps)
     for one in REDUCTIONS:
-        run(one, steps, machine)
+        run(one, steps, machine, check=check)
     before = set(steps.steps)
     for one in _by_tiles(tiles):
-        run(one, steps, machine)
+        run(one, steps, machine, check=check)
     return steps, [step.tile for step in steps.steps if isinstance(step, TileLoop) and step not in before]
 
 
@@ -201,11 +203,20 @@ def _generalised(program: Program, samples: Sequence[LoopProgram]) -> LoopProgra
     return steps
 
 
-def run(one: Pass, steps: LoopProgram, machine: Machine, name: str = "") -> None:
-    """Runs one pass; then what it made is written and verified, and what it computes compared, where that is asked
-    for."""
+def _check_of(steps: LoopProgram) -> validation.Check | None:
+    return validation.Check(steps) if validation.is_asked_for() else None
+
+
+def run(
+    one: Pass, steps: LoopProgram, machine: Machine, name: str = "", check: validation.Check | None = None
+) -> None:
+    """Run one pass; then write and verify the program, and compare what it computes, where that is asked for.
+
+    Args:
+        check: what the program computed behind the pass before this one; a new one is made if it is None.
+    """
     dump.begin(f"{one.name} {name}".rstrip())
-    check = validation.Check(steps) if validation.is_asked_for() else None
+    check = check or _check_of(steps)
     with trace.span(one.name, "pass"):
         one.run(steps, machine)
     observe(one.name, steps, name)

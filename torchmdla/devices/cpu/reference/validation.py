@@ -166,10 +166,11 @@ def _small_symbols(steps: LoopProgram) -> Sequence[int]:
 
 
 class Check:
-    """What a program computes before a stage, to be held to behind it. Where it is skipped, nothing is checked.
-    ``symbols``: values of those that it has then, if they are not chosen here."""
+    """What a program computes before a stage, to be held to behind it, and behind the stages that follow. Where it is
+    skipped, nothing is checked. ``symbols``: values of those that it has then, if they are not chosen here."""
 
     def __init__(self, steps: LoopProgram, symbols: Sequence[int] | None = None) -> None:
+        self._symbols = symbols
         self._before: Observed | None = None
         try:
             self._before = observed(steps, symbols)
@@ -179,23 +180,25 @@ class Check:
             raise _fault(f"the program is not valid as it is read: {error}") from None
 
     def finish(self, stage: str, steps: LoopProgram, is_exact: bool) -> None:
-        """Holds the program to what it computed.
+        """Hold the program to what it computed; it is held to what it computes now by the next call.
 
         Raises:
             CompileError: it computes something else; names the stage, the result, and the nest.
         """
-        if self._before is None:
-            return
+        before, self._before = self._before, None
         try:
-            after = observed(steps, self._before.symbols)
+            after = observed(steps, before.symbols if before else self._symbols)
         except InvalidProgram as error:
             raise _fault(f"{stage} makes a program that is not valid: {error}") from None
         except Skipped as error:
             note(f"skipped {error}")
             return
-        if after is not self._before:
-            _compare(stage, self._before, after, steps, is_exact)
-        note("unchanged" if after is self._before else f"checked {stage}")
+        self._before = after
+        if before is None:
+            return
+        if after is not before:
+            _compare(stage, before, after, steps, is_exact)
+        note("unchanged" if after is before else f"checked {stage}")
 
 
 def note(line: str) -> None:

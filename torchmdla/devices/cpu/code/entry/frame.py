@@ -32,7 +32,7 @@ class Frame:
     ``%buffers`` and ``%workspace`` of it."""
 
     def __init__(self, steps: Sequence[Step], abi: Abi, marks: Marks | None, packing: Packing | None) -> None:
-        self.text = FunctionText()
+        self.text = FunctionText(("%buffers", "%operands"))
         self.packing = packing
         self.marks = marks
         self.values: dict[Scalar, str] = {}
@@ -151,10 +151,10 @@ class Frame:
     # Checks.
 
     def prologue(self) -> list[str]:
-        """The first lines, to be asked for when all others are written: the marks of what the caller gives in any case,
+        """The first lines, to be asked for when all others are written: what the caller gives in any case, and its marks
         where there are marks."""
         if self.marks is None:
-            return self._prologue
+            return [*self.text.head, *self._prologue]
         text, count = self.text, ARGUMENTS + self._abi.arguments
         if self.packing:
             count = PACK_ARGUMENTS + len(self.packing.arguments)
@@ -165,7 +165,7 @@ class Frame:
             size = self.sizes.op("addi", end.base, size)
         workspace = self.marks.marked(text.define, text.pointer_in("%buffers", 0), size, "the workspace")
         text.add(f"%workspace = {_renamed(workspace)}")
-        return [*first, *self._prologue, *text.take()]
+        return [*first, *text.head, *self._prologue, *text.take()]
 
     def _marked(self, pointer: str, size: int | Size, name: str) -> str:
         """A pointer to ``size`` bytes, marked as such where accesses are checked."""
