@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -65,6 +65,19 @@ class Given:
 
 
 @dataclass
+class Touched:
+    """Which elements a program touches, which is the same in all calls of the same symbols.
+
+    Attributes:
+        places: by access, sizes of the loops, first iterations and first element: the access, and where it touches.
+        is_apart: no iteration of a nest touches what another one writes; a call ran to its end and was looked at.
+    """
+
+    places: dict[tuple[Hashable, ...], tuple[Access, Array]] = field(default_factory=dict)
+    is_apart: bool = False
+
+
+@dataclass
 class Outcome:
     """What a call leaves behind: whether it fails, and what lies in each buffer."""
 
@@ -77,19 +90,23 @@ class Outcome:
         return {buffer.position: array for buffer, array in self.memory.items() if buffer.kind == "result"}
 
 
-def run(program: LoopProgram, given: Given) -> Outcome:
+def run(program: LoopProgram, given: Given, touched: Touched | None = None) -> Outcome:
     """Runs a program with its packs.
+
+    Args:
+        touched: what calls of the program with the same symbols have touched, which is not computed again.
 
     Raises:
         InvalidProgram: it touches memory outside of a buffer, or iterations depend on each other.
         NotInterpreted: it holds something that is not known here.
     """
-    machine = _Machine(given, program.globals)
+    machine = _Machine(given, program.globals, touched or Touched())
     with np.errstate(all="ignore"):
         try:
             for packing in program.packings:
                 machine.run(packing.steps)
             machine.run(program.steps)
+            machine.touched.is_apart = True
         except _CallFails:
             machine.outcome.fails = True
     return machine.outcome
@@ -130,8 +147,9 @@ _Values = dict[Expression, Array]
 class _Machine:
     """The state of a call."""
 
-    def __init__(self, given: Given, texts: Mapping[str, str]) -> None:
+    def __init__(self, given: Given, texts: Mapping[str, str], touched: Touched) -> None:
         self.outcome = Outcome()
+        self.touched = touched
         self._given = given
         self._globals = texts
         self._scalars: dict[Scalar, Array] = {}
@@ -178,8 +196,16 @@ class _Machine:
 
     def _places(self, access: Access, sizes: Sequence[int], origin: Sequence[int]) -> Array:
         """Where the first element lies that each iteration touches. ``origin``: the first iterations of the loops."""
+        first = self._first(access.buffer)
+        # Accesses are large to compare, and one that is kept is no other's.
+        key = (id(access), first, *sizes, *origin)
+        if key not in self.touched.places:
+            self.touched.places[key] = access, self._new_places(access, first, sizes, origin)
+        return self.touched.places[key][1]
+
+    def _new_places(self, access: Access, first: int, sizes: Sequence[int], origin: Sequence[int]) -> Array:
         flat = access.flat(len(sizes))
-        places = np.full((1,) * len(sizes), self._first(access.buffer) + self._at(flat.constant), np.int64)
+        places = np.full((1,) * len(sizes), first + self._at(flat.constant), np.int64)
         for loop, factor in enumerate(flat.factors):
             places = places + self._at(factor) * (origin[loop] + _indices(loop, sizes)) if factor else places
         count = len(self._memory(access.buffer))
@@ -291,6 +317,8 @@ class _Machine:
         Raises:
             InvalidProgram: one does.
         """
+        if self.touched.is_apart:
+            return
         owners: dict[Buffer, Array] = {}
         for step, origin, numbers in parts:
             for access, places in self._touched(step, step.written_accesses, origin):

@@ -23,7 +23,14 @@ from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.devices.cpu.loop_program import LoopProgram, flattened
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.printer import StepsPrinter, program_text
-from torchmdla.devices.cpu.reference.interpreter import Given, InvalidProgram, Outcome, count_iterations, run
+from torchmdla.devices.cpu.reference.interpreter import (
+    Given,
+    InvalidProgram,
+    Outcome,
+    Touched,
+    count_iterations,
+    run,
+)
 from torchmdla.devices.cpu.reference.operations import DTYPES, Array, NotInterpreted, rounded
 from torchmdla.errors import CompileError
 
@@ -140,16 +147,19 @@ def observed(steps: LoopProgram, symbols: Sequence[int] | None = None) -> Observ
     values = tuple(_small_symbols(steps) if symbols is None else symbols)
     if count_iterations(steps, values) > MOST_ITERATIONS:
         raise Skipped("too large")
+    touched = Touched()
     try:
-        outcomes = {name: _outcome(steps, values, sample) for name, sample in SAMPLES.items()}
+        outcomes = {name: _outcome(steps, values, sample, touched) for name, sample in SAMPLES.items()}
     except NotInterpreted as error:
         raise Skipped(f"not interpreted: {error}") from None
     _latest[:] = [*_latest[-1:], Observed(text, values, outcomes)]
     return _latest[-1]
 
 
-def _outcome(steps: LoopProgram, symbols: Sequence[int], sample: Sample) -> Outcome:
-    return run(steps, Given(symbols, sample.elements, sample.scalar))
+def _outcome(
+    steps: LoopProgram, symbols: Sequence[int], sample: Sample, touched: Touched | None = None
+) -> Outcome:
+    return run(steps, Given(symbols, sample.elements, sample.scalar), touched)
 
 
 def _small_symbols(steps: LoopProgram) -> Sequence[int]:
