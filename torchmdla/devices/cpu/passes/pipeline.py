@@ -207,9 +207,7 @@ def _check_of(steps: LoopProgram) -> validation.Check | None:
     return validation.Check(steps) if validation.is_asked_for() else None
 
 
-def run(
-    one: Pass, steps: LoopProgram, machine: Machine, name: str = "", check: validation.Check | None = None
-) -> None:
+def run(one: Pass, steps: LoopProgram, machine: Machine, name: str = "", check: validation.Check | None = None) -> None:
     """Run one pass; then write and verify the program, and compare what it computes, where that is asked for.
 
     Args:

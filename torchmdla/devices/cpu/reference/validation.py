@@ -156,9 +156,7 @@ def observed(steps: LoopProgram, symbols: Sequence[int] | None = None) -> Observ
     return _latest[-1]
 
 
-def _outcome(
-    steps: LoopProgram, symbols: Sequence[int], sample: Sample, touched: Touched | None = None
-) -> Outcome:
+def _outcome(steps: LoopProgram, symbols: Sequence[int], sample: Sample, touched: Touched | None = None) -> Outcome:
     return run(steps, Given(symbols, sample.elements, sample.scalar), touched)
 
 

@@ -151,8 +151,8 @@ class Frame:
     # Checks.
 
     def prologue(self) -> list[str]:
-        """The first lines, to be asked for when all others are written: what the caller gives in any case, and its marks
-        where there are marks."""
+        """The first lines, to be asked for when all others are written: what the caller gives in any case, and its
+        marks where there are marks."""
         if self.marks is None:
             return [*self.text.head, *self._prologue]
         text, count = self.text, ARGUMENTS + self._abi.arguments

@@ -8,7 +8,7 @@ from collections.abc import Collection
 class FunctionText:
     """Lines of MLIR text. No name is given twice, whatever becomes of the lines.
 
-    Pointers in ``arrays``, which the function knows from its start on, are loaded once, in the :attr:`head`: LLVM has to
+    Pointers in ``arrays``, which the function knows from its start on, are loaded once, in the :attr:`head`: LLVM would
     load them again behind each call, which may change what an array holds.
     """
 
