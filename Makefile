@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
+# make demo | test | test-all | test-slice | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -8,18 +8,29 @@ SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CM
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test test-all test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
+.PHONY: demo test test-all test-slice test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
 
-test: build $(VENV)/.developing
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# Tests and fuzzers, with what each pass computes compared with what was computed before it (docs/testing.md).
+test: build $(VENV)/.developing
+	$(PYTEST) $(ARGS)
+
+# Tests, all rows of those that are marked sampled, and fuzzers, with what each pass computes compared with what was
+# computed before it (docs/testing.md).
 test-all: export TORCHMDLA_VERIFY = values
-test-all: test fuzz fuzz-passes
-	$(BIN)/python -m pytest -n $(JOBS) -m full tests/group/test_corrupted.py
+test-all: build $(VENV)/.developing
+	$(PYTEST) --rows all $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m fuzz
+	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.passes
+	$(PYTEST) -m full tests/group/test_corrupted.py
+
+# A part of the rows that make test leaves out. SLICE=3/8
+test-slice: export TORCHMDLA_VERIFY = values
+test-slice: build $(VENV)/.developing
+	$(PYTEST) --rows $(or $(SLICE),0/8) $(ARGS)
 
 # ARGS="-k watch"
 test-cxx: build $(VENV)/.developing

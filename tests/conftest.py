@@ -4,10 +4,12 @@ have counted."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,21 @@ COUNTS = "TORCHMDLA_VERIFY_COUNTS"
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rows",
+        metavar="sampled|all|K/N",
+        help="of tests that are marked sampled: some rows, all, or the K-th of N parts of the other rows and no other "
+        "tests (sampled where the whole suite runs, all where tests are named)",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.rows is None:  # workers of pytest-xdist inherit it
+        is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+        config.option.rows = "sampled" if is_whole else "all"
+    if not re.fullmatch(r"sampled|all|\d+/[1-9]\d*", config.option.rows):
+        raise pytest.UsageError(f"--rows {config.option.rows}: choose from sampled, all, or a part as 3/8")
     # Before any test imports torchmdla, and inherited by worker processes: nothing is read from a user's cache.
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
     os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
@@ -76,12 +92,36 @@ def verify(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked ``full`` run only where a marker expression was given."""
-    if config.getoption("markexpr"):
+    """Select the rows of ``--rows``. Tests marked ``full`` run only where a marker expression was given."""
+    if config.option.markexpr:
         return
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.skip(reason="needs -m full"))
+    if config.option.rows == "all":
+        return
+    others = rows_that_are_not_sampled(items)
+    if config.option.rows == "sampled":
+        left_out = others
+    else:
+        part, count = map(int, config.option.rows.split("/"))
+        left_out = {item for item in items if item not in others or _hash(item) % count != part}
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
+
+
+def rows_that_are_not_sampled(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the rows of tests marked ``sampled`` beyond the count of the mark. Those whose names hash lowest are
+    sampled: a new row changes little."""
+    rows: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if mark := item.get_closest_marker("sampled"):
+            rows[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    return {item for (_, count), of_test in rows.items() for item in sorted(of_test, key=_hash)[count:]}
+
+
+def _hash(item: pytest.Item) -> int:
+    return zlib.crc32(item.nodeid.encode())
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
