@@ -115,7 +115,7 @@ def rows_that_are_not_sampled(items: list[pytest.Item]) -> set[pytest.Item]:
     sampled: a new row changes little."""
     rows: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if mark := item.get_closest_marker("sampled"):
+        if (mark := item.get_closest_marker("sampled")) and not item.get_closest_marker("full"):
             rows[item.nodeid.partition("[")[0], mark.args[0]].append(item)
     return {item for (_, count), of_test in rows.items() for item in sorted(of_test, key=_hash)[count:]}
 

@@ -48,6 +48,7 @@ def test_running_sums_and_products(shape, dim):
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(4)
 def test_models(name):
     spec = MODELS[name].reduced()
     module = spec.build()

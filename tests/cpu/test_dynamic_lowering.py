@@ -172,6 +172,7 @@ def _check(module: nn.Module, draw: Draw, typical: Sequence[int], points: Sequen
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(5)
 def test_agrees_with_eager_at_many_sizes(name: str) -> None:
     module, draw, typical, points = CASES[name]
     _check(module(), draw, typical, points, layers=8)

@@ -281,6 +281,7 @@ def test_which_products_are_of_words(make: Made, count: int) -> None:
 
 @pytest.mark.parametrize("make", [make for make, _ in COUNTS])
 @pytest.mark.parametrize("features", [(), *WITH_WORDS.values(), *OTHERS.values()], ids=["native", *WITH_WORDS, *OTHERS])
+@pytest.mark.sampled(25)
 def test_values(make: Made, features: tuple[str, ...]) -> None:
     w = Written()
     available = host_target().features.split(",")

@@ -50,6 +50,7 @@ def check(module: nn.Module, draw: Draw, lengths: Sequence[int] = (LONG, 600, LO
         ),
     ],
 )
+@pytest.mark.sampled(1)
 def test_one_program_from_the_first_call_on(kind: str, options: dict[str, object]) -> None:
     torch.manual_seed(0)
     network = KINDS[kind](8, 16, **options)

@@ -443,6 +443,7 @@ def test_what_is_no_algorithm_is_ignored(algorithm: Any) -> None:
         pytest.param("winograd6", False, id="one with larger errors"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_an_algorithm_is_timed_where_it_is_another(algorithm: Any, differs: bool) -> None:
     program = program_of(Convolution().eval(), IMAGE)
     found = dict(algorithms._by(algorithm, program, Running(program), contractions_of(program)))

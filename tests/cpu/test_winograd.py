@@ -272,6 +272,7 @@ MOST_ERROR = 1e-5
     ("results", "taps", "stride"), [(2, 3, 1), (4, 3, 1), (6, 3, 1), (4, 5, 1), (2, 7, 1), (6, 3, 2), (4, 7, 2)]
 )
 @pytest.mark.parametrize("channels", [16, 256])
+@pytest.mark.sampled(3)
 def test_error_against_float64(channels: int, results: int, taps: int, stride: int) -> None:
     torch.manual_seed(0)
     model = nn.Conv2d(channels, 32, taps, stride, padding=1).eval()
@@ -303,6 +304,7 @@ def check_program(name: str, algorithms: str) -> None:
         itertools.cycle(["winograd2", "winograd4", "winograd6", "direct"]),
     ),
 )
+@pytest.mark.sampled(20)
 def test_programs(name: str, algorithms: str) -> None:
     """Each by one; ``python -m torchmdla.testing --options algorithms=winograd2`` has each program."""
     check_program(name, algorithms)

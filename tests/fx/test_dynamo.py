@@ -228,6 +228,7 @@ GRADIENTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.sampled(5)
 def test_gradients(name: str) -> None:
     function, inputs = GRADIENTS[name]
     check_gradients(function, *inputs)
@@ -285,6 +286,7 @@ def test_training_loop(optimiser: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16"])
+@pytest.mark.sampled(1)
 def test_models(name: str) -> None:
     spec = MODELS[name].reduced()
     eager = spec.build().train()

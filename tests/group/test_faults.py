@@ -358,6 +358,7 @@ BEFORE = """
     ],
     ids=["compile", "graph_for", "explain"],
 )
+@pytest.mark.sampled(1)
 def test_programs_that_ran_before_it_was_turned_on_are_optimised_anew(call: str) -> None:
     code = f"""{textwrap.dedent(BEFORE)}
     for program in programs:

@@ -154,6 +154,7 @@ SWITCHES: dict[str, list[Callable[[Any], object]]] = {
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
 @pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
+@pytest.mark.sampled(5)
 def test_switching_modes(switches, strict, grad):
     torchmdla.enable(strict=strict)
     twins = Twins(Net())

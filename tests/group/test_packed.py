@@ -170,6 +170,7 @@ def weight_of(module: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+@pytest.mark.sampled(6)
 def test_writes_that_last_are_noticed(model: Callable[[], tuple[nn.Module, Tensor]], write: Callable[[Tensor], None]):
     module, x = model()
     call = warm("traced", module, x)

@@ -98,6 +98,7 @@ def agrees(make, loss_of, optimiser, steps=10):
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.sampled(2)
 def test_training_on_digits(optimiser):
     images, labels = digits()
 

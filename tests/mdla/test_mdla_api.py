@@ -429,6 +429,7 @@ def test_snippets_run(
     ("precision", "programs"),
     [("fixed16", "convolutions.conv2d_grouped"), ("float32", "pooling.max"), ("fixed8", "products.linear")],
 )
+@pytest.mark.sampled(1)
 def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path) -> None:
     file = tmp_path / "outcomes.jsonl"
     command = ["--device", "mdla", "--options", f"precision={precision}", "--frontend", "torchscript:trace"]
@@ -439,6 +440,7 @@ def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("frontend", ["torchscript:trace", "dynamo", "export", "dispatch", "lazy"])
+@pytest.mark.sampled(2)
 def test_every_frontend_runs_on_the_device(frontend: str, tmp_path: Path) -> None:
     """Seen by what a library that is missing says."""
     file = tmp_path / "outcomes.jsonl"

@@ -88,6 +88,7 @@ def results(model: Model, path: Path, precision: str, **flags: object) -> tuple[
 
 
 @by_name(MODELS)
+@pytest.mark.sampled(30)
 def test_float32_agrees_with_onnx_runtime(model: Model, tmp_path: Path) -> None:
     path = model.save(tmp_path)
     for ours, theirs in zip(results(model, path, "float32")[0], expected(model, path), strict=True):
@@ -101,6 +102,7 @@ TOLERANCES = {"fixed16": 0.05, "fixed8": 0.6, "variable": 2e-3}
 
 @by_name([model for model in MODELS if model.name != "conv2d_deep"])
 @pytest.mark.parametrize("precision", FIXED)
+@pytest.mark.sampled(60)
 def test_fixed_formats_stay_near_float(model: Model, precision: str, tmp_path: Path) -> None:
     if precision == "variable" and not model.inputs:
         pytest.skip("nothing to calibrate with")
@@ -116,6 +118,7 @@ LONG_ON_SMALL_BOARD = ("conv2d_deep", "conv2d_large")
 @by_name(MODELS)
 @pytest.mark.parametrize("board", BOARDS)
 @pytest.mark.parametrize("precision", ["fixed16", "fixed8"])
+@pytest.mark.sampled(60)
 def test_tiles_change_nothing(model: Model, precision: str, board: str, tmp_path: Path) -> None:
     """The device's tiles, on the shipped board and on one of tiny buffers, give the reference software's bits."""
     flags: dict[str, object] = dict(BOARDS[board])
@@ -200,6 +203,7 @@ EXACT = [
 
 @by_name(EXACT)
 @pytest.mark.parametrize("precision", FIXED)
+@pytest.mark.sampled(60)
 def test_rounding_is_as_documented(model: Model, precision: str, tmp_path: Path) -> None:
     path = model.save(tmp_path)
     for ours, theirs in zip(results(model, path, precision)[0], modelled(model, path, precision), strict=True):

@@ -159,6 +159,7 @@ def run_generated(module: ir.Module, buffers: Sequence[Tensor]) -> None:
 
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("kind", ESSENTIAL)
+@pytest.mark.sampled(10)
 def test_every_output(kind: str, output: Output) -> None:
     x, inputs = KINDS[kind]()
     module = get_mlir(x, *inputs, output=output)

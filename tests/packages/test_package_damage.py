@@ -210,6 +210,7 @@ def test_a_record_twice(package: Path, example: Path, tmp_path: Path, record: st
 
 
 @pytest.mark.parametrize("name", ["", "../../version", "a" * 1000, "native\n"])
+@pytest.mark.sampled(2)
 def test_a_name_that_no_target_has(package: Path, example: Path, tmp_path: Path, name: str) -> None:
     content = content_of(records(package)[TARGET])
     replaced = {**sealed(content, name=name), TARGET: b""}
@@ -406,6 +407,7 @@ def with_output(**places: object) -> Callable[[format.Target], format.Target]:
         (divided_around(1 << 40), "a division leaves nothing out"),
     ],
 )
+@pytest.mark.sampled(4)
 def test_what_code_is_bound_to(
     alter: Callable[[format.Target], format.Target], reason: str, example: Path, tmp_path: Path
 ) -> None:

@@ -500,7 +500,11 @@ _FILLING = (
     _own("tril", writing.tril),
     _own("triu", writing.triu),
     _rows("tril triu", Operator(positions=("diagonal",), keeps_dtype=True)),
-    _rows("arange arange.start arange.start_step", Operator(needs_number="size depends on")),
+    _rows("arange", Operator(needs_number="size depends on")),
+    *(
+        _rows(name, Operator(decomposition=decomposition, keeps_dtype=True, needs_number="size depends on"))
+        for name, decomposition in (("arange.start", writing.arange), ("arange.start_step", writing.arange_by_step))
+    ),
     _rows("scalar_tensor", Operator(rewrite=rewrites.scalar_tensor, takes_sizes=True)),
     # The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.
     _rows("Float.* FloatImplicit.* ScalarImplicit.* item.*", Operator(computed_in="float")),

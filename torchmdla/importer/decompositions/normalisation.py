@@ -58,7 +58,11 @@ def _normalised(value: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     dims = list(range(2, value.dim()))
     mean = value.mean(dims, keepdim=True)
     centred = value - mean
-    deviation = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    variance = (centred * centred).mean(dims, keepdim=True)
+    if eps > torch.finfo(variance.dtype).max:  # Eager's kernel adds it in double precision.
+        deviation = torch.rsqrt(variance.double() + eps).to(variance.dtype)
+    else:
+        deviation = torch.rsqrt(variance + eps)
     return centred * deviation, mean, deviation
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -74,6 +75,26 @@ def linspace(
     place = torch.arange(steps)
     forwards, backwards = first + step * place.to(dtype), last - step * (steps - 1 - place).to(dtype)
     return torch.where((place < steps // 2) | (place == 0), forwards, backwards)
+
+
+# Integers below are added and multiplied in float32 without an error.
+_EXACT_IN_FLOAT32 = 2.0**24
+
+
+def arange(start: float, end: float, dtype: torch.dtype | None = None, *_: object) -> Tensor:
+    """Count by one."""
+    return arange_by_step(start, end, 1, dtype)
+
+
+def arange_by_step(start: float, end: float, step: float, dtype: torch.dtype | None = None, *_: object) -> Tensor:
+    """Compute floats of 32 bits in double precision, as eager does those that fill no vector; upstream rounds them at
+    each step."""
+    floats = [number for number in (start, step) if isinstance(number, float)]
+    is_exact = all(number.is_integer() and abs(number) < _EXACT_IN_FLOAT32 for number in floats)
+    if dtype != torch.float32 or is_exact:
+        return torch.arange(start, end, step, dtype=dtype)
+    place = torch.arange(math.ceil((end - start) / step))
+    return (start + step * place.double()).to(dtype)
 
 
 def tril(value: Tensor, diagonal: int | Tensor = 0) -> Tensor:
