@@ -41,6 +41,10 @@ def in_floats(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] |
         return None
     if call.has_open_float or (call.name in _WITH_TENSORS and any(isinstance(o, Value) for o in call.operands[1:])):
         raise CompileError("its scale is known only at run time", scope="place")
+    scales = [own[0] for leaf in (*leaves(call.operands), *metas) if (own := _quantisation(leaf)) is not None]
+    numbers = [operand for operand in call.operands if isinstance(operand, float)]
+    if not all(abs(number) <= torch.finfo(torch.float32).max for number in (*scales, *numbers)):
+        raise CompileError("of quantised tensors, numbers that float32 does not hold are not supported", scope="place")
     function = _function(call)
     moves = call.schema.name in _MOVING
     kind = _without_scale if _has_one_scale(call) else _quantisation
