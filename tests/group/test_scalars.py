@@ -151,6 +151,39 @@ def test_a_correction_beyond_the_count(name: str, correction: float, rows: int) 
     assert torchmdla.stats().fallbacks == {}
 
 
+_BEYOND_FLOAT32: dict[str, Callable[[Tensor], Tensor]] = {
+    "norm": lambda x: torch.ops.aten.norm(x, 1e39, [0], False),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, -1e39),
+    "group_norm": lambda x: torch.group_norm(x.view(1, 8, 8), 2, None, None, 1e39),
+    "instance_norm": lambda x: torch.instance_norm(x.view(1, 8, 8), None, None, None, None, True, 0.1, 1e39, False),
+    "quantized::mul": lambda x: torch.ops.quantized.mul(
+        torch.quantize_per_tensor(x.float(), 0.1, 100, torch.quint8), 1e39
+    ).dequantize(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", _BEYOND_FLOAT32)
+def test_a_number_beyond_float32(name: str, dtype: torch.dtype) -> None:
+    function = _BEYOND_FLOAT32[name]
+    x = torch.randn(64).to(dtype)
+    assert_matches(warmed_up(function, x)(x), function(x))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step"), [(-1.7, 1.3, 1.0), (-1.7, 1.3, 0.7), (5.0, -5.0, -1.1), (0.0, 2e39, 1e39)]
+)
+def test_a_range_by_fractions(start: float, end: float, step: float) -> None:
+    # A trace would hold the range as a constant.
+    source = f"""
+def function(x):
+    return torch.arange({start}, {end}, {step}, dtype=x.dtype) * x[0]
+"""
+    function = torch.jit.CompilationUnit(source).function
+    x = torch.ones(1)
+    assert is_same(warmed_up(function, x)(x), torch.arange(start, end, step))
+
+
 _BOUNDED = {
     "both": lambda x: torch.clamp(x, math.nan, 1.0),
     "least": lambda x: torch.clamp(x, min=math.nan),
