@@ -168,6 +168,7 @@ def test_a_number_beyond_float32(name: str, dtype: torch.dtype) -> None:
     function = _BEYOND_FLOAT32[name]
     x = torch.randn(64).to(dtype)
     assert_matches(warmed_up(function, x)(x), function(x))
+    assert name.startswith("quantized::") or torchmdla.stats().fallbacks == {}
 
 
 @pytest.mark.parametrize(
@@ -182,6 +183,7 @@ def function(x):
     function = torch.jit.CompilationUnit(source).function
     x = torch.ones(1)
     assert is_same(warmed_up(function, x)(x), torch.arange(start, end, step))
+    assert torchmdla.stats().fallbacks == {}
 
 
 _BOUNDED = {

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torchmdla.importer.scalars import held
-
 
 def logsumexp(value: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     """The largest value is taken out first; a row of infinities gives that infinity."""
@@ -54,10 +52,9 @@ def vector_norm(
         return torch.sum(size, dims, keepdim=keepdim)
     if ord == 2:
         return torch.sqrt(torch.sum(size * size, dims, keepdim=keepdim))
-    exponent = held(
-        ord, size.dtype
-    )  # Eager's kernel has it in the dtype that it computes in, where it may be infinite.
-    return torch.pow(torch.sum(torch.pow(size, exponent), dims, keepdim=keepdim), 1.0 / exponent)
+    if abs(ord) > torch.finfo(size.dtype).max:  # Eager's kernel has it in the dtype that it computes in.
+        ord = math.copysign(math.inf, ord)
+    return torch.pow(torch.sum(torch.pow(size, ord), dims, keepdim=keepdim), 1.0 / ord)
 
 
 def norm(value: Tensor, p: float = 2) -> Tensor:
