@@ -275,6 +275,7 @@ torch.nn.Linear(3, 2).load_state_dict(loaded["model"])
 
 
 @pytest.mark.parametrize("imported", ["", "import torchmdla"])
+@pytest.mark.sampled(1)
 def test_loading_where_the_device_is_not_turned_on(dev: torch.device, tmp_path: Path, imported: str) -> None:
     saved = {"model": nn.Linear(3, 2).to(dev).state_dict(), "x": (torch.arange(3.0).to(dev) * 2)[1:]}
     torch.save(saved, tmp_path / "saved.pt")

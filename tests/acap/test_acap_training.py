@@ -76,7 +76,7 @@ def _train(device: torch.device, network: str, optimiser: str) -> tuple[list[flo
 
 @pytest.mark.parametrize("optimiser", _OPTIMISERS)
 @pytest.mark.parametrize("network", _NETWORKS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_training_agrees_with_the_cpu(dev: torch.device, network: str, optimiser: str) -> None:
     most = _NETWORKS[network][2]
     expected, wanted = _train(torch.device("cpu"), network, optimiser)
@@ -121,6 +121,7 @@ assert peaks[999] - peaks[200] < 64 * 2**20, peaks[999] - peaks[200]
 
 
 @pytest.mark.parametrize("look", ["loss.item()", "torchmdla.acap.mark_step()"])
+@pytest.mark.sampled(1)
 def test_memory_is_flat(look: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _THOUSAND_STEPS.replace("LOOK", look)], capture_output=True, text=True

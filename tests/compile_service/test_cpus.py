@@ -108,6 +108,7 @@ _COMPILES = """
         ("", {"OMP_NUM_THREADS": "1"}),
     ],
 )
+@pytest.mark.sampled(1)
 def test_a_program_of_one_thread_compiles_in_one_process(statement: str, variables: dict[str, str]) -> None:
     done = run_python(_COMPILES, statement, PYTHONPATH=os.pathsep.join(sys.path), **variables)
     assert done.returncode == 0, done.stderr

@@ -53,6 +53,7 @@ def ran(folder: Path, definition: str) -> str:
 
 
 @pytest.mark.parametrize("module", ["foreign_device", "foreign_package.parts.device"])
+@pytest.mark.sampled(1)
 def test_an_edited_device_compiles_anew(tmp_path: Path, module: str) -> None:
     path = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +71,7 @@ def test_an_edited_device_compiles_anew(tmp_path: Path, module: str) -> None:
         ),
     ],
 )
+@pytest.mark.sampled(1)
 def test_what_cannot_be_imported_compiles_in_the_calling_process(tmp_path: Path, definition: str) -> None:
     for function in ("cos", "exp"):
         assert ran(tmp_path, definition.replace("FUNCTION", function)) == f"{function} 1 0 {{}} True"

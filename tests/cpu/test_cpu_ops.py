@@ -481,7 +481,7 @@ def promoting_calls(left: torch.Tensor, right: object) -> list[Call]:
 
 @pytest.mark.parametrize("left", DTYPES, ids=str)
 @pytest.mark.parametrize("shapes", [((4,), (4,)), ((4,), ()), ((), (4,)), ((), ())], ids=str)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_promotion(shapes: tuple[tuple[int, ...], tuple[int, ...]], left: torch.dtype) -> None:
     """Of two tensors, and of a tensor and a number; values that the dtypes hold differently."""
     value, other = (
@@ -527,6 +527,7 @@ def least_by_minus_one(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.sampled(1)
 def test_the_least_integer_by_minus_one(dtype: str) -> None:
     """It wraps around; the processor would end the process."""
     code = f"import test_cpu_ops, torch; test_cpu_ops.least_by_minus_one(torch.{dtype})"

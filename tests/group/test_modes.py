@@ -69,6 +69,7 @@ def image(batch: int = 4, seed: int = 0) -> Tensor:
 
 # An encoder layer of PyTorch chooses among masks and fast paths by its inputs.
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"transformer_encoder"}))
+@pytest.mark.sampled(5)
 def test_an_unfrozen_script_is_one_group(name):
     spec = MODELS[name].reduced()
     module = spec.build()
