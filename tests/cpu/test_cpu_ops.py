@@ -526,6 +526,18 @@ def least_by_minus_one(dtype: torch.dtype) -> None:
     assert made.tolist() == [limits.max, -limits.max, -7, 3, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("name", ["aten::bitwise_left_shift.Tensor", "aten::bitwise_right_shift.Tensor"])
+def test_shifts_beyond_the_width(name: str, dtype: torch.dtype) -> None:
+    # Processors differ in them, and one differs between vectors and single elements: all sizes are tried.
+    limits = torch.iinfo(dtype)
+    negative = [-1, -5, limits.min] if dtype.is_signed else []
+    values = torch.tensor([0, 1, 5, limits.max, *negative], dtype=dtype)
+    counts = torch.tensor([0, 1, limits.bits - 1, limits.bits, limits.bits + 1, 100, *negative], dtype=dtype)
+    single = [(value, count) for value in values[[3, -1]] for count in counts[[2, 3, 4, -1]]]
+    check_all([Call(name, pair) for pair in [(values.unsqueeze(1), counts), *single]])
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.sampled(1)
 def test_the_least_integer_by_minus_one(dtype: str) -> None:

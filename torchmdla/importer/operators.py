@@ -178,6 +178,8 @@ def _is_floor_of_halves(operands: Sequence[Any]) -> bool:
 _ARITHMETIC = (
     _rows("add.* sub.* rsub.* mul.* div.* floor_divide.* remainder.* fmod.* pow.* square.* reciprocal.*", _IN_RESULT),
     _rows("addcmul.* addcdiv.* lerp.* maximum.* minimum.* fmax.* fmin.* atan2.* xlogy.* copysign.*", _IN_RESULT),
+    _own("bitwise_left_shift.Tensor", elementwise.left_shift),
+    _own("bitwise_right_shift.Tensor", elementwise.right_shift),
     _rows("bitwise_and.* bitwise_or.* bitwise_xor.* heaviside.* clamp.* clamp_min.* clamp_max.*", _IN_RESULT),
     _number_forms("add sub mul div fmod"),
     _number_forms("floor_divide", tensor=""),

@@ -393,6 +393,23 @@ def power_of_number(base: float, exponent: Tensor) -> Tensor:
     return torch.where((exponent >= 0) & (exponent < bits), shifted, 0)
 
 
+def left_shift(value: Tensor, count: Tensor) -> Tensor:
+    """Shift every bit out by a count beyond the width, or by a negative one; MLIR leaves such a shift open."""
+    last = torch.iinfo(value.dtype).bits - 1
+    shifted = torch.bitwise_left_shift(value, torch.clamp(count, 0, last))
+    return torch.where((count < 0) | (count > last), torch.zeros_like(shifted), shifted)
+
+
+def right_shift(value: Tensor, count: Tensor) -> Tensor:
+    """Leave the sign alone by a count beyond the width, or by a negative one; MLIR leaves such a shift open."""
+    last = torch.iinfo(value.dtype).bits - 1
+    is_outside = (count < 0) | (count > last)
+    if value.dtype.is_signed:
+        return torch.bitwise_right_shift(value, torch.where(is_outside, torch.full_like(count, last), count))
+    shifted = torch.bitwise_right_shift(value, torch.clamp(count, 0, last))
+    return torch.where(is_outside, torch.zeros_like(shifted), shifted)
+
+
 def rsub(value: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
     """``other - alpha · value``."""
     return torch.sub(other, value, alpha=alpha)
