@@ -93,7 +93,7 @@ def test_an_error_in_one_rank_is_pytorchs(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("ranks", "case"), RUNS, ids=[f"{size} processes, {name_of(case)}" for size, case in RUNS], indirect=["ranks"]
 )
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 def test_training_gives_eagers_losses(ranks: Ranks, case: Case) -> None:
     for activity in ranks.call(training_cases.train_both, case):
         assert activity.specialisations > 0
@@ -142,6 +142,7 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.sampled(1)
 def test_the_example(launch: str) -> None:
     done = run_example(*LAUNCHES[launch], "--steps", "10")
     assert done.returncode == 0, done.stderr

@@ -173,6 +173,7 @@ def test_products_count_as_pytorch_counts(m: int, k: int, n: int, b: int) -> Non
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v3_large", "densenet121", "unet", "bert", "mlp"])
+@pytest.mark.sampled(3)
 def test_models_count_as_pytorch_counts(name: str, context: ir.Context) -> None:
     spec = MODELS[name].small or MODELS[name]
     model = spec.architecture().eval()

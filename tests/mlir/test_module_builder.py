@@ -386,6 +386,7 @@ def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, targets:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.sampled(3)
 def test_training(name: str, dropout: float) -> None:
     """Five steps: one that makes the optimiser's state, the captured one, and three calls of its function."""
     torch.manual_seed(1)
