@@ -16,21 +16,19 @@ demo: build
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test: build $(VENV)/.developing
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(ROWS) $(ARGS)
 
 # Tests, all rows of those that are marked sampled, and fuzzers, with what each pass computes compared with what was
 # computed before it (docs/testing.md).
 test-all: export TORCHMDLA_VERIFY = values
-test-all: build $(VENV)/.developing
-	$(PYTEST) --rows all $(ARGS)
-	PYTHONPATH=tests $(BIN)/python -m fuzz
-	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.passes
+test-all: ROWS = --rows all
+test-all: test fuzz fuzz-passes
 	$(PYTEST) -m full tests/group/test_corrupted.py
 
 # A part of the rows that make test leaves out. SLICE=3/8
 test-slice: export TORCHMDLA_VERIFY = values
-test-slice: build $(VENV)/.developing
-	$(PYTEST) --rows $(or $(SLICE),0/8) $(ARGS)
+test-slice: ROWS = --rows $(or $(SLICE),0/8)
+test-slice: test
 
 # ARGS="-k watch"
 test-cxx: build $(VENV)/.developing

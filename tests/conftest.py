@@ -35,8 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.rows is None:  # workers of pytest-xdist inherit it
         is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
         config.option.rows = "sampled" if is_whole else "all"
-    if not re.fullmatch(r"sampled|all|\d+/[1-9]\d*", config.option.rows):
-        raise pytest.UsageError(f"--rows {config.option.rows}: choose from sampled, all, or a part as 3/8")
+    part = re.fullmatch(r"(\d+)/(\d+)", config.option.rows)
+    if config.option.rows not in ("sampled", "all") and not (part and int(part[1]) < int(part[2])):
+        raise pytest.UsageError(f"--rows {config.option.rows}: choose from sampled, all, or a part from 0/8 to 7/8")
     # Before any test imports torchmdla, and inherited by worker processes: nothing is read from a user's cache.
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
     os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name

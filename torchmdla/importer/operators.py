@@ -492,6 +492,8 @@ _QUANTISATION: list[Row] = [
     ("aten::_int_mm", Operator(decomposition=quantisation.product_of_integers, keeps_dtype=True)),
 ]
 
+_RANGE = Operator(keeps_dtype=True, needs_number="size depends on")
+
 _FILLING = (
     _rows("full.* full_like.* new_full.* fill.* constant_pad_nd.*", _IN_RESULT),
     _tensor_form("fill.Scalar", "fill.Tensor"),
@@ -503,10 +505,8 @@ _FILLING = (
     _own("triu", writing.triu),
     _rows("tril triu", Operator(positions=("diagonal",), keeps_dtype=True)),
     _rows("arange", Operator(needs_number="size depends on")),
-    *(
-        _rows(name, Operator(decomposition=decomposition, keeps_dtype=True, needs_number="size depends on"))
-        for name, decomposition in (("arange.start", writing.arange), ("arange.start_step", writing.arange_by_step))
-    ),
+    _rows("arange.start", replace(_RANGE, decomposition=writing.arange)),
+    _rows("arange.start_step", replace(_RANGE, decomposition=writing.arange_by_step)),
     _rows("scalar_tensor", Operator(rewrite=rewrites.scalar_tensor, takes_sizes=True)),
     # The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.
     _rows("Float.* FloatImplicit.* ScalarImplicit.* item.*", Operator(computed_in="float")),

@@ -36,14 +36,13 @@ def in_floats(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] |
         CompileError: not even the scales are known before the program runs.
     """
     metas: Sequence[Any] = list(leaves(call.metas))
-    packed = [operand for operand in call.operands if isinstance(operand, PackedWeights)]
-    if not packed and not any(map(_quantisation, [*leaves(call.operands), *metas])):
+    quantisations = _quantisations(call)
+    if not quantisations and not any(isinstance(operand, PackedWeights) for operand in call.operands):
         return None
     if call.has_open_float or (call.name in _WITH_TENSORS and any(isinstance(o, Value) for o in call.operands[1:])):
         raise CompileError("its scale is known only at run time", scope="place")
-    scales = [own[0] for leaf in (*leaves(call.operands), *metas) if (own := _quantisation(leaf)) is not None]
-    numbers = [operand for operand in call.operands if isinstance(operand, float)]
-    if not all(abs(number) <= torch.finfo(torch.float32).max for number in (*scales, *numbers)):
+    numbers = [scale for scale, _ in quantisations] + [one for one in call.operands if isinstance(one, float)]
+    if not all(abs(number) <= torch.finfo(torch.float32).max for number in numbers):
         raise CompileError("of quantised tensors, numbers that float32 does not hold are not supported", scope="place")
     function = _function(call)
     moves = call.schema.name in _MOVING
@@ -72,6 +71,12 @@ def _quantisation(operand: Any) -> tuple[float, int] | None:
     return meta.quantisation if isinstance(meta, TensorMeta) else None
 
 
+def _quantisations(call: OpCall) -> list[tuple[float, int]]:
+    """Return the scales and zero points of a call's operands and results."""
+    found = map(_quantisation, (*leaves(call.operands), *leaves(call.metas)))
+    return [quantisation for quantisation in found if quantisation is not None]
+
+
 def _paired(function: Callable[[Any, Any], Any], given: Sequence[Any], kinds: Any) -> list[Any]:
     """``function`` of each value and what it stands for, in nested lists."""
     return [
@@ -89,8 +94,7 @@ def _widened(value: Any, quantisation: tuple[float, int] | None) -> Any:
 def _has_one_scale(call: OpCall) -> bool:
     """Whether a call gives multiples of its results for multiples of its tensors, all of one scale: it may compute with
     differences of integers, exactly."""
-    found = {own for leaf in (*leaves(call.operands), *leaves(call.metas)) if (own := _quantisation(leaf)) is not None}
-    return call.schema.name in _HOMOGENEOUS and len(found) == 1
+    return call.schema.name in _HOMOGENEOUS and len(set(_quantisations(call))) == 1
 
 
 def _without_scale(operand: Any) -> tuple[float, int] | None:

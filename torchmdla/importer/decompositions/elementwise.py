@@ -388,9 +388,7 @@ def power_of_number(base: float, exponent: Tensor) -> Tensor:
         return power
     if base != 2:
         raise CompileError(f"integer powers of {base} are not supported")
-    bits = 8 * exponent.element_size()
-    shifted = torch.bitwise_left_shift(torch.ones_like(exponent), torch.clamp(exponent, 0, bits - 1))
-    return torch.where((exponent >= 0) & (exponent < bits), shifted, 0)
+    return torch.bitwise_left_shift(torch.ones_like(exponent), exponent)
 
 
 def left_shift(value: Tensor, count: Tensor) -> Tensor:
@@ -404,10 +402,8 @@ def right_shift(value: Tensor, count: Tensor) -> Tensor:
     """Leave the sign alone by a count beyond the width, or by a negative one; MLIR leaves such a shift open."""
     last = torch.iinfo(value.dtype).bits - 1
     is_outside = (count < 0) | (count > last)
-    if value.dtype.is_signed:
-        return torch.bitwise_right_shift(value, torch.where(is_outside, torch.full_like(count, last), count))
-    shifted = torch.bitwise_right_shift(value, torch.clamp(count, 0, last))
-    return torch.where(is_outside, torch.zeros_like(shifted), shifted)
+    shifted = torch.bitwise_right_shift(value, torch.where(is_outside, torch.full_like(count, last), count))
+    return shifted if value.dtype.is_signed else torch.where(is_outside, torch.zeros_like(shifted), shifted)
 
 
 def rsub(value: Tensor, other: Tensor, alpha: float = 1) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError
+from torchmdla.importer.types import COMPUTED
 
 
 def scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> Tensor:
@@ -88,13 +89,16 @@ def arange(start: float, end: float, dtype: torch.dtype | None = None, *_: objec
 
 def arange_by_step(start: float, end: float, step: float, dtype: torch.dtype | None = None, *_: object) -> Tensor:
     """Compute floats of 32 bits in double precision, as eager does those that fill no vector; upstream rounds them at
-    each step."""
+    each step. Dtypes that are only stored are computed in others."""
     floats = [number for number in (start, step) if isinstance(number, float)]
     is_exact = all(number.is_integer() and abs(number) < _EXACT_IN_FLOAT32 for number in floats)
-    if dtype != torch.float32 or is_exact:
-        return torch.arange(start, end, step, dtype=dtype)
-    place = torch.arange(math.ceil((end - start) / step))
-    return (start + step * place.double()).to(dtype)
+    made = dtype or torch.get_default_dtype()
+    if made == torch.float32 and not is_exact:
+        place = torch.arange(math.ceil((end - start) / step))
+        return (start + step * place.double()).to(made)
+    if made in COMPUTED:
+        return torch.arange(start, end, step, dtype=COMPUTED[made]).to(made)
+    return torch.arange(start, end, step, dtype=dtype)
 
 
 def tril(value: Tensor, diagonal: int | Tensor = 0) -> Tensor:

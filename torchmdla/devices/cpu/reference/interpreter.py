@@ -65,8 +65,8 @@ class Given:
 
 
 @dataclass
-class Touched:
-    """Which elements a program touches, which is the same in all calls of the same symbols.
+class Footprint:
+    """Elements that a program touches: the same ones in all calls with the same symbols.
 
     Attributes:
         places: by access, sizes of the loops, first iterations and first element: the access, and where it touches.
@@ -90,23 +90,23 @@ class Outcome:
         return {buffer.position: array for buffer, array in self.memory.items() if buffer.kind == "result"}
 
 
-def run(program: LoopProgram, given: Given, touched: Touched | None = None) -> Outcome:
+def run(program: LoopProgram, given: Given, footprint: Footprint | None = None) -> Outcome:
     """Runs a program with its packs.
 
     Args:
-        touched: what calls of the program with the same symbols have touched, which is not computed again.
+        footprint: what calls of the program with the same symbols have touched, which is not computed again.
 
     Raises:
         InvalidProgram: it touches memory outside of a buffer, or iterations depend on each other.
         NotInterpreted: it holds something that is not known here.
     """
-    machine = _Machine(given, program.globals, touched or Touched())
+    machine = _Machine(given, program.globals, footprint or Footprint())
     with np.errstate(all="ignore"):
         try:
             for packing in program.packings:
                 machine.run(packing.steps)
             machine.run(program.steps)
-            machine.touched.is_apart = True
+            machine.footprint.is_apart = True
         except _CallFails:
             machine.outcome.fails = True
     return machine.outcome
@@ -147,9 +147,9 @@ _Values = dict[Expression, Array]
 class _Machine:
     """The state of a call."""
 
-    def __init__(self, given: Given, texts: Mapping[str, str], touched: Touched) -> None:
+    def __init__(self, given: Given, texts: Mapping[str, str], footprint: Footprint) -> None:
         self.outcome = Outcome()
-        self.touched = touched
+        self.footprint = footprint
         self._given = given
         self._globals = texts
         self._scalars: dict[Scalar, Array] = {}
@@ -197,11 +197,11 @@ class _Machine:
     def _places(self, access: Access, sizes: Sequence[int], origin: Sequence[int]) -> Array:
         """Where the first element lies that each iteration touches. ``origin``: the first iterations of the loops."""
         first = self._first(access.buffer)
-        # Accesses are large to compare, and one that is kept is no other's.
+        # Accesses take long to compare. The footprint holds each of them, so no other one gets its number.
         key = (id(access), first, *sizes, *origin)
-        if key not in self.touched.places:
-            self.touched.places[key] = access, self._new_places(access, first, sizes, origin)
-        return self.touched.places[key][1]
+        if key not in self.footprint.places:
+            self.footprint.places[key] = access, self._new_places(access, first, sizes, origin)
+        return self.footprint.places[key][1]
 
     def _new_places(self, access: Access, first: int, sizes: Sequence[int], origin: Sequence[int]) -> Array:
         flat = access.flat(len(sizes))
@@ -317,7 +317,7 @@ class _Machine:
         Raises:
             InvalidProgram: one does.
         """
-        if self.touched.is_apart:
+        if self.footprint.is_apart:
             return
         owners: dict[Buffer, Array] = {}
         for step, origin, numbers in parts:

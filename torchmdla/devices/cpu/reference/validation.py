@@ -24,10 +24,10 @@ from torchmdla.devices.cpu.loop_program import LoopProgram, flattened
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.printer import StepsPrinter, program_text
 from torchmdla.devices.cpu.reference.interpreter import (
+    Footprint,
     Given,
     InvalidProgram,
     Outcome,
-    Touched,
     count_iterations,
     run,
 )
@@ -147,17 +147,17 @@ def observed(steps: LoopProgram, symbols: Sequence[int] | None = None) -> Observ
     values = tuple(_small_symbols(steps) if symbols is None else symbols)
     if count_iterations(steps, values) > MOST_ITERATIONS:
         raise Skipped("too large")
-    touched = Touched()
+    footprint = Footprint()
     try:
-        outcomes = {name: _outcome(steps, values, sample, touched) for name, sample in SAMPLES.items()}
+        outcomes = {name: _outcome(steps, values, sample, footprint) for name, sample in SAMPLES.items()}
     except NotInterpreted as error:
         raise Skipped(f"not interpreted: {error}") from None
     _latest[:] = [*_latest[-1:], Observed(text, values, outcomes)]
     return _latest[-1]
 
 
-def _outcome(steps: LoopProgram, symbols: Sequence[int], sample: Sample, touched: Touched | None = None) -> Outcome:
-    return run(steps, Given(symbols, sample.elements, sample.scalar), touched)
+def _outcome(steps: LoopProgram, symbols: Sequence[int], sample: Sample, footprint: Footprint | None = None) -> Outcome:
+    return run(steps, Given(symbols, sample.elements, sample.scalar), footprint)
 
 
 def _small_symbols(steps: LoopProgram) -> Sequence[int]:
@@ -174,8 +174,13 @@ def _small_symbols(steps: LoopProgram) -> Sequence[int]:
 
 
 class Check:
-    """What a program computes before a stage, to be held to behind it, and behind the stages that follow. Where it is
-    skipped, nothing is checked. ``symbols``: values of those that it has then, if they are not chosen here."""
+    """Values of a program before a stage, which it must also compute behind that stage.
+
+    Those behind a stage are those before the next. Nothing is checked where the program is skipped.
+
+    Args:
+        symbols: values of the symbols that the program has before the first stage, if they are not chosen here.
+    """
 
     def __init__(self, steps: LoopProgram, symbols: Sequence[int] | None = None) -> None:
         self._symbols = symbols
