@@ -42,14 +42,23 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Callable[[], str]]:
-    """Makes buckets in an S3 on this machine."""
+    """Makes buckets in an S3 on this machine, which answers one request after the other: moto answers 500 to some of
+    those that come at the same time."""
     pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server")
+    moto = pytest.importorskip("moto.server")
     import fsspec
+    from werkzeug.serving import make_server
 
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
+    application, turn = moto.DomainDispatcherApplication(moto.create_backend_app), threading.Lock()
+
+    def answer(environment: Any, start_response: Any) -> list[bytes]:
+        with turn:
+            return list(application(environment, start_response))
+
+    running = make_server("127.0.0.1", 0, answer, threaded=True, request_handler=moto.MotoRequestHandler)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    host, port = running.server_address[:2]
     fsspec.config.conf["s3"] = {"endpoint_url": f"http://{host}:{port}", "key": "a", "secret": "b"}
     names = iter(range(1000))
 
@@ -59,7 +68,8 @@ def s3() -> Iterator[Callable[[], str]]:
         return f"s3://{name}/artifacts"
 
     yield bucket
-    running.stop()
+    running.shutdown()
+    thread.join()
     del fsspec.config.conf["s3"]
 
 

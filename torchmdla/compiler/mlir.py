@@ -29,8 +29,13 @@ def new_context() -> ir.Context:
 
 
 class _Shared(threading.local):
-    context: ir.Context | None = None
-    programs = 0
+    """A thread's context for programs, how many it has had, and the pass managers that ran in it by passes and whether
+    they verify after each."""
+
+    def __init__(self) -> None:
+        self.context: ir.Context | None = None
+        self.programs = 0
+        self.managers: dict[tuple[tuple[str, ...], bool], PassManager] = {}
 
 
 _shared = _Shared()
@@ -43,6 +48,7 @@ _PROGRAMS_OF_A_CONTEXT = 100
 def shared_context() -> Iterator[ir.Context]:
     """Enter the thread's context for programs: to make one takes longer than most of the passes that run in it."""
     if _shared.context is None or _shared.programs >= _PROGRAMS_OF_A_CONTEXT:
+        _shared.managers = {}  # ahead of the context that they are of
         _shared.context, _shared.programs = new_context(), 0
     _shared.programs += 1
     with _shared.context as context:
@@ -87,11 +93,20 @@ def nodes_of(op: Any) -> frozenset[int]:
 
 def run(module: ir.Module, *passes: str, verify_each: bool = True) -> None:
     """Runs a pipeline over the module, which is verified after each pass, or else once behind the last."""
-    manager = PassManager.parse(f"builtin.module({','.join(passes)})")
-    manager.enable_verifier(verify_each)
-    manager.run(module.operation)
+    _manager(module.context, passes, verify_each).run(module.operation)
     if not verify_each:
         module.operation.verify()
+
+
+def _manager(context: ir.Context, passes: tuple[str, ...], verify_each: bool) -> PassManager:
+    """Return a pass manager of the context; of the thread's context for programs the one that it has. A new one
+    collects the rewrites of all dialects first, which takes longer than to rewrite a program of one operator."""
+    managers = _shared.managers if context == _shared.context else {}
+    if (passes, verify_each) not in managers:
+        manager = PassManager.parse(f"builtin.module({','.join(passes)})", context)
+        manager.enable_verifier(verify_each)
+        managers[passes, verify_each] = manager
+    return managers[passes, verify_each]
 
 
 @contextmanager

@@ -132,7 +132,7 @@ class Access:
         """How many elements of the buffer are touched at once."""
         return ELEMENT_BYTES[stored(self.element)] // ELEMENT_BYTES[stored(self.buffer.element)]
 
-    @property
+    @cached_property
     def loops(self) -> frozenset[int]:
         """The loops that it varies with."""
         return frozenset(loop for index in self.indices for loop in index.loops)

@@ -136,7 +136,8 @@ def _in_llvm(text: str, code: Code, program: Program) -> ir.Module:
     with explained("the generated code is not valid"):
         generated = ir.Module.parse(text)
     dump.write("generated.mlir", lambda: str(generated))
-    to_llvm(generated, program.target, any(f"@{region}(" in text for region in code.regions))
+    has_regions = any(f"@{region}(" in text for region in code.regions)
+    to_llvm(generated, program.target, has_regions, has_bf16="bf16" in text)
     if code.fault:
         with explained("checks of bounds cannot be added"):
             fold(generated)

@@ -28,6 +28,8 @@ _REGIONS = (
     "memref-expand",
     "expand-strided-metadata",
     "lower-affine",
+    "canonicalize",
+    "cse",
 )
 
 # Operations in bfloat16 as ones in float32, then conversions as integer operations: ahead of everything that makes
@@ -37,28 +39,22 @@ _WITHOUT_BF16 = (
     "arith-expand{include-bf16=true}",
 )
 
+# What is written for kernels is not cleaned up first: LLVM does so, and makes the same code of it.
 _TO_LLVM = (
-    "canonicalize",
-    "cse",
     "convert-scf-to-cf",
     "arith-expand",
     "convert-vector-to-llvm",
     "convert-math-to-llvm{approximate-log1p=0}",
     "convert-math-to-libm",
-    "finalize-memref-to-llvm",
-    "convert-arith-to-llvm",
-    "convert-index-to-llvm",
-    "convert-cf-to-llvm",
-    "convert-ub-to-llvm",
-    "convert-func-to-llvm",
+    "convert-to-llvm",
     "reconcile-unrealized-casts",
 )
 
 
-def to_llvm(module: ir.Module, target: Target, has_regions: bool) -> None:
+def to_llvm(module: ir.Module, target: Target, has_regions: bool, has_bf16: bool = True) -> None:
     """Lowers the assembled module to the LLVM dialect, in place. Where the processor does not convert to bfloat16, LLVM
     would call a function for each element."""
-    ahead = () if converts_bf16(target) else _WITHOUT_BF16
+    ahead = _WITHOUT_BF16 if has_bf16 and not converts_bf16(target) else ()
     with explained("the generated code does not lower to LLVM"):
         if has_regions:
             run(module, *_REGIONS)

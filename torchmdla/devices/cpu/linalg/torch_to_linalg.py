@@ -14,8 +14,9 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.linalg import divisions, extrema
 from torchmdla.errors import CompileError
 
-# The record types every value, so shape and dtype refinement has nothing to find.
-_TORCH_PIPELINE = "torch-function-to-torch-backend-pipeline{shape-dtype-refine=0}"
+# What programs need of upstream's pipeline to its backend contract: the record has made every operator functional, and
+# has typed every value. The pipeline makes its passes anew for each program.
+_TORCH_PIPELINE = "func.func(canonicalize,torch-recompose-complex-ops,torch-decompose-complex-ops,canonicalize)"
 _LINALG_PIPELINE = "torch-backend-to-linalg-on-tensors-backend-pipeline"
 
 # Upstream's passes end the process on unsigned and quantised types (programs hold uint8 as int8); kernels have no
