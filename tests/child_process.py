@@ -1,18 +1,74 @@
-"""Python code in a process of its own."""
+"""Python code in a process of its own.
+
+To import torch takes longer than most of what tests do in such a process. So one process imports it and is forked for
+each code that imports torch, too, unless its environment has variables that libraries read as they are loaded.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
+
+_NO_DEPRECATIONS = ("-W", "ignore::DeprecationWarning")
+
+# Each request is a line: the folder with the code, the arguments, the environment. The answer is how the child ended. A
+# child leaves the loop, so that it ends as a program does.
+_SERVER = """
+import json, os, sys
+import torch
+for line in sys.stdin:
+    folder, arguments, environment = json.loads(line)
+    child = os.fork()
+    if not child:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    os._exit(0)
+for stream, name in ((0, "in"), (1, "out"), (2, "err")):
+    os.dup2(os.open(f"{folder}/{name}", os.O_RDONLY if name == "in" else os.O_WRONLY), stream)
+os.environ.clear()
+os.environ.update(environment)
+sys.path[1:1] = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", *sys.path)]
+sys.argv = ["-c", *arguments]
+code = compile(open(f"{folder}/code").read(), "<string>", "exec")
+del line, folder, environment, child, stream, name
+exec(code)
+"""
 
 
 def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a process of its own, with this test run's cache unless told otherwise."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
+    code = textwrap.dedent(code)
+    changed = all(name.startswith(("TORCHMDLA_", "PYTHONPATH")) for name in environment)
+    if changed and "import torch" in code and hasattr(os, "fork"):
+        return _forked(code, arguments, {**os.environ, **environment})
+    command = [sys.executable, *_NO_DEPRECATIONS, "-c", code, *arguments]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def _forked(code: str, arguments: tuple[str, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    server = _server()
+    assert server.stdin and server.stdout
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: Path(folder) / name for name in ("code", "in", "out", "err")}
+        for file in files.values():
+            file.touch()
+        files["code"].write_text(code, encoding="utf-8")
+        server.stdin.write(json.dumps([folder, arguments, environment]) + "\n")
+        server.stdin.flush()
+        status = int(server.stdout.readline())
+        output, errors = (files[name].read_text(encoding="utf-8") for name in ("out", "err"))
+    return subprocess.CompletedProcess(["python", "-c", code, *arguments], status, output, errors)
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """The process that is forked. It ends with this one."""
+    command = [sys.executable, *_NO_DEPRECATIONS, "-c", _SERVER]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -19,6 +19,9 @@ import pytest
 
 COUNTS = "TORCHMDLA_VERIFY_COUNTS"
 
+# Rows of a test that run where the whole suite does and no mark ``sampled(count)`` says another number.
+ROWS_OF_A_TEST = 4
+
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 
@@ -26,8 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rows",
         metavar="sampled|all|K/N",
-        help="of tests that are marked sampled: some rows, all, or the K-th of N parts of the other rows and no other "
-        "tests (sampled where the whole suite runs, all where tests are named)",
+        help=f"of tests with parameters: {ROWS_OF_A_TEST} rows, or as many as their mark sampled(count) says; all; or "
+        "the K-th of N parts of the other rows alone (sampled where the whole suite runs, all where tests are named)",
     )
 
 
@@ -112,12 +115,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def rows_that_are_not_sampled(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the rows of tests marked ``sampled`` beyond the count of the mark. Those whose names hash lowest are
-    sampled: a new row changes little."""
+    """Return the rows of tests beyond those that are sampled. Rows whose names hash lowest are sampled: a new row
+    changes little."""
     rows: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if (mark := item.get_closest_marker("sampled")) and not item.get_closest_marker("full"):
-            rows[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+        if not item.get_closest_marker("full"):
+            mark = item.get_closest_marker("sampled")
+            rows[item.nodeid.partition("[")[0], mark.args[0] if mark else ROWS_OF_A_TEST].append(item)
     return {item for (_, count), of_test in rows.items() for item in sorted(of_test, key=_hash)[count:]}
 
 

@@ -120,7 +120,7 @@ _NOT_ASKED_FOR = "import torch, torchmdla; torch.utils.rename_privateuse1_backen
 
 
 @pytest.mark.parametrize("program", [_AFTER_A_BACKWARD, _LEFT_PENDING, _OF_ANOTHER, _NOT_ASKED_FOR])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_in_a_process_of_its_own(program: str) -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -47,7 +47,7 @@ _WRITES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("write", _WRITES)
 @pytest.mark.parametrize("is_pending", [False, True])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 def test_writes_through_views(dev: torch.device, write: str, is_pending: bool) -> None:
     def run(device: torch.device) -> list[Tensor]:
         torch.manual_seed(0)

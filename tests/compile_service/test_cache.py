@@ -306,6 +306,7 @@ assert hits > 400, hits
 """
 
 
+@pytest.mark.sampled(0)
 def test_processes_share_a_folder_that_is_too_small_for_them(tmp_path: Path) -> None:
     limit = 10 * file_size("00")
     path = [str(Path(__file__).parents[1]), *sys.path]

@@ -403,6 +403,7 @@ class TestOneCompile:
             process.join()
         return found
 
+    @pytest.mark.sampled(0)
     def test_two_hundred_compile_once(self, secret: Path, tmp_path: Path) -> None:
         program = scripted_program(f"slowly 0.5 {tmp_path / 'log'}")
         sources = self.start(200, str(tmp_path / "store"), secret, tmp_path, program)
@@ -410,6 +411,7 @@ class TestOneCompile:
         assert 1 <= compiles(tmp_path / "log") <= 5
         assert sources.count("compiled") == compiles(tmp_path / "log")
 
+    @pytest.mark.sampled(0)
     def test_by_s3(self, s3: Callable[[], str], secret: Path, tmp_path: Path) -> None:
         program = scripted_program(f"slowly 0.5 {tmp_path / 'log'}")
         sources = self.start(12, s3(), secret, tmp_path, program)
@@ -462,6 +464,7 @@ class TestOneCompile:
         assert machine(tmp_path / "b", shared).compile(program).source == "compiled"
         assert (shared.statistics().waits, shared.statistics().stored) == (1, 1)
 
+    @pytest.mark.sampled(0)
     def test_a_holder_at_work_is_waited_for(
         self, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -191,6 +191,7 @@ class TestCrashes:
         assert (tmp_path / "lines").read_text() == "compiled\n"
 
     @pytest.mark.parametrize("size", [0, 3_000_000])  # What a pipe takes whole, and what waits to be read.
+    @pytest.mark.sampled(1)
     def test_idle_process_that_is_stopped_is_replaced(self, size: int) -> None:
         pool = WorkerPool(size=1, modules=MODULES, limits=Limits(seconds=2, memory=0))
         code(pool, "echo x")

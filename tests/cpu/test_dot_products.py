@@ -173,7 +173,7 @@ def test_which_products_are_of_pairs(make: Made, count: int) -> None:
 
 @pytest.mark.parametrize("make", [make for make, _ in COUNTS])
 @pytest.mark.parametrize("features", [(), *OTHERS.values()], ids=["native", *OTHERS])
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 def test_values(make: Made, features: tuple[str, ...]) -> None:
     b = Builder()
     available = host_target().features.split(",")

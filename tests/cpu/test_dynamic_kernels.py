@@ -170,6 +170,7 @@ def blocked(nest: AnyNest, schedule: Schedule, steps: int, rows: int) -> Schedul
 
 @pytest.mark.parametrize(("steps", "rows"), [(16, 1), (7, 2), (100, 3)])
 @pytest.mark.parametrize("sizes", [(M, 50, 100), (37, N, 40), (M, N, M + 1)])
+@pytest.mark.sampled(3)
 def test_blocks_of_a_reduction(target, steps, rows, sizes):
     for epilogue in (None, bias_relu_residual((sizes[1], 1, 0), (0, 1, 0))):
         nest = matmul(*sizes, epilogue=epilogue)
@@ -321,6 +322,7 @@ def small(nest: AnyNest, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, in
     tasks=st.integers(1, 4),
     typical=typicals,
 )
+@pytest.mark.sampled(1)
 def test_random_contractions(target, nest, pairs, tasks, typical):
     check(nest, target, small(nest, pairs), (2.0,) if nest.epilogue else (), tasks, typical=typical)
 
@@ -329,5 +331,6 @@ def test_random_contractions(target, nest, pairs, tasks, typical):
 @given(
     nest=others(symbols=True), pairs=st.lists(values, min_size=2, max_size=4), tasks=st.integers(1, 4), typical=typicals
 )
+@pytest.mark.sampled(1)
 def test_random_reductions_and_elementwise(target, nest, pairs, tasks, typical):
     check(nest, target, small(nest, pairs), tasks=tasks, typical=typical)

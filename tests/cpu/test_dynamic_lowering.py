@@ -172,7 +172,6 @@ def _check(module: nn.Module, draw: Draw, typical: Sequence[int], points: Sequen
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(5)
 def test_agrees_with_eager_at_many_sizes(name: str) -> None:
     module, draw, typical, points = CASES[name]
     _check(module(), draw, typical, points, layers=8)
@@ -199,12 +198,14 @@ def _bert() -> nn.Module:
     ],
     ids=["bert", "resnet18", "lstm", "wide lstm"],
 )
+@pytest.mark.sampled(1)
 def test_models_agree_with_eager(
     build: Callable[[], nn.Module], draw: Draw, typical: Sequence[int], points: Sequence[Sequence[int]]
 ) -> None:
     _check(build(), draw, typical, points, layers=24)
 
 
+@pytest.mark.sampled(0)
 def test_two_threads_run_tiles_of_dynamic_sizes() -> None:
     """Locals of a chain are in memory of each thread, and grow with it."""
     dynamic = Dynamic.of(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), lambda s: [randn(2, s, 64)], (16,))

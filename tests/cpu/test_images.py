@@ -205,6 +205,7 @@ for data in {"flipped": flipped, "cut": cut}[sys.argv[2]]():
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut"])
+@pytest.mark.sampled(1)
 def test_a_damaged_image_is_refused(how: str, tmp_path: Path) -> None:
     file = tmp_path / "image"
     file.write_bytes(IMAGE)
@@ -301,6 +302,7 @@ call(first, "by_pointer", -8)
 
 
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
+@pytest.mark.sampled(0)
 def test_gdb_knows_functions() -> None:
     commands = ["set breakpoint pending on", "break by_pointer", "run", "info symbol $pc", "info address too_much"]
     options = [argument for command in commands for argument in ("-ex", command)]
@@ -335,6 +337,7 @@ os.wait()
 
 
 @pytest.mark.parametrize("is_asked_for", [True, False])
+@pytest.mark.sampled(1)
 def test_perf_is_told_functions(is_asked_for: bool) -> None:
     done = run_python(LOADS, TORCHMDLA_PERF_MAP=str(int(is_asked_for)), **PATHS)
     assert done.returncode == 0, done.stderr

@@ -268,6 +268,7 @@ COUNTS: list[tuple[Made, int]] = [
 
 
 @pytest.mark.parametrize(("make", "count"), COUNTS)
+@pytest.mark.sampled(2)
 def test_which_products_are_of_words(make: Made, count: int) -> None:
     w = Written()
     made = make(w)
@@ -281,7 +282,7 @@ def test_which_products_are_of_words(make: Made, count: int) -> None:
 
 @pytest.mark.parametrize("make", [make for make, _ in COUNTS])
 @pytest.mark.parametrize("features", [(), *WITH_WORDS.values(), *OTHERS.values()], ids=["native", *WITH_WORDS, *OTHERS])
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(8)
 def test_values(make: Made, features: tuple[str, ...]) -> None:
     w = Written()
     available = host_target().features.split(",")
@@ -311,6 +312,7 @@ def test_values_of_any_shape(rows: int, terms: int, columns: int, zero: int, zer
     kernel=st.sampled_from([1, 3]),
     zero=st.integers(0, 255),
 )
+@pytest.mark.sampled(0)
 def test_values_of_any_image(channels: int, filters: int, size: int, kernel: int, zero: int) -> None:
     w = Written()
     x = w.requantised(w.convolution(w.given(1, channels, size, size + 1, zero=zero), filters, kernel), 1 / 4, 3, False)

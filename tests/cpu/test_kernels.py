@@ -266,6 +266,7 @@ def test_large_products_are_blocked():
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(nest=contractions(), tasks=st.integers(1, 4), steps=st.integers(0, 9), tiles=st.integers(1, 3))
+@pytest.mark.sampled(1)
 def test_random_contractions(target, nest, tasks, steps, tiles):
     schedule = choose(nest, Machine.of(target))
     if steps and schedule.levels and schedule.vector not in schedule.reduction:
@@ -275,5 +276,6 @@ def test_random_contractions(target, nest, tasks, steps, tiles):
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(nest=others(), tasks=st.integers(1, 4))
+@pytest.mark.sampled(1)
 def test_random_reductions_and_elementwise(target, nest, tasks):
     check(nest, target, tasks=tasks)

@@ -61,6 +61,7 @@ def transformed(function: Callable[[Builder, int], list[Value]], count: int) -> 
 
 
 @pytest.mark.parametrize("function", [chain, results, concatenation, writes])
+@pytest.mark.sampled(1)
 def test_passes_call_in_proportion(function: Callable[[Builder, int], list[Value]]) -> None:
     (_, short), (_, long) = (transformed(function, count) for count in (160, 320))
     assert long <= MOST * short

@@ -50,7 +50,7 @@ def check(module: nn.Module, draw: Draw, lengths: Sequence[int] = (LONG, 600, LO
         ),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_one_program_from_the_first_call_on(kind: str, options: dict[str, object]) -> None:
     torch.manual_seed(0)
     network = KINDS[kind](8, 16, **options)
@@ -76,11 +76,13 @@ class Tagger(nn.Module):
         return self.head(self.network(self.embedding(tokens[:, 1:]))[0]).log_softmax(-1)
 
 
+@pytest.mark.sampled(0)
 def test_a_length_computed_from_an_inputs() -> None:
     torch.manual_seed(0)
     check(Tagger(), lambda length: [torch.randint(50, (3, length))])
 
 
+@pytest.mark.sampled(0)
 def test_weights_of_a_module_that_is_not_frozen_stay_as_they_are() -> None:
     """One of theirs has the size that is too long."""
     torch.manual_seed(0)
@@ -93,6 +95,7 @@ def test_weights_of_a_module_that_is_not_frozen_stay_as_they_are() -> None:
     assert torchmdla.stats().fallbacks == {}
 
 
+@pytest.mark.sampled(0)
 def test_exported_program() -> None:
     """FX groups are the same."""
     torch.manual_seed(0)

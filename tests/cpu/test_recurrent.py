@@ -55,7 +55,7 @@ def check(module: nn.Module, *inputs: object) -> None:
     ],
 )
 @pytest.mark.parametrize("hidden", [64, 50])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 def test_values(kind, options, hidden):
     torch.manual_seed(0)
     shape = (5, 6, 24) if options.get("batch_first") else (6, 5, 24)

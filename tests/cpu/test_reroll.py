@@ -135,7 +135,6 @@ def inputs(length: int, options: dict[str, object]) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [pytest.param(options, id=name) for name, options in VARIANTS.items()])
-@pytest.mark.sampled(4)
 def test_one_program_for_all_lengths(kind, options):
     # Gates of whole vectors are computed tile by tile, others are not.
     compiled = network(kind, 20 if options.get("bidirectional") else 64, options)

@@ -208,7 +208,7 @@ FORCED = [name for name in PROGRAMS if name.startswith(("products.", "attention.
 
 
 @pytest.mark.parametrize("name", FORCED[::3])
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 def test_programs(name: str) -> None:
     """A third of all; ``python -m torchmdla.testing --options algorithms=strassen`` has each program."""
     check_program(name, "strassen")

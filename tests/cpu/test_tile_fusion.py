@@ -122,7 +122,7 @@ def linear_with_everything(b: Builder) -> list[Value]:
     ],
 )
 @pytest.mark.parametrize("target", [host_target(), host_target("+avx2", "+fma"), host_target("")])
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 def test_values(program: Program, target: object) -> None:
     builder = Builder()
     check(builder, program(builder), target)  # type: ignore[arg-type]

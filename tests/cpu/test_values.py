@@ -59,7 +59,7 @@ ROUNDED = {"quantized_decomposed::choose_qparams.tensor"}
 
 
 @pytest.mark.parametrize("name", [name for name in COMPUTING if name not in ROUNDED])
-@pytest.mark.sampled(100)
+@pytest.mark.sampled(30)
 def test_the_interpreter_computes_what_eager_does(name: str) -> None:
     for arguments in SAMPLES[name]:
         graph, inputs = graph_of(name, arguments, copy=OPS[name].kind == "view")

@@ -304,7 +304,7 @@ def check_program(name: str, algorithms: str) -> None:
         itertools.cycle(["winograd2", "winograd4", "winograd6", "direct"]),
     ),
 )
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(8)
 def test_programs(name: str, algorithms: str) -> None:
     """Each by one; ``python -m torchmdla.testing --options algorithms=winograd2`` has each program."""
     check_program(name, algorithms)

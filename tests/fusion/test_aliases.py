@@ -137,7 +137,7 @@ def without_grad() -> Iterator[None]:
 
 @pytest.mark.parametrize("use", PROGRAMS)
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.sampled(100)
+@pytest.mark.sampled(30)
 def test_scripted(call: str, use: str) -> None:
     text = source(call, use)
     check(torch.jit.CompilationUnit(text).f, eager(text))
@@ -151,7 +151,7 @@ ON_OTHER_FRONTENDS = [call for call in CALLS if call not in _OTHERWISE]
 
 @pytest.mark.parametrize("use", ["the result is returned", "the result is written to in between"])
 @pytest.mark.parametrize("call", ON_OTHER_FRONTENDS)
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(10)
 def test_compiled(call: str, use: str) -> None:
     torch._dynamo.reset()
     program = eager(source(call, use))
@@ -161,7 +161,7 @@ def test_compiled(call: str, use: str) -> None:
 @pytest.mark.usefixtures("lazy_device")
 @pytest.mark.parametrize("use", ["the result is returned", "the result is written to in between"])
 @pytest.mark.parametrize("call", ON_OTHER_FRONTENDS)
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(10)
 def test_lazy(call: str, use: str) -> None:
     program = eager(source(call, use))
     check(program, program, "lazy")

@@ -53,7 +53,7 @@ _OPS = [
 
 
 @pytest.mark.parametrize("name", _OPS)
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(15)
 def test_every_op_in_place(name):
     in_place, arguments = in_place_of(name), SAMPLES[name][0]
     names = [argument.name for argument in in_place._schema.arguments]
@@ -199,7 +199,7 @@ _INPUTS = {
 @pytest.mark.parametrize(
     "function", [arithmetic, compared, divided, read_before, replaced, indexed, masked, conditional]
 )
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(10)
 def test_dtypes_strides_and_errors_are_those_in_place(function, inputs):
     check(function, inputs)
 

@@ -228,7 +228,6 @@ GRADIENTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-@pytest.mark.sampled(5)
 def test_gradients(name: str) -> None:
     function, inputs = GRADIENTS[name]
     check_gradients(function, *inputs)

@@ -220,7 +220,6 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(5)
 def test_sizes_become_symbols(name: str, programs: list[Program]) -> None:
     case = CASES[name]
     with torch.no_grad():
@@ -417,7 +416,7 @@ DECIDED = {
 
 @pytest.mark.parametrize("scripted", [True, False], ids=["scripted", "traced"])
 @pytest.mark.parametrize("name", DECIDED)
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 def test_what_is_decided_on_a_size_holds_for_that_size(name: str, scripted: bool) -> None:
     function, draw, sizes = DECIDED[name]
     if not scripted and name in ("a comparison", "a shift that varies", "lists of sizes"):

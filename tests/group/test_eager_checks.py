@@ -189,7 +189,7 @@ def grouped(case: Checked) -> Callable[..., Tensor]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("without_gradients")
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(6)
 def test_traced(name: str) -> None:
     """PyTorch's own interpreter raises ``RuntimeError`` whatever an operator raises."""
     case = CASES[name]
@@ -202,7 +202,7 @@ def test_traced(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("without_gradients")
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(6)
 def test_compiled(name: str) -> None:
     case = CASES[name]
     function = grouped(case)

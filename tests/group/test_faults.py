@@ -265,6 +265,7 @@ def test_an_artifact_that_cannot_be_linked_is_compiled_anew(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["missing parent", "a file", "writable by all"])
+@pytest.mark.sampled(1)
 def test_an_unusable_cache_is_no_error(tmp_path, kind):
     path = tmp_path / "cache"
     if kind == "missing parent":

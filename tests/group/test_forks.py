@@ -33,6 +33,7 @@ class TestLocks:
         thread.join()
         assert lock.acquire(blocking=False)
 
+    @pytest.mark.sampled(0)
     def test_a_fork_does_not_hold_up_who_takes_two(self) -> None:
         locks = [forks.held(threading.RLock()) for _ in range(4)]
         stop = threading.Event()
@@ -257,6 +258,7 @@ END = """
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(1)
 def test_a_child_of_a_process_that_is(case: str) -> None:
     code = "".join(textwrap.dedent(part) for part in (PROGRAM, CASES[case], END))
     command = [sys.executable, "-W", "ignore", "-c", code]

@@ -127,7 +127,7 @@ def gradients(function: Any, inputs: tuple[Tensor, ...], calls: int) -> list[Any
 
 
 @pytest.mark.parametrize("program", _differentiable(), ids=lambda program: program.name)
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(15)
 def test_operators(program: Any) -> None:
     inputs = program.inputs
     function = program.make()

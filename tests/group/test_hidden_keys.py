@@ -49,7 +49,7 @@ def attention(mask: Tensor | None) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.usefixtures("without_gradients")
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 def test_hidden_keys(sizes: str, mask: str, frontend: str) -> None:
     of_keys, of_values = SIZES[sizes]
     query, key = (torch.randn(of_keys, generator=_generator) for _ in range(2))

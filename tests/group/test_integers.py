@@ -76,7 +76,6 @@ def around(n: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [*EXPRESSIONS, *WRAPPING, *RETURNED])
-@pytest.mark.sampled(6)
 def test_scripted(name: str) -> None:
     expression = {**EXPRESSIONS, **WRAPPING, **RETURNED}[name]
     program = scripted(expression)
@@ -89,7 +88,7 @@ def test_scripted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 def test_large_from_the_first_call_on(name: str) -> None:
     first = 2**62 + 1
     program, eager = scripted(EXPRESSIONS[name]), eval(f"lambda x, n: {EXPRESSIONS[name]}", {"torch": torch})
@@ -99,7 +98,7 @@ def test_large_from_the_first_call_on(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 @pytest.mark.parametrize("frontend", ["compile", "lazy", "acap"])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 def test_other_frontends(name: str, frontend: str, request: pytest.FixtureRequest) -> None:
     eager = eval(f"lambda x, n: {EXPRESSIONS[name]}", {"torch": torch})
     torch._dynamo.reset()

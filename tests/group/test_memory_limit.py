@@ -403,13 +403,13 @@ LIMIT = "import torchmdla; print(torchmdla.stats().memory.limit)"
 @pytest.mark.parametrize(
     ("text", "found"), [("4G", 4 << 30), ("512 MiB", 512 << 20), ("1234", 1234), ("0", 0), ("", 0), ("1tb", 1 << 40)]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_environment_says_the_limit(text: str, found: int) -> None:
     assert run_python(LIMIT, TORCHMDLA_MEMORY=text).stdout.split() == [str(found)]
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "4X", "4GG", "99999999999T"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_limit_that_is_none_is_told(text: str) -> None:
     run = run_python(LIMIT, TORCHMDLA_MEMORY=text)
     assert run.stdout == "0\n"

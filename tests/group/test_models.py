@@ -74,7 +74,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("name", "how", "frozen"), WAYS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_model(name: str, how: str, frozen: bool) -> None:
     spec = MODELS[name].reduced()
     if how == "script" and not spec.scriptable:
@@ -113,6 +113,7 @@ def test_full_size_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(2)
 def test_models_are_fit_to_compare_with(name: str) -> None:
     """The same seed gives the same weights, and outputs are in a range in which an error shows."""
     spec = MODELS[name].reduced()

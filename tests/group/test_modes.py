@@ -69,7 +69,7 @@ def image(batch: int = 4, seed: int = 0) -> Tensor:
 
 # An encoder layer of PyTorch chooses among masks and fast paths by its inputs.
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"transformer_encoder"}))
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(1)
 def test_an_unfrozen_script_is_one_group(name):
     spec = MODELS[name].reduced()
     module = spec.build()
@@ -155,7 +155,7 @@ SWITCHES: dict[str, list[Callable[[Any], object]]] = {
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("strict", [False, True], ids=["", "strict"])
 @pytest.mark.parametrize("switches", SWITCHES.values(), ids=SWITCHES)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 def test_switching_modes(switches, strict, grad):
     torchmdla.enable(strict=strict)
     twins = Twins(Net())
@@ -167,6 +167,7 @@ def test_switching_modes(switches, strict, grad):
 
 
 @pytest.mark.parametrize("first_grad", [False, True], ids=["inference first", "training first"])
+@pytest.mark.sampled(1)
 def test_training_between_inference(first_grad):
     """Gradients, updated weights and statistics, whatever kind of call PyTorch's executor has seen first."""
     twins = Twins(Net())
@@ -417,6 +418,7 @@ def test_draws_keep_their_order_in_training(name: str):
         twins.check(torch.randn(3, 4, requires_grad=True))
 
 
+@pytest.mark.sampled(0)
 def test_more_modes_than_are_kept():
     class Many(nn.Module):
         def __init__(self) -> None:

@@ -170,7 +170,6 @@ def weight_of(module: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-@pytest.mark.sampled(6)
 def test_writes_that_last_are_noticed(model: Callable[[], tuple[nn.Module, Tensor]], write: Callable[[Tensor], None]):
     module, x = model()
     call = warm("traced", module, x)
@@ -450,6 +449,7 @@ def growth(program: str) -> tuple[float, float]:
     return kilobytes, mappings
 
 
+@pytest.mark.sampled(0)
 def test_memory_of_dropped_models() -> None:
     """Their weights are 1.3 MB. PyTorch itself keeps some of each: graphs and plans."""
     (of_pytorch, _), (kilobytes, mappings) = growth("torchmdla.disable()" + TRACED), growth(TRACED)
@@ -457,6 +457,7 @@ def test_memory_of_dropped_models() -> None:
     assert mappings < 0.5
 
 
+@pytest.mark.sampled(0)
 def test_memory_of_dropped_code() -> None:
     kilobytes, mappings = growth(LOADED)
     assert kilobytes < 6

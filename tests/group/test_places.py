@@ -116,7 +116,7 @@ def check_no_internal_error() -> None:
 
 @pytest.mark.parametrize("expression", ROWS)
 @pytest.mark.usefixtures("without_gradients")
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(6)
 def test_integers_of_run_time(expression: str) -> None:
     function, scripted = written(expression, ", a: int, b: int")
     pairs = ROWS[expression]
@@ -127,7 +127,7 @@ def test_integers_of_run_time(expression: str) -> None:
 
 @pytest.mark.parametrize("expression", ROWS)
 @pytest.mark.usefixtures("without_gradients")
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 def test_constants(expression: str) -> None:
     pairs = ROWS[expression]
     for a, b in pairs[:: -(-len(pairs) // 6)]:

@@ -75,6 +75,7 @@ def test_pytorchs_own_number_of_threads_is_taken_down(tree: Path) -> None:
     assert (cpus, after) == (1, 1)
 
 
+@pytest.mark.sampled(0)
 def test_a_number_that_was_chosen_stays(tree: Path) -> None:
     own = os.cpu_count() or 1
     assert run_with(tree, f"torch.set_num_threads({own + 1})") == (1, own + 1, own + 1)

@@ -78,7 +78,7 @@ CASES = [
 
 @pytest.mark.parametrize("make", [by_factors, by_sizes])
 @pytest.mark.parametrize(("mode", "dims", "sizes", "layout", "channels", "dtype"), CASES)
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 def test_resizing(
     make: Callable[[str], Callable[[Tensor], list[Tensor]]],
     mode: str,
@@ -101,7 +101,7 @@ BY_DYNAMO += [("nearest", 2, True), ("bicubic", 2, True)]
 
 
 @pytest.mark.parametrize(("mode", "dims", "dynamic"), BY_DYNAMO)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_resizing_by_dynamo(mode: str, dims: int, dynamic: bool) -> None:
     torch._dynamo.reset()
     resize = by_sizes(mode) if dynamic else by_factors(mode)

@@ -43,7 +43,7 @@ def _subjects() -> Iterator[object]:
 
 @pytest.mark.parametrize("subject", list(_subjects()))
 @pytest.mark.usefixtures("without_gradients")
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(120)
 def test_scalars(subject: Subject) -> None:
     report = probe(subject, every=False)
     assert report.differences == []
@@ -213,7 +213,7 @@ def test_a_bound_that_is_nan(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
 @pytest.mark.usefixtures("without_gradients")
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 def test_what_is_no_integer_converted_to_one(dtype: torch.dtype, source: torch.dtype) -> None:
     """Constants tell the compiler which values are not finite."""
 

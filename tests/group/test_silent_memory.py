@@ -545,6 +545,6 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 @pytest.mark.usefixtures("lazy_device")
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(6)
 def test_as_eager(program):
     assert_as_eager(program, EXCEPTIONS)

@@ -276,7 +276,6 @@ def test_scripted(name):
 
 
 @pytest.mark.parametrize("name", {**MODULES, **FUNCTIONS})
-@pytest.mark.sampled(5)
 def test_compiled(name):
     case = {**MODULES, **FUNCTIONS}[name]
     torch._dynamo.reset()
@@ -376,6 +375,6 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 @pytest.mark.usefixtures("lazy_device")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 def test_series(program):
     assert_as_eager(program, EXCEPTIONS)

@@ -128,7 +128,6 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.sampled(6)
 def test_values_after_a_change(way: str, change: Callable[[nn.Module], None]) -> None:
     module = net()
     compiled = WAYS[way](module)

@@ -95,7 +95,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("graph_of", [frozen_graph, unfrozen_graph])
-@pytest.mark.sampled(5)
 def test_models(name: str, graph_of: Callable[..., tuple[torch._C.Graph, list[object]]]) -> None:
     make, example = MODELS[name]
     check(*graph_of(make(), example))

@@ -98,7 +98,7 @@ def agrees(make, loss_of, optimiser, steps=10):
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_training_on_digits(optimiser):
     images, labels = digits()
 
@@ -109,6 +109,7 @@ def test_training_on_digits(optimiser):
     agrees(convolutional, loss_of, OPTIMISERS[optimiser])
 
 
+@pytest.mark.sampled(0)
 def test_training_a_bert():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
@@ -128,6 +129,7 @@ def test_training_a_bert():
         agrees(lambda: transformers.BertModel(config, add_pooling_layer=False).train(), loss_of, OPTIMISERS["adamw"], 8)
 
 
+@pytest.mark.sampled(0)
 def test_memory_is_flat_over_steps():
     psutil = pytest.importorskip("resource")
     model = nn.Linear(64, 64).to("lazy")
@@ -149,6 +151,7 @@ def test_memory_is_flat_over_steps():
     assert psutil.getrusage(psutil.RUSAGE_SELF).ru_maxrss - before < 8 * 1024  # KiB
 
 
+@pytest.mark.sampled(0)
 def test_the_example_of_training():
     pytest.importorskip("sklearn")
     pytest.importorskip("transformers")

@@ -633,7 +633,7 @@ _EMULATED = ["resnet18", "mobilenet_v2", "unet", "lstm", "mlp"]
 
 @pytest.mark.parametrize("precision", ["float32", "fixed16", "fixed8"])
 @pytest.mark.parametrize("name", _EMULATED)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_model_on_the_emulator(name: str, precision: str) -> None:
     torchmdla.enable(device="mdla", precision=precision, strict=True)
     spec = MODELS[name].reduced()
@@ -701,6 +701,7 @@ def test_options_that_the_emulator_refuses() -> None:
         traced(x)
 
 
+@pytest.mark.sampled(0)
 def test_a_library_that_the_loader_finds(tmp_path: Path) -> None:
     """By the name that the vendor's has."""
     shutil.copy(library_path(), tmp_path / "libmicrondla.so")

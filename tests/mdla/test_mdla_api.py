@@ -135,6 +135,7 @@ def test_what_compare_tells_is_what_runs() -> None:
     assert (found.mean, found.maximum) == (pytest.approx(float(error.mean())), pytest.approx(float(error.max())))
 
 
+@pytest.mark.sampled(0)
 def test_errors_fall_with_better_formats() -> None:
     net, x = Net().eval(), image()
     mdla.calibrate(net, [x])
@@ -440,7 +441,7 @@ def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("frontend", ["torchscript:trace", "dynamo", "export", "dispatch", "lazy"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_every_frontend_runs_on_the_device(frontend: str, tmp_path: Path) -> None:
     """Seen by what a library that is missing says."""
     file = tmp_path / "outcomes.jsonl"

@@ -88,7 +88,7 @@ def results(model: Model, path: Path, precision: str, **flags: object) -> tuple[
 
 
 @by_name(MODELS)
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(10)
 def test_float32_agrees_with_onnx_runtime(model: Model, tmp_path: Path) -> None:
     path = model.save(tmp_path)
     for ours, theirs in zip(results(model, path, "float32")[0], expected(model, path), strict=True):
@@ -102,7 +102,7 @@ TOLERANCES = {"fixed16": 0.05, "fixed8": 0.6, "variable": 2e-3}
 
 @by_name([model for model in MODELS if model.name != "conv2d_deep"])
 @pytest.mark.parametrize("precision", FIXED)
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(15)
 def test_fixed_formats_stay_near_float(model: Model, precision: str, tmp_path: Path) -> None:
     if precision == "variable" and not model.inputs:
         pytest.skip("nothing to calibrate with")
@@ -118,7 +118,7 @@ LONG_ON_SMALL_BOARD = ("conv2d_deep", "conv2d_large")
 @by_name(MODELS)
 @pytest.mark.parametrize("board", BOARDS)
 @pytest.mark.parametrize("precision", ["fixed16", "fixed8"])
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(15)
 def test_tiles_change_nothing(model: Model, precision: str, board: str, tmp_path: Path) -> None:
     """The device's tiles, on the shipped board and on one of tiny buffers, give the reference software's bits."""
     flags: dict[str, object] = dict(BOARDS[board])
@@ -203,7 +203,7 @@ EXACT = [
 
 @by_name(EXACT)
 @pytest.mark.parametrize("precision", FIXED)
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(15)
 def test_rounding_is_as_documented(model: Model, precision: str, tmp_path: Path) -> None:
     path = model.save(tmp_path)
     for ours, theirs in zip(results(model, path, precision)[0], modelled(model, path, precision), strict=True):
@@ -398,6 +398,7 @@ print("refused", refused)
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("binary", 150), ("onnx", 400)])
+@pytest.mark.sampled(1)
 def test_no_damage_ends_the_process(kind: str, rounds: int, tmp_path: Path) -> None:
     """Random damage, in binaries under a right checksum, is refused or runs: nothing aborts."""
     model = convolution("small", (1, 2, 6, 6), (3, 2, 3, 3), pads=[1, 1, 1, 1])
@@ -656,6 +657,7 @@ def test_a_transposed_convolution_takes_the_time_of_its_products(tmp_path: Path)
 
 
 @pytest.mark.parametrize("precision", ["fixed16", "fixed8", "float32"])
+@pytest.mark.sampled(1)
 def test_more_hardware_is_never_slower(precision: str, tmp_path: Path) -> None:
     path = network(tmp_path)
 
@@ -791,6 +793,7 @@ def test_a_failed_compile_keeps_the_network(tmp_path: Path) -> None:
 # ---- from C ----
 
 
+@pytest.mark.sampled(0)
 def test_whole_api_from_c(tmp_path: Path) -> None:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:

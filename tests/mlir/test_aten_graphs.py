@@ -34,7 +34,7 @@ def imported(name: str) -> str | None:
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))
-@pytest.mark.sampled(100)
+@pytest.mark.sampled(30)
 def test_from_torch_keeps_ops_and_types(name: str, context: ir.Context) -> None:
     text = imported(name)
     if text is None:

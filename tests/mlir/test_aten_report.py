@@ -79,7 +79,7 @@ _MOVING = ("upsample_nearest", "_upsample_nearest_exact", "index_put", "dropout"
 
 
 @pytest.mark.parametrize("name", sorted(name for name in SAMPLES if name.startswith("aten::")))
-@pytest.mark.sampled(100)
+@pytest.mark.sampled(30)
 def test_every_op_is_reported(name: str, context: ir.Context) -> None:
     for sample in SAMPLES[name]:
         graph, inputs = graph_of(name, sample, copy=False)

@@ -75,7 +75,7 @@ def test_lowered_modules_compute_eagers_values(
 
 
 @pytest.mark.parametrize("name", sorted(name for name in SAMPLES if name.startswith("aten::")))
-@pytest.mark.sampled(100)
+@pytest.mark.sampled(30)
 def test_every_op_is_lowered(name: str, context: ir.Context) -> None:
     graph, inputs = graph_of(name, SAMPLES[name][0], copy=False)
     module = aten.from_graph(graph, inputs, context=context)

@@ -159,7 +159,6 @@ def run_generated(module: ir.Module, buffers: Sequence[Tensor]) -> None:
 
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("kind", ESSENTIAL)
-@pytest.mark.sampled(5)
 def test_every_output(kind: str, output: Output) -> None:
     x, inputs = KINDS[kind]()
     module = get_mlir(x, *inputs, output=output)
@@ -168,7 +167,6 @@ def test_every_output(kind: str, output: Output) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sampled(4)
 def test_values_and_order_of_arguments(kind: str) -> None:
     x, inputs = KINDS[kind]()
     module = get_mlir(x, *inputs, output="linalg")

@@ -407,7 +407,6 @@ def with_output(**places: object) -> Callable[[format.Target], format.Target]:
         (divided_around(1 << 40), "a division leaves nothing out"),
     ],
 )
-@pytest.mark.sampled(4)
 def test_what_code_is_bound_to(
     alter: Callable[[format.Target], format.Target], reason: str, example: Path, tmp_path: Path
 ) -> None:

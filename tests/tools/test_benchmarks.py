@@ -275,7 +275,6 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("mdla_pipeline", ("--models", "upscale"), check_mdla_pipeline),
     ],
 )
-@pytest.mark.sampled(4)
 def test_benchmark(
     script: str, options: tuple[str, ...], check: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:

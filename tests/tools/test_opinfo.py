@@ -50,7 +50,7 @@ def checked(name: str, index: int) -> Any:
 
 
 @pytest.mark.parametrize("name", SLICE)
-@pytest.mark.sampled(45)
+@pytest.mark.sampled(15)
 def test_slice(name: str) -> None:
     for program in opinfo.programs(name, limit=1):
         found = check(program, WAY, variant_of(WAY))

@@ -209,7 +209,7 @@ def test_what_a_person_reads(files: dict[str, str], capsys: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["run", "bench"])
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 def test_errors(command: str, arguments: list[str], message: str, files: dict[str, str], capfd: Any) -> None:
     if command == "bench" and arguments[0].endswith(".mlir"):
         message = "bench compares with PyTorch, which runs no MLIR"
