@@ -42,11 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.rows not in ("sampled", "all") and not (part and int(part[1]) < int(part[2])):
         raise pytest.UsageError(f"--rows {config.option.rows}: choose from sampled, all, or a part from 0/8 to 7/8")
     # Before any test imports torchmdla, and inherited by worker processes: nothing is read from a user's cache.
-    config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
-    os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
+    if not hasattr(config, "workerinput"):
+        config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
+        os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
     os.environ.setdefault("TORCHMDLA_VERIFY", "1")
     # Inherited by processes that run tests or compile: all of them write to one file.
-    os.environ.setdefault(COUNTS, str(Path(config.stash[_cache].name) / "verified"))
+    os.environ.setdefault(COUNTS, str(Path(os.environ["TORCHMDLA_CACHE_DIR"]) / "verified"))
     # How long an example takes says nothing on machines that are shared.
     hypothesis.settings.register_profile("tests", deadline=None)
     hypothesis.settings.load_profile("tests")

@@ -77,10 +77,10 @@ class LoopWriter(ReductionWriter):
             with self._loop(*bounds) as index, self._enter(level.loop, index, level.step):
                 self._descend(depth + 1)
         elif extent > rest:
-            with self._enter(level.loop, self._constant(0), level.step):
+            with self._enter(level.loop, 0, level.step):
                 self._descend(depth + 1)
         if rest:
-            with self._enter(level.loop, self._constant(extent - rest), rest):
+            with self._enter(level.loop, extent - rest, rest):
                 self._descend(depth + 1)
 
     def _innermost(self) -> None:
@@ -194,17 +194,14 @@ class LoopWriter(ReductionWriter):
                 inside()
 
     @contextmanager
-    def _enter(self, loop: int, index: str, extent: Count) -> Iterator[None]:
+    def _enter(self, loop: int, index: Count, extent: Count) -> Iterator[None]:
         """A block of ``extent`` iterations of ``loop``, from ``index`` iterations after the block around it."""
         with self._scope():
             saved = self._extents[loop], self._is_first, self._is_last
             self._extents[loop] = extent
-            outer = self._induction.get(loop)
-            self._induction[loop] = index if outer is None else self._define(f"arith.addi {outer}, {index} : i64")
-            blocked = self._is_first != ""
+            self._advance(loop, index, scratch=self._is_first != "")
             if self.nest.reduction[loop]:
                 self._mark_block(loop, extent)
-            self._advance(loop, index, scratch=blocked)
             yield
             self._extents[loop], self._is_first, self._is_last = saved
 

@@ -63,14 +63,25 @@ class MemoryWriter(InstructionWriter):
         ends = [self._define(f"llvm.ptrtoint {p} : !llvm.ptr to i64") for p in (pointer, self._pointers[operand])]
         return self._define(f"arith.subi {ends[0]}, {ends[1]} : i64")
 
-    def _advance(self, loop: int, step: str, scratch: bool = False) -> None:
-        """Moves every pointer by ``step`` iterations of ``loop``."""
+    def _advance(self, loop: int, index: Count, scratch: bool = False) -> None:
+        """Moves the induction variable of ``loop`` and every pointer by ``index`` iterations."""
+        outer = self._induction.get(loop)
+        if outer is None:
+            self._induction[loop] = self._number(index)
+        elif index != 0:
+            self._induction[loop] = self._define(f"arith.addi {outer}, {self._number(index)} : i64")
         operands = [*enumerate(self.nest.operands), *(self._scratch.items() if scratch else ())]
         for position, operand in operands:
-            stride = operand.strides[loop]
-            if stride:
-                distance = self._define(f"arith.muli {step}, {self._number(stride)} : i64")
-                self._pointers[position] = self._offset(self._pointers[position], distance, operand.element)
+            distance = self._distance(index, operand.strides[loop])
+            self._pointers[position] = self._offset(self._pointers[position], distance, operand.element)
+
+    def _distance(self, steps: Count, stride: int | Size) -> Count | Size:
+        """How far ``steps`` of ``stride`` elements reach."""
+        if isinstance(steps, int):
+            return stride * steps
+        if stride in (0, 1):
+            return steps if stride else 0
+        return self._define(f"arith.muli {steps}, {self._number(stride)} : i64")
 
     def _offset(self, pointer: str, elements: Count | Size, element: str) -> str:
         if elements == 0:

@@ -166,7 +166,7 @@ class ReductionWriter(TileWriter):
         saved, self._lanes_left = self._lanes_left, left
         with self._block(f"{results}:{len(values)} = scf.if {wanted} -> ({types}) {{"):
             with self._scope():
-                self._step(loop, lower)
+                self._advance(loop, lower)
                 self._yield(self._reduction(depth + 1, keys, list(values)))
             self._line("} else {")
             self._yield(values)
@@ -196,14 +196,9 @@ class ReductionWriter(TileWriter):
         """Iterations of a loop that reduces one after the other, without a loop."""
         for step in steps:
             with self._scope():
-                self._step(loop, self._constant(step))
+                self._advance(loop, step)
                 values = self._reduction(depth + 1, keys, values)
         return values
-
-    def _step(self, loop: int, index: str) -> None:
-        outer = self._induction.get(loop)
-        self._induction[loop] = index if outer is None else self._define(f"arith.addi {outer}, {index} : i64")
-        self._advance(loop, index)
 
     def _in_parts(
         self, loop: int, upper: Count, depth: int, keys: Sequence[_Key], values: Sequence[Value]
@@ -285,7 +280,7 @@ class ReductionWriter(TileWriter):
             f"scf.for {index} = {lower} to {upper} step {self._constant(len(steps) * steps.step)}", carried, values
         )
         with self._scope(), self._block(f"{results}:{len(values)} = {head}"):
-            self._step(loop, index)
+            self._advance(loop, index)
             mark = len(self._lines)
             new = self._unrolled(loop, steps, depth, keys, carried)
             self._fetch_ahead(loop, len(steps) * steps.step, mark)
