@@ -262,6 +262,7 @@ def test_bench(file: str, inputs: list[str], ways: set[str], files: dict[str, st
     assert all(0 < times["min"] <= times["median"] for times in row["ms"].values())
     assert row["gain"]["eager"] == pytest.approx(row["ms"]["eager"]["min"] / row["ms"]["torchmdla"]["min"])
     assert (row["gain"]["frozen"] is None) == ("frozen" not in ways)
+    assert row["compile_seconds"] >= 0
 
 
 def test_bench_of_threads_batches_and_instances(files: dict[str, str], capsys: Any) -> None:
@@ -271,12 +272,13 @@ def test_bench_of_threads_batches_and_instances(files: dict[str, str], capsys: A
     assert [(row["batch"], row["threads"], row["instances"]) for row in rows] == [
         (batch, threads, instances) for batch in (1, 3) for threads in (1, 2) for instances in (1, 2)
     ]
+    assert rows[0]["compile_seconds"] == rows[3]["compile_seconds"] != rows[4]["compile_seconds"]
     for row in rows:
         for times in row["ms"].values():
             assert times["calls_per_second"] == pytest.approx(1e3 * row["instances"] / times["median"])
     assert main(["bench", files["script.pt"], "--input", "2x3x4x4", "--rounds", "1", "--instances", "2"]) == 0
     printed = capsys.readouterr().out
-    assert "× eager" in printed and "calls a second, of all instances together" in printed
+    assert "compile, s" in printed and "× eager" in printed and "calls a second, of all instances together" in printed
 
 
 def test_eager_and_frozen_are_pytorchs_alone(files: dict[str, str]) -> None:

@@ -35,8 +35,9 @@ and after its results were compared with eager's:
   frozen     PyTorch alone, after torch.jit.optimize_for_inference; "-" of exported programs and in training mode
   torchmdla  torchmdla.compile
 
-Times are milliseconds of a call, the least and the median of the rounds. "× eager" and "× frozen" are how many times
-faster torchmdla is, by the least. With several instances so many threads call at once, and a call takes longer.
+"compile, s" are the seconds that were spent in the compiler, 0 where the cache had all programs. All other times are
+milliseconds of a call, the least and the median of the rounds. "× eager" and "× frozen" are how many times faster
+torchmdla is, by the least. With several instances so many threads call at once, and a call takes longer.
 
 exit status:
   0  all is timed
@@ -69,11 +70,13 @@ class _Different(Exception):
 
 @dataclass(frozen=True)
 class _Row:
-    """``seconds`` of one call in each round, by way; ``batch`` is None where inputs are as they were given."""
+    """``seconds`` of one call in each round, by way, and ``compile_seconds`` in the compiler before; ``batch`` is None
+    where inputs are as they were given."""
 
     threads: int
     batch: int | None
     instances: int
+    compile_seconds: float
     seconds: Mapping[str, Sequence[float]]
 
     def least(self, way: str) -> float:
@@ -100,7 +103,8 @@ class _Row:
             for way in self.seconds
         }
         gains = {way: self.gain(way) for way in _OTHERS}
-        return {"threads": self.threads, "batch": self.batch, "instances": self.instances, "ms": ways, "gain": gains}
+        sizes = {"threads": self.threads, "batch": self.batch, "instances": self.instances}
+        return {**sizes, "compile_seconds": self.compile_seconds, "ms": ways, "gain": gains}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -128,6 +132,7 @@ def _rows(options: argparse.Namespace) -> Iterator[_Row]:
     import torch
     from tqdm import tqdm
 
+    from torchmdla import stats
     from torchmdla.cli.programs import Subject
 
     given = Subject.of(options.file, options.allow_pickle, read_inputs(options.input), options.seed)
@@ -140,12 +145,14 @@ def _rows(options: argparse.Namespace) -> Iterator[_Row]:
             bar.set_postfix_str("compiling")
             subject = given if batch is None else given.with_batch(batch)
             torch.set_num_threads(threads[0])
+            before = stats().compile_seconds
             calls = _prepared(subject, options.device)
+            compile_seconds = stats().compile_seconds - before
             for number_of_threads, instances in itertools.product(threads, options.instances):
                 torch.set_num_threads(number_of_threads)
                 bar.set_postfix_str(f"{number_of_threads} threads, batch {batch or 'as given'}, {instances} instances")
                 seconds = _times(calls, instances, options.rounds, lambda _: bar.update())
-                yield _Row(number_of_threads, batch, instances, seconds)
+                yield _Row(number_of_threads, batch, instances, compile_seconds, seconds)
 
 
 def _prepared(subject: Subject, device: str) -> dict[str, Call]:
@@ -251,10 +258,12 @@ def _table(title: str, rows: Sequence[_Row], cell: Callable[[_Row, str], str], g
 
     ways = [*_OTHERS, OURS]
     table = Table(title=title)
-    for name in ("threads", "batch", "instances", *ways, *(f"× {way}" for way in _OTHERS if gains)):
+    compiling = ["compile, s"] if gains else []
+    for name in ("threads", "batch", "instances", *compiling, *ways, *(f"× {way}" for way in _OTHERS if gains)):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells = [str(row.threads), str(row.batch or "-"), str(row.instances)]
+        cells += [f"{row.compile_seconds:.2f}" for _ in compiling]
         cells += [cell(row, way) if way in row.seconds else "-" for way in ways]
         found = [row.gain(way) for way in _OTHERS if gains]
         table.add_row(*cells, *("-" if gain is None else f"{gain:.2f}" for gain in found))
