@@ -93,6 +93,7 @@ def test_values(rows: int, group: int | None, features: tuple[str, ...]) -> None
     more=st.integers(0, 40),
     zeros=st.booleans(),
 )
+@pytest.mark.sampled(0)
 def test_values_of_any_shape(rows: int, groups: int, terms: int, more: int, zeros: bool) -> None:
     columns = COLUMNS * TERMS // (groups * terms) + more
     w = Written(normal(rows, groups * terms), columns, group=terms if groups > 1 else None, zeros=zeros)

@@ -128,6 +128,7 @@ def test_many_rows_are_run_in_tiles() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1501, 192), (66, 8192)], ids=["an odd number of rows", "much weight"])
+@pytest.mark.sampled(1)
 def test_other_rows_are_one_tile(rows: int, columns: int) -> None:
     b = Builder()
     made = [linear(b, b.input(normal(rows, 32)), columns)]
@@ -208,7 +209,7 @@ FORCED = [name for name in PROGRAMS if name.startswith(("products.", "attention.
 
 
 @pytest.mark.parametrize("name", FORCED[::3])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 def test_programs(name: str) -> None:
     """A third of all; ``python -m torchmdla.testing --options algorithms=strassen`` has each program."""
     check_program(name, "strassen")

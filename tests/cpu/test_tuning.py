@@ -428,6 +428,7 @@ def test_a_measured_algorithm_is_taken(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fewest", 4, None], ids=str)
+@pytest.mark.sampled(1)
 def test_what_is_no_algorithm_is_ignored(algorithm: Any) -> None:
     plain = program_of(Convolution().eval(), IMAGE)
     option = OPTION, json.dumps({next(iter(contractions_of(plain))): {"algorithm": algorithm}})
@@ -443,7 +444,7 @@ def test_what_is_no_algorithm_is_ignored(algorithm: Any) -> None:
         pytest.param("winograd6", False, id="one with larger errors"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_an_algorithm_is_timed_where_it_is_another(algorithm: Any, differs: bool) -> None:
     program = program_of(Convolution().eval(), IMAGE)
     found = dict(algorithms._by(algorithm, program, Running(program), contractions_of(program)))
@@ -455,6 +456,7 @@ def test_an_algorithm_is_timed_where_it_is_another(algorithm: Any, differs: bool
     ("alone", "together", "seconds", "decisions"),
     [(0.5, 0.5, 99, ['{"algorithm": "direct"}']), (0.5, 100.0, 99, [""]), (0.98, 0.5, 99, [""]), (0.5, 0.5, 0, [])],
 )
+@pytest.mark.sampled(1)
 def test_an_algorithm_must_win_twice(
     monkeypatch: pytest.MonkeyPatch, alone: float, together: float, seconds: float, decisions: list[str]
 ) -> None:
@@ -533,6 +535,7 @@ def model() -> nn.Module:
 
 
 @pytest.mark.parametrize("frontend", ["torchscript", "export"])
+@pytest.mark.sampled(1)
 def test_compile_tunes(frontend: Any) -> None:
     module, x = model(), torch.randn(1, 3, 16, 16)
     compiled = torchmdla.compile(module, x, tune=2.0, frontend=frontend)

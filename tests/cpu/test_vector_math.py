@@ -133,6 +133,7 @@ MACHINES = {"host": Machine.of(HOST), "plain": Machine(32, 16)}
 
 @pytest.mark.parametrize("name", sorted(EXACT))
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+@pytest.mark.sampled(1)
 def test_within_four_ulp_over_the_whole_range(name: str, machine: Machine) -> None:
     values = torch.cat([floats_of_every_kind(), thresholds()])
     for part in values.split(1 << 22):

@@ -124,6 +124,7 @@ def residual(b: Builder, x: Value) -> list[Value]:
 @pytest.mark.parametrize("features", [(), ("+avx2", "+fma"), ("",)], ids=["widest", "avx2", "baseline"])
 @pytest.mark.parametrize("size", [(8, 8), (7, 5), (2, 9), (1, 4)], ids=str)
 @pytest.mark.parametrize("results", TILES)
+@pytest.mark.sampled(2)
 def test_values_of_a_residual_network(results: int, size: tuple[int, int], features: tuple[str, ...]) -> None:
     b = Builder()
     check(b, residual(b, b.input(normal(2, 16, *size))), target(f"winograd{results}", *features))

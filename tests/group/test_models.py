@@ -74,7 +74,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("name", "how", "frozen"), WAYS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_model(name: str, how: str, frozen: bool) -> None:
     spec = MODELS[name].reduced()
     if how == "script" and not spec.scriptable:

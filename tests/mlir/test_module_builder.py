@@ -386,7 +386,7 @@ def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, targets:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("name", OPTIMISERS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_training(name: str, dropout: float) -> None:
     """Five steps: one that makes the optimiser's state, the captured one, and three calls of its function."""
     torch.manual_seed(1)
@@ -584,6 +584,7 @@ def test_calls_are_checked() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16"])
+@pytest.mark.sampled(1)
 def test_whole_models(name: str) -> None:
     spec = MODELS[name].reduced()
     model, inputs = spec.build(), list(spec.inputs())

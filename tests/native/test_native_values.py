@@ -67,6 +67,7 @@ def test_sizes_that_a_call_computes(tmp_path: Path) -> None:
         loaded.output_shapes((1, 3, 5, 6))
 
 
+@pytest.mark.sampled(0)
 def test_several_sizes(tmp_path: Path) -> None:
     spec = MODELS["resnet18"].reduced()
     calls = [spec.inputs(size=side) for side in (32, 64)]
@@ -175,6 +176,7 @@ def test_errors_of_the_model(tmp_path: Path) -> None:
     assert raised.value.status == 6
 
 
+@pytest.mark.sampled(0)
 def test_a_level_of_processors(tmp_path: Path) -> None:
     try:
         torchmdla.devices.get("cpu").configure(processor="x86-64-v3")

@@ -115,6 +115,7 @@ def test_a_program_that_was_dropped_is_loaded_again(files: list[Path]) -> None:
         code()
 
 
+@pytest.mark.sampled(0)
 def test_what_pytorch_loads_goes_with_its_program(files: list[Path]) -> None:
     before = code()
     for path in files:
@@ -156,6 +157,7 @@ def test_a_file_that_is_replaced_is_kept_for_its_copy(tmp_path: Path) -> None:
     run(programs[1], 1)
 
 
+@pytest.mark.sampled(0)
 def test_exported_programs(tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh()).eval()
     x = torch.randn(2, 8)
@@ -192,6 +194,7 @@ GROWTH = """
 """
 
 
+@pytest.mark.sampled(0)
 def test_loading_and_dropping_does_not_grow(files: list[Path]) -> None:
     done = run_python(GROWTH, *map(str, files))
     assert done.returncode == 0, done.stderr

@@ -117,6 +117,7 @@ def test_bits_of_the_file_are_flipped(package: Path, example: Path, folder: Path
 
 
 @pytest.mark.parametrize("record", [INDEX, TARGET])
+@pytest.mark.sampled(1)
 def test_bits_of_a_record_are_flipped(package: Path, example: Path, folder: Path, record: str) -> None:
     """In an archive whose own checksums are right: what only our seals tell."""
     content = records(package)[record]
@@ -141,6 +142,7 @@ def test_a_file_is_cut_short(package: Path, example: Path, folder: Path) -> None
 
 
 @pytest.mark.parametrize("record", [INDEX, TARGET])
+@pytest.mark.sampled(1)
 def test_a_record_is_cut_short_or_extended(package: Path, example: Path, folder: Path, record: str) -> None:
     content = records(package)[record]
     altered = [content[:size] for size in range(0, len(content), len(content) // 20)] + [content + b"\0"]
@@ -173,6 +175,7 @@ def test_a_package_of_another_program_is_no_use(package: Path, example: Path, tm
 @pytest.mark.parametrize(
     ("record", "part"), [(INDEX, "the package's index"), (TARGET, "a package's target")], ids=["index", "target"]
 )
+@pytest.mark.sampled(1)
 def test_another_version(package: Path, example: Path, tmp_path: Path, record: str, part: str) -> None:
     newer = bytearray(records(package)[record])
     newer[16:20] = struct.pack("<I", 99)
@@ -200,6 +203,7 @@ def test_another_processor(package: Path, example: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("record", [INDEX, TARGET])
+@pytest.mark.sampled(1)
 def test_a_record_twice(package: Path, example: Path, tmp_path: Path, record: str) -> None:
     """Either is found, whole."""
     content = records(package)[record]
@@ -210,7 +214,7 @@ def test_a_record_twice(package: Path, example: Path, tmp_path: Path, record: st
 
 
 @pytest.mark.parametrize("name", ["", "../../version", "a" * 1000, "native\n"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_name_that_no_target_has(package: Path, example: Path, tmp_path: Path, name: str) -> None:
     content = content_of(records(package)[TARGET])
     replaced = {**sealed(content, name=name), TARGET: b""}
@@ -297,6 +301,7 @@ def noted(
     return package, content, noted[0].integers_at, noted[0].bytes_at
 
 
+@pytest.mark.sampled(1)
 def test_numbers_out_of_any_range(
     noted: tuple[Path, bytes, Sequence[int], Sequence[int]], example: Path, folder: Path
 ) -> None:
@@ -313,6 +318,7 @@ def test_numbers_out_of_any_range(
         assert not found.error, f"{path.name}: {found}"
 
 
+@pytest.mark.sampled(1)
 def test_kinds_that_there_are_not(
     noted: tuple[Path, bytes, Sequence[int], Sequence[int]], example: Path, folder: Path
 ) -> None:
@@ -407,6 +413,7 @@ def with_output(**places: object) -> Callable[[format.Target], format.Target]:
         (divided_around(1 << 40), "a division leaves nothing out"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_what_code_is_bound_to(
     alter: Callable[[format.Target], format.Target], reason: str, example: Path, tmp_path: Path
 ) -> None:
@@ -425,6 +432,7 @@ def test_what_code_is_bound_to(
     ],
     ids=["lists", "numbers"],
 )
+@pytest.mark.sampled(1)
 def test_inputs_of_another_kind(
     alter: Callable[[Any], dict[str, Any]], ready: bool, example: Path, tmp_path: Path
 ) -> None:

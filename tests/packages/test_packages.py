@@ -84,6 +84,7 @@ def check(model: Any, inputs: Sequence[tuple[Any, ...]], tmp_path: Path, more: S
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "bert", "gpt", "lstm", "mlp", "unet"])
+@pytest.mark.sampled(2)
 def test_models_run_by_the_code_in_their_files(name: str, tmp_path: Path) -> None:
     spec = MODELS[name].reduced()
     check(spec.build().eval(), [spec.inputs()], tmp_path)
@@ -191,6 +192,7 @@ def for_all_levels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.sampled(1)
 def test_each_processor_gets_its_code(level: str, for_all_levels: tuple[Path, Path]) -> None:
     try:
         torchmdla.enable(processor=level)

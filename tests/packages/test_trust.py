@@ -115,6 +115,7 @@ def test_a_target_of_another_package_is_refused_under_a_right_signature(folder: 
         (b"-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n", "not of Ed25519"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_a_key_that_cannot_be_read_refuses_everything(
     folder: Path, tmp_path: Path, content: bytes | None, reason: str
 ) -> None:
@@ -175,6 +176,7 @@ def test_require_signatures(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
+@pytest.mark.sampled(1)
 def test_a_file_that_others_may_write_is_refused(folder: Path, tmp_path: Path, mode: int) -> None:
     path = rewrite(folder / "signed.pt", tmp_path / "model.pt", {})
     path.chmod(mode)

@@ -21,6 +21,7 @@ SOME = (
 
 
 @pytest.mark.parametrize("way", ["torchscript:trace", "torchscript:script", "dynamo:compile"])
+@pytest.mark.sampled(0)
 def test_some_models(way: str) -> None:
     present = [name for name in models.PROGRAMS if name.partition(":")[0] in SOME]
     if not present:
