@@ -140,6 +140,7 @@ def test_values_of_a_residual_network(results: int, size: tuple[int, int], featu
     size=st.tuples(st.integers(1, 11), st.integers(1, 11)),
     padding=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
+@pytest.mark.sampled(0)
 def test_values_of_any_shape(results, images, groups, channels, filters, size, padding) -> None:
     b = Builder()
     x = b.input(normal(images, channels * groups, *size))

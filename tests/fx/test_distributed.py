@@ -93,7 +93,7 @@ def test_an_error_in_one_rank_is_pytorchs(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("ranks", "case"), RUNS, ids=[f"{size} processes, {name_of(case)}" for size, case in RUNS], indirect=["ranks"]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_training_gives_eagers_losses(ranks: Ranks, case: Case) -> None:
     for activity in ranks.call(training_cases.train_both, case):
         assert activity.specialisations > 0
@@ -103,6 +103,7 @@ def test_training_gives_eagers_losses(ranks: Ranks, case: Case) -> None:
             assert activity.captured == 1 < activity.graphs
 
 
+@pytest.mark.sampled(0)
 def test_forks_of_a_process_that_has_compiled(tmp_path: Path) -> None:
     program = """
         import sys, torch

@@ -311,6 +311,7 @@ def test_models(name: str) -> None:
 # --- sizes that vary ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 def test_dynamic_sizes() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     program = compiled(layer, dynamic=True)

@@ -275,6 +275,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("mdla_pipeline", ("--models", "upscale"), check_mdla_pipeline),
     ],
 )
+@pytest.mark.sampled(1)
 def test_benchmark(
     script: str, options: tuple[str, ...], check: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
@@ -310,6 +311,7 @@ def test_a_wrong_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("script", ["throughput", "roofline"])
+@pytest.mark.sampled(1)
 def test_a_model_that_does_not_run_fails(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(_FAILS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -342,6 +344,7 @@ def row_with_a_scaled_peer(factor: float, folder: Path, monkeypatch: pytest.Monk
     return row, done.stdout
 
 
+@pytest.mark.sampled(0)
 def test_errors_stand_beside_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row, printed = row_with_a_scaled_peer(1 + 5e-6, tmp_path, monkeypatch)
     scaled = row["ways"]["ncnn"]
@@ -386,6 +389,7 @@ if "TORCHMDLA_ENABLE" in os.environ:
 """
 
 
+@pytest.mark.sampled(0)
 def test_a_peer_that_ends_the_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(_ENDS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -397,6 +401,7 @@ def test_a_peer_that_ends_the_process_is_left_out(tmp_path: Path, monkeypatch: p
     assert "status 3" in row["skipped"]["frozen"]
 
 
+@pytest.mark.sampled(0)
 def test_a_peer_that_ends_an_instance_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = _ENDS.replace('if "TORCHMDLA_ENABLE" in os.environ:', "import sys\nif 'spawn_main' in str(sys.orig_argv):")
     (tmp_path / "sitecustomize.py").write_text(ends)

@@ -345,7 +345,7 @@ def test_doctor_calibrates(capsys: Any, tmp_path: Path, monkeypatch: pytest.Monk
         ({}, ["--processor", "pentium"], 2, []),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_doctor_finds_what_is_wrong(
     variables: dict[str, str], options: list[str], status: int, lines: list[str]
 ) -> None:
