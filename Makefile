@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-slice | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
+# make demo | test | test-all | test-slice | coverage | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -8,7 +8,7 @@ SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CM
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 
-.PHONY: demo test test-all test-slice test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
+.PHONY: demo test test-all test-slice coverage test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -29,6 +29,16 @@ test-all: test fuzz fuzz-passes
 test-slice: export TORCHMDLA_VERIFY = values
 test-slice: ROWS = --rows $(or $(SLICE),0/8)
 test-slice: test
+
+# Lines and branches of torchmdla/ that tests reach, in any process, told in a table and, by line, in build/coverage/pages. A
+# test that fails does not end it. ARGS="tests/importer"
+coverage: build $(VENV)/.developing
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	-$(BIN)/python -m coverage run -m pytest -n $(JOBS) --dist worksteal $(ROWS) $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage html --quiet
+	$(BIN)/python -m coverage report
 
 # ARGS="-k watch"
 test-cxx: build $(VENV)/.developing
