@@ -33,9 +33,10 @@ class _Shared(threading.local):
     they verify after each."""
 
     def __init__(self) -> None:
+        # Ahead of the context that they are of: a thread that ends lets go of them in this order.
+        self.managers: dict[tuple[tuple[str, ...], bool], PassManager] = {}
         self.context: ir.Context | None = None
         self.programs = 0
-        self.managers: dict[tuple[tuple[str, ...], bool], PassManager] = {}
 
 
 _shared = _Shared()
@@ -48,7 +49,7 @@ _PROGRAMS_OF_A_CONTEXT = 100
 def shared_context() -> Iterator[ir.Context]:
     """Enter the thread's context for programs: to make one takes longer than most of the passes that run in it."""
     if _shared.context is None or _shared.programs >= _PROGRAMS_OF_A_CONTEXT:
-        _shared.managers = {}  # ahead of the context that they are of
+        _shared.managers = {}
         _shared.context, _shared.programs = new_context(), 0
     _shared.programs += 1
     with _shared.context as context:
