@@ -71,7 +71,7 @@ def test_an_edited_device_compiles_anew(tmp_path: Path, module: str) -> None:
         ),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_what_cannot_be_imported_compiles_in_the_calling_process(tmp_path: Path, definition: str) -> None:
     for function in ("cos", "exp"):
         assert ran(tmp_path, definition.replace("FUNCTION", function)) == f"{function} 1 0 {{}} True"

@@ -804,6 +804,7 @@ def test_grid_sampler(spatial: int, interpolation: int, padding: int, align_corn
 
 @pytest.mark.parametrize("multiple", [1, 2])
 @pytest.mark.parametrize("spatial", [1, 2])
+@pytest.mark.sampled(1)
 def test_transposed_convolution_by_channel(spatial: int, multiple: int) -> None:
     """Of one channel for each channel upstream has no lowering."""
     name = "aten::conv_transpose1d" if spatial == 1 else f"aten::conv_transpose{spatial}d.input"

@@ -61,6 +61,7 @@ def test_every_stage_is_written(tmp_path: Path) -> None:
         assert "arith.mulf i0, i1" in steps.read_text()
 
 
+@pytest.mark.sampled(0)
 def test_a_compile_is_repeated(tmp_path: Path) -> None:
     run(PROGRAM, tmp_path, "works")
     folder = next(tmp_path.iterdir())

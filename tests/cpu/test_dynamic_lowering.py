@@ -198,7 +198,7 @@ def _bert() -> nn.Module:
     ],
     ids=["bert", "resnet18", "lstm", "wide lstm"],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_models_agree_with_eager(
     build: Callable[[], nn.Module], draw: Draw, typical: Sequence[int], points: Sequence[Sequence[int]]
 ) -> None:

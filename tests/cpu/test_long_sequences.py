@@ -57,6 +57,7 @@ def test_one_program_from_the_first_call_on(kind: str, options: dict[str, object
     check(network, lambda length: [torch.randn((3, length, 8) if "batch_first" in options else (length, 3, 8))])
 
 
+@pytest.mark.sampled(0)
 def test_given_state() -> None:
     torch.manual_seed(0)
     check(

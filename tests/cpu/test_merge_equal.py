@@ -28,6 +28,7 @@ def of_two_inputs(b: Builder) -> list[Value]:
 
 
 @pytest.mark.parametrize(("layers", "sums"), [(of_one_input, 1), (of_two_inputs, 2)])
+@pytest.mark.sampled(1)
 def test_sums_of_layers(layers, sums) -> None:
     b = Builder()
     made = layers(b)

@@ -241,6 +241,7 @@ def test_that_the_cost_model_was_right_changes_no_key() -> None:
     ],
     ids=str,
 )
+@pytest.mark.sampled(1)
 def test_what_is_no_schedule_is_ignored(decisions: Any, caplog: pytest.LogCaptureFixture) -> None:
     plain = program_of()
     name = next(iter(decided(plain)))
@@ -252,6 +253,7 @@ def test_what_is_no_schedule_is_ignored(decisions: Any, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '"x"', '{"k": 3}'])
+@pytest.mark.sampled(1)
 def test_an_option_that_holds_no_records(text: str) -> None:
     plain = program_of()
     assert decided(dataclasses.replace(plain, options=((OPTION, text),))) == decided(plain)

@@ -45,6 +45,7 @@ def files(tmp_path: Path) -> list[Path]:
     return [make_package(tmp_path / f"{width}.pt", width) for width in (16, 20, 24, 28)]
 
 
+@pytest.mark.sampled(0)
 def test_the_code_of_a_package_goes_with_its_program(files: list[Path]) -> None:
     before = code()
     for path in files:
