@@ -313,6 +313,7 @@ def test_programs(name: str, algorithms: str) -> None:
 
 
 @pytest.mark.parametrize("algorithms", ["direct", "winograd2", "winograd4", "fast"])
+@pytest.mark.sampled(1)
 def test_one_program_takes_batches_of_any_size(algorithms: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1)).eval()

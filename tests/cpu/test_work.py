@@ -54,6 +54,7 @@ def test_every_operator_is_in_a_kernel(module: nn.Module) -> None:
     assert seen == {op for op in made.ops if op.startswith("aten::")}
 
 
+@pytest.mark.sampled(0)
 def test_steps_that_repeat_count_each_time() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

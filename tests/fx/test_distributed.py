@@ -65,6 +65,7 @@ def ranks(request: pytest.FixtureRequest, pools: dict[int, Ranks]) -> Ranks:
     return pools[size]
 
 
+@pytest.mark.sampled(0)
 def test_buffers_of_rank_0_are_everybodys(ranks: Ranks) -> None:
     """DDP writes them into the other ranks' buffers at the version that these have."""
     for activity in ranks.call(rank_programs.follow_buffers_of_rank_0):

@@ -311,7 +311,7 @@ def test_models(name: str) -> None:
 # --- sizes that vary ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_dynamic_sizes() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     program = compiled(layer, dynamic=True)
@@ -514,6 +514,7 @@ def test_found_without_import() -> None:
 
 
 @pytest.mark.parametrize("example", ["fx_model", "training_loop"])
+@pytest.mark.sampled(1)
 def test_examples(example: str) -> None:
     script = Path(__file__).parents[2] / "examples" / f"{example}.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)

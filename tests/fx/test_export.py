@@ -22,6 +22,7 @@ from torchmdla.testing.programs import PROGRAMS
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16", "lstm"])
+@pytest.mark.sampled(1)
 def test_models(name: str) -> None:
     spec = MODELS[name].reduced()
     module = spec.build()

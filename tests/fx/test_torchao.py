@@ -99,6 +99,7 @@ class Image(nn.Module):
 @pytest.mark.parametrize(
     ("build", "x"), [(Image, torch.randn(2, 3, 16, 16)), (lambda: layers(64), torch.randn(12, 64))]
 )
+@pytest.mark.sampled(1)
 def test_exported_graphs(build: Callable[[], nn.Module], x: Tensor, is_dynamic: bool) -> None:
     torch.manual_seed(0)
     quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config(is_dynamic=is_dynamic))
@@ -126,6 +127,7 @@ def few_bits(rows: int) -> tuple[nn.Module, Tensor]:
 
 @pytest.mark.parametrize("road", [by_export, by_dynamo])
 @pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.sampled(1)
 def test_weights_of_four_bits(rows: int, road: Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]]) -> None:
     model, x = few_bits(rows)
     with torch.no_grad():

@@ -48,6 +48,7 @@ def failures(names: Iterable[str], way: str, limit: int) -> list[str]:
 
 
 @pytest.mark.parametrize("way", OFTEN)
+@pytest.mark.sampled(0)
 def test_often(way: str) -> None:
     assert [name for name in OFTEN[way] if name not in corrupted.PROGRAMS] == []
     assert failures(OFTEN[way], way, 2 if way == "torchscript:script" else 1) == []

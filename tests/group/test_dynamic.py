@@ -703,6 +703,7 @@ print((objects(20) - before) / 20, torchmdla.stats().dynamic)
 """
 
 
+@pytest.mark.sampled(0)
 def test_programs_that_are_dropped_leave_nothing() -> None:
     done = run_python(LOADED_AND_DROPPED)
     assert done.returncode == 0, done.stderr

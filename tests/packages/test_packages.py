@@ -192,7 +192,7 @@ def for_all_levels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_each_processor_gets_its_code(level: str, for_all_levels: tuple[Path, Path]) -> None:
     try:
         torchmdla.enable(processor=level)
@@ -376,6 +376,7 @@ def test_damaged_packed_weights_are_packed_anew(tmp_path: Path) -> None:
     assert value == whole and "packed anew" in rest
 
 
+@pytest.mark.sampled(0)
 def test_processes_share_packed_weights(tmp_path: Path) -> None:
     """Together they hold one copy."""
     torchmdla.save(wide(), tmp_path / "model.pt", [torch.randn(64, 256)], pack_weights=True)

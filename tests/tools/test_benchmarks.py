@@ -354,6 +354,7 @@ def test_errors_stand_beside_times(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f"{row['ways']['eager']['rms_error']:.1e}" in printed
 
 
+@pytest.mark.sampled(0)
 def test_a_wrong_peer_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row, printed = row_with_a_scaled_peer(1.01, tmp_path, monkeypatch)
     wrong = row["ways"]["ncnn"]

@@ -45,6 +45,7 @@ def test_classify_image_draws_and_classifies(tmp_path: Path) -> None:
     assert lines[-3].endswith("checkers") and float(lines[-3].split("%")[0]) > 90
 
 
+@pytest.mark.sampled(0)
 def test_classify_image_takes_files(examples: None, tmp_path: Path) -> None:
     from classify_image import ResNet18
 

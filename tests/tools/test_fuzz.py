@@ -41,6 +41,7 @@ def outcomes(jobs: list[Any]) -> dict[str, Any]:
     return {event.outcome.program: event.outcome for event in run(jobs, timeout=600) if isinstance(event, Judged)}
 
 
+@pytest.mark.sampled(0)
 def test_programs_drawn_at_random() -> None:
     found = outcomes([job(name, name.split("/")[1], "cpu") for name in DRAWN])
     assert len(found) > len(DRAWN) // 2  # the others are not for their way
@@ -62,6 +63,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("seed", FOUND)
+@pytest.mark.sampled(1)
 def test_control_flow_found_once(seed: int) -> None:
     assert _control_flow("--count", "1", "--seed", str(seed)).endswith("right 1\n")
 
@@ -201,6 +203,7 @@ def options(folder: Path, **changes: Any) -> Options:
     return Options(**{**given, **rest, **changes})
 
 
+@pytest.mark.sampled(0)
 def test_a_finding_becomes_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # What is right counts as a fault here, so that there is something to be found.
     monkeypatch.setattr(hunt, "FAULTS", frozenset({"ok", "fallback", "pytorch", "not captured"}))
@@ -224,6 +227,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 # --- soak -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(0)
 def test_soak_for_a_few_steps() -> None:
     work = soak.Soak(seed=1)
     for _ in range(8):
@@ -232,6 +236,7 @@ def test_soak_for_a_few_steps() -> None:
     assert sum(work.done.values()) == 8
 
 
+@pytest.mark.sampled(0)
 def test_soak_of_serving_for_a_few_steps(tmp_path: Path) -> None:
     done = run_python(
         f"""

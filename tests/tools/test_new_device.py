@@ -31,6 +31,7 @@ def test_the_example_runs_by_every_frontend() -> None:
     assert fallbacks == "fallbacks: none"
 
 
+@pytest.mark.sampled(0)
 def test_it_is_checked_by_the_registry_of_programs() -> None:
     device = "numpy_device:NumpyDevice"
     done = run("-m", "torchmdla.testing", "--device", device, "--filter", "products.linear", "--jobs", "1", "--verbose")
