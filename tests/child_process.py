@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ import textwrap
 from pathlib import Path
 
 _NO_DEPRECATIONS = ("-W", "ignore::DeprecationWarning")
+
+_IMPORTS_TORCH = re.compile(r"^ *(?:import|from) .*\btorch(?:mdla)?\b", re.MULTILINE)
 
 # Each request is a line: the folder with the code, the arguments, the environment. The answer is how the child ended. A
 # child leaves the loop, so that it ends as a program does.
@@ -46,7 +49,7 @@ def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Com
     """Runs code in a process of its own, with this test run's cache unless told otherwise."""
     code = textwrap.dedent(code)
     changed = all(name.startswith(("TORCHMDLA_", "PYTHONPATH")) for name in environment)
-    if changed and "import torch" in code and hasattr(os, "fork"):
+    if changed and _IMPORTS_TORCH.search(code) and hasattr(os, "fork"):
         return _forked(code, arguments, {**os.environ, **environment})
     command = [sys.executable, *_NO_DEPRECATIONS, "-c", code, *arguments]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)

@@ -140,7 +140,7 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_state() -> Iterator[None]:
-    """Switched on, nothing counted, PyTorch's generator seeded; threads and switch put back afterwards.
+    """Switched on, nothing counted, PyTorch's generator seeded; threads, switch and options put back afterwards.
 
     Tests of what needs no PyTorch (compiler, cache, worker) run without it: this loads nothing.
     """
@@ -158,6 +158,7 @@ def clean_state() -> Iterator[None]:
     torchmdla.capture.refusals.forget()
     yield
     torchmdla.enable()
+    torchmdla.devices.get("mdla").configure()  # command lines leave theirs
     torch.set_num_threads(threads)
 
 
