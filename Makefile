@@ -13,17 +13,17 @@ JOBS   ?= 2
 demo: build
 	$(BIN)/python test.py $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST := -m pytest -n $(JOBS) --dist worksteal
 
 test: build $(VENV)/.developing
-	$(PYTEST) $(ROWS) $(ARGS)
+	$(BIN)/python $(PYTEST) $(ROWS) $(ARGS)
 
 # Tests, all rows of those that are marked sampled, and fuzzers, with what each pass computes compared with what was
 # computed before it (docs/testing.md).
 test-all: export TORCHMDLA_VERIFY = values
 test-all: ROWS = --rows all
 test-all: test fuzz fuzz-passes
-	$(PYTEST) -m full tests/group/test_corrupted.py
+	$(BIN)/python $(PYTEST) -m full tests/group/test_corrupted.py
 
 # A part of the rows that make test leaves out. SLICE=3/8
 test-slice: export TORCHMDLA_VERIFY = values
@@ -35,7 +35,7 @@ test-slice: test
 coverage: build $(VENV)/.developing
 	rm -rf build/coverage
 	mkdir -p build/coverage
-	-$(BIN)/python -m coverage run -m pytest -n $(JOBS) --dist worksteal $(ROWS) $(ARGS)
+	-$(BIN)/python -m coverage run $(PYTEST) $(ROWS) $(ARGS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage html --quiet
 	$(BIN)/python -m coverage report

@@ -33,8 +33,9 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 else:
     os._exit(0)
-for stream, name in ((0, "in"), (1, "out"), (2, "err")):
-    os.dup2(os.open(f"{folder}/{name}", os.O_RDONLY if name == "in" else os.O_WRONLY), stream)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+for stream, name in ((1, "out"), (2, "err")):
+    os.dup2(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT), stream)
 os.environ.clear()
 os.environ.update(environment)
 sys.path[1:1] = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", *sys.path)]
@@ -48,30 +49,28 @@ exec(code)
 def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a process of its own, with this test run's cache unless told otherwise."""
     code = textwrap.dedent(code)
-    changed = all(name.startswith(("TORCHMDLA_", "PYTHONPATH")) for name in environment)
-    if changed and _IMPORTS_TORCH.search(code) and hasattr(os, "fork"):
+    is_read_later = all(name.startswith(("TORCHMDLA_", "PYTHONPATH")) for name in environment)
+    if is_read_later and _IMPORTS_TORCH.search(code) and hasattr(os, "fork"):
         return _forked(code, arguments, {**os.environ, **environment})
     command = [sys.executable, *_NO_DEPRECATIONS, "-c", code, *arguments]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
 def _forked(code: str, arguments: tuple[str, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run code in a fork of the server, whose standard input is empty."""
     server = _server()
     assert server.stdin and server.stdout
     with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder) / name for name in ("code", "in", "out", "err")}
-        for file in files.values():
-            file.touch()
-        files["code"].write_text(code, encoding="utf-8")
+        (Path(folder) / "code").write_text(code, encoding="utf-8")
         server.stdin.write(json.dumps([folder, arguments, environment]) + "\n")
         server.stdin.flush()
         status = int(server.stdout.readline())
-        output, errors = (files[name].read_text(encoding="utf-8") for name in ("out", "err"))
+        output, errors = ((Path(folder) / name).read_text(encoding="utf-8") for name in ("out", "err"))
     return subprocess.CompletedProcess(["python", "-c", code, *arguments], status, output, errors)
 
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """The process that is forked. It ends with this one."""
+    """Return the process that is forked. It ends with this one."""
     command = [sys.executable, *_NO_DEPRECATIONS, "-c", _SERVER]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -263,7 +263,7 @@ def _table(title: str, rows: Sequence[_Row], cell: Callable[[_Row, str], str], g
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells = [str(row.threads), str(row.batch or "-"), str(row.instances)]
-        cells += [f"{row.compile_seconds:.2f}" for _ in compiling]
+        cells += [f"{row.compile_seconds:.2f}"] if gains else []
         cells += [cell(row, way) if way in row.seconds else "-" for way in ways]
         found = [row.gain(way) for way in _OTHERS if gains]
         table.add_row(*cells, *("-" if gain is None else f"{gain:.2f}" for gain in found))

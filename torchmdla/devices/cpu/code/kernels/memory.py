@@ -76,11 +76,13 @@ class MemoryWriter(InstructionWriter):
             self._pointers[position] = self._offset(self._pointers[position], distance, operand.element)
 
     def _distance(self, steps: Count, stride: int | Size) -> Count | Size:
-        """How far ``steps`` of ``stride`` elements reach."""
+        """Return the number of elements that ``steps`` iterations move an operand of ``stride`` by."""
         if isinstance(steps, int):
             return stride * steps
-        if stride in (0, 1):
-            return steps if stride else 0
+        if stride == 0:
+            return 0
+        if stride == 1:
+            return steps
         return self._define(f"arith.muli {steps}, {self._number(stride)} : i64")
 
     def _offset(self, pointer: str, elements: Count | Size, element: str) -> str:
