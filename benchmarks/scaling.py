@@ -20,9 +20,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from harness import children, output
+from harness.speed import Span, SpeedLog, SpeedMeter
 
 # What a program of twice the length may take, in times of the shorter one.
 MOST = 2.3
@@ -81,9 +83,9 @@ def main() -> int:
         },
     )
     curves: dict[str, list[Row]] = {}
-    with output.progress(len(options.shapes) * options.repeat * 2, "process") as bar:
+    with output.progress(len(options.shapes) * options.repeat * 2, "process") as bar, SpeedMeter() as log:
         for shape in options.shapes:
-            runs = [measure_once(shape, options.operators, bar) for _ in range(options.repeat)]
+            runs = [measure_once(shape, options.operators, log, bar) for _ in range(options.repeat)]
             curves[shape] = [row_of(shape, k, runs) for k in range(len(options.operators))]
             rows = [row for curve in curves.values() for row in curve]
             output.write_json(options.json, {"benchmark": "scaling", "rows": rows})
@@ -96,34 +98,39 @@ def main() -> int:
     return int(bool(faults or (options.check and fast)))
 
 
-def measure_once(shape: str, operators: list[int], bar: Any) -> dict[str, Any]:
+def measure_once(shape: str, operators: list[int], log: SpeedLog, bar: Any) -> dict[str, Any]:
     """One measurement without torchmdla, one with, in two processes."""
     found = {}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         for way, enabled in (("torch", "0"), ("torchmdla", "1")):
             bar.set_postfix_str(f"{shape}, {way}")
             variables = {"TORCHMDLA_ENABLE": enabled, "TORCHMDLA_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"}
-            found[way] = children.run("scaling:measure", {"shape": shape, "operators": operators}, variables)
+            task = {"shape": shape, "operators": operators, "log": asdict(log)}
+            found[way] = children.run("scaling:measure", task, variables)
             bar.update()
     return found
 
 
-def measure(shape: str, operators: list[int]) -> list[dict[str, Any]]:
+def measure(shape: str, operators: list[int], log: dict[str, Any]) -> list[dict[str, Any]]:
     """Calls programs in this process until they are optimised and, where torchmdla is on, compiled."""
     import torch
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    measure_program(shape, _WARMING_UP)
+    speeds = SpeedLog(**log)
+    speeds.pin()  # behind the import of torch, which undoes it
+    measure_program(shape, _WARMING_UP, speeds)
+    for process in children_of(os.getpid()):
+        speeds.pin(process)
     found = []
     for count in operators:
         children.step(f"{shape}: {count}")
-        found.append({"operators": count, **measure_program(shape, count)})
+        found.append({"operators": count, **measure_program(shape, count, speeds)})
     return found
 
 
-def measure_program(shape: str, operators: int) -> dict[str, Any]:
-    """Return time and memory that it takes to call one program until it is compiled."""
+def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, Any]:
+    """Return time at the processor's full speed and memory that it takes to call one program until it is compiled."""
     import memory
     import torch
 
@@ -133,27 +140,26 @@ def measure_program(shape: str, operators: int) -> dict[str, Any]:
 
     function = scripted(*SHAPES[shape](operators))
     x = torch.linspace(0.1, 0.9, 16).view(4, 4)
-    spent = {"import": 0.0, "waiting": 0.0}
+    imports, waits, calls = list[Span](), list[Span](), list[Span]()
     torchmdla.reset_stats()
     known = service.default_service().stages()
     memory.forget_peak()
     base = memory.peak()
-    start, compiling = time.process_time(), seconds_of_children()
     with (
         torch.no_grad(),
-        timed(ScriptSubgraph, "import_program", spent, "import"),
-        timed(service, "compile_program", spent, "waiting"),
+        timed(ScriptSubgraph, "import_program", imports),
+        timed(service, "compile_program", waits),
     ):
         for _ in range(4):
-            function(x)
-    total = time.process_time() - start
-    compiling = seconds_of_children() - compiling
+            with span_of(calls):
+                function(x)
     stats = torchmdla.stats()
+    importing, waiting, total = map(speeds.full_speed, (imports, waits, calls))
     return {
         "seconds": {
-            "capture": total - spent["import"] - spent["waiting"],
-            "import": spent["import"],
-            "compile": compiling + spent["waiting"],
+            "capture": total - importing - waiting,
+            "import": importing,
+            "compile": waiting,
         },
         "MiB": {"process": memory.peak() - base, "compiler": memory.peak_of_children()},
         "groups": stats.groups,
@@ -177,16 +183,13 @@ def scripted(lines: list[str], result: str) -> Any:
 
 
 @contextmanager
-def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> Iterator[None]:
-    """Adds the processor's time of each call of a function to that of a stage."""
+def timed(owner: Any, name: str, spans: list[Span]) -> Iterator[None]:
+    """Add the time of each call of a function to ``spans``."""
     function = getattr(owner, name)
 
     def call(*arguments: Any, **keywords: Any) -> Any:
-        start = time.process_time()
-        try:
+        with span_of(spans):
             return function(*arguments, **keywords)
-        finally:
-            spent[stage] += time.process_time() - start
 
     setattr(owner, name, call)
     try:
@@ -195,15 +198,30 @@ def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> Iterato
         setattr(owner, name, function)
 
 
+@contextmanager
+def span_of(spans: list[Span]) -> Iterator[None]:
+    """Add the processor's time of a block to ``spans``, with that of the processes which compile for it."""
+    start, taken = time.monotonic(), time.process_time() + seconds_of_children()
+    try:
+        yield
+    finally:
+        spans.append(Span(start, time.monotonic(), time.process_time() + seconds_of_children() - taken))
+
+
 def seconds_of_children() -> float:
-    """The processor's time that the processes of this one have taken, theirs included."""
+    """Return the processor's time that the children of this process have taken, with that of their own children."""
     ticks = os.sysconf("SC_CLK_TCK")
     seconds = 0.0
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        for process in file.read().split():
-            with open(f"/proc/{process}/stat") as stat:
-                seconds += sum(map(int, stat.read().rpartition(")")[2].split()[11:15])) / ticks
+    for process in children_of(os.getpid()):
+        with open(f"/proc/{process}/stat") as stat:
+            seconds += sum(map(int, stat.read().rpartition(")")[2].split()[11:15])) / ticks
     return seconds
+
+
+def children_of(process: int) -> list[int]:
+    """Return the processes that the main thread of ``process`` has started and that still run."""
+    with open(f"/proc/{process}/task/{process}/children") as file:
+        return [int(child) for child in file.read().split()]
 
 
 def row_of(shape: str, place: int, runs: list[dict[str, Any]]) -> Row:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -10,11 +12,13 @@ from counting import MOST, calls_of
 from nest_running import host_target
 from test_tile_fusion import all_nests
 from torch_mlir import ir
-from written_programs import Builder, Value, normal
+from written_programs import Builder, Value, check, normal
 
+import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.devices.cpu.loop_program import LoopProgram
-from torchmdla.devices.cpu.lowering import loop_program
+from torchmdla.devices.cpu.lowering import generated_module, loop_program
+from torchmdla.testing.compare import assert_matches
 
 
 def chain(b: Builder, count: int) -> list[Value]:
@@ -71,3 +75,30 @@ def test_bodies_are_not_as_long_as_programs() -> None:
     """Upstream's fusion copies a body with each operator, and LLVM takes minutes for one of thousands of operators."""
     steps, _ = transformed(chain, 500)
     assert max(len(nest.body.expressions) for nest in all_nests(steps)) < 500
+
+
+def test_entries_load_pointers_again() -> None:
+    """LLVM takes minutes to allocate registers for a pointer that thousands of calls in a row use."""
+    builder = Builder()
+    parts = concatenation(builder, 700)
+    with new_context(), ir.Location.unknown():
+        code = str(generated_module(builder.program(parts, host_target())))
+    entry = code[code.index("@mdla_forward") :]
+    moved = Counter(re.findall(r"llvm.getelementptr (%\w+)", entry))
+    assert moved.total() >= 600
+    assert max(moved.values()) <= 600
+    check(builder, parts)
+
+
+def test_a_late_index_is_checked() -> None:
+    """The status of kernels that check indices is read behind calls that load pointers again."""
+    outputs = ", ".join(f"x * {k}.5" for k in range(600))
+    program = torch.jit.CompilationUnit(f"def f(x, index):\n    return {outputs}, x[index] + 1\n").f
+    x = torch.randn(4, 3)
+    with torch.no_grad():
+        for index in (torch.tensor([3, 0]), torch.tensor([1, -4]), torch.tensor([2, 2])):
+            assert_matches(program(x, index)[-1], x[index] + 1)
+        with pytest.raises(Exception, match="out of"):
+            program(x, torch.tensor([4, 0]))
+    stats = torchmdla.stats()
+    assert stats.compiled_calls > 0 and stats.fallbacks == {"the compiled code reported an error": 1}

@@ -27,6 +27,10 @@ from torchmdla.devices.cpu.loop_program import (
 )
 
 
+# Steps that use a pointer after it is loaded. LLVM allocates registers in quadratic time of the uses of a value.
+_SECTION = 256
+
+
 class FunctionWriter:
     """Writes one function of the ABI: the entry, whose kernels are ``listed``, or a pack. Each step becomes a call of a
     kernel or region, or scalar code."""
@@ -69,7 +73,10 @@ class FunctionWriter:
             self._scalars.require(number)
 
     def write(self) -> str:
-        self._run(self._steps)
+        for first in range(0, len(self._steps), _SECTION):
+            if first:
+                self._frame.text.begin_section()
+            self._run(self._steps[first : first + _SECTION])
         return self._assemble()
 
     def write_workspace(self) -> str:
@@ -104,10 +111,9 @@ class FunctionWriter:
         body = text.take()
         count = f"llvm.mlir.constant({self._calls.most_operands} : i64) : i64"
         head = [f"%count = {count}", "%operands = llvm.alloca %count x !llvm.ptr : (i64) -> !llvm.ptr"]
-        head += frame.prologue()
         if frame.has_status:
             text.add(f"llvm.store {text.constant(0, 'i32')}, {frame.status()} : i32, !llvm.ptr")
-            head += text.take()
+            body = [*text.take(), *body]
         status = text.constant(0, "i32")
         if frame.has_status:
             status = text.define(f"llvm.load {frame.status()} : !llvm.ptr -> i32")
@@ -118,7 +124,8 @@ class FunctionWriter:
             text.add("^failed:")
             text.add(f"llvm.return {text.constant(1, 'i32')} : i32")
         given = "%given" if frame.marks else "%buffers"
-        return self._function(f"@{self.symbol}({given}: !llvm.ptr) -> i32", [*head, *body, *text.take()])
+        body += text.take()
+        return self._function(f"@{self.symbol}({given}: !llvm.ptr) -> i32", [*head, *frame.prologue(), *body])
 
     def _function(self, head: str, lines: Sequence[str]) -> str:
         return "\n".join([f"llvm.func {head} {self._attributes} {{", *lines, "}"])

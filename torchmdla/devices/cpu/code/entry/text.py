@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 
 class FunctionText:
     """Lines of MLIR text. No name is given twice, whatever becomes of the lines.
 
-    Pointers in ``arrays``, which the function knows from its start on, are loaded once, in the :attr:`head`: LLVM would
-    load them again behind each call, which may change what an array holds.
+    Pointers in ``arrays``, which the function knows from its start on, are loaded once in a section, ahead of its lines:
+    LLVM would load them again behind each call, which may change what an array holds. The :attr:`head` has those of the
+    first section.
     """
 
     def __init__(self, arrays: Collection[str] = ()) -> None:
         self._lines: list[str] = []
+        self._arrays = frozenset(arrays)
+        # The names of what the sections load, by operation: of the first section, and of the current one.
         self._head: dict[str, str] = {}
-        self._known_in_head = set(arrays)
+        self._loaded = self._head
+        self._known = set(arrays)
+        self._section = 0
         self._counter = 0
 
     def add(self, line: str) -> None:
         self._lines.append(line)
 
     def take(self) -> list[str]:
-        """The lines so far; what is added from then on are others."""
+        """Return the lines so far and begin anew, in the first section."""
+        self._end_section(self._head)
         lines, self._lines = self._lines, []
         return lines
+
+    def begin_section(self) -> None:
+        """Load pointers again from here on. No loop may be open."""
+        self._end_section({})
+        self._section = len(self._lines)
+
+    def _end_section(self, loaded: dict[str, str]) -> None:
+        """Put what the current section loads ahead of its lines. The next one finds ``loaded``."""
+        if self._loaded is not self._head:
+            self._lines[self._section : self._section] = _definitions(self._loaded)
+        self._loaded, self._known = loaded, {*self._arrays, *loaded.values()}
 
     def fresh(self, prefix: str = "%e") -> str:
         """A new name."""
@@ -39,17 +56,17 @@ class FunctionText:
 
     @property
     def head(self) -> list[str]:
-        """The lines that define what is in the arrays that are known from the start on."""
-        return [f"{name} = {op}" for op, name in self._head.items()]
+        """The lines that load what the first section uses, which all others may use, too."""
+        return _definitions(self._head)
 
     def _define_by(self, array: str, op: str) -> str:
         """Return the name of the result of ``op``, which depends on ``array`` alone."""
-        if array not in self._known_in_head:
+        if array not in self._known:
             return self.define(op)
-        if op not in self._head:
-            self._head[op] = self.fresh()
-            self._known_in_head.add(self._head[op])
-        return self._head[op]
+        if op not in self._loaded:
+            self._loaded[op] = self.fresh()
+            self._known.add(self._loaded[op])
+        return self._loaded[op]
 
     def constant(self, number: int, kind: str = "i64") -> str:
         return self.define(f"llvm.mlir.constant({number} : {kind}) : {kind}")
@@ -68,3 +85,8 @@ class FunctionText:
         if isinstance(distance, int):
             return self.define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr) -> !llvm.ptr, {kind}")
         return self.define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}")
+
+
+def _definitions(names: Mapping[str, str]) -> list[str]:
+    """Return lines that define names by the operations that these are of."""
+    return [f"{name} = {op}" for op, name in names.items()]
