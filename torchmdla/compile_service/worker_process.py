@@ -40,14 +40,6 @@ _MANY_OBJECTS = 100_000
 # that is to be copied must have one thread.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-# Imported while the parent is still busy with its program; a tenth of a second that a first compile need not wait.
-_WARM_UP = (
-    "torch_mlir.ir",
-    "torch_mlir.passmanager",
-    "torch_mlir.execution_engine",
-    "torch_mlir.dialects.torch",
-)
-
 
 def main(configuration: dict[str, Any]) -> None:
     # An interrupt at the terminal reaches the whole process group. The parent decides what it means for us. It
@@ -103,9 +95,7 @@ def _serve(requests: int, replies: int) -> None:
     from torchmdla.compile_service.messages import read_message, write_message
 
     write_message(replies, {"kind": "ready"})
-    for module in _WARM_UP:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
+    _warm_up()
     while True:
         request, body = read_message(requests)
         write_message(replies, {"kind": "accepted"})
@@ -117,6 +107,19 @@ def _serve(requests: int, replies: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         write_message(replies, head, answer)
+
+
+def _warm_up() -> None:
+    """Import the compiler while the parent is still busy with its program, so that the first compile need not wait."""
+    from torchmdla import devices
+
+    with contextlib.suppress(ImportError):  # A compile reports it.
+        from torch_mlir._mlir_libs import _mlir
+
+        # MLIR imports the classes of all operations of a dialect when Python sees the first one: a third of a second.
+        # The compiler reads operations by their names and needs none of them.
+        _mlir.globals.dialect_search_modules = []
+        devices.get(devices.in_use()).warm_up()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import torch as torch_dialect
+from torch_mlir._mlir_libs import _torchMlir
 from torch_mlir.passmanager import PassManager
 
 from torchmdla.errors import CompileError
@@ -23,7 +23,7 @@ _NODE = re.compile(r'\("graph":(\d+)')
 def new_context() -> ir.Context:
     """A context in which programs parse."""
     context = ir.Context()
-    torch_dialect.register_dialect(context)
+    _torchMlir.register_dialect(context)
     context.enable_multithreading(False)
     return context
 

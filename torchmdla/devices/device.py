@@ -186,6 +186,9 @@ class Device(ABC):
         """What code for ``target`` needs of a processor, by LLVM's names: what packages are chosen by."""
         return ()
 
+    def warm_up(self) -> None:  # noqa: B027 (a device may need nothing)
+        """Import what :meth:`lower` needs. A compiler process calls it while it waits for its first program."""
+
     @abstractmethod
     def lower(self, program: Program) -> Artifact:
         """Compiles a program. A pure function.

@@ -139,6 +139,9 @@ class CpuDevice(Device):
 
         return tune(program, places, seconds, known, skip, tell)
 
+    def warm_up(self) -> None:
+        from torchmdla.devices.cpu import lowering  # noqa: F401
+
     def lower(self, program: Program) -> Artifact:
         from torchmdla.devices.cpu.lowering import lower
 

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterable
 
 from torch_mlir import ir
-from torch_mlir.dialects import llvm
 from torch_mlir.execution_engine import ExecutionEngine
 
 from torchmdla.compiler.mlir import explained, ops_named, run
@@ -65,7 +64,9 @@ def to_llvm(module: ir.Module, target: Target, has_regions: bool, has_bf16: bool
 
 
 def _read_bools_as_bytes(module: ir.Module) -> None:
-    """Makes every byte but 0 a true bool. Kernels read bools so; LLVM takes the lowest bit of what regions read."""
+    """Make every byte but 0 a true bool. Kernels read bools so; LLVM takes the lowest bit of what regions read."""
+    from torch_mlir.dialects import llvm  # Its classes take longer to import than most programs to compile.
+
     with module.context:
         bit, byte = (ir.IntegerType.get_signless(width) for width in (1, 8))
     for load in ops_named(module.operation, {"llvm.load"}):
@@ -113,7 +114,9 @@ def to_object(module: ir.Module, entry: str, externals: Iterable[str]) -> bytes:
 
 
 def to_llvm_ir(module: ir.Module) -> str:
-    """LLVM IR of a module in the LLVM dialect, before LLVM's own passes."""
+    """Return the LLVM IR of a module in the LLVM dialect, before LLVM's own passes."""
+    from torch_mlir.dialects import llvm
+
     return str(llvm.translate_module_to_llvmir(module.operation))
 
 

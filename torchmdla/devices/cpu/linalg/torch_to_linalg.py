@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from torch_mlir import ir
-from torch_mlir.dialects import linalg
 
 from torchmdla.compiler import constants
 from torchmdla.compiler.mlir import explained, forward_of, ops_named, run
@@ -68,11 +67,15 @@ def filled_with(number: Any, destination: Any) -> Any:
     """A tensor like ``destination`` that holds ``number`` throughout, made by an op whose body yields that."""
     kind = ir.RankedTensorType(destination.type)
     parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
-    maps = ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get_identity(kind.rank))])
-    generic = linalg.GenericOp([kind], [], [destination], maps, ir.ArrayAttr.get([parallel] * kind.rank))
+    attributes = {
+        "indexing_maps": ir.ArrayAttr.get([ir.AffineMapAttr.get(ir.AffineMap.get_identity(kind.rank))]),
+        "iterator_types": ir.ArrayAttr.get([parallel] * kind.rank),
+        "operandSegmentSizes": ir.DenseI32ArrayAttr.get([0, 1]),
+    }
+    generic = ir.Operation.create("linalg.generic", [kind], [destination], attributes, regions=1)
     block = generic.regions[0].blocks.append(kind.element_type)
     with ir.InsertionPoint(block):
-        linalg.YieldOp([number])
+        ir.Operation.create("linalg.yield", operands=[number])
     return generic.results[0]
 
 
