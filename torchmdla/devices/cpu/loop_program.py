@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 from torchmdla.compiler.sizes import AnySize, Size, estimate, quotient
@@ -69,62 +69,68 @@ class LoopNest:
     checks: tuple[Expression, ...] = ()
     nodes: frozenset[int] = frozenset()
 
+    def __setattr__(self, name: str, value: object) -> None:
+        # Passes ask for these many times between changes, and what they follow from cannot change itself.
+        for derived in _DERIVED.intersection(self.__dict__):
+            del self.__dict__[derived]
+        super().__setattr__(name, value)
+
     @classmethod
     def elementwise(cls, sizes: tuple[AnySize, ...], output: Access, value: Expression) -> LoopNest:
         """A nest that stores ``value`` to ``output``."""
         return cls(sizes, (False,) * len(sizes), (output,), (value,))
 
-    @property
+    @cached_property
     def body(self) -> Contents:
         """What it computes, but for its epilogue."""
         return contents((*self.values, *self.checks))
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Access, ...]:
         return self.body.loads
 
-    @property
+    @cached_property
     def scalars(self) -> tuple[Scalar, ...]:
         return self.body.scalars
 
-    @property
+    @cached_property
     def tables(self) -> tuple[TableAccess, ...]:
         return self.body.tables
 
-    @property
+    @cached_property
     def read_accesses(self) -> tuple[Access, ...]:
         """What it reads, with the outputs' old values where they matter."""
         return self.inputs + self.carried + (self.epilogue.body.loads if self.epilogue else ())
 
-    @property
+    @cached_property
     def carried(self) -> tuple[Access, ...]:
         """The outputs that are reduced from what lies in memory on."""
         reduced = {e.payload for e in self.body.expressions if e.op == "accumulator"}
         return tuple(a for k, a in enumerate(self.outputs) if k in reduced) if self.initial is None else ()
 
-    @property
+    @cached_property
     def written_accesses(self) -> tuple[Access, ...]:
         return self.epilogue.outputs if self.epilogue else self.outputs
 
-    @property
+    @cached_property
     def reads(self) -> list[Buffer]:
         return [a.buffer for a in self.read_accesses] + [t.buffer for t in self.tables]
 
-    @property
+    @cached_property
     def writes(self) -> list[Buffer]:
         return [a.buffer for a in self.written_accesses]
 
-    @property
+    @cached_property
     def accesses(self) -> tuple[Access, ...]:
         """What the kernel touches at the loops' indices, in the order of its operands."""
         return self.inputs + (self.epilogue.body.loads + self.epilogue.outputs if self.epilogue else self.outputs)
 
-    @property
+    @cached_property
     def all_scalars(self) -> tuple[Scalar, ...]:
         """The scalars of the body, then those of the epilogue."""
         return self.scalars + (self.epilogue.body.scalars if self.epilogue else ())
 
-    @property
+    @cached_property
     def indexed_loops(self) -> frozenset[int]:
         """Loops whose index it uses as a value."""
         return self.body.loops | (self.epilogue.body.loops if self.epilogue else frozenset())
@@ -155,6 +161,9 @@ class LoopNest:
     def read_instead(self, old: Access, new: Access) -> None:
         """Lets the body read another place than ``old``."""
         self.map_body(lambda roots: accessing(roots, lambda access: new if access == old else access))
+
+
+_DERIVED = frozenset(name for name, member in vars(LoopNest).items() if isinstance(member, cached_property))
 
 
 @dataclass(eq=False)

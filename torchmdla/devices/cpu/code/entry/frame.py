@@ -65,16 +65,18 @@ class Frame:
     def _slot_bytes(self) -> int:
         return -(-_SLOT_BYTES * len(self._slots) // ALIGNMENT) * ALIGNMENT
 
-    def _in_workspace(self, place: Place) -> str:
-        """The address of a byte of the workspace."""
+    def _in_workspace(self, place: Place, distance: int | Size = 0) -> str:
+        """Return the address of the byte at a distance behind a place of the workspace."""
         pointer = "%workspace" if self.marks else self.text.pointer_in("%buffers", 0)
-        return self._at(self.text.moved(pointer, place.base) if place.base else pointer, place.offset)
+        return self._at(self.text.moved(pointer, place.base) if place.base else pointer, distance + place.offset)
 
     # Buffers.
 
     def pointer(self, buffer: Buffer, offset: int | Size = 0) -> str:
         """The address of a buffer's element ``offset``."""
         distance = offset * ELEMENT_BYTES[stored(buffer.element)]
+        if buffer.kind == "temporary" and not self.marks:
+            return self._in_workspace(self._layout.places[buffer], distance)
         return self._at(self.views[buffer] if buffer.kind == "view" else self._base(buffer), distance)
 
     def number(self, number: int | Size) -> str:

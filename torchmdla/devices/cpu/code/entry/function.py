@@ -26,7 +26,6 @@ from torchmdla.devices.cpu.loop_program import (
     TileLoop,
 )
 
-
 # Steps that use a pointer after it is loaded. LLVM allocates registers in quadratic time of the uses of a value.
 _SECTION = 256
 
@@ -128,4 +127,4 @@ class FunctionWriter:
         return self._function(f"@{self.symbol}({given}: !llvm.ptr) -> i32", [*head, *frame.prologue(), *body])
 
     def _function(self, head: str, lines: Sequence[str]) -> str:
-        return "\n".join([f"llvm.func {head} {self._attributes} {{", *lines, "}"])
+        return "\n".join([f"llvm.func {head} {self._attributes} {{", *self._frame.text.constants, *lines, "}"])

@@ -70,10 +70,10 @@ class _Writers:
 
 
 def described_packs(
-    steps: LoopProgram, program: Program, functions: Mapping[str, str], kernels: Mapping[str, str]
+    steps: LoopProgram, program: Program, functions: Sequence[tuple[str, str]], kernels: Mapping[str, str]
 ) -> tuple[Pack, ...]:
-    """The packs of ``steps``, whose ``functions`` are given by symbol, in order, and call ``kernels``, code by
-    symbol."""
+    """Return the packs of ``steps``. ``functions`` are the symbol and the code of each, in which ``{symbol}`` stands
+    for the symbol; they call ``kernels``, code by symbol."""
     hashes = {symbol: _hash(code) for symbol, code in kernels.items()}
 
     def described(packing: Packing, symbol: str, text: str) -> Pack:
@@ -82,10 +82,10 @@ def described_packs(
         calls = re.sub(r"(?<=@)kernel_\d+\b", lambda found: hashes[found[0]], text)
         kinds = [(program.arguments[k].dtype, program.arguments[k].shape) for k in packing.arguments]
         constants = sorted({steps.globals[b.symbol] for s in packing.steps for b in s.reads if b.kind == "global"})
-        recipe = _hash(f"{kinds} {constants} {calls.replace(symbol, 'pack')}")
+        recipe = _hash(f"{kinds} {constants} {calls}")
         return Pack(symbol, recipe, packing.arguments, static(packing.buffer.bytes))
 
-    return tuple(described(p, *function) for p, function in zip(steps.packings, functions.items(), strict=True))
+    return tuple(described(p, *function) for p, function in zip(steps.packings, functions, strict=True))
 
 
 def _hash(text: str) -> str:

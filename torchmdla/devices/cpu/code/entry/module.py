@@ -58,11 +58,13 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
     abi = Abi(plan.symbols, len(steps.packings), len(program.arguments) + len(program.results), attributes)
     marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
     kernels = KernelFunctions(Machine.of(program.target, program.options), function_attributes(program), plan, marks)
-    packs = [FunctionWriter(f"mdla_pack_{k}", p.steps, abi, kernels, p) for k, p in enumerate(steps.packings)]
+    packs = [FunctionWriter("{symbol}", packing.steps, abi, kernels, packing) for packing in steps.packings]
     entry = FunctionWriter(ENTRY, steps.steps, abi, kernels)
     entry.require(steps.not_negative)
-    pack_functions = {pack.symbol: pack.write() for pack in packs}
-    functions = {**pack_functions, ENTRY: entry.write()}
+    pack_codes = [pack.write() for pack in packs]
+    pack_symbols = {code: f"mdla_pack_{k}" for k, code in enumerate(dict.fromkeys(pack_codes))}
+    functions = {symbol: code.replace("{symbol}", symbol) for code, symbol in pack_symbols.items()}
+    functions[ENTRY] = entry.write()
     if plan.symbols.is_used:
         functions[WORKSPACE] = entry.write_workspace()
     planned = packs if plan.symbols.is_used else [*packs, entry]
@@ -78,7 +80,7 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
         kernels=tuple(entry.listed.calls),
         nests=entry.listed.nests,
         distinct_kernels=kernels.count,
-        packs=described_packs(steps, program, pack_functions, kernels.code),
+        packs=described_packs(steps, program, [(pack_symbols[code], code) for code in pack_codes], kernels.code),
         parameters=tuple(sorted(entry.arguments & _parameters(program))),
         fault=FAULT if marks else "",
         marks=tuple(marks.declarations) if marks else (),

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 class FunctionText:
     """Lines of MLIR text. No name is given twice, whatever becomes of the lines.
 
-    Pointers in ``arrays``, which the function knows from its start on, are loaded once in a section, ahead of its lines:
-    LLVM would load them again behind each call, which may change what an array holds. The :attr:`head` has those of the
+    Pointers in ``arrays``, which the function knows from its start on, are loaded once in each section, ahead of its
+    lines: LLVM would load them again behind each call, which may change an array. The :attr:`head` has those of the
     first section.
     """
 
@@ -21,6 +21,7 @@ class FunctionText:
         self._loaded = self._head
         self._known = set(arrays)
         self._section = 0
+        self._constants: dict[str, str] = {}
         self._counter = 0
 
     def add(self, line: str) -> None:
@@ -68,8 +69,16 @@ class FunctionText:
             self._known.add(self._loaded[op])
         return self._loaded[op]
 
+    @property
+    def constants(self) -> list[str]:
+        """The lines that define the constants, ahead of all others."""
+        return _definitions(self._constants)
+
     def constant(self, number: int, kind: str = "i64") -> str:
-        return self.define(f"llvm.mlir.constant({number} : {kind}) : {kind}")
+        op = f"llvm.mlir.constant({number} : {kind}) : {kind}"
+        if op not in self._constants:
+            self._constants[op] = self.fresh()
+        return self._constants[op]
 
     def place_in(self, array: str, position: int) -> str:
         """The address of a pointer in an array of such."""
