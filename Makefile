@@ -7,6 +7,8 @@ CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/inc
 SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CMakeLists.txt src/native/CMakeLists.txt setup.py release/npm_package.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
+# Hundreds of processes of the tests import the package, which takes twice as long where its bytecode is not kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all test-slice coverage test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 

@@ -3,6 +3,7 @@ have counted."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -113,6 +114,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = {item for item in items if item not in others or _hash(item) % count != part}
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
+
+
+def pytest_collection_finish() -> None:
+    """Take what collection has made from the garbage collector: two million objects are a second for each pass."""
+    gc.collect()
+    gc.freeze()
 
 
 def rows_that_are_not_sampled(items: list[pytest.Item]) -> set[pytest.Item]:

@@ -76,7 +76,7 @@ def _train(device: torch.device, network: str, optimiser: str) -> tuple[list[flo
 
 @pytest.mark.parametrize("optimiser", _OPTIMISERS)
 @pytest.mark.parametrize("network", _NETWORKS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_training_agrees_with_the_cpu(dev: torch.device, network: str, optimiser: str) -> None:
     most = _NETWORKS[network][2]
     expected, wanted = _train(torch.device("cpu"), network, optimiser)

@@ -53,7 +53,7 @@ def ran(folder: Path, definition: str) -> str:
 
 
 @pytest.mark.parametrize("module", ["foreign_device", "foreign_package.parts.device"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_an_edited_device_compiles_anew(tmp_path: Path, module: str) -> None:
     path = tmp_path.joinpath(*module.split(".")).with_suffix(".py")
     path.parent.mkdir(parents=True, exist_ok=True)

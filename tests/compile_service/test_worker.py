@@ -414,6 +414,7 @@ pool = WorkerPool(size=1, modules=["scripted_device"])
 
 class TestExit:
     @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["normally", "killed"])
+    @pytest.mark.sampled(1)
     def test_process_ends_with_its_parent(self, tmp_path: Path, end: str) -> None:
         (tmp_path / "go").touch()
         start = f"pool.compile(scripted_program('hang {tmp_path}'))"

@@ -539,7 +539,7 @@ def test_shifts_beyond_the_width(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_the_least_integer_by_minus_one(dtype: str) -> None:
     """It wraps around; the processor would end the process."""
     code = f"import test_cpu_ops, torch; test_cpu_ops.least_by_minus_one(torch.{dtype})"

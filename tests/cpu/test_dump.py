@@ -37,6 +37,7 @@ def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.sampled(0)
 def test_every_stage_is_written(tmp_path: Path) -> None:
     done = run(PROGRAM, tmp_path, "works")
     assert (done.returncode, done.stderr) == (0, "")

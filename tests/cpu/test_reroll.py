@@ -166,6 +166,7 @@ class Classifier(nn.Module):
         return self.head(self.network(x, state)[1][-1])
 
 
+@pytest.mark.sampled(0)
 def test_a_last_state_alone_at_any_length():
     torch.manual_seed(0)
     compiled = Dynamic.of(Classifier(), lambda length: [torch.randn(length, 3, 16), torch.randn(1, 3, 64)], [12], SHORT)

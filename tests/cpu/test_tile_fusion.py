@@ -447,6 +447,7 @@ def test_unrelated_steps_move_out_of_the_way() -> None:
     assert isinstance(steps[1], TileLoop)
 
 
+@pytest.mark.sampled(0)
 def test_a_long_row_of_nests_whose_values_are_all_needed() -> None:
     """No chain of them has anything to itself; that must not be found out anew for each length of each."""
     values = [buffer("result") for _ in range(300)]

@@ -368,6 +368,7 @@ def tuned_kernels(monkeypatch: pytest.MonkeyPatch) -> list[TunedKernel]:
     return list(cpu_tuning.tune(program, [1.0], 20, {}, (), lambda kernel, tried, gain: None))
 
 
+@pytest.mark.sampled(0)
 def test_what_wins_is_measured_in_the_whole_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(programs: Sequence[Running], rounds: int) -> list[list[float]]:
         """What noise cannot turn round; the program has been run by both."""
@@ -380,6 +381,7 @@ def test_what_wins_is_measured_in_the_whole_program(monkeypatch: pytest.MonkeyPa
     assert among_others.record.gain_among_others == 2 and among_others.record.decisions == alone.record.decisions
 
 
+@pytest.mark.sampled(0)
 def test_what_wins_alone_only_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_tuning, "in_turn", lambda programs, rounds: [[1.0], [1.0]])
     alone, among_others = tuned_kernels(monkeypatch)
@@ -416,6 +418,7 @@ def taken(program: Program) -> str:
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "winograd2"])
+@pytest.mark.sampled(1)
 def test_a_measured_algorithm_is_taken(algorithm: str) -> None:
     module = Convolution().eval()
     plain = program_of(module, IMAGE)
@@ -446,7 +449,7 @@ def test_what_is_no_algorithm_is_ignored(algorithm: Any) -> None:
         pytest.param("winograd6", False, id="one with larger errors"),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_an_algorithm_is_timed_where_it_is_another(algorithm: Any, differs: bool) -> None:
     program = program_of(Convolution().eval(), IMAGE)
     found = dict(algorithms._by(algorithm, program, Running(program), contractions_of(program)))
@@ -458,7 +461,7 @@ def test_an_algorithm_is_timed_where_it_is_another(algorithm: Any, differs: bool
     ("alone", "together", "seconds", "decisions"),
     [(0.5, 0.5, 99, ['{"algorithm": "direct"}']), (0.5, 100.0, 99, [""]), (0.98, 0.5, 99, [""]), (0.5, 0.5, 0, [])],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_an_algorithm_must_win_twice(
     monkeypatch: pytest.MonkeyPatch, alone: float, together: float, seconds: float, decisions: list[str]
 ) -> None:
@@ -524,6 +527,7 @@ def test_a_process_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch
         list(process.measured(PROGRAM, [], 9, {}, lambda step: None))
 
 
+@pytest.mark.sampled(0)
 def test_a_program_that_cannot_be_compiled_is_an_error() -> None:
     with pytest.raises(CompileError):
         list(process.measured(dataclasses.replace(PROGRAM, mlir="no program"), [], 5, {}, lambda step: None))
@@ -537,7 +541,7 @@ def model() -> nn.Module:
 
 
 @pytest.mark.parametrize("frontend", ["torchscript", "export"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_compile_tunes(frontend: Any) -> None:
     module, x = model(), torch.randn(1, 3, 16, 16)
     compiled = torchmdla.compile(module, x, tune=2.0, frontend=frontend)
@@ -547,6 +551,7 @@ def test_compile_tunes(frontend: Any) -> None:
     assert found and all(one.chosen_seconds > 0 and one.best_seconds > 0 for one in found.values())
 
 
+@pytest.mark.sampled(0)
 def test_what_was_measured_to_its_end_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torchmdla.compile(product, X, Y)
     report = tuning.tune(lambda: compiled(X, Y), 20)
@@ -569,6 +574,7 @@ def test_there_may_be_nothing_to_tune() -> None:
         torchmdla.compile(product, X, Y, tune=1)
 
 
+@pytest.mark.sampled(0)
 def test_programs_for_any_sizes_are_left_to_the_cost_model() -> None:
     compiled = torchmdla.compile(product, X, Y)
     for rows in (5, 7, 9, 11):

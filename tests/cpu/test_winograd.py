@@ -156,6 +156,7 @@ def test_values_of_any_shape(results, images, groups, channels, filters, size, p
     stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
 )
+@pytest.mark.sampled(0)
 def test_values_of_any_window(results, channels, size, kernel, stride, padding) -> None:
     b = Builder()
     x = b.input(normal(2, channels, *size))
@@ -177,6 +178,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize(("kernel", "stride", "terms"), WINDOWS.values(), ids=WINDOWS.keys())
+@pytest.mark.sampled(2)
 def test_values_of_windows(kernel: tuple[int, int], stride: tuple[int, int], terms: int) -> None:
     """Those whose results fill tiles, with a plain and with a blocked image; every product that is there is needed."""
     for channels in (3, 32):
@@ -274,7 +276,7 @@ MOST_ERROR = 1e-5
     ("results", "taps", "stride"), [(2, 3, 1), (4, 3, 1), (6, 3, 1), (4, 5, 1), (2, 7, 1), (6, 3, 2), (4, 7, 2)]
 )
 @pytest.mark.parametrize("channels", [16, 256])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_error_against_float64(channels: int, results: int, taps: int, stride: int) -> None:
     torch.manual_seed(0)
     model = nn.Conv2d(channels, 32, taps, stride, padding=1).eval()
@@ -313,7 +315,7 @@ def test_programs(name: str, algorithms: str) -> None:
 
 
 @pytest.mark.parametrize("algorithms", ["direct", "winograd2", "winograd4", "fast"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_one_program_takes_batches_of_any_size(algorithms: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1)).eval()

@@ -85,6 +85,7 @@ def test_nothing_is_packed_of_what_fsdp_frees(ranks: Ranks) -> None:
         assert weights == [[], []]
 
 
+@pytest.mark.sampled(0)
 def test_an_error_in_one_rank_is_pytorchs(ranks: Ranks) -> None:
     *others, last = ranks.call(rank_programs.train_past_errors)
     assert not any(others)
@@ -144,13 +145,14 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_the_example(launch: str) -> None:
     done = run_example(*LAUNCHES[launch], "--steps", "10")
     assert done.returncode == 0, done.stderr
     assert "groups were compiled in each of 2 processes, none fell back" in done.stdout
 
 
+@pytest.mark.sampled(0)
 def test_the_example_says_what_it_takes() -> None:
     refused = run_example(EXAMPLE, "--steps", "0")
     assert refused.returncode == 2

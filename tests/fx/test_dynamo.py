@@ -228,6 +228,7 @@ GRADIENTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.sampled(2)
 def test_gradients(name: str) -> None:
     function, inputs = GRADIENTS[name]
     check_gradients(function, *inputs)
@@ -514,7 +515,7 @@ def test_found_without_import() -> None:
 
 
 @pytest.mark.parametrize("example", ["fx_model", "training_loop"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_examples(example: str) -> None:
     script = Path(__file__).parents[2] / "examples" / f"{example}.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)

@@ -161,6 +161,7 @@ def test_a_dying_worker_costs_one_compile():
     assert result.stdout.strip() == "fine", result.stderr
 
 
+@pytest.mark.sampled(0)
 def test_a_compile_that_found_no_descriptors_is_tried_again():
     code = """
         import os, resource, torch, torchmdla, warnings
@@ -190,6 +191,7 @@ def test_a_compile_that_found_no_descriptors_is_tried_again():
     assert result.stdout.strip() == "fine", result.stderr
 
 
+@pytest.mark.sampled(0)
 def test_leaving_while_compiles_are_queued(tmp_path):
     """They never end, and the interpreter waits for none of them."""
     code = """
@@ -253,6 +255,7 @@ def test_a_damaged_artifact_is_compiled_anew(tmp_path):
     assert again.stdout.strip() == "[1, 1, 0, {}]", again.stderr
 
 
+@pytest.mark.sampled(0)
 def test_an_artifact_that_cannot_be_linked_is_compiled_anew(tmp_path):
     cache = tmp_path / "cache"
     run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(cache))
@@ -281,6 +284,7 @@ def test_an_unusable_cache_is_no_error(tmp_path, kind):
     assert f"nothing is kept on disk, TORCHMDLA_CACHE_DIR={path}: " in told
 
 
+@pytest.mark.sampled(0)
 def test_two_processes_at_once_share_a_cache(tmp_path):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(RUN_ONE)]
     environment = {**os.environ, "TORCHMDLA_CACHE_DIR": str(tmp_path / "cache")}

@@ -298,6 +298,7 @@ def test_what_alone_does_not_fit_runs() -> None:
 
 
 @pytest.mark.parametrize("more", [0.0, 1.5], ids=["code and weights", "weights"])
+@pytest.mark.sampled(1)
 def test_threads_run_what_others_take_out(more: float) -> None:
     torchmdla.enable(dynamic=False, max_specialisations=1000)
     torch.set_num_threads(1)

@@ -351,6 +351,7 @@ def test_threads_look_at_the_same_weights(packings: Packings):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(1)
 def test_what_was_packed_goes_with_the_weights(way: str, packings: Packings):
     """PyTorch keeps the graphs of traced modules, and so their groups."""
     module, x = linear(496)

@@ -127,7 +127,7 @@ def test_integers_of_run_time(expression: str) -> None:
 
 @pytest.mark.parametrize("expression", ROWS)
 @pytest.mark.usefixtures("without_gradients")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_constants(expression: str) -> None:
     pairs = ROWS[expression]
     for a, b in pairs[:: -(-len(pairs) // 6)]:

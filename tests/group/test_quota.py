@@ -68,6 +68,7 @@ def run_with(tree: Path, statement: str, **variables: str) -> tuple[int, int, in
     return cpus, before, after
 
 
+@pytest.mark.sampled(0)
 def test_pytorchs_own_number_of_threads_is_taken_down(tree: Path) -> None:
     cpus, before, after = run_with(tree, "")
     if before == 1:

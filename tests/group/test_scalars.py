@@ -45,7 +45,7 @@ def _subjects() -> Iterator[object]:
 
 @pytest.mark.parametrize("subject", list(_subjects()))
 @pytest.mark.usefixtures("without_gradients")
-@pytest.mark.sampled(120)
+@pytest.mark.sampled(12)
 def test_scalars(subject: Subject) -> None:
     report = probe(subject, every=False)
     assert report.differences == []

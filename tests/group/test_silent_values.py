@@ -693,6 +693,6 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 @pytest.mark.usefixtures("lazy_device")
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(4)
 def test_as_eager(program):
     assert_as_eager(program, EXCEPTIONS)

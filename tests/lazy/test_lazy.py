@@ -300,6 +300,7 @@ print("done")
 """
 
 
+@pytest.mark.sampled(0)
 def test_forward_mode():
     done = subprocess.run([sys.executable, "-c", FORWARD_MODE], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

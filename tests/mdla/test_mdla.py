@@ -598,6 +598,7 @@ def test_information_of_the_library(network: Network) -> None:
         network.info("nothing of that name")
 
 
+@pytest.mark.sampled(0)
 def test_an_interrupt_reaches_the_program_and_the_compile_is_tried_again(fake: Path) -> None:
     """In a process of its own, which sends itself the signal while the library compiles."""
     program = (

@@ -430,7 +430,7 @@ def test_snippets_run(
     ("precision", "programs"),
     [("fixed16", "convolutions.conv2d_grouped"), ("float32", "pooling.max"), ("fixed8", "products.linear")],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path) -> None:
     file = tmp_path / "outcomes.jsonl"
     command = ["--device", "mdla", "--options", f"precision={precision}", "--frontend", "torchscript:trace"]

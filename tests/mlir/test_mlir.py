@@ -344,6 +344,7 @@ VARYING: dict[str, Callable[[], ir.Module]] = {
 
 
 @pytest.mark.parametrize("way", VARYING)
+@pytest.mark.sampled(2)
 def test_sizes_that_vary(way: str) -> None:
     module = VARYING[way]()
     assert "@forward(%arg0: tensor<?x3xf32>, %arg1: tensor<3x4xf32>, %arg2: tensor<4xf32>) -> tensor<?x4xf32>" in str(

@@ -20,7 +20,7 @@ from torchmdla_runtime import ModelError, WrongTensor
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet18", "bert", "mobilenet_v3_large", "lstm", "gpt"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_models_compute_what_eager_does(name: str, tmp_path: Path) -> None:
     spec = MODELS[name].reduced()
     model = export(spec.build(), spec.inputs(), tmp_path / "model.tmdla", spec.layers)

@@ -85,6 +85,7 @@ def test_loading_lets_other_threads_run(tmp_path: Path) -> None:
     pytest.fail("it kept the lock")
 
 
+@pytest.mark.sampled(0)
 def test_what_is_loaded_twice_stays_for_the_other(files: list[Path]) -> None:
     before = code()
     first, second = (torchmdla.load(files[0]) for _ in range(2))

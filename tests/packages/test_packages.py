@@ -84,7 +84,7 @@ def check(model: Any, inputs: Sequence[tuple[Any, ...]], tmp_path: Path, more: S
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "bert", "gpt", "lstm", "mlp", "unet"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_models_run_by_the_code_in_their_files(name: str, tmp_path: Path) -> None:
     spec = MODELS[name].reduced()
     check(spec.build().eval(), [spec.inputs()], tmp_path)
@@ -171,6 +171,7 @@ def test_weights_that_are_packed_by_pytorch(tmp_path: Path) -> None:
     assert found["packaged"] == 1 and not found["fallbacks"], found
 
 
+@pytest.mark.sampled(0)
 def test_exported_programs(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 8)).eval(), torch.randn(4, 24)
     program = torch.export.export(model, (x,))

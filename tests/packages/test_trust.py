@@ -240,6 +240,7 @@ def test_save_signs(folder: Path, tmp_path: Path) -> None:
     assert_taken(find(folder, path, f"{folder / 'a.pub.pem'}"))
 
 
+@pytest.mark.sampled(0)
 def test_commands(tmp_path: Path) -> None:
     key = tmp_path / "key"
     made = command("keys", "generate", key)

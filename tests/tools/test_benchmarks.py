@@ -275,7 +275,7 @@ def check_mdla(found: dict[str, Any]) -> None:
         ("mdla_pipeline", ("--models", "upscale"), check_mdla_pipeline),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_benchmark(
     script: str, options: tuple[str, ...], check: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
@@ -301,6 +301,7 @@ if "TORCHMDLA_ENABLE" in os.environ:
 """
 
 
+@pytest.mark.sampled(0)
 def test_a_wrong_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(_WRONG)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -284,6 +284,7 @@ def test_opt_errors(file: str, options: list[str], message: str, files: dict[str
     assert message in printed.err
 
 
+@pytest.mark.sampled(0)
 def test_a_reader_that_has_enough(files: dict[str, str]) -> None:
     """``| head``: no complaint."""
     command = [sys.executable, "-m", "torchmdla", "mlir", files["script.pt"], "--input", "2x4", "--weights", "literals"]
@@ -301,6 +302,7 @@ def test_a_value_is_a_line_for_other_programs() -> None:
     assert values["mdla: target"].startswith("{") and values["mdla: target"].endswith("}")
 
 
+@pytest.mark.sampled(0)
 def test_programs_in_files_are_read_without_warnings(files: dict[str, str]) -> None:
     """PyTorch's deprecations are not the user's."""
     done = run("explain", files["exported.pt2"])
@@ -315,6 +317,7 @@ def test_doctor(capsys: Any) -> None:
     ]
 
 
+@pytest.mark.sampled(0)
 def test_doctor_calibrates(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHMDLA_CACHE_DIR", str(tmp_path))
     service.reset()

@@ -37,6 +37,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.sampled(0)
 def test_classify_image_draws_and_classifies(tmp_path: Path) -> None:
     done = run(folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -79,6 +80,7 @@ def executed(source: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
 
 
+@pytest.mark.sampled(0)
 def test_the_notebook_runs(examples: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Its cells, in order; each shows what it shows in the file, by kind."""
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]

@@ -312,6 +312,7 @@ print("aten::tanh" in {event.key for event in found.key_averages()})
 """
 
 
+@pytest.mark.sampled(0)
 def test_profiles_of_others_are_kept() -> None:
     """And PyTorch's profiler says nothing while explain is at work."""
     environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}

@@ -143,6 +143,7 @@ def script(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.sampled(0)
 def test_the_wheel_works_alone(tmp_path: Path) -> None:
     """Of the libraries that stand in the tree, in an environment without a compiler. ``make wheel`` tries the one that
     it builds with dependencies that pip chooses."""

@@ -118,6 +118,7 @@ class KillsOnce:
         return batch
 
 
+@pytest.mark.sampled(0)
 def test_an_actor_that_is_killed_loses_nothing(cluster: str, tmp_path: Path) -> None:
     (tmp_path / "loads").mkdir()
     model = functools.partial(noted_network, tmp_path / "loads")
@@ -135,6 +136,7 @@ class Threads:
         return torch.get_num_threads()
 
 
+@pytest.mark.sampled(0)
 def test_threads_follow_resources(cluster: str) -> None:
     wanted = {0: 1, 0.5: 1, 1.5: 2}
     actors = [ray.remote(Threads).options(num_cpus=cpus).remote() for cpus in wanted]
@@ -154,6 +156,7 @@ def counted(model: str) -> dict[str, float]:
     return dict(found)
 
 
+@pytest.mark.sampled(0)
 def test_metrics_and_errors_of_an_actor(cluster: str) -> None:
     actor = ray.remote(torchmdla.ray.Predictor).options(num_cpus=0.5).remote(
         network, inputs="x", examples=[{"x": X[:1]}], batch_size=8, name="measured"
@@ -173,6 +176,7 @@ def test_metrics_and_errors_of_an_actor(cluster: str) -> None:
         ray.get(call({"y": X}))
 
 
+@pytest.mark.sampled(0)
 def test_a_file_that_is_not_there(cluster: str) -> None:
     actor = ray.remote(torchmdla.ray.Predictor).options(num_cpus=0.5).remote("nowhere.pt", inputs="x")
     with pytest.raises(ray.exceptions.RayActorError, match=r"no model at nowhere.pt on node"):
@@ -220,6 +224,7 @@ names["main"]()
 """
 
 
+@pytest.mark.sampled(0)
 def test_a_run_that_is_killed_goes_on(cluster: str, tmp_path: Path) -> None:
     rows, per_file = 300, 20
     spec = MODELS["mlp"].reduced()
@@ -285,6 +290,7 @@ def test_wrong_runs(
     assert message in f"{stopped.value} {capsys.readouterr().err}"
 
 
+@pytest.mark.sampled(0)
 def test_actors_leave_a_cpu_to_tasks(cluster: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1, 2], "x": [0.5, 0.5]}), tmp_path / "rows.parquet")
     arguments = tmp_path / "rows.parquet", tmp_path / "results", "--actors", 2
@@ -294,6 +300,7 @@ def test_actors_leave_a_cpu_to_tasks(cluster: str, tmp_path: Path) -> None:
     assert "2 actors of 1 CPUs leave none of the cluster's 2 to tasks that read and write" in errors
 
 
+@pytest.mark.sampled(0)
 def test_images(cluster: str, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     generator = np.random.default_rng(0)
@@ -364,6 +371,7 @@ def server(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
             process.kill()
 
 
+@pytest.mark.sampled(0)
 def test_requests_that_come_together_are_computed_together(server: str) -> None:
     images = [torch.randn(3, side, side + number % 2) for number, side in enumerate((64, 96, 64, 80) * 6)]
     with ThreadPoolExecutor(len(images)) as clients:
@@ -379,6 +387,7 @@ def test_requests_that_come_together_are_computed_together(server: str) -> None:
     assert status["specialisations"] > 0 and status["fallbacks"] == {}
 
 
+@pytest.mark.sampled(0)
 def test_wrong_requests(server: str) -> None:
     assert answer(server, b"no array") == {"error": "the body is no array as numpy.save writes it"}
     assert "an image is float32[3, height, width], got float32[2]" in answer(server, body_of(torch.zeros(2)))["error"]
@@ -389,6 +398,7 @@ def with_threads(results: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**results, "threads": torch.full((len(results["output"]),), torch.get_num_threads())}
 
 
+@pytest.mark.sampled(0)
 def test_a_predictor_is_a_deployment(server: str) -> None:
     """For batches from other deployments; it runs beside the example."""
     from ray import serve

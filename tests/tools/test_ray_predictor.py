@@ -70,6 +70,7 @@ def check(column: Any, x: Any) -> None:
     assert_matches(torch.from_numpy(column), eager(x), layers=2)
 
 
+@pytest.mark.sampled(0)
 def test_ray_is_imported_when_it_is_asked_for() -> None:
     done = run_python(
         "import sys, torchmdla; assert 'ray' not in sys.modules; torchmdla.ray.Predictor; import ray.data"

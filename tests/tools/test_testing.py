@@ -324,6 +324,7 @@ def test_layouts_are_what_they_say() -> None:
 # --- processes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(0)
 def test_crashes_time_outs_and_exceptions_cost_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [Job("test_testing", name, "torchscript:trace") for name in ("crash", "sleep", "fine", "raise")]
     results = [event for event in run(jobs, processes=2, timeout=20) if isinstance(event, Judged)]
@@ -339,6 +340,7 @@ def test_crashes_time_outs_and_exceptions_cost_one_program(monkeypatch: pytest.M
     assert details["test.crash"] == "SIGSEGV"
 
 
+@pytest.mark.sampled(0)
 def test_a_program_takes_no_more_memory_than_it_may() -> None:
     events = run([Job("test_testing", "large", "torchscript:trace")], memory=4 << 30)
     (result,) = (event for event in events if isinstance(event, Judged))
@@ -573,6 +575,7 @@ def test_code_is_the_same_each_time() -> None:
     assert len(first.code) >= first.specialisations > 0
 
 
+@pytest.mark.sampled(0)
 def test_command_resumes(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.jsonl"
     name = "elementwise.relu6"
@@ -586,6 +589,7 @@ def test_command_resumes(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert f"{name}:gradients on" in shown and f"{name} on" not in shown
 
 
+@pytest.mark.sampled(0)
 def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     listed = {("torchscript:trace", "elementwise.relu6"): ("wrong", "it was wrong once")}
     monkeypatch.setattr(expected, "EXPECTED_FAILURES", listed)
@@ -641,6 +645,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("way", "every"), [("torchscript:trace", 12), ("torchscript:script", 36), ("torchscript:freeze", 36)]
 )
+@pytest.mark.sampled(1)
 def test_some_programs(way: str, every: int) -> None:
     """Of every family; the command runs them all."""
     families: dict[str, list[Program]] = {}
