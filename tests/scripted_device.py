@@ -131,7 +131,8 @@ def _read_stdin(_: str) -> bytes:
 
 def _modules(_: str) -> bytes:
     """Which of the modules that a compiler process must do without are there."""
-    present = [name for name in ("torch", "torchmdla._C") if sys.modules.get(name)]
+    classes = [f"torch_mlir.dialects._{dialect}_ops_gen" for dialect in ("torch", "linalg", "llvm")]
+    present = [name for name in ("torch", "torchmdla._C", *classes) if sys.modules.get(name)]
     try:
         __import__("torch")
     except ImportError:

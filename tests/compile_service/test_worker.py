@@ -15,7 +15,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from forking import in_child as exit_status_in_child
+from nest_running import host_target
+from written_programs import Builder, normal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -108,6 +111,14 @@ class TestCompile:
 
     def test_process_has_no_torch(self, pool: WorkerPool) -> None:
         assert code(pool, "modules") == b"[]"
+
+    def test_process_has_no_classes_of_operations(self, single: WorkerPool) -> None:
+        """These take longer to import than the rest of the compiler; it reads operations by their names."""
+        builder = Builder()
+        x = builder.input(normal(4, 5))
+        results = [builder.op("aten.relu", [x], torch.relu(x.tensor)), builder.op("aten.t", [x], x.tensor.t())]
+        assert single.compile(builder.program(results, host_target())).object_code
+        assert code(single, "modules") == b"[]"
 
     def test_native_output_does_not_touch_the_messages(self, pool: WorkerPool) -> None:
         assert code(pool, "noise 200000") == b"quiet"

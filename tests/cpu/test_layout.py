@@ -209,6 +209,18 @@ def test_recipes_name_what_is_computed() -> None:
     assert len(packs_of(96, rows=8)) == 1
 
 
+def test_equal_packs_are_one_function() -> None:
+    """Weights of equal sizes, as in models of many layers, are packed by the same code, each from its parameter."""
+    builder = Builder()
+    x = builder.input(normal(8, 96))
+    for columns in (96, 96, 48):
+        x = linear(builder, x, columns)
+    packs = check(builder, [x]).manifest.packs
+    first, second, third = (pack.symbol for pack in packs)
+    assert first == second != third
+    assert packs[0].arguments != packs[1].arguments
+
+
 def kernels_of(results: list[Value], builder: Builder) -> float:
     return check(builder, results).manifest.statistics["kernels"]
 
