@@ -1,15 +1,21 @@
-"""Generation with a growing cache: a GPT-2 of transformers with random weights, traced, as a server would run it.
+"""Generation with a growing cache: a traced GPT-2, as a server would run it, and ``generate()`` of small models.
 
-Prompts of several lengths, each followed by tokens one at a time, so that every call has sizes that no call before had.
-Told are the slowest calls (which compile), what eager takes for the same, how many programs were compiled, and later
-tokens beside eager's. With --background nothing waits for the compiler.
+Models are those of transformers with random weights. The traced one computes prompts of several lengths, each followed
+by tokens one at a time, so that every call has sizes that no call before had. The table shows the slowest calls (which
+compile), the same calls of eager, how many programs were compiled, and later tokens beside eager's. With --background
+nothing waits for the compiler.
 
-Ends with status 1 where a result differs from eager's beyond tolerance.
+``generate()`` runs twice with ``torch.compile`` of the forward. A call that compiles is shown beside the same call of
+the backend ``aot_eager``, which is PyTorch's own tracing.
+
+The benchmark ends with status 1 where a result differs from eager's beyond tolerance, or a token at all.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -20,6 +26,7 @@ from harness import children, output
 
 _PROMPTS = [7, 12, 33, 5, 64, 18]
 _HEAD = 64  # features of each
+_VOCABULARY = 1000  # of the models of generate()
 
 Row = dict[str, Any]
 
@@ -31,7 +38,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=output.number, default=10, help="after each prompt (%(default)s)")
     parser.add_argument("--threads", type=output.number, default=1, help="of each op (%(default)s)")
     parser.add_argument("--background", action="store_true", help="compile on other threads")
+    parser.add_argument("--generate", type=output.one_of(GENERATORS), help=f"of {','.join(GENERATORS)} (all)")
     options = parser.parse_args()
+    output.fill_in(options, {True: {"generate": ["gpt2"]}, False: {"generate": list(GENERATORS)}})
     task = {
         "layers": 2 if options.quick else options.layers,
         "heads": 1 if options.quick else options.width // _HEAD,
@@ -40,12 +49,22 @@ def main() -> int:
         "threads": options.threads,
         "background": options.background,
     }
-    with output.progress(1, "loop") as bar:
-        row = children.run("generation:measure", task, {"OMP_NUM_THREADS": str(options.threads)}, bar.set_postfix_str)
+    variables = {"OMP_NUM_THREADS": str(options.threads)}
+    with output.progress(1 + 2 * len(options.generate), "loop") as bar:
+        row = children.run("generation:measure", task, variables, bar.set_postfix_str)
         bar.update()
-    output.write_json(options.json, {"benchmark": "generation", "quick": options.quick, **row})
+        generated: dict[str, dict[str, Row]] = {}
+        for model in options.generate:
+            for backend in ("aot_eager", "torchmdla"):
+                bar.set_postfix_str(f"{model}, {backend}")
+                of_model = {"model": model, "backend": backend, "tokens": task["tokens"], "threads": options.threads}
+                generated.setdefault(model, {})[backend] = children.run("generation:generate", of_model, variables)
+                bar.update()
+    output.write_json(options.json, {"benchmark": "generation", "quick": options.quick, **row, "generate": generated})
     show(row)
-    return int(bool(row["faults"]))
+    if generated:
+        show_generated(generated)
+    return int(bool(row["faults"]) or not all(of["is_equal"] for found in generated.values() for of in found.values()))
 
 
 def measure(layers: int, heads: int, vocabulary: int, tokens: int, threads: int, background: bool) -> Row:
@@ -117,6 +136,109 @@ def step_of(model: Any) -> Any:
             return made.logits, *kept
 
     return Step()
+
+
+def gpt2() -> tuple[Any, dict[str, Any]]:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=_VOCABULARY, n_layer=4, n_embd=128, n_head=4)
+    return GPT2LMHeadModel(config), {"input_ids": torch.randint(1, _VOCABULARY, (1, 9))}
+
+
+def llama() -> tuple[Any, dict[str, Any]]:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
+    config = LlamaConfig(vocab_size=_VOCABULARY, hidden_size=128, intermediate_size=256, **heads)
+    return LlamaForCausalLM(config), {"input_ids": torch.randint(1, _VOCABULARY, (1, 9))}
+
+
+def t5() -> tuple[Any, dict[str, Any]]:
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_layers": 3, "num_heads": 4}
+    config = T5Config(vocab_size=_VOCABULARY, decoder_start_token_id=0, **sizes)
+    return T5ForConditionalGeneration(config), {"input_ids": torch.randint(1, _VOCABULARY, (1, 9))}
+
+
+def whisper() -> tuple[Any, dict[str, Any]]:
+    import torch
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    stack = {"layers": 2, "attention_heads": 4, "ffn_dim": 256}
+    sizes = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in stack.items()}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    frames = {"num_mel_bins": 16, "max_source_positions": 50, "max_target_positions": 64}
+    config = WhisperConfig(vocab_size=_VOCABULARY, d_model=128, **sizes, **tokens, **frames)
+    return WhisperForConditionalGeneration(config), {"input_features": torch.randn(1, 16, 100)}
+
+
+GENERATORS = {"gpt2": gpt2, "llama": llama, "t5": t5, "whisper": whisper}
+
+
+def generate(model: str, backend: str, tokens: int, threads: int) -> Row:
+    """Return the seconds of each call of a model's forward in two runs of ``generate()``, and what was counted."""
+    import torch
+
+    import torchmdla
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    module, inputs = GENERATORS[model]()
+    module.eval()
+    # Random weights may end a text at once.
+    module.generation_config.update(eos_token_id=None, pad_token_id=0, suppress_tokens=None, begin_suppress_tokens=None)
+    arguments = {"max_new_tokens": tokens, "max_length": None, "do_sample": False}
+    with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder, torch.no_grad():
+        os.environ["TORCHMDLA_CACHE_DIR"] = folder
+        expected = module.generate(**inputs, **arguments)
+        forward = torch.compile(module.forward, backend=backend)
+        runs: list[list[float]] = []
+
+        @functools.wraps(module.forward)
+        def timed(*positional: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            result = forward(*positional, **named)
+            runs[-1].append(time.perf_counter() - start)
+            return result
+
+        module.forward = timed
+        is_equal = True
+        for _ in range(2):
+            runs.append([])
+            is_equal &= torch.equal(module.generate(**inputs, **arguments), expected)
+    stats = torchmdla.stats()
+    return {"runs": runs, "is_equal": is_equal, "programs": stats.compiled, "fallbacks": stats.fallbacks}
+
+
+def show_generated(generated: dict[str, dict[str, Row]]) -> None:
+    columns = [
+        "first calls, s",
+        "of aot_eager, s",
+        "slowest later call, ms",
+        "second run, ms a token",
+        "of aot_eager, ms",
+    ]
+    table = output.table("generate() with torch.compile", ["", "programs", *columns, "tokens", "fallbacks"])
+    for model, found in generated.items():
+        ours, theirs = found["torchmdla"], found["aot_eager"]
+        (first, second), (first_of_theirs, second_of_theirs) = ours["runs"], theirs["runs"]
+        table.add_row(
+            model,
+            str(ours["programs"]),
+            " ".join(output.digits(seconds) for seconds in first[:3]),
+            " ".join(output.digits(seconds) for seconds in first_of_theirs[:3]),
+            output.digits(max(first[3:]) * 1e3),
+            output.digits(statistics.median(second) * 1e3),
+            output.digits(statistics.median(second_of_theirs) * 1e3),
+            "eager's" if ours["is_equal"] else "OTHERS",
+            str(ours["fallbacks"] or "none"),
+        )
+    output.show(table)
 
 
 def show(row: Row) -> None:

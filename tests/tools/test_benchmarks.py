@@ -180,6 +180,9 @@ def check_generation(found: dict[str, Any]) -> None:
     assert found["specialisations"] <= 6
     assert found["fallbacks"] == {}
     assert found["faults"] == []
+    generated = found["generate"]["gpt2"]["torchmdla"]
+    assert generated["is_equal"] and generated["programs"] <= 4 and generated["fallbacks"] == {}
+    assert [len(run) for run in generated["runs"]] == [4, 4]
 
 
 def check_frozen(found: dict[str, Any]) -> None:
