@@ -25,15 +25,33 @@ std::string name_of(const torch::jit::Node* node) {
   return schema ? c10::toString(schema->operator_name()) : node->kind().toQualString();
 }
 
+// Adds a line for each place of `range`: in the program, and in the file that it was saved to.
+// Without the text around, which may be long and is printed for each operator. Traced code has a
+// stack as text, and no file.
+void append_places(std::string& text, const torch::jit::SourceRange& range) {
+  if (const auto original = range.findSourceRangeThatGenerated()) append_places(text, *original);
+  if (const auto place = range.file_line_col()) {
+    const auto& [file, line, column] = *place;
+    text.append("File \"")
+        .append(file)
+        .append("\", line ")
+        .append(std::to_string(line))
+        .append("\n");
+  } else {
+    text.append(range.str()).append("\n");
+  }
+}
+
 } // namespace
 
 std::string source_ranges(const torch::jit::Node* node) {
   try {
-    auto text = node->sourceRange().str();
+    std::string text;
+    append_places(text, node->sourceRange());
     if (const auto calls = node->callstack()) {
       const auto outwards = (*calls)->vec();
       for (auto call = outwards.rbegin(); call != outwards.rend(); ++call)
-        text.append("\n").append(std::get<torch::jit::SourceRange>(*call).str());
+        append_places(text, std::get<torch::jit::SourceRange>(*call));
     }
     return text;
   } catch (const std::exception&) {

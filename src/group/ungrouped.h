@@ -13,8 +13,8 @@ namespace torchmdla {
 
 struct DeviceTable;
 
-// Where a node stands, as PyTorch prints it, and then the calls that it is inlined from, outwards.
-// Empty where the part of the program's file that tells of it is damaged.
+// The places of a node, a line for each or a traced stack, and then those of the calls that it is
+// inlined from, outwards. Empty where the part of the program's file that has them is damaged.
 std::string source_ranges(const torch::jit::Node* node);
 
 struct UngroupedOperator {

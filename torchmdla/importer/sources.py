@@ -37,8 +37,7 @@ def source_of(node: torch._C.Node) -> str:
 
 
 def source_in(source_ranges: str) -> str:
-    """The same of what ``_C.source_ranges`` says of a node."""
-    # Lines of scripted code can be long: they are searched for a traced stack only where they name no file of the user.
+    """Return the same of the result of ``_C.source_ranges``."""
     return _innermost(chain(_SCRIPTED.finditer(source_ranges), _TRACED.finditer(source_ranges)))
 
 
