@@ -26,11 +26,12 @@ std::string name_of(const torch::jit::Node* node) {
 }
 
 // Adds a line for each place of `range`: in the program, and in the file that it was saved to.
-// Without the text around, which may be long and is printed for each operator. Traced code has a
-// stack as text, and no file.
+// Without the text around, which may be long and is printed for each operator. The text of traced
+// code is a stack, all of which is the range.
 void append_places(std::string& text, const torch::jit::SourceRange& range) {
   if (const auto original = range.findSourceRangeThatGenerated()) append_places(text, *original);
-  if (const auto place = range.file_line_col()) {
+  const auto is_stack = range.source() && range.size() == range.source()->size();
+  if (const auto place = range.file_line_col(); place && !is_stack) {
     const auto& [file, line, column] = *place;
     text.append("File \"")
         .append(file)
