@@ -232,7 +232,7 @@ def show_generated(generated: dict[str, dict[str, Row]]) -> None:
             str(ours["programs"]),
             " ".join(output.digits(seconds) for seconds in first[:3]),
             " ".join(output.digits(seconds) for seconds in first_of_theirs[:3]),
-            output.digits(max(first[3:]) * 1e3),
+            output.digits(max(first[3:], default=0.0) * 1e3),
             output.digits(statistics.median(second) * 1e3),
             output.digits(statistics.median(second_of_theirs) * 1e3),
             "eager's" if ours["is_equal"] else "OTHERS",

@@ -111,10 +111,10 @@ def _serve(requests: int, replies: int) -> None:
 
 def _warm_up() -> None:
     """Import the compiler while the parent is still busy with its program, so that the first compile need not wait."""
-    from torchmdla import devices
-
-    with contextlib.suppress(ImportError):  # A compile reports it.
+    with contextlib.suppress(Exception):  # A compile reports it, and costs its group alone.
         from torch_mlir._mlir_libs import _mlir
+
+        from torchmdla import devices
 
         # MLIR imports the classes of all operations of a dialect when Python sees the first one: a third of a second.
         # The compiler reads operations by their names and needs none of them.

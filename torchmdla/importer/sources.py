@@ -37,7 +37,7 @@ def source_of(node: torch._C.Node) -> str:
 
 
 def source_in(source_ranges: str) -> str:
-    """Return the same of the result of ``_C.source_ranges``."""
+    """Return the same for a result of ``_C.source_ranges``."""
     return _innermost(chain(_SCRIPTED.finditer(source_ranges), _TRACED.finditer(source_ranges)))
 
 
