@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
+import numpy as np
 import pytest
+from nest_running import Kernel
 from torch_mlir import ir
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
@@ -22,7 +25,9 @@ from torchmdla.devices.cpu.expressions import (
     rewritten,
     substituted,
 )
-from torchmdla.devices.cpu.loop_program import LoopNest, by_number, final_nest
+from torchmdla.devices.cpu.loop_program import LoopNest, by_number
+from torchmdla.devices.cpu.printer import nest_text
+from torchmdla.devices.cpu.tuning.measuring import Bench
 
 X, Y = Access.whole(Buffer("input", "f32", (4,), 0)), Access.whole(Buffer("input", "f32", (4,), 1))
 
@@ -46,8 +51,37 @@ def test_constants_that_compare_equal_and_are_not(one: tuple[float, str], other:
 
 def test_a_value_that_two_read_is_computed_once() -> None:
     total = add(load(X), load(Y))
-    nest, _ = final_nest(LoopNest.elementwise((4,), X, add(total, total)))
+    nest = LoopNest.elementwise((4,), X, add(total, total)).kernel
     assert [e.operands for e in nest.body] == [by_number((load(X), load(Y))), by_number((total, total))]
+
+
+def test_many_operands_in_one_buffer_have_one_pointer() -> None:
+    """As many as the taps of a window do. A few do not: kernels that differ in their distance alone are equal."""
+
+    def sum_of_shifted(distances: list[int]) -> LoopNest:
+        source = Buffer("input", "f32", (40,), 0)
+        taps = [load(Access(source, (AffineExpr((1,), distance),))) for distance in distances]
+        return LoopNest.elementwise((4,), Y, functools.reduce(add, taps))
+
+    step = sum_of_shifted([3, 0, 7, 5])
+    assert [(operand.base, operand.offset) for operand in step.kernel.operands] == [
+        (None, 0),
+        (0, -3),
+        (0, 4),
+        (0, 2),
+        (None, 0),
+    ]
+    assert [step.places[number][1] for number in step.pointed] == [3, 0]
+    assert "from operand0[-3]" in nest_text(step.kernel)
+    assert sum_of_shifted([3, 0, 7]).kernel == sum_of_shifted([3, 5, 6]).kernel
+    assert sum_of_shifted([3, 0, 7, 5]).kernel != sum_of_shifted([3, 0, 7, 6]).kernel
+
+    source, result = np.arange(40, dtype=np.float32) ** 2, np.zeros(4, np.float32)
+    kernel = Kernel(step.kernel)
+    kernel([source[3:], result])
+    np.testing.assert_array_equal(result, sum(source[distance : distance + 4] for distance in (3, 0, 7, 5)))
+    # The memory of a bench begins ahead of the element that the pointer points to.
+    assert [made.size for made in Bench(step.kernel, ()).results(kernel)] == [4]
 
 
 def test_operands_come_first_however_deep() -> None:

@@ -16,7 +16,7 @@ from torchmdla.compiler.records import MACHINE
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
 from torchmdla.devices.cpu.linalg.views import regrouped
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, covers, final_nest, split_loop
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, covers, split_loop
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.devices.cpu.passes.layout import block_channels
 
@@ -333,10 +333,10 @@ def test_covers_counts_every_element_once() -> None:
 
 def test_a_split_loop_is_joined_again() -> None:
     step = copy_of(Buffer("temporary", "f32", (6, 4)), (6, 4), ((1, 0), (0, 1)))
-    before, places = final_nest(step)
+    before, places = step.kernel, step.places
     split_loop(step, 0, (3, 2))
     assert step.sizes == (3, 2, 4)
-    assert (before.sizes, before) == ((24,), final_nest(step)[0])
+    assert (before.sizes, before) == ((24,), step.kernel)
     assert [offset for _, offset in places] == [0, 0]
 
 

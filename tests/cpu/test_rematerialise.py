@@ -15,7 +15,7 @@ from test_tile_fusion import row_sum as summed
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation, scalar
-from torchmdla.devices.cpu.loop_program import LoopNest, final_nest
+from torchmdla.devices.cpu.loop_program import LoopNest
 from torchmdla.devices.cpu.passes.rematerialise import rematerialise
 
 ROWS, COLUMNS = 64, 512
@@ -85,7 +85,7 @@ def run(members: Sequence[LoopNest | None], memory: dict[Buffer, np.ndarray]) ->
     """Runs members on the buffers' flat contents."""
     for member in members:
         if member is not None:
-            nest, places = final_nest(member)
+            nest, places = member.kernel, member.places
             stored = reference(nest, [memory[b][offset:] for b, offset in places])  # type: ignore[arg-type]
             for (b, offset), result in zip(places[-len(stored) :], stored, strict=True):
                 memory[b][offset:] = result

@@ -27,11 +27,14 @@ from torchmdla.devices.cpu.expressions import Expression, constant, contents, op
 
 @dataclass(frozen=True)
 class Operand(Generic[Number]):
-    """One buffer: the type of its elements in registers (``i1`` lies in memory as ``i8``), and an element stride
-    for each loop."""
+    """One buffer: the type of its elements in registers (``i1`` is stored as ``i8``), and an element stride for each
+    loop. An operand with a ``base`` has no pointer of its own: it begins ``offset`` elements behind the operand of that
+    number, whose strides are the same."""
 
     element: str
     strides: tuple[Number, ...]
+    base: int | None = None
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ class KernelSpec(Generic[Number]):
     ``gather`` (the place among ``tables``). An ``accumulator`` of a nest that reduces nothing is the
     output's old value.
 
-    A kernel's arguments are pointers: to ``operands``, to ``tables``, to scalars (the nest's, then the epilogue's),
-    to a status if the nest may fail, to the values of all symbols (``int64_t``) if the nest is dynamic, and to what its
-    schedule fetches beside operands."""
+    A kernel's arguments are pointers: to ``operands`` that have no base, to ``tables``, to scalars (the nest's, then
+    the epilogue's), to a status if the nest may fail, to the values of all symbols (``int64_t``) if the nest is
+    dynamic, and to what its schedule fetches beside operands."""
 
     sizes: tuple[Number, ...]
     reduction: tuple[bool, ...]
@@ -121,6 +124,11 @@ class KernelSpec(Generic[Number]):
             return self.inputs + self.epilogue.inputs + self.epilogue.outputs
         return self.inputs + self.outputs
 
+    @cached_property
+    def pointed(self) -> tuple[int, ...]:
+        """The numbers of the operands that have a pointer, in the order of the pointers."""
+        return tuple(k for k, operand in enumerate(self.operands) if operand.base is None)
+
     @property
     def all_scalars(self) -> tuple[str, ...]:
         """The types of the nest's scalars, then of the epilogue's."""
@@ -158,7 +166,7 @@ def static(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
         return tuple(at(size, values) for size in sizes)
 
     def operands(those: tuple[AnyOperand, ...]) -> tuple[Operand, ...]:
-        return tuple(Operand(o.element, numbers(o.strides)) for o in those)
+        return tuple(Operand(o.element, numbers(o.strides), o.base, o.offset) for o in those)
 
     def constants(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
         return rewritten(roots, lambda e: constant(at(e.payload, values), e.type) if e.op == "size" else None)

@@ -3,7 +3,7 @@
 Passes change the list; ``plan.py`` decides how it is computed, and ``code/entry`` writes it. A buffer is contiguous,
 its last dimension innermost, so a change of layout is another buffer and other accesses. Accesses are as the program
 has them: loops are dropped and joined only when the final :class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec` is
-made, by :func:`final_nest`.
+made, by :attr:`LoopNest.kernel`.
 """
 
 from __future__ import annotations
@@ -131,6 +131,22 @@ class LoopNest:
         return self.scalars + (self.epilogue.body.scalars if self.epilogue else ())
 
     @cached_property
+    def kernel(self) -> AnyNest:
+        """What the step's kernel computes."""
+        return simplified(_kernel(self))
+
+    @cached_property
+    def places(self) -> list[tuple[Buffer, AnySize]]:
+        """The buffers and element offsets of the kernel's operands, then of its tables."""
+        loops = len(self.sizes)
+        return [(a.buffer, a.flat(loops).constant) for a in self.accesses] + [(t.buffer, t.offset) for t in self.tables]
+
+    @cached_property
+    def pointed(self) -> list[int]:
+        """The numbers of the places that the kernel has pointers to, in the order of the pointers."""
+        return [*self.kernel.pointed, *range(len(self.accesses), len(self.places))]
+
+    @cached_property
     def indexed_loops(self) -> frozenset[int]:
         """Loops whose index it uses as a value."""
         return self.body.loops | (self.epilogue.body.loops if self.epilogue else frozenset())
@@ -162,6 +178,9 @@ class LoopNest:
         """Lets the body read another place than ``old``."""
         self.map_body(lambda roots: accessing(roots, lambda access: new if access == old else access))
 
+
+# Operands in one buffer from which on they have one pointer.
+_SHARING_A_POINTER = 4
 
 _DERIVED = frozenset(name for name, member in vars(LoopNest).items() if isinstance(member, cached_property))
 
@@ -512,30 +531,39 @@ def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:
     return not written & set(step.reads)
 
 
-def final_nest(step: LoopNest) -> tuple[AnyNest, list[tuple[Buffer, AnySize]]]:
-    """What a kernel computes for a step, and the buffers and element offsets of the nest's operands and tables."""
-    loops = len(step.sizes)
-    epilogue = step.epilogue
-    roots = by_number((*step.values, *step.checks))
-    nest = KernelSpec(
+def _kernel(step: LoopNest) -> AnyNest:
+    """Return what the kernel of a step computes, with all loops of the step."""
+    loops, roots = len(step.sizes), by_number((*step.values, *step.checks))
+    return KernelSpec(
         sizes=step.sizes,
         reduction=step.reduction,
         inputs=_operands(step.inputs, loops),
-        outputs=_operands(step.outputs, loops),
+        outputs=_operands(step.outputs, loops, len(step.inputs)),
         values=roots[: len(step.values)],
         scalars=tuple(s.type for s in step.scalars),
         tables=tuple(t.table for t in step.tables),
         checks=roots[len(step.values) :],
         initial=step.initial,
-        epilogue=_epilogue(step, epilogue) if epilogue else None,
+        epilogue=_epilogue(step, step.epilogue) if step.epilogue else None,
     )
-    touched = step.inputs + (epilogue.body.loads + epilogue.outputs if epilogue else step.outputs)
-    places = [(a.buffer, a.flat(loops).constant) for a in touched] + [(t.buffer, t.offset) for t in step.tables]
-    return simplified(nest), places
 
 
-def _operands(accesses: Iterable[Access], loops: int) -> tuple[AnyOperand, ...]:
-    return tuple(Operand(computed(a.element), _in_words(a, a.flat(loops).factors)) for a in accesses)
+def _operands(accesses: Sequence[Access], loops: int, first: int = 0) -> tuple[AnyOperand, ...]:
+    """Return the operands of ``accesses``, whose numbers begin with ``first``. Many that are a constant distance apart
+    in one buffer have one pointer. A few have one each, so that kernels that differ in the distance alone are equal."""
+    flats = [access.flat(loops) for access in accesses]
+    operands = [Operand(computed(a.element), _in_words(a, f.factors)) for a, f in zip(accesses, flats, strict=True)]
+    alike: dict[tuple[Buffer, int, tuple[AnySize, ...]], list[int]] = {}
+    for number, (access, flat) in enumerate(zip(accesses, flats, strict=True)):
+        alike.setdefault((access.buffer, access.width, flat.factors), []).append(number)
+    for base, *others in alike.values():
+        if len(others) + 1 < _SHARING_A_POINTER:
+            continue
+        for number in others:
+            (distance,) = _in_words(accesses[base], (flats[number].constant - flats[base].constant,))
+            if isinstance(distance, int):
+                operands[number] = replace(operands[number], base=first + base, offset=distance)
+    return tuple(operands)
 
 
 def _in_words(access: Access, factors: tuple[AnySize, ...]) -> tuple[AnySize, ...]:
@@ -549,7 +577,8 @@ def _in_words(access: Access, factors: tuple[AnySize, ...]) -> tuple[AnySize, ..
 
 def _epilogue(step: LoopNest, epilogue: Epilogue) -> KernelEpilogue[AnySize]:
     loops, scalars = len(step.sizes), tuple(s.type for s in epilogue.body.scalars)
-    inputs, outputs = _operands(epilogue.body.loads, loops), _operands(epilogue.outputs, loops)
+    inputs = _operands(epilogue.body.loads, loops, len(step.inputs))
+    outputs = _operands(epilogue.outputs, loops, len(step.inputs) + len(inputs))
     return KernelEpilogue(inputs, outputs, scalars, by_number(epilogue.values, len(step.inputs), len(step.scalars)))
 
 

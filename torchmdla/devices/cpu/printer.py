@@ -28,7 +28,7 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
 from torchmdla.devices.cpu.element_types import computed, constant_text
 from torchmdla.devices.cpu.expressions import Contents, Expression, contents
-from torchmdla.devices.cpu.kernel_spec import AnyNest
+from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     ElementStep,
@@ -270,7 +270,7 @@ def nest_text(nest: AnyNest) -> str:
     """A kernel's nest: operands are numbered as the kernel's pointers are."""
     lines = [f"nest {_loops(nest.sizes, nest.reduction)} {{"]
     names = _Names(contents((*nest.values, *nest.checks)))
-    operands = [f"operand{k} : {own.element} strides {_list(own.strides)}" for k, own in enumerate(nest.operands)]
+    operands = [_operand(number, operand) for number, operand in enumerate(nest.operands)]
     stored = nest.epilogue.outputs if nest.epilogue else nest.outputs
     read = operands[: len(operands) - len(stored)]
     lines += [f"{_INDENT}i{k} = {own}" for k, own in enumerate(read[: len(nest.inputs)])]
@@ -293,6 +293,11 @@ def nest_text(nest: AnyNest) -> str:
         lines += names.lines()
     lines += [f"{_INDENT}{own} = {names.of(v)}" for own, v in zip(operands[len(read) :], values, strict=False)]
     return "\n".join([*lines, "}"])
+
+
+def _operand(number: int, operand: AnyOperand) -> str:
+    begin = "" if operand.base is None else f" from operand{operand.base}[{operand.offset}]"
+    return f"operand{number} : {operand.element} strides {_list(operand.strides)}{begin}"
 
 
 def schedule_text(schedule: Schedule) -> str:

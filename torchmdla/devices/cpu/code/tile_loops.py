@@ -11,7 +11,7 @@ from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.sizes import SizeCode
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, final_nest, first_and_last_uses
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, first_and_last_uses
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, Symbols, count
 from torchmdla.devices.cpu.schedule.tile_loops import Extents, TileSchedule, blocks_of
 from torchmdla.devices.cpu.workspace import Lifetime, plan
@@ -75,21 +75,18 @@ class _TileLoopWriter:
         self._places: dict[tuple[Buffer, AnySize], int] = {}
         self._scalars: dict[Scalar, int] = {}
         self._blocks = blocks_of(step)
-        self._operands = [final_nest(member)[1] for member in step.members]
 
     def write(self) -> TileLoopCode:
         self._number_operands()
-        may_fail = any(_may_fail(member) for member in self._step.members)
+        may_fail = any(member.kernel.may_fail for member in self._step.members)
         self._status = len(self._places) + len(self._scalars)
         slots = [self._slot("%operands", k) for k in range(self._status + may_fail + self._symbols.is_used)]
         self._pointers = [self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr") for slot in slots]
         self._sizes = SizeCode.loading(self._define, "".join(self._pointers[-1:]), self._symbols.count)
         self._locals = self._marked_locals()
         most = max(
-            len(operands) + len(member.all_scalars) + 2 + len(fetched.beside)
-            for member, operands, fetched in zip(
-                self._step.members, self._operands, self._schedule.fetched, strict=True
-            )
+            len(member.pointed) + len(member.all_scalars) + 2 + len(fetched.beside)
+            for member, fetched in zip(self._step.members, self._schedule.fetched, strict=True)
         )
         self._array = self._allocate(self._constant(most), "!llvm.ptr", "")
         self._name_last_extents()
@@ -103,7 +100,10 @@ class _TileLoopWriter:
         return TileLoopCode(text, places, scalars, may_fail, self._externals)
 
     def _number_operands(self) -> None:
-        for buffer, offset in itertools.chain.from_iterable(self._operands):
+        pointed = [(position, number) for position, m in enumerate(self._step.members) for number in m.pointed]
+        beside = [place for fetched in self._schedule.fetched for place in fetched.beside]
+        for position, number in (*pointed, *beside):
+            buffer, offset = self._step.members[position].places[number]
             if buffer.kind != "local":
                 self._places.setdefault((buffer, offset), len(self._places))
         for scalar in (s for member in self._step.members for s in member.all_scalars):
@@ -237,9 +237,9 @@ class _TileLoopWriter:
         """Calls the kernel of a member for the tile of ``extents`` at ``indices``."""
         member, fetched = self._step.part(position, extents), self._schedule.fetched[position]
         kernel = self._kernel(member, fetched.ahead)
-        operands = [self._operand(position, number, indices) for number in range(len(self._operands[position]))]
+        operands = [self._operand(position, number, indices) for number in member.pointed]
         operands += [self._pointers[self._scalars[s]] for s in member.all_scalars]
-        if _may_fail(member):
+        if member.kernel.may_fail:
             operands.append(self._pointers[self._status])
         if kernel.is_dynamic:
             operands.append(self._member_symbols)
@@ -251,7 +251,7 @@ class _TileLoopWriter:
 
     def _operand(self, position: int, number: int, indices: Sequence[str]) -> str:
         """The address of operand ``number`` of a member at the tile at ``indices``."""
-        buffer, offset = self._operands[position][number]
+        buffer, offset = self._step.members[position].places[number]
         return self._at_tile(self._base(buffer, offset), position, number, indices)
 
     def _base(self, buffer: Buffer, offset: AnySize) -> str:
@@ -272,10 +272,6 @@ def described(buffer: Buffer) -> str:
     """A buffer's elements and sizes, for messages."""
     sizes = "x".join("?" if isinstance(size, Size) else str(size) for size in buffer.sizes)
     return f"({buffer.element}, {sizes or 'one'})"
-
-
-def _may_fail(member: LoopNest) -> bool:
-    return final_nest(member)[0].may_fail
 
 
 def _lifetimes(step: TileLoop) -> dict[Buffer, Lifetime]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 
-from torchmdla.devices.cpu.loop_program import Contraction, LoopNest, LoopProgram, final_nest
+from torchmdla.devices.cpu.loop_program import Contraction, LoopNest, LoopProgram
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.printer import nest_text
 from torchmdla.devices.cpu.work import work_of
@@ -16,7 +16,7 @@ _CHOOSING = "fast"
 
 def contraction_name(step: LoopNest) -> str:
     """A hash of what a contraction computes. No kernel has such a name, not that of its plain sum either."""
-    return hashlib.sha256(f"algorithm of {nest_text(final_nest(step)[0])}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"algorithm of {nest_text(step.kernel)}".encode()).hexdigest()[:16]
 
 
 def algorithm_for(steps: LoopProgram, step: LoopNest, machine: Machine) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torchmdla.compiler.sizes import AnySize, Size, static
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import gathering
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users, final_nest
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
 # A pack that repeats what it is made of may be this many times as large: a bias that fills an image is not packed.
@@ -124,7 +124,7 @@ def _repeats(step: Step) -> bool:
 def has_sizes(step: Step) -> bool:
     """Whether what a step computes depends on sizes that vary between calls."""
     assert isinstance(step, LoopNest)
-    nest, places = final_nest(step)
+    nest, places = step.kernel, step.places
     return nest.is_dynamic or any(isinstance(offset, Size) for _, offset in places)
 
 

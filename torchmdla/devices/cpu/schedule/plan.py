@@ -23,7 +23,7 @@ from typing import Any, get_args
 from torchmdla.compiler import records
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.kernel_spec import AnyNest
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, final_nest, flattened
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, flattened
 from torchmdla.devices.cpu.machine import Algorithms, Machine
 from torchmdla.devices.cpu.printer import nest_text
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, Symbols, choose, count, ranges
@@ -102,7 +102,7 @@ class Plan:
 
     def kernel(self, step: LoopNest, ahead: Ahead = ()) -> ScheduledKernel:
         """The kernel of a nest that fetches ``ahead``."""
-        return self.kernels[final_nest(step)[0], ahead]
+        return self.kernels[step.kernel, ahead]
 
     def to_json(self, tiles: Sequence[Sequence[int]]) -> str:
         """The decisions as text, with the ``tiles`` of loops: by the names of the kernels; what each computes is there
@@ -155,7 +155,7 @@ class _Planner:
                 self._add(step.part(position, extents), fetched.ahead)
 
     def _add(self, step: LoopNest, ahead: Ahead) -> None:
-        key = final_nest(step)[0], ahead
+        key = step.kernel, ahead
         if key in self.plan.kernels:
             return
         nest = expand(key[0], self._machine)

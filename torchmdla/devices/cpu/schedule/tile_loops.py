@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop, final_nest, flattened
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop, flattened
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, Fetch, Symbols, choose, count
 from torchmdla.devices.cpu.vector_math import expand
@@ -101,7 +101,7 @@ def _grain(step: TileLoop, machine: Machine, typical: tuple[int, ...]) -> int:
     """Tiles in a task, from what the members' own schedules think a task is."""
     tasks = 0.0
     for position in range(len(step.members)):
-        schedule = choose(final_nest(step.part(position, step.extents))[0], machine, typical)
+        schedule = choose(step.part(position, step.extents).kernel, machine, typical)
         tasks += schedule.iterations / schedule.grain if schedule.grain else 0.0
     return max(1, math.ceil(count(blocks_of(step), typical) / tasks)) if tasks else 0
 
@@ -115,7 +115,7 @@ def fetched_ahead(step: TileLoop, machine: Machine, typical: Sequence[int] = ())
     nothing to do for the other. What comes from the second cache, where symbols have the values ``typical``, comes fast
     enough without; on a machine that foresees what a tile walks, so does all that little is computed of."""
     moving = [axis for axis, (extent, tile) in enumerate(zip(step.extents, step.tile, strict=True)) if extent != tile]
-    lengths = [len(expand(final_nest(member)[0], machine).body) for member in step.members]
+    lengths = [len(expand(member.kernel, machine).body) for member in step.members]
     read, written = _streams(step, lengths)
     buffers = {step.members[k].accesses[number].buffer for k, number in [*read, *written]}
     foreseen = machine.foresees and sum(lengths) < _LONG_CHAIN

@@ -20,7 +20,7 @@ from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
 from torchmdla.compiler.sizes import static as static_size
 from torchmdla.devices.cpu.kernel_spec import AnyNest, static
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, TileLoop, final_nest, flattened
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, TileLoop, flattened
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Schedule, Symbols
@@ -228,7 +228,7 @@ def _weight(member: LoopNest) -> float:
 
 def _measured(use: _Use, program: Program, until: float, known: Record | None, tell: Tell) -> TunedKernel:
     own, nest, chosen = use.described(), static(use.kernel.nest, ()), use.kernel.schedule
-    places = final_nest(use.step)[1][: len(nest.operands)]
+    places = use.step.places[: len(nest.operands)]
     tell(own, 0, 1.0)
     try:
         cold = [k for k, (buffer, _) in enumerate(places) if buffer.kind in _COLD and not use.is_warm]

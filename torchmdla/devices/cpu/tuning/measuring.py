@@ -94,12 +94,12 @@ class Bench:
         if unknown := {stored(o.element) for o in nest.operands} - _DTYPES.keys():
             raise Unmeasurable(f"it has elements of type {min(unknown)}")
         self._generator = np.random.default_rng(0)
-        self._written = range(len(nest.operands) - _outputs(nest), len(nest.operands))
-        size = sum(_span(nest.operands[k], nest.sizes)[1] * _bytes(nest.operands[k]) for k in cold)
+        first_output = len(nest.operands) - _outputs(nest)
+        self._written = [position for position, number in enumerate(nest.pointed) if number >= first_output]
+        size = sum(_span(nest, k)[1] * _bytes(nest.operands[k]) for k in nest.pointed if k in cold)
         copies = max(1, min(_MOST_COPIES, -(-_COLD_BYTES // size))) if size else 1
         self._buffers = [
-            [_Buffer(operand, nest.sizes, self._generator) for _ in range(copies if k in cold else 1)]
-            for k, operand in enumerate(nest.operands)
+            [_Buffer(nest, k, self._generator) for _ in range(copies if k in cold else 1)] for k in nest.pointed
         ]
         self._scalars: list[np.ndarray] = [np.ones(1, _DTYPES[stored(kind)]) for kind in nest.all_scalars]
         # What is fetched beside operands is some memory: that of the first result.
@@ -149,11 +149,11 @@ def differ(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> boo
 
 
 class _Buffer:
-    """Random elements for an operand: normal ones, and integers that are 0 or 1."""
+    """Random elements behind the pointer to operand ``number`` of a nest: normal ones, and integers that are 0 or 1."""
 
-    def __init__(self, operand: Operand, sizes: Sequence[int], generator: np.random.Generator) -> None:
-        dtype = np.dtype(_DTYPES[stored(operand.element)])
-        before, count = _span(operand, sizes)
+    def __init__(self, nest: KernelSpec, number: int, generator: np.random.Generator) -> None:
+        dtype = np.dtype(_DTYPES[stored(nest.operands[number].element)])
+        before, count = _span(nest, number)
         self._memory = np.zeros(count * dtype.itemsize + 2 * _GUARD + _ALIGNMENT, np.uint8)
         first = -(-(self._memory.ctypes.data + _GUARD) // _ALIGNMENT) * _ALIGNMENT
         begin = first - self._memory.ctypes.data
@@ -165,11 +165,12 @@ class _Buffer:
         self.address = first + before * dtype.itemsize
 
 
-def _span(operand: Operand, sizes: Sequence[int]) -> tuple[int, int]:
-    """Elements before the one that an operand's pointer points at, and in all."""
-    ends = [(size - 1) * stride for size, stride in zip(sizes, operand.strides, strict=True)]
-    before = -sum(end for end in ends if end < 0)
-    return before, before + sum(end for end in ends if end > 0) + 1
+def _span(nest: KernelSpec, number: int) -> tuple[int, int]:
+    """Return how many elements are before the one that the pointer to an operand points to, and how many in all."""
+    ends = [(size - 1) * stride for size, stride in zip(nest.sizes, nest.operands[number].strides, strict=True)]
+    offsets = [0, *(operand.offset for operand in nest.operands if operand.base == number)]
+    before = -sum(end for end in ends if end < 0) - min(offsets)
+    return before, before + sum(end for end in ends if end > 0) + max(offsets) + 1
 
 
 def _bytes(operand: Operand) -> int:

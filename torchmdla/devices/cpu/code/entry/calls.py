@@ -10,7 +10,7 @@ from torchmdla.devices.cpu.code.entry.abi import BEGIN_KERNEL, KERNEL_TYPE, PARA
 from torchmdla.devices.cpu.code.entry.frame import Frame
 from torchmdla.devices.cpu.code.entry.kernel_functions import KernelFunctions
 from torchmdla.devices.cpu.code.entry.manifest import KernelList
-from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoop, final_nest
+from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoop
 from torchmdla.devices.cpu.schedule import Blocks, count, ranges
 from torchmdla.devices.cpu.schedule.tile_loops import blocks_of
 
@@ -29,7 +29,8 @@ class CallWriter:
     def nest(self, step: LoopNest) -> None:
         symbol, kernel = self._kernels.nest(step)
         nest, schedule = kernel.nest, kernel.schedule
-        pointers = [self._frame.pointer(buffer, offset) for buffer, offset in final_nest(step)[1]]
+        places = step.places
+        pointers = [self._frame.pointer(*places[number]) for number in step.pointed]
         pointers += self.spilled(step.all_scalars)
         pointers += [self._frame.status()] if nest.may_fail else []
         pointers += [self._frame.symbols] if nest.is_dynamic else []

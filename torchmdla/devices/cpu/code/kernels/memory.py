@@ -30,10 +30,10 @@ class MemoryWriter(InstructionWriter):
 
     def _load_operands(self) -> None:
         nest = self.nest
-        for position in range(len(nest.operands)):
-            self._pointers[position] = self._operand_pointer(position)
-        start = len(nest.operands) + len(nest.tables)
-        self._tables = [self._operand_pointer(position) for position in range(len(nest.operands), start)]
+        for position, number in enumerate(nest.pointed):
+            self._pointers[number] = self._operand_pointer(position)
+        start = len(nest.pointed) + len(nest.tables)
+        self._tables = [self._operand_pointer(position) for position in range(len(nest.pointed), start)]
         for number, element in enumerate(nest.all_scalars):
             pointer = self._operand_pointer(start + number)
             self._values[numbered("scalar", element, number), ()] = self._load(pointer, element)
@@ -60,7 +60,8 @@ class MemoryWriter(InstructionWriter):
 
     def _bytes_between(self, operand: int, pointer: str) -> str:
         """How far behind an operand the place is that ``pointer`` points to."""
-        ends = [self._define(f"llvm.ptrtoint {p} : !llvm.ptr to i64") for p in (pointer, self._pointers[operand])]
+        pointers = (pointer, self._operand_at(operand, 0))
+        ends = [self._define(f"llvm.ptrtoint {p} : !llvm.ptr to i64") for p in pointers]
         return self._define(f"arith.subi {ends[0]}, {ends[1]} : i64")
 
     def _advance(self, loop: int, index: Count, scratch: bool = False) -> None:
@@ -70,10 +71,10 @@ class MemoryWriter(InstructionWriter):
             self._induction[loop] = self._number(index)
         elif index != 0:
             self._induction[loop] = self._define(f"arith.addi {outer}, {self._number(index)} : i64")
-        operands = [*enumerate(self.nest.operands), *(self._scratch.items() if scratch else ())]
-        for position, operand in operands:
+        for number in (*self.nest.pointed, *(self._scratch if scratch else ())):
+            operand = self._operand(number)
             distance = self._distance(index, operand.strides[loop])
-            self._pointers[position] = self._offset(self._pointers[position], distance, operand.element)
+            self._pointers[number] = self._offset(self._pointers[number], distance, operand.element)
 
     def _distance(self, steps: Count, stride: int | Size) -> Count | Size:
         """Return the number of elements that ``steps`` iterations move an operand of ``stride`` by."""
@@ -151,7 +152,13 @@ class MemoryWriter(InstructionWriter):
         for stride, step in zip(operand.strides, point, strict=True):
             offset = offset + stride * step
         lane = operand.strides[self.schedule.vector] if self.schedule.vector >= 0 else 0
-        return self._offset(self._pointers[number], offset, operand.element), lane
+        return self._operand_at(number, offset), lane
+
+    def _operand_at(self, number: int, offset: int | Size) -> str:
+        """Return the pointer to an operand's element ``offset`` behind that of the loops' indices."""
+        operand = self._operand(number)
+        pointer = self._pointers[number if operand.base is None else operand.base]
+        return self._offset(pointer, offset + operand.offset, operand.element)
 
     def _load_at(self, number: int, point: Point) -> Value:
         pointer, stride = self._address(number, point)

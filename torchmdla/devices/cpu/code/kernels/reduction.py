@@ -302,7 +302,7 @@ class ReductionWriter(TileWriter):
         size = self._number(self._share(prefetch.block, "divui"))
         part = self._define(f"arith.muli {tile}, {size} : i64")
         distance = self._define(f"arith.addi {part}, {self._constant(prefetch.distance or prefetch.block)} : i64")
-        return self._offset(self._pointers[prefetch.operand], distance, "i8")
+        return self._offset(self._operand_at(prefetch.operand, 0), distance, "i8")
 
     def _share(self, size: int, division: str) -> Count:
         """What each of the tiles that share the fetching of ``size`` bytes fetches; nothing where they turn out to be
