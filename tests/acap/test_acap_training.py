@@ -271,6 +271,7 @@ print(w.grad.tolist(), v.grad.tolist(), first.tolist(), torch._C._is_multithread
 """
 
 
+@pytest.mark.sampled(0)
 def test_autograd_of_a_late_device_keeps_its_threads_mode() -> None:
     child = run_python(LATE)
     assert child.stdout == f"{[2.0] * 3} {[3.0] * 3} {[2.0] * 3} True\n", child.stderr

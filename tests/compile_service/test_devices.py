@@ -84,7 +84,7 @@ def test_what_cannot_be_imported_compiles_in_the_calling_process(tmp_path: Path,
         pytest.param("Device.__init__ = lambda self, number: None\n", "TypeError", id="argument"),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_a_device_that_another_process_cannot_make_says_so(tmp_path: Path, change: str, why: str) -> None:
     (tmp_path / "foreign_device.py").write_text(DEVICE + change)
     definition = "from foreign_device import Device as Made\nDevice = lambda: Made.__new__(Made)\n"

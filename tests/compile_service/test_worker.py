@@ -425,7 +425,7 @@ pool = WorkerPool(size=1, modules=["scripted_device"])
 
 class TestExit:
     @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["normally", "killed"])
-    @pytest.mark.sampled(1)
+    @pytest.mark.sampled(0)
     def test_process_ends_with_its_parent(self, tmp_path: Path, end: str) -> None:
         (tmp_path / "go").touch()
         start = f"pool.compile(scripted_program('hang {tmp_path}'))"
@@ -435,6 +435,7 @@ class TestExit:
         with open(tmp_path / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # Free once the process is gone.
 
+    @pytest.mark.sampled(0)
     def test_interpreter_exits_while_a_daemon_thread_compiles(self, tmp_path: Path) -> None:
         start = (
             "import threading; from test_worker import started; from pathlib import Path\n"
@@ -447,6 +448,7 @@ class TestExit:
         with open(tmp_path / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
 
+    @pytest.mark.sampled(0)
     def test_a_compile_under_way_ends_with_its_parent(self, tmp_path: Path) -> None:
         start = (
             "import threading; from test_worker import started; from pathlib import Path\n"

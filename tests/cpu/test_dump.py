@@ -71,7 +71,7 @@ def test_a_compile_is_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["fails", "dies"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_a_compile_that_does_not_end_says_where(tmp_path: Path, how: str) -> None:
     done = run(PROGRAM, tmp_path, how)
     assert done.returncode

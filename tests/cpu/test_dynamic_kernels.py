@@ -322,7 +322,7 @@ def small(nest: AnyNest, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, in
     tasks=st.integers(1, 4),
     typical=typicals,
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_random_contractions(target, nest, pairs, tasks, typical):
     check(nest, target, small(nest, pairs), (2.0,) if nest.epilogue else (), tasks, typical=typical)
 
@@ -331,6 +331,6 @@ def test_random_contractions(target, nest, pairs, tasks, typical):
 @given(
     nest=others(symbols=True), pairs=st.lists(values, min_size=2, max_size=4), tasks=st.integers(1, 4), typical=typicals
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_random_reductions_and_elementwise(target, nest, pairs, tasks, typical):
     check(nest, target, small(nest, pairs), tasks=tasks, typical=typical)

@@ -77,6 +77,7 @@ def test_bodies_are_not_as_long_as_programs() -> None:
     assert max(len(nest.body.expressions) for nest in all_nests(steps)) < 500
 
 
+@pytest.mark.sampled(0)
 def test_entries_load_pointers_again() -> None:
     """LLVM takes minutes to allocate registers for a pointer that thousands of calls in a row use."""
     builder = Builder()
@@ -90,6 +91,7 @@ def test_entries_load_pointers_again() -> None:
     check(builder, parts)
 
 
+@pytest.mark.sampled(0)
 def test_a_late_index_is_checked() -> None:
     """The status of kernels that check indices is read behind calls that load pointers again."""
     outputs = ", ".join(f"x * {k}.5" for k in range(600))

@@ -68,6 +68,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
+@pytest.mark.sampled(0)
 def test_candidates_compute_the_same(data: st.DataObject) -> None:
     """Those of each stage, of which the first is run; at least one of a stage is valid, or there is none."""
     nest = data.draw(contractions() | others())
@@ -583,6 +584,7 @@ def test_programs_for_any_sizes_are_left_to_the_cost_model() -> None:
     assert report.reasons == ("kernels for any sizes are left to the cost model",) and not report.kernels
 
 
+@pytest.mark.sampled(0)
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "model.pt")
     torch.jit.trace(model(), torch.randn(1, 3, 16, 16), check_trace=False).save(path)

@@ -178,7 +178,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize(("kernel", "stride", "terms"), WINDOWS.values(), ids=WINDOWS.keys())
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_values_of_windows(kernel: tuple[int, int], stride: tuple[int, int], terms: int) -> None:
     """Those whose results fill tiles, with a plain and with a blocked image; every product that is there is needed."""
     for channels in (3, 32):

@@ -73,6 +73,7 @@ def test_buffers_of_rank_0_are_everybodys(ranks: Ranks) -> None:
         assert not activity.fallbacks
 
 
+@pytest.mark.sampled(0)
 def test_gathered_weights_are_never_old(ranks: Ranks) -> None:
     """FSDP gathers them at the version that they have, often where they were before."""
     for activity in ranks.call(rank_programs.follow_gathered_weights):
@@ -80,6 +81,7 @@ def test_gathered_weights_are_never_old(ranks: Ranks) -> None:
         assert not activity.fallbacks
 
 
+@pytest.mark.sampled(0)
 def test_nothing_is_packed_of_what_fsdp_frees(ranks: Ranks) -> None:
     for weights in ranks.call(rank_programs.weights_of_sharded_groups):
         assert weights == [[], []]
@@ -95,7 +97,7 @@ def test_an_error_in_one_rank_is_pytorchs(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("ranks", "case"), RUNS, ids=[f"{size} processes, {name_of(case)}" for size, case in RUNS], indirect=["ranks"]
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_training_gives_eagers_losses(ranks: Ranks, case: Case) -> None:
     for activity in ranks.call(training_cases.train_both, case):
         assert activity.specialisations > 0

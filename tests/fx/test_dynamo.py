@@ -286,7 +286,7 @@ def test_training_loop(optimiser: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_models(name: str) -> None:
     spec = MODELS[name].reduced()
     eager = spec.build().train()
@@ -501,6 +501,7 @@ def test_specialisations_are_limited() -> None:
     assert sum(torchmdla.stats().fallbacks.values()) == 2
 
 
+@pytest.mark.sampled(0)
 def test_found_without_import() -> None:
     script = (
         "import torch\n"

@@ -74,7 +74,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("name", "how", "frozen"), WAYS)
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_model(name: str, how: str, frozen: bool) -> None:
     spec = MODELS[name].reduced()
     if how == "script" and not spec.scriptable:

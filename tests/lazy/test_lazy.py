@@ -46,6 +46,7 @@ In Mark Step: true
 """
 
 
+@pytest.mark.sampled(0)
 def test_the_example_prints_what_upstream_documents():
     done = subprocess.run([sys.executable, EXAMPLES / "lazy.py"], capture_output=True, text=True, check=True)
     assert done.stdout == EXAMPLE

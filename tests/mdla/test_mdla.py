@@ -634,7 +634,7 @@ _EMULATED = ["resnet18", "mobilenet_v2", "unet", "lstm", "mlp"]
 
 @pytest.mark.parametrize("precision", ["float32", "fixed16", "fixed8"])
 @pytest.mark.parametrize("name", _EMULATED)
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_model_on_the_emulator(name: str, precision: str) -> None:
     torchmdla.enable(device="mdla", precision=precision, strict=True)
     spec = MODELS[name].reduced()

@@ -324,6 +324,7 @@ def test_structures_and_unused_inputs(tmp_path: Path) -> None:
             assert_matches(loaded(*given), model(*given), layers=2)
 
 
+@pytest.mark.sampled(0)
 def test_loading_needs_neither_model_nor_onnx(tmp_path: Path) -> None:
     net, x = Net().eval(), image()
     mdla.save(net, x, tmp_path / "model.bin", precision="float32")
@@ -441,7 +442,7 @@ def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("frontend", ["torchscript:trace", "dynamo", "export", "dispatch", "lazy"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_every_frontend_runs_on_the_device(frontend: str, tmp_path: Path) -> None:
     """Seen by what a library that is missing says."""
     file = tmp_path / "outcomes.jsonl"

@@ -398,7 +398,7 @@ print("refused", refused)
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("binary", 150), ("onnx", 400)])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_no_damage_ends_the_process(kind: str, rounds: int, tmp_path: Path) -> None:
     """Random damage, in binaries under a right checksum, is refused or runs: nothing aborts."""
     model = convolution("small", (1, 2, 6, 6), (3, 2, 3, 3), pads=[1, 1, 1, 1])
@@ -467,6 +467,7 @@ def run_child(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(0)
 def test_numbers_of_a_program_are_checked_on_reading(tmp_path: Path) -> None:
     """Of the device's code, and of the reference software's, whose tiles have no on-chip buffer to fit into."""
     binary = tmp_path / "good"
@@ -674,6 +675,7 @@ def test_more_hardware_is_never_slower(precision: str, tmp_path: Path) -> None:
     assert cycles(board=small_board(tmp_path, host_gb_s=0.1)) == one
 
 
+@pytest.mark.sampled(0)
 def test_transfers_between_cards(tmp_path: Path) -> None:
     path = network(tmp_path)
 

@@ -357,7 +357,7 @@ _WHOLE_MODELS = [
 
 
 @pytest.mark.parametrize(("name", "side", "frozen"), _WHOLE_MODELS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_model(name: str, side: int | None, frozen: bool, onnx_device: str) -> None:
     """Every operation of these is the device's, so that none is left outside of groups."""
     torchmdla.enable(device=onnx_device, strict=True)

@@ -81,6 +81,7 @@ def test_a_program_in_cpp_computes_as_eager(name: str, programs: Path, tmp_path:
     assert_matches(result, expected(model, [inputs])[0], layers=spec.layers)
 
 
+@pytest.mark.sampled(0)
 def test_eight_threads_with_mixed_shapes(programs: Path, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 16)).eval()
     torchmdla.save(model, tmp_path / "model.pt", [torch.randn(batch, 64) for batch in (2, 5, 9)])
@@ -91,6 +92,7 @@ def test_eight_threads_with_mixed_shapes(programs: Path, tmp_path: Path) -> None
     assert stats["packaged_specialisations"] == 3 and not stats["fallbacks"], out
 
 
+@pytest.mark.sampled(0)
 def test_eight_threads_take_out_what_each_other_runs(programs: Path, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 16)).eval()
     torchmdla.save(model, tmp_path / "model.pt", [torch.randn(batch, 64) for batch in (2, 5)])
@@ -103,6 +105,7 @@ def test_eight_threads_take_out_what_each_other_runs(programs: Path, tmp_path: P
     assert stats["unpacked"] + stats["evicted"] and stats["packaged_specialisations"] == 2 + stats["evicted"] <= 8, out
 
 
+@pytest.mark.sampled(0)
 def test_what_no_package_covers_runs_in_the_interpreter_and_is_counted(programs: Path, tmp_path: Path) -> None:
     torchmdla.save(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), tmp_path / "model.pt", [torch.randn(2, 8)])
     out = run(programs / "run", str(tmp_path / "model.pt"), "3x8", "--calls", "4")
@@ -111,6 +114,7 @@ def test_what_no_package_covers_runs_in_the_interpreter_and_is_counted(programs:
     assert reason == "no package has code for the call, and there is no compiler in this process" and count == 3
 
 
+@pytest.mark.sampled(0)
 def test_switched_off_it_is_pytorch_alone(programs: Path, tmp_path: Path) -> None:
     torchmdla.save(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), tmp_path / "model.pt", [torch.randn(2, 8)])
     out = run(programs / "run", str(tmp_path / "model.pt"), "2x8", TORCHMDLA_ENABLE="0")
@@ -135,6 +139,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(0)
 def test_a_server_that_exists(way: str, programs: Path, package: tuple[Path, float]) -> None:
     arguments, environment = WAYS[way]
     path, wanted = package
@@ -143,6 +148,7 @@ def test_a_server_that_exists(way: str, programs: Path, package: tuple[Path, flo
     assert abs(float(out) - wanted) < 1e-4
 
 
+@pytest.mark.sampled(0)
 def test_a_server_maps_the_code_of_its_package(programs: Path, package: tuple[Path, float]) -> None:
     path, _ = package
     for way, (arguments, environment) in WAYS.items():

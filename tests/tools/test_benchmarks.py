@@ -315,7 +315,7 @@ def test_a_wrong_result_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("script", ["throughput", "roofline"])
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_a_model_that_does_not_run_fails(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(_FAILS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -55,6 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return paths
 
 
+@pytest.mark.sampled(0)
 def test_both_commands_as_processes(files: dict[str, str], tmp_path: Path) -> None:
     written = tmp_path / "out.mlir"
     made = run("mlir", files["script.pt"], "--input", "2x4", "--output", "linalg", "-o", str(written))
@@ -295,6 +296,7 @@ def test_a_reader_that_has_enough(files: dict[str, str]) -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.sampled(0)
 def test_a_value_is_a_line_for_other_programs() -> None:
     lines = run("info").stdout.splitlines()
     values = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines)
@@ -348,7 +350,7 @@ def test_doctor_calibrates(capsys: Any, tmp_path: Path, monkeypatch: pytest.Monk
         ({}, ["--processor", "pentium"], 2, []),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_doctor_finds_what_is_wrong(
     variables: dict[str, str], options: list[str], status: int, lines: list[str]
 ) -> None:

@@ -29,7 +29,7 @@ def script_of(text: str) -> str:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_blocks_run(document: Path, tmp_path: Path) -> None:
     for package in NEEDS.get(document.name, ()):
         pytest.importorskip(package)

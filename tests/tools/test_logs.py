@@ -86,7 +86,7 @@ torchmdla.compile(lambda x: torch.relu(x) * 2 + 1, torch.randn(3, 4))
         ("nosuch, groups", ("TORCHMDLA_LOGS has no topic 'nosuch'; there are groups, ", "torchmdla.groups: ")),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_the_environment_variable(value: str, signs: tuple[str, ...], tmp_path: Path) -> None:
     environment = {**os.environ, "TORCHMDLA_LOGS": value, "TORCHMDLA_CACHE_DIR": str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)

@@ -21,6 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=EXAMPLE, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.sampled(0)
 def test_the_example_runs_by_every_frontend() -> None:
     done = run("run.py")
     assert done.returncode == 0, done.stderr

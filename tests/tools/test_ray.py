@@ -95,6 +95,7 @@ def predicted(rows: int, actors: int, **arguments: Any) -> dict[str, Any]:
     ).to_pandas()  # fmt: skip
 
 
+@pytest.mark.sampled(0)
 def test_batches_of_a_dataset(cluster: str, tmp_path: Path) -> None:
     result = predicted(32, 2, model=functools.partial(noted_network, tmp_path), batch_size=32)
     check(result["id"], result["output"])

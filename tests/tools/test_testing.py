@@ -460,6 +460,7 @@ def test_results_are_held_to_the_number_format(precision: str | None, status: st
 # --- the command -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(0)
 def test_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.jsonl"
     arguments = ["--frontend", "torchscript:trace", "--filter", "elementwise.relu6", "--jobs", "1", "--json", str(file)]
@@ -645,7 +646,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("way", "every"), [("torchscript:trace", 12), ("torchscript:script", 36), ("torchscript:freeze", 36)]
 )
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 def test_some_programs(way: str, every: int) -> None:
     """Of every family; the command runs them all."""
     families: dict[str, list[Program]] = {}
