@@ -399,9 +399,8 @@ def test_importing_torchmdla_loads_no_mlir() -> None:
         import torchmdla
         assert not {"torch_mlir", "torch._dynamo"} & set(sys.modules)
         import torchmdla.aten
-        torchmdla.get_mlir
         assert "torch_mlir" not in sys.modules
-        torchmdla.ModuleBuilder
+        torchmdla.get_mlir, torchmdla.ModuleBuilder
         assert "torch_mlir" in sys.modules
     """
     subprocess.run([sys.executable, "-c", code], check=True)
