@@ -15,6 +15,8 @@ second are not judged. With --check the benchmark ends with status 1 then. It al
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import itertools
 import os
 import sys
@@ -146,6 +148,7 @@ def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, A
     imports, waits, calls = list[Span](), list[Span](), list[Span]()
     torchmdla.reset_stats()
     known = service.default_service().stages()
+    give_back_memory()
     memory.forget_peak()
     base = memory.peak()
     with (
@@ -169,6 +172,13 @@ def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, A
         "fallbacks": stats.fallbacks,
         "stages": {name: taken - known.get(name, 0.0) for name, taken in service.default_service().stages().items()},
     }
+
+
+def give_back_memory() -> None:
+    """Return the memory that earlier programs have freed to the system. Else a program would not count in which it
+    finds room, and the first one that does not would seem to take more than twice as much as one of half its length."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def scripted(lines: list[str], result: str) -> Any:
