@@ -12,8 +12,8 @@ from torch_mlir import _mlir_libs
 # long loops decoded, was not seen to make kernels faster, and takes a third of LLVM's time.
 _NEVER_UNROLL = ("-unroll-full-max-count=0", "-unroll-runtime=false", "-unroll-allow-partial=false")
 
-# Loop strength reduction takes a third of LLVM's time. Kernels advance a few pointers by multiples of an index that they
-# have in a register, and are as fast without it: inner loops have the same instructions, but for the addresses.
+# Loop strength reduction takes a third of LLVM's time. Kernels advance a few pointers by multiples of an index that a
+# register holds, and are as fast without it: inner loops have the same instructions, but for the addresses.
 _KEEP_INDICES = "-disable-lsr"
 
 
