@@ -545,7 +545,7 @@ def model() -> nn.Module:
 @pytest.mark.sampled(0)
 def test_compile_tunes(frontend: Any) -> None:
     module, x = model(), torch.randn(1, 3, 16, 16)
-    compiled = torchmdla.compile(module, x, tune=2.0, frontend=frontend)
+    compiled = torchmdla.compile(module, x, tune=10.0, frontend=frontend)
     with torch.no_grad():
         assert_matches(compiled(x), module(x), layers=3)
     found = Records(devices.get("cpu")).load()
