@@ -91,7 +91,8 @@ def main() -> int:
     with output.progress(len(options.shapes) * options.repeat * 2, "process") as bar, speed_log() as log:
         for shape in options.shapes:
             runs = [measure_once(shape, options.operators, log, bar) for _ in range(options.repeat)]
-            curves[shape] = [row_of(shape, k, runs, log.fastest) for k in range(len(options.operators))]
+            loop = log.fastest
+            curves[shape] = [row_of(shape, k, runs, loop) for k in range(len(options.operators))]
             rows = [row for curve in curves.values() for row in curve]
             output.write_json(options.json, {"benchmark": "scaling", "rows": rows})
     show(curves)
@@ -148,7 +149,9 @@ def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, A
     imports, waits, calls = list[Span](), list[Span](), list[Span]()
     torchmdla.reset_stats()
     known = service.default_service().stages()
-    give_back_memory()
+    # A program that found room in what earlier ones have freed would seem to take none.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     memory.forget_peak()
     base = memory.peak()
     with (
@@ -172,13 +175,6 @@ def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, A
         "fallbacks": stats.fallbacks,
         "stages": {name: taken - known.get(name, 0.0) for name, taken in service.default_service().stages().items()},
     }
-
-
-def give_back_memory() -> None:
-    """Return the memory that earlier programs have freed to the system. Else a program would not count in which it
-    finds room, and the first one that does not would seem to take more than twice as much as one of half its length."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
 
 
 def scripted(lines: list[str], result: str) -> Any:

@@ -56,7 +56,7 @@ def test_a_value_that_two_read_is_computed_once() -> None:
 
 
 def test_many_operands_in_one_buffer_have_one_pointer() -> None:
-    """As many as the taps of a window do. A few do not: kernels that differ in their distance alone are equal."""
+    """Check also that a few have one each, so that kernels that differ in their distance alone are equal."""
 
     def sum_of_shifted(distances: list[int]) -> LoopNest:
         source = Buffer("input", "f32", (40,), 0)

@@ -126,7 +126,7 @@ class KernelSpec(Generic[Number]):
 
     @cached_property
     def pointed(self) -> tuple[int, ...]:
-        """The numbers of the operands that have a pointer, in the order of the pointers."""
+        """Return the numbers of the operands that have a pointer, in the order of the pointers."""
         return tuple(k for k, operand in enumerate(self.operands) if operand.base is None)
 
     @property

@@ -132,18 +132,18 @@ class LoopNest:
 
     @cached_property
     def kernel(self) -> AnyNest:
-        """What the step's kernel computes."""
+        """Return what the step's kernel computes."""
         return simplified(_kernel(self))
 
     @cached_property
     def places(self) -> list[tuple[Buffer, AnySize]]:
-        """The buffers and element offsets of the kernel's operands, then of its tables."""
+        """Return the buffers and element offsets of the kernel's operands, then of its tables."""
         loops = len(self.sizes)
         return [(a.buffer, a.flat(loops).constant) for a in self.accesses] + [(t.buffer, t.offset) for t in self.tables]
 
     @cached_property
     def pointed(self) -> list[int]:
-        """The numbers of the places that the kernel has pointers to, in the order of the pointers."""
+        """Return the numbers of the places that the kernel has pointers to, in the order of the pointers."""
         return [*self.kernel.pointed, *range(len(self.accesses), len(self.places))]
 
     @cached_property

@@ -124,8 +124,7 @@ def _repeats(step: Step) -> bool:
 def has_sizes(step: Step) -> bool:
     """Whether what a step computes depends on sizes that vary between calls."""
     assert isinstance(step, LoopNest)
-    nest, places = step.kernel, step.places
-    return nest.is_dynamic or any(isinstance(offset, Size) for _, offset in places)
+    return step.kernel.is_dynamic or any(isinstance(offset, Size) for _, offset in step.places)
 
 
 def _writing(step: Step, buffer: Buffer, packed: Buffer) -> LoopNest:
