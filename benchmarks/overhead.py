@@ -3,26 +3,40 @@
 The work is as small as work gets (4×4 tensors), so that what is left is the way in and out: checking the inputs,
 finding the executable, allocating the outputs. The three ways are timed in turn in one process, each round being
 many calls; a round's time is divided by its calls. The functions without groups are optimised before torchmdla is
-imported, so that PyTorch's plans for them are its own. ``python benchmarks/overhead.py --help`` shows the options.
+imported, so that PyTorch's plans for them are its own. The first row is a function that returns its input: a call from
+Python costs as much without any op.
+
+A second table has the calls a second of threads that call one group at the same time, over those of one thread. A loop
+in TorchScript calls it, since calls from Python wait for Python's lock. ``python benchmarks/overhead.py --help`` shows
+the options.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 # The least and the median time of a call, in microseconds.
 Times = dict[str, float]
+
+
+def empty(x: Tensor) -> Tensor:
+    """No op."""
+    return x
 
 
 def pair(x: Tensor) -> Tensor:
@@ -43,13 +57,27 @@ def total(*inputs: Tensor) -> Tensor:
     return result
 
 
+# A group of six ops in each iteration. A loop of a known number of iterations would be unrolled.
+REPEAT = """
+def repeat(x, times: int):
+    while times > 0:
+        x = torch.relu(torch.tanh(torch.relu(x) * 0.5 + 1.0)) - x
+        times -= 1
+    return x
+"""
+
+EMPTY = "no op"
+LAYERS = nn.Sequential(*[layer for _ in range(20) for layer in (nn.Linear(4, 4), nn.ReLU())])
+
 # Name, function, number of its inputs.
 CASES: dict[str, tuple[Callable[..., Tensor], int]] = {
+    EMPTY: (empty, 1),
     "two ops": (pair, 1),
     "six ops": (six, 1),
     "1 input": (total, 1),
     "10 inputs": (total, 10),
     "100 inputs": (total, 100),
+    "40 parameters": (LAYERS, 1),
 }
 
 
@@ -59,18 +87,26 @@ def main() -> int:
     with torch.no_grad():
         inputs = {name: tuple(torch.randn(4, 4) for _ in range(CASES[name][1])) for name in options.cases}
         scripted = {name: optimise(CASES[name][0], given) for name, given in inputs.items()}
+        loops = {"scripted": optimised_loop()}
         import torchmdla  # noqa: F401  (switches on)
 
         results = {}
         for name, given in inputs.items():
             function = CASES[name][0]
             ways = {"group": optimise(function, given), "scripted": scripted[name], "eager": function}
-            check(ways, given)
+            check(ways, given, groups_expected=int(name != EMPTY))
             results[name] = measure(ways, given, options.rounds, options.calls)
+        loops["group"] = optimised_loop()
+        rates = measure_threads(loops, range(1, options.threads + 1), options.rounds, options.calls)
     if options.json:
-        print(json.dumps({"unit": "µs", "rounds": options.rounds, "calls": options.calls, "cases": results}))
+        print(
+            json.dumps(
+                {"unit": "µs", "rounds": options.rounds, "calls": options.calls, "cases": results, "threads": rates}
+            )
+        )
     else:
         show(results)
+        show_threads(rates)
     return 0
 
 
@@ -79,6 +115,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=30, help="timed rounds of each way (%(default)s)")
     parser.add_argument("--calls", type=int, default=1000, help="calls in a round (%(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="most that call (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser.parse_args()
 
@@ -91,8 +130,16 @@ def optimise(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Any
     return traced
 
 
-def check(ways: dict[str, Callable[..., Tensor]], inputs: tuple[Tensor, ...]) -> None:
-    """Raises unless all ways agree, one of them in a group that does not fall back, another without any group."""
+def optimised_loop() -> Any:
+    """Return a new ``repeat``, called until it is optimised and compiled."""
+    loop = torch.jit.CompilationUnit(REPEAT).repeat
+    for _ in range(4):
+        loop(torch.zeros(4, 4), 3)
+    return loop
+
+
+def check(ways: dict[str, Callable[..., Tensor]], inputs: tuple[Tensor, ...], groups_expected: int) -> None:
+    """Raises unless all ways agree, one of them in groups that do not fall back, another without any group."""
     import torchmdla
     from torchmdla.testing.compare import assert_matches
     from torchmdla.testing.coverage import groups
@@ -100,7 +147,7 @@ def check(ways: dict[str, Callable[..., Tensor]], inputs: tuple[Tensor, ...]) ->
     for way in ("group", "scripted"):
         assert_matches(ways[way](*inputs), ways["eager"](*inputs), layers=len(inputs))
         graph = ways[way].graph_for(*inputs)
-        if len(groups(graph)) != (way == "group"):
+        if len(groups(graph)) != (groups_expected if way == "group" else 0):
             raise RuntimeError(f"{way}: {len(groups(graph))} groups in\n{graph}")
     if torchmdla.stats().fallbacks:
         raise RuntimeError(f"fell back: {torchmdla.stats().fallbacks}")
@@ -122,6 +169,35 @@ def measure(
     return result
 
 
+def measure_threads(
+    loops: dict[str, Callable[..., Tensor]], threads: Iterable[int], rounds: int, calls: int
+) -> dict[str, dict[int, float]]:
+    """Return the most calls a second of any round, by way and number of threads."""
+    rates = {way: dict.fromkeys(threads, 0.0) for way in loops}
+    for _ in range(rounds):
+        for way, loop in loops.items():
+            for count in rates[way]:
+                rates[way][count] = max(rates[way][count], rate(loop, count, 50 * calls))
+    return rates
+
+
+def rate(loop: Callable[..., Tensor], threads: int, calls: int) -> float:
+    """Return the calls a second of threads that begin together, from the first one's begin to the last one's end."""
+    begin = threading.Barrier(threads)
+
+    def call(_: int) -> tuple[float, float]:
+        x = torch.zeros(4, 4)
+        with torch.no_grad():
+            begin.wait()
+            start = time.perf_counter()
+            loop(x, calls)
+            return start, time.perf_counter()
+
+    with ThreadPoolExecutor(threads) as pool:
+        starts, ends = zip(*pool.map(call, range(threads)), strict=True)
+    return threads * calls / (max(ends) - min(starts))
+
+
 def show(results: dict[str, dict[str, Times]]) -> None:
     table = Table(title="µs for one call, least / median", caption="overhead: a group over the same ops scripted")
     table.add_column("4×4 tensors")
@@ -131,6 +207,17 @@ def show(results: dict[str, dict[str, Times]]) -> None:
     for name, result in results.items():
         table.add_row(name, *(f"{result[way]['min']:.2f} / {result[way]['median']:.2f}" for way in ways))
     # Wide enough for the table where the output is not a terminal.
+    Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(table)
+
+
+def show_threads(rates: dict[str, dict[int, float]]) -> None:
+    table = Table(title="Calls a second of threads together, in millions, and over those of one thread")
+    table.add_column("threads")
+    for way in rates:
+        table.add_column(way, justify="right")
+    for count in next(iter(rates.values())):
+        cells = (f"{found[count] / 1e6:.2f} / {found[count] / found[1]:.2f}" for found in rates.values())
+        table.add_row(str(count), *cells)
     Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(table)
 
 

@@ -355,7 +355,7 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
     const bool done = specialisation.executable->run(stack, group_.inputs.num_inputs(), symbols);
     if (specialisation.last_use.note()) note_growth(specialisation);
     if (done) {
-      calls_.compiled.fetch_add(1, std::memory_order_relaxed);
+      calls_.compiled.add();
       return true;
     }
   } catch (const DeviceFault& error) {
@@ -711,7 +711,7 @@ GroupReport CompilationGroup::report() const {
                    group_.device,
                    group_.subgraph,
                    group_.parameters,
-                   calls_.compiled,
+                   calls_.compiled.total(),
                    calls_.recorded,
                    calls_.training,
                    calls_.fallbacks.counts(),
@@ -730,7 +730,7 @@ GroupReport CompilationGroup::report() const {
 }
 
 GroupCounts CompilationGroup::counts() const {
-  const int64_t calls = calls_.compiled + calls_.recorded + calls_.fallbacks.total();
+  const int64_t calls = calls_.compiled.total() + calls_.recorded + calls_.fallbacks.total();
   return {number_, calls, calls_.training, static_cast<int64_t>(specialisations_.load()->size())};
 }
 

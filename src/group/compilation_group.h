@@ -133,7 +133,7 @@ struct GroupDescription {
 
 // What a group's calls are counted by, apart from what each call reads.
 struct alignas(64) CallCounts {
-  std::atomic<int64_t> compiled{0};
+  StripedCount compiled;
   std::atomic<int64_t> recorded{0};
   std::atomic<int64_t> training{0};
   FallbackCounts fallbacks;
@@ -158,7 +158,7 @@ public:
   int64_t number() const { return number_; }
   GroupReport report() const;
   GroupCounts counts() const;
-  CallTotals calls() const { return {calls_.compiled, calls_.recorded}; }
+  CallTotals calls() const { return {calls_.compiled.total(), calls_.recorded}; }
   void forget_inputs() { keep_inputs({}); }
 
   // Takes the values that the group finds its inputs from off the stack and pushes its outputs.

@@ -1,6 +1,8 @@
 // Counters of what groups did in this process, shown by `torchmdla.stats()`.
 #pragma once
 
+#include "support/striped.h"
+
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -26,6 +28,20 @@ enum class Fallback {
 };
 
 const char* describe(Fallback reason);
+
+// Counts what every call does, in each thread without a line that others write.
+class StripedCount {
+public:
+  void add() { counts_.mine().fetch_add(1, std::memory_order_relaxed); }
+  int64_t total() const {
+    int64_t sum = 0;
+    counts_.for_each([&](const auto& count) { sum += count.load(std::memory_order_relaxed); });
+    return sum;
+  }
+
+private:
+  Striped<std::atomic<int64_t>> counts_;
+};
 
 // How often what happened, by its text.
 class ReasonCounts {

@@ -181,9 +181,9 @@ int64_t Executable::packed_bytes() const {
 int64_t Executable::drop_packed() const {
   auto set = packed_->load();
   if (!set) return 0;
-  packed_->drop(set);
   const auto bytes = set->bytes();
-  const std::weak_ptr<const PackedSet> dropped = std::exchange(set, nullptr);
+  const auto dropped = packed_->drop(set);
+  set.reset();
   return dropped.expired() ? 0 : bytes;
 }
 

@@ -67,6 +67,13 @@ std::vector<std::shared_ptr<PackedSlot>> living_slots() {
   return living;
 }
 
+std::vector<Fingerprint> contents_of(const std::vector<ParameterState>& parameters) {
+  std::vector<Fingerprint> contents;
+  for (const auto& parameter : parameters)
+    contents.push_back(parameter.content());
+  return contents;
+}
+
 // Without a lock: what is freed may be Python's.
 void drop_sets(const Chosen& chosen) {
   for (const auto& slot : living_slots()) {
@@ -195,10 +202,8 @@ packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t 
   return made;
 }
 
-PackedSet::PackedSet(std::vector<ParameterState> states) : parameters(std::move(states)) {
-  for (const auto& parameter : parameters)
-    watch.add(parameter.content());
-}
+PackedSet::PackedSet(std::vector<ParameterState> states)
+    : parameters(std::move(states)), watch(contents_of(parameters)) {}
 
 int64_t PackedSet::bytes() const {
   int64_t sum = 0;

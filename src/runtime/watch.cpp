@@ -1,6 +1,7 @@
 #include "watch.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace torchmdla {
 
@@ -23,33 +24,40 @@ constexpr uint64_t most_growth = 4;
 
 } // namespace
 
-void Watch::add(const Fingerprint& content) {
-  watched_.emplace_back().content = content;
-  adapts_ |= content.steps() > soon;
+Watch::Watch(std::vector<Fingerprint> contents)
+    : contents_(std::move(contents)),
+      adapts_(std::ranges::any_of(contents_, [](const auto& one) { return one.steps() > soon; })) {
+  rounds_.for_each([&](Round& round) {
+    round.steps = std::vector<Steps>((contents_.size() + in_line - 1) / in_line);
+  });
 }
 
 bool Watch::holds(size_t index, const void* data) {
-  auto& watched = watched_[index];
-  const auto steps = watched.content.steps();
-  const auto share = share_.load(std::memory_order_relaxed);
+  const auto& content = contents_[index];
+  auto& round = rounds_.mine();
+  auto& position = round.next(index);
+  const auto steps = content.steps();
+  const auto share = round.share.load(std::memory_order_relaxed);
   const auto count = steps <= small ? steps : std::max<size_t>(always, steps * share / all);
-  const auto here = watched.next.load(std::memory_order_relaxed);
+  const auto here = position.load(std::memory_order_relaxed);
   const auto next = here + count;
-  watched.next.store(next < steps ? next : next - steps, std::memory_order_relaxed);
-  return watched.content.holds(data, here, count);
+  position.store(next < steps ? next : next - steps, std::memory_order_relaxed);
+  return content.holds(data, here, count);
 }
 
 void Watch::prefetch(size_t index, const void* data) const {
-  const auto& watched = watched_[index];
-  const auto count = std::min(small, watched.content.steps());
-  watched.content.prefetch(data, watched.next.load(std::memory_order_relaxed), count);
+  const auto& content = contents_[index];
+  const auto& position = rounds_.mine().next(index);
+  content.prefetch(data, position.load(std::memory_order_relaxed),
+                   std::min(small, content.steps()));
 }
 
 void Watch::adapt(uint64_t looking, uint64_t running) {
-  const auto share = share_.load(std::memory_order_relaxed);
+  auto& known = rounds_.mine().share;
+  const auto share = known.load(std::memory_order_relaxed);
   const auto affordable = share * (running / times_longer) / std::max<uint64_t>(looking, 1);
-  share_.store(std::clamp(std::min(affordable, share * most_growth), least, all),
-               std::memory_order_relaxed);
+  known.store(std::clamp(std::min(affordable, share * most_growth), least, all),
+              std::memory_order_relaxed);
 }
 
 } // namespace torchmdla

@@ -3,20 +3,22 @@
 #pragma once
 
 #include "fingerprint.h"
+#include "support/striped.h"
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <vector>
 
 namespace torchmdla {
 
-// Any number of threads may look: each goes on from where it finds the others, and two that look at
-// the same lines at a time do no harm.
+// Any number of threads may look: each goes its own round. Two that share a stripe go on from where
+// they find each other, and do no harm where they look at the same lines at a time.
 class Watch {
 public:
-  // Looks at this content, too; its index is the next one.
-  void add(const Fingerprint& content);
+  // Looks at these contents, by index.
+  explicit Watch(std::vector<Fingerprint> contents);
 
   // Whether the next lines of content `index` are at `data` as they were.
   bool holds(size_t index, const void* data);
@@ -33,14 +35,25 @@ public:
 private:
   static constexpr uint64_t all = 1 << 20, least = all >> 12, first = all >> 8;
 
-  struct Watched {
-    Fingerprint content;
-    std::atomic<size_t> next{0}; // step
+  // Steps in a cache line of their own, so that stripes have none in common.
+  static constexpr size_t in_line = 8;
+  struct alignas(64) Steps {
+    std::array<std::atomic<size_t>, in_line> next{};
   };
 
-  std::deque<Watched> watched_;
-  std::atomic<uint64_t> share_{first}; // of the lines of each that a call looks at, of `all`
-  bool adapts_ = false;
+  struct Round {
+    std::atomic<uint64_t> share{first}; // of the lines of each that a call looks at, of `all`
+    std::vector<Steps> steps;
+
+    std::atomic<size_t>& next(size_t index) { return steps[index / in_line].next[index % in_line]; }
+    const std::atomic<size_t>& next(size_t index) const {
+      return steps[index / in_line].next[index % in_line];
+    }
+  };
+
+  const std::vector<Fingerprint> contents_;
+  const bool adapts_;
+  Striped<Round> rounds_;
 };
 
 } // namespace torchmdla

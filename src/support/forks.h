@@ -5,6 +5,8 @@
 // process that it began in.
 #pragma once
 
+#include "striped.h"
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -51,29 +53,34 @@ private:
   std::atomic<uint64_t> holder_{free}; // the number of its process
 };
 
-// A shared pointer that some threads read while others replace it, each of them for a few
-// instructions. In the child of a fork it is free, and whole: it is replaced in unforked sections,
-// and all that a read which a fork cut leaves is a reference that nobody gives back.
+// A shared pointer that threads read while others replace it, each of them for a few instructions.
+// A read writes to no memory that other threads read: each stripe has a reference count of its own.
+// In the child of a fork it is free, and whole: it is replaced in unforked sections, and all that a
+// read which a fork cut leaves is a reference that is not given back.
 template <class T> class Published {
 public:
-  explicit Published(std::shared_ptr<T> value = nullptr) : value_(std::move(value)) {}
+  explicit Published(std::shared_ptr<T> value = nullptr) { replace(std::move(value)); }
 
   std::shared_ptr<T> load() const {
-    const Held held(holder_);
-    return value_;
+    auto& stripe = stripes_.mine();
+    const Held held(stripe.holder);
+    return stripe.value;
   }
 
   void store(std::shared_ptr<T> value) {
     const Unforked section;
-    swap(value); // what was there goes without the lock
+    std::shared_ptr<T> before; // is destroyed without the lock
+    const Held held(holder_);
+    before = replace(std::move(value));
   }
 
-  // Leaves nothing, if it is still `value`.
-  void drop(const std::shared_ptr<T>& value) {
+  // Leaves nothing, if it is still `value`, and returns what tells whether a reader has that yet.
+  std::weak_ptr<T> drop(const std::shared_ptr<T>& value) {
     const Unforked section;
-    std::shared_ptr<T> dropped;
+    std::shared_ptr<T> before;
     const Held held(holder_);
-    if (value_ == value) value_.swap(dropped);
+    if (value_ == value) before = replace(nullptr);
+    return before;
   }
 
 private:
@@ -101,13 +108,34 @@ private:
     std::atomic<uint64_t>& holder_;
   };
 
-  void swap(std::shared_ptr<T>& value) {
-    const Held held(holder_);
-    value_.swap(value);
+  struct Stripe {
+    mutable std::atomic<uint64_t> holder{nobody}; // the number of its process
+    std::shared_ptr<T> value;
+  };
+
+  // The same object behind another reference count, in cache lines of its own.
+  static std::shared_ptr<T> counted_apart(const std::shared_ptr<T>& value) {
+    struct alignas(64) Reference {
+      std::shared_ptr<T> value;
+    };
+    if (!value) return nullptr;
+    const auto reference = std::make_shared<Reference>(Reference{value});
+    return {reference, value.get()};
   }
 
-  mutable std::atomic<uint64_t> holder_{nobody}; // the number of its process
+  // Returns what was there.
+  std::shared_ptr<T> replace(std::shared_ptr<T> value) {
+    stripes_.for_each([&](Stripe& stripe) {
+      auto reference = counted_apart(value);
+      const Held held(stripe.holder);
+      stripe.value.swap(reference);
+    });
+    return std::exchange(value_, std::move(value));
+  }
+
+  std::atomic<uint64_t> holder_{nobody}; // of who replaces it
   std::shared_ptr<T> value_;
+  Striped<Stripe> stripes_;
 };
 
 // For the thread that forks, which has the GIL: enters an unforked section when no other thread is

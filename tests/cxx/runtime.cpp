@@ -176,8 +176,7 @@ TEST(fingerprints_are_equal_where_content_and_length_are) {
 
 TEST(watch_looks_at_small_content_whole) {
   const auto data = bytes(4 * Fingerprint::line);
-  Watch watch;
-  watch.add(Fingerprint(data.data(), data.size()));
+  Watch watch({Fingerprint(data.data(), data.size())});
   for (int call = 0; call < 5; ++call)
     EXPECT_EQUAL(calls_until_seen(watch, data), size_t{1});
   EXPECT(!watch.adapts());
@@ -187,8 +186,7 @@ TEST(watch_looks_at_everything_in_time) {
   constexpr size_t lines = 64;
   auto data = bytes(lines * Fingerprint::line);
   for (size_t line = 0; line < lines; ++line) {
-    Watch watch;
-    watch.add(Fingerprint(data.data(), data.size()));
+    Watch watch({Fingerprint(data.data(), data.size())});
     EXPECT(!watch.adapts());
     data[line * Fingerprint::line] ^= 0x10;
     bool was_seen = false;
@@ -202,8 +200,7 @@ TEST(watch_looks_at_everything_in_time) {
 TEST(watch_looks_at_as_much_as_is_affordable) {
   constexpr size_t lines = 1 << 14;
   const auto data = bytes(lines * Fingerprint::line);
-  Watch watch;
-  watch.add(Fingerprint(data.data(), data.size()));
+  Watch watch({Fingerprint(data.data(), data.size())});
   EXPECT(watch.adapts());
   for (int call = 0; call < 10; ++call)
     watch.adapt(/*looking=*/1, /*running=*/1 << 20);
@@ -216,8 +213,7 @@ TEST(watch_looks_at_as_much_as_is_affordable) {
 TEST(watch_grows_step_by_step) {
   constexpr size_t lines = 1 << 14;
   const auto data = bytes(lines * Fingerprint::line);
-  Watch watch;
-  watch.add(Fingerprint(data.data(), data.size()));
+  Watch watch({Fingerprint(data.data(), data.size())});
   const auto step = lines >> 8; // at first
   watch.adapt(/*looking=*/1, /*running=*/uint64_t{1} << 40);
   EXPECT(calls_until_seen(watch, data) <= lines / (4 * step) + 1);

@@ -178,6 +178,36 @@ TEST(published_drops_only_what_it_still_has) {
   EXPECT_EQUAL(second.use_count(), 1);
 }
 
+TEST(threads_have_stripes_in_cache_lines_of_their_own) {
+  constexpr uintptr_t line = 64;
+  Striped<int> striped;
+  auto* const mine = &striped.mine();
+  int *first = nullptr, *second = nullptr;
+  std::thread([&] { first = &striped.mine(); }).join();
+  std::thread([&] { second = &striped.mine(); }).join();
+  EXPECT(first != mine);
+  EXPECT_EQUAL(first, second); // a thread that ended leaves its number to the next
+  EXPECT(reinterpret_cast<uintptr_t>(first) / line != reinterpret_cast<uintptr_t>(mine) / line);
+  EXPECT_EQUAL(mine, &striped.mine());
+  ++*mine, ++*first;
+  int sum = 0;
+  striped.for_each([&](int value) { sum += value; });
+  EXPECT_EQUAL(sum, 2);
+}
+
+TEST(published_tells_whether_a_reader_has_what_it_drops) {
+  Published<const int> slot(std::make_shared<const int>(1));
+  auto read = slot.load();
+  std::shared_ptr<const int> elsewhere;
+  std::thread([&] { elsewhere = slot.load(); }).join();
+  EXPECT_EQUAL(read.use_count(), 2); // the other thread counts elsewhere
+  const auto dropped = slot.drop(read);
+  read.reset();
+  EXPECT(!dropped.expired());
+  elsewhere.reset();
+  EXPECT(dropped.expired());
+}
+
 TEST(no_fork_while_another_thread_is_in_a_section) {
   {
     const InSection other;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,11 @@ class ScriptSubgraph:
     def __init__(self, graph: torch._C.Graph) -> None:
         self._graph = graph
 
+    @cached_property
+    def _nodes(self) -> Sequence[torch._C.Node]:
+        """Return the graph's nodes by number. A list of them is made once: a program has hundreds of constants."""
+        return list(self._graph.nodes())
+
     @property
     def outputs(self) -> Sequence[str]:
         return [value.debugName() for value in self._graph.outputs()]
@@ -37,7 +43,7 @@ class ScriptSubgraph:
         return interpreter.seen
 
     def calls(self, record: Record) -> Iterator[Call]:
-        for number, node in enumerate(self._graph.nodes()):
+        for number, node in enumerate(self._nodes):
             if node.kind() in _NO_CALLS:
                 continue
             inputs = [record[value.debugName()] for value in node.inputs()]
@@ -45,7 +51,7 @@ class ScriptSubgraph:
             yield Call.of(number, name_of(node), dict(zip(argument_names(node), inputs, strict=False)), results)
 
     def source(self, number: int) -> str:
-        return source_of(list(self._graph.nodes())[number])
+        return source_of(self._nodes[number])
 
     def alone(self, number: int, record: Record) -> tuple[Subgraph, Record]:
         graph: Any = torch._C.Graph()
@@ -60,7 +66,7 @@ class ScriptSubgraph:
                 copies[name] = made
             return copies[name]
 
-        node = list(self._graph.nodes())[number]
+        node = self._nodes[number]
         for value, made in zip(node.outputs(), graph.appendNode(graph.createClone(node, copy)).outputs(), strict=True):
             copies[value.debugName()] = made
             graph.registerOutput(made)
@@ -70,7 +76,7 @@ class ScriptSubgraph:
         return import_graph(self._graph, record, parameters, wanted)
 
     def constant(self, index: int) -> object:
-        value = list(self._graph.nodes())[index].output().toIValue()
+        value = self._nodes[index].output().toIValue()
         packed = unpacked(value)
         return value if packed is None else packed.tensors
 
