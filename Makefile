@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-slice | coverage | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
+# make demo | test | test-all | test-slice | coverage | mutants | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -10,7 +10,7 @@ JOBS   ?= 2
 # Hundreds of processes of the tests import the package, which takes twice as long where its bytecode is not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-slice coverage test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
+.PHONY: demo test test-all test-slice coverage mutants test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -41,6 +41,10 @@ coverage: build $(VENV)/.developing
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage html --quiet
 	$(BIN)/python -m coverage report
+
+# How many random one-line changes of the compiler the tests notice. ARGS="--count 20 --near", ARGS=--help
+mutants: build $(VENV)/.developing
+	PYTHONPATH=tests $(BIN)/python -m mutants --jobs $(JOBS) $(ARGS)
 
 # ARGS="-k watch"
 test-cxx: build $(VENV)/.developing
