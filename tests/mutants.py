@@ -112,7 +112,12 @@ def parse_options() -> argparse.Namespace:
 
 def copy_repository() -> None:
     shutil.rmtree(COPY, ignore_errors=True)
-    shutil.copytree(ROOT, COPY, ignore=shutil.ignore_patterns(".*", "build", "__pycache__"), symlinks=True)
+    shutil.copytree(
+        ROOT,
+        COPY,
+        ignore=shutil.ignore_patterns(".venv", "build", "__pycache__", ".*_cache", ".hypothesis"),
+        symlinks=True,
+    )
 
 
 def survivors(results: Path) -> list[Mutant]:

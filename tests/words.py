@@ -22,9 +22,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-FIRST_WORDS = frozenset(
-    "of as at by with those in for to from within without behind on lets has "
-    "what how where which who whoever whatever when whether whose that".split()
+FIRST_WORD = re.compile(
+    r"\W*(of|as|at|by|with|those|in|for|to|from|within|without|behind|on|lets|has"
+    r"|what|how|where|which|who|whoever|whatever|when|whether|whose|that)\b",
+    re.IGNORECASE,
 )
 # A phrase, and the words to take in its place.
 PHRASES = {
@@ -36,7 +37,7 @@ PHRASES = {
         r"\b(says?|said|tells?|told)\b": "specifies, reports, determines",
     }.items()
 }
-VARIABLES = frozenset("found one made own by given kept said".split())
+VARIABLES = re.compile(r"found|one|made|own|by|given|kept|said")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def remarks_of(file: Path) -> Iterator[Remark]:
             yield from remarks_of_docstring(file, node)
         if isinstance(node, ast.Name | ast.arg):
             name = node.id if isinstance(node, ast.Name) else node.arg
-            if name in VARIABLES and (isinstance(node, ast.arg) or isinstance(node.ctx, ast.Store)):
+            if VARIABLES.fullmatch(name) and (isinstance(node, ast.arg) or isinstance(node.ctx, ast.Store)):
                 yield Remark(file, node.lineno, "variable", name)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -86,8 +87,7 @@ def remarks_of_docstring(
     if not text:
         return
     line = node.body[0].lineno
-    first = re.match(r"\W*(\w+)", text)
-    if first and first[1].lower() in FIRST_WORDS:
+    if FIRST_WORD.match(text):
         yield Remark(file, line, "first word", text.strip().split("\n")[0])
     yield from remarks_of_text(file, line, text)
 

@@ -393,33 +393,14 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
 # --- the documentation
 
 
-def _snippets(file: str, heading: str = "") -> list[str]:
-    """The Python of a Markdown file, below a heading if one is named."""
-    text = (Path(__file__).parents[2] / file).read_text(encoding="utf-8")
-    section = text.partition(f"\n{heading}\n")[2].partition("\n## ")[0] if heading else text
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-
-
-@pytest.mark.parametrize(
-    ("file", "heading", "count"), [("docs/mdla.md", "", 4), ("README.md", "## The mdla device", 1)]
-)
-def test_snippets_run(
-    file: str,
-    heading: str,
-    count: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    snippets = _snippets(file, heading)
-    assert len(snippets) == count
-    # README's reader has a model and its input.
-    names: dict[str, Any] = (
-        {} if file.startswith("docs") else {"torchmdla": torchmdla, "model": Net().eval(), "x": image()}
-    )
+    text = (Path(__file__).parents[2] / "docs" / "mdla.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(snippets) == 4
+    names: dict[str, Any] = {}
     for snippet in snippets:
-        exec(compile(snippet, file, "exec"), names)
+        exec(compile(snippet, "docs/mdla.md", "exec"), names)
     assert "Mean/max error compared to pytorch are " in capsys.readouterr().out
     assert torchmdla.stats().fallbacks == {}
 
