@@ -1,6 +1,9 @@
-"""Builds ``libtorchmdla.so`` and ``torchmdla._C`` with CMake and ninja against the installed torch, and the mdla
-device's libraries and the runtime of models in files, which need no torch; has ``release/npm_package.py`` get what lays
-graphs out on a report's page. Everything else is in pyproject.toml."""
+"""Build ``libtorchmdla.so`` and ``torchmdla._C`` with CMake and ninja against the installed torch.
+
+The build also makes the mdla device's libraries and the runtime of models in files, which do not need torch.
+``release/npm_package.py`` downloads the library that lays out graphs on a report's page. All other settings are in
+pyproject.toml.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,23 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-# By their paths: nothing of the tree can be imported in a build.
+# Loaded by path, because modules of the tree cannot be imported in a build.
 VERSIONS = runpy.run_path(str(ROOT / "torchmdla" / "version.py"))
 NPM_PACKAGE = runpy.run_path(str(ROOT / "release" / "npm_package.py"))
 
 
-# What the extension is a binding of; it finds it in its own folder.
+# The library that the extension binds; the extension loads it from its own folder.
 LIBRARY = "libtorchmdla.so"
 
-# What runs models in files without torch.
+# The runtime of models in files, without torch.
 RUNTIME = "libtorchmdla_runtime.so"
 
 
 def torch_version() -> str:
-    """The installed torch's; where there is none (a source distribution needs none), the oldest that is supported."""
+    """Return the version of the installed torch, or else the oldest that is supported.
+
+    A source distribution does not need torch.
+    """
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -35,8 +41,10 @@ def torch_version() -> str:
 
 
 class CMakeBuild(build_ext):
-    """Configures once into ``build/cmake``, or the folder that ``--build-temp`` names, and lets ninja rebuild what
-    changed."""
+    """Build command that configures once and lets ninja rebuild changed files.
+
+    The build folder is ``build/cmake``, or the folder that ``--build-temp`` names.
+    """
 
     def finalize_options(self) -> None:
         self.tree = Path(self.build_temp or ROOT / "build" / "cmake").resolve()
@@ -68,16 +76,16 @@ class CMakeBuild(build_ext):
 
     @staticmethod
     def _remove_extensions() -> None:
-        """Those for other versions of torch that stand in the tree: they may be of other sources."""
+        """Remove the extensions for other versions of torch from the tree, because their sources may differ."""
         for built in (ROOT / "torchmdla").glob("torch_*/*.so"):
             built.unlink()
 
     @staticmethod
     def _check_torch() -> None:
-        found, supported = torch_version(), VERSIONS["TORCH_VERSIONS"]
-        if VERSIONS["minor_of"](found) not in supported:
+        installed, supported = torch_version(), VERSIONS["TORCH_VERSIONS"]
+        if VERSIONS["minor_of"](installed) not in supported:
             raise SystemExit(
-                f"torch {found} is installed, and torchmdla supports torch {', '.join(supported)}: "
+                f"torch {installed} is installed, and torchmdla supports torch {', '.join(supported)}: "
                 f"pip install 'torch=={supported[-1]}.*'"
             )
 

@@ -1,13 +1,13 @@
-"""The demo: models run through torchmdla, compared with eager, and what that took. ``make demo`` runs it.
+"""Run models through torchmdla, compare them with eager, and show the times. ``make demo`` runs this demo.
 
-Each model is traced and compiled in a cache folder of its own, then again in a second process that finds the artifacts
-there. Ends with status 1, and says what is wrong, when a model has no group, anything fell back, a result differs from
-eager's, or the second process had to compile.
+Each model is traced and compiled with its own cache folder, then again in a second process that finds the artifacts
+there. The exit status is 1, with a message, if a model has no group, anything fell back, a result differs from eager's,
+or the second process had to compile.
 
-Shares are those of the optimised graph. Ops: its ``aten`` nodes that stand inside groups. Floating-point work: each
-group's subgraph run by eager ops under a counter, against the whole program under the same counter
-(``torchmdla/testing/coverage.py`` says what it counts). Compile times are those of ``torchmdla.compile`` on the trace:
-freezing, the warm-up calls that PyTorch's executor needs, and compiling or reading the cache.
+Shares are those of the optimised graph. Ops are its ``aten`` nodes, of which those inside groups count. Floating-point
+work compares each group's subgraph, run by eager ops under a counter, with the whole program under the same counter
+(see ``torchmdla/testing/coverage.py``). Compile times are those of ``torchmdla.compile`` on the trace: freezing, the
+warm-up calls that PyTorch's executor needs, and compiling or reading the cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEMO = ("resnet18", "mobilenet_v2", "bert", "lstm")
 
 @dataclass
 class Compiled:
-    """What compiling one model took, in this process or in another."""
+    """Time and statistics of compiling one model, in this process or in another."""
 
     seconds: float
     cache_hits: int
@@ -51,7 +51,7 @@ class Compiled:
 
 @dataclass
 class Report:
-    """What was found about one model. ``ops`` and ``work`` are (inside groups, all); times are in seconds."""
+    """Results of one model. ``ops`` and ``work`` are (inside groups, all); times are in seconds."""
 
     name: str
     groups: int
@@ -68,7 +68,7 @@ class Report:
 def main() -> int:
     options = parse_options()
     torch.set_num_threads(options.threads)
-    # Tracing warns that torch.jit is deprecated; the programs that this is for are the ones that it has.
+    # Tracing warns that torch.jit is deprecated, but this demo needs torch.jit.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     if options.from_cache:
         specs = {name: pick(name, options.quick) for name in options.models}
@@ -95,7 +95,7 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of each op (all cores)")
     parser.add_argument("--quick", action="store_true", help="reduced models, three rounds")
-    parser.add_argument("--from-cache", action="store_true", help=argparse.SUPPRESS)  # what the second process does
+    parser.add_argument("--from-cache", action="store_true", help=argparse.SUPPRESS)  # option of the second process
     return parser.parse_args()
 
 
@@ -104,7 +104,7 @@ def pick(name: str, quick: bool) -> ModelSpec:
 
 
 def compile_model(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Any, Compiled]:
-    """The traced and compiled model, and what that took. The trace is not checked: that would compile too."""
+    """Return the traced and compiled model, and its statistics. The trace is not checked: that would compile, too."""
     traced = torch.jit.trace(module, inputs, check_trace=False)
     torchmdla.reset_stats()
     start = time.perf_counter()
@@ -115,7 +115,7 @@ def compile_model(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Any, C
 
 
 def examine(name: str, spec: ModelSpec, rounds: int) -> Report:
-    """Compiles one model, compares it with eager and times both."""
+    """Compile one model, compare it with eager and time both."""
     print(f"{name} …", file=sys.stderr, flush=True)
     module, inputs = spec.build(), spec.inputs()
     compiled, cold = compile_model(module, inputs)
@@ -142,7 +142,7 @@ def examine(name: str, spec: ModelSpec, rounds: int) -> Report:
 
 
 def interleaved(rounds: int, *functions: Callable[[], object]) -> list[list[float]]:
-    """Seconds of every call of each function, called in turn so that a slow phase of the machine meets them all."""
+    """Return the seconds of every call of each function, in turn, so that a slow phase of the machine affects all."""
     for function in functions:
         function()
     times: list[list[float]] = [[] for _ in functions]
@@ -155,32 +155,32 @@ def interleaved(rounds: int, *functions: Callable[[], object]) -> list[list[floa
 
 
 def add_second_process(reports: list[Report], options: argparse.Namespace) -> None:
-    """Compiles every model again in a new process, which finds this one's artifacts on disk."""
+    """Compile every model again in a new process, which finds this one's artifacts on disk."""
     command = [sys.executable, str(Path(__file__)), "--from-cache", "--threads", str(options.threads)]
     command += ["--quick"] * options.quick + ["--models", *options.models]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the second process failed:\n{done.stdout}{done.stderr}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    results = json.loads(done.stdout.splitlines()[-1])
     for report in reports:
-        report.warm = Compiled(**found[report.name])
+        report.warm = Compiled(**results[report.name])
 
 
 def find_faults(report: Report) -> list[str]:
-    """What is wrong with one model, in words; nothing when all is well."""
+    """Return the faults of one model in words; an empty list without faults."""
     warm = report.warm
-    found = {
+    conditions = {
         "no group was formed": not report.groups,
         "nothing was compiled": not report.cold.specialisations,
         f"fell back: {report.cold.fallbacks}": bool(report.cold.fallbacks),
         "the second process did not use the cache": warm is not None and not warm.cache_hits,
         f"the second process fell back: {warm and warm.fallbacks}": warm is not None and bool(warm.fallbacks),
     }
-    return [fault for fault, holds in found.items() if holds]
+    return [fault for fault, holds in conditions.items() if holds]
 
 
 def show(reports: list[Report], options: argparse.Namespace) -> None:
-    # Wide enough for the table where the output is not a terminal.
+    # Wide enough for the table if the output is not a terminal.
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     size = "reduced models" if options.quick else "full-size models"
     table = Table(

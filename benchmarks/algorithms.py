@@ -1,11 +1,11 @@
-"""Algorithms: plain sums, Winograd's convolutions and Strassen's products, forced, beside the cost model's choice.
+"""Compare algorithms: plain sums, Winograd's convolutions and Strassen's products, forced, and the cost model's choice.
 
-Layers are chains of so many alike that their weights come from memory, as in a model, with rectifiers and without bias,
-beside which results would be small; models are the registry's. Every algorithm is compiled in the same process, applied
-wherever it can be, and all run in turn. Errors are those of the results against float64, roots of mean squares,
-relative to the results'.
+Layers are chains of equal layers, so long that their weights come from memory, as in a model. They have rectifiers and
+no bias, because a bias would be large compared with the results. Models are those of the registry. Every algorithm is
+compiled in the same process, applied wherever it is possible, and all run in turn. Errors are root mean squares of the
+difference from float64, relative to the results.
 
-Ends with status 1 where an algorithm's results differ from eager's beyond tolerance, or it falls back.
+The exit status is 1 if an algorithm's results differ from eager's beyond tolerance, or if it falls back.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ CONVOLUTIONS = ("direct", "winograd2", "winograd4", "fast")
 PRODUCTS = ("direct", "strassen", "fast")
 OF_MODELS = ("direct", "winograd", "fast")
 
-# Bytes of weights in a chain, and its most layers.
+# Bytes of weights in a chain, and its maximum number of layers.
 _WEIGHTS = 64 << 20
 _MOST_LAYERS = 16
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """``taps`` × ``taps``, as many filters as ``channels``, of images of ``size`` × ``size``."""
+    """Convolution of ``taps`` × ``taps`` with ``channels`` filters, on images of ``size`` × ``size``."""
 
     channels: int
     size: int
@@ -68,7 +68,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Product:
-    """Linear layers of ``rows`` from ``terms`` to ``columns``, and back where these differ."""
+    """Linear layers of ``rows`` from ``terms`` to ``columns``, and back if these differ."""
 
     rows: int
     terms: int
@@ -141,7 +141,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def measure(name: str, threads: int, rounds: int, quick: bool) -> Row:
-    """The row of a layer or a model, measured in this process."""
+    """Return the row of a layer or a model, measured in this process."""
     import torch
 
     warnings.filterwarnings("ignore")
@@ -150,7 +150,7 @@ def measure(name: str, threads: int, rounds: int, quick: bool) -> Row:
     if name in MODELS:
         spec = MODELS[name].reduced() if quick else MODELS[name]
         return _measured(name, spec.build(), spec.inputs(), OF_MODELS, threads, rounds, 1, spec.layers)
-    layer = next(one for one in LAYERS if str(one) == name)
+    layer = next(candidate for candidate in LAYERS if str(candidate) == name)
     count = 1 if quick else min(_MOST_LAYERS, math.ceil(_WEIGHTS / 4 / layer.weights))
     module = torch.nn.Sequential(*(each for _ in range(count) for each in layer.modules())).eval()
     algorithms = CONVOLUTIONS if isinstance(layer, Convolution) else PRODUCTS
@@ -167,8 +167,10 @@ def _measured(
     count: int,
     depth: int,
 ) -> Row:
-    """Times of ``module`` by each of the ``algorithms``, divided by ``count``; results of ``depth`` layers are
-    compared."""
+    """Return the row of ``module`` with the times of each of the ``algorithms``, divided by ``count``.
+
+    The tolerance for the results is that of ``depth`` layers.
+    """
     import torch
     from harness.accuracy import exact_results, relative_rms
 
@@ -181,15 +183,15 @@ def _measured(
         calls, results, faults = checked(title, preparing, module, inputs, depth)
         times = timing.interleaved(calls, rounds)
         exact = exact_results(module, inputs)
-    made = {way: [r] if isinstance(r, torch.Tensor) else list(r) for way, r in results.items()}
-    errors = {way: relative_rms(tensors, exact) for way, tensors in made.items()}
+    tensors_of = {way: [r] if isinstance(r, torch.Tensor) else list(r) for way, r in results.items()}
+    errors = {way: relative_rms(tensors, exact) for way, tensors in tensors_of.items()}
     faults += [f"fell back: {reason}" for reason in torchmdla.stats().fallbacks]
     ways = {way: timing.summary([t / count for t in taken]) for way, taken in times.items()}
     return {"name": name, "threads": threads, "ways": ways, "errors": errors, "faults": faults}
 
 
 def prepared(algorithm: str, module: nn.Module, inputs: tuple[Any, ...]) -> Callable[[], Any]:
-    """A call of ``module`` by an algorithm."""
+    """Return a call of ``module`` with an algorithm."""
     import torchmdla
 
     torchmdla.enable(algorithms=algorithm)
@@ -197,7 +199,7 @@ def prepared(algorithm: str, module: nn.Module, inputs: tuple[Any, ...]) -> Call
 
 
 def show(rows: list[Row], algorithms: tuple[str, ...]) -> None:
-    """A table of the rows that have these ``algorithms``, if there are any."""
+    """Print a table of the rows that have these ``algorithms``, if any."""
     if not rows:
         return
     caption = "ms of a layer or model, least / median; below: rms error against float64; gain: plain sums over fast"

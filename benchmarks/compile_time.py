@@ -1,16 +1,16 @@
-"""Compile times: how long until a model runs compiled, cold and from the cache, each in a process of its own.
+"""Measure compile times: seconds until a model runs compiled, cold and from the cache, each in a separate process.
 
-What is timed is torchmdla.compile on the trace: freezing, the calls that PyTorch's executor needs, and compiling. The
-same freezing and calls without torchmdla are timed in a third process; what torchmdla adds is the difference, and that
-is what the marks are for. The process that compiles cold also starts the compiler and loads its modules; one that finds
-all in the cache need not.
+The measurement covers torchmdla.compile on the trace: freezing, the calls that PyTorch's executor needs, and compiling.
+A third process measures the same freezing and calls without torchmdla. The marks apply to the difference, which is the
+time that torchmdla adds. The process that compiles cold also starts the compiler and loads its modules. A process that
+finds all programs in the cache does not.
 
-Others stand beside it, each in processes of its own: Inductor with freezing, cold and from its own cache, and ONNX
-Runtime and OpenVINO, which read a file that is exported before. Their time is that until the first result.
+Peers run in their own processes: Inductor with freezing, cold and from its own cache, and ONNX Runtime and OpenVINO,
+which read a file that was exported before. Their time ends at the first result.
 
-With --stages more tables tell the stages of the compile (docs/architecture.md, "Compile time"), those of the cold
-process whose compiler was the fastest. With --check it ends with status 1 where a mark is missed. It always does where
-a second process compiled anything, or anything fell back.
+With --stages, more tables show the stages of the compile (docs/architecture.md, "Compile time"), for the cold process
+with the fastest compiler. With --check, the exit status is 1 if a mark is missed. It is always 1 if a second process
+compiled anything, or if anything fell back.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 
 from harness import children, output
 
-# Others, and the processes that each is timed in: the second one finds what the first left in its cache.
+# Peers, and the processes of each: the second process finds the first one's results in its cache.
 PEERS = {"inductor": ("cold", "cached"), "onnxruntime": ("cold",), "openvino": ("cold",)}
 
-# Seconds that torchmdla may add, cold and from the cache, on two cores.
+# Maximum seconds that torchmdla may add, cold and from the cache, on two cores.
 MARKS = {"resnet50": {"cold": 4.0, "cached": 0.3}}
 
 Row = dict[str, Any]
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def installed(peers: list[str]) -> list[str]:
-    """Return those of ``peers`` whose packages are installed; reports the others."""
+    """Return those of ``peers`` whose packages are installed. Print the others."""
     from harness.peers import WAYS
 
     missing = {peer: packages for peer in peers if (packages := WAYS[peer].missing())}
@@ -76,20 +76,20 @@ def installed(peers: list[str]) -> list[str]:
 
 
 def measure_once(task: dict[str, Any], bar: Any) -> dict[str, Any]:
-    """One measurement of each of the three, in three processes; cold and cached share a new cache folder."""
-    found = {}
+    """Measure each of the three variants once, in three processes; cold and cached share a new cache folder."""
+    results = {}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         for name, enabled in (("without", "0"), ("cold", "1"), ("cached", "1")):
             bar.set_postfix_str(f"{task['model']}, {name}")
             variables = {"TORCHMDLA_ENABLE": enabled, "TORCHMDLA_CACHE_DIR": folder}
             variables["OMP_NUM_THREADS"] = str(task["threads"])
-            found[name] = children.run("compile_time:measure", task, variables)
+            results[name] = children.run("compile_time:measure", task, variables)
             bar.update()
-    return found
+    return results
 
 
 def measure_peer_once(peer: str, task: dict[str, Any], bar: Any) -> dict[str, float]:
-    """The seconds of one measurement of a peer in each of its processes, which share a new cache folder."""
+    """Return the seconds of one measurement of a peer in each of its processes, which share a new cache folder."""
     seconds = {}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         for name in PEERS[peer]:
@@ -126,7 +126,7 @@ def measure_peer(model: str, threads: int, quick: bool, peer: str, folder: str) 
 
 
 def measure(model: str, threads: int, quick: bool) -> dict[str, Any]:
-    """Compiles one model in this process."""
+    """Compile one model in this process."""
     import torch
 
     import torchmdla
@@ -138,7 +138,7 @@ def measure(model: str, threads: int, quick: bool) -> dict[str, Any]:
     spec = MODELS[model].reduced() if quick else MODELS[model]
     module, inputs = spec.build(), spec.inputs()
     with torch.no_grad():
-        module(*inputs)  # what libraries set up in their first call is not what is measured
+        module(*inputs)  # exclude the setup of libraries in their first call
         traced = torch.jit.trace(module, inputs, check_trace=False)
     torchmdla.reset_stats()
     start = time.perf_counter()
@@ -156,11 +156,11 @@ def measure(model: str, threads: int, quick: bool) -> dict[str, Any]:
 
 
 def row_of(model: str, runs: list[dict[str, Any]]) -> Row:
-    """The least of each time, and what is wrong."""
+    """Return the minimum of each time, and the faults."""
     seconds = {name: min(run[name]["seconds"] for run in runs) for name in ("without", "cold", "cached")}
     added = {name: seconds[name] - seconds["without"] for name in ("cold", "cached")}
     first = runs[0]
-    found = {
+    conditions = {
         "nothing was compiled": not first["cold"]["compiled"],
         "the second process compiled": bool(first["cached"]["compiled"]),
         f"fell back: {first['cold']['fallbacks']}": bool(first["cold"]["fallbacks"]),
@@ -178,7 +178,7 @@ def row_of(model: str, runs: list[dict[str, Any]]) -> Row:
             for name, mark in MARKS.get(model, {}).items()
             if added[name] > mark
         ],
-        "faults": [fault for fault, holds in found.items() if holds],
+        "faults": [fault for fault, holds in conditions.items() if holds],
     }
 
 
@@ -204,7 +204,10 @@ def show(rows: list[Row]) -> None:
 
 
 def show_stages(rows: list[Row]) -> None:
-    """What the compiler's seconds are made of; what is left waits for its process and tells it the program."""
+    """Print the stages of the compiler's seconds.
+
+    The remainder is the time of starting the compiler process and sending the program.
+    """
     for row in rows:
         fastest = min((run["cold"] for run in row["runs"]), key=lambda run: run["compiler_seconds"])
         stages = {**fastest["stages"]}

@@ -1,12 +1,12 @@
-"""Decoding: a Llama of transformers with random weights, token by token, in the precisions that weights are stored in.
+"""Measure decoding: a Llama of transformers with random weights, token by token, with weights of several precisions.
 
-Each precision runs in a process of its own, with a static cache: by ``torch.compile`` (torchmdla and Inductor), by
-eager PyTorch, and by OpenVINO where that is installed, whose weights nncf compresses, in turn. Told are milliseconds of
-a token, least and median, and the bytes of weights that it reads, divided by its time, as a part of the bandwidth of a
-copy of as much memory.
+Each precision runs in a separate process, with a static cache: with ``torch.compile`` (torchmdla and Inductor), with
+eager PyTorch, and with OpenVINO if it is installed, whose weights nncf compresses, in turn. The table shows the minimum
+and the median of the milliseconds of a token. It also shows the bandwidth: the bytes of weights that a token reads,
+divided by its time, relative to a copy of the same amount of memory.
 
-Ends with status 1 where the tokens differ from eager's in float32 at once, where something falls back, or where a token
-compiles something anew.
+The exit status is 1 if the first token differs from eager's, if something falls back, or if a token compiles something
+again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULTS = {
     False: {"weights": list(WEIGHTS), "layers": 16, "width": 2048, "tokens": 24, "prompt": 64},
     True: {"weights": ["float32", "int8"], "layers": 2, "width": 128, "tokens": 6, "prompt": 8},
 }
-_HEAD = 64  # features of each
+_HEAD = 64  # features of each head
 
 Row = dict[str, Any]
 
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def measure(weights: str, layers: int, width: int, tokens: int, prompt: int, threads: int, ways: list[str]) -> Row:
-    """One precision, measured in this process."""
+    """Measure one precision in this process."""
     import torch
 
     import torchmdla
@@ -68,7 +68,7 @@ def measure(weights: str, layers: int, width: int, tokens: int, prompt: int, thr
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
     children.step("building the model")
-    model, given = built(weights, layers, width, prompt)
+    model, prompt_tokens = built(weights, layers, width, prompt)
     row: Row = {"weights": weights, "ways": {}, "faults": [], "bytes": read_bytes(model)}
     sequences = {}
     with torch.no_grad():
@@ -78,7 +78,7 @@ def measure(weights: str, layers: int, width: int, tokens: int, prompt: int, thr
             if way == "openvino":
                 original, _ = built("float32", layers, width, prompt)
                 call = OpenVinoDecoder(original, weights, threads, prompt + tokens)
-            decoders[way] = Decoder(model, call, given, tokens)
+            decoders[way] = Decoder(model, call, prompt_tokens, tokens)
         for way, decoder in decoders.items():
             children.step(f"first tokens by {way}")
             sequences[way] = decoder.run()
@@ -103,34 +103,34 @@ def measure(weights: str, layers: int, width: int, tokens: int, prompt: int, thr
 
 
 class Decoder:
-    """Generates ``tokens`` after a prompt, each of which is the likeliest."""
+    """Greedy generation of ``tokens`` after a prompt."""
 
-    def __init__(self, model: Any, call: Callable[..., Any], given: Any, tokens: int) -> None:
+    def __init__(self, model: Any, call: Callable[..., Any], prompt: Any, tokens: int) -> None:
         from transformers import StaticCache
 
-        self._model, self._call, self._given, self._tokens = model, call, given, tokens
-        self._cache = StaticCache(config=model.config, max_cache_len=given.shape[1] + tokens)
+        self._model, self._call, self._given, self._tokens = model, call, prompt, tokens
+        self._cache = StaticCache(config=model.config, max_cache_len=prompt.shape[1] + tokens)
 
     def run(self, seconds: list[float] | None = None) -> list[int]:
-        """The tokens; the times of all but the first are appended to ``seconds``."""
+        """Return the tokens. Append the times of all tokens but the first to ``seconds``."""
         import torch
 
         self._cache.reset()
         length = self._given.shape[1]
-        made = self._model(self._given, past_key_values=self._cache, cache_position=torch.arange(length))
-        token, found = made.logits[:, -1:].argmax(-1), []
+        result = self._model(self._given, past_key_values=self._cache, cache_position=torch.arange(length))
+        token, tokens = result.logits[:, -1:].argmax(-1), []
         for place in range(length, length + self._tokens):
             start = time.perf_counter()
-            made = self._call(token, past_key_values=self._cache, cache_position=torch.tensor([place]))
-            token = made.logits[:, -1:].argmax(-1)
+            result = self._call(token, past_key_values=self._cache, cache_position=torch.tensor([place]))
+            token = result.logits[:, -1:].argmax(-1)
             if seconds is not None and place > length:
                 seconds.append(time.perf_counter() - start)
-            found.append(int(token))
-        return found
+            tokens.append(int(token))
+        return tokens
 
 
 def built(weights: str, layers: int, width: int, prompt: int) -> tuple[Any, Any]:
-    """The model and a prompt."""
+    """Return the model and a prompt."""
     import torch
     from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
     from torchao.quantization.granularity import PerGroup
@@ -167,8 +167,10 @@ def compiled(model: Any, way: str) -> Callable[..., Any]:
 
 
 def read_bytes(model: Any) -> int:
-    """Of the weights that one token has to read: all but the embedding, of which it reads a row. Integers of 4 bits are
-    half a byte, although torchao has a byte for each; their scales and zero points are read, too."""
+    """Return the bytes of the weights that one token reads: all but the embedding, of which it reads one row.
+
+    4-bit integers count half a byte, although torchao stores each in a byte. Their scales and zero points count, too.
+    """
     total = 0
     for name, parameter in model.named_parameters():
         if "embed_tokens" in name:
@@ -183,7 +185,7 @@ def read_bytes(model: Any) -> int:
 
 
 def copy_bandwidth(size: int) -> float:
-    """Bytes a second, read and written, of a copy of as much memory, at most a gigabyte."""
+    """Return bytes per second, read and written, of a copy of ``size`` bytes, at most a gigabyte."""
     import torch
 
     source = torch.ones(min(size, 1 << 30) // 4)
@@ -204,9 +206,9 @@ def show(rows: list[Row], threads: int) -> None:
     for row in rows:
         ways = row["ways"]
         peers = [times["min"] for way, times in ways.items() if way != "torchmdla"]
-        own = ways.get("torchmdla", {}).get("min")
-        part = f"{row['bytes'] / own * 1e3 / row['copy']:.0%}" if own else "–"
-        gain = f"{min(peers) / own:.2f}" if own and peers else "–"
+        ours = ways.get("torchmdla", {}).get("min")
+        part = f"{row['bytes'] / ours * 1e3 / row['copy']:.0%}" if ours else "–"
+        gain = f"{min(peers) / ours:.2f}" if ours and peers else "–"
         cells = [output.pair(ways.get(way)) for way in WAYS]
         table.add_row(row["weights"], f"{row['bytes'] / 1e6:.0f}", *cells, part, gain)
     output.show(table)

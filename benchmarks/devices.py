@@ -1,10 +1,10 @@
-"""PyTorch's devices with torchmdla behind them against the TorchScript frontend: a model's forward pass, once warm.
+"""Compare PyTorch devices that torchmdla implements with the TorchScript frontend: a warm forward pass of a model.
 
-A device records every call of a pass again, finds what it compiled for the same graph before, and runs that. What it
-costs is shown as a ratio to the traced module's time; the mark is at most 1.3. All ways are timed in turn in one
-process, by the processor time of the one thread that they run on, so that other processes disturb little.
+A device records every call of a pass again, finds the program that it compiled for the same graph before, and runs
+that. The table shows its cost as a ratio to the traced module's time; the mark is at most 1.3. All variants are timed
+in turn in one process. The clock is the processor time of their single thread, so that other processes disturb little.
 
-Ends with status 1 where a result differs from eager's beyond tolerance, or a way falls back.
+The exit status is 1 if a result differs from eager's beyond tolerance, or if a variant falls back.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def main() -> int:
 
 
 def measure(model: str, devices: list[str], rounds: int, quick: bool) -> Row:
-    """The milliseconds of each way, and their ratios to TorchScript's, measured in this process."""
+    """Return the milliseconds of each variant, and their ratios to TorchScript's, measured in this process."""
     ways = {"torchscript": traced, **{device: partial(moved, device) for device in devices}}
-    # One call a round: the shorter, the likelier is one that nothing disturbs.
-    found = one_thread.measure(model, ways, rounds, quick, span=0, strides=False)
-    times = {way: timing.summary(taken) for way, taken in found["seconds"].items()}
+    # Use one call per round: a short round is more likely to be undisturbed.
+    result = one_thread.measure(model, ways, rounds, quick, span=0, strides=False)
+    times = {way: timing.summary(taken) for way, taken in result["seconds"].items()}
     ratios = {way: times[way]["min"] / times["torchscript"]["min"] for way in devices}
-    return {"model": model, "ways": times, "ratios": ratios, "faults": found["faults"]}
+    return {"model": model, "ways": times, "ratios": ratios, "faults": result["faults"]}
 
 
 def traced(module: Any, inputs: Any) -> Callable[[], Any]:
@@ -63,7 +63,7 @@ def traced(module: Any, inputs: Any) -> Callable[[], Any]:
 
 
 def moved(device: str, module: Any, inputs: Any) -> Callable[[], Any]:
-    """A call of ``module`` on ``device``, up to its results on the CPU."""
+    """Return a call of ``module`` on ``device`` that includes the copy of the results to the CPU."""
     from torch.utils._pytree import tree_map
 
     import torchmdla
@@ -72,8 +72,8 @@ def moved(device: str, module: Any, inputs: Any) -> Callable[[], Any]:
     prepare = {"lazy": lazy.initialize, "acap": torchmdla.acap_device}
     prepare[device]()
     module.to(device)
-    given = [tensor.to(device) for tensor in inputs]
-    return lambda: tree_map(lambda tensor: tensor.cpu(), module(*given))
+    arguments = [tensor.to(device) for tensor in inputs]
+    return lambda: tree_map(lambda tensor: tensor.cpu(), module(*arguments))
 
 
 def show(rows: list[Row], devices: list[str]) -> None:

@@ -1,11 +1,11 @@
-"""Sizes that change from call to call: BERT at twenty sequence lengths, ResNet-18 at ten batch sizes.
+"""Measure sizes that change between calls: BERT at twenty sequence lengths, ResNet-18 at ten batch sizes.
 
-One compiled program meets all sizes, one after the other, as a server would. For each size: the first call (which may
-compile), later calls beside eager's in turn, and how many specialisations and fallbacks the size took; nothing
-should compile after the third size from 2 on. With --specialised the program also runs beside one that was compiled for
-this size alone; the mark is 10 % more than that.
+One compiled program runs at all sizes, one after the other, as in a server. For each size, the table shows the first
+call (which may compile), later calls in turn with eager's, and the numbers of specialisations and fallbacks. Nothing
+should compile after the third size from 2 on. With --specialised, the program is also compared with one that was
+compiled for this size only; the mark is 10 % more time.
 
-Ends with status 1 where a result differs from eager's beyond tolerance.
+The exit status is 1 if a result differs from eager's beyond tolerance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness import children, output
 
 from torchmdla.testing import timing
 
-# Model, which of its sizes varies, and through what.
+# The model, its varying size, and the values.
 CASES: dict[str, tuple[str, str, list[int]]] = {
     "bert": ("bert", "size", [128, 16, 64, 37, 100, 50, 7, 90, 77, 24, 112, 5, 60, 120, 33, 84, 96, 48, 71, 11]),
     "resnet18": ("resnet18", "batch", [1, 2, 4, 3, 8, 5, 6, 10, 7, 9]),
@@ -73,12 +73,12 @@ def main() -> int:
 def chosen_sizes(name: str, options: Any) -> list[int]:
     if options.sizes:
         return list(options.sizes)
-    # Reduced models take shorter sequences: those up to 24 are enough to show that all works.
+    # Reduced models support shorter sequences only. A few sizes up to 24 suffice for a quick run.
     return [size for size in CASES[name][2] if size <= 24][:3] if options.quick else CASES[name][2]
 
 
 def measure(name: str, sizes: list[int], threads: int, rounds: int, specialised: bool, quick: bool) -> list[Row]:
-    """The rows of one model, one for each size, measured in this process."""
+    """Return the rows of one model, one for each size, measured in this process."""
     import torch
 
     import torchmdla
@@ -108,7 +108,7 @@ def measure(name: str, sizes: list[int], threads: int, rounds: int, specialised:
 
 
 def first_calls(module: Any, compiled: Any, inputs: Any, layers: int) -> tuple[dict[str, int], Row]:
-    """Two calls at a new size, the first perhaps a recorded run of eager ops: what they counted, and took."""
+    """Return the counts and times of two calls at a new size, the first of which may record a run of eager ops."""
     import torchmdla
     from torchmdla.testing.compare import assert_matches
 

@@ -1,20 +1,19 @@
-"""A fleet's cold start: what a store that machines share is asked, and when instances are ready. A simulation.
+"""Simulate a fleet's cold start: the requests to a store that machines share, and the times until instances are ready.
 
-No machine here is a fleet, so time and network are simulated; the protocol is not: each instance runs the code of
-``torchmdla.compile_service`` (``Store``, ``lease.turn``) as a greenlet, under a clock that goes from event to event.
-Assumed, and told by options:
+Time and network are simulated. The protocol is real: each instance runs the code of ``torchmdla.compile_service``
+(``Store``, ``lease.turn``) as a greenlet, with a clock of discrete events. Options set the assumptions:
 
-- Instances start at random times within ``--window`` seconds, with nothing on disk, and need ``--programs`` programs,
-  one after the other (``python -m torchmdla cache info`` tells how many a model has).
-- ``--per-machine`` of them share a machine's disk cache, where one at a time asks the store for a program and the
-  others find it on disk at no cost.
-- A compile takes ``--compile-seconds``, log-normally distributed (sigma 0.5), whatever else the machine does.
-- A request takes ``--latency`` seconds in the median, log-normally distributed (sigma 0.5), and the time that an
-  artifact of ``--artifact-bytes`` takes at ``--bandwidth`` bytes a second.
-- The store answers ``--reads-per-second`` and ``--writes-per-second``, what Amazon S3 promises for one prefix; more
-  wait in a queue. A request that takes longer than the time limit of 5 s fails; that its process then leaves the store
-  alone for a while is left out.
-- Nobody fails otherwise.
+- Instances start at random times within ``--window`` seconds, with an empty disk cache. They need ``--programs``
+  programs, one after the other (``python -m torchmdla cache info`` reports the number for a model).
+- ``--per-machine`` instances share a machine's disk cache. One at a time asks the store for a program, and the others
+  find it on disk at no cost.
+- A compile lasts ``--compile-seconds``, log-normally distributed (sigma 0.5), whatever else runs on the machine.
+- A request lasts ``--latency`` seconds in the median, log-normally distributed (sigma 0.5), plus the time to transfer
+  an artifact of ``--artifact-bytes`` at ``--bandwidth`` bytes a second.
+- The store answers ``--reads-per-second`` and ``--writes-per-second``, the promise of Amazon S3 for one prefix; more
+  requests wait in a queue. A request that lasts longer than the time limit of 5 s fails. A real process
+  pauses its requests after a failure; the simulated one does not.
+- Other failures do not occur.
 
 Without a store, each machine compiles every program.
 """
@@ -46,7 +45,7 @@ PATIENCE = 600.0
 
 
 class Clock:
-    """Simulated time: greenlets sleep, and whoever wakes next is run."""
+    """Simulated time: greenlets sleep, and the next one to wake runs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -73,7 +72,7 @@ class Clock:
 
 
 class Thread:
-    """``threading.Thread`` under a clock, as far as leases use it."""
+    """Thread with the methods of ``threading.Thread`` that leases use, in simulated time."""
 
     def __init__(self, clock: Clock, target: Callable[[], None]) -> None:
         self._clock, self._target = clock, target
@@ -83,7 +82,7 @@ class Thread:
 
 
 class Event:
-    """``threading.Event`` under a clock, as far as leases use it: who waits looks when the time is over."""
+    """Event with the methods of ``threading.Event`` that leases use; a waiter checks it when its time is over."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._is_set = clock, False
@@ -97,21 +96,21 @@ class Event:
 
 
 class Queue:
-    """Requests of a kind, so many a second."""
+    """Queue that serves requests of a kind at a fixed rate."""
 
     def __init__(self, clock: Clock, per_second: float) -> None:
         self._clock, self._each, self._free = clock, 1.0 / per_second, 0.0
         self.by_second: Counter[int] = Counter()
 
     def delay(self) -> float:
-        """Seconds until a request that comes now is served."""
+        """Return the seconds until a request that arrives now is served."""
         self.by_second[int(self._clock.now)] += 1
         self._free = max(self._free, self._clock.now) + self._each
         return self._free - self._clock.now
 
 
 class Folder:
-    """``RemoteFolder`` in simulated time."""
+    """Counterpart of ``RemoteFolder`` in simulated time."""
 
     url = "simulated"
     is_read_only = False
@@ -124,7 +123,7 @@ class Folder:
         self.failed = 0
 
     def read(self, name: str, limit: int) -> bytes | None:
-        # What is there is decided when the store answers, which is before the answer has come.
+        # Read the file when the store answers, which is before the answer arrives.
         data = self.files.get(name)
         self._request(self.reads, self._transfer(name) if data else 0.0)
         return data
@@ -153,7 +152,7 @@ class Folder:
 
 
 class Proof(Authentication):
-    """As cheap as can be: who is trusted is not what is asked here."""
+    """Authentication at no cost: the simulation does not study trust."""
 
     description = "none"
     may_write = True
@@ -167,7 +166,7 @@ class Proof(Authentication):
 
 @dataclass
 class Machine:
-    """What its instances share: programs on disk, and whose turn it is to get one."""
+    """State that instances on a machine share: the programs on disk, and those that an instance is getting."""
 
     on_disk: set[str] = field(default_factory=set)
     getting: set[str] = field(default_factory=set)
@@ -175,14 +174,14 @@ class Machine:
 
 @dataclass
 class Outcome:
-    """Compiles, requests by kind, and for each instance the seconds from its start until it was ready."""
+    """Result of a simulation: the number of compiles, and the seconds until each instance was ready."""
 
     compiles: int = 0
     ready: list[float] = field(default_factory=list)
 
 
 def simulate(options: argparse.Namespace, shared: bool) -> tuple[Outcome, Folder]:
-    """A cold start of the fleet, with a store or without."""
+    """Simulate a cold start of the fleet, with a store or without."""
     clock = Clock()
     for module in (lease, store):
         vars(module)["time"] = clock
@@ -191,7 +190,7 @@ def simulate(options: argparse.Namespace, shared: bool) -> tuple[Outcome, Folder
     )
     folder, outcome = Folder(clock, options), Outcome()
     keys = [f"{number:064x}" for number in range(options.programs)]
-    made: Any = store.Store(folder, Proof())  # type: ignore[arg-type]
+    shared_store: Any = store.Store(folder, Proof())  # type: ignore[arg-type]
 
     def compile_program(key: str) -> Artifact:
         clock.sleep(_drawn(options.compile_seconds))
@@ -199,13 +198,13 @@ def simulate(options: argparse.Namespace, shared: bool) -> tuple[Outcome, Folder
         return Artifact(b"", Manifest(key, "", (), (), workspace_bytes=0))
 
     def get(key: str) -> None:
-        """As ``CompilerService`` does in a machine's turn."""
+        """Get a program as ``CompilerService`` does in a machine's turn."""
         if not shared:
             compile_program(key)
-        elif made.load(key) is None:
-            with lease.turn(made, key, PATIENCE) as found:
-                if found is None:
-                    made.put(key, compile_program(key))
+        elif shared_store.load(key) is None:
+            with lease.turn(shared_store, key, PATIENCE) as artifact:
+                if artifact is None:
+                    shared_store.put(key, compile_program(key))
 
     def instance(machine: Machine) -> None:
         start = clock.now
@@ -232,7 +231,7 @@ def _drawn(median: float) -> float:
 
 
 def row(options: argparse.Namespace, shared: bool) -> dict[str, Any]:
-    """A line of the table."""
+    """Return a line of the table."""
     outcome, folder = simulate(options, shared)
     ready = statistics.quantiles(outcome.ready, n=100)
     programs = options.programs * -(-options.instances // options.per_machine)

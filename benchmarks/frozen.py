@@ -1,14 +1,14 @@
-"""Frozen or not: a model whose parameters may change between calls against the same one with these as constants.
+"""Compare a model whose parameters may change between calls with the frozen model, where they are constants.
 
-A call of a module that is not frozen reads its attributes, and looks whether what was packed of them is still theirs.
-In grad mode it saves its inputs for a backward that never comes, too.
-Each way to run a model is prepared on a copy of the module of its own; all are timed in turn, by the processor time of
-the one thread that they run on, so that other processes disturb little. The mark is a ratio of at most 1.03.
+A call of a module that is not frozen reads its attributes, and checks whether its packed weights are still valid. In
+grad mode it also saves its inputs for a backward pass that does not happen. Each variant is prepared on its own copy of
+the module. All are timed in turn, by the processor time of their single thread, so that other processes disturb little.
+The mark is a ratio of at most 1.03.
 
-Where memory happens to lie moves a model's time by a few per cent from one process to the next: --processes measures
-each model in several, and takes the least times of all.
+Memory addresses change a model's time by a few per cent between processes. --processes sets the number of processes for
+each model, of which the minimum times count.
 
-Ends with status 1 where a result differs from eager's beyond tolerance, or a way falls back.
+The exit status is 1 if a result differs from eager's beyond tolerance, or if a variant falls back.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def main() -> int:
     rows: list[Row] = []
     with output.progress(len(models) * processes, "process") as bar:
         for model in models:
-            found = []
+            results = []
             for _ in range(processes):
                 task = {"model": model, "rounds": rounds, "quick": options.quick}
-                found.append(children.run("frozen:measure", task, {"OMP_NUM_THREADS": "1"}, bar.set_postfix_str))
+                results.append(children.run("frozen:measure", task, {"OMP_NUM_THREADS": "1"}, bar.set_postfix_str))
                 bar.update()
-            rows.append(row_of(model, found))
+            rows.append(row_of(model, results))
             output.write_json(options.json, {"benchmark": "frozen", "quick": options.quick, "rows": rows})
     show(rows)
     faults = [f"{row['model']}: {fault}" for row in rows for fault in row["faults"]]
@@ -53,21 +53,21 @@ def main() -> int:
     return int(bool(faults))
 
 
-def row_of(model: str, found: list[Row]) -> Row:
-    """What the processes found, as one row: milliseconds and ratios."""
-    times = {way: timing.summary([t for each in found for t in each["seconds"][way]]) for way in WAYS}
+def row_of(model: str, results: list[Row]) -> Row:
+    """Merge the results of the processes into one row: milliseconds and ratios."""
+    times = {way: timing.summary([t for each in results for t in each["seconds"][way]]) for way in WAYS}
     ratios = {way: times[way]["min"] / times["frozen"]["min"] for way in WAYS[1:]}
-    faults = sorted({fault for each in found for fault in each["faults"]})
+    faults = sorted({fault for each in results for fault in each["faults"]})
     return {"model": model, "ways": times, "ratios": ratios, "faults": faults}
 
 
 def measure(model: str, rounds: int, quick: bool) -> Row:
-    """The seconds of each round of each way, measured in this process."""
+    """Return the seconds of each round of each variant, measured in this process."""
     return one_thread.measure(model, {way: partial(prepared, way) for way in WAYS}, rounds, quick)
 
 
 def prepared(way: str, module: Any, inputs: Any) -> Callable[[], Any]:
-    """A call of ``module`` in a way, by its name."""
+    """Return a call of ``module`` in a variant, by its name."""
     import torch
 
     if way == "scripted":
@@ -79,7 +79,7 @@ def prepared(way: str, module: Any, inputs: Any) -> Callable[[], Any]:
 
 
 def in_grad_mode(module: Any, *inputs: Any) -> Any:
-    """The result, which autograd follows to the parameters, as one that it does not follow."""
+    """Return the detached result of a call that autograd records."""
     import torch
 
     with torch.enable_grad():

@@ -1,14 +1,14 @@
-"""Generation with a growing cache: a traced GPT-2, as a server would run it, and ``generate()`` of small models.
+"""Measure generation with a growing cache: a traced GPT-2, as in a server, and ``generate()`` of small models.
 
-Models are those of transformers with random weights. The traced one computes prompts of several lengths, each followed
-by tokens one at a time, so that every call has sizes that no call before had. The table shows the slowest calls (which
-compile), the same calls of eager, how many programs were compiled, and later tokens beside eager's. With --background
-nothing waits for the compiler.
+Models are those of transformers with random weights. The traced model computes prompts of several lengths, each
+followed by single tokens, so that every call has new sizes. The table shows the slowest calls (which compile), the same
+calls of eager, the number of compiled programs, and the median of all calls. With --background, calls do not wait for
+the compiler.
 
-``generate()`` runs twice with ``torch.compile`` of the forward. A call that compiles is shown beside the same call of
-the backend ``aot_eager``, which is PyTorch's own tracing.
+``generate()`` runs twice with ``torch.compile`` of the forward pass. The table compares a call that compiles with the
+same call of the backend ``aot_eager``, which is PyTorch's own tracing.
 
-The benchmark ends with status 1 where a result differs from eager's beyond tolerance, or a token at all.
+The exit status is 1 if a result differs from eager's beyond tolerance, or if any token differs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 from harness import children, output
 
 _PROMPTS = [7, 12, 33, 5, 64, 18]
-_HEAD = 64  # features of each
-_VOCABULARY = 1000  # of the models of generate()
+_HEAD = 64  # features of each head
+_VOCABULARY = 1000  # of the models for generate()
 
 Row = dict[str, Any]
 
@@ -64,11 +64,14 @@ def main() -> int:
     show(row)
     if generated:
         show_generated(generated)
-    return int(bool(row["faults"]) or not all(of["is_equal"] for found in generated.values() for of in found.values()))
+    return int(
+        bool(row["faults"])
+        or not all(of["is_equal"] for by_backend in generated.values() for of in by_backend.values())
+    )
 
 
 def measure(layers: int, heads: int, vocabulary: int, tokens: int, threads: int, background: bool) -> Row:
-    """Seconds of every call, and what was counted."""
+    """Return the seconds of every call, and the statistics."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -120,7 +123,10 @@ def measure(layers: int, heads: int, vocabulary: int, tokens: int, threads: int,
 
 
 def step_of(model: Any) -> Any:
-    """A module of one step: tokens and the cache's keys and values by layers, to logits and the longer cache."""
+    """Return a module of one step.
+
+    It maps tokens and the layers' cached keys and values to logits and the longer cache.
+    """
     import torch
     from transformers.cache_utils import DynamicCache
 
@@ -131,9 +137,9 @@ def step_of(model: Any) -> Any:
 
         def forward(self, ids: torch.Tensor, *past: torch.Tensor) -> tuple[torch.Tensor, ...]:
             cache = DynamicCache(ddp_cache_data=list(zip(past[::2], past[1::2], strict=True)))
-            made = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-            kept = [tensor for layer in made.past_key_values.layers for tensor in (layer.keys, layer.values)]
-            return made.logits, *kept
+            result = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+            caches = [tensor for layer in result.past_key_values.layers for tensor in (layer.keys, layer.values)]
+            return result.logits, *caches
 
     return Step()
 
@@ -180,7 +186,7 @@ GENERATORS = {"gpt2": gpt2, "llama": llama, "t5": t5, "whisper": whisper}
 
 
 def generate(model: str, backend: str, tokens: int, threads: int) -> Row:
-    """Return the seconds of each call of a model's forward in two runs of ``generate()``, and what was counted."""
+    """Return the seconds of each call of a model's forward in two runs of ``generate()``, and the statistics."""
     import torch
 
     import torchmdla
@@ -190,7 +196,7 @@ def generate(model: str, backend: str, tokens: int, threads: int) -> Row:
     torch.manual_seed(0)
     module, inputs = GENERATORS[model]()
     module.eval()
-    # Random weights may end a text at once.
+    # With random weights, a text may end at once.
     module.generation_config.update(eos_token_id=None, pad_token_id=0, suppress_tokens=None, begin_suppress_tokens=None)
     arguments = {"max_new_tokens": tokens, "max_length": None, "do_sample": False}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder, torch.no_grad():
@@ -224,8 +230,8 @@ def show_generated(generated: dict[str, dict[str, Row]]) -> None:
         "of aot_eager, ms",
     ]
     table = output.table("generate() with torch.compile", ["", "programs", *columns, "tokens", "fallbacks"])
-    for model, found in generated.items():
-        ours, theirs = found["torchmdla"], found["aot_eager"]
+    for model, by_backend in generated.items():
+        ours, theirs = by_backend["torchmdla"], by_backend["aot_eager"]
         (first, second), (first_of_theirs, second_of_theirs) = ours["runs"], theirs["runs"]
         table.add_row(
             model,
@@ -242,14 +248,14 @@ def show_generated(generated: dict[str, dict[str, Row]]) -> None:
 
 
 def show(row: Row) -> None:
-    times = {way: sorted(found) for way, found in row["seconds"].items()}
+    times = {way: sorted(seconds) for way, seconds in row["seconds"].items()}
     table = output.table("GPT-2 with a growing cache", ["", "all calls, s", "slowest, s", "median call, ms"])
-    for way, found in times.items():
+    for way, seconds in times.items():
         table.add_row(
             way,
-            output.digits(sum(found)),
-            " ".join(output.digits(one) for one in found[-5:][::-1]),
-            output.digits(found[len(found) // 2] * 1e3),
+            output.digits(sum(seconds)),
+            " ".join(output.digits(value) for value in seconds[-5:][::-1]),
+            output.digits(seconds[len(seconds) // 2] * 1e3),
         )
     output.show(
         table,

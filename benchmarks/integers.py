@@ -1,13 +1,12 @@
-"""Quantised models: torchmdla against PyTorch's own kernels, Inductor, ONNX Runtime and OpenVINO, in 8-bit integers.
+"""Compare quantised models in 8-bit integers: torchmdla, PyTorch's own kernels, Inductor, ONNX Runtime and OpenVINO.
 
-Each model runs in a process of its own; there all ways to run it are prepared and then timed in turn, round by round.
-Times are the least and the median of the rounds, in milliseconds for one call; below them is the root of the mean
-square error against the same model in float64, relative to its results: that of quantisation above all. Every way
-quantises with the tools of its own, by the inputs that are timed. The gain is the least time of the best peer over that
-of torchmdla's better way.
+Each model runs in a separate process. There, all variants are prepared and then timed in turn, round by round. Times
+are the minimum and the median of the rounds, in milliseconds for one call. Below them is the root mean square error
+against the same model in float64, relative to its results; quantisation dominates it. Every engine quantises with its
+own tools, by the timed inputs. The gain is the best peer's minimum time over that of torchmdla's better variant.
 
-Ends with status 1 where torchmdla does not run, falls back, or has twice the error of PyTorch's own quantised model.
-Peers that are not installed are left out and said so.
+The exit status is 1 if torchmdla does not run, falls back, or has twice the error of PyTorch's own quantised model.
+Peers that are not installed are skipped with a message.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ DEFAULTS = {
     True: {"models": ["resnet18"], "ways": ["script", *WAY_NAMES[4:]], "threads": [1], "rounds": 2},
 }
 
-# As many times the error of PyTorch's own quantised model are a fault.
+# The maximum error, relative to that of PyTorch's own quantised model.
 _MOST_ERROR = 2.0
 
 Row = dict[str, Any]
@@ -75,7 +74,7 @@ def main() -> int:
 
 
 def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: int, quick: bool) -> Row:
-    """One row, measured in this process."""
+    """Measure one row in this process."""
     import torch
 
     warnings.filterwarnings("ignore")
@@ -93,7 +92,7 @@ def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: 
     with torch.no_grad():
         exact = exact_results(module, inputs)
         subject = integer_ways.Quantised(module, inputs, threads, Path(folder))
-        prepared, found, skipped = {}, {}, {}
+        prepared, results_by_way, skipped = {}, {}, {}
         for name in sorted(ways, key=list(integer_ways.WAYS).index):
             children.step(f"preparing {name}")
             way = integer_ways.WAYS[name]
@@ -104,25 +103,29 @@ def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: 
             try:
                 prepared[name] = way.prepare(subject)
                 results = prepared[name].results(inputs)
-            except Exception as error:  # whatever a peer cannot do must not hide the others
+            except Exception as error:  # a failure of one peer must not hide the others
                 prepared.pop(name, None)
                 skipped[name] = f"{type(error).__name__}: {reason(str(error))}"
                 continue
-            found[name] = {"rms_error": relative_rms(results, exact), "prepare_s": time.perf_counter() - start}
+            results_by_way[name] = {"rms_error": relative_rms(results, exact), "prepare_s": time.perf_counter() - start}
         calls = {name: way.bind(inputs) for name, way in prepared.items()}
         times = timing.interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
     for name in calls:
-        found[name] |= timing.summary(times[name])
+        results_by_way[name] |= timing.summary(times[name])
     faults = [f"{name}: {skipped[name]}" for name in OURS if name in skipped and "not installed" not in skipped[name]]
     faults += [f"fell back: {why}" for why in torchmdla.stats().fallbacks]
-    faults += [f"{name} has an error of {found[name]['rms_error']:.2g}" for name in OURS if is_wrong(found, name)]
-    return {"model": model, "threads": threads, "ways": found, "skipped": skipped, "faults": faults}
+    faults += [
+        f"{name} has an error of {results_by_way[name]['rms_error']:.2g}"
+        for name in OURS
+        if is_wrong(results_by_way, name)
+    ]
+    return {"model": model, "threads": threads, "ways": results_by_way, "skipped": skipped, "faults": faults}
 
 
-def is_wrong(found: Row, name: str) -> bool:
-    if name not in found or "script" not in found:
+def is_wrong(ways: Row, name: str) -> bool:
+    if name not in ways or "script" not in ways:
         return False
-    return not found[name]["rms_error"] <= _MOST_ERROR * found["script"]["rms_error"]
+    return not ways[name]["rms_error"] <= _MOST_ERROR * ways["script"]["rms_error"]
 
 
 def best_peer(row: Row) -> str | None:
@@ -131,9 +134,9 @@ def best_peer(row: Row) -> str | None:
 
 
 def gain(row: Row) -> float:
-    """The best peer's least time over that of torchmdla's better way; NaN where either is missing."""
-    best, own = best_peer(row), [row["ways"][name]["min"] for name in OURS if name in row["ways"]]
-    return float(row["ways"][best]["min"] / min(own)) if best and own else math.nan
+    """Return the best peer's minimum time over that of torchmdla's better variant; NaN if either is missing."""
+    best, ours = best_peer(row), [row["ways"][name]["min"] for name in OURS if name in row["ways"]]
+    return float(row["ways"][best]["min"] / min(ours)) if best and ours else math.nan
 
 
 def show(rows: Sequence[Row], threads: int) -> None:

@@ -1,13 +1,14 @@
-"""Kernels: how near torchmdla and torch come to the machine's limit, kind by kind, over shapes that models have.
+"""Compare kernels of torchmdla and torch with the machine's limit, for each kind, over shapes that occur in models.
 
-Each case is one op, or a chain that fits one kernel, compiled by torchmdla.compile; weights are parameters. In the same
-rounds a loop of fused multiply-adds and a copy of as many bytes run (torchmdla/report/machine.py), so that a slow phase
-of the machine lowers the limit as well. The limit of a case is the longer of its operations at the first one's speed
-and its bytes at the second's. Bytes are those that must move: inputs once, results once. Percentages are of this limit,
-by the median of the rounds; a case that computes exponentials and the like may be bound by them instead. One thread is
-timed by its processor time, so that other processes disturb little.
+Each case is one op, or a chain that fits one kernel, compiled by torchmdla.compile; weights are parameters. The same
+rounds run a loop of fused multiply-adds and a copy of the same number of bytes (torchmdla/report/machine.py), so that a
+slow phase of the machine lowers the limit as well. The limit of a case is the longer of two times: its operations at
+the speed of the loop, and its bytes at the speed of the copy. Bytes are the required transfers: inputs once, results
+once. Percentages are of this limit, by the median of the rounds. A case that computes exponentials or similar functions
+may be limited by them instead. With one thread, the clock is its processor time, so that other processes disturb
+little.
 
-Ends with status 1 where a result differs from torch's beyond tolerance.
+The exit status is 1 if a result differs from torch's beyond tolerance.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """``build`` makes the module; it is called on random float32 tensors of ``shapes``.
+    """Case of the benchmark: ``build`` makes the module, which is called on random float32 tensors of ``shapes``.
 
     ``flops`` counts a multiply-add as two, and only those of matrix products and convolutions.
     """
@@ -49,7 +50,7 @@ class Case:
 
 def main() -> int:
     options = parse_options()
-    # Of each kind the last case is the smallest.
+    # The last case of each kind is the smallest.
     chosen = {kind: list(range(len(some)))[-1 if options.quick else 0 :] for kind, some in cases().items()}
     jobs = [(kind, threads) for threads in options.threads for kind in options.kinds]
     rows: list[Row] = []
@@ -86,7 +87,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def measure(kind: str, indices: Sequence[int], threads: int, rounds: int) -> list[Row]:
-    """The rows of some cases of one kind, measured in this process."""
+    """Return the rows of some cases of one kind, measured in this process."""
     import torch
 
     warnings.filterwarnings("ignore")
@@ -191,12 +192,12 @@ def show(rows: Sequence[Row], threads: int) -> None:
 
 
 def cases() -> dict[str, list[Case]]:
-    """All cases by kind."""
+    """Return all cases by kind."""
     return {kind: list(make()) for kind, make in KINDS.items()}
 
 
 def matmul() -> Iterator[Case]:
-    """Products of two activations, then of an activation and a weight with bias: BERT, ViT, an MLP."""
+    """Yield products of two activations, then of an activation and a weight with bias: BERT, ViT, an MLP."""
     import torch
 
     for m, n, k in ((1024, 1024, 1024), (512, 512, 512)):
@@ -209,7 +210,7 @@ def matmul() -> Iterator[Case]:
 
 
 def small_m() -> Iterator[Case]:
-    """Few rows, so that reading the weights is the limit: a classifier's head, an LSTM's step, an MLP."""
+    """Yield products with few rows, limited by reading the weights: a classifier's head, an LSTM's step, an MLP."""
     for m, n, k in ((1, 4096, 25088), (1, 1000, 2048), (1, 2048, 512), (8, 2048, 512), (32, 2048, 2048)):
         yield linear(m, n, k)
 
@@ -221,27 +222,27 @@ def linear(m: int, n: int, k: int) -> Case:
 
 
 def conv_3x3() -> Iterator[Case]:
-    """ResNet's and VGG's."""
+    """Yield 3×3 convolutions of ResNet and VGG."""
     for inputs, outputs, side in ((64, 64, 224), (256, 256, 56), (64, 64, 56), (128, 128, 28), (256, 256, 14)):
         yield convolution(inputs, outputs, side, 3)
     yield convolution(512, 512, 7, 3)
 
 
 def conv_1x1() -> Iterator[Case]:
-    """ResNet-50's."""
+    """Yield 1×1 convolutions of ResNet-50."""
     for inputs, outputs, side in ((64, 256, 56), (256, 64, 56), (1024, 256, 14), (512, 2048, 7)):
         yield convolution(inputs, outputs, side, 1)
 
 
 def conv_strided() -> Iterator[Case]:
-    """The first layers of ResNet and ViT, and ResNet's downsampling ones."""
+    """Yield the first layers of ResNet and ViT, and ResNet's downsampling layers."""
     for inputs, outputs, side, kernel, stride in ((3, 64, 224, 7, 2), (3, 768, 224, 16, 16), (128, 128, 56, 3, 2)):
         yield convolution(inputs, outputs, side, kernel, stride, padding=0 if kernel == stride else None)
     yield convolution(256, 512, 28, 1, 2)
 
 
 def conv_depthwise() -> Iterator[Case]:
-    """MobileNet's."""
+    """Yield depthwise convolutions of MobileNet."""
     for channels, side, kernel, stride in ((96, 112, 3, 2), (144, 56, 3, 1), (384, 14, 3, 1), (960, 7, 5, 1)):
         yield convolution(channels, channels, side, kernel, stride, groups=channels)
 
@@ -249,7 +250,10 @@ def conv_depthwise() -> Iterator[Case]:
 def convolution(
     inputs: int, outputs: int, side: int, kernel: int, stride: int = 1, groups: int = 1, padding: int | None = None
 ) -> Case:
-    """With bias, on one image; padded so that the size is kept but for the stride, unless told."""
+    """Return a convolution with bias, on one image.
+
+    The default padding keeps the size, except for the stride.
+    """
     from torch import nn
 
     padding = kernel // 2 if padding is None else padding
@@ -275,7 +279,7 @@ def layer_norm() -> Iterator[Case]:
 
 
 def other_norms() -> Iterator[Case]:
-    """RMS norm, batch norm in eval mode (where nothing is before it), group and instance norm."""
+    """Yield RMS norm, batch norm in eval mode (not folded into another layer), group and instance norm."""
     from torch import nn
 
     yield Case(f"RMS, {by((4096, 1024))}", partial(nn.RMSNorm, 1024), ((4096, 1024),))
@@ -286,7 +290,7 @@ def other_norms() -> Iterator[Case]:
 
 
 def elementwise() -> Iterator[Case]:
-    """Chains: arithmetic only, one transcendental function, several; and with operands that broadcast."""
+    """Yield chains: arithmetic only, one transcendental function, several; and with operands that broadcast."""
     import torch
     from torch.nn import functional
 
@@ -303,7 +307,7 @@ def elementwise() -> Iterator[Case]:
 
 
 def reduction() -> Iterator[Case]:
-    """To one number, as losses end, and where the largest is: of all, of each row and of each column."""
+    """Yield reductions to one number, as in losses, and argmax: of all elements, of each row and of each column."""
     import torch
     from torch.nn import functional
 
@@ -321,7 +325,7 @@ def reduction() -> Iterator[Case]:
 
 
 def transpose() -> Iterator[Case]:
-    """Each followed by two cheap ops: a copy alone makes no group."""
+    """Yield transposes, each followed by two cheap ops, because a copy alone does not form a group."""
     import torch
 
     for shape, order in (
@@ -335,7 +339,7 @@ def transpose() -> Iterator[Case]:
 
 
 def attention() -> Iterator[Case]:
-    """BERT's and ViT's. The work is that of the two products."""
+    """Yield attention of BERT and ViT. The work is that of the two products."""
     from torch.nn import functional
 
     for batch, heads, length, width in ((8, 12, 128, 64), (1, 12, 512, 64), (1, 12, 197, 64), (1, 12, 128, 64)):
@@ -349,7 +353,7 @@ def by(shape: Shape) -> str:
 
 
 def Of(function: Callable[..., Any]) -> Any:  # noqa: N802  (stands for a class of modules)
-    """A module that computes ``function``."""
+    """Return a module that computes ``function``."""
     from torch import nn
 
     module = nn.Module()

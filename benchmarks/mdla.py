@@ -1,9 +1,10 @@
-"""Networks on the mdla device: errors and agreement with PyTorch for each number format, cycles for each layer.
+"""Measure networks on the mdla device: errors and agreement with PyTorch for each number format, cycles for each layer.
 
-ResNet-18, an AlexNet-like network, a U-Net, and an LSTM with a linear layer, reduced unless --full is given, with
-random weights, on the library in use (by default the emulator, whose cycles are those of its model of the board).
-Formats of ``variable`` are chosen from data of the same kind as what is run. Agreement is the part of rows whose
-largest element is where PyTorch's is. Ends with status 1 where float32 is not within tolerance of PyTorch.
+The networks are ResNet-18, an AlexNet-like network, a U-Net, and an LSTM with a linear layer, with random weights. They
+are reduced unless --full is given. They run on the library in use (by default the emulator, whose cycles are those of
+its model of the board). Formats of ``variable`` are chosen from data of the same kind as the inputs. Agreement is the
+fraction of rows whose largest element is at the same index as PyTorch's. The exit status is 1 if float32 is not within
+tolerance of PyTorch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from harness import children, output
 
-# Model, of torchmdla.testing.models or below.
+# Models of torchmdla.testing.models, or defined below.
 CASES = ("resnet18", "alexnet", "unet", "lstm_linear")
 PRECISIONS = ("fixed16", "fixed8", "variable", "float32")
 
@@ -49,7 +50,7 @@ def main() -> int:
 
 
 def measure(model: str, full: bool, samples: int, clusters: int) -> Row:
-    """The errors by format, and the cycles by layer in ``fixed16``."""
+    """Return the errors by format, and the cycles by layer in ``fixed16``."""
     import torch
 
     import torchmdla
@@ -62,28 +63,28 @@ def measure(model: str, full: bool, samples: int, clusters: int) -> Row:
     seen, fresh = inputs[:samples], inputs[samples:]
     torchmdla.enable(device="mdla", clusters=clusters, strict=True)
     torchmdla.mdla.calibrate(module, seen)
-    found: Row = {"model": model, "samples": samples, "formats": {}, "differs": ""}
+    result: Row = {"model": model, "samples": samples, "formats": {}, "differs": ""}
     with torch.no_grad():
-        expected = [module(*given) for given in fresh]
+        expected = [module(*arguments) for arguments in fresh]
         for precision in PRECISIONS:
             torchmdla.enable(device="mdla", precision=precision, clusters=clusters, strict=True)
             compiled = torchmdla.compile(module, *fresh[0])
-            made = [compiled(*given) for given in fresh]
-            found["formats"][precision] = _errors(made, expected)
+            actual = [compiled(*arguments) for arguments in fresh]
+            result["formats"][precision] = _errors(actual, expected)
             try:
                 if precision == "float32":
-                    assert_matches(made, expected, layers=layers, strides=False)
+                    assert_matches(actual, expected, layers=layers, strides=False)
             except AssertionError as error:
-                found["differs"] = str(error)
-    found["fallbacks"] = torchmdla.stats().fallbacks
+                result["differs"] = str(error)
+    result["fallbacks"] = torchmdla.stats().fallbacks
     figures = torchmdla.mdla.report(module, fresh[0], precision="fixed16")
-    found["layers"] = [asdict(layer) for layer in figures.layers]
-    found.update(cycles=figures.cycles, milliseconds=figures.milliseconds, utilisation=figures.utilisation)
-    return found
+    result["layers"] = [asdict(layer) for layer in figures.layers]
+    result.update(cycles=figures.cycles, milliseconds=figures.milliseconds, utilisation=figures.utilisation)
+    return result
 
 
 def _subject(model: str, full: bool) -> tuple[Any, Callable[[int], Any], int]:
-    """A module in eval mode, what draws its inputs, and how many layers that sum it has one after another."""
+    """Return a module in eval mode, a function that draws its inputs, and the number of chained layers that sum."""
     from torchmdla.testing.models import MODELS, ModelSpec, images, sequences
 
     specs = {
@@ -100,7 +101,7 @@ def _subject(model: str, full: bool) -> tuple[Any, Callable[[int], Any], int]:
 
 
 def alexnet(divisor: int) -> Any:
-    """Krizhevsky, 2014 (arXiv:1404.5997), with the channels and the hidden units divided."""
+    """Return AlexNet (Krizhevsky, 2014, arXiv:1404.5997), with the channels and the hidden units divided."""
     from torch import nn
 
     widths = [width // divisor for width in (64, 192, 384, 256, 256)]
@@ -119,7 +120,7 @@ def alexnet(divisor: int) -> Any:
 
 
 def lstm_linear(hidden: int) -> Any:
-    """An LSTM over 64 features, and a linear layer of what it says last."""
+    """Return an LSTM over 64 features, with a linear layer on its last output."""
     import torch
     from torch import nn
 
@@ -130,25 +131,25 @@ def lstm_linear(hidden: int) -> Any:
             self.linear = nn.Linear(hidden, 10)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            said: torch.Tensor = self.linear(self.lstm(x)[0][:, -1])
-            return said
+            scores: torch.Tensor = self.linear(self.lstm(x)[0][:, -1])
+            return scores
 
     return LstmLinear()
 
 
-def _errors(made: list[Any], expected: list[Any]) -> dict[str, float]:
+def _errors(actual: list[Any], expected: list[Any]) -> dict[str, float]:
     import torch
 
-    # Of images the classes are the channels.
-    one, other = (
-        torch.cat([result.double().movedim(1, -1).flatten(0, -2) for result in all]) for all in (made, expected)
+    # In results that are images, the classes are the channels.
+    ours, other = (
+        torch.cat([result.double().movedim(1, -1).flatten(0, -2) for result in all]) for all in (actual, expected)
     )
-    error = (one - other).abs()
+    error = (ours - other).abs()
     return {
         "mean": float(error.mean()),
         "maximum": float(error.max()),
         "largest": float(other.abs().max()),
-        "agreement": float((one.argmax(-1) == other.argmax(-1)).double().mean()),
+        "agreement": float((ours.argmax(-1) == other.argmax(-1)).double().mean()),
     }
 
 
@@ -156,10 +157,10 @@ def show(rows: list[Row], with_layers: bool) -> None:
     columns = ("model", "format", "top-1 agreement", "mean error", "max error", "largest value", "cycles", "ms", "used")
     table = output.table("Networks on the mdla device", columns, "cycles, ms and utilisation: one input in fixed16")
     for row in rows:
-        for place, (precision, found) in enumerate(row["formats"].items()):
+        for place, (precision, errors_of_format) in enumerate(row["formats"].items()):
             costs = f"{row['cycles']:,}", f"{row['milliseconds']:.3f}", f"{row['utilisation']:.1%}"
-            errors = (f"{found[name]:.3g}" for name in ("mean", "maximum", "largest"))
-            agreement = f"{found['agreement']:.1%}"
+            errors = (f"{errors_of_format[name]:.3g}" for name in ("mean", "maximum", "largest"))
+            agreement = f"{errors_of_format['agreement']:.1%}"
             table.add_row(
                 *("" if place else row["model"], precision, agreement), *errors, *("", "", "") if place else costs
             )

@@ -1,8 +1,8 @@
-"""Pipelining on the mdla device: batches as one inference and in parts, and calls of several threads.
+"""Measure pipelining on the mdla device: batches as one inference and in parts, and calls of several threads.
 
-Cycles are those of the library's own count (by default the emulator's model of the board), transfers between host and
-card included; times are those of the emulator on this machine. Ends with status 1 where parts give other bits than the
-whole batch.
+Cycles are those that the library counts (by default the emulator's model of the board), including transfers between
+host and card. Times are those of the emulator on this machine. The exit status is 1 if the results of parts are not
+bit-identical to those of the whole batch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def measure(model: str, batch: int, clusters: int, rounds: int) -> Row:
     torch.set_num_threads(1)
     module, draw = _subject(model)
     inputs = torch.cat([draw(seed)[0] for seed in range(batch)])
-    found: Row = {"model": model, "batch": batch, "ways": {}}
+    row: Row = {"model": model, "batch": batch, "ways": {}}
     with torch.no_grad():
         with Networks(FLOAT) as networks, recording(networks.run) as recorder:
             (call,) = recorder.calls_of(torch.jit.trace(module, inputs, check_trace=False), (inputs,))[1]
@@ -65,16 +65,16 @@ def measure(model: str, batch: int, clusters: int, rounds: int) -> Row:
             compiled = torchmdla.compile(module, inputs)
             results.append(compiled(inputs))
             calls.append(compiled)
-            made = arranged(call.group.model, call.group.program, Options(**settings).located(), [])
-            found["ways"][how or "default"] = {"parts": made.parts, "cycles": made.cycles}
-        found["same"] = all(torch.equal(result, results[0]) for result in results)
+            arrangement = arranged(call.group.model, call.group.program, Options(**settings).located(), [])
+            row["ways"][how or "default"] = {"parts": arrangement.parts, "cycles": arrangement.cycles}
+        row["same"] = all(torch.equal(result, results[0]) for result in results)
         times = [min(series) for series in zip(*(_round(calls, inputs) for _ in range(rounds)), strict=True)]
-        for way, seconds in zip(found["ways"].values(), times, strict=True):
+        for way, seconds in zip(row["ways"].values(), times, strict=True):
             way["milliseconds"] = seconds * 1e3
-        found["threads"] = {
+        row["threads"] = {
             str(count): min(_threads(calls[0], inputs, count) for _ in range(rounds // 2)) * 1e3 for count in (1, 2, 4)
         }
-    return found
+    return row
 
 
 def _round(calls: list[Any], inputs: Any) -> list[float]:
@@ -87,11 +87,11 @@ def _round(calls: list[Any], inputs: Any) -> list[float]:
 
 
 def _threads(call: Any, inputs: Any, count: int, turns: int = 12) -> float:
-    """Seconds for each call, where so many threads call as fast as they can."""
+    """Return the seconds for each call, if ``count`` threads call as fast as they can."""
     import torch
 
     def work() -> None:
-        torch.set_num_threads(1)  # of each thread
+        torch.set_num_threads(1)  # a setting of each thread
         with torch.no_grad():
             for _ in range(turns // count):
                 call(inputs)
@@ -106,7 +106,7 @@ def _threads(call: Any, inputs: Any, count: int, turns: int = 12) -> float:
 
 
 def _subject(model: str) -> tuple[Any, Callable[[int], Any]]:
-    """A module in eval mode, and what draws its inputs."""
+    """Return a module in eval mode, and a function that draws its inputs."""
     import torch
     from torch import nn
 
@@ -125,9 +125,9 @@ def _subject(model: str) -> tuple[Any, Callable[[int], Any]]:
 def show(rows: list[Row]) -> None:
     batches = output.table("Batches in parts", ("model", "batch", "run as", "parts", "cycles", "ms on the emulator"))
     for row in rows:
-        for place, (way, found) in enumerate(row["ways"].items()):
+        for place, (way, result) in enumerate(row["ways"].items()):
             first = ("", "") if place else (row["model"], str(row["batch"]))
-            batches.add_row(*first, way, str(found["parts"]), f"{found['cycles']:,}", f"{found['milliseconds']:.2f}")
+            batches.add_row(*first, way, str(result["parts"]), f"{result['cycles']:,}", f"{result['milliseconds']:.2f}")
         batches.add_section()
     threads = output.table("Calls of threads, ms for each call on the emulator", ("model", "1", "2", "4"))
     for row in rows:

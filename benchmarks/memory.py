@@ -1,10 +1,10 @@
-"""Memory: the largest resident set of a process that runs a model, by eager and by torchmdla. Linux only.
+"""Measure memory: the peak resident set of a process that runs a model, with eager and with torchmdla. Linux only.
 
-Each way runs in a process of its own: eager; the frozen script without torchmdla, since PyTorch's TorchScript takes
-memory of its own; torchmdla cold, its compiler being another process, whose peak is shown beside it; and torchmdla from
-the cache. Two peaks are taken: of the whole life of the process, preparing included, and
-of calls alone, once prepared. Python, PyTorch and the model's parameters are in all of them. The mark is eager's peak
-plus the parameters once more, packed.
+Each variant runs in a separate process: eager; the frozen script without torchmdla, because PyTorch's TorchScript needs
+memory itself; torchmdla cold; and torchmdla from the cache. torchmdla's compiler is another process, whose peak is in
+its own column. There are two peaks: of the whole life of the process, including preparation, and of calls only, after
+preparation. All peaks contain Python, PyTorch and the model's parameters. The mark is eager's peak plus one packed copy
+of the parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness import children, output
 
 _CALLS = 3
 
-# What is measured, in order, and how the model runs.
+# The measured variants, in order, and how each runs the model.
 _WAYS = {"eager": "eager", "script": "script", "cold": "torchmdla", "cached": "torchmdla"}
 
 Row = dict[str, Any]
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def row_of(model: str, threads: int, quick: bool, bar: Any) -> Row:
-    found: dict[str, Any] = {"model": model}
+    row: dict[str, Any] = {"model": model}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         for name, way in _WAYS.items():
             bar.set_postfix_str(f"{model}, {name}")
@@ -55,15 +55,15 @@ def row_of(model: str, threads: int, quick: bool, bar: Any) -> Row:
                 "TORCHMDLA_CACHE_DIR": folder,
                 "OMP_NUM_THREADS": str(threads),
             }
-            found[name] = children.run("memory:measure", task, variables)
+            row[name] = children.run("memory:measure", task, variables)
             bar.update()
-    found["parameters"] = found["eager"]["parameters"]
-    found["mark"] = found["eager"]["calls"] + found["parameters"]
-    return found
+    row["parameters"] = row["eager"]["parameters"]
+    row["mark"] = row["eager"]["calls"] + row["parameters"]
+    return row
 
 
 def measure(model: str, way: str, threads: int, quick: bool) -> dict[str, float]:
-    """Peaks in MiB of this process: ``life``, ``calls``, and the ``compiler`` processes'."""
+    """Return peaks in MiB: ``life`` and ``calls`` of this process, and that of the ``compiler`` processes."""
     import torch
 
     import torchmdla
@@ -72,7 +72,7 @@ def measure(model: str, way: str, threads: int, quick: bool) -> dict[str, float]
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
     spec = MODELS[model].reduced() if quick else MODELS[model]
-    # PyTorch's own weights will do: setting up batch norms would run eager on a larger batch first.
+    # PyTorch's initial weights suffice: setting up batch norms would first run eager on a larger batch.
     module, inputs = spec.architecture().eval(), spec.inputs()
     run: Any = module
     parameters = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()) / 2**20
@@ -81,7 +81,7 @@ def measure(model: str, way: str, threads: int, quick: bool) -> dict[str, float]
             run(*inputs)
         else:
             run = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
-            # As one would who serves the compiled model. Script modules are parts of cycles.
+            # A server of the compiled model would free the module, too. Script modules are parts of reference cycles.
             del module
             gc.collect()
         life = peak()
@@ -92,20 +92,23 @@ def measure(model: str, way: str, threads: int, quick: bool) -> dict[str, float]
 
 
 def peak(process: str = "self") -> float:
-    """The largest resident set so far, in MiB. ``getrusage`` would count that of the process it was forked from."""
+    """Return the largest resident set so far, in MiB.
+
+    ``getrusage`` would include that of the parent before the fork.
+    """
     status = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) / 1024
 
 
 def forget_peak() -> None:
-    """The largest resident set is that of now."""
+    """Reset the peak of the resident set to its current size."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_of_children() -> float:
-    """The sum over the processes that this one has, which are the compiler's; 0 where there is none."""
-    found = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return sum(peak(process) for process in found)
+    """Return the sum over the child processes of this one, which are the compiler's; 0 without child processes."""
+    processes = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return sum(peak(process) for process in processes)
 
 
 def show(rows: list[Row]) -> None:

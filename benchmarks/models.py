@@ -1,13 +1,13 @@
-"""Whole models: torchmdla against everything else that is installed, with equal results.
+"""Compare torchmdla on whole models with all other engines that are installed, with equal results.
 
-Each model runs, for each number of threads, in a process of its own; there all ways to run it are prepared and then
-timed in turn, round by round. Times are the least and the median of the rounds, in milliseconds for one call; below
-them is the root of the mean square error against the same model in float64, relative to its results.
-The gain is the least time of the best peer over torchmdla's.
+For each number of threads, each model runs in a separate process. There, all variants are prepared and then timed in
+turn, round by round. Times are the minimum and the median of the rounds, in milliseconds for one call. Below them is
+the root mean square error against the same model in float64, relative to its results. The gain is the best peer's
+minimum time over torchmdla's.
 
-What differs from eager by more than torchmdla.testing.compare allows is said, and not timed. Ends with status 1, and
-says what is wrong, where that is torchmdla, or it does not run. Peers that are not installed are left out and said so:
-pip install torchmdla[bench] installs them all.
+A variant that differs from eager by more than torchmdla.testing.compare allows is reported, and not timed. The exit
+status is 1, with a message, if this is torchmdla, or if torchmdla does not run. Peers that are not installed are
+skipped with a message: pip install torchmdla[bench] installs them all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
                     label = f"{model}, {threads} thread{'s' * (threads > 1)}"
                     rows.append(row_of(model, threads, folder, options, partial(show_step, bar, label)))
                     bar.update()
-                    save(options, rows)  # what there is, should a later row be interrupted
+                    save(options, rows)  # keeps the rows so far if a later one is interrupted
     for threads in options.threads:
         show([row for row in rows if row["threads"] == threads], threads)
     if options.plot:
@@ -85,19 +85,21 @@ def parse_options() -> argparse.Namespace:
 
 
 def row_of(model: str, threads: int, folder: str, options: argparse.Namespace, on_step: Callable[[str], None]) -> Row:
-    """Measures one row in a child process; again without it where a peer ends that process. ``folder`` is for the
-    model's files, which all its rows share."""
+    """Measure one row in a child process. If a peer ends that process, repeat without the peer.
+
+    ``folder`` is for the model's files, which all its rows share.
+    """
     skipped: dict[str, str] = {}
     while True:
         ways = [name for name in options.peers if name not in skipped]
         task = {"model": model, "ways": ways, "threads": threads, "folder": folder}
         task |= {"rounds": options.rounds, "quick": options.quick, "precision": options.precision}
-        # OpenMP's pool is made for the threads that are asked for, not for all of the machine's.
+        # OpenMP's pool has the requested number of threads, not all of the machine's.
         variables = {"TORCHMDLA_ENABLE": "0", "OMP_NUM_THREADS": str(threads)}
         try:
             row: Row = children.run("models:measure", task, variables, on_step)
         except children.ChildFailed as failure:
-            crashed = failure.step.rpartition(" ")[2]  # steps end with the way that they are for
+            crashed = failure.step.rpartition(" ")[2]  # a step ends with the name of its variant
             if crashed not in ways or crashed == "eager":
                 return {"model": model, "threads": threads, "ways": {}, "skipped": skipped, "fault": str(failure)}
             skipped[crashed] = f"ended the process: {reason(str(failure))}"
@@ -109,7 +111,7 @@ def row_of(model: str, threads: int, folder: str, options: argparse.Namespace, o
 def measure(
     model: str, ways: Sequence[str], threads: int, folder: str, rounds: int, quick: bool, precision: str
 ) -> Row:
-    """One row, measured in this process."""
+    """Measure one row in this process."""
     import torch
 
     warnings.filterwarnings("ignore")
@@ -127,15 +129,15 @@ def measure(
         subject = peers.Subject(module, inputs, threads, Path(folder), getattr(torch, precision))
         is_plain = precision == "float32"
         prepared, seconds, skipped = prepare(subject, [*ways, *([] if is_plain else [CONVERTED]), OURS])
-        found = compare(prepared, spec, module, None if is_plain else precision)
-        calls = {name: way.bind(inputs) for name, way in prepared.items() if not found[name]["differs"]}
+        comparisons = compare(prepared, spec, module, None if is_plain else precision)
+        calls = {name: way.bind(inputs) for name, way in prepared.items() if not comparisons[name]["differs"]}
         times = timing.interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
     for name in prepared:
-        found[name]["prepare_s"] = seconds[name]
+        comparisons[name]["prepare_s"] = seconds[name]
     for name in calls:
-        found[name] |= {**timing.summary(times[name]), "rounds_s": times[name]}
-    fault = found[OURS]["differs"] if OURS in found else skipped[OURS]
-    return {"model": model, "threads": threads, "ways": found, "skipped": skipped, "fault": fault, **statistics()}
+        comparisons[name] |= {**timing.summary(times[name]), "rounds_s": times[name]}
+    fault = comparisons[OURS]["differs"] if OURS in comparisons else skipped[OURS]
+    return {"model": model, "threads": threads, "ways": comparisons, "skipped": skipped, "fault": fault, **statistics()}
 
 
 def statistics() -> dict[str, Any]:
@@ -150,18 +152,18 @@ def statistics() -> dict[str, Any]:
 
 
 def timed(row: Row) -> dict[str, dict[str, Any]]:
-    """The ways that compute what eager computes."""
+    """Return the variants with eager's results."""
     return {name: way for name, way in row["ways"].items() if not way["differs"]}
 
 
 def best_peer(row: Row) -> str | None:
-    """The quickest way that is not torchmdla's and computes what eager computes."""
+    """Return the fastest variant with eager's results that is not torchmdla's."""
     peers = {name: way["min"] for name, way in timed(row).items() if not name.startswith(OURS)}
     return min(peers, key=lambda name: peers[name], default=None)
 
 
 def gain(row: Row) -> float:
-    """The best peer's least time over torchmdla's; NaN where either is missing."""
+    """Return the best peer's minimum time over torchmdla's; NaN if either is missing."""
     best = best_peer(row)
     if best is None or OURS not in timed(row):
         return math.nan
@@ -186,7 +188,7 @@ def save(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 
 def show(rows: Sequence[Row], threads: int) -> None:
-    """The table for one number of threads, and what was left out."""
+    """Print the table for one number of threads, and the skipped variants."""
     names = [name for name in (*WAY_NAMES, CONVERTED, OURS) if any(name in row["ways"] for row in rows)]
     table = output.table(
         f"ms for one call, least / median, {threads} thread{'s' * (threads > 1)}",
@@ -208,10 +210,10 @@ def show(rows: Sequence[Row], threads: int) -> None:
         if "not installed" not in why
     }
     notes |= {
-        f"{row['model']}: {way} not timed: {found['differs']}"
+        f"{row['model']}: {way} not timed: {result['differs']}"
         for row in rows
-        for way, found in row["ways"].items()
-        if found["differs"]
+        for way, result in row["ways"].items()
+        if result["differs"]
     }
     notes |= {f"{row['model']}: fell back: {row['fallbacks']}" for row in rows if row.get("fallbacks")}
     output.show(table, *sorted(notes), width=190)
@@ -225,7 +227,7 @@ def cell(way: dict[str, Any] | None, best: bool) -> str:
 
 
 def plot(rows: Sequence[Row], file: Path) -> None:
-    """Speeds relative to eager as bars: one chart for each number of threads, higher is quicker."""
+    """Draw speeds relative to eager as bars: one chart for each number of threads, higher is faster."""
     from matplotlib import pyplot
 
     pyplot.switch_backend("Agg")

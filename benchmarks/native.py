@@ -1,10 +1,11 @@
-"""Models without PyTorch: the runtime of ``torchmdla.export_native`` beside ONNX Runtime and OpenVINO. Linux only.
+"""Compare models without PyTorch: the runtime of ``torchmdla.export_native``, ONNX Runtime and OpenVINO. Linux only.
 
-Each engine runs in a process of its own, which imports nothing else but NumPy; ours in a program in C, too. All are
-started in turn, some times, from which the time until the first result is; of the last start memory is read after some
-calls, and calls are timed in rounds, in turn. ``library``: the shared objects of the engine that its process has
-mapped, on disk. ``model``: its files. ``peak``: the largest resident set. ``without model``: that less the model's
-files, which hold little but weights. ``private``: what each further process of the same takes, beside what they share.
+Each engine runs in a separate process, which imports only NumPy besides; torchmdla's also runs in a C program. All
+processes start in turn, several times, which gives the time until the first result. In the last process of each, calls
+are timed in rounds, in turn, and memory is read after them. Columns: ``library`` is the size on disk of the engine's
+shared objects that its process has mapped. ``model`` is the size of the model's files. ``peak`` is the peak resident
+set. ``without model`` is the peak less the model's files, which contain little but weights. ``private`` is the memory
+of each further process of the same kind, without the shared part.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Engine:
-    """A way to run the model: the command, the model's files, and a part of its libraries' paths."""
+    """Engine that runs the model: the command, the model's files, and a part of its libraries' paths."""
 
     label: str
     command: Sequence[str]
@@ -43,7 +44,7 @@ class Engine:
 
 
 class Process:
-    """An engine's, with its first result there."""
+    """Process of an engine, after its first result."""
 
     def __init__(self, engine: Engine) -> None:
         start = time.monotonic() * 1e3
@@ -71,13 +72,13 @@ class Process:
         return [float(text) for text in self._answer().split()]
 
     def memory(self) -> dict[str, float]:
-        """``VmHWM``, ``RssAnon`` and others of its status, in MiB."""
+        """Return ``VmHWM``, ``RssAnon`` and other fields of its status, in MiB."""
         lines = Path(f"/proc/{self._child.pid}/status").read_text().splitlines()
         pairs = (line.split() for line in lines if line.endswith("kB"))
         return {name.rstrip(":"): int(number) / 1024 for name, number, _ in pairs}
 
     def library(self) -> float:
-        """MiB of the shared objects of the engine."""
+        """Return the size of the engine's shared objects in MiB."""
         lines = Path(f"/proc/{self._child.pid}/maps").read_text().splitlines()
         mapped = {line.split(maxsplit=5)[5] for line in lines if self._engine.library in line and ".so" in line}
         return sum(Path(file).stat().st_size for file in mapped) / MIB
@@ -113,11 +114,11 @@ def main() -> int:
     return 0
 
 
-# --- what is measured
+# --- measurements
 
 
 def export(model: str, quick: bool, folder: Path) -> tuple[dict[str, list[Path]], str]:
-    """The model's files by engine, and its input's sizes. In a child, whose PyTorch goes with it."""
+    """Return the model's files by engine, and its input's sizes. PyTorch runs in a child process only."""
     code = f"import json, native; print(json.dumps(native.write_files({model!r}, {quick}, {str(folder)!r})))"
     path = os.pathsep.join([str(HARNESS.parent), str(HARNESS.parents[1])])
     done = subprocess.run(
@@ -148,7 +149,7 @@ def write_files(model: str, quick: bool, folder: str) -> tuple[dict[str, list[st
     if "onnxruntime" in files and _installed("openvino"):
         import openvino
 
-        # Not by convert_model, which reports its use over the network, from forks of this process.
+        # Avoid convert_model, which reports its use over the network, from forks of this process.
         openvino.save_model(openvino.Core().read_model(str(subject.onnx)), path / "model.xml", compress_to_fp16=False)
         files["openvino"] = [str(path / "model.xml"), str(path / "model.bin")]
     return files, "x".join(map(str, inputs[0].shape))
@@ -163,18 +164,22 @@ def _installed(package: str) -> bool:
 def engines(files: dict[str, list[Path]], sizes: str, threads: int, folder: Path) -> list[Engine]:
     libraries = {"torchmdla": "torchmdla_runtime", "onnxruntime": "/onnxruntime/", "openvino": "/openvino/"}
     labels = {"torchmdla": "torchmdla, Python", "onnxruntime": "ONNX Runtime, Python", "openvino": "OpenVINO, Python"}
-    found = []
+    result = []
     if program := built(folder):
-        own = files["torchmdla"]
-        found.append(Engine("torchmdla, C", [program, str(own[0]), str(threads)], own, libraries["torchmdla"]))
+        paths_of_model = files["torchmdla"]
+        result.append(
+            Engine(
+                "torchmdla, C", [program, str(paths_of_model[0]), str(threads)], paths_of_model, libraries["torchmdla"]
+            )
+        )
     for engine, paths in files.items():
         command = [sys.executable, "-m", "harness.engine_process", engine, str(paths[0]), sizes, str(threads)]
-        found.append(Engine(labels[engine], command, paths, libraries[engine]))
-    return found
+        result.append(Engine(labels[engine], command, paths, libraries[engine]))
+    return result
 
 
 def built(folder: Path) -> str | None:
-    """The program in C; None where there is no compiler."""
+    """Return the path of the C program; None without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
@@ -187,20 +192,20 @@ def built(folder: Path) -> str | None:
     return program
 
 
-def measure(found: Sequence[Engine], threads: int, options: Any) -> list[Row]:
-    starts: dict[str, list[float]] = {engine.label: [] for engine in found}
+def measure(engines_to_run: Sequence[Engine], threads: int, options: Any) -> list[Row]:
+    starts: dict[str, list[float]] = {engine.label: [] for engine in engines_to_run}
     for _ in range(options.starts):
-        for engine in found:
+        for engine in engines_to_run:
             with Process(engine) as process:
                 starts[engine.label].append(process.start)
     with ExitStack() as stack:
-        processes = {engine.label: stack.enter_context(Process(engine)) for engine in found}
+        processes = {engine.label: stack.enter_context(Process(engine)) for engine in engines_to_run}
         times: dict[str, list[float]] = {label: [] for label in processes}
         for number in range(options.rounds + 1):
             for label, process in processes.items():
-                found_times = process.times(5)
-                times[label] += found_times if number else []
-        return [_row(engine, threads, processes[engine.label], starts, times) for engine in found]
+                milliseconds = process.times(5)
+                times[label] += milliseconds if number else []
+        return [_row(engine, threads, processes[engine.label], starts, times) for engine in engines_to_run]
 
 
 def _row(

@@ -1,14 +1,14 @@
-"""What a call into a cached group costs, against the same ops scripted without groups, and eager.
+"""Measure the cost of a call into a cached group, compared with the same ops scripted without groups, and with eager.
 
-The work is as small as work gets (4×4 tensors), so that what is left is the way in and out: checking the inputs,
-finding the executable, allocating the outputs. The three ways are timed in turn in one process, each round being
-many calls; a round's time is divided by its calls. The functions without groups are optimised before torchmdla is
-imported, so that PyTorch's plans for them are its own. The first row is a function that returns its input: a call from
-Python costs as much without any op.
+The work is minimal (4×4 tensors), so that the cost of entry and exit remains: checking the inputs, finding the
+executable, allocating the outputs. The three variants are timed in turn in one process. Each round has many calls; its
+time is divided by their number. The functions without groups are optimised before torchmdla is imported, so that their
+execution plans are PyTorch's own. The first row is a function that returns its input: the cost of a call from Python
+without any op.
 
-A second table has the calls a second of threads that call one group at the same time, over those of one thread. A loop
-in TorchScript calls it, since calls from Python wait for Python's lock. ``python benchmarks/overhead.py --help`` shows
-the options.
+A second table shows calls per second of threads that call one group at the same time, relative to those of one thread.
+A loop in TorchScript calls it, because calls from Python wait for Python's lock. ``python benchmarks/overhead.py
+--help`` shows the options.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-# The least and the median time of a call, in microseconds.
+# The minimum and the median time of a call, in microseconds.
 Times = dict[str, float]
 
 
 def empty(x: Tensor) -> Tensor:
-    """No op."""
+    """Compute no op."""
     return x
 
 
 def pair(x: Tensor) -> Tensor:
-    """Two ops: about the least that makes a group."""
+    """Compute two ops: about the minimum for a group."""
     return torch.sigmoid(torch.relu(x))
 
 
 def six(x: Tensor) -> Tensor:
-    """Six ops in a row."""
+    """Compute six ops in a row."""
     return torch.relu(torch.tanh(torch.relu(x) * 0.5 + 1.0)) - x
 
 
 def total(*inputs: Tensor) -> Tensor:
-    """One op for each input; how the cost grows with the number of inputs."""
+    """Compute one op for each input, to show how the cost grows with the number of inputs."""
     result = torch.relu(inputs[0])
     for tensor in inputs:
         result = result + tensor
@@ -86,16 +86,16 @@ def main() -> int:
     torch.set_num_threads(1)
     with torch.no_grad():
         inputs = {name: tuple(torch.randn(4, 4) for _ in range(CASES[name][1])) for name in options.cases}
-        scripted = {name: optimise(CASES[name][0], given) for name, given in inputs.items()}
+        scripted = {name: optimise(CASES[name][0], tensors) for name, tensors in inputs.items()}
         loops = {"scripted": optimised_loop()}
         import torchmdla  # noqa: F401  (switches on)
 
         results = {}
-        for name, given in inputs.items():
+        for name, tensors in inputs.items():
             function = CASES[name][0]
-            ways = {"group": optimise(function, given), "scripted": scripted[name], "eager": function}
-            check(ways, given, groups_expected=int(name != EMPTY))
-            results[name] = measure(ways, given, options.rounds, options.calls)
+            ways = {"group": optimise(function, tensors), "scripted": scripted[name], "eager": function}
+            check(ways, tensors, groups_expected=int(name != EMPTY))
+            results[name] = measure(ways, tensors, options.rounds, options.calls)
         loops["group"] = optimised_loop()
         rates = measure_threads(loops, range(1, options.threads + 1), options.rounds, options.calls)
     if options.json:
@@ -123,7 +123,10 @@ def parse_options() -> argparse.Namespace:
 
 
 def optimise(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Any:
-    """``function`` traced, and called until PyTorch has optimised it and torchmdla, if imported, compiled it."""
+    """Return ``function`` traced and warmed up.
+
+    The calls let PyTorch optimise it and torchmdla, if imported, compile it.
+    """
     traced = torch.jit.trace(function, inputs, check_trace=False)
     for _ in range(4):
         traced(*inputs)
@@ -131,7 +134,7 @@ def optimise(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Any
 
 
 def optimised_loop() -> Any:
-    """Return a new ``repeat``, called until it is optimised and compiled."""
+    """Return a new ``repeat``, after calls until it is optimised and compiled."""
     loop = torch.jit.CompilationUnit(REPEAT).repeat
     for _ in range(4):
         loop(torch.zeros(4, 4), 3)
@@ -139,7 +142,10 @@ def optimised_loop() -> Any:
 
 
 def check(ways: dict[str, Callable[..., Tensor]], inputs: tuple[Tensor, ...], groups_expected: int) -> None:
-    """Raises unless all ways agree, one of them in groups that do not fall back, another without any group."""
+    """Raise an error unless all variants agree.
+
+    "group" must have groups that do not fall back, and "scripted" must not have groups.
+    """
     import torchmdla
     from torchmdla.testing.compare import assert_matches
     from torchmdla.testing.coverage import groups
@@ -156,7 +162,7 @@ def check(ways: dict[str, Callable[..., Tensor]], inputs: tuple[Tensor, ...], gr
 def measure(
     ways: dict[str, Callable[..., Tensor]], inputs: tuple[Tensor, ...], rounds: int, calls: int
 ) -> dict[str, Times]:
-    """The times of each way, and as ``overhead`` those of a group over the same ops scripted."""
+    """Return the times of each variant. ``overhead`` is the time of a group less that of the same ops scripted."""
     from torchmdla.testing.timing import time_calls
 
     bound = {way: partial(call, *inputs) for way, call in ways.items()}
@@ -172,7 +178,7 @@ def measure(
 def measure_threads(
     loops: dict[str, Callable[..., Tensor]], threads: Iterable[int], rounds: int, calls: int
 ) -> dict[str, dict[int, float]]:
-    """Return the most calls a second of any round, by way and number of threads."""
+    """Return the maximum calls per second of all rounds, by variant and number of threads."""
     rates = {way: dict.fromkeys(threads, 0.0) for way in loops}
     for _ in range(rounds):
         for way, loop in loops.items():
@@ -182,7 +188,7 @@ def measure_threads(
 
 
 def rate(loop: Callable[..., Tensor], threads: int, calls: int) -> float:
-    """Return the calls a second of threads that begin together, from the first one's begin to the last one's end."""
+    """Return calls per second of threads that start together, from the first start to the last end."""
     begin = threading.Barrier(threads)
 
     def call(_: int) -> tuple[float, float]:
@@ -206,7 +212,7 @@ def show(results: dict[str, dict[str, Times]]) -> None:
         table.add_column(way, justify="right")
     for name, result in results.items():
         table.add_row(name, *(f"{result[way]['min']:.2f} / {result[way]['median']:.2f}" for way in ways))
-    # Wide enough for the table where the output is not a terminal.
+    # Wide enough for the table if the output is not a terminal.
     Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(table)
 
 
@@ -216,7 +222,7 @@ def show_threads(rates: dict[str, dict[int, float]]) -> None:
     for way in rates:
         table.add_column(way, justify="right")
     for count in next(iter(rates.values())):
-        cells = (f"{found[count] / 1e6:.2f} / {found[count] / found[1]:.2f}" for found in rates.values())
+        cells = (f"{by_count[count] / 1e6:.2f} / {by_count[count] / by_count[1]:.2f}" for by_count in rates.values())
         table.add_row(str(count), *cells)
     Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(table)
 

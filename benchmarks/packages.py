@@ -1,9 +1,10 @@
-"""Packages in C++: how long a program takes to load and to answer for the first time, beside libtorch alone.
+"""Measure packages in C++: how long a program needs to load and for its first answer, compared with libtorch alone.
 
-Each model is saved with the code of its groups. The example in examples/cpp, built here, loads the file in processes of
-their own, without Python and without a compiler: with torchmdla, and switched off, in turn. Marks: the first call takes
-no more than 1.2 times the tenth, and load and first call together no more than 100 ms more than libtorch alone takes.
-With --check it ends with status 1 where one is missed by the medians. It always does where anything fell back.
+Each model is saved with the code of its groups. The example in examples/cpp, which this script builds, loads the file
+in separate processes, without Python and without a compiler: with torchmdla, and with torchmdla switched off, in turn.
+There are two marks. The first call lasts at most 1.2 times the tenth. Load and first call together last at most 100 ms
+more than with libtorch alone. With --check, the exit status is 1 if the medians miss a mark. It is always 1 if anything
+fell back.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from harness import output
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "examples-cpp"
 
-# The first call in tenth ones, and milliseconds of load and first call beyond libtorch's.
+# Maximum ratio of the first to the tenth call, and maximum milliseconds of load and first call beyond libtorch's.
 MOST_TENTHS, MOST_BEYOND = 1.2, 100.0
 
 Run = dict[str, float]
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def build() -> Path:
-    """The example program."""
+    """Build the example program."""
     prefix = subprocess.run([sys.executable, "-m", "torchmdla", "cmake"], capture_output=True, text=True, check=True)
     cmake = str(Path(sys.executable).with_name("cmake"))
     configure = ["-S", str(ROOT / "examples" / "cpp"), "-B", str(BUILD), f"-DCMAKE_PREFIX_PATH={prefix.stdout.strip()}"]
@@ -63,7 +64,7 @@ def build() -> Path:
 
 
 def save(model: str, folder: Path, quick: bool, pack_weights: bool) -> str:
-    """Writes the package of a model; the inputs of a call, as the example reads them."""
+    """Write the package of a model. Return the inputs of a call, as the example reads them."""
     import torch
 
     import torchmdla
@@ -77,12 +78,12 @@ def save(model: str, folder: Path, quick: bool, pack_weights: bool) -> str:
 
 
 def measure(program: Path, folder: Path, call: str, model: str, rounds: int, options: Any) -> dict[str, Any]:
-    """Processes with and without torchmdla, in turn."""
+    """Run processes with and without torchmdla, in turn."""
     runs: dict[str, list[Run]] = {"torchmdla": [], "libtorch": []}
     faults: set[str] = set()
     with output.progress(rounds, model) as bar:
         for _ in range(rounds):
-            for way, found in runs.items():
+            for way, runs_of_way in runs.items():
                 variables = {"TORCHMDLA_ENABLE": str(int(way == "torchmdla")), "OMP_NUM_THREADS": str(options.threads)}
                 done = subprocess.run(
                     [str(program), str(folder / f"{model}.pt"), call],
@@ -91,7 +92,7 @@ def measure(program: Path, folder: Path, call: str, model: str, rounds: int, opt
                     text=True,
                     check=True,
                 ).stdout
-                found.append({name: float(ms) for name, ms in re.findall(r"(load|call \d+) ([\d.]+) ms", done)})
+                runs_of_way.append({name: float(ms) for name, ms in re.findall(r"(load|call \d+) ([\d.]+) ms", done)})
                 faults.update(json.loads(done.splitlines()[-1])["fallbacks"])
             bar.update()
     return row_of(model, runs, sorted(faults), options.threads)
@@ -100,7 +101,9 @@ def measure(program: Path, folder: Path, call: str, model: str, rounds: int, opt
 def row_of(model: str, runs: dict[str, list[Run]], faults: list[str], threads: int) -> dict[str, Any]:
     row: dict[str, Any] = {"model": model, "threads": threads, "runs": runs, "faults": faults, "missed": []}
     row["tenths"] = statistics.median(run["call 1"] / run["call 10"] for run in runs["torchmdla"])
-    both = {way: statistics.median(run["load"] + run["call 1"] for run in found) for way, found in runs.items()}
+    both = {
+        way: statistics.median(run["load"] + run["call 1"] for run in runs_of_way) for way, runs_of_way in runs.items()
+    }
     row["beyond"] = both["torchmdla"] - both["libtorch"]
     if row["tenths"] > MOST_TENTHS:
         row["missed"].append(f"the first call takes {row['tenths']:.2f} of the tenth, more than {MOST_TENTHS}")
@@ -115,13 +118,13 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         for way, runs in row["runs"].items():
             times = [times_of([run[name] for run in runs]) for name in ("load", "call 1", "call 10")]
-            own = [f"{row['tenths']:.2f}", f"{row['beyond']:+.0f} ms"] if way == "torchmdla" else ["", ""]
-            table.add_row(row["model"], way, *times, *own)
+            ratios = [f"{row['tenths']:.2f}", f"{row['beyond']:+.0f} ms"] if way == "torchmdla" else ["", ""]
+            table.add_row(row["model"], way, *times, *ratios)
     output.show(table)
 
 
-def times_of(found: list[float]) -> str:
-    return f"{min(found):.1f}  {statistics.median(found):.1f}"
+def times_of(milliseconds: list[float]) -> str:
+    return f"{min(milliseconds):.1f}  {statistics.median(milliseconds):.1f}"
 
 
 if __name__ == "__main__":

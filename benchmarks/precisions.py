@@ -1,11 +1,11 @@
-"""Precisions: what a small trained model loses by each, and what it takes.
+"""Measure precisions: the accuracy that a small trained model loses with each, and its time.
 
-Trains a convolutional network on scikit-learn's digits (1797 images of 8 × 8 pixels, a quarter of them left for
-testing), from a fixed seed, and classifies the others in each precision that PyTorch has switches for. Errors are the
-root of the mean square error of the logits against the same model in float64, relative to these; agreement is the part
-of the test images of which the class is that of float64. Beside them are times of a call, in turn, on one thread.
+Trains a convolutional network on scikit-learn's digits (1797 images of 8 × 8 pixels, a quarter of them for testing),
+from a fixed seed. Then classifies the test images in each precision that PyTorch has switches for. Errors are root mean
+squares of the logits' difference from the same model in float64, relative to its logits. Agreement is the fraction of
+the test images with the class of float64. The table also shows times of a call, in turn, on one thread.
 
-Ends with status 1 where torchmdla's results differ from eager's beyond the tolerance of the precision, or fall back.
+The exit status is 1 if torchmdla's results differ from eager's beyond the tolerance of the precision, or fall back.
 Needs scikit-learn: pip install torchmdla[examples].
 """
 
@@ -34,17 +34,17 @@ def main() -> int:
     output.fill_in(options, {False: {"epochs": 20, "rounds": 9}, True: {"epochs": 2, "rounds": 2}})
     task = {"epochs": options.epochs, "rounds": options.rounds}
     with output.progress(1, "model") as bar:
-        found = children.run("precisions:measure", task, {"OMP_NUM_THREADS": "1"}, bar.set_postfix_str)
+        results = children.run("precisions:measure", task, {"OMP_NUM_THREADS": "1"}, bar.set_postfix_str)
         bar.update()
-    output.write_json(options.json, {"benchmark": "precisions", "quick": options.quick, **found})
-    show(found)
-    faults = [f"{row['precision']}: {fault}" for row in found["rows"] for fault in row["faults"]]
+    output.write_json(options.json, {"benchmark": "precisions", "quick": options.quick, **results})
+    show(results)
+    faults = [f"{row['precision']}: {fault}" for row in results["rows"] for fault in row["faults"]]
     output.show(*faults)
     return int(bool(faults))
 
 
 def measure(epochs: int, rounds: int) -> Row:
-    """All rows, measured in this process."""
+    """Measure all rows in this process."""
     import torch
     from harness.accuracy import exact_results, relative_rms
 
@@ -86,7 +86,7 @@ def measure(epochs: int, rounds: int) -> Row:
 
 
 def digits() -> tuple[Any, Any, Any, Any]:
-    """Images and labels to train on, and to test with."""
+    """Return images and labels for training, and for testing."""
     import torch
     from sklearn.datasets import load_digits
 
@@ -99,7 +99,7 @@ def digits() -> tuple[Any, Any, Any, Any]:
 
 
 def trained(images: Any, labels: Any, epochs: int) -> Any:
-    """A network of two convolutions and two linear layers."""
+    """Return a trained network of two convolutions and two linear layers."""
     import torch
     from torch import nn
 
@@ -123,8 +123,15 @@ def trained(images: Any, labels: Any, epochs: int) -> Any:
 
 @dataclass(frozen=True)
 class Precision:
-    """``dtype``: of the model and its inputs; ``tolerance``: whose tolerance results are held to; ``autocast``: the
-    dtype of autocast around a call; ``products``: of float32, in bfloat16; ``quantised``: how, by FX."""
+    """Precision of a model.
+
+    Attributes:
+        dtype: the dtype of the model and its inputs.
+        tolerance: the number format whose tolerance applies to results.
+        autocast: the dtype of autocast around a call.
+        products: whether products of float32 are computed in bfloat16.
+        quantised: the quantisation engine for FX.
+    """
 
     dtype: Any
     tolerance: str | None = None
@@ -136,7 +143,7 @@ class Precision:
     def active(self) -> Iterator[None]:
         import torch
 
-        # What torch.backends.mkldnn.fp32_precision sets.
+        # The function behind torch.backends.mkldnn.fp32_precision.
         torch._C._set_fp32_precision_setter("mkldnn", "all", "bf16" if self.products else "none")
         with torch.autocast("cpu", self.autocast) if self.autocast else contextlib.nullcontext():
             yield
@@ -144,7 +151,7 @@ class Precision:
 
 
 def precisions() -> Mapping[str, Precision]:
-    """By the switch of PyTorch's that has it."""
+    """Return precisions by the PyTorch switch that selects them."""
     import torch
 
     return {
@@ -160,7 +167,7 @@ def precisions() -> Mapping[str, Precision]:
 
 
 def prepared(model: Any, images: Any, precision: Precision, way: str) -> Callable[[], Any]:
-    """A call of the model in a precision, in a way."""
+    """Return a call of the model in a precision, with eager or torchmdla."""
     import torch
 
     import torchmdla
@@ -168,20 +175,20 @@ def prepared(model: Any, images: Any, precision: Precision, way: str) -> Callabl
     copied = copy.deepcopy(model).to(precision.dtype)
     if precision.quantised:
         copied = quantised(copied, images, precision.quantised)
-    given = images.to(precision.dtype)
+    arguments = images.to(precision.dtype)
     if way == "torchmdla":
         torchmdla.enable()
-        copied = torch.jit.freeze(torch.jit.trace(copied, given, check_trace=False))
+        copied = torch.jit.freeze(torch.jit.trace(copied, arguments, check_trace=False))
 
     def call() -> Any:
         with precision.active():
-            return copied(given)
+            return copied(arguments)
 
     return call
 
 
 def quantised(model: Any, images: Any, engine: str) -> Any:
-    """The model in integers of 8 bits, by what the images need."""
+    """Return the model in 8-bit integers, calibrated by the images."""
     import torch
     from torch.ao import quantization
     from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
@@ -192,12 +199,12 @@ def quantised(model: Any, images: Any, engine: str) -> Any:
     return convert_fx(observed)
 
 
-# By how much quantised results may differ, relative to their root of the mean square: roundings of ties.
+# Maximum difference of quantised results, relative to their root mean square: caused by rounding of ties.
 _QUANTISED = 0.02
 
 
 def differences(results: Mapping[str, Any], precision: Precision) -> list[str]:
-    """How torchmdla's results differ from eager's beyond tolerance."""
+    """Return the differences of torchmdla's results from eager's beyond tolerance."""
     from harness.accuracy import relative_rms
 
     from torchmdla.testing.compare import assert_matches
@@ -212,13 +219,13 @@ def differences(results: Mapping[str, Any], precision: Precision) -> list[str]:
     return []
 
 
-def show(found: Row) -> None:
+def show(results: Row) -> None:
     table = output.table(
-        f"{found['images']} digits: ms for all of them, least / median, one thread",
+        f"{results['images']} digits: ms for all of them, least / median, one thread",
         ("precision", "eager", "torchmdla", "error", "agreement"),
         "error and agreement: of eager's and of torchmdla's logits and classes with those of float64",
     )
-    for row in found["rows"]:
+    for row in results["rows"]:
         ways = row["ways"].values()
         errors = " / ".join(f"{way['error']:.1e}" for way in ways)
         agreement = " / ".join(f"{way['agreement']:.1%}" for way in ways)

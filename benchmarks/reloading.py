@@ -1,10 +1,10 @@
-"""How long calls take while the next version of a model is loaded and warmed up beside the one that serves.
+"""Measure latencies of calls while the next version of a model is loaded and warmed up in the serving process.
 
-A process calls a ``torchmdla.ReloadingModel`` without a pause, while another thread of it has the file read again and
-again. Latencies of calls that meet a reload stand beside those of all others. PyTorch's row is the same with the frozen
-file, ``torch.jit.load`` and torchmdla switched off; torchmdla's are with that file and its code in the cache, and with
-a package that has packed weights. Each with a thread for each processor, and with one fewer, which leaves a processor
-to the reload.
+A process calls a ``torchmdla.ReloadingModel`` without a pause, while another of its threads reloads the file again and
+again. The table compares latencies of calls during a reload with those of all others. PyTorch's row uses the frozen
+file, ``torch.jit.load``, and torchmdla switched off. torchmdla's rows use that file with its code in the cache, and a
+package with packed weights. Each runs with a thread for each processor, and with one fewer, which leaves a processor to
+the reload.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.rows import KNOWN
 
 Row = dict[str, Any]
 
-# The file that a way loads, of those of harness/first_answers.py.
+# The file that a variant loads, one of those of harness/first_answers.py.
 WAYS = {"frozen": "frozen.pt", "torchmdla-warm": "frozen.pt", "torchmdla-package": "package.pt"}
 
 _SECONDS_BETWEEN = 0.5
@@ -65,7 +65,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def write_files(model: str, folder: str, threads: int, quick: bool) -> None:
-    """Those that all rows of a model load."""
+    """Write the files that all rows of a model load."""
     task = {"model": model, "folder": folder, "threads": threads, "quick": quick, "sizes": [], "ways": list(WAYS)}
     variables = {"TORCHMDLA_CACHE_DIR": cache_in(folder), "TORCHMDLA_ENABLE": "0"}
     children.run("harness.first_answers:write_files", task, variables)
@@ -80,19 +80,19 @@ def row_of(model: str, threads: int, folder: str, options: argparse.Namespace, b
     row: Row = {"model": model, "threads": threads, "ways": {}}
     for way in WAYS:
         bar.set_postfix_str(f"{model}, {threads} threads, {way}")
-        found = children.run(
+        phases = children.run(
             "reloading:serve",
             {"way": way, "folder": folder, "threads": threads, "reloads": options.reloads},
             {**variables, "TORCHMDLA_ENABLE": str(int(way != "frozen"))},
         )
-        row["ways"][way] = {phase: figures(seconds) for phase, seconds in found.items()}
+        row["ways"][way] = {phase: figures(seconds) for phase, seconds in phases.items()}
         bar.update()
     return row
 
 
 def figures(seconds: Sequence[float]) -> dict[str, float]:
-    """Milliseconds."""
-    times = [one * 1e3 for one in seconds]
+    """Return statistics in milliseconds."""
+    times = [duration * 1e3 for duration in seconds]
     percentiles = {f"p{percent}": percentile(times, percent) for percent in (50, 95, 99)}
     return {
         "min": min(times),
@@ -104,7 +104,7 @@ def figures(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def serve(way: str, folder: str, threads: int, reloads: int) -> dict[str, list[float]]:
-    """Seconds of calls one after the other, ``steady`` and while the model was ``reloading``, and of ``reloads``."""
+    """Return the seconds of consecutive calls, ``steady`` and during ``reloading``, and those of ``reloads``."""
     import numpy as np
     import torch
 
@@ -133,11 +133,15 @@ def serve(way: str, folder: str, threads: int, reloads: int) -> dict[str, list[f
             calls.append((start, time.monotonic()))
     if len(spans) < reloads:
         raise RuntimeError(model.statistics().problem)
-    found: dict[str, list[float]] = {"steady": [], "reloading": [], "reloads": [last - first for first, last in spans]}
+    durations: dict[str, list[float]] = {
+        "steady": [],
+        "reloading": [],
+        "reloads": [last - first for first, last in spans],
+    }
     for start, end in calls:
         meets_a_reload = any(start < last and first < end for first, last in spans)
-        found["reloading" if meets_a_reload else "steady"].append(end - start)
-    return found
+        durations["reloading" if meets_a_reload else "steady"].append(end - start)
+    return durations
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -152,8 +156,8 @@ def show(rows: Sequence[Row]) -> None:
     output.show(table)
 
 
-def latencies(found: dict[str, float]) -> str:
-    return " / ".join(output.digits(found[name]) for name in ("p50", "p95", "p99", "max"))
+def latencies(figures_of_phase: dict[str, float]) -> str:
+    return " / ".join(output.digits(figures_of_phase[name]) for name in ("p50", "p95", "p99", "max"))
 
 
 if __name__ == "__main__":

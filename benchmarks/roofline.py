@@ -1,14 +1,14 @@
-"""Roofline: how near each kernel of whole models comes to what the machine reaches.
+"""Compare each kernel of whole models with the roofline of the machine.
 
-torchmdla.explain calls each model, compiled by torchmdla.compile, in a process of its own, and says for every kernel
-its operations, its bytes (each element once), and the least time; its measured peaks are a loop of fused multiply-adds
-in registers and a copy in memory, with as many threads. Shares are of these two. The roof of a kernel is the longer of
-its operations at the one speed and its bytes at the other: "of roof" is that time over the kernel's. More than 100 %
-of the copy, and so of the roof, is what comes from a cache; such a kernel counts as 100 % in sums over kernels. Kernels
-bound by vector functions (exp, erf) or by latencies are far below either peak. Tables have kernels of the same
-operators and loops in one line, the JSON file has each.
+torchmdla.explain calls each model, compiled by torchmdla.compile, in a separate process. For every kernel it reports
+operations, bytes (each element once), and the minimum time. Its measured peaks are a loop of fused multiply-adds in
+registers and a copy in memory, with the same number of threads. Shares are of these two peaks. The roof of a kernel is
+the longer of two times: its operations at the first peak, and its bytes at the second. "of roof" is that time over the
+kernel's. Reads from a cache can exceed 100 % of the copy, and so of the roof; such a kernel counts as 100 % in sums
+over kernels. Kernels limited by vector functions (exp, erf) or by latencies are far below either peak. Tables merge
+kernels of the same operators and loops into one line. The JSON file lists each kernel.
 
-Ends with status 1 where a model does not run.
+The exit status is 1 if a model does not run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from harness.rows import KNOWN, ROW_NAMES, rows_by_name
 
 Row = dict[str, Any]
 
-_NAMED = 6  # circles of each chart that have a colour and a name, those that take most time
+_NAMED = 6  # number of circles with a colour and a name in each chart: those with the most time
 
 
 def main() -> int:
@@ -88,7 +88,7 @@ def row_of(model: str, threads: int, quick: bool) -> Row:
 
 
 def measure(model: str, threads: int, quick: bool) -> Row:
-    """A model's kernels, explained in this process."""
+    """Return the kernels of a model, explained in this process."""
     import torch
 
     warnings.filterwarnings("ignore")
@@ -116,10 +116,15 @@ def measure(model: str, threads: int, quick: bool) -> Row:
 
 
 def kernels_of(explanation: Any) -> list[Row]:
-    """The kernels that ran, the slowest first; see :func:`with_rates`."""
+    """Return the kernels that ran, the slowest first; see :func:`with_rates`."""
     rows = []
     for group in explanation.groups:
-        for kernel in (one for made in group.specialisations for one in made.kernels if one.seconds):
+        for kernel in (
+            candidate
+            for specialisation in group.specialisations
+            for candidate in specialisation.kernels
+            if candidate.seconds
+        ):
             row = {"name": "+".join(kernel.ops) or kernel.symbol, "group": group.name, "loops": kernel.loops}
             row |= {"flops": kernel.flops, "bytes": kernel.bytes, "seconds": kernel.seconds, "share": kernel.share}
             rows.append(with_rates(row, explanation.peak.gflops, explanation.peak.gigabytes))
@@ -127,8 +132,11 @@ def kernels_of(explanation: Any) -> list[Row]:
 
 
 def with_rates(kernel: Row, peak_gflops: float, peak_gigabytes: float) -> Row:
-    """``kernel`` and what follows of its ``flops``, ``bytes`` and ``seconds``: rates, in GFLOP/s and GB/s, their parts
-    of the peaks, and the least time that both peaks allow, in seconds and in parts of the kernel's."""
+    """Return ``kernel`` with rates that are computed from its ``flops``, ``bytes`` and ``seconds``.
+
+    These are GFLOP/s and GB/s, their fractions of the peaks, and the minimum time under both peaks, in seconds and as a
+    fraction of the kernel's time.
+    """
     gflops, gigabytes = (kernel[key] / kernel["seconds"] * 1e-9 for key in ("flops", "bytes"))
     of_fma, of_memory = gflops / peak_gflops, gigabytes / peak_gigabytes
     roof = max(of_fma, of_memory)
@@ -137,7 +145,7 @@ def with_rates(kernel: Row, peak_gflops: float, peak_gigabytes: float) -> Row:
 
 
 def of_roof(kernels: Sequence[Row]) -> float:
-    """What several kernels together reach of the roof, each 1 at most."""
+    """Return the fraction of the roof that several kernels reach together; each counts 1 at most."""
     reached = sum(min(kernel["roof_seconds"], kernel["seconds"]) for kernel in kernels)
     return float(reached / sum(kernel["seconds"] for kernel in kernels))
 
@@ -146,7 +154,7 @@ def of_roof(kernels: Sequence[Row]) -> float:
 
 
 def show(row: Row, most: int) -> None:
-    """The table of one model."""
+    """Print the table of one model."""
     kernels = row["kernels"]
     table = output.table(
         f"{title(row)}: {row['seconds'] * 1e3:.3g} ms a call",
@@ -156,10 +164,10 @@ def show(row: Row, most: int) -> None:
     for column in table.columns[:2]:
         column.max_width, column.overflow, column.no_wrap = 40, "ellipsis", True
     sums = [(some, merged(some, row)) for some in alike(kernels)]
-    for some, one in sums[:most]:
-        computed = (output.digits(one["gflops"]), percent(one["of_fma"]))
-        moved = (output.digits(one["gigabytes"]), percent(one["of_memory"]))
-        table.add_row(one["name"], one["loops"], *times(some), *computed, *moved, percent(one["of_roof"]))
+    for some, total in sums[:most]:
+        computed = (output.digits(total["gflops"]), percent(total["of_fma"]))
+        moved = (output.digits(total["gigabytes"]), percent(total["of_memory"]))
+        table.add_row(total["name"], total["loops"], *times(some), *computed, *moved, percent(total["of_roof"]))
     table.add_section()
     if rest := [kernel for some, _ in sums[most:] for kernel in some]:
         table.add_row("others", "", *times(rest), *[""] * 4, percent(of_roof(rest)))
@@ -168,27 +176,27 @@ def show(row: Row, most: int) -> None:
 
 
 def alike(kernels: Sequence[Row]) -> list[list[Row]]:
-    """Kernels by operators and loops, those that take most time together first."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    """Return kernels grouped by operators and loops, the groups with the most time first."""
+    by_loops: dict[tuple[str, str], list[Row]] = {}
     for kernel in kernels:
-        found.setdefault((kernel["name"], kernel["loops"]), []).append(kernel)
-    return sorted(found.values(), key=lambda some: -sum(kernel["seconds"] for kernel in some))
+        by_loops.setdefault((kernel["name"], kernel["loops"]), []).append(kernel)
+    return sorted(by_loops.values(), key=lambda some: -sum(kernel["seconds"] for kernel in some))
 
 
 def merged(kernels: Sequence[Row], row: Row) -> Row:
-    """Several kernels as one, which does what all of them do."""
+    """Return several kernels as one, with the sum of their work."""
     sums = {key: sum(kernel[key] for kernel in kernels) for key in ("flops", "bytes", "seconds")}
     return with_rates({**kernels[0], **sums}, row["peak_gflops"], row["peak_gigabytes"])
 
 
 def times(kernels: Sequence[Row]) -> tuple[str, str, str]:
-    """How many there are, their microseconds, and their share of the model's time."""
+    """Return the number of kernels, their microseconds, and their share of the model's time."""
     seconds, share = (sum(kernel[key] for kernel in kernels) for key in ("seconds", "share"))
     return str(len(kernels)), output.digits(seconds * 1e6), percent(share)
 
 
 def show_all(rows: Sequence[Row]) -> None:
-    """A line for each model: its time by what its kernels reach of the roof."""
+    """Print a line for each model: its time, divided by the fraction of the roof that its kernels reach."""
     bounds = (0.25, 0.5, 0.75)
     names = ["below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %"]
     table = output.table(
@@ -209,25 +217,28 @@ def percent(part: float) -> str:
 
 
 def plot(rows: Sequence[Row], file: Path) -> None:
-    """A chart for each row: GFLOP/s by operations a byte, under the roof."""
+    """Draw a chart for each row: GFLOP/s by operations per byte, under the roof."""
     save_charts(rows, draw, file, across=min(len(rows), 3), height=5)
 
 
 def draw(row: Row, chart: Any) -> None:
-    """The chart of one row. A circle is kernels of the same operators and loops, its area their time."""
+    """Draw the chart of one row.
+
+    A circle represents kernels of the same operators and loops; its area is their time.
+    """
     circles = [merged(some, row) for some in alike(row["kernels"])]
-    # What computes nothing has no place on a logarithmic axis.
-    circles = [one for one in circles if one["flops"] and one["bytes"]]
+    # A kernel without operations cannot be drawn on a logarithmic axis.
+    circles = [circle for circle in circles if circle["flops"] and circle["bytes"]]
     ridge = row["peak_gflops"] / row["peak_gigabytes"]
-    intensities = [one["flops"] / one["bytes"] for one in circles]
+    intensities = [circle["flops"] / circle["bytes"] for circle in circles]
     ends = [min([*intensities, ridge]) / 2, ridge, max([*intensities, ridge]) * 2]
     roof = [min(end * row["peak_gigabytes"], row["peak_gflops"]) for end in ends]
     chart.loglog(ends, roof, color="midnightblue")
-    for index, (one, intensity) in enumerate(zip(circles, intensities, strict=True)):
-        area = 15 + 1500 * one["seconds"] / row["seconds"]
-        chart.scatter(intensity, one["gflops"], s=area, color=f"C{index}" if index < _NAMED else "silver", alpha=0.6)
+    for index, (circle, intensity) in enumerate(zip(circles, intensities, strict=True)):
+        area = 15 + 1500 * circle["seconds"] / row["seconds"]
+        chart.scatter(intensity, circle["gflops"], s=area, color=f"C{index}" if index < _NAMED else "silver", alpha=0.6)
         if index < _NAMED:
-            chart.plot([], [], "o", color=f"C{index}", alpha=0.6, label=label(one))
+            chart.plot([], [], "o", color=f"C{index}", alpha=0.6, label=label(circle))
     chart.set_title(f"{title(row)}, {percent(row['of_roof'])} of the roof", fontsize="small")
     chart.set_xlabel("operations for each byte")
     chart.set_ylabel("GFLOP/s")
@@ -235,7 +246,7 @@ def draw(row: Row, chart: Any) -> None:
 
 
 def label(kernel: Row) -> str:
-    """For a legend, which leaves out what begins with an underscore."""
+    """Return the name for a legend, which skips names that start with an underscore."""
     return f"{kernel['name'].lstrip('_')[:30]}  {kernel['loops'][:30]}"
 
 

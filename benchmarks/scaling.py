@@ -1,16 +1,16 @@
-"""How time and memory grow with the length of a program: generated programs of ten shapes, each shape in a process.
+"""Measure how time and memory grow with the length of a program: generated programs of ten shapes, a process each.
 
-A program of so many operators is scripted and called until it runs compiled. What is timed is the processor's time, by
-stage: `capture` (PyTorch's optimiser with the pass that forms groups, and the call that records), `import` (graphs
-become programs) and `compile` (the compiler process, and waiting for it). `torch` is what the same calls take without
-torchmdla. With --stages more tables tell the stages of the compile. Memory is the largest resident set beyond that
+A program of a given number of operators is scripted and called until it runs compiled. The benchmark measures processor
+time, by stage: `capture` (PyTorch's optimiser with the pass that forms groups, and the call that records), `import`
+(graphs become programs) and `compile` (the compiler process, and waiting for it). `torch` is the time of the same calls
+without torchmdla. With --stages, more tables show the stages of the compile. Memory is the peak resident set less that
 before the calls, and that of the compiler process so far.
 
-Seconds are those at the processor's full speed (``harness/speed.py``): a virtual processor shares its core, and takes
-up to twice as long for the same at other times.
+Seconds are those at the processor's full speed (``harness/speed.py``). A virtual processor shares its core, so the same
+work may last twice as long at other times.
 
-A curve grows too fast where a program of twice the length takes more than 2.3 times as long; times below a tenth of a
-second are not judged. With --check the benchmark ends with status 1 then. It always does where something fell back.
+A curve grows too fast if a program of twice the length lasts more than 2.3 times as long. Times below a tenth of a
+second are ignored. With --check, the exit status is 1 in this case. It is always 1 if something fell back.
 """
 
 from __future__ import annotations
@@ -31,23 +31,24 @@ from typing import Any
 from harness import children, output
 from harness.speed import Span, SpeedLog, speed_log
 
-# What a program of twice the length may take, in times of the shorter one.
+# Maximum ratio of the time of a program of twice the length.
 MOST = 2.3
-# Seconds and MiB that are too few to be judged.
+# Smaller values of seconds and MiB are ignored.
 LEAST = {"seconds": 0.1, "MiB": 20.0}
 
-# Operators of the program with which a process begins: it starts the compiler, and all that is imported is.
+# Operators of the first program of a process, which starts the compiler and performs all imports.
 _WARMING_UP = 50
 
 STAGES = ("torch", "capture", "import", "compile")
 
-# Lines of a function of ``x`` and the parameters ``p0``, ``p1``, …, and what it returns, of about so many operators.
+# Lines of a function of ``x`` and the parameters ``p0``, ``p1``, …, and its result; about the given number of
+# operators.
 Lines = tuple[list[str], str]
 Row = dict[str, Any]
 
 
 def branches(operators: int) -> Lines:
-    """Return branches in branches, five operators each, down to a depth of 40 and again."""
+    """Return nested branches of five operators each, down to a depth of 40 and again."""
     lines = ["y = x"]
     for i in range(operators // 5):
         depth = i % 40
@@ -105,38 +106,38 @@ def main() -> int:
 
 
 def measure_once(shape: str, operators: list[int], log: SpeedLog, bar: Any) -> dict[str, Any]:
-    """One measurement without torchmdla, one with, in two processes."""
-    found = {}
+    """Measure once without torchmdla and once with it, in two processes."""
+    results = {}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         for way, enabled in (("torch", "0"), ("torchmdla", "1")):
             bar.set_postfix_str(f"{shape}, {way}")
             variables = {"TORCHMDLA_ENABLE": enabled, "TORCHMDLA_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"}
             task = {"shape": shape, "operators": operators, "log": asdict(log)}
-            found[way] = children.run("scaling:measure", task, variables)
+            results[way] = children.run("scaling:measure", task, variables)
             bar.update()
-    return found
+    return results
 
 
 def measure(shape: str, operators: list[int], log: dict[str, Any]) -> list[dict[str, Any]]:
-    """Calls programs in this process until they are optimised and, where torchmdla is on, compiled."""
+    """Call programs in this process until they are optimised and, if torchmdla is on, compiled."""
     import torch
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     speeds = SpeedLog(**log)
-    speeds.pin()  # behind the import of torch, which undoes it
+    speeds.pin()  # after the import of torch, which undoes it
     measure_program(shape, _WARMING_UP, speeds)
     for process in children_of(os.getpid()):
         speeds.pin(process)
-    found = []
+    rows = []
     for count in operators:
         children.step(f"{shape}: {count}")
-        found.append({"operators": count, **measure_program(shape, count, speeds)})
-    return found
+        rows.append({"operators": count, **measure_program(shape, count, speeds)})
+    return rows
 
 
 def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, Any]:
-    """Return the work, in loops of ``speeds``, and memory that it takes to call one program until it is compiled."""
+    """Return the work, in loops of ``speeds``, and the memory of calling one program until it is compiled."""
     import memory
     import torch
 
@@ -149,7 +150,7 @@ def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, A
     imports, waits, calls = list[Span](), list[Span](), list[Span]()
     torchmdla.reset_stats()
     known = service.default_service().stages()
-    # A program that found room in what earlier ones have freed would seem to take none.
+    # Return free memory to the system: otherwise a program that reuses it would seem to need none.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     memory.forget_peak()
@@ -178,7 +179,7 @@ def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, A
 
 
 def scripted(lines: list[str], result: str) -> Any:
-    """A scripted module of these lines, with the parameters that they name."""
+    """Return a scripted module of these lines, with the parameters that they name."""
     import torch
 
     body = "".join(f"    {line}\n" for line in [*lines, f"return {result}"])
@@ -218,12 +219,12 @@ def span_of(spans: list[Span], seconds: Callable[[], float]) -> Iterator[None]:
 
 
 def seconds_of_all() -> float:
-    """Return the processor's time of this process and of those that compile for it, which takes long to read."""
+    """Return the processor time of this process and of its compiler processes. Reading it is slow."""
     return time.process_time() + seconds_of_children()
 
 
 def seconds_of_children() -> float:
-    """Return the processor's time that the children of this process have taken, with that of their own children."""
+    """Return the processor time of the children of this process, including that of their children."""
     ticks = os.sysconf("SC_CLK_TCK")
     seconds = 0.0
     for process in children_of(os.getpid()):
@@ -233,17 +234,20 @@ def seconds_of_children() -> float:
 
 
 def children_of(process: int) -> list[int]:
-    """Return the processes that the main thread of ``process`` has started and that still run."""
+    """Return the running processes that the main thread of ``process`` has started."""
     with open(f"/proc/{process}/task/{process}/children") as file:
         return [int(child) for child in file.read().split()]
 
 
 def row_of(shape: str, place: int, runs: list[dict[str, Any]], loop: float) -> Row:
-    """Return the least of each figure of the program at a place among the lengths; ``loop``: seconds of a loop."""
+    """Return the minimum of each figure of the program at a place among the lengths.
+
+    ``loop`` is the number of seconds of a loop.
+    """
     alone, ours = ([run[way][place] for run in runs] for way in ("torch", "torchmdla"))
 
     def least(measured: list[dict[str, Any]], kind: str, name: str) -> float:
-        return float(min(one[kind][name] for one in measured))
+        return float(min(measurement[kind][name] for measurement in measured))
 
     seconds = {stage: loop * least(ours, "loops", stage) for stage in STAGES[1:]}
     return {
@@ -262,25 +266,28 @@ def row_of(shape: str, place: int, runs: list[dict[str, Any]], loop: float) -> R
 
 
 def growth(curve: list[Row], kind: str, name: str) -> float:
-    """The greatest growth for a doubling, of figures that are large enough; 0 where none is."""
+    """Return the maximum growth for a doubling, among figures that are large enough; 0 if all are too small."""
     growths = [0.0]
-    for one, other in itertools.pairwise(curve):
-        before, after = max(one[kind][name], LEAST[kind] / MOST), other[kind][name]
-        doublings = other["operators"] / one["operators"] / 2
+    for shorter, longer in itertools.pairwise(curve):
+        before, after = max(shorter[kind][name], LEAST[kind] / MOST), longer[kind][name]
+        doublings = longer["operators"] / shorter["operators"] / 2
         if after >= LEAST[kind]:
             growths.append(after / before / doublings)
     return max(growths)
 
 
 def too_fast(curve: list[Row]) -> list[str]:
-    """Return the stages that grow too fast. Most of capture is PyTorch's, and may grow as it does without torchmdla."""
+    """Return the stages that grow too fast.
+
+    Most of capture is PyTorch's, so it may grow as it does without torchmdla.
+    """
     figures = [("seconds", stage) for stage in STAGES[1:]] + [("MiB", "process"), ("MiB", "compiler")]
     most = {"capture": max(MOST, growth(curve, "seconds", "torch"))}
     return [name for kind, name in figures if growth(curve, kind, name) > most.get(name, MOST)]
 
 
 def show(curves: dict[str, list[Row]]) -> None:
-    """Prints a table of each figure at the greatest length, and of the greatest growth for a doubling."""
+    """Print a table of each figure at the maximum length, and of the maximum growth for a doubling."""
     figures = [*(("seconds", stage) for stage in STAGES), ("MiB", "torch"), ("MiB", "process"), ("MiB", "compiler")]
     table = output.table(
         "Seconds of the processor and MiB of the longest program, and the greatest growth for a doubling",
@@ -297,7 +304,7 @@ def show(curves: dict[str, list[Row]]) -> None:
 
 
 def show_stages(curves: dict[str, list[Row]]) -> None:
-    """Prints the stages of compiling for each length."""
+    """Print the stages of compiling for each length."""
     for shape, curve in curves.items():
         stages = list(curve[-1]["stages"])
         table = output.table(f"Seconds of each stage of compiling, {shape}", ("operators", *stages))

@@ -1,21 +1,21 @@
-"""Serving: requests a second, how long they wait for their answers, and how soon a process that starts has one.
+"""Measure serving: requests per second, their latencies, and the time until a new process gives its first answer.
 
-Each instance is a process with the model prepared for itself, held to processors of its own, with a thread for each of
-them. OpenVINO runs with its hint for latency and with that for throughput, where it takes as many requests of an
-instance at a time as it finds best; all others take one. BERT's requests are of mixed lengths.
+Each instance is a process that prepares the model for itself, pinned to its own processors, with a thread for each.
+OpenVINO runs with its hint for latency and with that for throughput. With the latter, an instance has as many
+concurrent requests as OpenVINO recommends; all others have one. BERT's requests have mixed lengths.
 
-Closed loop: so many clients, each with a new request as soon as it has its answer; the requests a second are the way's
-capacity. Open loop: requests come at random times (Poisson's process), at parts of the way's own capacity, and, for
-torchmdla, at those parts of the best peer's. A latency counts from the time when the request was to come, whether or
-not the instance was busy then. All ways are run in turn, round by round, with requests of the same order; figures of a
-round are percentiles, then the least and the median of the rounds count.
+Closed loop: each of a number of clients sends a new request when it has its answer. The requests per second are the
+capacity of the variant. Open loop: requests arrive at random times (Poisson's process), at fractions of the variant's
+own capacity, and, for torchmdla, also at those fractions of the best peer's. A latency starts at the intended arrival
+of the request, whether or not the instance was busy then. All variants run in turn, round by round, with requests of
+the same order. Figures of a round are percentiles; the table shows the minimum and the median of the rounds.
 
-Starts: seconds from the start of a process to its first answer and to its fifth, with the engines' files on disk, of
-PyTorch's (frozen), of others, and of torchmdla with its cache empty, with it filled, and from a package with packed
-weights.
+Starts: seconds from the start of a process to its first answer and to its fifth, with the engines' files on disk. These
+are PyTorch's process (frozen), those of peers, and torchmdla's with an empty cache, with a filled one, and from a
+package with packed weights.
 
-What differs from eager by more than torchmdla.testing.compare allows is said, and not timed. Ends with status 1 where
-that is torchmdla, or it does not run.
+A variant that differs from eager by more than torchmdla.testing.compare allows is reported, and not timed. The exit
+status is 1 if this is torchmdla, or if torchmdla does not run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PERCENTILES = (50, 95, 99)
 PEERS = ("eager", "frozen", "onnxruntime", "openvino", "openvino-throughput")
 PARTS = ("loads", "starts")
 
-# Lengths of requests, for models that take sequences; small ones take up to 32.
+# Lengths of requests, for models of sequences. Small models support up to 32.
 SIZES = {"bert": {False: [12, 24, 37, 64, 96, 128], True: [7, 16, 24]}}
 
 DEFAULTS = {
@@ -77,7 +77,7 @@ def main() -> int:
                     bar.set_postfix_str(f"{model}, {number} instances")
                     rows.append(row_of(model, number, folder, options))
                     bar.update()
-                    save(options, rows, starts)  # what there is, should a later row be interrupted
+                    save(options, rows, starts)  # keeps the rows so far if a later one is interrupted
                 if "starts" in options.parts:
                     bar.set_postfix_str(f"{model}, starts")
                     starts.append(starts_of(model, folder, options))
@@ -139,108 +139,108 @@ def sizes_of(model: str, quick: bool) -> list[int]:
 
 
 def row_of(model: str, number: int, folder: str, options: argparse.Namespace) -> Row:
-    """Measures one row; again without it where a peer ends its process."""
+    """Measure one row. If a peer ends its process, repeat without the peer."""
     row: Row = {"model": model, "instances": number, "threads": len(processors()) // number}
     skipped: dict[str, str] = {}
     while True:
         ways = [name for name in PEERS if name in options.peers and name not in skipped]
         try:
-            found = measure(model, [*ways, OURS], number, folder, options, skipped)
+            ways_by_name = measure(model, [*ways, OURS], number, folder, options, skipped)
         except InstanceEnded as end:
             skipped[end.way] = str(end)
             if end.way == OURS:
                 return {**row, "ways": {}, "ratios": None, "skipped": skipped, "fault": str(end)}
         else:
-            ratios = ratios_of(found, options.fractions)
-            return {**row, "ways": found, "ratios": ratios, "skipped": skipped, "fault": skipped.get(OURS)}
+            ratios = ratios_of(ways_by_name, options.fractions)
+            return {**row, "ways": ways_by_name, "ratios": ratios, "skipped": skipped, "fault": skipped.get(OURS)}
 
 
 def measure(
     model: str, ways: Sequence[str], number: int, folder: str, options: argparse.Namespace, skipped: dict[str, str]
 ) -> dict[str, Row]:
-    """The figures of each way that is ready; why others are not goes into ``skipped``."""
+    """Return the figures of each variant that is ready. The reasons for the others are added to ``skipped``."""
     task = {"model": model, "folder": folder, "quick": options.quick, "sizes": sizes_of(model, options.quick)}
     with prepared(ways, number, task, skipped) as (instances, ready):
-        found: dict[str, Row] = {way: {"closed": [], "open": {}, "matched": {}} for way in ready}
-        measure_closed(instances, found, options)
+        rounds_of: dict[str, Row] = {way: {"closed": [], "open": {}, "matched": {}} for way in ready}
+        measure_closed(instances, rounds_of, options)
         for fraction in options.fractions:
-            measure_open(instances, found, fraction, options)
-    return {way: summary(rounds) for way, rounds in found.items()}
+            measure_open(instances, rounds_of, fraction, options)
+    return {way: summary(rounds) for way, rounds in rounds_of.items()}
 
 
 def in_turn(names: Sequence[str], index: int) -> list[str]:
-    """The order of round ``index``."""
-    # Instances import this module, and then PyTorch and torchmdla with the variables that they set.
+    """Return the order of round ``index``."""
+    # Import here: instances import this module before they set the variables of PyTorch and torchmdla.
     from torchmdla.testing import timing
 
     return timing.order_of(names, index)
 
 
-def measure_closed(instances: Sequence[Instance], found: dict[str, Row], options: argparse.Namespace) -> None:
+def measure_closed(instances: Sequence[Instance], rows: dict[str, Row], options: argparse.Namespace) -> None:
     clients = max(1, options.clients // len(instances))
     for index in range(options.rounds):
-        for way in in_turn(list(found), index):
+        for way in in_turn(list(rows), index):
             loads = [Closed(options.seconds, clients, seed_of(index, k)) for k in range(len(instances))]
-            found[way]["closed"].append(figures(served(instances, way, loads)))
-    for row in found.values():
-        row["capacity"] = statistics.median(one["rate"] for one in row["closed"])
+            rows[way]["closed"].append(figures(served(instances, way, loads)))
+    for row in rows.values():
+        row["capacity"] = statistics.median(round_figures["rate"] for round_figures in row["closed"])
 
 
 def measure_open(
-    instances: Sequence[Instance], found: dict[str, Row], fraction: float, options: argparse.Namespace
+    instances: Sequence[Instance], rows: dict[str, Row], fraction: float, options: argparse.Namespace
 ) -> None:
-    """At ``fraction`` of each way's capacity, and torchmdla at that of the best peer's, too."""
-    runs = {way: ("open", way, fraction * row["capacity"]) for way, row in found.items()}
-    if OURS in found and (best := best_peer(found)):
-        runs["matched"] = ("matched", OURS, fraction * found[best]["capacity"])
+    """Measure at ``fraction`` of each variant's capacity, and torchmdla also at that of the best peer's."""
+    runs = {way: ("open", way, fraction * row["capacity"]) for way, row in rows.items()}
+    if OURS in rows and (best := best_peer(rows)):
+        runs["matched"] = ("matched", OURS, fraction * rows[best]["capacity"])
     for index in range(options.rounds):
         for name in in_turn(list(runs), index):
             kind, way, rate = runs[name]
             loads: list[Load] = [
                 Open(rate / len(instances), options.seconds, seed_of(index, k)) for k in range(len(instances))
             ]
-            found[way][kind].setdefault(fraction, []).append(figures(served(instances, way, loads)))
+            rows[way][kind].setdefault(fraction, []).append(figures(served(instances, way, loads)))
 
 
 def seed_of(index: int, instance: int) -> int:
-    """Of the requests of an instance in a round: those of other ways are the same."""
+    """Return the seed of the requests of an instance in a round, which is the same for all variants."""
     return 1000 * index + instance
 
 
 def figures(answers: Sequence[Answers]) -> dict[str, float]:
-    """Of one round, all instances together; latencies in milliseconds."""
-    latencies = [latency * 1e3 for one in answers for latency in one.latencies]
+    """Return the figures of one round, all instances together; latencies in milliseconds."""
+    latencies = [latency * 1e3 for instance in answers for latency in instance.latencies]
     return {
-        "rate": sum(one.rate for one in answers),
+        "rate": sum(instance.rate for instance in answers),
         "requests": len(latencies),
         **{f"p{percent}": percentile(latencies, percent) for percent in PERCENTILES},
     }
 
 
 def summary(way: Row) -> Row:
-    """Of all rounds of a way, load by load."""
+    """Return the figures of all rounds of a variant, load by load."""
     loads = {kind: {part: over_rounds(rounds) for part, rounds in way[kind].items()} for kind in ("open", "matched")}
     return {"capacity": way["capacity"], "closed": over_rounds(way["closed"]), **loads}
 
 
 def over_rounds(rounds: Sequence[Mapping[str, float]]) -> Row:
-    """The greatest and the median rate, the least and the median of each percentile."""
-    rates = [one["rate"] for one in rounds]
+    """Return the maximum and the median rate, and the minimum and the median of each percentile."""
+    rates = [round_figures["rate"] for round_figures in rounds]
     result: Row = {"rate": {"max": max(rates), "median": statistics.median(rates)}, "rounds": list(rounds)}
     for name in (f"p{percent}" for percent in PERCENTILES):
-        found = [one[name] for one in rounds]
-        result[name] = {"min": min(found), "median": statistics.median(found)}
+        values = [round_figures[name] for round_figures in rounds]
+        result[name] = {"min": min(values), "median": statistics.median(values)}
     return result
 
 
 def best_peer(ways: Mapping[str, Row]) -> str | None:
-    """The way with the greatest capacity that is not torchmdla's."""
+    """Return the variant with the greatest capacity that is not torchmdla's."""
     peers = {name: way["capacity"] for name, way in ways.items() if name != OURS}
     return max(peers, key=lambda name: peers[name], default=None)
 
 
 def ratios_of(ways: Mapping[str, Row], fractions: Sequence[float]) -> Row | None:
-    """What torchmdla is better by than the best peer: requests a second, and latencies where both have the peer's."""
+    """Return torchmdla's advantage over the best peer: requests per second, and latencies at the peer's rates."""
     peer = best_peer(ways)
     if peer is None or OURS not in ways:
         return None
@@ -248,8 +248,8 @@ def ratios_of(ways: Mapping[str, Row], fractions: Sequence[float]) -> Row | None
     rates, others = ours["closed"]["rate"], theirs["closed"]["rate"]
     latencies = {
         fraction: {
-            name: {key: theirs["open"][fraction][name][key] / value for key, value in found.items()}
-            for name, found in ours["matched"][fraction].items()
+            name: {key: theirs["open"][fraction][name][key] / value for key, value in figures_of_load.items()}
+            for name, figures_of_load in ours["matched"][fraction].items()
             if name.startswith("p")
         }
         for fraction in fractions
@@ -261,7 +261,7 @@ def ratios_of(ways: Mapping[str, Row], fractions: Sequence[float]) -> Row | None
 
 
 def starts_of(model: str, folder: str, options: argparse.Namespace) -> Row:
-    """Processes of all kinds in turn."""
+    """Run processes of all kinds in turn."""
     peers = [way for way in first_answers.WAYS if way.startswith(OURS) or is_asked_for(way, options.peers)]
     threads = len(processors())
     row: Row = {"model": model, "threads": threads, "ways": {}, "skipped": {}, "faults": []}
@@ -275,7 +275,7 @@ def starts_of(model: str, folder: str, options: argparse.Namespace) -> Row:
             return {**row, "faults": [f"files: {failure}"]}
         row["faults"] = [f"{way}: {why}" for way, why in row["skipped"].items() if way.startswith(OURS)]
         ways = [way for way in peers if way not in row["skipped"]]
-        found: dict[str, list[list[float]]] = {way: [] for way in ways}
+        times_of: dict[str, list[list[float]]] = {way: [] for way in ways}
         del variables["TORCHMDLA_ENABLE"]
         # The first round fills caches.
         for index in range(options.starts + 1):
@@ -285,32 +285,32 @@ def starts_of(model: str, folder: str, options: argparse.Namespace) -> Row:
                 except children.ChildFailed as failure:
                     times, fault = [], str(failure)
                 if index and times:
-                    found[way].append(times)
+                    times_of[way].append(times)
                 if fault and (index or way != "torchmdla-warm"):
                     row["faults"].append(f"{way}: {fault}")
-    row["ways"] = {way: start_figures(runs) for way, runs in found.items() if runs}
+    row["ways"] = {way: start_figures(runs) for way, runs in times_of.items() if runs}
     return row
 
 
 def is_asked_for(way: str, peers: Sequence[str]) -> bool:
-    """PyTorch's process always is: it is what the others are held against."""
+    """Return whether ``way`` is requested. PyTorch's process always is, as the reference."""
     return way == "frozen" or way.partition("-")[0] in peers
 
 
 def start_of(way: str, task: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[list[float], str | None]:
-    """Seconds from the start of a process to each of its answers, and what is wrong with them."""
+    """Return the seconds from the start of a process to each of its answers, and the fault, if any."""
     with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as empty:
-        own = {"TORCHMDLA_CACHE_DIR": empty} if way == "torchmdla-cold" else {}
+        variables_of_way = {"TORCHMDLA_CACHE_DIR": empty} if way == "torchmdla-cold" else {}
         start = time.monotonic()
-        found = children.run("harness.first_answers:answer", {**task, "way": way}, {**variables, **own})
-    fault = found["fault"]
-    if way.startswith(OURS) and bool(found["compiled"]) != (way == "torchmdla-cold"):
-        fault = fault or f"{found['compiled']} programs were compiled"
-    return [at - start for at in found["answered"]], fault
+        answer = children.run("harness.first_answers:answer", {**task, "way": way}, {**variables, **variables_of_way})
+    fault = answer["fault"]
+    if way.startswith(OURS) and bool(answer["compiled"]) != (way == "torchmdla-cold"):
+        fault = fault or f"{answer['compiled']} programs were compiled"
+    return [at - start for at in answer["answered"]], fault
 
 
 def start_figures(runs: Sequence[Sequence[float]]) -> Row:
-    """Of all processes of a kind; ``runs`` are seconds to each answer."""
+    """Return the figures of all processes of a kind; ``runs`` are seconds to each answer."""
     result: Row = {"runs": runs}
     for name, place in (("first", 0), ("fifth", 4)):
         times = [run[place] for run in runs]
@@ -344,9 +344,14 @@ def show(rows: Sequence[Row]) -> None:
             rate = way["closed"]["rate"]
             cells = [latencies(way["open"][fraction]) for fraction in fractions]
             loads.add_row(*place, name, f"{output.digits(rate['max'])} / {output.digits(rate['median'])}", *cells)
-        if found := row["ratios"]:
-            cells = [", ".join(ratio(one) for one in found["latency"][fraction].values()) for fraction in fractions]
-            ratios.add_row(*place, found["peer"], ratio(found["rate"]), *cells)
+        if comparison := row["ratios"]:
+            cells = [
+                ", ".join(
+                    ratio(ratios_of_percentile) for ratios_of_percentile in comparison["latency"][fraction].values()
+                )
+                for fraction in fractions
+            ]
+            ratios.add_row(*place, comparison["peer"], ratio(comparison["rate"]), *cells)
     notes = {f"{row['model']}: {way} left out: {why}" for row in rows for way, why in row["skipped"].items()}
     output.show(loads, ratios, *sorted(notes), width=190)
 
@@ -355,8 +360,8 @@ def latencies(load: Row) -> str:
     return " / ".join(output.digits(load[f"p{percent}"]["median"]) for percent in PERCENTILES)
 
 
-def ratio(found: Mapping[str, float]) -> str:
-    return " / ".join(f"{value:.2f}" for value in found.values())
+def ratio(values: Mapping[str, float]) -> str:
+    return " / ".join(f"{value:.2f}" for value in values.values())
 
 
 def show_starts(starts: Sequence[Row]) -> None:
@@ -375,12 +380,12 @@ def show_starts(starts: Sequence[Row]) -> None:
 
 
 def plot(rows: Sequence[Row], file: Path) -> None:
-    """A chart for each row: the 99th percentile of latencies, and dotted the 50th, by requests a second."""
+    """Draw a chart for each row: the 99th percentile of latencies, and dotted the 50th, by requests per second."""
     save_charts(rows, draw, file, across=len({row["instances"] for row in rows}), height=4.5)
 
 
 def draw(row: Row, chart: Any) -> None:
-    """The chart of one row. A line ends at the way's capacity, which is marked."""
+    """Draw the chart of one row. A line ends at the capacity of the variant, which is marked."""
     for name, way in row["ways"].items():
         loads = sorted([*way["open"].values(), *way["matched"].values()], key=lambda load: load["rate"]["median"])
         rates = [load["rate"]["median"] for load in loads]

@@ -1,13 +1,12 @@
-"""Requests a second: from one instance of a model on all processors to one on each, as servers run them.
+"""Measure requests per second as in servers: from one instance of a model on all processors to one on each.
 
-Each instance is a process with the model prepared for itself, held to processors of its own, with a thread for each of
-them. (Threads of one process would wait for Python's lock, and OpenVINO's compiled model takes one call at a time.)
-All instances call the model at once for some seconds, in turn for each way to run it, round by round; rates are those
-of all instances together, the greatest and the median of the rounds. The gain is torchmdla's greatest rate over the
-best peer's.
+Each instance is a process that prepares the model for itself, pinned to its own processors, with a thread for each.
+(Threads of one process would wait for Python's lock, and OpenVINO's compiled model supports one call at a time.) All
+instances call the model at once for some seconds, in turn for each variant, round by round. Rates are those of all
+instances together, the maximum and the median of the rounds. The gain is torchmdla's maximum rate over the best peer's.
 
-What differs from eager by more than torchmdla.testing.compare allows is said, and not timed. Ends with status 1 where
-that is torchmdla, or it does not run.
+A variant that differs from eager by more than torchmdla.testing.compare allows is reported, and not timed. The exit
+status is 1 if this is torchmdla, or if torchmdla does not run.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def main() -> int:
                     bar.set_postfix_str(f"{model}, {number} instances")
                     rows.append(row_of(model, number, folder, options))
                     bar.update()
-                    save(options, rows)  # what there is, should a later row be interrupted
+                    save(options, rows)  # keeps the rows so far if a later one is interrupted
     show(rows)
     faults = [f"{row['model']}, {row['instances']} instance(s): {row['fault']}" for row in rows if row["fault"]]
     output.show(*faults)
@@ -84,48 +83,50 @@ def parse_options() -> argparse.Namespace:
 
 
 def row_of(model: str, number: int, folder: str, options: argparse.Namespace) -> Row:
-    """Measures one row; again without it where a peer ends its process."""
+    """Measure one row. If a peer ends its process, repeat without the peer."""
     threads = len(processors()) // number
     row: Row = {"model": model, "instances": number, "threads": threads}
     skipped: dict[str, str] = {}
     while True:
         ways = [name for name in WAY_NAMES if name in options.peers and name not in skipped]
         try:
-            found = measure(model, [*ways, OURS], number, folder, options, skipped)
+            results = measure(model, [*ways, OURS], number, folder, options, skipped)
         except InstanceEnded as end:
             skipped[end.way] = str(end)
             if end.way == OURS:
                 return {**row, "ways": {}, "skipped": skipped, "fault": str(end)}
         else:
-            return {**row, "ways": found, "skipped": skipped, "fault": skipped.get(OURS)}
+            return {**row, "ways": results, "skipped": skipped, "fault": skipped.get(OURS)}
 
 
 def measure(
     model: str, ways: Sequence[str], number: int, folder: str, options: argparse.Namespace, skipped: dict[str, str]
 ) -> Ways:
-    """Calls a second of each way that is ready; why others are not goes into ``skipped``."""
+    """Return calls per second of each variant that is ready. The reasons for the others are added to ``skipped``."""
     from torchmdla.testing import timing
 
     task = {"model": model, "folder": folder, "quick": options.quick}
     with prepared(ways, number, task, skipped) as (instances, ready):
-        found: dict[str, list[float]] = {way: [] for way in ready}
+        rates_of: dict[str, list[float]] = {way: [] for way in ready}
         for index in range(options.rounds):
             for way in timing.order_of(ready, index):
-                found[way].append(sum(rates(instances, way, options.seconds)))
-    return {way: {"max": max(some), "median": statistics.median(some), "rounds": some} for way, some in found.items()}
+                rates_of[way].append(sum(rates(instances, way, options.seconds)))
+    return {
+        way: {"max": max(some), "median": statistics.median(some), "rounds": some} for way, some in rates_of.items()
+    }
 
 
 # --- all rows ----------------------------------------------------------------------------------------------------
 
 
 def best_peer(row: Row) -> str | None:
-    """The way with the greatest rate that is not torchmdla's."""
+    """Return the variant with the maximum rate that is not torchmdla's."""
     peers = {name: way["max"] for name, way in row["ways"].items() if not name.startswith(OURS)}
     return max(peers, key=lambda name: peers[name], default=None)
 
 
 def gain(row: Row) -> float:
-    """torchmdla's greatest rate over the best peer's; NaN where either is missing."""
+    """Return torchmdla's maximum rate over the best peer's; NaN if either is missing."""
     best = best_peer(row)
     if best is None or OURS not in row["ways"]:
         return math.nan

@@ -1,11 +1,11 @@
-"""How soon it is noticed that weights were written to behind PyTorch's back, on whole models.
+"""Measure on whole models how soon torchmdla notices writes to weights that PyTorch does not record.
 
-Writes through ``.data`` give no other version. A call compares some lines of each weight with what they were when it
-was packed; this counts the calls until one sees a write: of a row of a weight (an output channel), of a column (an
-input channel), of one element. Places are drawn by a fixed seed, among the weights of convolutions and products. The
-processor time of a call is shown beside, on one thread.
+Writes through ``.data`` do not change a tensor's version. Each call compares some lines of each weight with their
+values when it was packed. The benchmark counts the calls until one notices a write to a row of a weight (an output
+channel), to a column (an input channel), and to one element. Places are drawn from a fixed seed, among the weights of
+convolutions and products. The table also shows the processor time of a call, on one thread.
 
-Ends with status 1 where a write is not noticed.
+The exit status is 1 if a write is not noticed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness import children, output
 MODELS = ("resnet50", "mobilenet_v2", "bert", "mlp")
 KINDS = ("row", "column", "element")
 
-# Every line is looked at in this many calls.
+# Every line is compared at least once within this number of calls.
 MOST_CALLS = 4096
 _CALLS_TO_WARM_UP = 20
 
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def measure(model: str, writes: int, quick: bool) -> Row:
-    """Calls until each write of each kind is noticed, and the least seconds of a call."""
+    """Return the calls until each write of each kind is noticed, and the minimum seconds of a call."""
     import torch
 
     import torchmdla  # noqa: F401  (switches on)
@@ -79,7 +79,7 @@ def measure(model: str, writes: int, quick: bool) -> Row:
 
 
 def _part(weight: Any, kind: str) -> Any:
-    """A part of a weight to write to, somewhere."""
+    """Return a random part of a weight to write to."""
     import torch
 
     place = [int(torch.randint(size, ())) for size in weight.shape]
@@ -88,17 +88,20 @@ def _part(weight: Any, kind: str) -> Any:
 
 
 def _calls_until_noticed(traced: Any, inputs: Any, part: Any) -> int | None:
-    """Of a write that is taken back; and the weights are packed anew in the end."""
+    """Return the number of calls until a write is noticed; None for no call.
+
+    The write is reverted, and the weights are packed again at the end.
+    """
     import torch
 
     import torchmdla
 
-    before, kept = _first(traced(*inputs)), part.clone()
+    before, original = _first(traced(*inputs)), part.clone()
     part.copy_(torch.full_like(part, torch.nan))
     try:
         return next((n for n in range(1, MOST_CALLS + 1) if not torch.equal(_first(traced(*inputs)), before)), None)
     finally:
-        part.copy_(kept)
+        part.copy_(original)
         torchmdla.refresh()
         for _ in range(_CALLS_TO_WARM_UP):
             traced(*inputs)
@@ -118,7 +121,7 @@ def show(rows: list[Row]) -> None:
         table.add_row(
             row["model"],
             f"{row['seconds'] * 1e3:.2f}",
-            *(f"{statistics.median(found):.0f} / {max(found)}" for found in counts),
+            *(f"{statistics.median(numbers):.0f} / {max(numbers)}" for numbers in counts),
         )
     output.show(table)
 

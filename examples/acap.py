@@ -1,4 +1,4 @@
-"""Tensors on the acap device remember what they are computed from, and compute when someone looks."""
+"""Compute with tensors on the acap device, which record their operations and compute when their values are read."""
 
 import torch
 
@@ -6,7 +6,7 @@ import torchmdla
 
 
 class Adder(torch.nn.Module):
-    """The sum of its inputs."""
+    """Sum of two inputs."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return x + y
@@ -23,5 +23,5 @@ r = r + torch.randn(1, 2, 3, device=dev)
 r = r * torch.randn(1, 2, 3, device=dev)
 print(torchmdla.get_mlir(r))
 
-print(r)  # looking at it compiles and runs
+print(r)  # reading the values compiles and runs
 print(torchmdla.get_mlir(r + r, canonical=True))

@@ -1,4 +1,4 @@
-"""What a network computes, layer by layer: the aten dialect, its reports, and its lowering to calls of a runtime.
+"""Print a network in the aten dialect, layer by layer, with its reports, and lower it to calls of a runtime.
 
 Run it with ``python examples/aten_report.py``.
 """
@@ -13,7 +13,7 @@ from torchmdla import aten
 
 
 def main() -> None:
-    """Prints the module, both reports, and the lowered module."""
+    """Print the module, both reports, and the lowered module."""
     model = nn.Sequential(
         nn.Conv2d(2, 16, 7, stride=2, padding=3),
         nn.BatchNorm2d(16),

@@ -1,12 +1,11 @@
-"""Classifies an image with a ResNet-18, compiled, and compares that with eager PyTorch.
+"""Classify an image with a compiled ResNet-18, and compare the result with eager PyTorch.
 
     python examples/classify_image.py                       an image that the example draws
     python examples/classify_image.py picture.ppm --weights resnet18.pth --labels names.txt
 
-Weights are a state dict with torchvision's names for ResNet-18 (``torchvision.models.resnet18().state_dict()``), labels
-a text file with a name in each line. Without weights there is no network that knows anything: the convolutions are
-random then, and the example fits the last layer alone, by least squares, to a few drawings of discs, stripes and
-checkers. That is enough to tell these apart, and nothing else.
+Weights are a state dict with torchvision's names for ResNet-18 (``torchvision.models.resnet18().state_dict()``). Labels
+are a text file with a name in each line. Without weights, the convolutions are random. The example then fits only the
+last layer, by least squares, to a few drawings of discs, stripes and checkers, so that it can distinguish these.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from torch.nn import functional
 
 import torchmdla
 
-# Of ImageNet's images, as torchvision normalises by.
+# Mean and deviation of ImageNet's images, with which torchvision normalises.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions and what they are added to (He et al. 2015, arXiv:1512.03385)."""
+    """Two convolutions with a shortcut (He et al. 2015, arXiv:1512.03385)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """The network, with torchvision's names."""
+    """ResNet-18 with torchvision's names."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -66,7 +65,7 @@ class ResNet18(nn.Module):
 
 
 def drawing(kind: str) -> Tensor:
-    """An image of ``kind``, with colours and place from PyTorch's generator: ``[3, 224, 224]``, 0 to 1."""
+    """Return an image of ``kind`` with random colours and position: ``[3, 224, 224]``, 0 to 1."""
     y, x = torch.meshgrid(torch.arange(224.0), torch.arange(224.0), indexing="ij")
     (cx, cy), size = 80 + 64 * torch.rand(2), 20 + 20 * torch.rand(1)
     rows, columns = (y - cy).div(size).floor() % 2, (x - cx).div(size).floor() % 2
@@ -83,7 +82,7 @@ KINDS = ("a disc", "stripes", "checkers")
 
 
 def fit_last_layer(model: ResNet18, images: int = 5) -> None:
-    """Ridge regression from the features of drawings to their kinds."""
+    """Fit the last layer by ridge regression from the features of drawings to their kinds."""
     features, wanted = [], []
     for index, kind in enumerate(KINDS):
         features.append(model.features(torch.cat([preprocessed(drawing(kind)) for _ in range(images)])))
@@ -97,7 +96,10 @@ def fit_last_layer(model: ResNet18, images: int = 5) -> None:
 
 
 def read_image(path: Path) -> Tensor:
-    """``[3, height, width]``, 0 to 1. A binary PPM is read here, anything else by Pillow, if that is installed."""
+    """Return an image ``[3, height, width]``, 0 to 1.
+
+    Binary PPM files are read here. Other formats need Pillow.
+    """
     data = path.read_bytes()
     if data[:2] != b"P6":
         try:
@@ -121,7 +123,7 @@ def normalised(images: Tensor) -> Tensor:
 
 
 def preprocessed(image: Tensor) -> Tensor:
-    """A batch of one: the shorter side 256, the middle 224 × 224 of it, normalised."""
+    """Return a batch of one: shorter side resized to 256, the central 224 × 224 pixels, normalised."""
     height, width = image.shape[1:]
     scale = 256 / min(height, width)
     sizes = [round(height * scale), round(width * scale)]

@@ -1,7 +1,7 @@
-"""Training in several processes, forward and backward passes compiled: DistributedDataParallel, or FSDP2.
+"""Train in several processes with compiled forward and backward passes: DistributedDataParallel, or FSDP2.
 
-Run as it is, it starts the processes itself: ``python examples/distributed_training.py``. PyTorch's launcher may do so,
-too: ``torchrun --nproc-per-node 2 examples/distributed_training.py --sharded``.
+By default, the script starts the processes itself: ``python examples/distributed_training.py``. PyTorch's launcher can
+also start them: ``torchrun --nproc-per-node 2 examples/distributed_training.py --sharded``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDTH, CLASSES = 64, 4
 
 
 class Layer(nn.Module):
-    """A residual layer. FSDP's hooks break graphs: what is compiled as a whole is a module that it shards."""
+    """Residual layer. FSDP's hooks break graphs, so the unit of compilation is a module that FSDP shards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Classifier(nn.Module):
 
 
 def program_of(model: Classifier, *, sharded: bool, compiled: bool) -> Any:
-    """What a process trains."""
+    """Return the module that a process trains."""
     if not sharded:
         program = DistributedDataParallel(model)
         return torch.compile(program, backend="torchmdla") if compiled else program
@@ -60,12 +60,12 @@ def program_of(model: Classifier, *, sharded: bool, compiled: bool) -> Any:
 
 
 def train(steps: int, *, sharded: bool, compiled: bool) -> Tensor:
-    """The losses of all steps, each the mean over the processes."""
+    """Return the losses of all steps, each the mean over the processes."""
     torch.manual_seed(0)
     program = program_of(Classifier(), sharded=sharded, compiled=compiled)
     optimiser = torch.optim.AdamW(program.parameters(), lr=1e-3)
     centres = torch.randn(CLASSES, WIDTH)
-    torch.manual_seed(1 + distributed.get_rank())  # Each process has data of its own.
+    torch.manual_seed(1 + distributed.get_rank())  # each process draws its own data
     losses = []
     for _ in range(steps):
         labels = torch.randint(CLASSES, (16,))
@@ -80,7 +80,7 @@ def train(steps: int, *, sharded: bool, compiled: bool) -> Tensor:
 
 
 def work(steps: int, sharded: bool) -> None:
-    """What each process does; the first one tells."""
+    """Train and compare with eager, in each process. The first process prints the results."""
     losses = train(steps, sharded=sharded, compiled=True)
     stats = torchmdla.stats()
     eager = train(steps, sharded=sharded, compiled=False)
@@ -94,7 +94,7 @@ def work(steps: int, sharded: bool) -> None:
 
 
 def start(rank: int, processes: int, store: str, steps: int, sharded: bool) -> None:
-    """A process that this script has started."""
+    """Run a process that this script has started."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=processes)
     work(steps, sharded)

@@ -1,4 +1,4 @@
-"""FX graphs as MLIR: of a module that is traced symbolically, of a graph alone, and of one that knows its types.
+"""Print FX graphs as MLIR: of a symbolically traced module, of a graph without a module, and of a graph with types.
 
 Run it with ``python examples/fx_mlir.py``.
 """
@@ -13,7 +13,7 @@ import torchmdla
 
 
 class Net(nn.Module):
-    """A layer and what follows it."""
+    """Linear layer with a relu and a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,13 +28,13 @@ def scaled(x: Tensor, y: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Prints the modules."""
+    """Print the modules."""
     x = torch.randn(2, 4)
 
     # A module with its graph. Its operators have no types, so get_mlir needs inputs.
     print(torchmdla.get_mlir(fx.symbolic_trace(Net().eval()), x))
 
-    # A graph alone: it uses no module, so it needs none.
+    # A graph without a module. It uses no weights, so it needs no module.
     graph = fx.Tracer().trace(scaled)
     print(torchmdla.get_mlir(graph, x, torchmdla.TensorSpec((2, 4)), output="linalg"))
 

@@ -1,4 +1,6 @@
-"""A model that goes through FX: torch.compile finds torchmdla by name, and torch.export needs no Python of the model.
+"""Compile a model through FX, with torch.compile and with torch.export.
+
+torch.compile finds torchmdla by name. torch.export does not need the model's Python code.
 
 Run it as it is: ``python examples/fx_model.py``.
 """
@@ -12,7 +14,7 @@ import torchmdla
 
 
 class Gated(nn.Module):
-    """A gated layer with a residual; the gate is chosen by a keyword."""
+    """Gated layer with a residual; a keyword selects the gate."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

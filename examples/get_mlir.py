@@ -1,4 +1,4 @@
-"""One network in every dialect, from a script and from an export, with a batch that varies.
+"""Print one network in every dialect, from a script and from an export, with a batch of variable size.
 
 Run it with ``python examples/get_mlir.py``.
 """
@@ -12,7 +12,7 @@ import torchmdla
 
 
 def main() -> None:
-    """Prints the modules."""
+    """Print the modules."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
     x = torch.randn(1, 3, 32, 32)
 
@@ -21,9 +21,9 @@ def main() -> None:
     for output in ("linalg", "tosa", "stablehlo", "aten"):
         print(torchmdla.get_mlir(scripted, x, output=output))
 
-    # A size that varies; no data is needed.
+    # A variable size; no data is needed.
     print(torchmdla.get_mlir(scripted, torchmdla.TensorSpec((None, 3, 32, 32)), output="linalg"))
-    # What the cpu device generates is long.
+    # The cpu device generates long code, so print only the number of lines.
     print(len(str(torchmdla.get_mlir(torch.export.export(model, (x,)), output="llvm")).splitlines()), "lines")
 
 

@@ -1,4 +1,4 @@
-"""Tensors of PyTorch's device ``lazy`` compute when someone looks, or at the end of a step."""
+"""Compute with tensors of PyTorch's device ``lazy``, which are computed when they are read, or at the end of a step."""
 
 import torch
 import torch._lazy

@@ -1,4 +1,4 @@
-"""A compiler of one's own behind the lazy device: this one counts what graphs do, and runs them by PyTorch."""
+"""Use a custom compiler for the lazy device: it counts the operators in graphs, and runs the graphs in PyTorch."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from torchmdla import lazy
 
 
 class Counting:
-    """Takes every graph; ``compile`` could as well return None for those that it does not want."""
+    """Compiler that accepts every graph; ``compile`` could also return None to reject a graph."""
 
     def __init__(self):
         self.counts = Counter()

@@ -1,7 +1,7 @@
-"""Training on PyTorch's lazy device: a convolutional network on handwritten digits, and a small BERT.
+"""Train on PyTorch's lazy device: a convolutional network on handwritten digits, and a small BERT.
 
-Run it as it is: ``python examples/lazy_training.py``. The digits come with scikit-learn, and the BERT is transformers'
-own class with random weights: ``pip install scikit-learn transformers``. Nothing is downloaded.
+Run it as it is: ``python examples/lazy_training.py``. The digits come with scikit-learn, and the BERT is the class of
+transformers with random weights: ``pip install scikit-learn transformers``. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Loss = Callable[[int], Tensor]
 
 
 def digits(device: str) -> tuple[nn.Module, Loss]:
-    """A network, and its loss on a step's 64 digits."""
+    """Return a network, and its loss on a step's 64 digits."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
     labels = torch.tensor(data.target)
@@ -44,7 +44,7 @@ def digits(device: str) -> tuple[nn.Module, Loss]:
 
 
 def bert(device: str) -> tuple[nn.Module, Loss]:
-    """A BERT that learns whether a text begins with a small token, and its loss on a step's 16 texts."""
+    """Return a BERT that learns whether a text begins with a small token, and its loss on a step's 16 texts."""
     config = BertConfig(
         vocab_size=64,
         hidden_size=32,
@@ -63,7 +63,7 @@ def bert(device: str) -> tuple[nn.Module, Loss]:
 
 
 def train(make: Callable[[str], tuple[nn.Module, Loss]], device: str, steps: int = 20) -> list[float]:
-    """The loss of every step."""
+    """Return the loss of every step."""
     torch.manual_seed(0)
     model, loss_of = make(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)

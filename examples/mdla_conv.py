@@ -1,7 +1,7 @@
-"""Runs small networks on the mdla device, by its emulator, and prints how far they are from PyTorch's results.
+"""Run small networks on the emulator of the mdla device, and print their differences from PyTorch's results.
 
-Run it with ``python examples/mdla_conv.py``; another library with the accelerator's C API is named by
-``TORCHMDLA_MDLA_LIBRARY``.
+Run it with ``python examples/mdla_conv.py``. ``TORCHMDLA_MDLA_LIBRARY`` selects another library with the accelerator's
+C API.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torchmdla
 
 
 class Concatenated(nn.Module):
-    """Two convolutions of one input, side by side."""
+    """Two convolutions of one input, concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Classifier(nn.Module):
 
 @torch.jit.script
 def pooled(x: Tensor, weight: Tensor) -> Tensor:
-    """A scripted function: convolution, relu, average pool, max pool."""
+    """Compute convolution, relu, average pool and max pool, in a scripted function."""
     features = torch.relu(functional.conv2d(x, weight, padding=[1, 1]))
     return functional.max_pool2d(functional.avg_pool2d(features, [2, 2]), [2, 2])
 
 
 class Pooled(nn.Module):
-    """Gives the function its weight, which a compiled program holds."""
+    """Module that calls the function with its weight, which is a constant of the compiled program."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Pooled(nn.Module):
         return pooled(x, self.weight)
 
 
-# What it shows -> the model, the clusters it runs on.
+# Title -> the model, and the number of clusters that it runs on.
 CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "two convolutions, concat": (Concatenated, 1),
     "convolution, upsample": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Upsample(scale_factor=2)), 1),
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 def main() -> None:
-    """Compiles each, runs it on the device, prints the errors; then looks at the layers of one."""
+    """Compile each network, run it on the device and print the errors; then inspect the layers of one."""
     torch.manual_seed(0)
     x = torch.randn(1, 3, 16, 16)
     for what, (make, clusters) in CASES.items():

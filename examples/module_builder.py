@@ -1,4 +1,4 @@
-"""Captures what PyTorch dispatches, forward, backward and optimiser, as functions in the Torch dialect, and calls them.
+"""Capture PyTorch's dispatched ops, forward, backward and optimiser, as functions in the Torch dialect, and call them.
 
 Run it with ``python examples/module_builder.py``.
 """
@@ -12,7 +12,7 @@ import torchmdla
 
 
 def main() -> None:
-    """Prints a captured product of matrices, then trains with a captured step."""
+    """Print a captured product of matrices, then train with a captured step."""
     lhs, rhs = torch.randn(2, 3), torch.randn(3, 4)
 
     mb = torchmdla.ModuleBuilder()
@@ -27,7 +27,7 @@ def main() -> None:
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = torch.randn(8, 3), torch.randint(2, (8,))
 
-    # The weights are no arguments: the function has them as further arguments and results, and a warning says so.
+    # The weights are not in the list of arguments. They become further arguments and results, and a warning reports it.
     with mb.capture_function("step", [inputs, targets]) as f:
         optimiser.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), targets)

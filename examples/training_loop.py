@@ -1,4 +1,4 @@
-"""A training loop whose forward and backward passes run compiled: convolution, batch norm and SGD.
+"""Train with compiled forward and backward passes: convolution, batch norm and SGD.
 
 Run it as it is: ``python examples/training_loop.py``.
 """
@@ -23,19 +23,19 @@ def make_model() -> nn.Module:
 
 
 def batches(count: int) -> list[tuple[Tensor, Tensor]]:
-    """Noise on a horizontal or a vertical stripe, and which of them it is."""
-    made = []
+    """Return images with noise and a horizontal or a vertical stripe, and labels for the direction."""
+    data = []
     for _ in range(count):
         labels = torch.randint(2, (16,))
         images = torch.randn(16, 1, 8, 8) * 0.3
         images[labels == 0, :, 3, :] += 1
         images[labels == 1, :, :, 3] += 1
-        made.append((images, labels))
-    return made
+        data.append((images, labels))
+    return data
 
 
 def train(model: nn.Module, step: nn.Module, data: list[tuple[Tensor, Tensor]]) -> list[float]:
-    """The loss of every batch; ``step`` is ``model`` or a compiled form of it."""
+    """Return the loss of every batch; ``step`` is ``model`` or its compiled form."""
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for images, labels in data:

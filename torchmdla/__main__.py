@@ -1,4 +1,4 @@
-"""The command line: ``python -m torchmdla``."""
+"""Command line of torchmdla: ``python -m torchmdla``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ from torchmdla.report.environment import environment
 from torchmdla.report.rendering import counted, size_text
 from torchmdla.version import __version__
 
-# What shells report of a program that wrote to a pipe that nobody reads: 128 and the number of SIGPIPE.
+# Exit status that shells report for a program whose output pipe was closed: 128 plus the number of SIGPIPE.
 _READER_GONE = 141
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its line in the help, and either what it runs (returns the exit status) or commands below it.
+    """Command of the command line: a line in the help, and a function to run or a set of subcommands.
 
-    ``add_arguments`` tells a parser what else the command takes; ``epilog`` ends its help, as it stands. A command that
-    ``takes_flags`` gets options that nobody declared as ``flags``, without their dashes, in order.
+    Attributes:
+        help: line in the help.
+        run: function that runs the command and returns the exit status; None for a command with subcommands.
+        commands: subcommands by name.
+        add_arguments: function that adds the command's own arguments to a parser.
+        epilog: text at the end of the command's help, printed verbatim.
+        takes_flags: whether undeclared options are accepted. They are passed as ``flags``, in order and without dashes.
     """
 
     help: str
@@ -81,10 +86,10 @@ def show_cache(_: argparse.Namespace) -> int:
 
 def clear_cache(options: argparse.Namespace) -> int:
     cache = DiskCache()
-    said = f"{cache.clear()} artifacts removed from {cache.path}"
+    message = f"{cache.clear()} artifacts removed from {cache.path}"
     if options.records:
-        said += f", and what was measured on {counted(cache.clear_records(), 'machine')}"
-    Console().print(said, soft_wrap=True, markup=False, highlight=False)
+        message += f", and what was measured on {counted(cache.clear_records(), 'machine')}"
+    Console().print(message, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
@@ -176,7 +181,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit status."""
+    """Run one command line and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m torchmdla", description="Runs PyTorch programs through MLIR.")
     parser.add_argument("--version", action="version", version=f"torchmdla {__version__}")
     _add_commands(parser, COMMANDS)
@@ -188,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever reads has enough (| head). Python would complain once more when it flushes at the end.
+        # The reader closed the pipe (| head). Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _READER_GONE
     return status
@@ -213,14 +218,14 @@ def _add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Comman
 
 def _print_pairs(pairs: Mapping[str, str]) -> None:
     console = Console(markup=False, highlight=False)
-    if not console.is_terminal:  # A line each, for other programs and for reports.
+    if not console.is_terminal:  # One line per pair, for other programs and for reports.
         longest = max(map(len, pairs))
         for name, value in pairs.items():
             print(f"{name:{longest}}  {value}")
         return
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
-    # Folded, never cut: these lines get copied into reports.
+    # Folded instead of truncated: users copy these lines into reports.
     table.add_column(overflow="fold")
     for name, value in pairs.items():
         table.add_row(name, value)

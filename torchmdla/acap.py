@@ -1,4 +1,4 @@
-"""The acap device: tensors that remember what they are computed from, and compute when someone looks.
+"""Device ``acap``, whose tensors record their operators and compute when a value is needed.
 
 See docs/acap.md.
 """

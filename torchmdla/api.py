@@ -1,4 +1,4 @@
-"""The functions that users call."""
+"""Functions that users call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from torchmdla import _C, devices
 from torchmdla.capture import kept_versions, refusals, specialise, torchscript, ungrouped
 from torchmdla.compile_service import service
 from torchmdla.devices import OpSupport
+from torchmdla.errors import unknown_name
 from torchmdla.report import progress
 
-# The profiling executor looks at the types in its first run and optimises in its second; a differentiable graph
-# profiles once more inside. One further call compiles what that leaves.
+# The profiling executor observes types in its first run and optimises in its second. A differentiable graph profiles
+# once more inside. One further call compiles the rest.
 WARM_UP_CALLS = 4
 
-# Objects that no walk from a module to its tensors enters, and the length of such a walk.
+# Types of objects that the walk from a module to its tensors does not enter, and the most objects that it visits.
 _WITHOUT_TENSORS = (str, bytes, int, float, type, ModuleType)
 _MOST_OBJECTS = 100_000
 
@@ -43,37 +44,37 @@ def enable(
     memory_limit: int | None = None,
     **options: Any,
 ) -> None:
-    """Turns torchmdla on or off, from the next call of any TorchScript program on.
+    """Turn torchmdla on or off, from the next call of any TorchScript program on.
 
-    Off, groups that exist already run in PyTorch's interpreter. Before it is first turned on (``TORCHMDLA_ENABLE=0``),
-    PyTorch optimises programs by itself, and those that ran stay without groups, of which a warning tells:
-    :func:`compile`, :func:`graph_for` and :func:`explain` have them optimised anew.
+    When torchmdla is off, existing groups run in PyTorch's interpreter. Before torchmdla is first turned on
+    (``TORCHMDLA_ENABLE=0``), PyTorch optimises programs by itself. Programs that ran before stay without groups, and a
+    warning reports that. :func:`compile`, :func:`graph_for` and :func:`explain` have them optimised again.
 
     Args:
-        enabled: on or off.
-        device: name of a registered device. Groups formed so far stay with theirs.
-        strict: raise :class:`torchmdla.CompileError` where a group cannot be compiled, and
+        enabled: whether to turn torchmdla on.
+        device: name of a registered device. Existing groups stay with their device.
+        strict: whether to raise :class:`torchmdla.CompileError` where a group cannot be compiled, and
             :class:`torchmdla.DeviceError` where the device fails, instead of falling back.
-        background: compile on threads of their own; a group falls back until its code is there, so that no call waits
-            for the compiler.
-        dynamic: compile a group for any sizes when a third input comes that differs from earlier ones in sizes alone.
-            Off, each size is another specialisation.
-        max_specialisations: input types (sizes, dtypes, integer values) a group is compiled for; calls with further
-            ones fall back.
-        memory_limit: bytes that the code of all groups and the weights that it packed may take before the least
-            recently used specialisations are taken out, which are made again when they are called (``Memory`` in
-            docs/serving.md); 0 for no limit. By default what ``TORCHMDLA_MEMORY`` says (``4G``), or none.
-        **options: the device's own, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`); what
-            is not given has its default. The cpu device has ``processor``: ``"native"``, or ``"x86-64-v2"`` to
-            ``"x86-64-v4"`` for code that uses no more than all processors of that level have; and
-            ``algorithms``: ``"fast"``, ``"winograd"`` for products of matrices by plain sums, none by Strassen's
-            algorithm, or ``"direct"`` for convolutions by plain sums, too, none by Winograd's algorithm; and
-            ``tuned=False`` for the cost model's choices alone, whatever was measured on this machine.
+        background: whether to compile on background threads. A group falls back until its code is there, so that no
+            call waits for the compiler.
+        dynamic: whether to compile a group for any sizes when a third input arrives that differs from earlier ones in
+            sizes alone. If false, each size is another specialisation.
+        max_specialisations: largest number of input types (sizes, dtypes, integer values) that a group is compiled for.
+            Calls with further input types fall back.
+        memory_limit: most bytes of code and packed weights of all groups; 0 for no limit. Above the limit the least
+            recently used specialisations are evicted and compiled again when they are called (``Memory`` in
+            docs/serving.md). The default is the value of ``TORCHMDLA_MEMORY`` (``4G``), or no limit.
+        **options: options of the device, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`).
+            An option that is absent has its default. The cpu device has ``processor``, ``algorithms`` and ``tuned``.
+            ``processor`` is ``"native"``, or ``"x86-64-v2"`` to ``"x86-64-v4"`` for code that runs on all processors of
+            that level. ``algorithms`` is ``"fast"``, ``"winograd"`` (matrix products by plain sums, without Strassen's
+            algorithm) or ``"direct"`` (convolutions by plain sums too, without Winograd's algorithm). ``tuned=False``
+            uses the cost model alone and ignores measurements of this machine.
 
     Raises:
-        TypeError: ``enabled`` is no bool, or the device has no such option.
-        ValueError: no such device, a wrong value of an option, or ``max_specialisations`` or ``memory_limit`` is
-        negative.
+        TypeError: ``enabled`` is not a bool, or the device does not have such an option.
+        ValueError: the device does not exist, an option has a wrong value, or ``max_specialisations`` or
+            ``memory_limit`` is negative.
     """
     global _background
     if not isinstance(enabled, bool):
@@ -96,17 +97,20 @@ def enable(
 
 
 def disable() -> None:
-    """The same as ``enable(False)``."""
+    """Turn torchmdla off, as ``enable(False)`` does."""
     _C.set_enabled(False)
 
 
 def is_enabled() -> bool:
-    """Whether groups run compiled."""
+    """Return whether groups run compiled."""
     return _C.is_enabled()
 
 
 class enabled:  # noqa: N801  (a context manager that reads like a function)
-    """``with torchmdla.enabled(False):`` turns torchmdla on or off for a block, for all threads."""
+    """Context manager that turns torchmdla on or off for a block and for all threads.
+
+    Use it as ``with torchmdla.enabled(False):``.
+    """
 
     def __init__(self, enabled: bool = True) -> None:
         self._wanted = enabled
@@ -131,42 +135,44 @@ def compile(
     tune: bool | float = False,
     road: Literal["torchscript", "export"] | None = None,
 ) -> Any:
-    """Makes ``module`` ready to run compiled: the first call after it compiles nothing.
+    """Make ``module`` ready to run compiled, so that the next call compiles nothing.
 
-    The frontend ``"torchscript"`` traces a plain module or function with the example inputs; script it first where it
-    chooses by the data, which a trace would fix. A module in eval mode is frozen. Then the calls that PyTorch's
-    profiling executor needs are made, without gradients. A program that PyTorch optimised before torchmdla was switched
-    on, without any group, is optimised anew.
+    The frontend ``"torchscript"`` traces a plain module or function with the example inputs. Script the module first if
+    it has control flow that depends on data, because a trace would fix it. A module in eval mode is frozen. Then the
+    calls that PyTorch's profiling executor needs are made, without gradients. A program that PyTorch optimised before
+    torchmdla was turned on, without any group, is optimised again.
 
-    Freezing copies: of a TorchScript module in eval mode another one is returned, which has the weights as constants.
-    The old one stays as it is; its groups take the weights as inputs, so that they are other programs, which are
-    compiled, or found in the cache, when it is called.
+    Freezing copies: for a TorchScript module in eval mode the result is another module that has the weights as
+    constants. The original module does not change. Its groups have the weights as inputs and are therefore different
+    programs. They are compiled, or found in the cache, when the original module is called.
 
-    The frontend ``"export"`` goes through ``torch.export`` and needs no TorchScript. What comes out has the module's
-    own parameters and buffers, takes keyword arguments and nested inputs, and refuses inputs of other sizes than the
-    examples' where ``dynamic_shapes`` does not let them vary. It computes no gradients faster than eager does.
+    The frontend ``"export"`` uses ``torch.export`` and does not need TorchScript. The result has the module's own
+    parameters and buffers and accepts keyword arguments and nested inputs. It refuses inputs whose sizes differ from
+    the examples' unless ``dynamic_shapes`` lets them vary. It computes gradients no faster than eager does.
 
-    On a terminal a progress bar shows when compiling takes longer than a second.
+    On a terminal a progress bar is shown when compiling takes longer than a second.
 
     Args:
-        module: ``nn.Module``, function, anything that ``torch.jit`` made, or a ``torch.export.ExportedProgram``.
-        example_inputs: positional arguments of one call. An exported program has its own where none are given.
-        frontend: by default ``"export"`` for an exported program and ``"torchscript"`` for everything else, whose
-            programs run without Python between groups.
-        example_keywords: keyword arguments of that call; on the frontend ``"export"`` only.
-        dynamic_shapes: the sizes that may vary, as in ``torch.export.export``, for a plain module on that frontend.
-        tune: measure schedules of the kernels that take most of the time, for two minutes or so many seconds, and use
-            the fastest. They are kept on disk for this machine, and used by whatever is compiled here from then on;
-            what was measured before is not measured again. Without, the cost model decides on what nobody measured.
-        road: deprecated, the name of ``frontend`` before.
+        module: ``nn.Module``, function, any result of ``torch.jit``, or a ``torch.export.ExportedProgram``.
+        example_inputs: positional arguments of one call. For an exported program the default is its own example inputs.
+        frontend: ``"export"`` or ``"torchscript"``. The default is ``"export"`` for an exported program and
+            ``"torchscript"`` for everything else. Programs of ``"torchscript"`` run without Python between groups.
+        example_keywords: keyword arguments of that call, for the frontend ``"export"`` only.
+        dynamic_shapes: sizes that may vary, as in ``torch.export.export``, for a plain module and the frontend
+            ``"export"``.
+        tune: whether to measure schedules of the most expensive kernels and use the fastest, for about two minutes or
+            for this number of seconds. The measurements are kept on disk for this machine, and later compiles here use
+            them. Earlier measurements are not repeated. The cost model chooses the schedules that were not measured.
+        road: deprecated, the earlier name of ``frontend``.
 
     Returns:
-        A ``ScriptModule``, a ``ScriptFunction`` for a function, or an ``nn.Module`` on the frontend ``"export"``.
+        A ``ScriptModule``, a ``ScriptFunction`` for a function, or an ``nn.Module`` with the frontend ``"export"``.
 
     Raises:
-        TypeError: ``module`` is none of these, or there are no example inputs, or the frontend does not take an
-        argument. ValueError: no such frontend. CompileError: in strict mode, a group cannot be compiled, or the device
-        does not take an operator.
+        TypeError: ``module`` has another type, example inputs are missing, or the frontend does not support an
+            argument.
+        ValueError: the frontend does not exist.
+        CompileError: in strict mode, a group cannot be compiled, or the device does not support an operator.
     """
     if road is not None:
         warnings.warn("torchmdla.compile takes frontend= in place of road=", DeprecationWarning, stacklevel=2)
@@ -175,7 +181,7 @@ def compile(
     exported = is_exported(module)
     frontend = frontend or ("export" if exported else "torchscript")
     if frontend not in ("torchscript", "export"):
-        raise ValueError(f"no frontend {frontend!r}; there are 'torchscript' and 'export'")
+        raise ValueError(unknown_name("frontend", frontend, ("torchscript", "export")))
     if frontend == "torchscript" and (exported or example_keywords or dynamic_shapes):
         raise TypeError("exported programs, keyword arguments and dynamic shapes need frontend='export'")
     keywords = example_keywords or {}
@@ -184,18 +190,18 @@ def compile(
         def compiled(anew: bool = False) -> Any:
             return _compile_exported(module, example_inputs, keywords, dynamic_shapes)
     else:
-        made = as_torchscript(module, example_inputs)
+        scripted = as_torchscript(module, example_inputs)
 
         def compiled(anew: bool = False) -> Any:
-            return _compile_scripted(_frozen(made), example_inputs, anew)
+            return _compile_scripted(_frozen(scripted), example_inputs, anew)
 
-    found = compiled()
+    result = compiled()
     if not tune:
-        return found
+        return result
     inputs = example_inputs
     if exported and not inputs:
         inputs, keywords = module.example_inputs
-    _tune(lambda: found(*inputs, **keywords), tune)
+    _tune(lambda: result(*inputs, **keywords), tune)
     return compiled(anew=True)
 
 
@@ -212,7 +218,7 @@ def _tune(call: Callable[[], Any], seconds: bool | float) -> None:
 
 
 def _compile_scripted(scripted: Any, inputs: tuple[Any, ...], anew: bool) -> Any:
-    """A TorchScript program after the calls that optimise it; ``anew``: also where it is optimised."""
+    """Return ``scripted`` after the calls that optimise it; ``anew``: even if it has groups already."""
     if is_enabled():
         torchscript.optimise_anew(scripted, whatever=anew)
     before = ungrouped.counts()
@@ -245,16 +251,17 @@ def _compile_exported(
 
 
 def refresh(module: torch.nn.Module | None = None) -> None:
-    """Has the next call of any program with these weights take them as they are, whatever frontend and device it runs
-    on.
+    """Make the next call of any program that uses these weights read their current values.
 
-    Compiled code uses packed copies of weights. What PyTorch knows of is noticed at once: an in-place operation, an
-    optimiser's step, ``load_state_dict``, another tensor. A write behind its back (through ``.data``, ``numpy()`` or a
-    pointer) is noticed within some calls; after this function by the next one.
+    This holds for every frontend and device.
+
+    Compiled code uses packed copies of weights. Writes that PyTorch tracks are noticed at once: an in-place operation,
+    an optimiser's step, ``load_state_dict``, another tensor. An untracked write (through ``.data``, ``numpy()`` or a
+    pointer) is noticed within some calls. After this function the next call notices it.
 
     Args:
-        module: whose parameters, buffers and other tensors were written to; None for all weights. All it is, too, where
-            a module's weights are not to be found: in the graph of a frozen one, on a lazy device, sharded.
+        module: module whose parameters, buffers and other tensors were written to; None for all weights. All weights
+            are refreshed too if the module's weights cannot be found: in a frozen graph, on a lazy device, sharded.
 
     Raises:
         TypeError: ``module`` is neither a module nor None.
@@ -265,7 +272,7 @@ def refresh(module: torch.nn.Module | None = None) -> None:
 
 
 def _tensors_in_memory(module: torch.nn.Module) -> list[torch.Tensor] | None:
-    """The tensors that ``module`` holds, or None if there may be others that it computes with."""
+    """Return the tensors that ``module`` holds, or None if it may compute with others."""
     if not hasattr(module, "training"):  # frozen
         return None
     tensors = [*module.parameters(), *module.buffers()]
@@ -286,19 +293,19 @@ def _tensors_in_memory(module: torch.nn.Module) -> list[torch.Tensor] | None:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether what it holds is in memory of its own, not in tensors that it wraps (FSDP's, a quantised one)."""
+    """Return whether the data of ``tensor`` is in its own memory, not in tensors that it wraps (FSDP, quantised)."""
     in_memory = tensor.device.type == "cpu" and tensor.layout is torch.strided
     return in_memory and not is_traceable_wrapper_subclass(tensor)
 
 
 def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:
-    """The optimised graph of a scripted module or function for ``inputs``, with its groups.
+    """Return the optimised graph of a scripted module or function for ``inputs``, with its groups.
 
-    Makes the warm-up calls that PyTorch's profiling executor needs first. A program that was optimised without any
-    group, before torchmdla was switched on, is optimised anew.
+    The function first makes the warm-up calls that PyTorch's profiling executor needs. A program that was optimised
+    without any group, before torchmdla was turned on, is optimised again.
 
     Raises:
-        TypeError: it is not scripted.
+        TypeError: ``scripted`` is not a TorchScript program.
     """
     if not hasattr(scripted, "graph_for"):
         raise TypeError(
@@ -314,37 +321,39 @@ def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:
 
 
 def supported_ops(device: str = "cpu") -> Mapping[str, OpSupport]:
-    """The operators that ``device`` takes into groups, by schema name with overload.
+    """Return the operators that ``device`` supports in groups, by schema name with overload.
 
     Raises:
-        ValueError: no such device.
+        ValueError: the device does not exist.
     """
     return dict(devices.get(device).ops)
 
 
 def is_exported(module: Any) -> bool:
-    """Whether it is a ``torch.export.ExportedProgram``.
+    """Return whether ``module`` is a ``torch.export.ExportedProgram``.
 
-    Does not import torch.export, which takes a second: who has an exported program has done so.
+    The function does not import torch.export, which takes a second. An exported program exists only if the import has
+    happened.
     """
     export = sys.modules.get("torch.export")
     return export is not None and isinstance(module, export.ExportedProgram)
 
 
 def ready(module: Any, example_inputs: tuple[Any, ...]) -> Any:
-    """``module`` as a TorchScript program, frozen in eval mode.
+    """Return ``module`` as a TorchScript program, frozen if it is in eval mode.
 
     Raises:
-        TypeError: it is no module, function or TorchScript program, or there are no example inputs to trace it with.
+        TypeError: ``module`` is not a module, function or TorchScript program, or the example inputs to trace it with
+            are missing.
     """
     return _frozen(as_torchscript(module, example_inputs))
 
 
 def as_torchscript(module: Any, example_inputs: tuple[Any, ...]) -> Any:
-    """``module`` as a TorchScript program: traced, if it is none.
+    """Return ``module`` as a TorchScript program; a plain module or function is traced.
 
     Raises:
-        TypeError: as :func:`ready`.
+        TypeError: as for :func:`ready`.
     """
     if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return module
@@ -365,8 +374,10 @@ def _frozen(scripted: Any) -> Any:
 
 @contextmanager
 def using(device: devices.Device) -> Iterator[None]:
-    """Within the block programs that are new to PyTorch's executor have their groups for ``device``, and calls wait for
-    the compiler."""
+    """Form groups for ``device`` in programs that are new to PyTorch's executor, until the block ends.
+
+    Calls wait for the compiler in the block.
+    """
     before = _device or devices.get("cpu")
     devices.register(device)
     with waiting_for_compiles():
@@ -379,7 +390,7 @@ def using(device: devices.Device) -> Iterator[None]:
 
 @contextmanager
 def waiting_for_compiles() -> Iterator[None]:
-    """Within the block torchmdla is on, for the device in use, and calls wait for the compiler."""
+    """Turn torchmdla on for the device in use until the block ends; calls wait for the compiler."""
     was_enabled = _C.is_enabled()
     if _device is None:
         _use(devices.get("cpu"))
@@ -394,7 +405,10 @@ def waiting_for_compiles() -> Iterator[None]:
 
 @contextmanager
 def without_groups() -> Iterator[None]:
-    """Within the block programs that are new to PyTorch's executor are optimised by PyTorch alone, and stay so."""
+    """Have PyTorch alone optimise programs that are new to its executor, until the block ends.
+
+    These programs stay without groups afterwards.
+    """
     with enabled(False):
         _C.use_device("")
         try:

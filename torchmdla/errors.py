@@ -1,34 +1,35 @@
-"""The exceptions that torchmdla raises."""
+"""Exceptions that torchmdla raises."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Literal
 
-# How far a failure of an op to compile goes: for all tensors of the same dtypes and ranks, for tensors of the same
-# sizes, or for this place of the program alone.
+# Range of a compile failure: tensors of the same dtypes and ranks, tensors of the same sizes, or only this place of
+# the program.
 Scope = Literal["types", "sizes", "place"]
 
 
 class CompileError(RuntimeError):
-    """A group could not be compiled.
+    """Error of a group that could not be compiled.
 
-    Raised to the user only with ``strict=True``; otherwise the group is divided around the op at fault or, where none
-    is known, falls back to PyTorch's interpreter, and the error becomes one warning and one row of
+    The user sees it only with ``strict=True``. Otherwise the group is divided around the operator at fault. If that
+    operator is unknown, the group falls back to PyTorch's interpreter. The error becomes one warning and one row of
     :func:`torchmdla.stats`.
 
     Attributes:
-        op: the operator at fault, as ``aten::add.Tensor``; empty when no single operator is.
-        source: where the operator stands in the user's program (``file:line``); empty when unknown.
-        diagnostic: what the compiler said, word for word.
-        unroll_limit_exceeded: a size that programs grow with, and that is too large to be written out; compiled for any
-            sizes the group may do. None where no size is to blame.
-        elsewhere: the sizes of this call are to blame: at others the group may be one for all sizes.
-        retry_after: of a failure that may pass (no process could be started, one was killed from outside) the seconds
-            after which the program is compiled again if it is asked for. None where a failure is for good.
-        nodes: the numbers of the group's nodes that are at fault; empty where none is known.
-        parts: an error for each of several nodes.
-        scope: with which tensors the op fails; that is how far torchmdla remembers it.
+        reason: why the group could not be compiled.
+        op: operator at fault, as ``aten::add.Tensor``; empty if no single operator is at fault.
+        source: location of the operator in the user's program (``file:line``); empty if unknown.
+        diagnostic: message of the compiler, verbatim.
+        unroll_limit_exceeded: size that is too large for a program that is unrolled over it; None if no size is at
+            fault. The group may still compile for any sizes.
+        elsewhere: whether the sizes of this call are at fault. The group may be compiled for all sizes at other sizes.
+        retry_after: seconds after which the program is compiled again on request, if the failure may pass. That is so
+            if a process could not be started or was killed from outside. None if the failure is permanent.
+        nodes: numbers of the group's nodes that are at fault; empty if they are unknown.
+        parts: one error for each of several nodes.
+        scope: tensors with which the operator fails. torchmdla remembers the failure for these tensors.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class CompileError(RuntimeError):
         super().__init__(f"{place}{reason}{at}{tail}")
 
     def fields(self) -> dict[str, Any]:
-        """``CompileError(**fields)`` is this error again, in another process."""
+        """Return the arguments that rebuild this error in another process, as ``CompileError(**fields)``."""
         plain = ("reason", "op", "source", "diagnostic", "elsewhere", "retry_after", "nodes", "scope")
         names = (*plain, "unroll_limit_exceeded")
         return {name: getattr(self, name) for name in names}
@@ -71,14 +72,14 @@ class CompileError(RuntimeError):
 
 
 class DeviceError(RuntimeError):
-    """A device failed: its library is missing or not the right one, it refused a program, or a run went wrong.
+    """Error of a device: its library is missing or wrong, it refused a program, or a run failed.
 
-    Raised to the user only with ``strict=True``; otherwise the group falls back to PyTorch's interpreter and the error
+    The user sees it only with ``strict=True``. Otherwise the group falls back to PyTorch's interpreter. The error
     becomes one warning and one row of :func:`torchmdla.stats`.
 
     Attributes:
-        fault: what happened, beginning with the device's call (``ie_run: …``).
-        group: the name of the group in which it did.
+        fault: description of the fault, which begins with the device's call (``ie_run: …``).
+        group: name of the group that failed.
     """
 
     def __init__(self, fault: str, *, group: str = "") -> None:
@@ -91,16 +92,16 @@ class DeviceError(RuntimeError):
 
 
 class CaptureError(RuntimeError):
-    """A block or a program cannot be captured by :class:`torchmdla.ModuleBuilder`, whose module stays as it was."""
+    """Error of a block or program that :class:`torchmdla.ModuleBuilder` cannot capture; its module does not change."""
 
 
 class CaptureWarning(UserWarning):
-    """Something of a captured block that its function has in another way than the block."""
+    """Warning about a captured block whose function differs from the block."""
 
 
 def internal_error(error: Exception) -> CompileError:
-    """``error``, a fault of torchmdla's, as one that makes a group fall back."""
-    # Shortened: a message may hold whole tensors.
+    """Return ``error``, a fault of torchmdla itself, as a CompileError, which makes the group fall back."""
+    # Truncated: a message may contain whole tensors.
     return CompileError(f"internal error: {type(error).__name__}: {str(error)[:300]}")
 
 
@@ -110,3 +111,8 @@ def _rebuild_device_error(fault: str, group: str) -> DeviceError:
 
 def _rebuild(fields: dict[str, Any]) -> CompileError:
     return CompileError(**fields)
+
+
+def unknown_name(kind: str, name: object, choices: Iterable[object]) -> str:
+    """Return the message for a name that is not one of the choices."""
+    return f"unknown {kind} {name!r} (choose from {', '.join(map(str, choices))})"

@@ -1,8 +1,8 @@
-"""Finds the extension for the PyTorch that is installed.
+"""Selection of the compiled extension that fits the installed PyTorch.
 
-PyTorch's C++ ABI holds for the patch releases of a minor version. An extension that was built against another one does
-not load, or loads and fails where it hands PyTorch's objects to Python. So each lies in a folder named for its version
-(``torch_2_13``), and a copy of torchmdla may have several.
+PyTorch's C++ ABI is stable within the patch releases of a minor version. An extension that was built against another
+minor version does not load, or fails when it passes PyTorch's objects to Python. Therefore each extension is stored in
+a folder named after its version (``torch_2_13``). A copy of torchmdla may contain several.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torchmdla.version import TORCH_VERSIONS, extension_folder, minor_of
 
 
 def add_to(path: MutableSequence[str]) -> None:
-    """Makes the extension a submodule, ``_C``, of the package that has this ``__path__``.
+    """Make the extension a submodule, ``_C``, of the package that has this ``__path__``.
 
     Raises:
-        ImportError: there is none, PyTorch is not installed, or there is none for its version.
+        ImportError: no extension is built, PyTorch is not installed, or no extension fits its version.
     """
     package = Path(path[0])
     built = [version for version in TORCH_VERSIONS if _is_built(package / extension_folder(version))]

@@ -1,4 +1,4 @@
-"""PyTorch's device ``lazy``, compiled by torchmdla, and the graphs that its tensors become. See docs/lazy.md."""
+"""PyTorch's device ``lazy``, compiled by torchmdla, and the graphs of its tensors. See docs/lazy.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmdla import _C
 from torchmdla.capture.lazy import Backend, include_path, initialize, set_backend, set_verbose
 
-# As torch-mlir's documents call it: ``lazy_backend._initialize()``.
+# The name in torch-mlir's documentation: ``lazy_backend._initialize()``.
 _initialize = initialize
 
 __all__ = [
@@ -25,31 +25,31 @@ __all__ = [
 
 
 class Computation:
-    """A graph that lazy tensors were lowered to."""
+    """Graph that lazy tensors were lowered to."""
 
     def __init__(self, computation: _C.LazyComputation) -> None:
         self._computation = computation
 
     @property
     def graph(self) -> Any:
-        """The ``torch._C.Graph``: functional ATen calls, every tensor typed with its dtype and sizes."""
+        """Return the ``torch._C.Graph``: functional ATen calls, where each tensor's type has its dtype and sizes."""
         return self._computation.graph
 
     @property
     def aliases(self) -> list[tuple[int, int]]:
-        """Outputs and the parameters that they are the new values of: both are of one tensor."""
+        """Return pairs of an output and the parameter whose new value it is. Both are the same tensor."""
         return self._computation.aliases
 
     @property
     def in_mark_step(self) -> bool:
-        """Whether ``torch._lazy.mark_step()`` asked for it, and not somebody who looked at a value."""
+        """Return whether ``torch._lazy.mark_step()`` requested the computation, and not a read of a value."""
         return self._computation.in_mark_step
 
     def mlir(self) -> str:
-        """The function ``@graph`` in the Torch dialect.
+        """Return the function ``@graph`` in the Torch dialect.
 
         Raises:
-            CompileError: something in the graph has no form in the dialect.
+            CompileError: the dialect cannot express a part of the graph.
         """
         from torchmdla.mlir.lazy import module_of_graph
 
@@ -57,7 +57,7 @@ class Computation:
         return str(module.body.operations[0])
 
     def debug_string(self) -> str:
-        """Everything for people: the graph, the same in MLIR, aliases, and whether it was in a mark step."""
+        """Return all information for debugging: the graph, its MLIR, the aliases, and whether it was in a mark step."""
         aliases = "".join(f"Output: {output} -> Input param: {parameter}\n" for output, parameter in self.aliases)
         return (
             f"JIT Graph:\n{_printed(self.graph)}\n"
@@ -68,24 +68,26 @@ class Computation:
 
 
 def get_latest_computation() -> Computation | None:
-    """The last computation that came to be compiled; None before the first. One that was compiled before and runs
-    again is not new."""
+    """Return the latest computation that was compiled, or None if there was none.
+
+    A computation that was compiled before and runs again is not a new one.
+    """
     latest = _C.lazy_latest_computation()
     return None if latest is None else Computation(latest)
 
 
 def pending_computation(*tensors: Tensor) -> Computation:
-    """What tensors would be computed by, without computing it.
+    """Return the computation of ``tensors`` without running it.
 
     Raises:
-        TypeError: one of them is not on the lazy device.
-        ValueError: there are none.
+        TypeError: a tensor is not on the lazy device.
+        ValueError: ``tensors`` is empty.
     """
     return Computation(_C.lazy_pending_computation(tensors))
 
 
 def _printed(graph: Any) -> str:
-    return str(graph.str(False))  # without places in a source, of which a lazy graph has none
+    return str(graph.str(False))  # False: without source locations, which a lazy graph does not have
 
 
 _C.lazy_set_text_writer(lambda computation: Computation(computation).mlir())

@@ -1,6 +1,6 @@
-"""What :func:`torchmdla.stats` counts, as metrics of Prometheus.
+"""Prometheus metrics of the counts in :func:`torchmdla.stats`.
 
-Needs the package ``prometheus-client``: ``pip install 'torchmdla[prometheus]'``.
+They need the package ``prometheus-client``: ``pip install 'torchmdla[prometheus]'``.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ except ImportError:
 from torchmdla import reloading
 from torchmdla.report.statistics import Statistics, stats
 
-# Reasons that have a line of their own, those that count most; the others are added up. A fleet's Prometheus keeps a
-# series of each.
+# Most reasons with a separate line: those with the highest counts. The others are summed. Prometheus keeps one time
+# series for each reason.
 _MOST_REASONS = 50
 _OTHERS = "others"
 
 
 class StatisticsCollector(Collector):
-    """Metrics of this process, read when somebody asks for them. ``torchmdla.reset_stats()`` sets counters back, which
-    Prometheus takes for a restart."""
+    """Metrics of this process, read on each request.
+
+    ``torchmdla.reset_stats()`` resets the counters. Prometheus treats that as a restart.
+    """
 
     def collect(self) -> Iterable[Metric]:
         statistics = stats()
@@ -37,11 +39,12 @@ class StatisticsCollector(Collector):
 
 
 def register(registry: CollectorRegistry = REGISTRY) -> StatisticsCollector:
-    """Adds the metrics to a registry, by default the one that ``prometheus_client`` serves
-    (``start_http_server``, ``make_asgi_app``).
+    """Add the metrics to a registry.
+
+    The default registry is the one that ``prometheus_client`` serves (``start_http_server``, ``make_asgi_app``).
 
     Raises:
-        ValueError: they are there.
+        ValueError: the registry has these metrics already.
     """
     collector = StatisticsCollector()
     registry.register(collector)
@@ -49,7 +52,7 @@ def register(registry: CollectorRegistry = REGISTRY) -> StatisticsCollector:
 
 
 def page() -> bytes:
-    """The metrics of torchmdla alone, in Prometheus's text format."""
+    """Return the metrics of torchmdla alone, in Prometheus's text format."""
     registry = CollectorRegistry()
     register(registry)
     return generate_latest(registry)
@@ -123,9 +126,9 @@ def _gauges(statistics: Statistics) -> Iterator[Metric]:
 def _reloads() -> Iterator[Metric]:
     version = GaugeMetricFamily("torchmdla_model_version", "how often the file was loaded", labels=["path"])
     failures = CounterMetricFamily("torchmdla_reload_failures", "loads of the file that failed", labels=["path"])
-    for one in reloading.statistics():
-        version.add_metric([one.path], one.version)
-        failures.add_metric([one.path], one.failures)
+    for model in reloading.statistics():
+        version.add_metric([model.path], model.version)
+        failures.add_metric([model.path], model.failures)
     yield version
     yield failures
 

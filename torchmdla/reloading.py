@@ -15,19 +15,19 @@ from torchmdla import _C, packages
 from torchmdla.api import WARM_UP_CALLS
 from torchmdla.support import logs
 
-# What tells one content of a file from another: when it was written, its size, its number.
+# Identifies the content of a file: time of the last write, size, inode number.
 _Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class ReloadStatistics:
-    """What a :class:`ReloadingModel` did.
+    """Counts of one :class:`ReloadingModel`.
 
     Attributes:
-        path: of the file.
-        version: how often it was loaded; calls run the latest.
-        failures: loads that failed since the start; the version before went on.
-        problem: why the latest load failed; empty where it did not.
+        path: path of the file.
+        version: number of loads that succeeded. Calls run the latest version.
+        failures: number of loads that failed since the start. Calls went on with the previous version.
+        problem: why the latest load failed; empty if it succeeded.
     """
 
     path: str
@@ -37,22 +37,22 @@ class ReloadStatistics:
 
 
 class ReloadingModel:
-    """A model that serves while the next version of its file is loaded, compiled and warmed up.
+    """Model that serves while the next version of its file is loaded, compiled and warmed up.
 
-    A call runs the version that is current when it begins, to its end. What belongs to a version, packed weights among
-    it, is freed with its last call. Replace the file (``os.replace``, ``mv``), do not write into it: processes have
-    packages mapped.
+    A call runs the version that is current when the call begins, to its end. The memory of a version, packed weights
+    included, is freed with its last call. Replace the file (``os.replace``, ``mv``) and do not write into it, because
+    processes have packages mapped.
 
     Args:
-        path: what ``load`` loads.
-        inputs: arguments of calls with which a version is warmed up before it serves: without gradients, for each as
-            often as TorchScript needs. For sizes that vary give three.
-        watch: seconds between looks whether the file is another, by a thread; 0 for none, where :meth:`reload` is
-            called. A file that is being written to is left until it has not changed between two looks.
-        load: makes a model of the path; by default :func:`torchmdla.load`.
+        path: path that ``load`` loads.
+        inputs: arguments of calls that warm up a version before it serves. They run without gradients, each as often as
+            TorchScript needs. Pass three for sizes that vary.
+        watch: seconds between checks of a thread for a new file; 0 for no thread, if :meth:`reload` is called instead.
+            A file is loaded only if it did not change between two checks.
+        load: function that loads a model from the path. The default is :func:`torchmdla.load`.
 
     Raises:
-        What ``load`` and the calls with ``inputs`` raise.
+        Exception: ``load`` or a call with ``inputs`` raised it.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class ReloadingModel:
             thread.start()
 
     def __call__(self, *inputs: Any, **keywords: Any) -> Any:
-        """The result of the current version."""
+        """Return the result of the current version."""
         model, _ = self._version
         return model(*inputs, **keywords)
 
     def reload(self) -> None:
-        """Loads the file anew, whether it has changed or not; returns when calls run the new version.
+        """Load the file again, even if it has not changed; return when calls run the new version.
 
         Raises:
-            What ``load`` and the calls with the inputs raise: then calls go on with the version before.
+            Exception: ``load`` or a call with the inputs raised it. Calls go on with the previous version.
         """
         with self._reloading:
-            # Before it is read: a change meanwhile is another version.
+            # Taken before the file is read: a change during the read is another version.
             stamp = _stamp(self._path)
             try:
                 model = self._load(self._path)
@@ -110,25 +110,25 @@ class ReloadingModel:
             _C.drop_dead()
 
     def close(self) -> None:
-        """Ends the watching. Calls go on with the current version."""
+        """Stop the watching. Calls go on with the current version."""
         self._ended.set()
 
     def statistics(self) -> ReloadStatistics:
-        """What it did so far."""
+        """Return the counts so far."""
         return ReloadStatistics(self._path, self._number, self._failures, self._problem)
 
     def _is_current(self, stamp: _Stamp | None) -> bool:
-        """Whether there is nothing to load: the file is gone, or as it was when it was loaded, or could not be."""
+        """Return whether there is nothing to load: the file is missing, is loaded already, or failed to load."""
         _, loaded = self._version
         return stamp is None or stamp in (loaded, self._failed_stamp)
 
 
-# Those that live, for metrics.
+# Live models, for metrics.
 _living: weakref.WeakSet[ReloadingModel] = weakref.WeakSet()
 
 
 def statistics() -> list[ReloadStatistics]:
-    """Of all models of this kind that live."""
+    """Return the counts of all live models."""
     return [model.statistics() for model in list(_living)]
 
 
@@ -141,7 +141,7 @@ def _stamp(path: str) -> _Stamp | None:
 
 
 def _watch(reference: weakref.ref[ReloadingModel], ended: threading.Event, seconds: float) -> None:
-    """Reloads a model whose file is another, as long as somebody has the model."""
+    """Reload a model whose file has changed, as long as the model is referenced."""
     before = None
     while not ended.wait(seconds):
         model = reference()

@@ -1,4 +1,7 @@
-"""Structures of values (``torch.utils._pytree``) out of files: PyTorch's own reader imports what a file names."""
+"""Reader of structures of values (``torch.utils._pytree``) in files.
+
+PyTorch's own reader imports any module that a file names, so it is not safe here.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ _DICT = "builtins.dict"
 
 
 def structure_from(text: str) -> pytree.TreeSpec:
-    """What ``treespec_dumps`` wrote of tuples, lists, and dicts whose keys are strings and numbers.
+    """Return the structure that ``treespec_dumps`` wrote.
+
+    It may have tuples, lists, and dicts whose keys are strings and numbers.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text describes something else.
     """
     try:
         _, root = json.loads(text)

@@ -1,5 +1,8 @@
-"""The versions: torchmdla's, and those of PyTorch that it supports. Each stands here alone, but for pyproject.toml's
-range, which a test compares. ``setup.py`` runs this file, so it imports nothing of torchmdla."""
+"""Versions of torchmdla and of the PyTorch releases that it supports.
+
+They are defined only here. A test compares the range in pyproject.toml with them. ``setup.py`` runs this file, so it
+imports nothing of torchmdla.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ TORCH_VERSIONS = ("2.13", "2.14")
 
 
 def minor_of(version: str) -> str:
-    """``"2.13"`` of ``"2.13.0+cpu"``."""
+    """Return the minor version, such as ``"2.13"`` for ``"2.13.0+cpu"``."""
     return ".".join(version.split(".")[:2])
 
 
 def extension_folder(torch_version: str) -> str:
-    """The folder of the package with the extension for a version of PyTorch and its patch releases."""
+    """Return the package's folder with the extension for a version of PyTorch and its patch releases."""
     return f"torch_{minor_of(torch_version).replace('.', '_')}"

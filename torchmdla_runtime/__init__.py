@@ -1,7 +1,9 @@
-"""Runs models that ``torchmdla.export_native`` wrote. Needs NumPy, and neither PyTorch nor torchmdla::
+"""Runtime of models that ``torchmdla.export_native`` wrote.
 
-model = torchmdla_runtime.Model("model.tmdla")
-(scores,) = model(images)
+It needs NumPy, but neither PyTorch nor torchmdla::
+
+    model = torchmdla_runtime.Model("model.tmdla")
+    (scores,) = model(images)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m torchmdla_runtime``: a C compiler's options to build programs with."""
+"""Print compiler options to build C programs: ``python -m torchmdla_runtime``."""
 
 from __future__ import annotations
 

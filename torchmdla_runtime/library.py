@@ -1,4 +1,4 @@
-"""``libtorchmdla_runtime.so`` as Python sees it (``torchmdla/runtime.h``)."""
+"""Python interface of ``libtorchmdla_runtime.so`` (``torchmdla/runtime.h``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WRONG_TENSOR = 5
 
 
 class ModelError(RuntimeError):
-    """The runtime reports an error; ``status`` is its number in ``torchmdla/runtime.h``."""
+    """Error that the runtime reports; ``status`` is its number in ``torchmdla/runtime.h``."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -18,7 +18,7 @@ class ModelError(RuntimeError):
 
 
 class WrongTensor(ModelError, ValueError):
-    """An input has another dtype or other sizes than the model takes."""
+    """Error for an input whose dtype or sizes the model does not support."""
 
 
 class Options(ctypes.Structure):
@@ -46,7 +46,7 @@ class Tensor(ctypes.Structure):
 
 _MODEL, _TENSORS, _COUNT = ctypes.c_void_p, ctypes.POINTER(Tensor), ctypes.c_size_t
 
-# Result and arguments.
+# Result type and argument types.
 _FUNCTIONS = {
     "tmdla_api_version": (ctypes.c_uint32,),
     "tmdla_last_error": (ctypes.c_char_p,),
@@ -81,9 +81,10 @@ LIBRARY = _load()
 
 
 def check(status: int) -> None:
-    """
+    """Raise an error if ``status`` is a failure.
+
     Raises:
-        ModelError: ``status`` is one of a failure.
+        ModelError: the runtime reported a failure.
     """
     if status:
         text = LIBRARY.tmdla_last_error().decode(errors="replace")
@@ -91,10 +92,10 @@ def check(status: int) -> None:
 
 
 def api_version() -> int:
-    """The version of the C interface."""
+    """Return the version of the C interface."""
     return int(LIBRARY.tmdla_api_version())
 
 
 def provides(function: str) -> bool:
-    """Whether code in a model's file may call a function."""
+    """Return whether code in a model's file may call a function."""
     return bool(LIBRARY.tmdla_provides(function.encode()))

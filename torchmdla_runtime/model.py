@@ -1,4 +1,4 @@
-"""Models, called with arrays."""
+"""Models that are called with arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from torchmdla_runtime.library import API_VERSION, LIBRARY, Info, Options, Tensor, WrongTensor, check
 
-# By the C interface's numbers. NumPy has no bfloat16: its bits are an integer's.
+# Dtypes by their numbers in the C interface. NumPy does not support bfloat16; its bits are stored as an integer.
 _DTYPES: dict[int, np.dtype[Any]] = {
     0: np.dtype(np.uint8), 1: np.dtype(np.int8), 2: np.dtype(np.int16), 3: np.dtype(np.int32), 4: np.dtype(np.int64),
     5: np.dtype(np.float16), 6: np.dtype(np.float32), 7: np.dtype(np.float64), 9: np.dtype(np.complex64),
@@ -21,7 +21,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 
 
 class TensorInfo(NamedTuple):
-    """An input or output of a model. Sizes are None where the model takes, or makes, more than one."""
+    """Input or output of a model. Sizes with several possible values are given as None."""
 
     name: str
     dtype: np.dtype[Any]
@@ -29,14 +29,14 @@ class TensorInfo(NamedTuple):
 
 
 class Model:
-    """A model in this process. Any number of threads may call it at the same time.
+    """Model in this process. Any number of threads may call it at the same time.
 
     Args:
-        path: of the file, which must stay as it is while the model is used.
-        threads: how many threads a call uses, the calling one among them; 0: as many as ``OMP_NUM_THREADS`` says,
-            else one for each CPU that this process may use.
-        any_owner: run the file's code whoever may have written it. Otherwise it must be this user's or root's, and
-            writable by nobody else.
+        path: the path of the file, which must not change while the model is used.
+        threads: the number of threads of a call, including the calling one. 0 is the value of ``OMP_NUM_THREADS``, else
+            one for each CPU that this process may use.
+        any_owner: run the file's code without a check of its owner. Otherwise the file must belong to this user or
+            root, and no other user may be able to write to it.
 
     Raises:
         ModelError: the file cannot be read or trusted, is damaged, or is for other processors.
@@ -51,19 +51,19 @@ class Model:
         self._output_numbers, self.outputs = self._described(LIBRARY.tmdla_output, LIBRARY.tmdla_output_count(handle))
 
     def __call__(self, *arrays: Any) -> list[np.ndarray[Any, Any]]:
-        """The outputs, as new arrays.
+        """Compute the outputs and return them as new arrays.
 
         Args:
-            arrays: for each input an array: NumPy's, or anything that has its memory in the CPU's and says so by DLPack
-                or the buffer protocol. What is not contiguous is copied.
+            arrays: for each input an array: a NumPy array, or an object in CPU memory that supports DLPack or the
+                buffer protocol. Data that is not contiguous is copied.
 
         Raises:
-            WrongTensor: an array has another dtype, or sizes that the model has no code for.
-            TypeError: one is no array.
+            WrongTensor: an array has another dtype, or sizes that the model does not have code for.
+            TypeError: an argument is not an array.
             ModelError: the model reports an error.
         """
-        given = self._checked(arrays)
-        inputs = _tensors(given, self._numbers)
+        operands = self._checked(arrays)
+        inputs = _tensors(operands, self._numbers)
         results = [
             np.empty(shape, info.dtype) for info, shape in zip(self.outputs, self._output_shapes(inputs), strict=True)
         ]
@@ -72,27 +72,27 @@ class Model:
         return results
 
     def output_shapes(self, *shapes: Sequence[int]) -> list[tuple[int, ...]]:
-        """The outputs' shapes for inputs of these.
+        """Return the outputs' shapes for these shapes of the inputs.
 
         Raises:
-            WrongTensor: the model has no code for them.
+            WrongTensor: the model does not have code for them.
         """
         if len(shapes) != len(self.inputs):
             raise WrongTensor(f"the model has {len(self.inputs)} inputs, and {len(shapes)} are given", 5)
-        given = [_tensor(0, number, shape, None) for number, shape in zip(self._numbers, shapes, strict=True)]
-        return self._output_shapes((Tensor * len(given))(*given))
+        tensors = [_tensor(0, number, shape, None) for number, shape in zip(self._numbers, shapes, strict=True)]
+        return self._output_shapes((Tensor * len(tensors))(*tensors))
 
     def verify(self) -> None:
-        """Reads all weights, and compares them with their checksums.
+        """Read all weights and compare them with their checksums.
 
         Raises:
-            ModelError: some are damaged.
+            ModelError: some weights are damaged.
         """
         check(LIBRARY.tmdla_verify(self._handle))
 
     @property
     def threads(self) -> int:
-        """How many threads a call uses."""
+        """Return the number of threads of a call."""
         return int(LIBRARY.tmdla_threads(self._handle))
 
     @threads.setter
@@ -100,7 +100,7 @@ class Model:
         check(LIBRARY.tmdla_set_threads(self._handle, threads))
 
     def _described(self, describe: Callable[..., int], count: int) -> tuple[list[int], tuple[TensorInfo, ...]]:
-        """Numbers of dtypes, and what there is to say, of each input or output."""
+        """Return the dtype numbers and descriptions of all inputs or outputs."""
         numbers, infos = [], []
         for index in range(count):
             info = Info()
@@ -111,14 +111,14 @@ class Model:
         return numbers, tuple(infos)
 
     def _checked(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-        """As NumPy's, of the dtypes that the inputs have: the runtime looks at the rest."""
+        """Return the arrays as NumPy arrays, and check their dtypes. The runtime checks their shapes."""
         if len(arrays) != len(self.inputs):
             raise WrongTensor(f"the model has {len(self.inputs)} inputs, and {len(arrays)} are given", 5)
-        found = [_array(array, info) for array, info in zip(arrays, self.inputs, strict=True)]
-        for number, (array, info) in enumerate(zip(found, self.inputs, strict=True)):
+        converted = [_array(array, info) for array, info in zip(arrays, self.inputs, strict=True)]
+        for number, (array, info) in enumerate(zip(converted, self.inputs, strict=True)):
             if array.dtype != info.dtype:
                 raise WrongTensor(f"input {number} ({info.name}) is {info.dtype}, and {array.dtype} is given", 5)
-        return found
+        return converted
 
     def _output_shapes(self, inputs: ctypes.Array[Tensor]) -> list[tuple[int, ...]]:
         shapes = []
@@ -144,12 +144,12 @@ def _array(value: Any, info: TensorInfo) -> np.ndarray[Any, Any]:
 
 
 def _tensors(arrays: Sequence[np.ndarray[Any, Any]], numbers: Sequence[int]) -> ctypes.Array[Tensor]:
-    """They refer to the arrays' memory."""
-    made = [
+    """Return tensors that refer to the memory of the arrays."""
+    tensors = [
         _tensor(array.ctypes.data, number, array.shape, [stride // array.itemsize for stride in array.strides])
         for array, number in zip(arrays, numbers, strict=True)
     ]
-    return (Tensor * len(made))(*made)
+    return (Tensor * len(tensors))(*tensors)
 
 
 def _tensor(address: int, number: int, sizes: Sequence[int], strides: Sequence[int] | None) -> Tensor:

@@ -1,1 +1,1 @@
-"""What the benchmarks share: timing in turn, on one thread, in child processes; the machine, peers, tables, charts."""
+"""Shared code of the benchmarks: interleaved timing, single-thread timing, child processes, peers, tables, charts."""

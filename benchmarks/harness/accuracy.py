@@ -1,4 +1,4 @@
-"""How far results are from exact ones: those of the same model in float64."""
+"""Errors of results relative to exact ones: those of the same model in float64."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from torch import Tensor, nn
 
 
 def exact_results(module: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What a copy of ``module`` in float64 computes from the same numbers; inputs of integers stay as they are."""
+    """Return the results of a copy of ``module`` in float64; inputs of integers stay unchanged."""
     wide = copy.deepcopy(module).double()
-    results = wide(*(one.double() if one.is_floating_point() else one for one in inputs))
+    results = wide(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
     return [results] if isinstance(results, Tensor) else list(results)
 
 
 def relative_rms(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """The root of the mean square error over that of the exact values; the largest of several tensors.
+    """Return the root mean square error relative to the exact values; the maximum over several tensors.
 
-    NaN where numbers or sizes of tensors differ, or a result is not finite.
+    NaN if the numbers or sizes of tensors differ, or if a result is not finite.
     """
-    if [one.shape for one in results] != [one.shape for one in exact]:
+    if [result.shape for result in results] != [result.shape for result in exact]:
         return math.nan
-    errors = [float((one.double() - other).norm() / other.norm()) for one, other in zip(results, exact, strict=True)]
+    errors = [
+        float((result.double() - other).norm() / other.norm()) for result, other in zip(results, exact, strict=True)
+    ]
     return max(errors) if all(map(math.isfinite, errors)) else math.nan

@@ -1,4 +1,4 @@
-"""Pictures of rows, by matplotlib."""
+"""Charts of rows, drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 def save_charts(
     rows: Sequence[Any], draw: Callable[[Any, Any], None], file: Path, *, across: int, height: float
 ) -> None:
-    """A picture of a chart for each row, so many side by side and so many inches high, which ``draw(row, axes)``
-    fills."""
+    """Save a picture with a chart for each row, which ``draw(row, axes)`` fills.
+
+    ``across`` charts are side by side; each is ``height`` inches high.
+    """
     from matplotlib import pyplot
 
     pyplot.switch_backend("Agg")

@@ -1,4 +1,4 @@
-"""Ways to run a module, prepared in one process and compared with eager before they are timed."""
+"""Variants of a module, prepared in one process and compared with eager before they are timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from harness import children
 
-# From a module of its own and inputs to what is timed.
+# Makes the function to time from its own copy of the module and the inputs.
 Prepare = Callable[[Any, Any], Callable[[], Any]]
 
 _CALLS_TO_WARM_UP = 4
@@ -17,11 +17,14 @@ _CALLS_TO_WARM_UP = 4
 def checked(
     name: str, ways: Mapping[str, Prepare], module: Any, inputs: Any, layers: int, strides: bool = True
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, Any], list[str]]:
-    """By way: a call that is warm, and its results; and what differs from eager's beyond tolerance.
+    """Return the warm calls and the results, by variant, and the differences from eager beyond tolerance.
 
     Args:
-        name: of the module, for the progress.
-        layers: its depth, which tolerances grow with.
+        name: the name of the module, for the progress.
+        ways: by name: a function that prepares the variant.
+        module: the module; each variant gets a copy.
+        inputs: the inputs of all calls.
+        layers: the depth of the module, which tolerances grow with.
         strides: whether the strides of results must be eager's.
     """
     from torchmdla.testing.compare import assert_matches

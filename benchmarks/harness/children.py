@@ -1,8 +1,8 @@
-"""Functions run in child processes, so that one measurement leaves nothing behind for the next, nor ends it.
+"""Functions that run in child processes, so that a measurement does not affect or end the next one.
 
 :func:`run` starts ``python -m harness.children MODULE:FUNCTION TASK`` and waits. The child calls the function with the
-task's JSON as keyword arguments and sends what it returns, as JSON, through what was its standard output; whatever
-else is printed there goes to standard error instead. :func:`step` reports progress on the way.
+task's JSON as keyword arguments. It sends the result as JSON through its original standard output; other output to
+standard output goes to standard error instead. :func:`step` reports progress.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _channel: IO[str] | None = None
 
 
 class ChildFailed(RuntimeError):
-    """A child ended without a result. ``step`` is the last one that it reported."""
+    """Error: a child ended without a result. ``step`` is the last step that it reported."""
 
     def __init__(self, step: str, reason: str) -> None:
         super().__init__(f"in step {step!r}: {reason}")
@@ -37,16 +37,16 @@ def run(
     environment: Mapping[str, str] | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Any:
-    """Runs ``function``, ``"module:name"`` of this folder, in a child process.
+    """Run ``function``, ``"module:name"`` of this folder, in a child process.
 
     Args:
-        function: takes the task as keyword arguments; returns something that JSON can hold.
-        task: keyword arguments that JSON can hold.
-        environment: variables to set beside this process's.
+        function: has the task as keyword arguments; returns a value that JSON can represent.
+        task: keyword arguments that JSON can represent.
+        environment: variables to set in addition to those of this process.
         on_step: called with each step that the child reports.
 
     Raises:
-        ChildFailed: the function raised, or the process ended otherwise; with the end of what it printed.
+        ChildFailed: the function raised, or the process ended otherwise; the message has the end of its output.
     """
     path = os.pathsep.join(filter(None, (_BENCHMARKS, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "harness.children", function, json.dumps(task)]
@@ -68,7 +68,7 @@ def run(
 
 
 def step(text: str) -> None:
-    """Tells the parent process, if there is one, what comes now."""
+    """Report the next step to the parent process, if any."""
     if _channel is not None:
         _send(_channel, {"step": text})
 
@@ -88,5 +88,5 @@ def _answer(function: str, task: str) -> None:
 
 
 if __name__ == "__main__":
-    # This file runs as __main__; what steps report through must be the module that others import.
+    # This file runs as __main__, but :func:`step` must use the channel of the module that others import.
     importlib.import_module("harness.children")._answer(*sys.argv[1:])

@@ -1,9 +1,8 @@
-"""A process that runs a model of one input by one engine: ``python -m harness.engine_process ENGINE FILE SIZES
-THREADS``.
+"""Run a model of one input with one engine: ``python -m harness.engine_process ENGINE FILE SIZES THREADS``.
 
-It imports NumPy and the engine alone. Once it has a first result it prints the time, in milliseconds of the monotonic
-clock; then, for each line with a number on its standard input, a line with the milliseconds of so many calls.
-``engine.c`` does the same.
+The process imports only NumPy and the engine. After its first result it prints the time, in milliseconds of the
+monotonic clock. Then, for each line with a number on its standard input, it prints a line with the milliseconds of that
+number of calls. ``engine.c`` does the same.
 """
 
 from __future__ import annotations

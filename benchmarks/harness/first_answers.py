@@ -1,7 +1,7 @@
-"""How long a process takes from its start to its answers, by the files that an engine starts from.
+"""Seconds from the start of a process to its answers, by the files that an engine starts from.
 
-:func:`write_files` makes the files, :func:`answer` is what a process does (:func:`harness.children.run`). It imports
-what its engine needs and nothing else.
+:func:`write_files` makes the files. :func:`answer` runs in the measured process (:func:`harness.children.run`), and
+imports only the modules that its engine needs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.peers import Subject
 
-# The first answers as PyTorch runs a program: the profiling executor optimises in its second call.
+# Number of calls: PyTorch's profiling executor optimises in its second call.
 _CALLS = 5
-# The largest difference from eager's results, relative to the largest of these.
+# The maximum difference from eager's results, relative to the largest of these.
 _TOLERANCE = 1e-3
 
 Answer = Callable[[], Any]
@@ -25,7 +25,10 @@ Answer = Callable[[], Any]
 def write_files(
     model: str, folder: str, quick: bool, sizes: list[int], ways: list[str], threads: int
 ) -> dict[str, str]:
-    """Files of a model for :func:`answer` by each of the ways: why ways are left out, by their names."""
+    """Write the files of a model that :func:`answer` needs for each variant.
+
+    Return why variants are skipped, by name.
+    """
     import numpy as np
     import torch
 
@@ -48,19 +51,19 @@ def write_files(
             continue
         try:
             _write_files_of(way, subject)
-        except Exception as error:  # what a peer cannot do must not hide the others
+        except Exception as error:  # a failure of one peer must not hide the others
             skipped[way] = f"{type(error).__name__}: {rows.reason(str(error))}"
     return skipped
 
 
 def _write_files_of(way: str, subject: Subject) -> None:
-    """Beside the module's, which is there."""
+    """Write the files of one variant, in addition to the frozen module's."""
     if way == "onnxruntime":
         _ = subject.onnx
     elif way.startswith("openvino") and not (subject.folder / "model.xml").exists():
         import openvino
 
-        # Not by convert_model, which reports its use over the network, from forks of this process.
+        # Avoid convert_model, which reports its use over the network, from forks of this process.
         read = openvino.Core().read_model(str(subject.onnx))
         openvino.save_model(read, subject.folder / "model.xml", compress_to_fp16=False)
     elif way == "torchmdla-package":
@@ -71,12 +74,15 @@ def _write_files_of(way: str, subject: Subject) -> None:
 
 
 def answer(way: str, folder: str, threads: int) -> dict[str, Any]:
-    """The first answers of a process, by the monotonic clock; ``compiled`` programs, and what is at ``fault``."""
+    """Return the times of a process's first answers, by the monotonic clock.
+
+    ``compiled`` is the number of compiled programs; ``fault`` describes an error.
+    """
     import numpy as np
 
     path, engine = Path(folder), way.partition("-")[0]
-    given, expected = (list(np.load(path / name).values()) for name in ("inputs.npz", "expected.npz"))
-    run = _ENGINES[engine](path, given, threads, way)
+    inputs, expected = (list(np.load(path / name).values()) for name in ("inputs.npz", "expected.npz"))
+    run = _ENGINES[engine](path, inputs, threads, way)
     answered = []
     for _ in range(_CALLS):
         results = run()
@@ -93,35 +99,35 @@ def _compiled() -> int:
     return torchmdla.stats().compiled
 
 
-def _onnxruntime(path: Path, given: list[Any], threads: int, way: str) -> Answer:
+def _onnxruntime(path: Path, inputs: list[Any], threads: int, way: str) -> Answer:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     file = str(path / "onnx" / "model.onnx")
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    feed = dict(zip((one.name for one in session.get_inputs()), given, strict=True))
+    feed = dict(zip((entry.name for entry in session.get_inputs()), inputs, strict=True))
     return lambda: session.run(None, feed)
 
 
-def _openvino(path: Path, given: list[Any], threads: int, way: str) -> Answer:
+def _openvino(path: Path, inputs: list[Any], threads: int, way: str) -> Answer:
     import openvino
 
     properties = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     if way == "openvino-warm":
         properties["CACHE_DIR"] = str(path / "openvino-cache")
     compiled = openvino.Core().compile_model(str(path / "model.xml"), "CPU", properties)
-    return lambda: list(compiled(given).values())
+    return lambda: list(compiled(inputs).values())
 
 
-def _frozen(path: Path, given: list[Any], threads: int, way: str) -> Answer:
+def _frozen(path: Path, inputs: list[Any], threads: int, way: str) -> Answer:
     import torch
 
     torch.set_num_threads(threads)
-    return _torch_answer(torch.jit.load(path / "frozen.pt"), given)
+    return _torch_answer(torch.jit.load(path / "frozen.pt"), inputs)
 
 
-def _torchmdla(path: Path, given: list[Any], threads: int, way: str) -> Answer:
+def _torchmdla(path: Path, inputs: list[Any], threads: int, way: str) -> Answer:
     import torch
 
     import torchmdla
@@ -129,14 +135,14 @@ def _torchmdla(path: Path, given: list[Any], threads: int, way: str) -> Answer:
     torch.set_num_threads(threads)
     is_package = way == "torchmdla-package"
     return _torch_answer(
-        torchmdla.load(path / "package.pt") if is_package else torch.jit.load(path / "frozen.pt"), given
+        torchmdla.load(path / "package.pt") if is_package else torch.jit.load(path / "frozen.pt"), inputs
     )
 
 
-def _torch_answer(program: Any, given: list[Any]) -> Answer:
+def _torch_answer(program: Any, inputs: list[Any]) -> Answer:
     import torch
 
-    tensors = [torch.from_numpy(array) for array in given]
+    tensors = [torch.from_numpy(array) for array in inputs]
 
     def run() -> list[Any]:
         with torch.no_grad():
@@ -147,5 +153,5 @@ def _torch_answer(program: Any, given: list[Any]) -> Answer:
 
 
 _ENGINES = {"frozen": _frozen, "onnxruntime": _onnxruntime, "openvino": _openvino, "torchmdla": _torchmdla}
-# A way is an engine, and how it is started: with a cache, filled or not, or a package.
+# A variant is an engine with a kind of start: with a cache, filled or not, or with a package.
 WAYS = ("frozen", "onnxruntime", "openvino", "openvino-warm", "torchmdla-cold", "torchmdla-warm", "torchmdla-package")

@@ -1,7 +1,7 @@
-"""Instances of a model as a server runs them: each a process on processors of its own, all calling at once.
+"""Instances of a model as in a server: each is a process with its own processors, and all call at once.
 
-:class:`Instance` is the parent's side. It tells the process what to do through a pipe: to prepare a way to run the
-model, or to serve a load with it. A process that ends meanwhile is :class:`InstanceEnded`.
+:class:`Instance` is the parent's side. Through a pipe, it asks the process to prepare a variant of the model, or to
+serve a load with it. :class:`InstanceEnded` is raised if the process ends meanwhile.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SECONDS_TO_END = 10
 
 
 def processors() -> list[int]:
-    """Those that this process may use."""
+    """Return the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 class InstanceEnded(RuntimeError):
-    """The process of an instance ended at ``way``."""
+    """Error: the process of an instance ended at ``way``."""
 
     def __init__(self, way: str, status: int | None) -> None:
         super().__init__(f"ended the process with status {status}")
@@ -37,10 +37,11 @@ class InstanceEnded(RuntimeError):
 
 
 class Instance:
-    """A process that has a model and calls it, on ``processors`` alone with a thread for each.
+    """Process that holds a model and calls it, on ``processors`` only with a thread for each.
 
     Args:
-        task: what :func:`obey` takes beside the pipe and the processors.
+        processors: the processors of the instance.
+        task: arguments of :func:`obey` besides the pipe and the processors.
     """
 
     def __init__(self, processors: Collection[int], task: Mapping[str, Any]) -> None:
@@ -48,7 +49,7 @@ class Instance:
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=obey, args=(other, sorted(processors)), kwargs=dict(task), daemon=True)
         self._process.start()
-        other.close()  # so that the pipe ends with the process
+        other.close()  # closes the pipe when the process ends
 
     def __enter__(self) -> Instance:
         return self
@@ -59,16 +60,16 @@ class Instance:
         self._process.kill()
 
     def prepare(self, way: str) -> str:
-        """Why ``way`` is left out; empty where it is ready."""
+        """Prepare ``way``. Return the reason why it is skipped, or an empty string."""
         self._ask(way, None)
         return str(self._answer(way))
 
     def begin(self, way: str, load: Load) -> None:
-        """Has ``way`` serve ``load``."""
+        """Start serving ``load`` with ``way``."""
         self._ask(way, load)
 
     def answers(self, way: str) -> Answers:
-        """Of the load that was begun, once it has ended."""
+        """Return the answers of the current load, after it has ended."""
         answers = self._answer(way)
         assert isinstance(answers, Answers)
         return answers
@@ -94,15 +95,17 @@ class Instance:
 def prepared(
     ways: Sequence[str], number: int, task: Mapping[str, Any], skipped: dict[str, str]
 ) -> Iterator[tuple[list[Instance], list[str]]]:
-    """So many instances, with an equal part of the processors each, and the ways that are ready in all of them; why
-    others are not goes into ``skipped``."""
-    own = len(processors()) // number
+    """Yield ``number`` instances, with an equal share of the processors each, and the variants that are ready in all.
+
+    The reasons for the other variants are added to ``skipped``.
+    """
+    each = len(processors()) // number
     with ExitStack() as stack:
-        parts = [processors()[own * k : own * (k + 1)] for k in range(number)]
+        parts = [processors()[each * k : each * (k + 1)] for k in range(number)]
         instances = [stack.enter_context(Instance(part, task)) for part in parts]
         ready = []
         for way in ways:
-            # One after another: the first makes the files that the others find.
+            # Prepare one after another: the first instance makes the files that the others use.
             if reasons := [reason for instance in instances if (reason := instance.prepare(way))]:
                 skipped[way] = reasons[0]
             else:
@@ -111,14 +114,14 @@ def prepared(
 
 
 def served(instances: Sequence[Instance], way: str, loads: Sequence[Load]) -> list[Answers]:
-    """What each instance answers of its load while all of them serve theirs."""
+    """Return the answers of each instance to its load, while all of them serve theirs."""
     for instance, load in zip(instances, loads, strict=True):
         instance.begin(way, load)
     return [instance.answers(way) for instance in instances]
 
 
 def rates(instances: Sequence[Instance], way: str, seconds: float) -> list[float]:
-    """Calls a second of each instance while all of them call ``way``, one call at a time."""
+    """Return calls per second of each instance, while all of them call ``way``, one call at a time."""
     return [answers.rate for answers in served(instances, way, [Closed(seconds)] * len(instances))]
 
 
@@ -128,12 +131,14 @@ def rates(instances: Sequence[Instance], way: str, seconds: float) -> list[float
 def obey(
     pipe: Connection, processors: Sequence[int], model: str, folder: str, quick: bool, sizes: Sequence[int] = ()
 ) -> None:
-    """Does what the pipe says until it ends. ``folder`` is for the model's files; requests are of ``sizes``, or of the
-    one that the model is measured with."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # peers print
+    """Execute the commands from the pipe until it closes.
+
+    ``folder`` is for the model's files. Requests are of ``sizes``, or of the size that the model is measured with.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # peers print to it
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, processors)  # before threads are started, which inherit it
-    # OpenMP reads its variable, torchmdla its own, when they are loaded.
+        os.sched_setaffinity(0, processors)  # before threads start, which inherit it
+    # OpenMP and torchmdla read their variables when they are loaded.
     os.environ |= {"OMP_NUM_THREADS": str(len(processors)), "TORCHMDLA_ENABLE": "0"}
     with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as cache:
         os.environ["TORCHMDLA_CACHE_DIR"] = cache
@@ -161,8 +166,8 @@ def _obey(pipe: Connection, threads: int, model: str, folder: str, quick: bool, 
                 pipe.send(serve(calls[way], load, slots[way]))
                 continue
             prepared, _, skipped = rows.prepare(subject, [way])
-            found = rows.compare(prepared, spec, subject.module, more=subject.others)
-            wrong = {name: one["differs"] for name, one in found.items() if one["differs"]}
+            comparisons = rows.compare(prepared, spec, subject.module, more=subject.others)
+            wrong = {name: comparison["differs"] for name, comparison in comparisons.items() if comparison["differs"]}
             for name in prepared.keys() - wrong.keys():
                 calls[name] = [prepared[name].bind(inputs) for inputs in subject.all_inputs]
                 slots[name] = prepared[name].slots

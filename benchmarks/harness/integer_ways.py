@@ -1,5 +1,7 @@
-"""The ways to run a model in integers of 8 bits, each quantised by the tools of its own: per tensor where it is an
-activation, by the values of the inputs that are timed, and per channel where it is a weight."""
+"""Variants of a model in 8-bit integers, each quantised by the tools of its engine.
+
+Activations are quantised per tensor, by the values of the timed inputs, and weights per channel.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ from harness.peers import Inputs, Prepared, Subject, Way, _from_arrays, _torch, 
 
 @dataclass
 class Quantised(Subject):
-    """A model to prepare in integers."""
+    """Model to prepare in integers."""
 
     @cached_property
     def exported(self) -> Any:
-        """By torchao's PT2E, as a module of PyTorch's quantise and dequantise."""
+        """Return the model quantised by torchao's PT2E, as a module of PyTorch's quantise and dequantise."""
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
         from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
@@ -35,7 +37,10 @@ class Quantised(Subject):
 
     @cached_property
     def quantised(self) -> nn.Module:
-        """By FX, of PyTorch's quantised operators; of what FX cannot trace the linear layers, in each call."""
+        """Return the model quantised by FX, of PyTorch's quantised operators.
+
+        If FX cannot trace the model, its linear layers are quantised dynamically, in each call.
+        """
         from torch.ao import quantization
         from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
@@ -43,22 +48,22 @@ class Quantised(Subject):
         try:
             prepared = prepare_fx(self.module, quantization.get_default_qconfig_mapping("x86"), self.inputs)
             prepared(*self.inputs)
-            made: nn.Module = convert_fx(prepared)
+            result: nn.Module = convert_fx(prepared)
         except (torch.fx.proxy.TraceError, TypeError):
-            made = quantization.quantize_dynamic(self.module, {nn.Linear}, dtype=torch.qint8)
-        return made
+            result = quantization.quantize_dynamic(self.module, {nn.Linear}, dtype=torch.qint8)
+        return result
 
     def scripted(self) -> Any:
-        """That as TorchScript, one of its own for each caller: plans keep the groups that they were made with."""
+        """Return the quantised model as new TorchScript for each caller, because execution plans keep their groups."""
         return torch.jit.freeze(torch.jit.trace(self.quantised, self.inputs, check_trace=False))
 
     @cached_property
     def quantised_onnx(self) -> Path:
-        """By ONNX Runtime, as pairs of quantise and dequantise."""
+        """Return the model quantised by ONNX Runtime, as pairs of quantise and dequantise."""
         from onnxruntime import quantization
 
         def quantise(folder: Path) -> None:
-            names = [given.name for given in onnx_session(self.onnx, 1).get_inputs()]
+            names = [entry.name for entry in onnx_session(self.onnx, 1).get_inputs()]
             feeds = iter([dict(zip(names, (tensor.numpy() for tensor in self.inputs), strict=True)), None])
 
             class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
@@ -96,8 +101,8 @@ def _openvino(subject: Any) -> Prepared:
     compiled = openvino.Core().compile_model(model, "CPU", properties)
 
     def bind(inputs: Inputs) -> Callable[[], Any]:
-        given = [tensor.numpy() for tensor in inputs]
-        return lambda: compiled(given, share_inputs=True, share_outputs=True)
+        arrays = [tensor.numpy() for tensor in inputs]
+        return lambda: compiled(arrays, share_inputs=True, share_outputs=True)
 
     return Prepared(bind, lambda results: _from_arrays([results[output] for output in compiled.outputs]))
 
@@ -129,7 +134,7 @@ def _torchmdla_float(subject: Any) -> Prepared:
     return _torch(torchmdla.compile(subject.traced(), *subject.inputs), subject)
 
 
-# In this order they are prepared: torchmdla's last.
+# The order of preparation: torchmdla's variants are last.
 WAYS: Mapping[str, Way] = {
     "script": Way("TorchScript, quantised by FX", _script),
     "inductor": Way("Inductor, freezing, PT2E", _inductor, ("torchao",)),

@@ -1,7 +1,7 @@
-"""Requests that come to an instance, and how long each waits for its answer.
+"""Requests to an instance, and their latencies.
 
-A load says when requests are issued, by the monotonic clock; :func:`serve` answers them in their order. A request's
-latency counts from the time it was meant to be issued at, whether or not the instance was busy then.
+A load specifies when requests are issued, by the monotonic clock. :func:`serve` answers them in order. A request's
+latency starts at its intended time of issue, whether or not the instance was busy then.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Protocol
 
 Call = Callable[[], object]
 
-# Requests of different inputs come in an order that repeats after so many.
+# The order of the requests' inputs repeats after this number.
 _ORDER = 1024
 
 
 class Requests(Protocol):
-    """The requests of one run of a load. A lock guards both methods."""
+    """Requests of one run of a load. A lock guards both methods."""
 
     def next(self) -> float | None:
-        """When the next request is issued; None where there is none any more."""
+        """Return the time of issue of the next request; None at the end."""
 
     def answered(self, at: float) -> None:
-        """One that was taken has its answer."""
+        """Record that a request was answered at time ``at``."""
 
 
 class Load(Protocol):
-    """``servers``: how many calls may be under way at a time."""
+    """Load of an instance; ``servers`` is the number of concurrent calls."""
 
     @property
     def seed(self) -> int: ...
@@ -43,8 +43,7 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class Closed:
-    """So many clients, each of which issues a request as soon as its last one is answered, until ``seconds`` have
-    passed."""
+    """Closed loop: each client issues a request when its last one is answered, for ``seconds``."""
 
     seconds: float
     clients: int = 1
@@ -73,7 +72,7 @@ class _ClosedRequests:
 
 @dataclass(frozen=True)
 class Open:
-    """Requests that come whenever they come, ``rate`` a second (Poisson's process), for ``seconds``; at least one."""
+    """Open loop: at least one request, at random times, ``rate`` a second (Poisson's process), for ``seconds``."""
 
     rate: float
     seconds: float
@@ -86,7 +85,7 @@ class Open:
         return _OpenRequests(self)
 
     def arrivals(self) -> list[float]:
-        """Seconds from the beginning. The same for the same seed, but for the rate, which stretches them."""
+        """Return seconds from the start. Runs with the same seed differ only by the rate, which scales the times."""
         draw = random.Random(self.seed)
         times = [draw.expovariate(self.rate)]
         while (following := times[-1] + draw.expovariate(self.rate)) < self.seconds:
@@ -108,26 +107,32 @@ class _OpenRequests:
 
 @dataclass(frozen=True)
 class Answers:
-    """``latencies`` in seconds, of all requests; ``seconds`` from the beginning to the last answer."""
+    """Answers to a load.
+
+    Attributes:
+        latencies: in seconds, of all requests.
+        seconds: from the start to the last answer.
+    """
 
     latencies: list[float]
     seconds: float
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Return answers per second."""
         return len(self.latencies) / self.seconds
 
 
 def serve(calls: Sequence[Call], load: Load, slots: int = 1) -> Answers:
-    """Answers the requests of ``load``.
+    """Answer the requests of ``load``.
 
     Args:
-        calls: one for each input; which of them a request is, ``load.seed`` decides.
-        slots: how many calls the engine takes at a time, each in a thread of its own.
+        calls: one for each input; ``load.seed`` determines the input of each request.
+        load: the requests.
+        slots: the maximum number of concurrent calls of the engine, each in its own thread.
 
     Raises:
-        Exception: what a call raised.
+        Exception: the error of a call.
     """
     start = time.monotonic()
     queue = _Queue(load.begin(), random.Random(load.seed).choices(range(len(calls)), k=_ORDER))
@@ -142,14 +147,14 @@ def serve(calls: Sequence[Call], load: Load, slots: int = 1) -> Answers:
 
 
 class _Queue:
-    """Requests that several threads take."""
+    """Queue of requests that several threads serve."""
 
     def __init__(self, requests: Requests, order: Sequence[int]) -> None:
         self._requests, self._order = requests, order
         self._lock, self._taken = threading.Lock(), 0
 
     def serve(self, calls: Sequence[Call]) -> list[float]:
-        """Until there are no more: the latencies of those that this thread answered."""
+        """Answer requests until the queue is empty. Return the latencies of the requests that this thread answered."""
         latencies = []
         while (taken := self._take()) is not None:
             issued, which = taken
@@ -188,7 +193,7 @@ def _served_by_threads(queue: _Queue, calls: Sequence[Call], servers: int) -> tu
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The least of the values that so many per cent of all do not exceed."""
+    """Return the smallest value that ``percent`` per cent of all values do not exceed."""
     ordered = sorted(values)
     rank = -(-len(ordered) * percent // 100)  # rounded up
     return ordered[max(int(rank), 1) - 1]

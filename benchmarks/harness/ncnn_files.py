@@ -1,7 +1,7 @@
-"""A traced model as files of ncnn: pnnx converts it, ncnn loads it, both in float32.
+"""Converter and loader of ncnn files: pnnx converts a traced model, ncnn loads it, both in float32.
 
-ncnn's tensors have no batch of their own: pnnx decides which dimension of each input and output is one, and says so in
-the Python file that it writes beside the others.
+ncnn's tensors have no batch dimension. pnnx chooses the batch dimension of each input and output, and writes it to a
+Python file beside the others.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 
 _TRACE, _PARAMETERS, _WEIGHTS, _EXAMPLE = "model.pt", "model.ncnn.param", "model.ncnn.bin", "model_ncnn.py"
 _TYPES = {torch.float32: "f32", torch.int64: "i64"}
-# In the file's text: a line of two numbers and a number of other things before the layers, one a line, type first.
+# The text file has two lines before the layers. Each layer has a line that starts with its type.
 _LINES_BEFORE_LAYERS = 2
 
 
 @dataclass(frozen=True)
 class Files:
-    """What pnnx wrote into ``folder``."""
+    """Files that pnnx wrote to ``folder``."""
 
     folder: Path
 
@@ -37,26 +37,26 @@ class Files:
         return self.folder / _WEIGHTS
 
     def batch_of(self, name: str) -> int:
-        """The dimension of an input or output that is the batch, as ncnn counts; a large number for none.
+        """Return the batch dimension of an input or output, as ncnn counts; a large number for none.
 
         Raises:
-            RuntimeError: pnnx's example does not say.
+            RuntimeError: pnnx's example does not specify it.
         """
         example = (self.folder / _EXAMPLE).read_text()
-        found = re.search(rf"\b{name}\.numpy\((?:\), )?batch_index=(\d+)", example)
-        if found is None:
+        match = re.search(rf"\b{name}\.numpy\((?:\), )?batch_index=(\d+)", example)
+        if match is None:
             raise RuntimeError(f"{_EXAMPLE} of pnnx names no batch of {name}: another pnnx is needed")
-        return int(found[1])
+        return int(match[1])
 
     def foreign_layers(self) -> list[str]:
-        """Types of layers that pnnx left as they are, since ncnn has nothing for them: of torch's names."""
+        """Return the types of layers that pnnx did not convert, because ncnn lacks them. They have torch's names."""
         lines = self.parameters.read_text().splitlines()[_LINES_BEFORE_LAYERS:]
         types = {line.split()[0] for line in lines if line.strip()}
         return sorted(kind for kind in types if re.search(r"[.:]", kind))
 
 
 def convert(trace: torch.jit.ScriptModule, inputs: Sequence[Tensor], folder: Path) -> None:
-    """Writes the files of ``trace`` into ``folder``, which is there.
+    """Write the files of ``trace`` to the existing ``folder``.
 
     Raises:
         RuntimeError: pnnx does not convert it.
@@ -65,23 +65,24 @@ def convert(trace: torch.jit.ScriptModule, inputs: Sequence[Tensor], folder: Pat
     import pnnx
 
     trace.save(str(folder / _TRACE))
-    shapes = ",".join(f"[{','.join(map(str, one.shape))}]{_TYPES[one.dtype]}" for one in inputs)
+    shapes = ",".join(f"[{','.join(map(str, tensor.shape))}]{_TYPES[tensor.dtype]}" for tensor in inputs)
     command = [pnnx.EXEC_PATH, _TRACE, f"inputshape={shapes}", "fp16=0", "device=cpu"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode or not all((folder / name).exists() for name in (_PARAMETERS, _WEIGHTS, _EXAMPLE)):
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise RuntimeError(f"error: pnnx ended with status {done.returncode}: {' '.join(said[-1:])}")
-    for file in folder.iterdir():  # the weights are there three times more
+        messages = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise RuntimeError(f"error: pnnx ended with status {done.returncode}: {' '.join(messages[-1:])}")
+    for file in folder.iterdir():  # remove three further copies of the weights
         if file.name not in (_PARAMETERS, _WEIGHTS, _EXAMPLE):
             file.unlink()
 
 
 def load(files: Files, threads: int, in_bf16: bool = False) -> Any:
-    """An ``ncnn.Net`` of the files that computes and stores float32, or stores bfloat16; all other options are ncnn's
-    defaults.
+    """Return an ``ncnn.Net`` of the files that computes and stores float32, or stores bfloat16.
+
+    All other options are ncnn's defaults.
 
     Raises:
-        RuntimeError: ncnn has no such layers, or does not read the files.
+        RuntimeError: ncnn lacks layers, or cannot read the files.
     """
     import ncnn
 

@@ -1,6 +1,6 @@
-"""Ways to run a model on one thread: prepared, compared with eager, and timed in turn in one process.
+"""Variants of a model on one thread: prepared, compared with eager, and timed in turn in one process.
 
-They are timed by the processor time of that thread, so that other processes disturb little.
+The clock is the processor time of that thread, so that other processes disturb little.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ def measure(
     span: float = timing.SPAN,
     strides: bool = True,
 ) -> dict[str, Any]:
-    """``seconds`` of each round of each way, and ``faults``: results that are not eager's, reasons of fallbacks.
+    """Return the ``seconds`` of each round of each variant, and ``faults``.
+
+    Faults are differences from eager's results, and reasons of fallbacks.
 
     Args:
         model: a name of ``torchmdla.testing.models.MODELS``; reduced if ``quick``.
-        ways: by name.
+        ways: by name: a function that prepares the variant.
+        rounds: the number of rounds.
+        quick: whether to use the reduced model.
         span: see :func:`torchmdla.testing.timing.interleaved`.
         strides: whether the strides of results must be eager's.
     """

@@ -1,4 +1,4 @@
-"""A decoder of transformers by OpenVINO, token by token, with its weights as nncf compresses them."""
+"""Decoder of transformers in OpenVINO, token by token, with weights that nncf compresses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-# What nncf makes of linear layers, by the names of ``benchmarks/decoding.py``; None leaves them as they are.
+# nncf's compression of linear layers, by the names of ``benchmarks/decoding.py``; None leaves them unchanged.
 _MODES = {"float32": None, "bfloat16": None, "int8": "INT8_SYM", "int4": "INT4_SYM"}
 _GROUP = 32
 
@@ -16,13 +16,13 @@ def is_installed() -> bool:
 
 
 class OpenVinoDecoder:
-    """Called as the model is: a token, a static cache that holds what came before the first, and the token's place.
+    """Callable with the interface of the model: a token, a static cache with the prompt, and the token's position.
 
     Args:
-        model: of float32.
-        weights: as which it is to store them, a name of ``benchmarks/decoding.py``.
-        threads: of each op.
-        length: of the cache.
+        model: the model in float32.
+        weights: the format of the stored weights, a name of ``benchmarks/decoding.py``.
+        threads: threads of each op.
+        length: length of the cache.
     """
 
     def __init__(self, model: Any, weights: str, threads: int, length: int) -> None:
@@ -37,13 +37,13 @@ class OpenVinoDecoder:
         place = torch.zeros(1, dtype=torch.int64)
         inputs = (place[None], place, torch.zeros(1, 1, 1, length), *caches)
         with torch.no_grad():
-            made = openvino.convert_model(_step(model), example_input=inputs)
+            converted = openvino.convert_model(_step(model), example_input=inputs)
         if mode := _MODES[weights]:
             options = {"group_size": _GROUP, "ratio": 1.0, "all_layers": True} if "4" in mode else {}
-            made = nncf.compress_weights(made, mode=getattr(nncf.CompressWeightsMode, mode), **options)
+            converted = nncf.compress_weights(converted, mode=getattr(nncf.CompressWeightsMode, mode), **options)
         precision = "bf16" if weights == "bfloat16" else "f32"
         hints = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": precision}
-        self._request = openvino.Core().compile_model(made, "CPU", hints).create_infer_request()
+        self._request = openvino.Core().compile_model(converted, "CPU", hints).create_infer_request()
         self._caches: list[Any] = []
         self._first = -1
 
@@ -57,13 +57,13 @@ class OpenVinoDecoder:
             self._first = place
         mask = torch.zeros(1, 1, 1, self._length)
         mask[..., place + 1 :] = torch.finfo(torch.float32).min
-        found = self._request.infer([token.numpy(), cache_position.numpy(), mask.numpy(), *self._caches])
-        logits, *self._caches = found.values()
+        results = self._request.infer([token.numpy(), cache_position.numpy(), mask.numpy(), *self._caches])
+        logits, *self._caches = results.values()
         return SimpleNamespace(logits=torch.from_numpy(logits))
 
 
 def _step(model: Any) -> Any:
-    """A module that takes a token, its place, a mask and the cache of each layer, and returns logits and new caches."""
+    """Return a module from a token, its position, a mask and the layers' caches to logits and new caches."""
     import torch
     from transformers import DynamicCache
 
@@ -84,9 +84,9 @@ def _step(model: Any) -> Any:
 
         def forward(self, token: Any, place: Any, mask: Any, *caches: Any) -> Any:
             cache = Functional(list(caches), place)
-            made = self.model(
+            result = self.model(
                 token, attention_mask=mask, position_ids=place[None], past_key_values=cache, cache_position=place
             )
-            return (made.logits, *cache.made)
+            return (result.logits, *cache.made)
 
     return Step()

@@ -1,4 +1,4 @@
-"""Options, progress, JSON and tables as all benchmarks have them."""
+"""Options, progress, JSON and tables that all benchmarks share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-# Runnable processes of the machine in the last minute, before this one added its own.
+# The mean number of runnable processes on the machine in the last minute, before this one started.
 LOAD = os.getloadavg()[0]
 _QUIET = 0.5
 
 
 def parser(documentation: str | None) -> argparse.ArgumentParser:
-    """A parser described by a module's docstring, with ``--quick`` and ``--json``."""
+    """Return a parser described by a module's docstring, with ``--quick`` and ``--json``."""
     result = argparse.ArgumentParser(
         description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -32,14 +32,14 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
 
 
 def fill_in(options: argparse.Namespace, defaults: Mapping[bool, Mapping[str, Any]]) -> None:
-    """Sets the options that are not given, to what ``defaults`` has for ``--quick`` or for its absence."""
+    """Set the options that are not given to the ``defaults`` for ``--quick`` or for its absence."""
     for name, value in defaults[options.quick].items():
         if getattr(options, name) is None:
             setattr(options, name, value)
 
 
 def new_file(text: str) -> Path:
-    """The type of an option that names a file to write: said now if its folder is missing, not after the work."""
+    """Parse an option that names a file to write. Raise now if its folder is missing, not after the work."""
     file = Path(text)
     if not file.resolve().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r}: no such folder")
@@ -47,19 +47,19 @@ def new_file(text: str) -> Path:
 
 
 def number(text: str) -> int:
-    """The type of an option that takes one positive integer."""
+    """Parse one positive integer."""
     if not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r}: not a number of at least 1")
     return int(text)
 
 
 def numbers(text: str) -> list[int]:
-    """The type of an option that takes positive integers between commas: ``1,2``."""
+    """Parse positive integers that are separated by commas: ``1,2``."""
     return [number(part) for part in text.split(",")]
 
 
 def positive(text: str) -> float:
-    """The type of an option that takes one number above 0, such as seconds."""
+    """Parse one number above 0, such as seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -70,34 +70,37 @@ def positive(text: str) -> float:
 
 
 def one_of(known: Iterable[str]) -> Any:
-    """The type of an option that takes names between commas, each of ``known``."""
+    """Return a parser of names that are separated by commas, each of ``known``."""
 
     def names(text: str) -> list[str]:
-        found = text.split(",")
-        unknown = sorted(set(found) - set(known))
+        parts = text.split(",")
+        unknown = sorted(set(parts) - set(known))
         if unknown:
             raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
-        return found
+        return parts
 
     return names
 
 
 def progress(total: int, unit: str) -> tqdm[Any]:
-    """A bar on standard error; ``set_postfix_str`` says what is being done. Says first if the machine is busy."""
+    """Return a progress bar on standard error. Print a warning first if the machine is busy.
+
+    ``set_postfix_str`` shows the current step.
+    """
     if LOAD > _QUIET:
         print(f"other processes are busy (load {LOAD:.1f}): times on several threads mean little", file=sys.stderr)
     return tqdm(total=total, unit=unit, file=sys.stderr, dynamic_ncols=True)
 
 
 def environment() -> dict[str, str]:
-    """What figures depend on: the processor, versions, the target."""
+    """Return the facts that results depend on: the processor, versions, the target."""
     from torchmdla.report.environment import environment as facts
 
     return {"processor": processor(), "load at the start": f"{LOAD:.2f}", **facts()}
 
 
 def processor() -> str:
-    """The name of the processor, as precise as the system gives it."""
+    """Return the name of the processor, as precise as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -107,7 +110,7 @@ def processor() -> str:
 
 
 def write_json(file: Path | None, results: Mapping[str, Any]) -> None:
-    """Writes ``results`` and the environment, if there is a file to write to. Not finite numbers become null."""
+    """Write ``results`` and the environment if ``file`` is given. Numbers that are not finite become null."""
     if file is not None:
         content = {"environment": environment(), **results}
         file.write_text(json.dumps(_plain(content), indent=1, allow_nan=False) + "\n")
@@ -122,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 
 def table(title: str, columns: Sequence[str], caption: str | None = None) -> Table:
-    """A table whose first column is text and whose others are numbers."""
+    """Return a table whose first column is text and whose other columns are numbers."""
     result = Table(title=title, caption=caption)
     for index, column in enumerate(columns):
         result.add_column(column, justify="right" if index else "left")
@@ -130,23 +133,23 @@ def table(title: str, columns: Sequence[str], caption: str | None = None) -> Tab
 
 
 def show(*items: Any, width: int = 150) -> None:
-    """Prints tables and lines; ``width`` is for where the output is not a terminal."""
+    """Print tables and lines. ``width`` applies if the output is not a terminal."""
     console = Console(width=None if sys.stdout.isatty() else width, highlight=False)
     for item in items:
         console.print(item, markup=not isinstance(item, str))
 
 
 def pair(times: Mapping[str, float] | None) -> str:
-    """``least / median`` of milliseconds, to three digits; a dash where there is none."""
+    """Return ``least / median`` of milliseconds, to three digits; a dash for None."""
     return "–" if times is None else f"{digits(times['min'])} / {digits(times['median'])}"
 
 
 def digits(value: float) -> str:
-    """Three significant digits, never in powers of ten."""
+    """Return three significant digits, without powers of ten."""
     decimals = 2 - math.floor(math.log10(value)) if value > 0 else 2
     return f"{value:.{max(0, decimals)}f}"
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """NaN for no values."""
+    """Return the geometric mean; NaN for no values."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan

@@ -1,12 +1,12 @@
-"""The ways to run a model that torchmdla is measured against, and torchmdla's own.
+"""Variants of a model: the peers that torchmdla is measured against, and torchmdla's own.
 
-:data:`WAYS` is the table to read. A way prepares a model once; what it returns binds inputs, so that conversions happen
-outside of what is timed. All run on the given number of threads, and compute in plain float32, or in bfloat16: of
-PyTorch's own ways that is a model of bfloat16, of the others, torchmdla among them, the model of float32 with products
-of bfloat16, as far as they have them.
+:data:`WAYS` is the main table. A variant prepares a model once. The result binds inputs, so that conversions are not
+timed. All variants run on the given number of threads and compute in float32, or in bfloat16. With bfloat16, PyTorch's
+own variants use a model of bfloat16. The others, torchmdla included, use the float32 model with products in bfloat16,
+if they support that.
 
-Plans of optimised TorchScript keep the groups that they were made with, so the ways that are not torchmdla's are
-prepared while it takes no op at all: in a process that imported it with ``TORCHMDLA_ENABLE=0``, before it is enabled.
+Plans of optimised TorchScript keep their groups. So the variants of peers are prepared while torchmdla takes no op: in
+a process that imported it with ``TORCHMDLA_ENABLE=0``, before it is enabled.
 """
 
 from __future__ import annotations
@@ -32,14 +32,22 @@ from torchmdla.testing.coverage import groups
 from torchmdla.testing.models import ModelSpec
 
 Inputs = tuple[Tensor, ...]
-# The profiling executor looks at types in its first call and optimises in its second; the others settle what follows.
+# The profiling executor records types in its first call and optimises in its second. Further calls let it settle.
 _WARM_UP_CALLS = 4
 
 
 @dataclass
 class Subject:
-    """A model to prepare, with example inputs; ``folder`` is for files, which stay for others of the same model.
-    ``others`` are inputs of other sizes that it is called with, too."""
+    """Model to prepare, with example inputs.
+
+    Attributes:
+        module: the model.
+        inputs: example inputs.
+        threads: threads of each op.
+        folder: the folder of files, which further variants of the same model share.
+        dtype: the dtype to compute in.
+        others: inputs of other sizes for further calls.
+    """
 
     module: nn.Module
     inputs: Inputs
@@ -53,23 +61,23 @@ class Subject:
         return (self.inputs, *self.others)
 
     def traced(self) -> torch.jit.ScriptModule:
-        """A trace of its own for each caller. It is not checked by running it: that would optimise it."""
+        """Return a new trace for each caller. It is not checked by a run, because that would optimise it."""
         trace: torch.jit.ScriptModule = torch.jit.trace(self.module, self.inputs, check_trace=False)
         return trace
 
     def converted(self) -> Subject:
-        """The same with a model and inputs of its dtype."""
+        """Return the subject with model and inputs in its dtype."""
         if self.dtype == torch.float32:
             return self
         return replace(self, module=copy.deepcopy(self.module).to(self.dtype), inputs=self.cast(self.inputs))
 
     def cast(self, tensors: Inputs) -> Inputs:
-        """Floats in its dtype."""
-        return tuple(one.to(self.dtype) if one.is_floating_point() else one for one in tensors)
+        """Return the tensors with floats in the subject's dtype."""
+        return tuple(tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
     @cached_property
     def onnx(self) -> Path:
-        """The model as an ONNX file."""
+        """Return the model as an ONNX file."""
 
         def export(folder: Path) -> None:
             shapes = self._varying_sizes() if self.others else None
@@ -81,7 +89,7 @@ class Subject:
         return made_once(self.folder / "onnx", export) / name
 
     def _varying_sizes(self) -> tuple[dict[int, Any], ...]:
-        """The dimensions of each input that are not of one size in all, for the exporter."""
+        """Return the dimensions of each input whose sizes vary, for the exporter."""
         shapes = [[tensor.shape for tensor in inputs] for inputs in self.all_inputs]
         return tuple(
             {dim: torch.export.Dim.AUTO for dim, sizes in enumerate(zip(*alike, strict=True)) if len(set(sizes)) > 1}
@@ -90,23 +98,25 @@ class Subject:
 
     @cached_property
     def ncnn(self) -> ncnn_files.Files:
-        """The model as files of ncnn."""
+        """Return the model as files of ncnn."""
         make = partial(ncnn_files.convert, self.traced(), self.inputs)
         return ncnn_files.Files(made_once(self.folder / "ncnn", make))
 
 
 def subject_of(spec: ModelSpec, sizes: Sequence[int], threads: int, folder: Path) -> Subject:
-    """A model with inputs of ``sizes``, or of the one that it is measured with."""
+    """Return a model with inputs of ``sizes``, or of the size that it is measured with."""
     first, *others = [spec.inputs(size=size) for size in sizes] or [spec.inputs()]
     return Subject(spec.build(), first, threads, folder, others=tuple(others))
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """``folder``, filled by ``make`` unless it is there: an earlier process of the run may have made it, and one that
-    ended on the way leaves none."""
+    """Return ``folder``. If it does not exist, create it and let ``make`` fill it.
+
+    An earlier process of the run may have made it. A process that ends early does not leave an incomplete folder.
+    """
     if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            (content := Path(made, "content")).mkdir()
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            (content := Path(temporary, "content")).mkdir()
             make(content)
             content.rename(folder)
     return folder
@@ -114,8 +124,13 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 @dataclass(frozen=True)
 class Prepared:
-    """``bind(inputs)`` is a function of no arguments that runs the model, in ``slots`` threads at a time; ``tensors``
-    reads what that returns."""
+    """Prepared variant.
+
+    Attributes:
+        bind: ``bind(inputs)`` returns a function of no arguments that runs the model.
+        tensors: reads the results of that function.
+        slots: the number of threads that may call at a time.
+    """
 
     bind: Callable[[Inputs], Callable[[], Any]]
     tensors: Callable[[Any], list[Tensor]]
@@ -127,7 +142,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Way:
-    """``packages`` are modules that must be importable; ``ours`` is set for torchmdla's ways."""
+    """Variant of running a model.
+
+    Attributes:
+        label: its name in texts.
+        prepare: prepares a subject.
+        packages: modules that must be importable.
+        ours: whether it is one of torchmdla's.
+    """
 
     label: str
     prepare: Callable[[Subject], Prepared]
@@ -135,14 +157,14 @@ class Way:
     ours: bool = False
 
     def missing(self) -> list[str]:
-        """The packages that are not installed."""
+        """Return the packages that are not installed."""
         return [name for name in self.packages if not _installed(name)]
 
 
 def _installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of a parent package
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
@@ -150,14 +172,14 @@ def _installed(name: str) -> bool:
 
 
 def _torch(run: Callable[..., Any], subject: Subject) -> Prepared:
-    """A callable on a subject's tensors, called until it has optimised itself."""
+    """Return a prepared callable on a subject's tensors, after the calls that optimise it."""
     for _ in range(_WARM_UP_CALLS):
         for inputs in subject.all_inputs:
             run(*subject.cast(inputs))
 
     def bind(inputs: Inputs) -> Callable[[], Any]:
-        given = subject.cast(inputs)
-        return lambda: run(*given)
+        arguments = subject.cast(inputs)
+        return lambda: run(*arguments)
 
     return Prepared(bind, _as_list)
 
@@ -205,9 +227,9 @@ def _onnx_runtime(subject: Subject) -> Prepared:
 
 
 def of_onnx(file: Path, threads: int) -> Prepared:
-    """An ONNX file by ONNX Runtime."""
+    """Return an ONNX file prepared in ONNX Runtime."""
     session = onnx_session(file, threads)
-    names = [given.name for given in session.get_inputs()]
+    names = [entry.name for entry in session.get_inputs()]
 
     def bind(inputs: Inputs) -> Callable[[], Any]:
         feed = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
@@ -222,7 +244,7 @@ def onnx_session(file: Path, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Its threads would otherwise spin on into the next one's time.
+    # Otherwise its threads would spin while the next variant runs.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
@@ -232,7 +254,7 @@ def _openvino_compiled(subject: Subject, hint: str) -> Any:
 
     properties = {
         "INFERENCE_NUM_THREADS": subject.threads,
-        # bfloat16 by default where the processor has it.
+        # The default is bfloat16 if the processor supports it.
         "INFERENCE_PRECISION_HINT": "bf16" if subject.dtype == torch.bfloat16 else "f32",
         "PERFORMANCE_HINT": hint,
     }
@@ -250,7 +272,7 @@ def _openvino(subject: Subject) -> Prepared:
 
 
 def _openvino_throughput(subject: Subject) -> Prepared:
-    """As many requests at a time as OpenVINO finds best."""
+    """Return the model prepared with the number of concurrent requests that OpenVINO recommends."""
     compiled = _openvino_compiled(subject, "THROUGHPUT")
     slots = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
     idle: SimpleQueue[Any] = SimpleQueue()
@@ -281,15 +303,15 @@ def _ncnn(subject: Subject) -> Prepared:
 
     def bind(inputs: Inputs) -> Callable[[], Any]:
         feed = {
-            # ncnn's indices are of 32 bits; the copy is memory that ncnn counts the references of.
+            # ncnn's indices have 32 bits. The copy is memory whose references ncnn counts.
             name: ncnn.Mat(_narrow(tensor).numpy(), batch_index=files.batch_of(name)).clone()
             for name, tensor in zip(names, inputs, strict=True)
         }
 
         def run() -> list[tuple[int, Any]]:
             with net.create_extractor() as extractor:
-                for name, given in feed.items():
-                    extractor.input(name, given)
+                for name, matrix in feed.items():
+                    extractor.input(name, matrix)
                 return [extractor.extract(name) for name in outputs]
 
         return run
@@ -316,12 +338,12 @@ def _iree(subject: Subject) -> Prepared:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the ONNX importer failed: {done.stderr.strip().splitlines()[-1:]}")
-    # Its default stack is too small for BERT's wide layer norms.
+    # The default stack is too small for BERT's wide layer norms.
     flags = ["--iree-opt-level=O3", "--iree-llvmcpu-target-cpu=host", "--iree-llvmcpu-stack-allocation-limit=1048576"]
     tools.compile_file(
         str(imported), target_backends=["llvm-cpu"], input_type="onnx", extra_args=flags, output_file=str(code)
     )
-    # The calling thread is no worker: one worker for each thread.
+    # The calling thread is not a worker, so use one worker for each thread.
     runtime.flags.parse_flags(f"--task_topology_group_count={subject.threads}")
     config = runtime.Config("local-task")
     module = runtime.load_vm_module(runtime.VmModule.mmap(config.vm_instance, str(code)), config)
@@ -329,8 +351,8 @@ def _iree(subject: Subject) -> Prepared:
     function = module[name]
 
     def bind(inputs: Inputs) -> Callable[[], Any]:
-        given = [runtime.asdevicearray(config.device, tensor.numpy()) for tensor in inputs]
-        return lambda: function(*given)
+        arrays = [runtime.asdevicearray(config.device, tensor.numpy()) for tensor in inputs]
+        return lambda: function(*arrays)
 
     def tensors(results: Any) -> list[Tensor]:
         return _from_arrays([each.to_host() for each in (results if isinstance(results, tuple | list) else [results])])
@@ -348,7 +370,7 @@ def _from_arrays(arrays: Sequence[Any]) -> list[Tensor]:
 def _torchmdla(subject: Subject) -> Prepared:
     torchmdla.enable()
     plain = replace(subject, dtype=torch.float32)
-    if subject.dtype == torch.bfloat16:  # After the others are prepared: torch.export raises where this is set.
+    if subject.dtype == torch.bfloat16:  # After the others are prepared, because torch.export raises if this is set.
         torch.backends.mkldnn.fp32_precision = "bf16"
     return _torch(torchmdla.compile(plain.traced(), *plain.inputs), plain)
 
@@ -365,7 +387,7 @@ def _torchmdla_unfrozen(subject: Subject) -> Prepared:
     return _torch(plain.traced(), plain)
 
 
-# In this order they are prepared: torchmdla's last.
+# The order of preparation: torchmdla's variants are last.
 WAYS: dict[str, Way] = {
     "eager": Way("eager", _eager),
     "frozen": Way("TorchScript, frozen", _frozen),

@@ -1,6 +1,6 @@
-"""The rows of tables of models: which there are, their ways made ready, and how far results are from eager's.
+"""Rows of tables of models: their names, preparation of their variants, and comparison with eager's results.
 
-Names are here without torch, which children load after their environment is set.
+This module does not import torch at import time: children import torch after their environment is set.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ROW_NAMES = (
     "norms_4096x1024",
     "norms_64x256",
 )
-# Models of the same kinds that no cost was fitted to: not in the table unless they are asked for.
+# Models of the same kinds that were not used to fit costs. They are in the table only on request.
 HELD_OUT = ("densenet121", "unet", "transformer_encoder", "gru")
 KNOWN = (*ROW_NAMES, *HELD_OUT)
 WAY_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "ncnn", "iree", "torchmdla-unfrozen")
 CONVERTED = "torchmdla-converted"
 OURS = "torchmdla"
 
-# PyTorch's own ways are blue, others grey and brown, torchmdla red.
+# PyTorch's variants are blue, others grey and brown, torchmdla's red.
 COLOURS = {
     "eager": "midnightblue",
     "frozen": "royalblue",
@@ -50,7 +50,7 @@ COLOURS = {
 
 
 def rows_by_name() -> dict[str, Any]:
-    """The models by row name. The reduced norms are a second size."""
+    """Return the models by row name. The reduced norms are a second size."""
     from torchmdla.testing.models import MODELS
 
     norms = {"norms_4096x1024": MODELS["norms"], "norms_64x256": MODELS["norms"].reduced()}
@@ -58,7 +58,7 @@ def rows_by_name() -> dict[str, Any]:
 
 
 def prepare(subject: Any, ways: Sequence[str]) -> tuple[dict[str, Any], dict[str, float], dict[str, str]]:
-    """Prepares ``ways``, torchmdla's last: what came of it, the seconds it took, and why others were left out."""
+    """Prepare ``ways``, torchmdla's last. Return the prepared variants, the seconds, and why others are skipped."""
     from harness import peers
 
     prepared, seconds, skipped = {}, {}, {}
@@ -71,7 +71,7 @@ def prepare(subject: Any, ways: Sequence[str]) -> tuple[dict[str, Any], dict[str
         try:
             prepared[name] = peers.WAYS[name].prepare(subject)
             prepared[name].results(subject.inputs)
-        except Exception as error:  # whatever a peer cannot do must not hide the others
+        except Exception as error:  # a failure of one peer must not hide the others
             prepared.pop(name, None)
             skipped[name] = f"{type(error).__name__}: {reason(str(error))}"
         seconds[name] = time.perf_counter() - start
@@ -79,7 +79,7 @@ def prepare(subject: Any, ways: Sequence[str]) -> tuple[dict[str, Any], dict[str
 
 
 def reason(text: str) -> str:
-    """The line of an error's text that says most: the first that speaks of an error, else the last."""
+    """Return the most informative line of an error's text: the first one that mentions an error, else the last."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"\berror\b|Error:", line)]
     return (telling or lines[-1:] or [""])[0][:300]
@@ -88,16 +88,20 @@ def reason(text: str) -> str:
 def compare(
     prepared: dict[str, Any], spec: Any, module: Any, precision: str | None = None, more: Sequence[Any] = ()
 ) -> dict[str, dict[str, Any]]:
-    """The error of each way, and what differs beyond tolerance, the worst of the timed inputs, of others like
-    them and of ``more``. ``precision``: the number format that they compute in, where that is not float32.
+    """Return the error of each variant, and its difference beyond tolerance; the worst over several inputs.
 
-    ``error`` is the largest against eager, relative to the largest element; ``rms_error`` the root of the mean square
-    error against float64, relative to that of the results. Both are NaN where structures or sizes differ.
+    The inputs are the timed ones, similar ones, and ``more``. ``precision`` is the number format of the computation if
+    it is not float32.
+
+    ``error`` is the largest against eager, relative to the largest element. ``rms_error`` is the root mean square error
+    against float64, relative to that of the results. Both are NaN if structures or sizes differ.
     """
     from harness.accuracy import exact_results, relative_rms
     from torchmdla.testing.compare import assert_matches, largest_error
 
-    found: dict[str, dict[str, Any]] = {name: {"error": 0.0, "rms_error": 0.0, "differs": None} for name in prepared}
+    comparisons: dict[str, dict[str, Any]] = {
+        name: {"error": 0.0, "rms_error": 0.0, "differs": None} for name in prepared
+    }
     for inputs in (spec.inputs(seed=0), spec.inputs(seed=1), *more):
         children.step("computing in float64")
         exact = exact_results(module, inputs)
@@ -111,15 +115,15 @@ def compare(
                 assert_matches(results, expected, layers=spec.layers, strides=strides, precision=precision)
                 error = largest_error(results, expected)
             except AssertionError as difference:
-                found[name]["differs"] = str(difference)
+                comparisons[name]["differs"] = str(difference)
                 error = error_or_nan(results, expected)
             for key, value in (("error", error), ("rms_error", relative_rms(results, exact))):
-                found[name][key] = max(found[name][key], value, key=lambda e: (math.isnan(e), e))
-    return found
+                comparisons[name][key] = max(comparisons[name][key], value, key=lambda e: (math.isnan(e), e))
+    return comparisons
 
 
 def error_or_nan(results: Any, expected: Any) -> float:
-    """The largest error, NaN where structures or sizes differ."""
+    """Return the largest error, or NaN if structures or sizes differ."""
     from torchmdla.testing.compare import largest_error
 
     try:

@@ -1,10 +1,10 @@
-"""Meter of a processor's speed, beside a measurement that runs on it.
+"""Meter of a processor's speed, during a measurement on this processor.
 
-A virtual processor shares a core with those of other machines. A fixed loop takes up to twice as long while these are
-busy, for tenths of a second or for minutes, and the processor's time counts all of it. A measurement of many programs
+A virtual processor shares a core with those of other machines. A fixed loop lasts up to twice as long while these are
+busy, for tenths of a second or for minutes, and the processor time counts all of it. A measurement of many programs
 then compares the neighbours, not the programs. :func:`speed_log` times a short loop a hundred times a second on the
-same processor. Work in loops (:meth:`SpeedLog.loops`) does not depend on the speed; times the fastest loop it is
-seconds at full speed.
+same processor. Work in loops (:meth:`SpeedLog.loops`) does not depend on the speed. Its product with the time of the
+fastest loop is the number of seconds at full speed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAUSE = 0.01  # seconds
 
 @dataclass(frozen=True)
 class Span:
-    """``seconds`` of a processor's time that were taken between two times of the clock ``monotonic``."""
+    """Interval of the ``monotonic`` clock, in which ``seconds`` of processor time were used."""
 
     start: float
     end: float
@@ -38,30 +38,30 @@ class Span:
 
 @dataclass(frozen=True)
 class SpeedLog:
-    """The samples of the loop on one ``processor``: time of the clock ``monotonic``, seconds that it took."""
+    """Samples of the loop on one ``processor``: time of the ``monotonic`` clock, and seconds of the loop."""
 
     path: str
     processor: int
 
     def loops(self, spans: Sequence[Span]) -> float:
-        """Return how many loops the processor runs in the time of ``spans``."""
+        """Return the number of loops that the processor runs in the time of ``spans``."""
         samples = self._samples()
         clock = [at for at, _ in samples]
         speeds = [1 / seconds for _, seconds in samples]
         total = 0.0
         for span in spans:
             first, last = bisect_left(clock, span.start), bisect_right(clock, span.end)
-            # A short span has no sample of its own; the next one is at most a pause away.
+            # A short span may not contain a sample; the next one is at most a pause away.
             total += span.seconds * fmean(speeds[first:last] or speeds[first : first + 1] or speeds[-1:])
         return total
 
     @property
     def fastest(self) -> float:
-        """The seconds of the fastest loop so far."""
+        """Return the seconds of the fastest loop so far."""
         return min(seconds for _, seconds in self._samples())
 
     def pin(self, process: int = 0) -> None:
-        """Let all threads of a process, of this one by default, run on the log's processor only."""
+        """Pin all threads of a process, by default of this one, to the log's processor."""
         for thread in os.listdir(f"/proc/{process or 'self'}/task"):
             os.sched_setaffinity(int(thread), {self.processor})
 
@@ -72,7 +72,7 @@ class SpeedLog:
 
 @contextmanager
 def speed_log() -> Iterator[SpeedLog]:
-    """Log the speed of this process's first processor, by another process, until the ``with`` statement ends."""
+    """Log the speed of this process's first processor in another process, until the ``with`` statement ends."""
     processor = min(os.sched_getaffinity(0))
     command = [sys.executable, "-S", __file__, str(processor)]
     with (
@@ -86,7 +86,7 @@ def speed_log() -> Iterator[SpeedLog]:
 
 
 def _sample_speed(processor: int) -> None:
-    """Write a sample to standard output after each pause, until the parent is gone."""
+    """Write a sample to standard output after each pause, until the parent has ended."""
     os.sched_setaffinity(0, {processor})
     parent = os.getppid()
     while os.getppid() == parent:

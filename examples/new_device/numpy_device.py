@@ -1,4 +1,4 @@
-"""A device of one's own: groups become lists of NumPy calls, which stand for an accelerator's instructions."""
+"""Custom device: groups become lists of NumPy calls, which represent an accelerator's instructions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmdla.compiler.program import Program, Target
 from torchmdla.devices import Device, LoadedCode, OpSupport
 from torchmdla.errors import CompileError
 
-# What programs may hold: the importer writes every group in these operations of the Torch dialect.
+# The operations that programs may contain: the importer writes every group in these operations of the Torch dialect.
 INSTRUCTIONS: Mapping[str, Callable[..., Any]] = {
     "torch.aten.mm": np.matmul,
     "torch.aten.add.Tensor": lambda x, y, alpha: x + np.float32(alpha) * y,
@@ -44,7 +44,10 @@ class NumpyDevice(Device):
         return Target(self.name)
 
     def lower(self, program: Program) -> Artifact:
-        """In a compiler process, without torch: the operations as JSON. Values are numbered, arguments first."""
+        """Return the operations as JSON; values are numbered, arguments first.
+
+        This runs in a compiler process, without torch.
+        """
         from torch_mlir import ir
 
         if program.symbols:
@@ -62,15 +65,18 @@ class NumpyDevice(Device):
         return Artifact(json.dumps([code, results]).encode(), manifest)
 
     def load(self, artifact: Artifact) -> LoadedCode:
-        """In the user's process: a C function over buffers (docs/architecture.md, "The executable's ABI")."""
+        """Return a C function over buffers (docs/architecture.md, "The executable's ABI").
+
+        This runs in the user's process.
+        """
         code, results = json.loads(artifact.object_code)
-        arguments, made = artifact.manifest.arguments, artifact.manifest.results
+        arguments, outputs = artifact.manifest.arguments, artifact.manifest.results
 
         def run(buffers: Any) -> int:
             values = [_array(buffers[3 + k], argument.shape) for k, argument in enumerate(arguments)]
             for name, constant, operands in code:
                 values.append(_run(name, constant, [values[number] for number in operands]))
-            for k, (number, result) in enumerate(zip(results, made, strict=True)):
+            for k, (number, result) in enumerate(zip(results, outputs, strict=True)):
                 _array(buffers[3 + len(arguments) + k], result.shape)[...] = values[number]
             return 0
 
@@ -79,10 +85,10 @@ class NumpyDevice(Device):
 
 
 def _constant(operation: Any) -> int | float | bool | None:
-    """A constant's value. Other operations must be among the instructions.
+    """Return a constant's value, or None for an operation that is one of the instructions.
 
     Raises:
-        CompileError: there is no such instruction; the group is compiled around the operation at that place.
+        CompileError: the instruction does not exist; the group is then compiled around the operation at that place.
     """
     if operation.name.startswith("torch.constant."):
         return None if operation.name.endswith("none") else operation.attributes["value"].value
@@ -98,5 +104,5 @@ def _run(name: str, constant: Any, operands: list[Any]) -> Any:
 
 
 def _array(address: int, shape: tuple[int, ...]) -> Any:
-    """Contiguous float32 numbers in memory, without a copy."""
+    """Return contiguous float32 numbers in memory, without a copy."""
     return np.ctypeslib.as_array((ctypes.c_float * math.prod(shape)).from_address(address)).reshape(shape)

@@ -1,4 +1,4 @@
-"""The same model on a device of one's own, by five frontends."""
+"""Run the same model on a custom device, through five frontends."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ with torch.no_grad():
     builder = torchmdla.ModuleBuilder()
     with builder.capture_function("forward", [x]) as function:
         function.returns([model(x)])
-    (made,) = builder.compile(device="numpy")["forward"](x)
-    torch.testing.assert_close(made, expected)
+    (result,) = builder.compile(device="numpy")["forward"](x)
+    torch.testing.assert_close(result, expected)
     print(f"{'ModuleBuilder':<14} as eager")
 
     lazy.initialize("numpy")
-    on_lazy, given = model.to("lazy"), x.to("lazy")
+    on_lazy, arguments = model.to("lazy"), x.to("lazy")
     for _ in range(3):  # a graph is interpreted when it is new, then compiled
-        made = on_lazy(given).cpu()
-    torch.testing.assert_close(made, expected)
+        result = on_lazy(arguments).cpu()
+    torch.testing.assert_close(result, expected)
     print(f"{'lazy':<14} as eager")
 
 print(f"fallbacks: {torchmdla.stats().fallbacks or 'none'}")

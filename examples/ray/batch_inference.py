@@ -1,19 +1,20 @@
-"""Computes a model over a folder of images or over rows of Parquet files, with Ray Data; the results are Parquet files.
+"""Run a model over a folder of images or over rows of Parquet files, with Ray Data; the results are Parquet files.
 
     python batch_inference.py images/ results/                          images, by a network with random weights
     python batch_inference.py images/ results/ --model fleet.pt         by a program of your own, or a package
     python batch_inference.py rows.parquet results/ --id key --inputs x y --model model.pt
 
-The same command, given again, computes what is missing in the results: after a run that was killed, or for images and
-rows that came since. Each row has an id, for images its path below the folder, and is in the results once.
+If the same command runs again, it computes only the missing results: after a run that was killed, or for new images and
+rows. Each row has an id, for images its path below the folder, and is in the results once.
 
-Ray starts on this machine, or RAY_ADDRESS names a cluster. Then all its nodes need the folders under the same paths.
+Ray starts on this machine, or RAY_ADDRESS names a cluster. In a cluster, all nodes need the folders under the same
+paths.
 
-How it resumes: workers write files into a folder of the run, and the driver moves each file that is complete to the
-results, in one step. So results are complete files always, whose ids need not be computed again, and a worker that
-outlives its driver adds nothing to them. Ray Data has checkpoints, too (DataContext.checkpoint_config), which keep the
-ids apart from the results. As of Ray 2.60 they may hold ids of rows that are in no result: where a task is repeated
-after its checkpoint was written, and the driver is killed then.
+Resuming works as follows. Workers write files into a folder of the run, and the driver moves each complete file to the
+results, in one step. So results are always complete files, whose ids need not be computed again. A worker that outlives
+its driver adds nothing to them. Ray Data also has checkpoints (DataContext.checkpoint_config), which store the ids
+apart from the results. As of Ray 2.60, they may contain ids of rows without a result: if a task is repeated after its
+checkpoint was written, and the driver is killed then.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ import torchmdla
 from torchmdla.testing.models import MODELS
 
 IMAGES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-# Of ImageNet's images.
+# Mean and deviation of ImageNet's images.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Batch = dict[str, Any]
@@ -54,12 +55,12 @@ Batch = dict[str, Any]
 
 
 def random_network(name: str) -> nn.Module:
-    """The reduced variant of a model of torchmdla's tests: the same weights in each actor."""
+    """Return the reduced variant of a model of torchmdla's tests, with the same weights in each actor."""
     return MODELS[name].reduced().build()
 
 
 def normalised(batch: Batch) -> dict[str, Tensor]:
-    """Images of bytes, ``[rows, height, width, 3]``, as networks take them."""
+    """Return byte images ``[rows, height, width, 3]`` in the format of the networks."""
     images = torch.from_numpy(np.stack(list(batch["image"]))).permute(0, 3, 1, 2).float() / 255
     return {"image": (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(DEVIATION).view(3, 1, 1)}
 
@@ -73,11 +74,11 @@ def best_class(results: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Results:
-    """A folder of Parquet files, each with rows that no other has.
+    """Folder of Parquet files with disjoint rows.
 
     Args:
-        folder: made if it is not there.
-        run: what the results are of; those of something else are not added to.
+        folder: the path; created if it does not exist.
+        run: the settings of the run. A folder with results of other settings is rejected.
     """
 
     def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
@@ -86,13 +87,13 @@ class Results:
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """For one run at a time: the folder that its workers write to."""
+        """Lock the folder for one run. Yield the folder that the workers of the run write to."""
         with open(self._folder / ".lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise SystemExit(f"another run is writing to {self._folder}") from None
-            # A worker of a run that was killed may be writing to its folder still.
+            # A worker of a killed run may still be writing to its folder.
             for left_over in self._folder.glob(".run-*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             folder = self._folder / f".run-{uuid.uuid4().hex}"
@@ -104,14 +105,14 @@ class Results:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def ids(self) -> pa.Array:
-        """The ids of the rows that are there."""
+        """Return the ids of the rows in the results."""
         files = list(map(str, self._folder.glob("*.parquet")))
         if not files:
             return pa.array([], pa.string())
         return pyarrow.dataset.dataset(files).to_table(["id"])["id"].combine_chunks()
 
     def add(self, file: str) -> None:
-        """Makes a file of a worker's part of the results."""
+        """Add a file of a worker to the results."""
         os.replace(file, self._folder / os.path.basename(file))
 
     def _check_run(self, folder: Path) -> None:
@@ -127,7 +128,7 @@ class Results:
 
 
 def write(batch: Batch, folder: str) -> Batch:
-    """In a worker: one file, which is on the disk when its name is returned."""
+    """Write one file in a worker. The file is on the disk when its name is returned."""
     path = os.path.join(folder, f"{uuid.uuid4().hex}.parquet")
     table = pa.table({name: list(column) if column.ndim > 1 else column for name, column in batch.items()})
     with open(path, "wb") as file:
@@ -137,11 +138,11 @@ def write(batch: Batch, folder: str) -> Batch:
     return {"file": [path], "rows": [len(table)]}
 
 
-# --- what there is to compute ------------------------------------------------------------------------------------
+# --- the inputs --------------------------------------------------------------------------------------------------
 
 
 class Images:
-    """The images in a folder, and those below it. Their paths are their ids."""
+    """Images in a folder and its subfolders; their ids are their paths."""
 
     def __init__(self, folder: Path, side: int) -> None:
         self._folder, self._side = folder, side
@@ -151,7 +152,7 @@ class Images:
         return pa.array(sorted(path.relative_to(self._folder).as_posix() for path in paths), pa.string())
 
     def dataset(self, ids: pa.Array) -> ray.data.Dataset:
-        """The columns ``id`` and ``image``, of these images alone."""
+        """Return the columns ``id`` and ``image`` of these images only."""
         folder = self._folder.resolve()
 
         def with_ids(batch: Batch) -> Batch:
@@ -163,13 +164,13 @@ class Images:
         return images.map_batches(with_ids)
 
     def predictor(self) -> dict[str, Any]:
-        """How the model is called."""
+        """Return the arguments of the predictor."""
         example = {"image": np.zeros((1, self._side, self._side, 3), np.uint8)}
         return {"inputs": "image", "examples": [example], "preprocess": normalised, "postprocess": best_class}
 
 
 class Rows:
-    """The rows of Parquet files; a column has their ids."""
+    """Rows of Parquet files; a column has their ids."""
 
     def __init__(self, path: Path, key: str, inputs: Sequence[str]) -> None:
         self._path, self._key, self._inputs = path, key, list(inputs)
@@ -181,7 +182,7 @@ class Rows:
         return self._files.to_table([self._key])[self._key].combine_chunks()
 
     def dataset(self, ids: pa.Array) -> ray.data.Dataset:
-        """The column ``id`` and the model's inputs, of these rows alone."""
+        """Return the column ``id`` and the model's inputs, of these rows only."""
         key, wanted = self._key, ray.put(ids)
 
         def chosen(table: pa.Table) -> pa.Table:
@@ -192,7 +193,7 @@ class Rows:
         return rows.map_batches(chosen, batch_format="pyarrow", batch_size=None)
 
     def predictor(self) -> dict[str, Any]:
-        """How the model is called."""
+        """Return the arguments of the predictor."""
         first = self._files.head(1, columns=self._inputs)
         example = {name: first[name].to_numpy() for name in self._inputs}
         return {"inputs": self._inputs, "examples": [example]}
@@ -227,7 +228,10 @@ def main() -> None:
 
 
 def start_ray() -> None:
-    """Here with two CPUs at least, one of them for the tasks that read and write."""
+    """Start Ray, or connect to the cluster in RAY_ADDRESS.
+
+    On this machine, Ray has at least two CPUs, one of them for tasks that read and write.
+    """
     here = "RAY_ADDRESS" not in os.environ
     ray.init(num_cpus=max(2, os.cpu_count() or 1) if here else None, logging_level="warning")
 
@@ -235,8 +239,10 @@ def start_ray() -> None:
 def computed(
     source: Images | Rows, ids: pa.Array, model: str, folder: Path, options: argparse.Namespace
 ) -> Iterator[tuple[str, int]]:
-    """The files that workers wrote, and how many rows each has, as they come. Ray shows a bar for each step on a
-    terminal, lines elsewhere."""
+    """Yield the files that workers wrote, each with its number of rows, as they arrive.
+
+    Ray shows a progress bar for each step on a terminal, and lines elsewhere.
+    """
     cpus = ray.cluster_resources().get("CPU", 0)
     actors = options.actors or max(1, int((cpus - 1) // options.cpus))
     if actors * options.cpus > cpus - 1:

@@ -1,11 +1,11 @@
-"""Serves an image classifier with Ray Serve: requests that come together are computed together, whatever their sizes.
+"""Serve an image classifier with Ray Serve, which computes concurrent requests together, whatever their sizes.
 
     python serve_model.py --port 8000
     curl --data-binary @image.npy http://127.0.0.1:8000/      {"class": 3, "score": 0.41}
-    curl http://127.0.0.1:8000/status                         what torchmdla compiled, and what it did not
+    curl http://127.0.0.1:8000/status                         statistics of torchmdla: compiled groups and fallbacks
 
-A request's body is an image as numpy.save writes it: float32, [3, height, width], normalised as the model wants it. The
-network is a small one with random weights, or a program of your own (--model) that takes images of any size.
+A request's body is an image in the format of numpy.save: float32, [3, height, width], normalised for the model. The
+network is a small one with random weights, or a program of your own (--model) that supports images of any size.
 
 Ray starts on this machine, or RAY_ADDRESS names a cluster.
 """
@@ -34,14 +34,14 @@ from torch import Tensor, nn
 import torchmdla
 from torchmdla.testing.models import MODELS
 
-# Requests that are computed together at most, and how long the first of them waits for others.
+# Maximum number of requests in a batch, and the time that the first of them waits for others.
 MOST, WAIT_SECONDS = 8, 0.02
-# Sizes to warm up with. Images of any other size are computed as well.
+# Sizes for the warm-up. Images of other sizes work, too.
 SIDES = (64, 96)
 
 
 def random_network(name: str) -> nn.Module:
-    """The reduced variant of a model of torchmdla's tests: the same weights in each replica."""
+    """Return the reduced variant of a model of torchmdla's tests, with the same weights in each replica."""
     return MODELS[name].reduced().build()
 
 
@@ -52,7 +52,8 @@ def best_class(results: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @serve.deployment(max_ongoing_requests=4 * MOST)
 class Classifier:
-    """
+    """Deployment of the classifier.
+
     Args:
         model: a file, or the name of a model of torchmdla's tests.
     """
@@ -80,19 +81,20 @@ class Classifier:
     @serve.batch(max_batch_size=MOST, batch_wait_timeout_s=WAIT_SECONDS)
     async def classify(self, images: list[np.ndarray]) -> list[dict[str, Any]]:
         self._requests, self._batches = self._requests + len(images), self._batches + 1
-        # On a thread, so that the replica goes on taking requests.
+        # Run on a thread, so that the replica can accept further requests.
         results = await asyncio.to_thread(self._predictor.predict_rows, [{"image": image} for image in images])
         return [{"class": int(result["class"]), "score": float(result["score"])} for result in results]
 
     def status(self) -> dict[str, Any]:
-        """Of this replica."""
+        """Return the statistics of this replica."""
         return {"requests": self._requests, "batches": self._batches, **dataclasses.asdict(torchmdla.stats())}
 
 
 def image_of(body: bytes) -> np.ndarray:
-    """
+    """Return the image in a request's body.
+
     Raises:
-        ValueError: it is none.
+        ValueError: the body is not an image.
     """
     try:
         image = np.load(io.BytesIO(body), allow_pickle=False)
@@ -120,7 +122,7 @@ def main() -> None:
     deployment = Classifier.options(num_replicas=options.replicas, ray_actor_options={"num_cpus": options.cpus})
     serve.run(deployment.bind(model), name="classifier")
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set handlers of its own
+    for number in (signal.SIGINT, signal.SIGTERM):  # after Ray has set its own handlers
         signal.signal(number, lambda *_: stop.set())
     print(f"http://{options.host}:{options.port}/ is ready", flush=True)
     stop.wait()

@@ -1,7 +1,8 @@
-"""The aten dialect of MLIR and its analyses: ``docs/aten.md``.
+"""The aten dialect of MLIR and its analyses (``docs/aten.md``).
 
-One op for each of PyTorch's schemas, verified; conversions into it; passes that name layers, count operations, follow
-memory, and lower to calls of runtime functions. Importing this loads no MLIR; using what it names does.
+The dialect has one verified op per PyTorch schema. This package converts programs into it. The passes name layers,
+count operations, report liveness, and lower ops to calls of runtime functions. Importing this package does not load
+MLIR; using its names does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds one function in the aten dialect, op by op."""
+"""Builder of one function in the aten dialect, op by op."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torchmdla.aten import constants, types
 from torchmdla.aten.dialect import CAST, new_context, register, verify
 from torchmdla.aten.schemas import OpSchema
 
-# Marks the arguments of a function that are weights or buffers.
+# Attribute of the arguments that are weights or buffers.
 PARAMETER = "aten.parameter"
 
 
 class FunctionBuilder:
-    """A module with one public function; operands are Python literals, values, None, and sequences of them.
+    """Builder of a module with one public function.
 
-    A literal is written once, where it is first used, or before each use without ``share_literals``. Arguments may be
-    added while ops are.
+    Operands are Python literals, values, None, and sequences of them. With ``share_literals`` a literal is written
+    once, at its first use. Without it, a literal is written before each use. Arguments and ops may be added in any
+    order.
     """
 
     def __init__(self, name: str, context: ir.Context | None = None, *, share_literals: bool = True) -> None:
@@ -38,7 +39,7 @@ class FunctionBuilder:
             self._body = self._function.regions[0].blocks.append()
 
     def argument(self, type_: str, *, parameter: bool = False) -> ir.Value:
-        """A further argument of the function; ``parameter`` marks a weight or a buffer."""
+        """Add an argument to the function; ``parameter`` marks a weight or a buffer."""
         self._arguments.append(parameter)
         with self.context:
             return self._body.add_argument(ir.Type.parse(type_), ir.Location.unknown())
@@ -46,20 +47,23 @@ class FunctionBuilder:
     def call(
         self, schema: OpSchema, operands: Sequence[object], results: Sequence[str], source: str = ""
     ) -> list[ir.Value]:
-        """Writes an op; ``results`` are its results' types, ``source`` the place in the user's program."""
+        """Write an op and return its results.
+
+        ``results`` are the result types. ``source`` is the location in the user's program.
+        """
         with self.context, self._location(schema.qualified, source), ir.InsertionPoint(self._body):
             values = [self._value(operand, type_.kind()) for operand, type_ in zip(operands, schema.types, strict=True)]
             types_ = [ir.Type.parse(result) for result in results]
             return list(ir.Operation.create(schema.name, results=types_, operands=values).results)
 
     def unpacked(self, value: ir.Value) -> list[ir.Value]:
-        """The elements of a tuple."""
+        """Return the elements of a tuple."""
         with self.context, ir.Location.unknown(), ir.InsertionPoint(self._body):
             elements = types.elements_of(value.type)
             return list(ir.Operation.create(CAST, results=elements, operands=[value]).results)
 
     def finish(self, results: Sequence[object]) -> ir.Module:
-        """Returns ``results`` from the function, and gives the verified module."""
+        """Write the return of ``results``, verify the module, and return it."""
         with self.context, ir.Location.unknown():
             with ir.InsertionPoint(self._body):
                 values = [self._value(result) for result in results]
@@ -83,7 +87,7 @@ class FunctionBuilder:
         if isinstance(operand, ir.Value):
             return operand
         if kind == "TensorType" and isinstance(operand, bool | int | float):
-            return constants.tensor_constant(torch.tensor(operand))  # As PyTorch takes a number for a tensor.
+            return constants.tensor_constant(torch.tensor(operand))  # PyTorch accepts a number as a tensor.
         if isinstance(operand, list | tuple) and any(isinstance(item, ir.Value) or item is None for item in operand):
             elements = [self._value(item) for item in operand]
             type_ = ir.TupleType.get_tuple([element.type for element in elements])

@@ -1,4 +1,7 @@
-"""Reads a function in the aten dialect as a list of calls: plain data, no MLIR objects in what rules see."""
+"""Reader that turns a function in the aten dialect into a list of calls.
+
+The calls are plain data, so that rules see no MLIR objects.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ LAYER_NAME = "layer_name"
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor operand or result: sizes, element type as ``f32``, and the name of the value (``%arg0``, ``%3#1``)."""
+    """Tensor operand or result: its sizes, element type (``f32``), and value name (``%arg0``, ``%3#1``)."""
 
     shape: tuple[int, ...]
     element: str
@@ -28,26 +31,27 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def is_float(self) -> bool:
-        """Whether the elements are floats, or complex."""
+        """Return whether the elements are floating-point or complex."""
         return "f" in self.element
 
     @property
     def bytes(self) -> int:
-        """Bytes of the elements."""
+        """Return the size of the elements in bytes."""
         return self.numel * element_bytes(self.element)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One op of the dialect with what is known of its operands.
+    """One op of the dialect with the known values of its operands.
 
-    ``arguments``: by the schema's names a :class:`Tensor`, a Python literal, a list of them, None, or :data:`UNKNOWN`
-    for a number that is computed. ``results``: likewise; lists of tensors are lists.
+    ``arguments`` maps the schema's argument names to values. A value is a :class:`Tensor`, a Python literal, a list of
+    them, None, or :data:`UNKNOWN` for a computed number. ``results`` has the same kinds of values; a list of tensors is
+    a list.
     """
 
     schema: OpSchema
@@ -60,19 +64,19 @@ class Call:
 
     @property
     def out(self) -> Tensor:
-        """The first result."""
+        """Return the first result."""
         first = self.results[0]
         tensor: Tensor = first[0] if isinstance(first, list) else first
         return tensor
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The tensors among the arguments, those in lists too."""
+        """Return the tensors among the arguments, including those in lists."""
         return list(tensors(self.arguments.values()))
 
     @property
     def outputs(self) -> list[Tensor]:
-        """The tensors among the results, those in lists too."""
+        """Return the tensors among the results, including those in lists."""
         return list(tensors(self.results))
 
 
@@ -85,7 +89,7 @@ UNKNOWN = _Unknown()
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists."""
+    """Yield the tensors in nested lists."""
     for item in tree:
         if isinstance(item, Tensor):
             yield item
@@ -95,9 +99,9 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Function:
-    """One function: its name, its tensor arguments, those of them that are parameters, and its calls in order.
+    """One function: its name, its tensor arguments, the names of the parameters, and its calls in order.
 
-    ``returned`` are the names of the tensors returned; ``literals`` the tensors that constants hold.
+    ``returned`` has the names of the returned tensors. ``literals`` has the tensors of constants.
     """
 
     name: str
@@ -109,20 +113,20 @@ class Function:
 
 
 def functions(module: ir.Module) -> list[Function]:
-    """Every function of a module that has a body.
+    """Return every function of a module that has a body.
 
     Raises:
-        AtenError: an op is not of the aten dialect, or a size is not known.
+        AtenError: an op does not belong to the aten dialect, or a size is not known.
     """
-    found = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
-    return [_Reader(op).read() for op in found if len(op.regions[0].blocks)]
+    operations = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+    return [_Reader(op).read() for op in operations if len(op.regions[0].blocks)]
 
 
 def body(function: Any) -> Any:
-    """The one block of a function.
+    """Return the only block of a function.
 
     Raises:
-        AtenError: it has several.
+        AtenError: the function has several blocks.
     """
     blocks = function.regions[0].blocks
     if len(blocks) != 1:
@@ -131,28 +135,31 @@ def body(function: Any) -> Any:
 
 
 def layers(function: Any) -> list[Any]:
-    """The ops of a function that are layers: those of the aten dialect, constants aside."""
-    found = [op.operation for op in body(function).operations]
-    return [op for op in found if op.name.startswith("aten.") and op.name != CONSTANT]
+    """Return the layers of a function: its ops of the aten dialect, without constants."""
+    operations = [op.operation for op in body(function).operations]
+    return [op for op in operations if op.name.startswith("aten.") and op.name != CONSTANT]
 
 
 def layer_name(number: int, base: str, count: int) -> str:
-    """The name of a layer: ``number`` counts over the graph, ``count`` over the ops of its kind, both from 0."""
+    """Return the name of a layer.
+
+    ``number`` counts over the graph, and ``count`` counts over the ops of its kind. Both start at 0.
+    """
     return f"L{number}-{base}-{count}"
 
 
 _TENSOR = re.compile(r"tensor<((?:[\d?]+x)*)([^,>]+(?:<[^>]*>)?)>")
-# Ops beside the dialect's own that say nothing of work.
+# Ops of other dialects that do not count as work.
 _NEUTRAL = frozenset((CAST, "func.return", "cf.assert", "memref.copy", "bufferization.materialize_in_destination"))
 
 
 class _Reader:
-    """State of reading one function: what each value is."""
+    """Reader of one function, which maps each MLIR value to its description."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
         self._name = str(ir.StringAttr(function.attributes["sym_name"]).value)
-        # Values are numbered once, not for every name.
+        # The state numbers all values once, not once per name.
         self._state = ir.AsmState(function)
         self._known: dict[ir.Value, Any] = {}
         self._literals: list[Tensor] = []
@@ -210,8 +217,8 @@ class _Reader:
             results.append(self._known[value])
         count = counts.get(schema.base, 0)
         counts[schema.base] = count + 1
-        given = op.attributes[LAYER_NAME].value if LAYER_NAME in op.attributes else ""
-        return Call(schema, arguments, tuple(results), given or layer_name(number, schema.base, count))
+        label = op.attributes[LAYER_NAME].value if LAYER_NAME in op.attributes else ""
+        return Call(schema, arguments, tuple(results), label or layer_name(number, schema.base, count))
 
     def _described(self, value: ir.Value) -> Any:
         name = value.get_name(self._state)
@@ -235,26 +242,27 @@ _BITS = re.compile(r"\d+")
 
 
 def element_bytes(element: str) -> int:
-    """Bytes of one element in PyTorch: ``i1`` is one."""
+    """Return the bytes of one element in PyTorch; an ``i1`` has one byte."""
     bits = int(_BITS.findall(element)[0]) * (2 if element.startswith("complex") else 1)
     return max(1, bits // 8)
 
 
 def as_list(value: Any, length: int) -> Sequence[int]:
-    """An ``int[N]`` in full: one number stands for all, an empty list for what ``length`` others say."""
+    """Return an ``int[N]`` argument as a list; a single number is repeated ``length`` times."""
     values = [value] if isinstance(value, int) else list(value)
     return values * length if len(values) == 1 else values
 
 
 def function_of(module: ir.Module, name: str | None = None) -> Function:
-    """The function called ``name``, or the module's only one.
+    """Return the function called ``name``, or the module's only function.
 
     Raises:
-        AtenError: there is no such function, or several and no name; or as :func:`functions`.
+        AtenError: the function does not exist, or ``name`` is ``None`` and there are several; also as
+            :func:`functions`.
     """
-    found = functions(module)
-    names = ", ".join(f"@{function.name}" for function in found) or "none"
-    chosen = [function for function in found if name in (None, function.name)]
+    candidates = functions(module)
+    names = ", ".join(f"@{function.name}" for function in candidates) or "none"
+    chosen = [function for function in candidates if name in (None, function.name)]
     if len(chosen) != 1:
         wanted = "one function" if name is None else f"function @{name}"
         raise AtenError(f"{wanted} expected, the module has {names}")

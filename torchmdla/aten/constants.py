@@ -1,4 +1,4 @@
-"""``aten.constant``: literals and their types, both ways."""
+"""Conversion between Python literals and ``aten.constant``, in both directions."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ _I32 = range(-(2**31), 2**31)
 
 
 def literal(value: object) -> tuple[ir.Attribute, ir.Type]:
-    """The attribute and the type of a Python value, in the current context.
+    """Return the attribute and the type of a Python value, in the current context.
 
-    Takes None, bool, int, float, complex, str, and sequences of bool, int or float.
+    ``value`` may be None, a bool, int, float, complex or str, or a sequence of bool, int or float.
 
     Raises:
-        TypeError: any other value.
+        TypeError: ``value`` has another type.
     """
     text, type_ = _written(value)
     return ir.Attribute.parse(text), ir.Type.parse(type_)
 
 
 def constant(value: object) -> ir.Value:
-    """An ``aten.constant`` at the current insertion point and location."""
+    """Create an ``aten.constant`` of a Python value at the current insertion point and location."""
     return written(*literal(value))
 
 
 def written(attribute: ir.Attribute, type_: ir.Type) -> ir.Value:
-    """An ``aten.constant`` of a literal at the current insertion point and location, which says in words what it is."""
+    """Create an ``aten.constant`` of a literal at the current insertion point and location.
+
+    The attribute ``type`` of the op names the type of a number or a list.
+    """
     attributes = {"value": attribute}
     if kind := _kind(type_):
         attributes["type"] = ir.StringAttr.get(kind)
@@ -43,7 +46,7 @@ def written(attribute: ir.Attribute, type_: ir.Type) -> ir.Value:
 
 
 def tensor_constant(tensor: torch.Tensor) -> ir.Value:
-    """An ``aten.constant`` with a tensor's data, at the current insertion point and location.
+    """Create an ``aten.constant`` with a tensor's data, at the current insertion point and location.
 
     Raises:
         ValueError: a tensor of this dtype cannot be a literal.
@@ -63,12 +66,12 @@ def tensor_constant(tensor: torch.Tensor) -> ir.Value:
 
 
 def read(op: Any) -> object:
-    """The Python value of an ``aten.constant``, the attribute itself where it is a tensor's."""
+    """Return the Python value of an ``aten.constant``, or the attribute itself for a tensor."""
     return read_attribute(op.attributes["value"])
 
 
 def read_attribute(attribute: Any) -> object:
-    """The Python value of an attribute, the attribute itself where it is a tensor's."""
+    """Return the Python value of an attribute, or the attribute itself for a tensor."""
     if isinstance(attribute, ir.UnitAttr):
         return None
     if isinstance(attribute, ir.BoolAttr | ir.IntegerAttr):
@@ -82,7 +85,7 @@ def read_attribute(attribute: Any) -> object:
 
 
 def fault(op: Any) -> str | None:
-    """What is wrong with an ``aten.constant``, if anything."""
+    """Return the error in an ``aten.constant``, or None if it is valid."""
     if len(op.results) != 1 or len(op.operands) != 0:
         return "expects no operands and one result"
     if "value" not in op.attributes:
@@ -96,11 +99,11 @@ def fault(op: Any) -> str | None:
 
 
 def _kind(type_: ir.Type) -> str:
-    """A number's or a list's type as the attribute ``type`` has it; empty for others."""
+    """Return a number's or a list's type as the attribute ``type`` spells it, or an empty string for others."""
     if isinstance(type_, ir.IntegerType | ir.FloatType):
         return "bool" if str(type_) == "i1" else str(type_)
     if isinstance(type_, ir.TupleType):
-        # The wider one of a list that has both.
+        # A list with both widths has the wider one.
         return f"List[{max(map(_kind, types.elements_of(type_)), default='i32')}]"
     return ""
 
@@ -143,7 +146,7 @@ _ELEMENTS: dict[type, type] = {
 
 
 def _written(value: object) -> tuple[str, str]:
-    """The text of a literal's attribute and of its type."""
+    """Return the text of a literal's attribute and the text of its type."""
     if value is None:
         return "unit", "none"
     if isinstance(value, bool):
@@ -164,12 +167,12 @@ def _written(value: object) -> tuple[str, str]:
 
 
 def integer_type(value: int) -> str:
-    """The type of a literal integer."""
+    """Return the type of a literal integer."""
     return "i32" if value in _I32 else "i64"
 
 
 def float_type(value: float) -> str:
-    """The type of a literal float: ``f32`` where it is exact."""
+    """Return the type of a literal float: ``f32`` if that is exact, else ``f64``."""
     if not math.isfinite(value):
         return "f32"
     try:
@@ -196,7 +199,7 @@ def _array(values: Sequence[Any]) -> tuple[str, str]:
 
 
 def float_list(values: Sequence[float]) -> str:
-    """The elements of a ``dense<…>`` of ``f64``."""
+    """Return the text of the elements of a ``dense<…>`` of ``f64``."""
     return f"[{', '.join(_float(float(value), 'f64') for value in values)}]"
 
 

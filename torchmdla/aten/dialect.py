@@ -1,8 +1,8 @@
-"""The dialect: registered with a context through IRDL, verified by a trait in Python.
+"""The aten dialect, registered through IRDL and verified by Python traits.
 
-IRDL gives every op its fixed number of operands and results. The trait runs before that and says which argument is at
-fault. Lists have any number of elements of different types, which IRDL cannot express, so a list is a ``tuple<…>`` that
-MLIR's own ``builtin.unrealized_conversion_cast`` makes and takes apart.
+IRDL fixes the number of operands and results of every op. The trait runs before IRDL's verifier and names the wrong
+argument. IRDL cannot express a list with any number of elements of different types. Such a list is a ``tuple<…>``.
+MLIR's ``builtin.unrealized_conversion_cast`` packs and unpacks it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from torchmdla.aten import constants, types
 from torchmdla.aten.schemas import OpSchema, by_op
 
 CONSTANT = "aten.constant"
-# Lists are made and taken apart by it.
+# This op packs and unpacks lists.
 CAST = "builtin.unrealized_conversion_cast"
 
 
 class AtenError(ValueError):
-    """A module is not what was asked for: it does not parse or verify, or something in it cannot be expressed."""
+    """Error about a module that does not parse or verify, or that the dialect cannot express."""
 
 
 def register(context: ir.Context) -> None:
-    """Registers the dialect with ``context``. Doing so twice is fine.
+    """Register the dialect with ``context``; registering it again has no effect.
 
-    The context stops using threads: the verifier is Python and would wait for the interpreter's lock forever, which
-    the thread that runs the passes holds.
+    The context stops using threads. The verifier is Python code and needs the interpreter's lock. The thread that runs
+    the passes holds that lock, so a verifier in another thread would wait forever.
     """
     context.enable_multithreading(False)
     if context.is_registered_operation(CONSTANT):
         return
     with context, ir.Location.unknown():
         module = ir.Module.parse(_definition())
-        # IRDL's verifier wants lower case and no double underscores; MLIR itself takes mT and __and__.
+        # IRDL's verifier rejects upper case and double underscores; MLIR itself accepts mT and __and__.
         definitions = module.body.operations[0].regions[0].blocks[0].operations
         for definition, name in zip(definitions, by_op(), strict=False):
             definition.attributes["sym_name"] = ir.StringAttr.get(name.removeprefix("aten."))
@@ -49,18 +49,18 @@ def register(context: ir.Context) -> None:
 
 
 def new_context() -> ir.Context:
-    """A context with the dialect."""
+    """Return a new context with the dialect."""
     context = ir.Context()
     register(context)
     return context
 
 
 def parse(text: str, context: ir.Context | None = None) -> ir.Module:
-    """Parses and verifies a module.
+    """Parse and verify a module.
 
     Raises:
-        AtenError: it does not parse, or an op has operands that its schema does not take; names the op, the argument
-            and what was expected.
+        AtenError: the module does not parse, or an op has operands that do not match its schema. The message names the
+            op, the argument and the expected type.
     """
     context = context or new_context()
     register(context)
@@ -69,7 +69,7 @@ def parse(text: str, context: ir.Context | None = None) -> ir.Module:
 
 
 def verify(module: ir.Module) -> None:
-    """Verifies a module that was built or changed.
+    """Verify a module that was built or changed.
 
     Raises:
         AtenError: as :func:`parse`.
@@ -80,7 +80,7 @@ def verify(module: ir.Module) -> None:
 
 @contextmanager
 def explained(reason: str) -> Iterator[None]:
-    """Turns MLIR's errors into :class:`AtenError`, with their notes."""
+    """Convert MLIR's errors into :class:`AtenError`, with their notes."""
     try:
         yield
     except ir.MLIRError as error:
@@ -102,7 +102,7 @@ def _definition() -> str:
 
 
 def _operation(symbol: str, operands: int, results: int) -> str:
-    # One constraint for each: values that share a constraint must have the same type.
+    # Each value has its own constraint: values that share a constraint must have the same type.
     lines = [f"irdl.operation @{symbol} {{"]
     lines += [f"  %{index} = irdl.any" for index in range(operands + results)]
     if operands:
@@ -113,7 +113,7 @@ def _operation(symbol: str, operands: int, results: int) -> str:
 
 
 class _SchemaTrait(ir.DynamicOpTrait):  # type: ignore[misc]
-    """An op's operands and results are what its schema asks for."""
+    """Trait that checks an op's operands and results against its schema."""
 
     @staticmethod
     def verify_invariants(op: Any) -> bool:
@@ -121,7 +121,7 @@ class _SchemaTrait(ir.DynamicOpTrait):  # type: ignore[misc]
 
 
 class _ConstantTrait(ir.DynamicOpTrait):  # type: ignore[misc]
-    """The attribute ``value`` is a literal of the result's type."""
+    """Trait that checks that the attribute ``value`` is a literal of the result's type."""
 
     @staticmethod
     def verify_invariants(op: Any) -> bool:
@@ -135,7 +135,7 @@ def _report(op: Any, fault: str | None) -> bool:
 
 
 def _fault(op: Any) -> str | None:
-    """What is wrong with an op, if anything."""
+    """Return the error in an op, or None if it is valid."""
     schema = by_op()[op.name]
     operands, results = [value.type for value in op.operands], [value.type for value in op.results]
     if len(operands) != len(schema.types):
@@ -156,7 +156,7 @@ def _operand_fault(schema: OpSchema, operands: list[ir.Type]) -> str | None:
 
 def _result_fault(schema: OpSchema, results: list[ir.Type]) -> str | None:
     for index, (expected, type_) in enumerate(zip(schema.returns, results, strict=True)):
-        # An undefined tensor is None.
+        # An undefined tensor has the type none.
         if not types.fits(type_, expected) and not (types.is_none(type_) and expected.kind() == "TensorType"):
             return f"expects result {index} of {schema.qualified} to be {types.describe(expected)}, got {type_}"
     return None

@@ -1,7 +1,7 @@
-"""Graphs of PyTorch in the aten dialect, one op for each op of the user's program: nothing is decomposed.
+"""Conversion of PyTorch graphs to the aten dialect, one op per op of the user's program, without decomposition.
 
-A TorchScript graph is run once, by eager kernels, and each op is written as it runs. So every type is known, sizes and
-other numbers are literals, and of control flow there remains what was executed. An FX graph has its types with it.
+A TorchScript graph runs once on eager kernels, and each op is written as it runs. Every type is therefore known, and
+sizes and other numbers are literals. Only the executed control flow remains. An FX graph already contains its types.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, Record, TensorMeta
 
 
 def from_module(module: Any, *inputs: Any, name: str = "forward", context: ir.Context | None = None) -> ir.Module:
-    """A module or function, run once on a copy with ``inputs``, in the aten dialect.
+    """Convert a module or function to the aten dialect by running a copy once with ``inputs``.
 
-    A plain module or function is traced first. Its parameters and buffers become arguments that are marked
-    ``aten.parameter``, after the inputs. Random numbers drawn leave PyTorch's generator as it was.
+    A plain module or function is traced first. Its parameters and buffers become arguments after the inputs and are
+    marked ``aten.parameter``. The state of PyTorch's random number generator is preserved.
 
     Raises:
-        TypeError: ``module`` is none that PyTorch can trace.
-        AtenError: something in it has no form in the aten dialect.
+        TypeError: PyTorch cannot trace ``module``.
+        AtenError: the aten dialect cannot express part of the program.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         scripted = _scripted(module, inputs)
@@ -56,18 +56,18 @@ def from_graph(
     name: str = "forward",
     context: ir.Context | None = None,
 ) -> ir.Module:
-    """A TorchScript graph, run once on ``inputs``, in the aten dialect.
+    """Convert a TorchScript graph to the aten dialect by running it once on ``inputs``.
 
     Args:
-        graph: of a scripted or traced program with everything inlined; it stays as it is.
-        inputs: one for each input of the graph; where it asks for ``self``, the scripted module. Tensors become
-            arguments, the rest literals. In-place ops that cannot be removed write to them.
-        parameters: the inputs that are weights: their arguments are marked ``aten.parameter``.
-        name: of the function.
-        context: that the module lives in; a new one costs a few tenths of a second.
+        graph: graph of a scripted or traced program with everything inlined; it is not changed.
+        inputs: one value for each input of the graph, the scripted module for ``self``. Tensors become arguments, other
+            values literals. In-place ops that cannot be removed write to the tensors.
+        parameters: indices of the inputs that are weights; their arguments are marked ``aten.parameter``.
+        name: name of the function.
+        context: context of the new module; creating a context costs a few tenths of a second.
 
     Raises:
-        AtenError: something in the graph has no form in the aten dialect; names the node and its place.
+        AtenError: the aten dialect cannot express part of the graph; the message names the node and its location.
     """
     graph = graph.copy()
     torch._C._jit_pass_remove_mutation(graph)  # type: ignore[attr-defined]
@@ -79,17 +79,17 @@ def from_graph(
 def from_typed_graph(
     graph: torch._C.Graph, *, name: str = "forward", share_literals: bool = True, context: ir.Context | None = None
 ) -> ir.Module:
-    """A flat TorchScript graph in which every tensor has its dtype and sizes, in the aten dialect, without running it.
+    """Convert a flat TorchScript graph with known dtypes and sizes to the aten dialect, without running it.
 
     Args:
-        graph: ATen calls, constants, and lists that are put together and taken apart. A tensor that it holds becomes an
+        graph: graph of ATen calls, constants, and lists that are packed and unpacked. A tensor constant becomes an
             argument that is marked ``aten.parameter``.
-        name: of the function.
+        name: name of the function.
         share_literals: whether a literal is written once, or before each use.
-        context: that the module lives in; a new one costs a few tenths of a second.
+        context: context of the new module; creating a context costs a few tenths of a second.
 
     Raises:
-        AtenError: something in the graph has no form in the aten dialect; names the op.
+        AtenError: the aten dialect cannot express part of the graph; the message names the op.
     """
     builder = FunctionBuilder(name, context, share_literals=share_literals)
     with _refused():
@@ -103,16 +103,17 @@ def from_fx(
     name: str = "forward",
     context: ir.Context | None = None,
 ) -> ir.Module:
-    """An FX graph of ATen ops, as ``torch.export`` and ``torch.compile`` make them, in the aten dialect.
+    """Convert an FX graph of ATen ops, from ``torch.export`` or ``torch.compile``, to the aten dialect.
 
     Args:
-        program: its nodes' ``meta["val"]`` are tensors, fake or not. Symbolic sizes become ``?``.
-        parameters: names of the placeholders that are weights; those of an exported program are known.
-        name: of the function.
-        context: that the module lives in; a new one costs a few tenths of a second.
+        program: graph whose nodes have a tensor, fake or not, in ``meta["val"]``. Symbolic sizes become ``?``.
+        parameters: names of the placeholders that are weights; an exported program already specifies its own.
+        name: name of the function.
+        context: context of the new module; creating a context costs a few tenths of a second.
 
     Raises:
-        AtenError: a node has no ``meta["val"]``, or calls what is no ATen op; names it and its place.
+        AtenError: a node has no ``meta["val"]``, or calls a function other than an ATen op. The message names the node
+            and its location.
     """
     if isinstance(program, torch.export.ExportedProgram):
         signature = program.graph_signature
@@ -125,7 +126,7 @@ def from_fx(
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Turns the importer's errors into those of the dialect."""
+    """Convert the importer's errors into those of the dialect."""
     try:
         yield
     except CompileError as error:
@@ -151,10 +152,10 @@ def _scripted(module: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 class _Running(Flattening):
-    """A run of a graph on ``inputs``.
+    """Run of a graph on ``inputs``.
 
-    A tensor that is given twice is two inputs of the flat graph. One that no op has made (a weight, a buffer, a
-    constant of the program) is a further input, and among ``parameters``, the names of weights.
+    A tensor that is passed twice becomes two inputs of the flat graph. A weight, a buffer or a constant that is not yet
+    an input becomes a further input and a parameter. ``parameters`` has the names of weights.
     """
 
     def __init__(self, graph: torch._C.Graph, inputs: Sequence[object], parameters: Collection[int]) -> None:
@@ -162,7 +163,7 @@ class _Running(Flattening):
         expected = list(graph.inputs())
         if len(expected) != len(inputs):
             raise AtenError(f"the graph takes {len(expected)} inputs, got {len(inputs)}")
-        values = [[self.argument(tensor) for tensor in tensors_in(given)] for given in inputs]
+        values = [[self.argument(tensor) for tensor in tensors_in(item)] for item in inputs]
         self.parameters = {value.debugName() for index in parameters for value in values[index]}
         for leaf in pytree.tree_leaves(self.run(graph, inputs)):
             self.graph.registerOutput(self.operand(leaf, torch._C.AnyType.get()))
@@ -173,14 +174,18 @@ class _Running(Flattening):
         return super().value_of(tensor)
 
     def literal(self, known: Any, type_: Any) -> torch._C.Value:
-        """A number that tracing made a tensor of calls the operator for tensors; it stays a number in the record."""
+        """Return the graph value of a literal.
+
+        A number where the schema has a tensor comes from tracing. It is passed as a tensor, and the record keeps the
+        number.
+        """
         is_number = type_.kind() == "TensorType" and known is not None
         value = super().literal(torch.tensor(known) if is_number else known, type_)
         self.record[value.debugName()] = known
         return value
 
     def node(self, node: Any) -> None:
-        if node.kind() in _IMPLICIT:  # a number that tracing made a tensor of
+        if node.kind() in _IMPLICIT:  # Tracing turned a number into a tensor.
             (tensor,) = self.values(node.inputs())
             self.define(node.outputs(), [tensor.item()])
         else:
@@ -191,14 +196,14 @@ _IMPLICIT = frozenset(("aten::ScalarImplicit", "aten::IntImplicit", "aten::Float
 
 
 def _schema(op: str) -> OpSchema:
-    """The schema of an op by its name with overload."""
+    """Return the schema of an op by its name with overload."""
     if op not in registry():
         raise CompileError("it is no op of the aten dialect")
     return registry()[op]
 
 
 def _literals(operand: object) -> object:
-    """An operand with its literals as the dialect has them."""
+    """Return an operand with its literals in the dialect's form."""
     if isinstance(operand, ir.Value):
         return operand
     return [_literals(item) for item in operand] if isinstance(operand, list | tuple) else _literal(operand)
@@ -211,7 +216,7 @@ def _literal(value: object) -> object:
     raise CompileError(f"{type(value).__name__} cannot be expressed in the aten dialect")
 
 
-# What the dialect has for a value, by its type.
+# Functions that convert a value to the dialect's literal, by the type of the value.
 _LITERALS: Mapping[Any, Callable[[Any], object]] = {
     bool | int | float | complex | str | None: lambda value: value,
     torch.dtype: dtype_number,
@@ -223,7 +228,7 @@ _LITERALS: Mapping[Any, Callable[[Any], object]] = {
 
 
 def _type(value: object) -> str:
-    """The type of a result: a tensor, a list of tensors, None, or a number."""
+    """Return the dialect type of a result: a tensor, a list of tensors, None, or a number."""
     if isinstance(value, torch.Tensor | TensorMeta):
         shape = tuple(size if isinstance(size, int) else None for size in value.shape)
         try:
@@ -249,7 +254,7 @@ _RESULTS: Mapping[Any, str] = {
 }
 
 
-# What PyTorch writes for arithmetic on sizes: functions of Python, by name.
+# Schemas of the Python functions that FX graphs call for arithmetic on sizes, by function name.
 _ON_SIZES: Mapping[str, str] = {
     "add": "aten::add.int",
     "sub": "aten::sub.int",
@@ -260,7 +265,7 @@ _ON_SIZES: Mapping[str, str] = {
 
 
 class _Written(Values):
-    """A :class:`~torchmdla.importer.reader.GraphBuilder` of functions in the dialect.
+    """:class:`~torchmdla.importer.reader.GraphBuilder` of functions in the dialect.
 
     Args:
         record: tensors, fake or not, or their types.
@@ -274,14 +279,15 @@ class _Written(Values):
         self._source = ""
 
     def enter(self, op: str, source: str) -> None:
-        self._source = "" if source.startswith(__file__) else source  # where a trace began here
+        # A trace that starts in this file has no location.
+        self._source = "" if source.startswith(__file__) else source
 
     def input(self, name: str) -> None:
         type_ = _type(self.seen(name))
         self.define(name, self._builder.argument(type_, parameter=name in self._parameters))
 
     def constant(self, index: int, name: str, value: object) -> None:
-        """A tensor is an argument, as weights are, unless the record has a number in its place."""
+        """Define a constant: a tensor becomes an argument, as weights do, unless the record has a number for it."""
         known = self._record.get(name)
         if isinstance(known, bool | int | float | complex):
             self.define(name, known)
@@ -295,11 +301,11 @@ class _Written(Values):
         if op == "prim::NumToTensor.Scalar":
             schema, operands = schema_of("aten::scalar_tensor"), [*operands, None, None, None, None]
         known = _schema(qualified_name(schema) if schema else _ON_SIZES.get(op, op))
-        given = [_literals(operand) for operand in operands]
-        made = self._builder.call(known, given, [_type(meta) for meta in metas], self._source)
+        arguments = [_literals(operand) for operand in operands]
+        values = self._builder.call(known, arguments, [_type(meta) for meta in metas], self._source)
         return [
             self._builder.unpacked(value) if isinstance(meta, list | tuple) else value
-            for value, meta in zip(made, metas, strict=True)
+            for value, meta in zip(values, metas, strict=True)
         ]
 
     def finish(self, outputs: Sequence[str]) -> ir.Module:

@@ -1,8 +1,8 @@
-"""The liveness report: which tensors are held at every layer, and how many bytes they are.
+"""Liveness report: the tensors that are held at every layer, and their bytes.
 
-A tensor that is a view lives in the memory of the tensor it is a view of, so both count once, for as long as either is
-used. Arguments are held from the start to their last use, parameters and what is returned to the end. The results of an
-op are there while it runs, beside its operands.
+A view shares the memory of its base. Both count once and are live as long as either is used. Arguments are live from
+the start to their last use. Parameters and returned tensors are live to the end. While an op runs, both its operands
+and its results are live.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Role = Literal["activation", "input", "parameter"]
 
 @dataclass(frozen=True)
 class HeldValue:
-    """A piece of memory: the value that owns it (``%arg0``, ``L1-relu-0``, ``L3-max-0#1``), its bytes and its role."""
+    """Memory with the value that owns it (``%arg0``, ``L1-relu-0``, ``L3-max-0#1``), its bytes and its role."""
 
     name: str
     bytes: int
@@ -33,22 +33,22 @@ class HeldValue:
 
 @dataclass(frozen=True)
 class LivenessPoint:
-    """What is held while one layer runs; ``values`` are sorted by bytes, the largest first."""
+    """Values that are held while one layer runs, sorted by bytes with the largest first."""
 
     layer: str
     values: tuple[HeldValue, ...]
 
     @property
     def bytes(self) -> int:
-        """All that is held."""
+        """Return the bytes of all held values."""
         return sum(value.bytes for value in self.values)
 
     def bytes_of(self, role: Role) -> int:
-        """What values of one role hold."""
+        """Return the bytes of the held values of one role."""
         return sum(value.bytes for value in self.values if value.role == role)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the contents of a JSON object."""
         return {
             "bytes": self.bytes,
             **{f"{role}_bytes": self.bytes_of(role) for role in _ROLES},
@@ -61,18 +61,18 @@ _ROLES: tuple[Role, ...] = ("activation", "input", "parameter")
 
 @dataclass(frozen=True)
 class LivenessReport:
-    """The layers of one function, in order. Prints as a table through ``rich``."""
+    """Liveness of the layers of one function, in order; ``rich`` prints it as a table."""
 
     function: str
     points: tuple[LivenessPoint, ...]
 
     @property
     def peak(self) -> LivenessPoint | None:
-        """The first layer at which most is held; None in a function without layers."""
+        """Return the first layer at which most bytes are held, or None for a function without layers."""
         return max(self.points, key=lambda point: point.bytes, default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: layers by name, and the name of the layer at the peak."""
+        """Return the contents of a JSON object: the layers by name, and the layer at the peak."""
         return {
             "function": self.function,
             "peak": None if self.peak is None else {"layer": self.peak.layer, **self.peak.as_dict()},
@@ -80,7 +80,7 @@ class LivenessReport:
         }
 
     def to_json(self) -> str:
-        """JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
 
     def __rich__(self) -> Table:
@@ -99,21 +99,21 @@ class LivenessReport:
 
 
 def liveness_report(module: ir.Module, function: str | None = None) -> LivenessReport:
-    """Reports what is held at every layer of a function.
+    """Report the values that are held at every layer of a function.
 
     Args:
-        module: in the aten dialect.
-        function: its name; needed where the module has several.
+        module: module in the aten dialect.
+        function: name of the function; required if the module has several.
 
     Raises:
-        AtenError: there is no such function, it has control flow, or a size is not known.
+        AtenError: the function does not exist, it has control flow, or a size is not known.
     """
     return _Liveness(function_of(module, function)).report()
 
 
 @dataclass
 class _Storage:
-    """Memory of one or more tensors: when it is made and last used, as numbers of layers."""
+    """Memory that one or more tensors share, with the layer numbers of its first and last use."""
 
     value: HeldValue
     first: int
@@ -124,7 +124,7 @@ class _Liveness:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._storages: list[_Storage] = []
-        # By the name of a tensor.
+        # Storages by tensor name.
         self._of: dict[str, _Storage] = {}
 
     def report(self) -> LivenessReport:
@@ -170,12 +170,12 @@ class _Liveness:
 
 
 def _aliased(call: Call) -> Mapping[str, str]:
-    """For each result that lives in an argument's memory, the argument: views, and in-place ops."""
+    """Return the argument name for each result that shares the argument's memory (views, in-place ops)."""
     if not is_view(call) and not call.schema.written:
         return {}
-    found = {}
+    bases = {}
     for result, index in zip(call.results, call.schema.aliased, strict=True):
         base = None if index is None else next(tensors([call[call.schema.arguments[index]]]), None)
         if base is not None:
-            found.update({tensor.name: base.name for tensor in tensors([result])})
-    return found
+            bases.update({tensor.name: base.name for tensor in tensors([result])})
+    return bases

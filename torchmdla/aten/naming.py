@@ -1,4 +1,4 @@
-"""Names for layers: the attribute ``layer_name = "L<n>-<op>-<k>"`` on every op."""
+"""Names of layers, stored in the attribute ``layer_name = "L<n>-<op>-<k>"`` of every op."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torchmdla.aten.schemas import by_op
 
 
 def layer_names(module: ir.Module) -> list[str]:
-    """Names every layer of every function, in place, and gives the names in order.
+    """Name every layer of every function, in place, and return the names in order.
 
-    A layer is an op of the dialect other than ``aten.constant``. In ``L3-relu-1`` it is the fourth layer of its
-    function and the second relu; names that are there are replaced.
+    A layer is an op of the dialect other than ``aten.constant``. ``L3-relu-1`` is the fourth layer of its function and
+    the second relu. Existing names are replaced.
 
     Raises:
         AtenError: a function has control flow.

@@ -1,4 +1,4 @@
-"""The op report: what every layer reads, computes and writes."""
+"""Op report: the elements that every layer reads and writes, and the operations that it computes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torchmdla.aten.op_counts.table import is_view
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer, in elements and operations.
+    """Work of one layer, in elements and operations.
 
-    ``reads`` is ``activations_in`` plus ``parameters_in``, ``writes`` is ``activations_out``. Views read and write
-    nothing. ``counts`` is None where no rule is known for the op.
+    ``reads`` is ``activations_in`` plus ``parameters_in``, and ``writes`` is ``activations_out``. Views read and write
+    nothing. ``counts`` is ``None`` for an op without a rule.
     """
 
     name: str
@@ -34,7 +34,7 @@ class LayerReport:
     counts: Counts | None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the contents of a JSON object."""
         return {
             "op": self.op,
             "activations_in": self.activations_in,
@@ -48,14 +48,14 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class OpReport:
-    """The layers of one function, in order. Prints as a table through ``rich``."""
+    """Work of the layers of one function, in order; ``rich`` prints it as a table."""
 
     function: str
     layers: tuple[LayerReport, ...]
 
     @property
     def total(self) -> LayerReport:
-        """All layers together; those without a rule count nothing."""
+        """Return the sum of all layers; layers without a rule count nothing."""
 
         def add(name: str) -> int:
             return sum(getattr(layer, name) for layer in self.layers)
@@ -73,11 +73,11 @@ class OpReport:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """The ops that no rule is known for."""
+        """Return the ops without a rule."""
         return tuple(sorted({layer.op for layer in self.layers if layer.counts is None}))
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: layers by name, and their total."""
+        """Return the contents of a JSON object: the layers by name, and their total."""
         whole = self.total.as_dict()
         del whole["op"]
         return {
@@ -88,7 +88,7 @@ class OpReport:
         }
 
     def to_json(self) -> str:
-        """JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(self.as_dict(), indent=2)
 
     def __rich__(self) -> Table:
@@ -120,21 +120,21 @@ def _in_words(counts: Counts | None) -> str:
 
 
 def op_report(module: ir.Module, function: str | None = None) -> OpReport:
-    """Reports on every layer of a function.
+    """Report the work of every layer of a function.
 
-    Parameters are the arguments marked ``aten.parameter``, tensor literals, and views of these; in a function without
-    marks, what an op's schema calls weight, bias, or running statistics.
+    Parameters are the arguments marked ``aten.parameter``, tensor literals, and views of these. In a function without
+    marks, the arguments used as weight, bias or running statistics by some op's schema are parameters instead.
 
     Args:
-        module: in the aten dialect.
-        function: its name; needed where the module has several.
+        module: module in the aten dialect.
+        function: name of the function; required if the module has several.
 
     Raises:
-        AtenError: there is no such function, it has control flow, or a size is not known.
+        AtenError: the function does not exist, it has control flow, or a size is not known.
     """
-    found = function_of(module, function)
-    parameters = parameter_names(found)
-    return OpReport(found.name, tuple(_layer(call, parameters) for call in found.calls))
+    target = function_of(module, function)
+    parameters = parameter_names(target)
+    return OpReport(target.name, tuple(_layer(call, parameters) for call in target.calls))
 
 
 def _layer(call: Call, parameters: frozenset[str]) -> LayerReport:
@@ -153,7 +153,7 @@ def _layer(call: Call, parameters: frozenset[str]) -> LayerReport:
     )
 
 
-# What schemas call weights and buffers.
+# Argument names of weights and buffers in schemas.
 _NAMES = frozenset(
     words("""weight bias running_mean running_var params w_ih w_hh b_ih b_hh qkv_weight qkv_bias proj_weight proj_bias
     norm_weight_1 norm_bias_1 norm_weight_2 norm_bias_2 ffn_weight_1 ffn_bias_1 ffn_weight_2 ffn_bias_2""")
@@ -161,7 +161,7 @@ _NAMES = frozenset(
 
 
 def parameter_names(function: Function) -> frozenset[str]:
-    """The values of a function that are parameters, by name."""
+    """Return the names of the values of a function that are parameters."""
     names = {tensor.name for tensor in function.literals} | function.parameters
     if not function.parameters:
         owned = _tensors_called(function.calls)
@@ -173,8 +173,8 @@ def parameter_names(function: Function) -> frozenset[str]:
 
 
 def _tensors_called(calls: Iterable[Call]) -> frozenset[str]:
-    """The tensors that some op has as a parameter, by the names of its schema."""
-    found: list[Tensor] = []
+    """Return the names of the tensors that some op uses as a parameter, by its schema's argument names."""
+    parameters: list[Tensor] = []
     for call in calls:
-        found.extend(tensors(value for name, value in call.arguments.items() if name in _NAMES))
-    return frozenset(tensor.name for tensor in found)
+        parameters.extend(tensors(value for name, value in call.arguments.items() if name in _NAMES))
+    return frozenset(tensor.name for tensor in parameters)

@@ -1,7 +1,8 @@
-"""The passes by name, and pipelines of them mixed with MLIR's own.
+"""Table of the passes by name, and pipelines that mix them with MLIR's own passes.
 
-MLIR's Python bindings run passes written in Python but do not let text name them, so pipelines are split here: an
-element of ``builtin.module(…)`` that this table knows is added as a Python pass, every other as MLIR parses it.
+MLIR's Python bindings run passes written in Python, but a textual pipeline cannot name them. Pipelines are therefore
+split here. An element of ``builtin.module(…)`` that is in this table is added as a Python pass. MLIR parses every other
+element.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def _reporting(report: Callable[..., OpReport | LivenessReport]) -> Callable[...
     def run(module: Any, function: str = "", format: str = "json", output: str = "-") -> None:
         if format not in ("json", "table"):
             raise AtenError(f"format must be json or table, got {format!r}")
-        found = report(module, function or None)
-        text = found.to_json() + "\n" if format == "json" else _table(found)
+        result = report(module, function or None)
+        text = result.to_json() + "\n" if format == "json" else _table(result)
         if output == "-":
             print(text, end="")
         else:
@@ -45,7 +46,7 @@ def _table(report: OpReport | LivenessReport) -> str:
     return capture.get()
 
 
-# Each takes the module and, as keywords, its options.
+# Each function has the module as its argument, and its options as keyword arguments.
 PASSES: Mapping[str, Callable[..., object]] = {
     "aten-layer-name": layer_names,
     "aten-op-report": _reporting(op_report),
@@ -61,14 +62,15 @@ _OPTIONS: Mapping[str, frozenset[str]] = {
 
 
 def pipeline(text: str, context: ir.Context) -> PassManager:
-    """A pass manager for a textual pipeline, as ``builtin.module(aten-layer-name,canonicalize,func.func(cse))``.
+    """Return a pass manager for a textual pipeline.
 
-    The reports take options: ``aten-op-report{format=table function=forward output=report.txt}``; ``format`` is
-    ``json`` or ``table``, ``output`` a file or ``-`` for standard output. The pass manager is MLIR's, so
-    ``enable_ir_printing`` works. The passes of this table work on modules only.
+    An example is ``builtin.module(aten-layer-name,canonicalize,func.func(cse))``. The reports have options:
+    ``aten-op-report{format=table function=forward output=report.txt}``. ``format`` is ``json`` or ``table``. ``output``
+    is a file, or ``-`` for standard output. The pass manager is MLIR's, so ``enable_ir_printing`` works. The passes of
+    this table work on modules only.
 
     Raises:
-        AtenError: the text is no pipeline, a pass is unknown, or has no such option.
+        AtenError: the text is not a pipeline, a pass is unknown, or a pass does not have such an option.
     """
     text = text.strip()
     if not text.startswith("builtin.module(") or not text.endswith(")"):
@@ -85,10 +87,10 @@ def pipeline(text: str, context: ir.Context) -> PassManager:
 
 
 def run(module: ir.Module, text: str) -> None:
-    """Runs a pipeline over a module, in place.
+    """Run a pipeline over a module, in place.
 
     Raises:
-        AtenError: as :func:`pipeline`, or a pass fails; says why.
+        AtenError: as :func:`pipeline`, or a pass fails; the message has the reason.
     """
     manager = pipeline(text, module.context)
     with explained("the pipeline failed"):
@@ -117,22 +119,22 @@ def _runner(name: str, options: Mapping[str, str]) -> Callable[[Any, Any], None]
 
 
 def _options(name: str, text: str) -> dict[str, str]:
-    """The options of ``name{key=value key=value}``."""
+    """Return the options of ``name{key=value key=value}``."""
     if not text:
         return {}
     if not text.endswith("}"):
         raise AtenError(f"{name}: its options lack their closing brace")
-    found = {}
+    options = {}
     for item in text[:-1].split():
         key, equals, value = item.partition("=")
         if not equals or key not in _OPTIONS.get(name, frozenset()):
             raise AtenError(f"{name}: no option {item!r}")
-        found[key] = value
-    return found
+        options[key] = value
+    return options
 
 
 def _elements(text: str) -> Iterator[str]:
-    """The elements between commas that no bracket encloses."""
+    """Yield the elements between commas that are not in brackets."""
     depth, start = 0, 0
     for index, character in enumerate(text):
         depth += (character in "({[<") - (character in ")}]>")

@@ -1,4 +1,4 @@
-"""Return elimination: what functions return becomes trailing arguments that they write to.
+"""Return elimination: the results of functions become trailing arguments that they write to.
 
 A tensor or memref becomes a memref of the same type, a number a memref of rank 0. The caller owns the memory, which
 must not overlap an argument's.
@@ -15,7 +15,7 @@ from torchmdla.aten.dialect import AtenError, verify
 
 
 def return_elimination(module: ir.Module) -> None:
-    """Changes every function with a body, in place. A value None that is returned goes.
+    """Eliminate the results of every function with a body, in place. A returned None is dropped.
 
     Raises:
         AtenError: a function has control flow, is called in the module, or returns a tuple.
@@ -45,7 +45,7 @@ def _check_not_called(module: ir.Module, names: set[str]) -> None:
 
 
 def _check(function: Any) -> None:
-    """Before anything is changed."""
+    """Check that a function can be changed; this runs before any change."""
     if len(function.regions[0].blocks) != 1:
         raise AtenError(f"function {function.attributes['sym_name']} has control flow")
     for value in _return_of(function).operands:
@@ -66,7 +66,7 @@ def _eliminate(function: Any) -> None:
     for index, memref in zip(written, memrefs, strict=True):
         destination = block.add_argument(memref, ir.Location.unknown())
         with ir.InsertionPoint(returned), returned.location:
-            # Read anew: an allocation that is returned twice has become an argument by its second time.
+            # The operand is read again: an allocation that is returned twice is already an argument the second time.
             _write(returned.operands[index], destination)
     with ir.InsertionPoint(returned), returned.location:
         ir.Operation.create("func.return")
@@ -81,10 +81,10 @@ def _eliminate(function: Any) -> None:
 
 
 def memref_type(type_: ir.Type) -> ir.Type:
-    """The type of memory for a value.
+    """Return the memref type that holds a value of a type.
 
     Raises:
-        AtenError: there is none.
+        AtenError: a value of this type cannot be written to memory.
     """
     if isinstance(type_, ir.MemRefType):
         return type_
@@ -97,10 +97,10 @@ def memref_type(type_: ir.Type) -> ir.Type:
 
 def _write(value: ir.Value, destination: ir.Value) -> None:
     if isinstance(value.type, ir.MemRefType):
-        made = value.owner.operation if isinstance(value, ir.OpResult) else None
-        if made is not None and made.name == "memref.alloc":
+        producer = value.owner.operation if isinstance(value, ir.OpResult) else None
+        if producer is not None and producer.name == "memref.alloc":
             value.replace_all_uses_with(destination)
-            made.erase()
+            producer.erase()
         else:
             ir.Operation.create("memref.copy", operands=[value, destination])
     elif isinstance(value.type, ir.RankedTensorType):

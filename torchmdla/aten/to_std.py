@@ -1,8 +1,8 @@
-"""From the aten dialect to calls of named runtime functions, on memory.
+"""Conversion of the aten dialect to calls of named runtime functions on memory.
 
-Every op becomes a ``func.call`` of a private function that is declared in the module. Its name says all that its type
-leaves open: ``aten_add_Tensor__f32r3_f32r3_i64__f32r3`` is ``aten::add.Tensor`` of two ``f32`` tensors of rank 3 and an
-integer, to a tensor of rank 3. Operands, in the order of the schema:
+Every op becomes a ``func.call`` of a private function that is declared in the module. The name specifies the details
+that the function's type leaves open. ``aten_add_Tensor__f32r3_f32r3_i64__f32r3`` is ``aten::add.Tensor`` of two ``f32``
+tensors of rank 3 and an integer, with a result of rank 3. Operands, in the order of the schema:
 
 | operand | is passed as | in the name |
 |---|---|---|
@@ -13,10 +13,10 @@ integer, to a tensor of rank 3. Operands, in the order of the schema:
 | None | not at all | ``n`` |
 | list of tensors | each of them | ``l2_f32r2_f32r2`` |
 
-Results that are tensors are trailing arguments, memory that the caller allocates; numbers are returned. A result is
-contiguous memory of its own, whatever the op is: views are copies. An in-place op writes its argument and has no memory
-for it among its results. With ``llvm.emit_c_interface`` each function has a C entry ``_mlir_ciface_<name>`` that takes
-pointers to MLIR's memref descriptors.
+Tensor results are trailing arguments: memory that the caller allocates. Numbers are returned. Every result has its own
+contiguous memory, so views are copies. An in-place op writes its argument and has no memory for it among its results.
+With ``llvm.emit_c_interface`` each function has a C entry ``_mlir_ciface_<name>``. Its parameters are pointers to
+MLIR's memref descriptors.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from torchmdla.aten.schemas import OpSchema, by_op
 
 
 def lower_to_std(module: ir.Module) -> None:
-    """Return elimination, then aten-to-std, in place: nothing of the aten dialect and no tensor remains.
+    """Run return elimination, then aten-to-std, in place; no aten op and no tensor remains.
 
     Raises:
-        AtenError: as the two.
+        AtenError: as :func:`~torchmdla.aten.returns.return_elimination` and :func:`aten_to_std`.
     """
     return_elimination(module)
     aten_to_std(module)
 
 
 def aten_to_std(module: ir.Module) -> None:
-    """Changes every function with a body, in place; what they take and return as tensors becomes memrefs.
+    """Convert every function with a body, in place; tensor arguments and results become memrefs.
 
     Raises:
-        AtenError: a function has control flow, an op of another dialect, a size that is not known, or an op that
-            writes through a view.
+        AtenError: a function has control flow, an op of another dialect, a size that is not known, or an op that writes
+            through a view.
     """
-    found = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
-    sources = [function for function in found if len(function.regions[0].blocks)]
+    functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+    sources = [function for function in functions if len(function.regions[0].blocks)]
     globals_ = _Globals(module)
     with module.context, ir.Location.unknown():
         try:
@@ -66,7 +66,7 @@ def aten_to_std(module: ir.Module) -> None:
 
 
 class _Globals:
-    """What a conversion adds to a module: functions, declarations of runtime functions, and constant memory."""
+    """Symbols that a conversion adds: functions, declarations of runtime functions, and constant memory."""
 
     def __init__(self, module: ir.Module) -> None:
         self._module = module
@@ -74,18 +74,18 @@ class _Globals:
         self._made: list[Any] = []
 
     def function(self, source: Any, attributes: Mapping[str, ir.Attribute]) -> Any:
-        """A function without a body before ``source``."""
+        """Add a function without a body before ``source``."""
         with ir.InsertionPoint(source), source.location:
             self._made.append(ir.Operation.create("func.func", attributes=dict(attributes), regions=1))
         return self._made[-1]
 
     def undo(self) -> None:
-        """Leaves the module as it was."""
+        """Erase all added ops."""
         for op in self._made:
             op.erase()
 
     def declare(self, name: str, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
-        """A private function."""
+        """Declare a private function, unless it is already declared."""
         if name in self._names:
             return
         self._names[name] = name
@@ -99,7 +99,7 @@ class _Globals:
             self._made.append(ir.Operation.create("func.func", attributes=attributes, regions=1))
 
     def memory(self, value: ir.Attribute, type_: ir.Type) -> ir.Value:
-        """Constant memory, at the current insertion point."""
+        """Return constant memory, at the current insertion point."""
         key = str(value)
         if key not in self._names:
             self._names[key] = f"constant_{len(self._names)}"
@@ -117,16 +117,16 @@ class _Globals:
 
 
 class _Function:
-    """The conversion of one function: what every value has become, a value, a list of them, or a Python literal."""
+    """Conversion of one function, which maps values to new values, lists of them, or Python literals."""
 
     def __init__(self, source: Any, globals_: _Globals) -> None:
         self._source = source
         self._globals = globals_
         self._known: dict[ir.Value, Any] = {}
-        # The allocations of this function with the op that uses each last.
+        # The last user of each allocation of this function.
         self._last: dict[ir.Value, Any] = {}
         self._destinations: dict[ir.Value, ir.Value] = {}
-        # The memory of views, and of what they are views of in PyTorch, with the op that made them.
+        # The memory of views and of their bases in PyTorch, with the op that made the view.
         self._viewed: dict[ir.Value, str] = {}
 
     def convert(self) -> None:
@@ -137,9 +137,9 @@ class _Function:
         signature = ir.FunctionType(ir.TypeAttr(source.attributes["function_type"]).value)
         inputs = [_memory(type_) for type_ in signature.inputs]
         results = [_memory(type_) for type_ in signature.results if not types.is_none(type_)]
-        kept = {name: source.attributes[name] for name in _KEPT if name in source.attributes}
-        kept["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
-        body = self._globals.function(source, kept).regions[0].blocks.append(*inputs)
+        attributes = {name: source.attributes[name] for name in _KEPT if name in source.attributes}
+        attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
+        body = self._globals.function(source, attributes).regions[0].blocks.append(*inputs)
         self._known.update(zip(block.arguments, body.arguments, strict=True))
         self._find_destinations(block)
         with ir.InsertionPoint(body):
@@ -149,7 +149,7 @@ class _Function:
         self._free()
 
     def _find_destinations(self, block: Any) -> None:
-        """Where a result is to be written, it is made."""
+        """Record the destination of each materialized result, so that it is computed in place."""
         for op in (view.operation for view in block.operations):
             if op.name == "bufferization.materialize_in_destination":
                 value, destination = op.operands
@@ -168,7 +168,7 @@ class _Function:
             raise AtenError(f"{op.name} is no op of the aten dialect ({op.location})")
 
     def constant(self, op: Any) -> None:
-        """Literals are written where they are used, but tensors, once."""
+        """Record a literal, which is written at each use; a tensor literal becomes constant memory."""
         value = constants.read(op)
         if types.is_tensor(op.results[0].type):
             self._known[op.results[0]] = self._globals.memory(op.attributes["value"], _memory(op.results[0].type))
@@ -176,20 +176,20 @@ class _Function:
             self._known[op.results[0]] = _Literal(value)
 
     def cast(self, op: Any) -> None:
-        """Lists are put together and taken apart."""
+        """Pack or unpack a list."""
         if len(op.results) == 1 and isinstance(op.results[0].type, ir.TupleType):
             self._known[op.results[0]] = [self._known[value] for value in op.operands]
         else:
             self._known.update(zip(op.results, self._known[op.operands[0]], strict=True))
 
     def materialise(self, op: Any) -> None:
-        """Copies what was not made in place."""
+        """Copy a value that was not computed in its destination."""
         value, destination = (self._value(operand) for operand in op.operands)
         if value != destination:
             self._used([value], ir.Operation.create("memref.copy", operands=[value, destination]))
 
     def finish(self, op: Any) -> None:
-        """Returns memory and numbers; what is returned is the caller's to free."""
+        """Return memory and numbers; the caller frees returned memory."""
         values = [self._value(value) for value in op.operands if not types.is_none(value.type)]
         for value in values:
             self._last.pop(value, None)
@@ -236,7 +236,10 @@ class _Function:
         self._note_views(op, schema)
 
     def _check_writes(self, op: Any, schema: OpSchema) -> None:
-        """Views are copies here, so what has views must not be written to."""
+        """Raise an error if the op writes to a view or to the base of a view.
+
+        Views are copies here, so such a write would not reach the other tensor.
+        """
         for index in schema.written:
             view = self._viewed.get(self._known[op.operands[index]])
             if view is not None:
@@ -249,7 +252,7 @@ class _Function:
             self._viewed.update((item, schema.qualified) for item in flat if isinstance(item, ir.Value))
 
     def _pass(self, known: Any, codes: list[str], operands: list[ir.Value]) -> None:
-        """Adds an operand, and what the function's name says of it."""
+        """Append an operand, and its code in the function's name."""
         if isinstance(known, list):
             codes.append(f"l{len(known)}")
             for item in known:
@@ -316,7 +319,7 @@ class _Function:
 
 
 class _Literal:
-    """A number, string, list of numbers or None that is known."""
+    """Known number, string, list of numbers, or None."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -342,7 +345,7 @@ def _memory(type_: ir.Type) -> Any:
 
 
 def _erased(value: ir.Value) -> ir.Value:
-    """Memory with its rank alone."""
+    """Return memory with dynamic sizes; only the rank remains in the type."""
     if not isinstance(value.type, ir.MemRefType) or not value.type.rank:
         return value
     dynamic = ir.ShapedType.get_dynamic_size()
@@ -351,7 +354,7 @@ def _erased(value: ir.Value) -> ir.Value:
 
 
 def _wide(type_: ir.Type) -> ir.Type:
-    """As numbers are passed: ``i64``, ``f64``, ``i1``."""
+    """Return the type that numbers are passed as: ``i64``, ``f64`` or ``i1``."""
     if isinstance(type_, ir.IntegerType) and type_.width > 1:
         return ir.IntegerType.get_signless(64)
     if isinstance(type_, ir.FloatType):

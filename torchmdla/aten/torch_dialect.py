@@ -1,8 +1,8 @@
-"""From the Torch dialect to the aten dialect, op by op: the same functions, the same ops under the same names.
+"""Conversion of the Torch dialect to the aten dialect, op by op.
 
-Literals become ``aten.constant``, value tensors builtin tensors, lists tuples. Nothing is decomposed or folded. Takes
-what torchmdla's importer and torch-mlir's FX importer write; control flow and the rest of TorchScript's types are
-refused.
+Functions and ops keep their names. Literals become ``aten.constant``, value tensors become builtin tensors, and lists
+become tuples. Ops are not decomposed or folded. The input may come from torchmdla's importer or torch-mlir's FX
+importer. Control flow and other types of TorchScript are rejected.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torchmdla.aten.schemas import OpSchema, registry
 
 
 def from_torch(module: ir.Module | str) -> ir.Module:
-    """The module in the aten dialect; ``module`` itself, in the Torch dialect, stays as it is.
+    """Return the module in the aten dialect; ``module`` itself, in the Torch dialect, is not changed.
 
-    Functions keep their names, ops their locations. The result lives in the module's context, in a new one for text.
+    Functions keep their names, and ops keep their locations. The result has the module's context, or a new one if
+    ``module`` is text.
 
     Raises:
-        AtenError: the text is not valid, or holds an op or a type that the aten dialect has no form for; names it.
+        AtenError: the text is not valid, or the aten dialect cannot express an op or a type; the message names it.
     """
     source = _parsed(module) if isinstance(module, str) else module
     register(source.context)
@@ -63,7 +64,7 @@ _SCALARS: Mapping[str, str] = {
 
 
 def _type(type_: ir.Type) -> ir.Type:
-    """The builtin type for a type of the Torch dialect; others stay."""
+    """Return the builtin type for a type of the Torch dialect; other types are not changed."""
     text = str(type_)
     if not text.startswith("!torch."):
         return type_
@@ -80,7 +81,7 @@ def _type(type_: ir.Type) -> ir.Type:
 
 
 class _Function:
-    """The conversion of one function: what every value of the source has become."""
+    """Conversion of one function, which maps every value of the source to its converted value."""
 
     def __init__(self, source: Any, target: ir.Block) -> None:
         self._source = source
@@ -104,19 +105,19 @@ class _Function:
             for op in blocks[0].operations:
                 with op.operation.location:
                     self._op(op.operation)
-        # A literal has a narrower type than a number that is computed.
+        # The result types are read from the body: a literal has a narrower type than a computed number.
         returned = body.operations[len(body.operations) - 1]
         _set_type(function, arguments, [value.type for value in returned.operands])
 
     def _attributes(self) -> dict[str, ir.Attribute]:
-        """Name, visibility, and what the arguments are marked with, the Torch dialect's marks aside."""
+        """Return name, visibility, and the arguments' attributes without those of the Torch dialect."""
         source = self._source.attributes
-        kept = {name: source[name] for name in ("sym_name", "sym_visibility", "function_type") if name in source}
+        attributes = {name: source[name] for name in ("sym_name", "sym_visibility", "function_type") if name in source}
         if "arg_attrs" in source:
-            marks = [{mark.name: mark.attr for mark in ir.DictAttr(given)} for given in source["arg_attrs"]]
+            marks = [{mark.name: mark.attr for mark in ir.DictAttr(argument)} for argument in source["arg_attrs"]]
             others = [{k: v for k, v in mark.items() if not k.startswith("torch.")} for mark in marks]
-            kept["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(mark) for mark in others])
-        return kept
+            attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(mark) for mark in others])
+        return attributes
 
     def _name(self) -> str:
         return str(ir.StringAttr(self._source.attributes["sym_name"]).value)
@@ -135,13 +136,13 @@ class _Function:
             self._values[result] = value
 
     def operand(self, value: ir.Value) -> ir.Value:
-        """What a value of the source has become."""
+        """Return the converted value of a value of the source."""
         if value not in self._values:
             raise AtenError(f"the result of {_maker(value)} cannot be expressed in the aten dialect")
         return self._values[value]
 
     def operands(self, op: Any) -> list[ir.Value]:
-        """What the operands of an op of the source have become."""
+        """Return the converted operands of an op of the source."""
         return [self.operand(value) for value in op.operands]
 
     def _call(self, op: Any) -> Sequence[ir.Value]:
@@ -157,7 +158,7 @@ def _set_type(function: Any, arguments: Sequence[ir.Type], results: Sequence[ir.
 
 
 def _schema(op: Any) -> OpSchema:
-    """The schema of ``torch.aten.add.Tensor``, or of ``torch.operator "torch.aten.add.Tensor"``."""
+    """Return the schema of ``torch.aten.add.Tensor`` or ``torch.operator "torch.aten.add.Tensor"``."""
     name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
     namespace, _, rest = name.removeprefix("torch.").partition(".")
     schema = registry().get(f"aten::{rest}" if namespace == "aten" else _TWINS.get(name, ""))
@@ -167,7 +168,10 @@ def _schema(op: Any) -> OpSchema:
 
 
 def _list_type(result: ir.Value) -> ir.Type | None:
-    """The tuple for a list of tensors; its length shows only where the list is taken apart."""
+    """Return the tuple type for a list of tensors, or None for other values.
+
+    The length is known only where the list is unpacked.
+    """
     if not str(result.type).startswith("!torch.list<"):
         return None
     for use in result.uses:
@@ -180,7 +184,7 @@ def _maker(value: ir.Value) -> str:
     return str(value.owner.name) if isinstance(value, ir.OpResult) else "an argument"
 
 
-# Ops of other namespaces that take what an ATen op takes.
+# Ops of other namespaces with the operands of an ATen op.
 _TWINS: Mapping[str, str] = {
     "torch.prims.squeeze": "aten::squeeze.dims",
     "torch.prims.sqrt": "aten::sqrt",
@@ -207,7 +211,7 @@ def _tensor_literal(function: _Function, op: Any) -> Sequence[ir.Value]:
 
 
 def _list(function: _Function, op: Any) -> Sequence[ir.Value]:
-    """A list of literals is one literal; others are put together from their elements."""
+    """Convert a list: literals become one literal, other elements are packed."""
     elements = function.operands(op)
     known = [_known(element) for element in elements]
     if all(isinstance(value, bool | int | float) for value in known) and len({type(value) for value in known}) <= 1:
@@ -269,7 +273,7 @@ def _none(function: _Function, op: Any) -> Sequence[ir.Value]:
     return [constants.constant(None)]
 
 
-# They say what sizes are called; the types have what is needed.
+# These ops name symbolic sizes; the types have the needed information.
 _FORGOTTEN = frozenset(("torch.bind_symbolic_shape", "torch.symbolic_int", "torch.initialize.global_slots"))
 
 _RULES: Mapping[str, _Rule] = {

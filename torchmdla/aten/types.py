@@ -1,9 +1,9 @@
-"""How the values of PyTorch's type system are typed in the dialect.
+"""Types in the dialect for the values of PyTorch's type system.
 
 | PyTorch | dialect |
 |---|---|
 | ``Tensor`` | ``tensor<…>`` |
-| ``int`` and whatever TorchScript writes as one (dtypes, layouts, memory formats) | an integer type |
+| ``int``, and values that TorchScript writes as an int (dtypes, layouts, memory formats) | an integer type |
 | ``float`` | a float type |
 | ``bool`` | ``i1`` |
 | ``Scalar`` | any of the last three, or complex |
@@ -11,8 +11,8 @@
 | ``None``, an optional that is absent | ``none`` |
 | lists and tuples | ``tuple<…>`` |
 
-A literal integer is ``i32`` where that holds it, else ``i64``; a literal float ``f32`` where that holds it exactly,
-else ``f64``. Element types of tensors are signless (``i64``), unsigned ones aside (``ui8``).
+A literal integer is ``i32`` if the value fits, else ``i64``. A literal float is ``f32`` if that is exact, else ``f64``.
+Element types of tensors are signless (``i64``), except unsigned ones (``ui8``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch_mlir import ir
 
-# Element types by torch's name of the dtype.
+# Element types by torch dtype.
 ELEMENT_TYPES: Mapping[torch.dtype, str] = {
     torch.uint8: "ui8",
     torch.int8: "i8",
@@ -42,7 +42,7 @@ STRING = "!aten.str"
 
 
 def tensor_type(dtype: torch.dtype, shape: tuple[int | None, ...]) -> str:
-    """The type of a tensor; None stands for a size that is not known.
+    """Return the type of a tensor; a size of None is not known.
 
     Raises:
         ValueError: MLIR has no such element type.
@@ -54,25 +54,26 @@ def tensor_type(dtype: torch.dtype, shape: tuple[int | None, ...]) -> str:
 
 
 def is_tensor(type_: ir.Type) -> bool:
-    """Whether a type is a tensor's."""
+    """Return whether a type is a tensor type."""
     return isinstance(type_, ir.RankedTensorType | ir.UnrankedTensorType)
 
 
 def is_none(type_: ir.Type) -> bool:
-    """Whether a type is that of None."""
+    """Return whether a type is the type of None."""
     return isinstance(type_, ir.NoneType)
 
 
 def elements_of(type_: ir.Type) -> list[ir.Type]:
-    """The types in a ``tuple<…>``."""
+    """Return the types in a ``tuple<…>``."""
     tuple_ = ir.TupleType(type_)
     return [tuple_.get_type(index) for index in range(tuple_.num_types)]
 
 
 def fits(type_: ir.Type, expected: torch._C.JitType, repeated: int | None = None) -> bool:
-    """Whether a value of ``type_`` may stand where the schema asks for ``expected``.
+    """Return whether a value of ``type_`` may be used where the schema expects ``expected``.
 
-    ``repeated`` is the N of ``int[N]``. What the table above lacks (generators, dictionaries, classes) fits anything.
+    ``repeated`` is the N of ``int[N]``. Any type fits a PyTorch type that the table above lacks (generators,
+    dictionaries, classes).
     """
     kind = expected.kind()
     if kind == "OptionalType":
@@ -85,13 +86,13 @@ def fits(type_: ir.Type, expected: torch._C.JitType, repeated: int | None = None
 
 
 def describe(expected: torch._C.JitType, repeated: int | None = None) -> str:
-    """What :func:`fits` asks for, in words."""
+    """Return a description of the types that :func:`fits` accepts."""
     kind = expected.kind()
     if kind == "OptionalType":
         return f"{describe(_element(expected), repeated)}, or none"
     if kind == "ListType":
-        one = f", or one {describe(_element(expected))}" if repeated is not None else ""
-        return f"a tuple with each element {describe(_element(expected))}{one}"
+        alternative = f", or one {describe(_element(expected))}" if repeated is not None else ""
+        return f"a tuple with each element {describe(_element(expected))}{alternative}"
     return _WORDS.get(kind, f"a value of type {expected}")
 
 

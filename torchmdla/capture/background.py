@@ -1,4 +1,4 @@
-"""Threads that compile beside the program. The interpreter's exit waits for nothing that is queued."""
+"""Background threads that compile beside the program. The interpreter's exit does not wait for queued tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Task = Callable[[], None]
 
 
 class Background:
-    """Runs tasks in order, two at a time. Any thread may submit them, until the interpreter leaves."""
+    """Queue of tasks that run in order, two at a time. Any thread may submit tasks until the interpreter exits."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
@@ -25,15 +25,17 @@ class Background:
         self.leaving = False
 
     def submit(self, task: Task) -> None:
-        """Has ``task`` run later, or lets go of it where there is no thread to run it."""
+        """Run ``task`` later, or drop it if no thread can run it."""
         if len(self._threads) < _MOST_THREADS:
             self._start_thread()
         if self._threads and not self.leaving:
             self._tasks.put(task)
 
     def end(self) -> None:
-        """Drops what is queued, and returns once no task runs any more: one that still did would end the process when
-        it came back to an interpreter that is gone."""
+        """Drop the queued tasks, and return once no task runs any more.
+
+        A task that still ran would end the process when it returned to an interpreter that is gone.
+        """
         self.leaving = True
         while not self._tasks.empty():
             with contextlib.suppress(Exception):
@@ -44,36 +46,36 @@ class Background:
             thread.join()
 
     def _start_thread(self) -> None:
-        # A daemon, for which the interpreter does not wait of its own: `end` does, when nothing is queued any more.
+        # A daemon thread, for which the interpreter does not wait by itself. `end` waits once the queue is empty.
         thread = threading.Thread(target=self._run, name="torchmdla-compile", daemon=True)
-        with contextlib.suppress(RuntimeError):  # There can be no more threads, for now.
+        with contextlib.suppress(RuntimeError):  # No further thread can start at the moment.
             thread.start()
             self._threads.append(thread)
 
     def _run(self) -> None:
         worker.give_way()
         while (task := self._tasks.get()) is not None:
-            # What a fault leaves uncompiled, a later call of the group tries again.
+            # A later call of the group retries a task that failed.
             with contextlib.suppress(Exception):
                 task()
-            del task  # With it goes the right to compile, which others wait for.
+            del task  # This drops the right to compile, for which others wait.
 
 
 _background = Background()
 
 
 def submit(task: Task) -> None:
-    """:meth:`Background.submit` of this process."""
+    """Submit ``task`` to this process's :class:`Background`."""
     _background.submit(task)
 
 
 def is_leaving() -> bool:
-    """Whether the interpreter is, so that compiles end for no reason of theirs."""
+    """Return whether the interpreter is exiting, which may be why a compile ended."""
     return _background.leaving
 
 
 def _after_fork_in_child() -> None:
-    """Threads do not survive a fork, and what they had to do is the parent's."""
+    """Start without tasks: threads do not survive a fork, and the parent runs its tasks itself."""
     global _background
     _background = Background()
 

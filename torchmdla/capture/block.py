@@ -1,4 +1,4 @@
-"""One captured block of code: the context that records it, and what comes out."""
+"""One captured block of code: the context that records it, and the result."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torchmdla.errors import CaptureError, CaptureWarning
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a result comes from: the graph; or, with ``external``, the memory of a tensor from outside.
+    """Origin of a result: the graph or, with ``external``, the memory of a tensor from outside.
 
     Attributes:
-        external: its number among arguments and captured tensors.
-        is_whole: the result is that tensor itself, not a view of it.
-        shape, stride, offset: of a view; ``offset`` counts from the tensor's own.
+        external: number of the tensor among arguments and captured tensors; None for a result of the graph.
+        is_whole: whether the result is that tensor itself, not a view of it.
+        shape, stride, offset: layout of a view. ``offset`` is relative to the tensor's own offset.
     """
 
     external: int | None = None
@@ -37,28 +37,28 @@ class Origin:
 
     @classmethod
     def of(cls, result: Tensor, entering: Sequence[External]) -> Origin:
-        """The origin of a result of the captured run."""
+        """Return the origin of a result of the captured run."""
         storage = result.untyped_storage()._cdata
-        for index, one in enumerate(entering):
-            if one.storage == storage and one.layout.dtype == result.dtype:
+        for index, external in enumerate(entering):
+            if external.storage == storage and external.layout.dtype == result.dtype:
                 shape, stride = tuple(result.shape), tuple(result.stride())
-                offset = int(result.storage_offset()) - one.offset
-                is_whole = (shape, stride, offset) == (tuple(one.layout.shape), one.layout.stride(), 0)
+                offset = int(result.storage_offset()) - external.offset
+                is_whole = (shape, stride, offset) == (tuple(external.layout.shape), external.layout.stride(), 0)
                 return cls(index, is_whole, shape, stride, offset)
         return cls()
 
 
 @dataclass(frozen=True)
 class Block:
-    """A captured block.
+    """Captured block.
 
     Attributes:
-        name: of the function that it becomes.
-        module: the functional graph; it writes to its placeholders at its end only, by ``copy_``.
-        externals: what each placeholder stands for.
-        names: of each of them; empty where none was found.
-        origins: of each result; None for a result that is None.
-        structure: of the results.
+        name: name of the function that the block becomes.
+        module: the functional graph. It writes to its placeholders only at its end, by ``copy_``.
+        externals: tensor that each placeholder represents.
+        names: name of each external; empty if none was found.
+        origins: origin of each result; None for a None result.
+        structure: structure of the results.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Block:
 
 
 class Capture:
-    """What ``with builder.capture_function(…) as f`` gives.
+    """Context manager of ``with builder.capture_function(…) as f``.
 
     Args:
-        name: of the function that the block becomes.
-        arguments: of that function.
-        add: is told of the block when it has ended well.
+        name: name of the function that the block becomes.
+        arguments: arguments of that function.
+        add: function that receives the block if it ends without an exception.
     """
 
     def __init__(self, name: str, arguments: Sequence[Tensor], add: Callable[[Block], None]) -> None:
@@ -87,11 +87,11 @@ class Capture:
         self._state = "new"
 
     def returns(self, results: Any) -> None:
-        """Says what the function returns: a tensor, or lists, tuples and dictionaries of tensors and None.
+        """Set the function's results: a tensor, or lists, tuples and dictionaries of tensors and None.
 
         Raises:
-            CaptureError: it was said before, or the call is outside of the block.
-            TypeError: something is neither a tensor nor None.
+            CaptureError: the results were set before, or the call is outside of the block.
+            TypeError: a result is neither a tensor nor None.
         """
         if self._state != "open":
             raise CaptureError("returns must be called inside of the block")
@@ -131,14 +131,14 @@ class Capture:
         flat, structure = self._results
         self._recorder.finish(flat)
         externals = self._recorder.externals
-        module = functional(self._recorder.graph, [one.layout for one in externals])
+        module = functional(self._recorder.graph, [external.layout for external in externals])
         _check_writes(module.graph, externals)
-        entering = [one for one in externals if not one.is_constant]
+        entering = [external for external in externals if not external.is_constant]
         return Block(
             self._name,
             module,
             externals,
-            [names.get(one.storage, "") for one in externals],
+            [names.get(external.storage, "") for external in externals],
             [None if result is None else Origin.of(result, entering) for result in flat],
             structure,
         )
@@ -150,30 +150,30 @@ def _check_alone() -> None:
 
 
 def _check_writes(graph: fx.Graph, externals: Sequence[External]) -> None:
-    """What the record says of writes and what is left of them in the graph must agree."""
+    """Check that the recorded writes are the writes that are left in the graph."""
     finals = final_values(graph)
-    for node, one in zip(graph.find_nodes(op="placeholder"), externals, strict=True):
-        if one.is_written != (node in finals) and one.layout.numel():
-            raise CaptureError(f"a write to {described(one.layout)} cannot be captured")
+    for node, external in zip(graph.find_nodes(op="placeholder"), externals, strict=True):
+        if external.is_written != (node in finals) and external.layout.numel():
+            raise CaptureError(f"a write to {described(external.layout)} cannot be captured")
 
 
 def _warn(block: Block, reads: Sequence[NumberRead]) -> None:
-    """Says once what the function has besides its arguments."""
+    """Warn once about the block's dependences on state other than its arguments."""
 
     def listed(holds: Callable[[External], bool]) -> str:
-        found = [
-            f"{name or 'a tensor'} ({described(one.layout)})"
-            for one, name in zip(block.externals, block.names, strict=True)
-            if holds(one)
+        labels = [
+            f"{name or 'a tensor'} ({described(external.layout)})"
+            for external, name in zip(block.externals, block.names, strict=True)
+            if holds(external)
         ]
-        return ", ".join(found)
+        return ", ".join(labels)
 
     told = {
         "writes to tensors that are no arguments, which become arguments and results": listed(
-            lambda one: one.is_written and not one.is_argument
+            lambda external: external.is_written and not external.is_argument
         ),
         "reads tensors that are no arguments, which become constants as they are now": listed(
-            lambda one: one.is_constant and not one.is_literal
+            lambda external: external.is_constant and not external.is_literal
         ),
         "keeps numbers that were read from tensors as they were in the capture": ", ".join(
             dict.fromkeys(f"{read.op} at {read.source}" for read in reads)

@@ -1,4 +1,4 @@
-"""A captured block as a function that runs with groups."""
+"""Captured block as a function that runs with groups."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torchmdla.capture.options import Options
 
 
 class CapturedFunction:
-    """Calls a captured block with other arguments.
+    """Callable that runs a captured block with other arguments.
 
-    Results, writes and memory shared between them are what the block's would be; results need no gradients.
+    Results, writes and memory that they share are the same as for the block. Results do not require gradients.
 
     Args:
-        block: what was captured.
-        options: the device and how groups behave.
+        block: the captured block.
+        options: the device and options of the groups.
 
     Attributes:
         module: the graph with its groups.
@@ -31,32 +31,32 @@ class CapturedFunction:
 
     def __init__(self, block: Block, options: Options) -> None:
         self.__name__ = block.name
-        self._entering = [one for one in block.externals if not one.is_constant]
-        self._arguments = [one for one in self._entering if one.is_argument]
-        self._captured = [one.tensor for one in self._entering if not one.is_argument]
+        self._entering = [external for external in block.externals if not external.is_constant]
+        self._arguments = [external for external in self._entering if external.is_argument]
+        self._captured = [external.tensor for external in self._entering if not external.is_argument]
         self._origins = block.origins
         self._structure = block.structure
         self._viewed = {origin.external for origin in block.origins if origin is not None and not origin.is_whole}
         self.module = form_groups(_executable(block), (), options)
 
     def __call__(self, *arguments: Tensor) -> Any:
-        """Runs the function.
+        """Run the function.
 
         Raises:
-            TypeError: another number of arguments, or one that is no tensor.
-            ValueError: an argument's dtype or sizes are not those captured; its strides are not, and a result is a
-                view of it; two share memory that is written to.
+            TypeError: the number of arguments differs, or an argument is not a tensor.
+            ValueError: an argument's dtype or sizes differ from the captured ones; its strides differ and a result is a
+                view of it; two arguments share memory that is written to.
         """
         self._check(arguments)
         tensors = [*arguments, *self._captured]
         with torch.no_grad():
-            made = iter(self.module(*tensors))
-        flat = [None if origin is None else self._result(origin, tensors, made) for origin in self._origins]
+            outputs = iter(self.module(*tensors))
+        flat = [None if origin is None else self._result(origin, tensors, outputs) for origin in self._origins]
         return tree_unflatten(flat, self._structure)
 
-    def _result(self, origin: Origin, tensors: Sequence[Tensor], made: Any) -> Tensor:
+    def _result(self, origin: Origin, tensors: Sequence[Tensor], outputs: Any) -> Tensor:
         if origin.external is None:
-            result: Tensor = next(made)
+            result: Tensor = next(outputs)
             return result
         tensor = tensors[origin.external]
         if origin.is_whole:
@@ -66,36 +66,38 @@ class CapturedFunction:
     def _check(self, arguments: Sequence[Tensor]) -> None:
         if len(arguments) != len(self._arguments):
             raise TypeError(f"{self.__name__} takes {len(self._arguments)} arguments, got {len(arguments)}")
-        for index, (given, expected) in enumerate(zip(arguments, self._arguments, strict=True)):
-            if not isinstance(given, Tensor):
-                raise TypeError(f"argument {index} of {self.__name__} must be a tensor, got {type(given).__name__}")
+        for index, (tensor, expected) in enumerate(zip(arguments, self._arguments, strict=True)):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"argument {index} of {self.__name__} must be a tensor, got {type(tensor).__name__}")
             layout = expected.layout
-            if (given.dtype, given.shape, given.device.type) != (layout.dtype, layout.shape, "cpu"):
-                found = f"{described(given)} on {given.device}"
-                raise ValueError(f"argument {index} of {self.__name__} must be {described(layout)} on cpu, got {found}")
-            if index in self._viewed and given.stride() != layout.stride():
+            if (tensor.dtype, tensor.shape, tensor.device.type) != (layout.dtype, layout.shape, "cpu"):
+                actual = f"{described(tensor)} on {tensor.device}"
                 raise ValueError(
-                    f"argument {index} of {self.__name__} must have strides {layout.stride()}, got {given.stride()}: "
+                    f"argument {index} of {self.__name__} must be {described(layout)} on cpu, got {actual}"
+                )
+            if index in self._viewed and tensor.stride() != layout.stride():
+                raise ValueError(
+                    f"argument {index} of {self.__name__} must have strides {layout.stride()}, got {tensor.stride()}: "
                     "a result is a view of it"
                 )
         self._check_shared([*arguments, *self._captured])
 
     def _check_shared(self, tensors: Sequence[Tensor]) -> None:
         storages = [tensor.untyped_storage()._cdata for tensor in tensors]
-        for index, one in enumerate(self._entering):
-            if one.is_written and one.is_argument and storages.count(storages[index]) > 1:
+        for index, external in enumerate(self._entering):
+            if external.is_written and external.is_argument and storages.count(storages[index]) > 1:
                 raise ValueError(
                     f"argument {index} of {self.__name__}, which is written to, shares memory with another"
                 )
 
 
 def _executable(block: Block) -> fx.GraphModule:
-    """A copy of the graph that has its constants and returns what is no tensor from outside."""
-    made = fx.GraphModule(torch.nn.Module(), copy.deepcopy(block.module.graph))
-    graph = made.graph
-    for index, (node, one) in enumerate(zip(graph.find_nodes(op="placeholder"), block.externals, strict=True)):
-        if one.is_constant:
-            setattr(made, f"constant_{index}", one.tensor)
+    """Return a copy of the graph that has its constants and returns only tensors that it computes."""
+    module = fx.GraphModule(torch.nn.Module(), copy.deepcopy(block.module.graph))
+    graph = module.graph
+    for index, (node, external) in enumerate(zip(graph.find_nodes(op="placeholder"), block.externals, strict=True)):
+        if external.is_constant:
+            setattr(module, f"constant_{index}", external.tensor)
             with graph.inserting_before(node):
                 constant = graph.create_node("get_attr", f"constant_{index}")
             constant.meta = dict(node.meta)
@@ -106,5 +108,5 @@ def _executable(block: Block) -> fx.GraphModule:
     made_here = [origin is not None and origin.external is None for origin in block.origins]
     output.args = (tuple(result for result, here in zip(results, made_here, strict=True) if here),)
     graph.eliminate_dead_code()
-    made.recompile()
-    return made
+    module.recompile()
+    return module

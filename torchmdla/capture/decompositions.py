@@ -1,5 +1,8 @@
-"""ATen operators that PyTorch decomposes before groups form (backward ones that no device has as such), and those that
-stay whole: PyTorch's decompositions in Python compute other values than eager's kernels."""
+"""ATen operators that are decomposed before groups form, and resize and loss operators that stay whole.
+
+The former are mainly backward operators that no device supports directly. For the latter, PyTorch's decompositions in
+Python compute other values than eager's kernels.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +26,27 @@ aten = torch.ops.aten
 
 @lru_cache(maxsize=1)
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operator overload → its decomposition."""
-    found = dict(get_decompositions(_DECOMPOSED))
+    """Return the decomposition of each operator overload."""
+    table = dict(get_decompositions(_DECOMPOSED))
     functional = aten._native_batch_norm_legit_functional.default
-    found[functional] = partial(_without_gradients_of_statistics, found[functional])
-    found |= {norm: partial(_in_format_of_kernel, found[norm]) for norm in _BATCH_NORMS}
-    found[aten.copy.default] = _copied
-    return found
+    table[functional] = partial(_without_gradients_of_statistics, table[functional])
+    table |= {norm: partial(_in_format_of_kernel, table[norm]) for norm in _BATCH_NORMS}
+    table[aten.copy.default] = _copied
+    return table
 
 
 def _without_gradients_of_statistics(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """``norm``, whose new running statistics, its last two results, are hidden from autograd as the operator's are."""
+    """Return the results of ``norm`` with its last two, the new running statistics, detached as the operator's are."""
     *results, mean, variance = norm(*args, **kwargs)
     return (*results, mean.detach(), variance.detach())
 
 
 def _in_format_of_kernel(norm: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Return the results of ``norm`` in the memory format of eager's kernel: the format of ``value`` if it has one,
-    else contiguous. PyTorch's decomposition keeps any order of the dimensions."""
+    """Return the results of ``norm`` in the memory format of eager's kernel.
+
+    That is the format of ``value`` if it has one, and contiguous otherwise. PyTorch's decomposition keeps any order of
+    the dimensions.
+    """
     result, *others = norm(value, *args, **kwargs)
     formats = (torch.contiguous_format, *_CHANNELS_LAST.get(value.dim(), ()))
     memory_format = next((f for f in formats if value.is_contiguous(memory_format=f)), torch.contiguous_format)
@@ -48,15 +54,17 @@ def _in_format_of_kernel(norm: Callable[..., Any], value: Tensor, *args: Any, **
 
 
 def _copied(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """``src`` in the sizes, the dtype and the strides of ``self``, by operators that have derivatives."""
+    """Return ``src`` in the sizes, dtype and strides of ``self``, by operators that have derivatives."""
     copy = partial(Tensor.to, device=self.device, dtype=self.dtype, copy=True, memory_format=torch.contiguous_format)
     copied = in_order(order_in_memory(self), copy, src.expand(self.shape))
     return copied if is_non_overlapping_and_dense_or_false(self) else _as_in_memory(copied, self)
 
 
 def _as_in_memory(tensor: Tensor, other: Tensor) -> Tensor:
-    """``tensor`` at the offset and the strides of ``other``: AOT Autograd takes a view of a result to be a view of the
-    input that was written to, at the offset and the strides that it has of the result."""
+    """Return ``tensor`` at the offset and strides of ``other``.
+
+    AOT Autograd assumes that a view of a result is a view of the written input, with the same offset and strides.
+    """
     offset, strides = other.storage_offset(), other.stride()
     reach = [(size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)]
     memory = tensor.new_zeros([offset + 1 + sum(reach)])
@@ -66,13 +74,13 @@ def _as_in_memory(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def order_in_memory(tensor: Tensor) -> list[int]:
-    """The dimensions of ``tensor``, the one with the largest stride first."""
+    """Return the dimensions of ``tensor`` in descending order of stride."""
     order, _ = compute_elementwise_output_logical_to_physical_perm(tensor)
     return order
 
 
 def in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """What ``make`` makes of ``tensor`` with its dimensions in ``order``; the result has them in their own order."""
+    """Return the result of ``make`` for ``tensor`` permuted to ``order``, with the dimensions permuted back."""
     if order == sorted(order):
         return make(tensor)
     return make(tensor.permute(order)).permute([order.index(dim) for dim in range(tensor.dim())])
@@ -82,7 +90,7 @@ def in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: Tensor)
 def whole_operators() -> Iterator[None]:
     """Trace the operators of ``_KERNELS`` by its kernels in place of PyTorch's Python, until the context ends.
 
-    PyTorch keeps its Python kernels per process: the caller holds Dynamo's lock of compiles.
+    PyTorch keeps its Python kernels per process, so the caller must hold Dynamo's compile lock.
     """
     before = {operator: dict(operator.py_kernels) for operator in _KERNELS}
     for operator, kernels in _KERNELS.items():
@@ -107,7 +115,7 @@ def _replace_kernels(operator: Any, kernels: Kernels) -> None:
 
 
 def _resized(resize: Any, image: Tensor, output_size: Sequence[int] | None, *rest: Any) -> Tensor:
-    """Return the result of an operator's overload ``vec`` by ``resize``: PyTorch's C++ takes no symbols there."""
+    """Return the result of an operator's overload ``vec`` by ``resize``: PyTorch's C++ lacks support for symbols."""
     *corners, scale_factors = rest
     sizes = upsample_compute_output_size(image.shape, output_size, scale_factors)
     result: Tensor = resize(image, sizes, *corners, *(scale_factors or [None] * len(sizes)))
@@ -115,7 +123,10 @@ def _resized(resize: Any, image: Tensor, output_size: Sequence[int] | None, *res
 
 
 def _gradient_of_image(gradient: Tensor, output_size: object, input_size: Sequence[int], *rest: object) -> Tensor:
-    """Return an empty gradient of a resized image: PyTorch's C++ takes no symbols there, but for nearest of 2 dims."""
+    """Return an empty gradient of a resized image.
+
+    PyTorch's C++ does not support symbols there, except for nearest in 2 dimensions.
+    """
     return gradient.new_empty(input_size)
 
 
@@ -124,8 +135,8 @@ _RESIZED = [
     *(f"upsample_{kind}" for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
 ]
 
-# Operators that PyTorch takes apart by Python that computes something else than its kernels: resizing, which copies
-# where the sizes are equal and halves the index where they double, whatever the scale; losses that name a wrong target.
+# Operators for which PyTorch's Python decomposition differs from its kernels. Resizing copies where the sizes are equal
+# and halves the index where they double, whatever the scale. Losses report a wrong target.
 _KERNELS: dict[Any, Kernels] = {
     **{getattr(aten, name).default: {} for name in _RESIZED},
     **{

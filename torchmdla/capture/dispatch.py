@@ -1,9 +1,9 @@
-"""Dispatch capture: whatever PyTorch dispatches in a block, forward, backward and optimiser, becomes an FX graph.
+"""Dispatch capture: an FX graph of all operators that PyTorch dispatches in a block.
 
-A dispatch mode below autograd sees every operator with its real tensors, and writes each down while PyTorch runs it.
-Tensors are told apart by the memory they show, not by the Python object: autograd saves, and users make, other tensors
-of the same memory without any operator. The record writes in place and takes views where the program does;
-:mod:`torchmdla.capture.functional` makes a functional graph of it.
+Forward, backward and optimiser operators are captured. A dispatch mode below autograd sees every operator with its real
+tensors and records it while PyTorch runs it. Tensors are identified by their memory, not by the Python object: autograd
+and users make further tensors of the same memory without an operator. The record has the program's in-place writes and
+views. :mod:`torchmdla.capture.functional` makes a functional graph of it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from torchmdla.importer.trace import in_schema_order, leaves, map_structure, qua
 
 aten = torch.ops.aten
 
-# What tells one tensor from another: storage, offset, sizes, strides, dtype.
+# Identity of a tensor: storage, offset, sizes, strides, dtype.
 _Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 @dataclass
 class External:
-    """A tensor that a recorded block has not made itself.
+    """Tensor that a recorded block uses but did not create.
 
     Attributes:
         node: its placeholder in the record.
-        tensor: the tensor itself. When the block has ended, for a constant a copy of what was read, and for an
-            argument its layout: nothing keeps a user's arguments alive.
-        is_argument: the user gave it as an argument.
-        is_literal: written in the program as numbers (``torch.tensor(2.0)``).
-        is_written: the block writes to its memory.
+        tensor: the tensor itself. After the block it is a copy of the data for a constant, and the layout for an
+            argument. User arguments are therefore not kept alive.
+        storage: address of its storage.
+        is_argument: whether the user passed it as an argument.
+        is_literal: whether the program has it as numbers (``torch.tensor(2.0)``).
+        is_written: whether the block writes to its memory.
         layout: its dtype, sizes and strides, on the meta device.
-        offset: in its storage.
+        offset: its offset in the storage.
     """
 
     node: fx.Node
@@ -54,7 +55,7 @@ class External:
     offset: int = field(init=False)
 
     def __post_init__(self) -> None:
-        # What is only read is copied later.
+        # Tensors that are only read are copied later.
         self.offset = int(self.tensor.storage_offset())
         self.layout = torch.empty_strided(
             self.tensor.shape, self.tensor.stride(), dtype=self.tensor.dtype, device="meta"
@@ -62,27 +63,27 @@ class External:
 
     @property
     def is_constant(self) -> bool:
-        """Only read, and no argument."""
+        """Return whether the tensor is only read and is not an argument."""
         return not self.is_argument and not self.is_written
 
 
 @dataclass(frozen=True)
 class NumberRead:
-    """An operator that made a Python number of a tensor's data, which the record cannot follow."""
+    """Operator that converts a tensor's data to a Python number, which the record cannot follow."""
 
     op: str
     source: str
 
 
 class Recorder(TorchDispatchMode):
-    """Records what is dispatched while it is entered.
+    """Dispatch mode that records operators while it is entered.
 
     Args:
-        arguments: the placeholders of the record, in order. Other tensors that the block reads come after them.
+        arguments: tensors of the first placeholders, in order. Other tensors that the block reads come after them.
 
     Attributes:
-        graph: the record; flat, of ``OpOverload`` calls, with writes and views.
-        externals: arguments and what else was read, in the order of the placeholders.
+        graph: the record: a flat graph of ``OpOverload`` calls, with writes and views.
+        externals: arguments and other tensors that were read, in the order of the placeholders.
     """
 
     def __init__(self, arguments: Sequence[Tensor]) -> None:
@@ -90,11 +91,12 @@ class Recorder(TorchDispatchMode):
         self.graph = fx.Graph()
         self.externals: list[External] = []
         self._nodes: dict[_Key, fx.Node] = {}
-        # Of what the block makes: the node that made the storage. Storages are held, so that none is used again.
+        # For each storage that the block creates, the node that created it. Storages are held so that their addresses
+        # are not reused.
         self._owners: dict[int, fx.Node] = {}
         self._held: dict[int, Any] = {}
         self._written: set[int] = set()
-        # Which externals' storages the values in a storage depend on.
+        # For each storage, the storages of externals that its values depend on.
         self._roots: dict[int, frozenset[int]] = {}
         self._reads: list[tuple[NumberRead, frozenset[int]]] = []
         self._last_placeholder = self.graph._root
@@ -126,7 +128,7 @@ class Recorder(TorchDispatchMode):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Runs ``func`` and writes it down as a call of ``target``."""
+        """Run ``func`` and record it as a call of ``target``."""
         nodes: Any = map_structure(self._operand, list(recorded_args))
         named: Any = {name: map_structure(self._operand, value) for name, value in recorded_kwargs.items()}
         roots = self._note_effects(target, recorded_args, recorded_kwargs)
@@ -145,17 +147,17 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _note_effects(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset[int]:
-        """Notes what a call writes, and returns what its results depend on."""
-        given = in_schema_order(target._schema, args, kwargs)
+        """Note the storages that a call writes, and return the roots that its results depend on."""
+        operands = in_schema_order(target._schema, args, kwargs)
         roots = frozenset(
             root
-            for leaf in leaves(given)
+            for leaf in leaves(operands)
             if isinstance(leaf, Tensor)
             for root in self._roots.get(_storage(leaf), frozenset())
         )
         if torch.Tag.nondeterministic_seeded in target.tags:
             roots |= {_RANDOM}
-        for leaf in leaves([given[index] for index in written(target._schema)]):
+        for leaf in leaves([operands[index] for index in written(target._schema)]):
             if isinstance(leaf, Tensor):
                 self._written.add(_storage(leaf))
                 self._roots[_storage(leaf)] = self._roots.get(_storage(leaf), frozenset()) | roots
@@ -175,27 +177,27 @@ class Recorder(TorchDispatchMode):
         return element
 
     def _bind(self, tensor: Tensor, node: Callable[[], fx.Node]) -> None:
-        """``tensor`` is what ``node`` makes, unless it is known: an operator that writes returns what it wrote to."""
+        """Map ``tensor`` to ``node``, unless it is known: an operator that writes returns its written operand."""
         _check_plain(tensor, "a tensor that was computed")
         key = _key(tensor)
         if key not in self._nodes:
             self._nodes[key] = node()
             self._hold(tensor)
-            if not any(one.storage == key[0] for one in self.externals):
+            if not any(external.storage == key[0] for external in self.externals):
                 self._owners.setdefault(key[0], self._nodes[key])
 
     def _operand(self, value: Any) -> Any:
         return self._node(value) if isinstance(value, Tensor) else value
 
     def _node(self, tensor: Tensor) -> fx.Node:
-        """The node of a tensor that is read."""
+        """Return the node of a tensor that is read."""
         _check_plain(tensor, "a tensor")
         key = _key(tensor)
         if key in self._nodes:
             return self._nodes[key]
         if key[0] not in self._owners:
             return self._external(tensor).node
-        # A view that no operator has made.
+        # A view that no operator created.
         owner = self._owners[key[0]]
         node = self.graph.call_function(aten.as_strided.default, (owner, key[2], key[3], key[1]))
         node.meta["stack_trace"] = _trace()
@@ -217,7 +219,7 @@ class Recorder(TorchDispatchMode):
         self._held[storage._cdata] = storage
 
     def _literal(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """``torch.tensor([1, 2])`` makes a tensor where nobody sees it and shows it to PyTorch then."""
+        """Record a literal such as ``torch.tensor([1, 2])``, which PyTorch creates before it dispatches an operator."""
         result = func(*args, **kwargs)
         if _key(result) in self._nodes:
             return result
@@ -229,12 +231,12 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _in_place_view(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """``x.t_()`` gives the tensor object another view of its memory: the record has the view."""
+        """Record a call such as ``x.t_()``, which gives the tensor object another view of its memory, as that view."""
         name, overload = func._schema.name.partition("::")[2], func._schema.overload_name or "default"
         view = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
         before = _key(args[0])
         if view is not None and name not in _RESIZING:
-            if any(one.storage == before[0] for one in self.externals):
+            if any(external.storage == before[0] for external in self.externals):
                 raise CaptureError(f"{name} changes a tensor from outside, which cannot be captured (at {_place()})")
             operands: Any = map_structure(self._operand, list(args))
             node = self.graph.call_function(view, tuple(operands), dict(kwargs))
@@ -250,8 +252,9 @@ class Recorder(TorchDispatchMode):
     # After the block
 
     def finish(self, results: Sequence[Tensor | None]) -> None:
-        """Ends the record: it returns ``results``. Of ``externals`` those that nobody needs are gone then, and what is
-        only read is a copy.
+        """End the record with ``results`` as its outputs.
+
+        Afterwards ``externals`` has no unused tensors, and those that are only read are copies.
 
         Raises:
             CaptureError: a result was not computed here, or tensors that share memory are written to.
@@ -270,37 +273,37 @@ class Recorder(TorchDispatchMode):
                 external.tensor = external.tensor.detach().clone()
 
     def release(self) -> None:
-        """Lets go of the block's memory."""
+        """Release the block's memory."""
         self._held.clear()
 
     def fixed_numbers(self) -> list[NumberRead]:
-        """The numbers that were read from tensors which differ from call to call, and are fixed in the record."""
-        varying = {one.storage for one in self.externals if not one.is_constant} | {_RANDOM}
+        """Return the reads of numbers from tensors that differ between calls; the record has these numbers fixed."""
+        varying = {external.storage for external in self.externals if not external.is_constant} | {_RANDOM}
         return [read for read, roots in self._reads if roots & varying]
 
     def _result(self, index: int, result: Tensor) -> fx.Node:
         _check_plain(result, f"result {index}")
         key = _key(result)
         known = key in self._nodes or key[0] in self._owners
-        outside = [one for one in self.externals if one.storage == key[0]]
-        if not known or (outside and all(one.is_constant for one in outside)):
+        outside = [external for external in self.externals if external.storage == key[0]]
+        if not known or (outside and all(external.is_constant for external in outside)):
             raise CaptureError(f"result {index}, {described(result)}, was not computed inside of the block")
         return self._node(result)
 
     def _check_shared(self) -> None:
         for external in self.externals:
-            sharing = [one for one in self.externals if one.storage == external.storage]
+            sharing = [other for other in self.externals if other.storage == external.storage]
             if len(sharing) > 1 and external.is_written:
-                shapes = " and ".join(described(one.tensor) for one in sharing)
+                shapes = " and ".join(described(other.tensor) for other in sharing)
                 raise CaptureError(f"{shapes} share memory that is written to: give only one of them")
 
-    def _drop_clones_of_literals(self, kept: set[fx.Node]) -> None:
-        """Only who writes to a literal, or returns it, needs one of its own."""
-        literals = {one.node for one in self.externals if one.is_literal}
+    def _drop_clones_of_literals(self, results: set[fx.Node]) -> None:
+        """Remove the clones of literals that are neither written to nor results."""
+        literals = {external.node for external in self.externals if external.is_literal}
         written = {self._owners[storage] for storage in self._written if storage in self._owners}
         for literal in literals:
             for clone in list(literal.users):
-                if clone not in kept and clone not in written:
+                if clone not in results and clone not in written:
                     clone.replace_all_uses_with(literal)
                     self.graph.erase_node(clone)
 
@@ -312,18 +315,18 @@ class Recorder(TorchDispatchMode):
 
 
 def described(tensor: Tensor) -> str:
-    """A tensor in a message, ``float32[2, 3]``."""
+    """Return the dtype and shape of a tensor for a message, as ``float32[2, 3]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
-# In place of a storage: what random numbers depend on.
+# Root of random numbers, in place of a storage.
 _RANDOM = -1
 
 _FRESH = frozenset([aten.lift_fresh.default, aten.lift.default])
 
-# Their sizes depend on data for masks alone.
+# Their result sizes depend on data only if an index is a mask.
 _INDEXED = frozenset([aten.index.Tensor, aten._unsafe_index.Tensor])
 
 _RESIZING = frozenset(["resize_", "resize_as_", "set_"])
@@ -332,7 +335,7 @@ Rewritten = tuple[Any, Sequence[Any], Mapping[str, Any]]
 
 
 def _batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rewritten:
-    """Its schema does not say so, but in training it writes to the running statistics."""
+    """Return the operator of batch norm whose schema declares its writes to the running statistics."""
     value, weight, bias, mean, variance, training, momentum, eps = in_schema_order(
         aten.native_batch_norm.default._schema, args, kwargs
     )
@@ -353,7 +356,7 @@ _HIDDEN_WRITES: Mapping[Any, Callable[[Sequence[Any], Mapping[str, Any]], Rewrit
 
 
 def _check_call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuses what a record cannot hold, before it runs."""
+    """Raise an error, before the call runs, if a record cannot hold it."""
     if torch.Tag.dynamic_output_shape in func.tags and not (func in _INDEXED and not _has_mask(args[1])):
         raise CaptureError(f"the sizes of what {func} makes depend on data, which cannot be captured (at {_place()})")
     if any(isinstance(leaf, torch.Generator) for leaf in leaves([*args, *kwargs.values()])):
@@ -387,7 +390,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _frames() -> Iterator[Any]:
-    """The Python frames of the user's program, the innermost first."""
+    """Yield the Python frames of the user's program, the innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -397,7 +400,7 @@ def _frames() -> Iterator[Any]:
 
 
 def _trace() -> str:
-    """As FX keeps it in ``meta["stack_trace"]``: the user's line that made a node."""
+    """Return the user's line that made a node, in the form of FX's ``meta["stack_trace"]``."""
     frame = next(_frames(), None)
     if frame is None:
         return ""

@@ -1,8 +1,9 @@
-"""From a group's subgraph to one program for all sizes.
+"""Construction of one program for all sizes from a group's subgraph.
 
-The subgraph runs once with symbols for sizes, and is imported once with them (:mod:`torchmdla.capture.symbolic`). That
-gives every size as an expression and the guards under which the group's structure is the same. Then it is written out
-at several values of the symbols where the guards hold: the device learns from these how its own numbers depend on them.
+The subgraph runs once and is imported once with symbols for sizes (:mod:`torchmdla.capture.symbolic`). The result is an
+expression of every size, and the guards under which the group's structure is the same. Then the subgraph is imported at
+several values of the symbols at which the guards hold. The device fits its own numbers to these samples as polynomials
+of the symbols.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ from torchmdla.errors import CompileError
 from torchmdla.importer import NOTHING, ImportedGraph, Record, TensorMeta, Wanted
 from torchmdla.importer.size_int import SizeInt, SizeValue
 
-# The least size that is no specialisation: 0 and 1 change broadcasting and strides.
+# The smallest size that is not a specialisation: 0 and 1 change broadcasting and strides.
 _LEAST = 2
 
-# At how many points a program is written out: where all sizes are sums and products of one or two symbols, of more, and
-# where they are not.
+# Numbers of sample points: for sizes that are polynomials of one or two symbols, of more symbols, and with parts that
+# are not polynomials.
 _POINTS, _POINTS_OF_MANY_SYMBOLS, _POINTS_WITH_PARTS = 5, 6, 8
 
-# Between which sizes the points lie, where the guards allow it.
+# Range of the sample points, where the guards allow it.
 _LEAST_POINT, _MOST_POINT = 11, 61
 _ATTEMPTS = 300
 
-# Of more numbers between two sizes, so many are looked at: integers that are used as values may be large.
+# Most candidates between two bounds. Integers that are used as values may be large.
 _MOST_CANDIDATES = 5000
 
-# The most further symbols: numbers are looked for among the products of all.
+# Most further symbols. Polynomials are searched among the products of all symbols.
 _MOST_PARTS = 24
 
 
 @dataclass(frozen=True)
 class DynamicProgram:
-    """A program for all sizes at which the guards hold.
+    """Program for all sizes at which the guards hold.
 
     Attributes:
         imported: the group at the first sample.
-        program: its symbols are the sizes that vary, then those that are computed from them.
-        outputs: as ``_C.Executable`` takes them, with terms for numbers that vary.
-        sizes: what a call evaluates.
+        program: the program. Its symbols are the sizes that vary, then those that are computed from them.
+        outputs: outputs in the form of ``_C.Executable``, with terms for numbers that vary.
+        sizes: nodes that a call evaluates.
     """
 
     imported: ImportedGraph
@@ -79,17 +80,20 @@ def dynamic_program(
     written_out: bool,
     wanted: Wanted = NOTHING,
 ) -> DynamicProgram:
-    """The program of a group for all sizes like those of a call.
+    """Return the program of a group for all sizes like those of a call.
 
     Args:
-        subgraph, record, parameters: as for :func:`torchmdla.capture.specialise.compile_group`.
-        places: which symbol each number of the inputs is.
+        subgraph: computation of the group.
+        record: type or value of every value in the recorded run, by name.
+        parameters: indices of the group inputs that are weights.
+        device: device of the group.
+        places: symbol of each number of the inputs.
         values: the symbols' values in the call.
-        written_out: programs grow with the symbols, so that they are written out at small values only.
-        wanted: what the device wants of programs.
+        written_out: whether programs grow with the symbols, so that samples use small values only.
+        wanted: import options of the device.
 
     Raises:
-        CompileError: something but numbers depends on the sizes, or a number is fixed by what is done with it.
+        CompileError: something other than numbers depends on the sizes, or the program fixes a number.
     """
     fixed = set(_sizes(list(record.values())))
     hints = tuple(itertools.islice(_primes(_LEAST_POINT, fixed), len(values))) if written_out else values
@@ -127,9 +131,9 @@ def dynamic_program(
 
 
 class _KnownSizes:
-    """What the sizes of a symbolic run are at any values of its symbols, and the conditions under which they are that.
+    """Sizes of a symbolic run at any values of its symbols, with the conditions under which they hold.
 
-    Sizes are polynomials of the symbols, and of parts of their expressions that are none (quotients, remainders), which
+    Sizes are polynomials of the symbols. Parts of their expressions that are not polynomials (quotients, remainders)
     are further symbols.
     """
 
@@ -141,7 +145,7 @@ class _KnownSizes:
         self._resolved: dict[sympy.Expr, sympy.Expr] = {}
         parts: dict[sympy.Expr, None] = {}
         for seen in record.values():
-            # An integer of the group's own may be a value alone; what a tensor's size is must be known as one.
+            # An integer of the group itself may be used only as a value. A tensor's size must be known as a size.
             for size in _numbers(seen):
                 if not isinstance(seen, int) or self._run.expression(size) not in run.values_of_sizes:
                     parts.update(dict.fromkeys(self._parts(self._expression(size))))
@@ -149,20 +153,20 @@ class _KnownSizes:
             raise CompileError(f"{len(parts)} sizes are no sums and products of others")
         self._parts_of_sizes = list(parts)
         self._computed = [self._nodes.add(part) for part in parts]
-        # Symbols that only the caller reads, behind those of the program.
+        # Symbols that only the caller reads, after those of the program.
         values_of_sizes = [self._resolve(expression) for expression in run.values_of_sizes]
         self._values_of_sizes = {value: self._nodes.add(value) for value in values_of_sizes}
-        # What devices may rely on.
+        # Conditions that devices may rely on.
         self._conditions.extend(sympy.Ge(part, _LEAST) for part in parts)
         for size in _sizes(list(record.values())):
             if isinstance(size, SizeInt):
                 self._conditions.append(sympy.Ge(self._expression(size), _LEAST))
 
     def collect_conditions(self) -> None:
-        """Takes over what was decided on sizes up to now.
+        """Collect the conditions that were decided on sizes so far.
 
         Raises:
-            CompileError: a size is fixed by it.
+            CompileError: a condition fixes a size.
         """
         run = self._run
         conditions = [c for c in dict.fromkeys([*run.guards, *self._conditions]) if c != sympy.true]
@@ -173,20 +177,20 @@ class _KnownSizes:
 
     @property
     def has_parts(self) -> bool:
-        """Whether there are sizes that are no polynomials of the run's symbols."""
+        """Return whether there are sizes that are not polynomials of the run's symbols."""
         return bool(self._computed)
 
     def marked(self, record: Record) -> Record:
-        """``record`` with the symbols of integers that are used as values."""
+        """Return ``record`` with the symbols of integers that are used as values."""
 
         def mark(seen: Any) -> Any:
             if isinstance(seen, list):
                 return [mark(item) for item in seen]
             if not isinstance(seen, SizeInt) or (symbol := self._value_symbol(self._expression(seen))) is None:
                 return seen
-            made = SizeInt(seen.symbolic)
-            made.symbol = symbol
-            return made
+            size = SizeInt(seen.symbolic)
+            size.symbol = symbol
+            return size
 
         return {name: mark(seen) for name, seen in record.items()}
 
@@ -196,21 +200,21 @@ class _KnownSizes:
         return len(self._run.symbols) + len(self._computed) + list(self._values_of_sizes).index(expression)
 
     def program(self) -> SizeNodes:
-        """What a call evaluates."""
+        """Return the nodes that a call evaluates, the computed symbols and the guards."""
         return self._nodes.nodes, [*self._computed, *self._values_of_sizes.values()], self._guards
 
     def hold(self, values: Values) -> bool:
-        """Whether all conditions hold."""
+        """Return whether all conditions hold."""
         computed = self._nodes.run(values)
         return all(math.isfinite(computed[k]) for k in self._computed) and all(computed[k] == 1 for k in self._guards)
 
     def symbols(self, values: Values) -> Values:
-        """The values of all symbols, further ones included."""
+        """Return the values of all symbols, further ones included."""
         computed = self._nodes.run(values)
         return (*values, *(int(computed[k]) for k in self._computed))
 
     def at(self, thing: Any, values: Values) -> Any:
-        """A record, or anything made of sizes, where the symbols have ``values``."""
+        """Return a record, or any structure of sizes, where the symbols have ``values``."""
         computed: list[float] = []
 
         def number(size: int) -> int:
@@ -238,14 +242,14 @@ class _KnownSizes:
         return concrete(thing)
 
     def quotients(self) -> tuple[tuple[int | Size, int | Size], ...]:
-        """Those of sizes that are used as values."""
+        """Return the quotients of sizes that are used as values."""
         return tuple(
             (self._polynomial(self._resolve(numerator)), self._polynomial(self._resolve(denominator)))
             for numerator, denominator in self._run.env.quotients
         )
 
     def polynomial(self, size: int) -> int | Size:
-        """A size in all symbols."""
+        """Return a size as a polynomial of all symbols."""
         return self._polynomial(self._expression(size))
 
     def _polynomial(self, resolved: sympy.Expr) -> int | Size:
@@ -275,8 +279,10 @@ class _KnownSizes:
         return self._resolved[expression]
 
     def _without_extrema(self, expression: sympy.Expr) -> sympy.Expr:
-        """``expression`` with the largest or least operand, in this run, of every maximum or minimum: that it is so
-        becomes a condition."""
+        """Return ``expression`` with every maximum or minimum replaced by the operand that it has in this run.
+
+        That this operand is the largest or smallest becomes a condition.
+        """
         while extrema := expression.atoms(functions.Max, functions.Min, sympy.Max, sympy.Min):
             extremum = next(iter(extrema))
             sign = 1 if isinstance(extremum, functions.Max | sympy.Max) else -1
@@ -286,7 +292,7 @@ class _KnownSizes:
         return expression
 
     def _parts(self, expression: Any) -> Iterator[sympy.Expr]:
-        """The largest parts that are no sums or products."""
+        """Yield the largest parts that are not sums or products."""
         if expression.is_Integer or expression.is_Symbol:
             return
         whole_power = expression.is_Pow and expression.args[1].is_Integer and expression.args[1] > 0
@@ -301,7 +307,7 @@ class _KnownSizes:
 
 
 def _numbers(thing: Any) -> Iterator[int]:
-    """The integers in a record's values."""
+    """Yield the integers in a record's values."""
     if isinstance(thing, TensorMeta):
         yield from (*thing.shape, *thing.strides)
     elif isinstance(thing, list | tuple):
@@ -312,7 +318,7 @@ def _numbers(thing: Any) -> Iterator[int]:
 
 
 def _sizes(thing: Any) -> Iterator[int]:
-    """The sizes of tensors in a record's values."""
+    """Yield the sizes of tensors in a record's values."""
     if isinstance(thing, TensorMeta):
         yield from thing.shape
     elif isinstance(thing, list | tuple):
@@ -321,15 +327,15 @@ def _sizes(thing: Any) -> Iterator[int]:
 
 
 def _check_agreement(expected: Record, record: Record, outputs: Sequence[str]) -> None:
-    """That PyTorch's shape functions say of a call what was recorded in it.
+    """Check that PyTorch's shape functions agree with the types that were recorded in a call.
 
     Raises:
-        CompileError: they do not.
+        CompileError: they disagree.
     """
     for name, seen in expected.items():
         with_strides = name in outputs
         if isinstance(seen, int) and isinstance(record[name], TensorMeta):
-            continue  # The tensor that tracing makes of a size.
+            continue  # Tracing makes a tensor of a size.
         if _described(seen, with_strides) != _described(record[name], with_strides):
             raise CompileError(f"value %{name} is not what its shape function tells")
 
@@ -345,13 +351,13 @@ def _described(seen: object, with_strides: bool) -> object:
 
 
 def _points(known: _KnownSizes, values: Values, fixed: Collection[int], written_out: bool) -> list[Values]:
-    """Values of the symbols where all conditions hold, and nothing is equal or divides by chance.
+    """Return sample values of the symbols where all conditions hold, and numbers are not equal or multiples by chance.
 
-    Primes where all sizes are polynomials of the symbols. Where quotients of sizes are sizes, too, numbers of all
-    kinds, so large that quotients are told from each other.
+    The values are primes if all sizes are polynomials of the symbols. If quotients of sizes are sizes, the values are
+    any numbers, large enough that quotients differ.
 
     Raises:
-        CompileError: there are not enough.
+        CompileError: there are too few such values.
     """
     count = _POINTS if len(values) <= 2 else _POINTS_OF_MANY_SYMBOLS
     if known.has_parts:
@@ -376,8 +382,11 @@ def _points(known: _KnownSizes, values: Values, fixed: Collection[int], written_
 
 
 def _ranges(values: Values, written_out: bool, has_parts: bool) -> Iterator[tuple[int, int]]:
-    """Between which numbers to look for points, the best first: near the call's sizes, but not large; large enough for
-    quotients of quotients to differ; wherever the call's conditions may hold."""
+    """Yield ranges to search for sample values, the best first.
+
+    The first are near the call's sizes, but not large. Then they are large enough for quotients of quotients to differ.
+    The last are wherever the call's conditions may hold.
+    """
     least, most = min(values), max(values)
     if written_out:
         yield _LEAST_POINT, _MOST_POINT
@@ -394,17 +403,18 @@ def _ranges(values: Values, written_out: bool, has_parts: bool) -> Iterator[tupl
 
 
 def _is_generic(symbols: Values, fixed: Collection[int]) -> bool:
-    """Whether nothing is equal by chance; small remainders may be."""
+    """Return whether no values are equal by chance; small remainders may be."""
     large = [value for value in symbols if value >= _LEAST_POINT]
     return len(set(large)) == len(large) and set(large).isdisjoint(fixed)
 
 
 def _are_independent(points: Sequence[Values]) -> bool:
-    """Whether no symbol is a linear function of another at all of ``points``."""
+    """Return whether no symbol is a linear function of another at all of ``points``."""
     columns = np.array(points, dtype=np.float64).T
     ones = np.ones(len(points))
     return all(
-        np.linalg.matrix_rank(np.stack([ones, one, other])) == 3 for one, other in itertools.combinations(columns, 2)
+        np.linalg.matrix_rank(np.stack([ones, column, other])) == 3
+        for column, other in itertools.combinations(columns, 2)
     )
 
 
@@ -413,7 +423,7 @@ def _primes(least: int, but: Collection[int]) -> Iterator[int]:
 
 
 def _form(imported: ImportedGraph) -> object:
-    """All of an imported graph that sizes must not change."""
+    """Return all parts of an imported graph that must not depend on sizes."""
     return (
         imported.bindings,
         [(argument.role, argument.dtype, len(argument.shape), argument.kind) for argument in imported.arguments],
@@ -423,15 +433,15 @@ def _form(imported: ImportedGraph) -> object:
 
 
 def _with_terms(output: tuple[str, Any], known: _KnownSizes) -> tuple[str, Any]:
-    """An output with terms in place of numbers that vary; a constant that does is a ``"number"``.
+    """Return an output with terms in place of numbers that vary; a constant that varies becomes a ``"number"``.
 
     Raises:
         CompileError: a size is part of a constant of another kind.
     """
 
     def terms(size: int) -> Any:
-        found = known.polynomial(size)
-        return found.terms if isinstance(found, Size) else found
+        value = known.polynomial(size)
+        return value.terms if isinstance(value, Size) else value
 
     kind, described = output
     if kind == "tensor":
@@ -442,8 +452,8 @@ def _with_terms(output: tuple[str, Any], known: _KnownSizes) -> tuple[str, Any]:
     if kind == "numbers":
         return kind, list(map(terms, described))
     if isinstance(described, SizeInt):
-        found = terms(described)
-        return (kind, found) if isinstance(found, int) else ("number", found)
+        value = terms(described)
+        return (kind, value) if isinstance(value, int) else ("number", value)
     if any(isinstance(number, SizeInt) for number in _numbers(described)):
         raise CompileError("an output that holds sizes is neither an integer nor a list of integers")
     return output

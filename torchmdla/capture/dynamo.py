@@ -1,6 +1,6 @@
-"""``torch.compile(model, backend="torchmdla")``: PyTorch finds this module by the package's entry point.
+"""Backend of ``torch.compile(model, backend="torchmdla")``, which PyTorch finds by the package's entry point.
 
-Dynamo captures Python, AOT Autograd makes flat functional graphs of it, forward and backward, and groups form in these.
+Dynamo captures Python. AOT Autograd makes flat functional graphs of it, forward and backward, in which groups form.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from torchmdla.capture.decompositions import decompositions, whole_operators
 from torchmdla.capture.fx import form_groups
 from torchmdla.capture.options import Options
+from torchmdla.errors import unknown_name
 
 
 def torchmdla(
@@ -29,19 +30,19 @@ def torchmdla(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Callable[..., Any]:
-    """The backend. PyTorch calls it with each graph that Dynamo captures.
+    """Compile a graph that Dynamo captured; PyTorch calls this function for each graph.
 
     Args:
         module: the graph as Dynamo captured it.
         example_inputs: its inputs, fake or real.
-        mode: any of PyTorch's; all mean the same, because schedules are computed and never tried out.
+        mode: any of PyTorch's modes. All mean the same, because schedules are computed and not measured.
         options: see :class:`torchmdla.capture.options.Options`.
 
     Raises:
-        ValueError, TypeError: no such mode or option, or a wrong value of one.
+        ValueError, TypeError: the mode or an option does not exist, or an option has a wrong value.
     """
     if mode not in _MODES:
-        raise ValueError(f"no mode {mode!r}; there are {', '.join(map(repr, _MODES[1:]))}")
+        raise ValueError(unknown_name("mode", mode, _MODES[1:]))
     chosen = Options.of(options)
     _unmark_gathered(module)
     forward, inference = (partial(_compile, options=chosen, trains=trains) for trains in (True, False))
@@ -50,7 +51,7 @@ def torchmdla(
         bw_compiler=partial(_compile_backward, options=chosen),
         inference_compiler=inference,
         decompositions=decompositions(),
-        # Saves little for the backward pass: what is elementwise, a kernel computes again at no cost.
+        # Saves few values for the backward pass: kernels recompute elementwise operators at no cost.
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
@@ -60,16 +61,16 @@ def torchmdla(
 
 
 def _unmark_gathered(module: fx.GraphModule) -> None:
-    """Has parameters that FSDP manages be inputs like others, not weights.
+    """Make the parameters that FSDP manages ordinary inputs, not weights.
 
-    It frees their memory after a call and gathers them anew before the next one: what is packed of them would be in use
-    once, and stay.
+    FSDP frees their memory after a call and gathers them again before the next one. A packed copy would be used once
+    and would stay in memory.
     """
     for node in module.graph.find_nodes(op="placeholder"):
         source = getattr(node, "_dynamo_source", None)
         is_managed = source is not None and source.guard_source.is_fsdp_module()
         if is_managed and isinstance(node.meta.get("example_value"), torch.nn.Parameter):
-            # What AOT Autograd takes its static inputs from.
+            # AOT Autograd takes its static inputs from this entry.
             node.meta.get("tensor_dict", {}).pop("_dynamo_static_input_type", None)
 
 
@@ -79,7 +80,7 @@ _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-c
 def _compile(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Options, trains: bool
 ) -> Callable[[list[Any]], Any]:
-    """A forward graph. Weights are parameters where no step of training changes them."""
+    """Compile a forward graph. Weights are parameters unless training steps change them."""
     return _boxed(module, _parameters(module, trains), options)
 
 
@@ -90,15 +91,15 @@ def _compile_backward(
 
 
 def _boxed(module: fx.GraphModule, parameters: Collection[fx.Node], options: Options) -> Callable[[list[Any]], Any]:
-    """Takes its inputs in a list, which it empties, so that an input lives no longer than it is needed."""
+    """Return a function that empties its list of inputs, so that an input lives only as long as needed."""
     form_groups(module, parameters, options)
     module.graph.set_codegen(_BoxedCodeGen())
-    # A module of its own: Dynamo's compile their code when they are called, in every call's way.
+    # A separate module: a module of Dynamo compiles its code in each call.
     run: Any = fx.GraphModule(module, module.graph).forward
     has_only_builtins = not any(map(_is_custom, module.graph.nodes))
 
     def call(inputs: list[Any]) -> Any:
-        # The first call runs under a mode of AOT Autograd that watches custom operators, under which no group compiles.
+        # The first call runs under a mode of AOT Autograd that watches custom operators. No group compiles under it.
         if torch._C._len_torch_dispatch_stack() and has_only_builtins and _modes_look_away():
             with _disable_current_modes():
                 return run(inputs)
@@ -113,7 +114,7 @@ def _is_custom(node: fx.Node) -> bool:
 
 
 def _modes_look_away() -> bool:
-    """Whether every dispatch mode that is on says that what compilers do inside is not its business."""
+    """Return whether every active dispatch mode ignores the operations inside of compilers."""
     return all(mode.ignore_compile_internals() for mode in _get_current_dispatch_mode_stack())
 
 

@@ -1,4 +1,4 @@
-"""Exported programs, and plain modules without TorchScript: ``torch.export`` captures, groups form in its graph."""
+"""Compilation of exported programs, and of plain modules without TorchScript: groups form in the exported graph."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def compile_module(
     keywords: Mapping[str, Any],
     dynamic_shapes: Any = None,
 ) -> fx.GraphModule:
-    """Exports ``module`` as it is, in training or eval mode, and compiles the program.
+    """Export ``module`` as it is, in training or eval mode, and compile the program.
 
     Args:
-        inputs, keywords: the arguments of one call.
-        dynamic_shapes: which sizes may vary, as in ``torch.export.export``.
+        module: the module to export.
+        inputs: the positional arguments of one call.
+        keywords: the keyword arguments of that call.
+        dynamic_shapes: sizes that may vary, as in ``torch.export.export``.
 
     Raises:
         torch.export's exceptions: the module cannot be exported.
@@ -45,13 +47,15 @@ def compile_module(
 def compile_program(
     program: ExportedProgram, inputs: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
 ) -> fx.GraphModule:
-    """A module that runs ``program`` with groups, ready: the first call after this compiles nothing.
+    """Return a module that runs ``program`` with groups; the first call after this compiles nothing.
 
-    It has the program's parameters and buffers under their names, takes and returns what the program does, and checks
-    its inputs as the program does. Whether it trains was fixed by the export, so ``train()`` and ``eval()`` raise.
+    The module has the program's parameters and buffers under their names, and the same arguments, results and input
+    checks. The export fixes whether it trains, so ``train()`` and ``eval()`` raise.
 
     Args:
-        inputs, keywords: the arguments of one call; where there are none, those that the program was exported with.
+        program: the exported program.
+        inputs: the positional arguments of one call. Without any arguments, the program's example inputs are used.
+        keywords: the keyword arguments of that call.
     """
     program = _prepared(program)
     module = _without_conditions_on_bases(_decomposed(program, decompositions())).module()
@@ -68,13 +72,16 @@ def compile_program(
 
 
 def decomposed(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
-    """``program`` without writes, and with the operators of ``table`` taken apart; composite operators stay whole."""
+    """Return ``program`` without writes, and with the operators of ``table`` decomposed.
+
+    Other composite operators stay whole.
+    """
     return _decomposed(_prepared(program), dict(table))
 
 
 def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
     with warnings.catch_warnings():
-        # PyTorch 2.13 warns of what it does itself, when it copies a program that was loaded.
+        # PyTorch 2.13 warns of its own code when it copies a program that was loaded.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         result: ExportedProgram = program.run_decompositions(table)
     return result
@@ -85,22 +92,26 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
 
 
 def _without_conditions_on_bases(program: ExportedProgram) -> ExportedProgram:
-    """``program`` without what its example said of the memory behind views. PyTorch asks that of every call, and raises
-    an AttributeError where an input is no view; a tensor without enough memory behind it there is none."""
+    """Remove the guards of ``program`` on the memory behind views, which hold for its example inputs only.
+
+    PyTorch checks these guards in every call and raises an AttributeError where an input is not a view. They are
+    not needed, because every tensor has enough memory behind it.
+    """
     program._guards_code = [guard for guard in program._guards_code if "._base" not in guard]
     return program
 
 
 def _with_idle_dropout_as_views(program: ExportedProgram) -> ExportedProgram:
-    """A dropout that does nothing returns its input, in eager: who writes to one writes to the other.
+    """Return ``program`` with each dropout that does nothing replaced by an alias of its input, as in eager.
 
-    PyTorch makes a copy of it when it takes operators apart, whatever the table says.
+    A write to one of them is a write to the other. PyTorch makes a copy of the input when it decomposes operators,
+    whatever the table specifies.
     """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in program.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        # A signature says names, and a copy gets another one where it is a builtin's ("input").
+        # A signature refers to names, and a copy is renamed if its name is a builtin's ("input").
         copies[node].name = node.name
         if node.target is aten.dropout.default and not _drops(*node.args):
             copies[node].target, copies[node].args = aten.alias.default, (copies[node.args[0]],)
@@ -124,7 +135,10 @@ def _drops(values: fx.Node, p: float, train: bool) -> bool:
 
 
 def _detach_what_is_drawn(graph: fx.Graph) -> None:
-    """Numbers drawn in the place of a tensor's do not depend on it. Their operators have no derivative that says so."""
+    """Detach the tensors whose shape random operators use: the drawn numbers do not depend on their values.
+
+    The operators do not have a derivative that states this.
+    """
     for target in (aten.bernoulli.p, aten.normal_functional.default):
         for node in graph.find_nodes(op="call_function", target=target):
             with graph.inserting_before(node):
@@ -134,14 +148,14 @@ def _detach_what_is_drawn(graph: fx.Graph) -> None:
 
 
 def _keep_aliases(graph: fx.Graph, program: ExportedProgram) -> None:
-    """Results that are views of what the program writes to.
+    """Make the results of ``program`` that are views of written memory views of it again.
 
-    Without writes they are views of the new value, which is then written. Here they are taken again of what was written
-    to. And a result that is equal to the new value, but no view, is not what was written to.
+    Without writes they are views of the new value, which is written afterwards. Here the views are taken of the written
+    tensor instead. A result that equals the new value but is not a view must not be the written tensor.
 
     Args:
-        graph: functional, but for the writes at its end.
-        program: what it was made of, with its writes.
+        graph: functional graph with writes only at its end.
+        program: the program that the graph was made from, with its writes.
     """
     writes: dict[fx.Node, list[fx.Node]] = {}
     for write in graph.find_nodes(op="call_function", target=aten.copy_.default):
@@ -163,7 +177,7 @@ def _keep_aliases(graph: fx.Graph, program: ExportedProgram) -> None:
 
 
 def _aliases_of_placeholders(program: ExportedProgram) -> list[bool]:
-    """Of each result of the user's, whether it may be a view of an input, a parameter or a buffer."""
+    """Return, for each result of the user's, whether it may be a view of an input, a parameter or a buffer."""
     memory: dict[fx.Node, fx.Node] = {}
     for node in program.graph.nodes:
         memory[node] = memory_of(node, memory)
@@ -176,16 +190,16 @@ def _aliases_of_placeholders(program: ExportedProgram) -> list[bool]:
 
 
 def _chain(result: Any, written: Container[Any]) -> list[Any]:
-    """A result, what it is a view of, and so on, up to one of ``written`` or to what is no view."""
-    found = [result]
+    """Return ``result``, its base, the base's base and so on, up to one of ``written`` or a value without a base."""
+    chain = [result]
     while result not in written and isinstance(result, fx.Node) and _is_view(result):
         result = result.args[0]
-        found.append(result)
-    return found
+        chain.append(result)
+    return chain
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Of its first argument; also one of several (``chunk``), which are a node of their own."""
+    """Return whether ``node`` is a view of its first argument, or one of several views (``chunk``)."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
     return getattr(node.target, "is_view", False)
@@ -193,7 +207,7 @@ def _is_view(node: fx.Node) -> bool:
 
 @contextmanager
 def _unchanged(module: nn.Module, inputs: Any, keywords: Any) -> Iterator[None]:
-    """Undoes what a call writes: a module in training updates its statistics and draws random numbers."""
+    """Undo the writes of a call: a module in training updates its statistics and draws random numbers."""
     leaves = torch.utils._pytree.tree_leaves((inputs, keywords))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + [*module.buffers()]
     before = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]

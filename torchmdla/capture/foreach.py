@@ -1,4 +1,4 @@
-"""Operators on lists of tensors, as optimisers use them, taken apart into one call for each tensor."""
+"""Operators on lists of tensors, as optimisers use them, decomposed into one call for each tensor."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ aten = torch.ops.aten
 
 @lru_cache(maxsize=1)
 def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Functional overload of a ``_foreach`` operator → the calls that compute the same."""
+    """Return the decomposition of each functional overload of a ``_foreach`` operator into calls for single tensors."""
     table: dict[Any, Callable[..., Any]] = {}
     for name in _SAME_FOR_EACH:
         packet = getattr(aten, f"_foreach_{name}")
-        for overload in (getattr(packet, one) for one in packet.overloads()):
+        for overload in (getattr(packet, overload_name) for overload_name in packet.overloads()):
             if not overload._schema.is_mutable and (name, overload._overloadname) not in _SCALARS_IN_A_TENSOR:
                 table[overload] = partial(_each, getattr(aten, name))
     return table
 
 
-# Those that are the operator of this name on each tensor of the lists.
+# Names of operators that apply the operator of the same name to each tensor of the lists.
 _SAME_FOR_EACH = [
     "abs",
     "add",

@@ -1,4 +1,4 @@
-"""A function as a module, which ``torch.export`` wants."""
+"""Function as a module, which ``torch.export`` requires."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class FunctionModule(nn.Module):
-    """Calls ``function``, with inputs by position."""
+    """Module that calls ``function`` with positional inputs."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From a record with writes and views to a functional graph: values instead of memory."""
+"""Conversion of a record with writes and views to a functional graph."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ aten = torch.ops.aten
 
 
 def functional(record: fx.Graph, layouts: Sequence[Tensor]) -> fx.GraphModule:
-    """``record`` without writes, but for ``copy_`` to placeholders at its end, and with views of what is not written.
+    """Return ``record`` without writes, except for ``copy_`` to placeholders at its end.
+
+    Views of values that are not written to stay.
 
     Args:
-        record: a flat graph of ATen calls; it returns a tuple.
+        record: a flat graph of ATen calls that returns a tuple.
         layouts: dtype, sizes and strides of each placeholder, on any device.
 
     Raises:
@@ -37,24 +39,30 @@ def functional(record: fx.Graph, layouts: Sequence[Tensor]) -> fx.GraphModule:
 
 
 def decomposed(graph: fx.Graph, layouts: Sequence[Tensor], is_known: Callable[[Any], bool]) -> fx.Graph:
-    """``graph``, functional, with PyTorch's decompositions of the operators that are not known; those without any stay.
+    """Return ``graph`` with PyTorch's decompositions of the operators that are not known.
+
+    Operators without a decomposition stay.
 
     Args:
+        graph: a functional graph.
         layouts: as for :func:`functional`.
-        is_known: whether an ``OpOverload`` is.
+        is_known: function that returns whether an ``OpOverload`` is known.
     """
     table: dict[Any, Callable[..., Any]] = {}
     while True:
         unknown = {node.target for node in graph.nodes if _is_op(node) and not is_known(node.target)} - table.keys()
-        found = get_decompositions(list(unknown))
-        if not found:
+        additions = get_decompositions(list(unknown))
+        if not additions:
             return graph
-        table |= found
+        table |= additions
         graph = _traced(graph, layouts, lambda run: run, table).graph
 
 
 def _bernoulli(like: Tensor, p: float = 0.5, *, generator: None = None) -> Any:
-    """``bernoulli_`` draws in the order of memory, its functional form in that of dimensions."""
+    """Return random values drawn in the order of memory, as ``bernoulli_`` does.
+
+    The functional form draws in the order of dimensions.
+    """
     order = order_in_memory(like)
     if order == sorted(order):
         return NotImplemented
@@ -71,35 +79,38 @@ def _traced(
     module = fx.GraphModule(torch.nn.Module(), record)
 
     def run(*inputs: Tensor) -> object:
-        # An interpreter gives each node that it makes the place of the node that it runs.
+        # An interpreter copies the source location of the node that it runs to each node that it makes.
         return fx.Interpreter(module).run(*inputs)
 
     with isolated(), fx_traceback.preserve_node_meta():
         with FakeTensorMode():
-            inputs = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="cpu") for one in layouts]
+            inputs = [
+                torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device="cpu")
+                for layout in layouts
+            ]
         try:
-            made = make_fx(transform(run), decomposition_table=table, tracing_mode="fake")(*inputs)
+            traced = make_fx(transform(run), decomposition_table=table, tracing_mode="fake")(*inputs)
         except Exception as error:
             raise CaptureError(f"PyTorch cannot make the block functional: {type(error).__name__}: {error}") from error
-    made.graph.eliminate_dead_code()
-    return made
+    traced.graph.eliminate_dead_code()
+    return traced
 
 
 def final_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Placeholder that is written to → the value that it gets at the end; in the order of the placeholders."""
+    """Return the final value of each placeholder that is written to, in the order of the placeholders."""
     copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
-    found = {copy.args[0]: copy.args[1] for copy in copies}
-    return {node: found[node] for node in graph.find_nodes(op="placeholder") if node in found}
+    values = {copy.args[0]: copy.args[1] for copy in copies}
+    return {node: values[node] for node in graph.find_nodes(op="placeholder") if node in values}
 
 
 def without_writes(graph: fx.Graph) -> fx.Graph:
-    """A copy of ``graph`` that returns its results that are not None, and then the values that placeholders get."""
+    """Return a copy of ``graph`` that returns its results that are not None, then the final values of placeholders."""
     finals = final_values(graph)
-    made = fx.Graph()
+    new_graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op != "output" and not (node.target is aten.copy_.default and node.args[0] in finals):
-            copies[node] = made.node_copy(node, copies.__getitem__)
+            copies[node] = new_graph.node_copy(node, copies.__getitem__)
     results = [result for result in graph.output_node().args[0] if result is not None]  # type: ignore[union-attr]
-    made.output(tuple(copies[node] for node in [*results, *finals.values()]))  # type: ignore[index]
-    return made
+    new_graph.output(tuple(copies[node] for node in [*results, *finals.values()]))  # type: ignore[index]
+    return new_graph

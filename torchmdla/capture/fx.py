@@ -1,6 +1,6 @@
-"""FX graphs: what a device takes of one becomes groups, everything else stays as it is.
+"""Formation of groups in FX graphs. Operators that the device does not support stay as they are.
 
-``torch.compile`` and ``torch.export`` both end here.
+``torch.compile`` and ``torch.export`` both use this module.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from torchmdla.importer.fx import name_of_call, source_of_node
 
 
 def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options: Options) -> fx.GraphModule:
-    """Puts groups into ``module``, in place, and returns it.
+    """Form groups in ``module``, in place, and return it.
+
+    An internal fault leaves ``module`` unchanged and is counted.
 
     Args:
-        module: a flat functional graph of ATen calls, each node with an example of its value in ``meta["val"]``. There
-            may be in-place operators; they stay outside of groups.
-        parameters: the placeholders that are weights. They should be the same tensors from call to call, and change
-            seldom, because each version of them is packed for the compiled code.
-        options: the device and how groups behave.
-
-    A fault of our own leaves ``module`` as it was, and is counted.
+        module: a flat functional graph of ATen calls, each node with an example of its value in ``meta["val"]``.
+            In-place operators stay outside of groups.
+        parameters: the placeholders that are weights. They should be the same tensors from call to call and change
+            rarely, because each version is packed for the compiled code.
+        options: the device and options of the groups.
 
     Raises:
-        CompileError: in strict mode, the device does not take an operator.
+        CompileError: in strict mode, the device does not support an operator.
     """
     chosen = replace(options, device=options.device_name())
     with _restored_after_fault(module):
@@ -52,7 +52,7 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
 
 @contextmanager
 def _restored_after_fault(module: fx.GraphModule) -> Iterator[None]:
-    """Put the graph of ``module`` back if anything but CompileError is raised, and count that."""
+    """Restore the graph of ``module`` if an exception other than CompileError is raised, and count the fault."""
     before = fx.Graph()
     before.output(before.graph_copy(module.graph, {}))
     before.set_codegen(module.graph._codegen)
@@ -80,11 +80,11 @@ def _add_groups(
 ) -> None:
     graph = module.graph
     weights = {*parameters, *graph.find_nodes(op="get_attr")}
-    found = partition(graph, devices.get(options.device_name()), left_out, weights)
-    ungrouped.count(_ungrouped(found))
-    _reorder(graph, found.order)
-    for nodes in found.groups:
-        _Extraction(module, nodes, found, weights, options).run(_group_name(nodes))
+    plan = partition(graph, devices.get(options.device_name()), left_out, weights)
+    ungrouped.count(_ungrouped(plan))
+    _reorder(graph, plan.order)
+    for nodes in plan.groups:
+        _Extraction(module, nodes, plan, weights, options).run(_group_name(nodes))
     graph.lint()
     module.recompile()
 
@@ -93,21 +93,21 @@ _LONGEST_NAME = 60
 
 
 def _group_name(nodes: Sequence[fx.Node]) -> str:
-    """By its operators, as groups of TorchScript are called."""
+    """Return the group's name, made of its operators as for groups of TorchScript."""
     names = [name_of_call(node).partition("::")[2].partition(".")[0] for node in nodes if node.op == "call_function"]
     name = "_".join(["mdla", *filter(str.isidentifier, names)])
     if len(name) <= _LONGEST_NAME:
         return name
-    # Others may begin alike.
+    # Other names may begin alike.
     return f"{name[:_LONGEST_NAME]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def _ungrouped(found: Partition) -> list[Ungrouped]:
-    return [Ungrouped(name_of_call(node), reason, source_of_node(node)) for node, reason in found.ungrouped]
+def _ungrouped(plan: Partition) -> list[Ungrouped]:
+    return [Ungrouped(name_of_call(node), reason, source_of_node(node)) for node, reason in plan.ungrouped]
 
 
 def groups(module: fx.GraphModule) -> list[_C.Group]:
-    """The groups of a module that :func:`form_groups` returned."""
+    """Return the groups of a module that :func:`form_groups` returned."""
     return [node.target for node in module.graph.nodes if isinstance(node.target, _C.Group)]
 
 
@@ -119,20 +119,20 @@ def _reorder(graph: fx.Graph, order: Sequence[fx.Node]) -> None:
 
 
 class _Extraction:
-    """Moves the nodes of one group out of a graph, into a subgraph, and calls the group in their place."""
+    """Extraction of one group: moves its nodes from a graph into a subgraph and calls the group in their place."""
 
     def __init__(
         self,
         module: fx.GraphModule,
         nodes: Sequence[fx.Node],
-        found: Partition,
+        plan: Partition,
         weights: Collection[fx.Node],
         options: Options,
     ) -> None:
         self._module = module
         self._nodes = nodes
         self._members = set(nodes)
-        self._copies = found.copied | found.sunk
+        self._copies = plan.copied | plan.sunk
         self._weights = weights
         self._options = options
         self._subgraph = fx.Graph()
@@ -151,7 +151,7 @@ class _Extraction:
                 self._module.graph.erase_node(node)
 
     def _is_outside(self, user: fx.Node) -> bool:
-        """Whether ``user`` is outside of the group. Of copies the users count."""
+        """Return whether ``user`` is outside of the group. For a copied node its users decide."""
         if user in self._copies and user.users:
             return any(map(self._is_outside, user.users))
         return user not in self._members
@@ -174,7 +174,7 @@ class _Extraction:
                 node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in self._members)
 
     def _copy(self, node: fx.Node) -> fx.Node:
-        """The copy of ``node`` in the subgraph; an input of the group where the node stays outside."""
+        """Return the copy of ``node`` in the subgraph, or an input of the group if the node stays outside."""
         if node not in self._inner:
             if node in self._members or node in self._copies:
                 for needed in node.all_input_nodes:

@@ -1,4 +1,4 @@
-"""Groups of an FX graph, and their subgraphs: how they run by eager operators, and what such a run teaches."""
+"""Groups of an FX graph and their subgraphs: execution by eager operators, and the recording of such runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from torchmdla.importer.types import recorded
 if TYPE_CHECKING:
     from torchmdla.capture.symbolic import SymbolicRun
 
-# What ``form_groups`` of :class:`FxSubgraph` is.
+# Type of the ``form_groups`` argument of :class:`FxSubgraph`.
 FormGroups = Callable[[fx.GraphModule, Collection[fx.Node], Collection[fx.Node]], None]
 
 
 def make_group(subgraph: FxSubgraph, name: str, options: Options, parameters: Collection[int]) -> _C.Group:
-    """A group that computes ``subgraph``; ``parameters`` are the indices of inputs that are weights."""
+    """Return a group that computes ``subgraph``; ``parameters`` are the indices of inputs that are weights."""
     inputs = subgraph.module.graph.find_nodes(op="placeholder")
     return _C.Group(
         subgraph,
@@ -50,18 +50,20 @@ def _symbolic_numbers(value: object) -> list[int]:
 
 
 class FxSubgraph:
-    """The computation of one group: a flat graph of ATen calls that returns a tuple.
+    """Computation of one group: a flat graph of ATen calls that returns a tuple.
 
-    A :class:`~torchmdla.capture.subgraph.Subgraph`, and what ``_C.Group`` runs where there is no compiled code.
+    It is a :class:`~torchmdla.capture.subgraph.Subgraph`. ``_C.Group`` runs it if compiled code is missing.
 
     Args:
-        root: holds the constants.
-        graph: its placeholders are the group's inputs, its ``get_attr`` nodes 0-d constants of ``root``.
-        form_groups: puts groups into a module, given which of its placeholders are weights and which nodes to leave
-            out. Without it there is one group or none.
+        root: module that holds the constants.
+        graph: graph whose placeholders are the group's inputs and whose ``get_attr`` nodes are 0-d constants of
+            ``root``.
+        form_groups: function that forms groups in a module, given the placeholders that are weights and the nodes to
+            leave out. Without it there is at most one group.
 
     Attributes:
-        outer: the graph that the group stands in, where it stands in one.
+        module: module that runs the graph.
+        outer: weak reference to the graph that contains the group, or None.
     """
 
     def __init__(self, root: torch.nn.Module, graph: fx.Graph, form_groups: FormGroups | None = None) -> None:
@@ -70,17 +72,17 @@ class FxSubgraph:
         self._form_groups = form_groups
 
     def run(self, *inputs: Any) -> Sequence[Any]:
-        """The results by eager operators."""
+        """Return the results of eager operators."""
         results: Sequence[Any] = self.module.forward(*inputs)
         return results
 
     def run_and_record(self, *inputs: Any) -> tuple[Sequence[Any], Record]:
-        """The results by eager operators, run node by node, and type or value of every value on the way."""
+        """Return the results of eager operators, run node by node, and a record of every value."""
         recorder = _Recorder(self.module)
         return recorder.run(*inputs), recorder.seen
 
     def divide(self, left_out: Sequence[int], parameters: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
-        """What does the same as :meth:`run` in groups around the nodes of these numbers; None where there are none.
+        """Return a function that computes :meth:`run` with groups around the nodes ``left_out``; None without groups.
 
         ``parameters`` are the indices of inputs that are weights.
         """
@@ -129,11 +131,11 @@ class FxSubgraph:
             is_constant = needed.op == "get_attr"
             copies[needed] = graph.node_copy(needed) if is_constant else graph.placeholder(needed.name)
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        seen = {made.name: record[one.name] for one, made in copies.items()}
+        seen = {copy.name: record[original.name] for original, copy in copies.items()}
         results = [copies[node]]
         if isinstance(several := record[node.name], list):
             results = [graph.call_function(operator.getitem, (copies[node], place)) for place in range(len(several))]
-            seen.update((made.name, one) for made, one in zip(results, several, strict=True))
+            seen.update((copy.name, original) for copy, original in zip(results, several, strict=True))
         graph.output(tuple(results))
         return FxSubgraph(self.module, graph), seen
 
@@ -144,12 +146,12 @@ class FxSubgraph:
         return attribute(list(self.module.graph.nodes)[index])
 
     def structure(self, device: str, parameters: Sequence[int]) -> bytes | None:
-        """As ``src/group/structure.h`` has it of TorchScript: by what packages know the group."""
+        """Return the hash by which packages identify the group, as ``src/group/structure.h`` does for TorchScript."""
         return structure_of(self.module.graph, device, parameters)
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph; ``seen`` is what each node made."""
+    """Interpreter that runs a graph and stores the value of each node in ``seen``."""
 
     def __init__(self, module: fx.GraphModule, keep: Callable[[Any], object] = recorded) -> None:
         super().__init__(module)

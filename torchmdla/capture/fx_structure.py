@@ -1,4 +1,4 @@
-"""What FX subgraphs have in common for which the same compiled code is right."""
+"""Hash of the structure that FX subgraphs share if the same compiled code is right for them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from torch import fx
 
 from torchmdla.importer.fx import attribute, name_of_call
 
-# What a constant may be whose text says all there is of it.
+# Types of constants whose text determines them.
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class _HasNoForm(Exception):
-    """A value differs between processes."""
+    """Error of a value whose form differs between processes."""
 
 
 def structure_of(graph: fx.Graph, device: str, parameters: Sequence[int]) -> bytes | None:
-    """32 bytes, equal in any process and on any machine for subgraphs with the same calls and constants, whatever their
-    nodes are named; None where one holds something that has no such form.
+    """Return a hash of 32 bytes that is equal for subgraphs with the same calls and constants.
+
+    The names of nodes do not matter. The hash is equal in any process and on any machine. If the subgraph holds a value
+    without such a form, the function returns None.
 
     Args:
-        graph: of a group; ``parameters`` are the indices of placeholders that are weights.
-        device: the group's.
+        graph: graph of a group.
+        device: device of the group.
+        parameters: indices of placeholders that are weights.
     """
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     digest = hashlib.sha256(f"fx\n{device}\n{list(parameters)}\n".encode())
@@ -55,7 +58,7 @@ def _constant(value: Any) -> Iterator[bytes]:
     if value.is_quantized:
         raise _HasNoForm
     yield f"{value.dtype} {tuple(value.shape)} {value.stride()}".encode()
-    if not value.dim():  # One of dimensions is a weight, which compiled code takes as an argument.
+    if not value.dim():  # A tensor with dimensions is a weight, which compiled code takes as an argument.
         yield value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

@@ -1,8 +1,8 @@
-"""Writes of PyTorch's own that leave a tensor at the version that it had.
+"""Refresh of weights after writes of PyTorch that keep a tensor's version.
 
-FSDP gathers parameters into memory that autograd has saved, and DDP overwrites buffers by those of rank 0, both under
-``torch.autograd._unsafe_preserve_version_counter``, so that nothing tells afterwards that there was a write. What is
-packed of weights is current by their versions: it goes when PyTorch has put a version back.
+FSDP gathers parameters into memory that autograd has saved. DDP overwrites buffers with those of rank 0. Both use
+``torch.autograd._unsafe_preserve_version_counter``, so that the version does not show the write. Packed copies of
+weights are identified by version. They are dropped when PyTorch has restored a version.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torchmdla import _C
 
 
 def install() -> None:
-    """Has what was packed of a tensor dropped at the end of each such section that is for it."""
-    kept = grad_mode._unsafe_preserve_version_counter
-    leave = kept.__exit__
+    """Drop the packed copies of a tensor at the end of each section that preserves its version."""
+    section_class = grad_mode._unsafe_preserve_version_counter
+    leave = section_class.__exit__
 
-    # On the class: Dynamo knows it by its identity.
+    # Replaced on the class: Dynamo recognises the class by its identity.
     @wraps(leave)
     def leave_and_refresh(section: Any, *raised: object) -> None:
         leave(section, *raised)
         _C.refresh(section.tensors)
 
-    kept.__exit__ = leave_and_refresh  # type: ignore[method-assign]
+    section_class.__exit__ = leave_and_refresh  # type: ignore[method-assign]

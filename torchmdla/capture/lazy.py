@@ -1,6 +1,6 @@
-"""PyTorch's Lazy Tensor Core with torchmdla's compiler behind it.
+"""PyTorch's Lazy Tensor Core with torchmdla's compiler as its backend.
 
-The C++ side (``src/lazy/``) lowers pending tensors to graphs and runs them; here is what users call.
+The C++ side (``src/lazy/``) lowers pending tensors to graphs and runs them. This module has the functions for users.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from torchmdla.capture import torchscript
 
 
 class Backend(Protocol):
-    """What :func:`set_backend` takes."""
+    """Interface of the backends that :func:`set_backend` accepts."""
 
     def compile(self, graph: torch._C.Graph) -> Callable[..., Sequence[Tensor]] | None:
-        """Compiles one graph.
+        """Compile one graph.
 
         Args:
-            graph: functional ATen calls, every tensor typed with its dtype and sizes.
+            graph: functional ATen calls. Each tensor's type has its dtype and sizes.
 
         Returns:
-            a callable of a value for each input of the graph, CPU tensors and numbers, which returns a CPU tensor for
-            each output; None to let torchmdla run the graph.
+            A callable with one argument for each input of the graph, a CPU tensor or number. It returns a CPU tensor
+            for each output. None makes torchmdla run the graph.
         """
 
 
 def initialize(device: str = "cpu", *, verbose: bool = False) -> None:
-    """Makes torchmdla what compiles and runs the tensors of PyTorch's device ``"lazy"``.
+    """Make torchmdla compile and run the tensors of PyTorch's device ``"lazy"``.
 
     Call it before the first such tensor is made, and again to compile for another device.
 
     Args:
-        device: the name of a registered device.
-        verbose: print how many computations come to be compiled, and how many arguments and results each run has.
+        device: name of a registered device.
+        verbose: whether to print the number of compiled computations, and the number of arguments and results of each
+            run.
 
     Raises:
-        ValueError: no such device.
+        ValueError: the device does not exist.
     """
     torchscript.add_device(devices.get(device))
     _C.lazy_set_verbose(verbose)
@@ -52,8 +53,10 @@ def initialize(device: str = "cpu", *, verbose: bool = False) -> None:
 
 @lru_cache(maxsize=1)
 def _tell_of_operators() -> None:
-    """Has the device told of operators that Python defines from now on, before anybody calls them. PyTorch has no hook
-    for that: its dispatcher's listeners may not register anything."""
+    """Register operators that Python defines from now on with the device, before their first call.
+
+    PyTorch does not have a hook for that: its dispatcher's listeners may not register anything.
+    """
     original: Callable[..., None] = Library.impl
 
     @wraps(original)
@@ -65,24 +68,25 @@ def _tell_of_operators() -> None:
 
 
 def set_verbose(on: bool = True) -> None:
-    """Prints, or no longer, what comes to be compiled and run."""
+    """Print the computations that are compiled and run, or stop printing them."""
     _C.lazy_set_verbose(on)
 
 
 def set_backend(backend: Backend | Any | None) -> None:
-    """Puts another compiler behind the lazy device.
+    """Set another compiler as the backend of the lazy device.
 
-    A graph that it does not take, or fails to compile, runs as without it; the failure is a warning.
+    If the backend does not support a graph, or fails to compile it, the graph runs as without the backend. A failure
+    becomes a warning.
 
     Args:
-        backend: an object with ``compile`` as :class:`Backend` has it; a capsule of a C++ one
+        backend: an object with a method ``compile`` as in :class:`Backend`; a capsule of a C++ backend
             (``torchmdla/lazy_backend.h`` in :func:`include_path`); None for torchmdla's own compiler.
     """
     _C.lazy_set_backend(backend)
 
 
 def include_path() -> str:
-    """The directory that C++ backends are compiled with as an include path."""
+    """Return the include directory for compiling C++ backends."""
     from pathlib import Path
 
     import torchmdla

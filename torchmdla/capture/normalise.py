@@ -1,8 +1,8 @@
-"""ATen as AOT Autograd leaves it, in the operators that devices know.
+"""Normalisation of ATen from AOT Autograd to the operators that devices support.
 
-Below autograd PyTorch has several names for one computation: an operator that also returns what only its backward
-needs, one of a certain backend, one that promises not to alias. Where nobody uses the difference, the usual name takes
-its place, which both the device and eager PyTorch know.
+Below autograd PyTorch has several names for one computation. Examples are an operator that also returns values for its
+backward, one of a certain backend, and one that promises not to alias. If the program does not use the difference, the
+usual operator replaces it, which both the device and eager PyTorch support.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ aten = torch.ops.aten
 
 
 def normalise(graph: fx.Graph) -> None:
-    """Replaces operators of ``graph``, in place, by others that compute the same."""
+    """Replace operators of ``graph``, in place, by others that compute the same."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _SAME_ARGUMENTS:
             node.target = _SAME_ARGUMENTS[node.target]
         elif node.op == "call_function" and node.target in _FIRST_RESULTS and _only_first_is_used(node):
             _replace(graph, node)
         elif node.target is aten._assert_tensor_metadata.default and node.args[0].op == "call_function":
-            # Of what the graph computes: its operators decide that, and the assertion would make a result of it.
+            # The value is computed in the graph, so its operators determine its metadata. The assertion would make it a
+            # result of a group.
             graph.erase_node(node)
         elif node.target is aten.copy_.default and _may_write_in_place(node):
             _write_in_place(graph, node)
 
 
-# Operators that write a part of a tensor: the cache of a decoder, say.
+# Operators that write a part of a tensor, such as the cache of a decoder.
 _IN_PLACE: Mapping[Any, Any] = {
     aten.index_copy.default: aten.index_copy_.default,
     aten.index_put.default: aten.index_put_.default,
@@ -41,30 +42,32 @@ _IN_PLACE: Mapping[Any, Any] = {
 
 
 def _may_write_in_place(copy: fx.Node) -> bool:
-    """Whether what is copied back to an input at the end can be written to it at once: nobody reads the input later,
-    nor gets what is written as a result of its own."""
-    written, made = copy.args[:2]
-    if not isinstance(written, fx.Node) or not isinstance(made, fx.Node) or made.target not in _IN_PLACE:
+    """Return whether the value that is copied back to an input at the end can be written to it directly.
+
+    That requires that the input is not read later and that the written value is not a result itself.
+    """
+    written, value = copy.args[:2]
+    if not isinstance(written, fx.Node) or not isinstance(value, fx.Node) or value.target not in _IN_PLACE:
         return False
-    if written.op != "placeholder" or made.args[0] is not written or any(user.op == "output" for user in made.users):
+    if written.op != "placeholder" or value.args[0] is not written or any(user.op == "output" for user in value.users):
         return False
-    others = [user for user in written.users if user not in (made, copy)]
-    return all(user < made and not _shares_memory(user) for user in others)
+    others = [user for user in written.users if user not in (value, copy)]
+    return all(user < value and not _shares_memory(user) for user in others)
 
 
 def _shares_memory(node: fx.Node) -> bool:
-    """Whether the result of a call may lie in the memory of its operands, or it writes there."""
+    """Return whether the result of a call may alias its operands, or the call writes to them."""
     schema = getattr(node.target, "_schema", None)
     return schema is None or any(argument.alias_info is not None for argument in schema.arguments)
 
 
 def _write_in_place(graph: fx.Graph, copy: fx.Node) -> None:
-    made: Any = copy.args[1]
-    made.target = _IN_PLACE[made.target]
+    value: Any = copy.args[1]
+    value.target = _IN_PLACE[value.target]
     graph.erase_node(copy)
 
 
-# Overloads that differ in promises alone.
+# Overloads that differ only in their guarantees.
 _SAME_ARGUMENTS: Mapping[Any, Any] = {
     aten._unsafe_view.default: aten.view.default,
     aten._adaptive_avg_pool2d.default: aten.adaptive_avg_pool2d.default,
@@ -92,11 +95,11 @@ def _max_pool(pool: Any) -> Callable[[Arguments], Call]:
 
 def _attention(a: Arguments) -> Call:
     arguments = (a["query"], a["key"], a["value"], a["attn_mask"], a["dropout_p"], a["is_causal"])
-    # It takes any heads that can be shared.
+    # The operator supports any numbers of heads that can share keys and values.
     return aten.scaled_dot_product_attention.default, arguments, {"scale": a["scale"], "enable_gqa": True}
 
 
-# Operators of which often only the first result is used, and what computes that alone.
+# Operators of which often only the first result is used, and calls that compute it alone.
 _FIRST_RESULTS: Mapping[Any, Callable[[Arguments], Call]] = {
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.max_pool2d_with_indices.default: _max_pool(aten.max_pool2d.default),
@@ -114,9 +117,9 @@ def _replace(graph: fx.Graph, node: fx.Node) -> None:
     values = in_schema_order(node.target._schema, node.args, node.kwargs)  # type: ignore[union-attr]
     target, args, kwargs = _FIRST_RESULTS[node.target](dict(zip(names, values, strict=True)))
     with graph.inserting_before(node):
-        made = graph.call_function(target, args, kwargs)
-    made.meta = {**node.meta, "val": node.meta["val"][0]}
+        replacement = graph.call_function(target, args, kwargs)
+    replacement.meta = {**node.meta, "val": node.meta["val"][0]}
     for user in list(node.users):
-        user.replace_all_uses_with(made)
+        user.replace_all_uses_with(replacement)
         graph.erase_node(user)
     graph.erase_node(node)

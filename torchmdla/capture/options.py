@@ -1,4 +1,4 @@
-"""What users may say about the groups of one compiled program; unsaid, :func:`torchmdla.enable` decides."""
+"""Options of the groups of one compiled program; :func:`torchmdla.enable` determines those that are unset."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from torchmdla import devices
+from torchmdla.errors import unknown_name
 
 
 @dataclass(frozen=True)
 class Options:
-    """Each is None where :func:`torchmdla.enable` decides, whose arguments of these names they are."""
+    """Options of groups. None means the argument of the same name of :func:`torchmdla.enable`."""
 
     device: str | None = None
     strict: bool | None = None
@@ -18,31 +19,31 @@ class Options:
     max_specialisations: int | None = None
 
     def device_name(self) -> str:
-        """The device that groups are for."""
+        """Return the name of the device that groups are for."""
         return self.device or devices.in_use()
 
     @classmethod
     def of(cls, options: Mapping[str, object] | None) -> Options:
-        """Options by name, checked.
+        """Return the options with these names, after a check.
 
         Raises:
-            ValueError: there is no such option, no such device, or a negative number.
-            TypeError: a value of the wrong type.
+            ValueError: an option or the device does not exist, or a number is negative.
+            TypeError: a value has the wrong type.
         """
         options = options or {}
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(options) - known)
         if unknown:
-            raise ValueError(f"no option {unknown[0]!r} of torchmdla; there are {', '.join(sorted(known))}")
+            raise ValueError(unknown_name("option", unknown[0], sorted(known)))
         for name, value in options.items():
             if value is not None and type(value) is not _TYPES[name]:
                 raise TypeError(f"option {name!r} is a {_TYPES[name].__name__}, got {type(value).__name__}")
-        made = cls(**options)  # type: ignore[arg-type]
-        if made.device is not None:
-            devices.get(made.device)
-        if made.max_specialisations is not None and made.max_specialisations < 0:
-            raise ValueError(f"max_specialisations must not be negative, got {made.max_specialisations}")
-        return made
+        result = cls(**options)  # type: ignore[arg-type]
+        if result.device is not None:
+            devices.get(result.device)
+        if result.max_specialisations is not None and result.max_specialisations < 0:
+            raise ValueError(f"max_specialisations must not be negative, got {result.max_specialisations}")
+        return result
 
 
 _TYPES: Mapping[str, type] = {"device": str, "strict": bool, "background": bool, "max_specialisations": int}

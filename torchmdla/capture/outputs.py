@@ -1,4 +1,4 @@
-"""The outputs of a group, as ``_C.Executable`` makes them."""
+"""Outputs of a group in the form of ``_C.Executable``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from torchmdla.importer.size_int import SizeInt
 
 
 def output_of(output: OutputBinding, imported: ImportedGraph) -> tuple[str, Any]:
-    """An output as ``_C.Executable`` wants it: ``"tensor"``, (result, dtype, sizes, strides, quantisation),
-    ``"numbers"``, a list of integers, or ``"constant"``.
+    """Return an output in the form of ``_C.Executable``: a kind and its value.
+
+    The kind is ``"tensor"`` with (result, dtype, sizes, strides, quantisation), ``"numbers"`` with a list of integers,
+    or ``"constant"``.
 
     Raises:
-        CompileError: it is an input.
+        CompileError: the output is an input.
     """
     if output.source == "constant":
         value = output.value

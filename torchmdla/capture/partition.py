@@ -1,8 +1,9 @@
-"""Which nodes of an FX graph join which group: the rules of ``src/fusion/fusion_pass.cpp`` for the other kind of graph.
+"""Partition of an FX graph into groups, by the rules of ``src/fusion/fusion_pass.cpp``.
 
-Every node has a level: the largest number of times that a path to it, along data and memory dependencies, leaves the
-nodes that the device takes for one that it does not. Taken nodes of one level form one group, which is convex, because
-a path between two of them through an untaken node would raise the level.
+Every node has a level. It counts the edges from a supported to an unsupported node on a path to the node. Paths follow
+data and memory dependencies, and the path with the largest count determines the level. Supported nodes of one level
+form one group. The group is convex, because a path between two of its nodes through an unsupported node would raise the
+level.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from torchmdla.importer.trace import leaves, qualified_name
 
 @dataclass
 class Partition:
-    """The groups of a graph.
+    """Groups of a graph.
 
     Attributes:
         groups: the nodes of each group in the graph's order.
-        sunk: views that no group has to itself. They stay outside, and every group that uses one gets a copy.
+        sunk: views that are in no group. They stay outside, and every group that uses one gets a copy.
         copied: constants and integers, of which every group gets a copy.
-        order: the graph's nodes in an order in which each group's stand together.
-        ungrouped: the operators that compute with tensors and are in no group, with the reason.
+        order: the graph's nodes in an order in which each group's nodes are adjacent.
+        ungrouped: operators that compute with tensors and are in no group, with the reason.
     """
 
     groups: list[list[fx.Node]]
@@ -44,17 +45,23 @@ class Partition:
 def partition(
     graph: fx.Graph, device: Device, left_out: Collection[fx.Node] = (), weights: Collection[fx.Node] = ()
 ) -> Partition:
-    """The groups of ``graph``, flat, of ATen calls whose nodes have an example in ``meta["val"]``; the nodes of
-    ``left_out`` join none. ``weights``: inputs that hardly change."""
+    """Return the groups of ``graph``.
+
+    Args:
+        graph: a flat graph of ATen calls whose nodes have an example value in ``meta["val"]``.
+        device: device that the groups are for.
+        left_out: nodes that join no group.
+        weights: inputs that rarely change.
+    """
     return _Partitioner(graph, device, left_out, weights).run()
 
 
 @dataclass
 class _Facts:
-    """What is known of a graph before groups are looked for."""
+    """Facts about a graph that are collected before groups are formed."""
 
     memory: dict[fx.Node, fx.Node] = field(default_factory=dict)  # the node whose memory a node's result shares
-    last_write: dict[fx.Node, fx.Node] = field(default_factory=dict)  # by memory, where some node writes to it
+    last_write: dict[fx.Node, fx.Node] = field(default_factory=dict)  # last node that writes to a memory
     before: dict[fx.Node, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
     effects: set[fx.Node] = field(default_factory=set)
 
@@ -74,7 +81,7 @@ class _Partitioner:
         self._kinds: dict[fx.Node, str] = {}
         self._refusals: dict[fx.Node, str] = {}
         self._levels: dict[fx.Node, int] = {}
-        # The least level of what a node comes before: of nodes that the device takes, and of others.
+        # Smallest level of the users of a node: of supported nodes, and of others.
         self._levels_behind: dict[fx.Node, tuple[int, int]] = {}
 
     def run(self) -> Partition:
@@ -89,13 +96,14 @@ class _Partitioner:
         order = _Order(self._graph, groups, self._providers(groups, sunk)).run()
         return Partition(groups, sunk, self._copied, order, list(self._ungrouped(groups)))
 
-    # Which nodes the device takes
+    # Nodes that the device supports
 
     def _kind(self, node: fx.Node) -> str | None:
         if node.op != "call_function" or node in self._left_out:
             return None
         if node.target is operator.getitem:
-            # An element of a list of views is a view; a result of an op with several is that op's.
+            # An element of a list of views is a view. A result of an operator with several results has that operator's
+            # kind.
             kind = self._kinds.get(node.args[0]) if self._fits(node) else None  # type: ignore[arg-type]
             return kind if kind in (None, "view") else "shape"
         if reason := self._refusal(node):
@@ -104,7 +112,7 @@ class _Partitioner:
         return self._ops[qualified_name(node.target._schema)].kind  # type: ignore[union-attr]
 
     def _refusal(self, node: fx.Node) -> str:
-        """Why a call is not taken, in the words of ``src/fusion/fusion_pass.cpp``; empty if it is."""
+        """Return why a call is not supported, in the words of ``src/fusion/fusion_pass.cpp``; empty if it is."""
         if node in self._facts.effects:
             return "it has effects: it writes to memory that others see, or draws random numbers"
         support = None
@@ -118,7 +126,7 @@ class _Partitioner:
             return f"device {self._device.name!r} does not take it with these arguments"
         if not self._leaves_apart(node, support.kind):
             return "it takes or returns what is neither a tensor nor a number"
-        # A view that someone may still write through must stay a view of what it was taken from.
+        # A view that may still be written through must stay a view of its base.
         last = self._facts.last_write.get(self._facts.memory[node])
         if support.kind == "view" and last is not None and node < last:
             return "it is a view that the program writes through"
@@ -139,23 +147,31 @@ class _Partitioner:
         return all(_same(named.get(name), wanted) for name, wanted in support.where.items())
 
     def _is_random(self, node: fx.Node) -> bool:
-        """PyTorch calls ops random by their schema (dropout, LSTM, attention). They are not with the arguments that a
-        device asks for."""
+        """Return whether ``node`` is random with these arguments.
+
+        PyTorch marks operators as random by their schema (dropout, LSTM, attention). They are not random with the
+        arguments that a device requires.
+        """
         if torch.Tag.nondeterministic_seeded not in node.target.tags:  # type: ignore[union-attr]
             return False
         support = self._ops.get(qualified_name(node.target._schema))  # type: ignore[union-attr]
         return support is None or not self._conditions_hold(node, support)
 
     def _leaves_apart(self, node: fx.Node, kind: str) -> bool:
-        """A list or several results are only taken apart; only a view makes a list, which can be sunk as a whole."""
+        """Return whether several results of ``node`` are only unpacked.
+
+        Only a view may return a list, because it can be sunk as a whole.
+        """
         value = node.meta.get("val")
         if isinstance(value, list) and kind != "view":
             return False
         return isinstance(value, torch.Tensor) or all(user.target is operator.getitem for user in node.users)
 
     def _fits(self, node: fx.Node) -> bool:
-        """Whether the device takes all that comes in and out."""
-        return all(self._takes(value) for one in [node, *node.all_input_nodes] for value in leaves(one.meta.get("val")))
+        """Return whether the device supports the dtypes and layouts of all operands and results."""
+        return all(
+            self._takes(value) for related in [node, *node.all_input_nodes] for value in leaves(related.meta.get("val"))
+        )
 
     def _takes(self, value: object) -> bool:
         if isinstance(value, torch.Tensor):
@@ -166,22 +182,24 @@ class _Partitioner:
     # Levels
 
     def _assign_level(self, node: fx.Node) -> None:
-        befores = [self._levels_behind[one] for one in (*self._facts.before[node], *node.all_input_nodes)]
+        befores = [self._levels_behind[provider] for provider in (*self._facts.before[node], *node.all_input_nodes)]
         for_taken = max((before[0] for before in befores), default=0)
         for_others = max((before[1] for before in befores), default=0)
         level = self._levels[node] = for_taken if node in self._kinds else for_others
-        if node in self._copied:  # it is looked through: its users depend on what it is made of
+        if node in self._copied:  # transparent: its users depend on its operands
             self._levels_behind[node] = (for_taken, for_others)
         else:
             self._levels_behind[node] = (level, level + (node in self._kinds))
 
     def _raise_work_on_weights(self) -> None:
-        """Lets what depends on weights alone be in the group of the first that uses it, which then packs it; in an
-        earlier one it would be a result, as wide as it is computed."""
+        """Move work on weights alone to the group of its first user, which then packs the result.
+
+        In an earlier group it would be a result, with the width of its computation.
+        """
         known: set[fx.Node] = set()
         for node in self._graph.nodes:
             is_known = node in self._kinds and bool(node.all_input_nodes) and not self._facts.before[node]
-            if is_known and all(given in known or given in self._weights for given in node.all_input_nodes):
+            if is_known and all(operand in known or operand in self._weights for operand in node.all_input_nodes):
                 known.add(node)
         for node in reversed(self._graph.nodes):
             users = node.users if node in known else ()
@@ -195,7 +213,7 @@ class _Partitioner:
         copies = self._copied | sunk
 
         def providers(node: fx.Node, looked_through: set[fx.Node]) -> Iterator[fx.Node]:
-            """The nodes that must come before ``node``. What a group gets copies of is looked through, once each."""
+            """Yield the nodes that must come before ``node``; copied nodes are transparent and visited once each."""
             waiting = [node]
             while waiting:
                 user = waiting.pop()
@@ -221,8 +239,11 @@ class _Partitioner:
         return groups, {node for node, kind in self._kinds.items() if kind == "view" and node not in members}
 
     def _without_leaving_views(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
-        """A view that leaves a group would come out as a copy. It is taken after the group instead, from the group's
-        output: aliasing and strides are eager's. In reverse, so that a view of a view leaves too."""
+        """Return ``nodes`` without the views that have users outside of the group.
+
+        Such a view would come out as a copy. Instead it is taken after the group, from the group's output, so that
+        aliasing and strides are those of eager. The loop runs in reverse so that a view of a view leaves too.
+        """
         inside = set(nodes)
         for node in reversed(nodes):
             if self._kinds[node] == "view" and any(user not in inside for user in node.users):
@@ -230,13 +251,16 @@ class _Partitioner:
         return [node for node in nodes if node in inside]
 
     def _pays(self, group: Sequence[fx.Node]) -> bool:
-        """As in ``src/fusion/fusion_pass.cpp``: one anchor, or two elementwise ops that fuse."""
+        """Return whether a group pays off: one anchor, or two elementwise ops that fuse.
+
+        The rule is that of ``src/fusion/fusion_pass.cpp``.
+        """
         kinds = [self._kinds[node] for node in group]
         return "compute" in kinds or kinds.count("cheap") >= 2
 
 
 class _Order:
-    """The graph's order with the nodes of each group together and everything else as it was, as far as can be."""
+    """Order of a graph in which each group's nodes are adjacent and other nodes keep their order as far as possible."""
 
     def __init__(
         self,
@@ -250,7 +274,7 @@ class _Order:
         self._providers = providers
 
     def run(self) -> list[fx.Node]:
-        """Depth first along dependencies, from the nodes in the graph's order."""
+        """Return the nodes, depth first along dependencies, starting from the nodes in the graph's order."""
         self._result: list[fx.Node] = []
         self._placed: set[fx.Node] = set()
         needed = self._needed()
@@ -284,16 +308,18 @@ class _Order:
 
 
 def _facts(graph: fx.Graph, is_random: Callable[[fx.Node], bool]) -> _Facts:
-    """Memory, writers and effects, and the order that they ask for: each node waits for those that used its memory
-    last, which waited for all earlier ones."""
+    """Return the memory, writers and effects of a graph, and the dependencies that follow from them.
+
+    Each node waits for the last nodes that used its memory. These waited for all earlier ones.
+    """
     facts = _Facts()
     nodes = list(graph.nodes)
     for node in nodes:
         facts.memory[node] = memory_of(node, facts.memory)
     previous: fx.Node | None = None
-    readers: dict[fx.Node, list[fx.Node]] = defaultdict(list)  # by memory, since it was written last
+    readers: dict[fx.Node, list[fx.Node]] = defaultdict(list)  # by memory, since its last write
     for node in nodes:
-        touched = dict.fromkeys(facts.memory[one] for one in [node, *node.all_input_nodes])
+        touched = dict.fromkeys(facts.memory[related] for related in [node, *node.all_input_nodes])
         before = dict.fromkeys(facts.last_write[memory] for memory in touched if memory in facts.last_write)
         if _has_effects(node, is_random):
             facts.effects.add(node)
@@ -312,7 +338,7 @@ def _facts(graph: fx.Graph, is_random: Callable[[fx.Node], bool]) -> _Facts:
 
 
 def memory_of(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """The node whose memory the result of ``node`` may share."""
+    """Return the node whose memory the result of ``node`` may share."""
     if node.target is operator.getitem:
         return known[node.args[0]]  # type: ignore[index]
     if isinstance(node.target, torch._ops.OpOverload):
@@ -334,27 +360,29 @@ def _has_effects(node: fx.Node, is_random: Callable[[fx.Node], bool]) -> bool:
 
 
 def _written(node: fx.Node, memory: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
-    """The memory that a node writes to. Calls without a schema (control flow, checks) are functional."""
+    """Return the memory that a node writes to. Calls without a schema (control flow, checks) are functional."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return set()
     values = list(named_arguments(node).values())
-    given = leaves([values[index] for index in written(node.target._schema)])
-    return {memory[leaf] for leaf in given if isinstance(leaf, fx.Node)}
+    operands = leaves([values[index] for index in written(node.target._schema)])
+    return {memory[leaf] for leaf in operands if isinstance(leaf, fx.Node)}
 
 
 def _is_copied(node: fx.Node) -> bool:
-    """Integers computed from sizes and integers, and 0-d constants. A float may stay open until a call, so what is
-    computed from one is not known when a group is imported."""
+    """Return whether groups copy ``node``: an integer computed from sizes and integers, or a 0-d constant.
+
+    A float may be unknown until a call, so values computed from one are unknown when a group is imported.
+    """
     if node.op == "get_attr":
         return bool(_LITERAL.search(str(node.target))) and attribute(node).dim() == 0
     if node.op != "call_function" or not isinstance(node.meta.get("val"), int | torch.SymInt | torch.SymBool):
         return False
     return is_metadata(name_of_call(node)) or not any(
-        _holds_tensor(one) or _is_float(one) for one in node.all_input_nodes
+        _holds_tensor(operand) or _is_float(operand) for operand in node.all_input_nodes
     )
 
 
-# Tensors that were written out in the user's code have these names. Any other attribute may change between calls.
+# Names of tensors that are literals in the user's code. Any other attribute may change between calls.
 _LITERAL = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_)\d+$")
 
 

@@ -1,4 +1,4 @@
-"""Where in a group's inputs the sizes are that vary."""
+"""Places of the sizes that vary in a group's inputs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from collections.abc import Sequence
 # The values of all symbols.
 Values = tuple[int, ...]
 
-# Which symbol each number of a group's inputs is, in order, None where it does not vary. Numbers are the sizes of a
+# Symbol of each number of a group's inputs, in order; None where the number does not vary. Numbers are the sizes of a
 # tensor, an integer, the elements of a list of integers.
 Places = Sequence["int | None"]

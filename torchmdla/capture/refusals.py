@@ -1,7 +1,7 @@
-"""Which calls of a group its device does not compile, and what is known of that before a compile is tried.
+"""Calls of a group that its device cannot compile, with a memory of earlier failures.
 
-What failed once is left out of every group of the process from then on, where it would fail again: with the same
-device and options, for tensors of the same dtypes and ranks and the same other arguments
+A call that failed once is left out of every group of the process where it would fail again. That holds for the same
+device and options, tensors of the same dtypes and ranks, and the same other arguments
 (:attr:`torchmdla.errors.CompileError.scope`).
 """
 
@@ -21,10 +21,10 @@ from torchmdla.errors import CompileError
 from torchmdla.importer import Record
 from torchmdla.importer.builder import blame
 
-# How many different calls of a group are compiled alone, and how many may fail before one does not.
+# Most different calls of a group that are compiled alone, and most failures before one succeeds.
 _MOST_TRIED, _MOST_FAILED = 64, 3
 
-# The device's options are in its target.
+# The target includes the device's options.
 _Op = tuple[Target, str]
 
 
@@ -54,18 +54,20 @@ _lock = threading.RLock()
 
 
 def check(subgraph: Subgraph, record: Record, device: Device) -> None:
-    """Looks for calls that are known not to compile.
+    """Check for calls that are known not to compile.
 
     Raises:
-        CompileError: there are some; its ``parts`` are one for each.
+        CompileError: there are such calls; ``parts`` has one error for each.
     """
-    if found := _known(subgraph, record, device):
-        raise _refusal(found)
+    if errors := _known(subgraph, record, device):
+        raise _refusal(errors)
 
 
 def remembered(error: CompileError, subgraph: Subgraph, record: Record, device: Device) -> CompileError:
-    """``error`` of compiling ``subgraph``, remembered, as that of all calls to leave out; as it is where no call is to
-    blame."""
+    """Remember ``error`` of compiling ``subgraph``, and return it as an error of all calls to leave out.
+
+    If no call is at fault, ``error`` is returned unchanged.
+    """
     to_blame = _to_blame(error, list(subgraph.calls(record)))
     if error.parts or not to_blame:
         return error
@@ -79,7 +81,7 @@ def remembered(error: CompileError, subgraph: Subgraph, record: Record, device: 
 
 
 def _to_blame(error: CompileError, calls: Sequence[Call]) -> list[Call]:
-    """The call that ``error`` speaks of, or all of its op where it says no more."""
+    """Return the call that ``error`` refers to, or all calls of its op if it is less specific."""
     if error.nodes:
         return [call for call in calls if call.number in error.nodes]
     return [call for call in calls if call.node.op == error.op]
@@ -88,10 +90,10 @@ def _to_blame(error: CompileError, calls: Sequence[Call]) -> list[Call]:
 def blamed_alone(
     error: CompileError, subgraph: Subgraph, record: Record, compile_alone: Callable[[Subgraph, Record], object]
 ) -> CompileError | None:
-    """``error``, which names no op (the compiler may have crashed), as that of the first call that fails in the same
-    way alone. None where that cannot be told: no call does, or every one.
+    """Return ``error``, which names no op, as an error of the first call that fails alone for the same reason.
 
-    ``compile_alone`` compiles a subgraph of one call.
+    The compiler may have crashed. The function returns None if the call cannot be determined: no call
+    fails, or every one does. ``compile_alone`` compiles a subgraph of one call.
     """
     failure: CompileError | None = None
     compiled = 0
@@ -113,25 +115,25 @@ def blamed_alone(
 
 
 def count(error: CompileError, divided: bool) -> None:
-    """Counts the calls that a group is compiled without, or that it is not compiled for."""
+    """Count the calls that a group is compiled without, or that keep it from being compiled."""
     with _lock:
         (_left_out if divided else _failed).update(map(described, error.parts or [error]))
 
 
 def counts() -> Counter[Ungrouped]:
-    """What was left out of groups, and how often."""
+    """Return the operators that were left out of groups, with counts."""
     with _lock:
         return Counter(_left_out)
 
 
 def failures() -> Counter[Ungrouped]:
-    """For what groups were not compiled, and how often."""
+    """Return the reasons why groups were not compiled, with counts."""
     with _lock:
         return Counter(_failed)
 
 
 def forget() -> None:
-    """What failed before is tried again."""
+    """Forget earlier failures, so that the calls are tried again."""
     with _lock:
         _memories.clear()
 
@@ -143,7 +145,7 @@ def reset_counts() -> None:
 
 
 def call_until_whole(call: Callable[[], object], least: int = 1) -> None:
-    """Calls ``least`` times, and once more after each call that divided a group: the next one compiles its parts."""
+    """Call ``least`` times, and once more after each call that divided a group, so that its parts are compiled."""
     calls, before = 0, -1
     while calls < least or sum(counts().values()) != before:
         before = sum(counts().values())
@@ -152,7 +154,7 @@ def call_until_whole(call: Callable[[], object], least: int = 1) -> None:
 
 
 def described(error: CompileError) -> Ungrouped:
-    """An op, why it fails, and where it stands."""
+    """Return the op of ``error``, the reason of its failure, and its location."""
     return Ungrouped(error.op, error.reason, error.source)
 
 
@@ -168,15 +170,15 @@ def _memory(device: Device) -> _Memory:
 
 def _known(subgraph: Subgraph, record: Record, device: Device) -> dict[int, CompileError]:
     memory, target, dtypes = _memory(device), device.target(), device.dtypes
-    found: dict[int, CompileError] = {}
+    errors: dict[int, CompileError] = {}
     for call in subgraph.calls(record):
         if error := memory.find(target, call) or _unsupported(call, device, dtypes):
-            found[call.number] = blame(error, call.node.op, subgraph.source(call.number), call.number)
-    return found
+            errors[call.number] = blame(error, call.node.op, subgraph.source(call.number), call.number)
+    return errors
 
 
 def _unsupported(call: Call, device: Device, dtypes: Collection[str]) -> CompileError | None:
-    """What the device says of a call without trying."""
+    """Return the error that the device reports for a call without compiling it, or None."""
     for tensor in call.types.tensors():
         if tensor.dtype not in dtypes:
             return CompileError(f"dtype torch.{tensor.dtype} is not taken by device {device.name!r}")
@@ -186,15 +188,15 @@ def _unsupported(call: Call, device: Device, dtypes: Collection[str]) -> Compile
 
 
 def _described(call: Call, with_sizes: bool) -> Hashable:
-    """Equal for calls that compile alike."""
+    """Return a key that is equal for calls that compile alike."""
 
-    def one(value: object) -> Hashable:
+    def key(value: object) -> Hashable:
         if isinstance(value, TensorType):
             return value.dtype, value.shape if with_sizes else value.rank
         if isinstance(value, list | tuple):
-            return tuple(map(one, value))
-        # A float may be known at run time only.
+            return tuple(map(key, value))
+        # A float may be known only at run time.
         return type(value), None if isinstance(value, float) else str(value)
 
     arguments = {**call.types.arguments, **call.node.values}
-    return tuple(sorted((name, one(value)) for name, value in arguments.items())), with_sizes
+    return tuple(sorted((name, key(value)) for name, value in arguments.items())), with_sizes

@@ -1,4 +1,4 @@
-"""The subgraph of a TorchScript group."""
+"""Subgraph of a TorchScript group."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from torchmdla.importer.sources import source_of
 if TYPE_CHECKING:
     from torchmdla.capture.symbolic import SymbolicRun
 
-# Whoever uses what they make gets a copy.
+# Nodes that are copied to each use of their results.
 _NO_CALLS = frozenset({"prim::Constant", "prim::ListConstruct"})
 
 
 class ScriptSubgraph:
-    """A ``torch::jit::Graph`` as a :class:`~torchmdla.capture.subgraph.Subgraph`."""
+    """Adapter of a ``torch::jit::Graph`` to :class:`~torchmdla.capture.subgraph.Subgraph`."""
 
     def __init__(self, graph: torch._C.Graph) -> None:
         self._graph = graph
 
     @cached_property
     def _nodes(self) -> Sequence[torch._C.Node]:
-        """Return the graph's nodes by number. A list of them is made once: a program has hundreds of constants."""
+        """Return the graph's nodes by number. The list is made once, because a program has hundreds of constants."""
         return list(self._graph.nodes())
 
     @property
@@ -61,16 +61,16 @@ class ScriptSubgraph:
             name, producer = value.debugName(), value.node()
             if name not in copies:
                 is_copied = producer.kind() in _NO_CALLS
-                made = graph.appendNode(graph.createClone(producer, copy)).output() if is_copied else graph.addInput()
-                made.setType(value.type())
-                copies[name] = made
+                clone = graph.appendNode(graph.createClone(producer, copy)).output() if is_copied else graph.addInput()
+                clone.setType(value.type())
+                copies[name] = clone
             return copies[name]
 
         node = self._nodes[number]
-        for value, made in zip(node.outputs(), graph.appendNode(graph.createClone(node, copy)).outputs(), strict=True):
-            copies[value.debugName()] = made
-            graph.registerOutput(made)
-        return ScriptSubgraph(graph), {made.debugName(): record[name] for name, made in copies.items()}
+        for value, clone in zip(node.outputs(), graph.appendNode(graph.createClone(node, copy)).outputs(), strict=True):
+            copies[value.debugName()] = clone
+            graph.registerOutput(clone)
+        return ScriptSubgraph(graph), {clone.debugName(): record[name] for name, clone in copies.items()}
 
     def import_program(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
         return import_graph(self._graph, record, parameters, wanted)
@@ -88,7 +88,7 @@ class _SymbolicInterpreter(Run):
 
     @property
     def seen(self) -> Mapping[str, Any]:
-        """Every value, by its debugName."""
+        """Return every value by its debugName."""
         return self._seen
 
     def call(self, schema: Any, arguments: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Conditions on sizes, and sizes that are no polynomials of others, as a program that a call evaluates.
+"""Program that a call evaluates for conditions on sizes and for sizes that are not polynomials of others.
 
-Expressions are SymPy's, of PyTorch's shape functions. ``SizeProgram`` in ``src/runtime/size_program.h`` runs the same
-nodes: integers stay integers, of 64 bits there, and what is computed with a quotient is a float.
+Expressions are SymPy's, from PyTorch's shape functions. ``SizeProgram`` in ``src/runtime/size_program.h`` runs the same
+nodes. Integers stay integers, of 64 bits there. Results of a quotient are floats.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch.utils._sympy import functions
 
 from torchmdla.errors import CompileError
 
-# Name of an operation, and the numbers of its operands. "constant" and "symbol" have a number instead.
+# Name of an operation, a number, and the numbers of its operands. Only "constant" and "symbol" use the number.
 Number = int | float
 Node = tuple[str, Number, int, int]
 
-# As ``_C`` takes them: all nodes, then the numbers of those that are further symbols, and of those that are conditions.
+# In the form of ``_C``: all nodes, the numbers of the nodes that are further symbols, and of those that are conditions.
 SizeNodes = tuple[list[Node], list[int], list[int]]
 
 
 # No integer of a call is larger.
 LARGEST = 2**63 - 1
 
-# What the nodes compute; booleans are 0 and 1.
+# Operations of the nodes; booleans are 0 and 1.
 _OPERATIONS: Mapping[str, Callable[[Any, Any], Number]] = {
     "add": operator.add,
     "mul": operator.mul,
@@ -49,7 +49,7 @@ _OPERATIONS: Mapping[str, Callable[[Any, Any], Number]] = {
     "not": lambda a, _: int(not a),
 }
 
-# SymPy's classes: an operation of two operands, or of any number where it is associative.
+# SymPy's classes: an operation of two operands, or of any number if it is associative.
 _NAMES: Mapping[Any, str] = {
     sympy.Add: "add",
     sympy.Mul: "mul",
@@ -77,15 +77,15 @@ _NAMES: Mapping[Any, str] = {
     sympy.Not: "not",
 }
 
-# The same value.
+# Functions that return their operand.
 _TRANSPARENT = (functions.ToFloat, functions.Identity)
 
-# Comparisons by the ones with exchanged operands.
+# Comparisons that are expressed with exchanged operands.
 _SWAPPED: Mapping[Any, str] = {sympy.StrictGreaterThan: "lt", sympy.GreaterThan: "le"}
 
 
 class SizeProgram:
-    """Nodes that compute expressions of ``symbols``, each once; operands come before what uses them."""
+    """Nodes that compute expressions of ``symbols``, each once; operands come before their users."""
 
     def __init__(self, symbols: Sequence[sympy.Symbol]) -> None:
         self.nodes: list[Node] = []
@@ -95,17 +95,17 @@ class SizeProgram:
             self._known[symbol] = self._node("symbol", number)
 
     def add(self, expression: sympy.Basic) -> int:
-        """The number of the node that computes ``expression``.
+        """Return the number of the node that computes ``expression``.
 
         Raises:
-            CompileError: a function in it is unknown here.
+            CompileError: a function in it is not supported.
         """
         if expression not in self._known:
             self._known[expression] = self._added(expression)
         return self._known[expression]
 
     def run(self, values: Sequence[int]) -> list[Number]:
-        """What every node computes where the symbols have ``values``."""
+        """Return the values of all nodes where the symbols have ``values``."""
         computed: list[Number] = []
         for name, number, left, right in self.nodes:
             if name == "constant":

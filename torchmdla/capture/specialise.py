@@ -1,4 +1,4 @@
-"""From a group's subgraph and its record to an executable, whatever kind of graph the group is in."""
+"""Specialisation of a group: from its subgraph and record to an executable, for any kind of graph."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Compiled:
-    """What is kept beside an executable: the loaded code, and for people what it was made of.
+    """Data that is kept beside an executable: the loaded code and, for debugging, its source.
 
     Attributes:
-        code: keeps the code mapped.
-        arguments, bindings, ops, sources: of the program and the group, as
-            :class:`torchmdla.importer.ImportedGraph` has them.
-        outputs: as ``_C.Executable`` takes them.
-        sizes: of a program for any sizes, what a call evaluates.
-        program: what was compiled (:meth:`torchmdla.compiler.program.Program.to_bytes`).
-        manifest: the artifact's.
-        origin: where the artifact came from: ``"compiled"``, ``"disk"`` or ``"memory"``.
-        seconds: what compiling it, or finding it, took.
-        times: of its kernels, while they are observed.
+        code: the loaded code, which stays mapped.
+        arguments, bindings, ops, sources: parts of the program and the group, as in
+            :class:`torchmdla.importer.ImportedGraph`.
+        outputs: outputs in the form of ``_C.Executable``.
+        sizes: nodes that a call evaluates, for a program for any sizes.
+        program: the compiled program (:meth:`torchmdla.compiler.program.Program.to_bytes`).
+        manifest: manifest of the artifact.
+        origin: origin of the artifact: ``"compiled"``, ``"disk"`` or ``"memory"``.
+        seconds: time to compile or find the artifact.
+        times: times of its kernels, while they are observed.
     """
 
     code: devices.LoadedCode
@@ -76,12 +76,12 @@ class Compiled:
     times: _C.KernelTimes
 
     def kernel_names(self, manifest: Manifest) -> list[str]:
-        """Those of the kernels of an artifact of the program, for people."""
+        """Return the names of the kernels of an artifact of the program, for debugging."""
         return _kernel_names(manifest, self.ops)
 
 
 def install() -> None:
-    """Makes this module the compiler of groups."""
+    """Make this module the compiler of groups."""
     _C.set_compiler(
         _of_any_graph(compile_group),
         _of_any_graph(compile_dynamic_group),
@@ -96,18 +96,21 @@ def install() -> None:
 
 
 def _cpus_to_compile() -> int:
-    """No more than the program itself uses: ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` tell that."""
+    """Return the number of CPUs to compile with, at most those that the program uses itself.
+
+    ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` determine that number.
+    """
     return min(_C.available_cpus(), torch.get_num_threads())
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:
-    """Modules are part of reference cycles: what was packed of their weights, and packages, go when they go."""
+    """Drop packed weights and packages of dead modules, which are often parts of reference cycles."""
     if phase == "stop" and info["generation"] == 2:
         _C.drop_dead()
 
 
 def _of_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` of a subgraph, made to take what C++ has of one: a TorchScript group's graph, or a subgraph."""
+    """Return ``function`` of a subgraph as a function of the C++ argument: a TorchScript graph, or a subgraph."""
 
     def call(graph: Any, *arguments: Any) -> Any:
         with trace.span("specialise", "specialise"):
@@ -117,7 +120,7 @@ def _of_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NativeSections:
-    """What no fork must cut in the extension (``src/support/forks.h``), as a lock that forks take."""
+    """Lock of the extension's sections that a fork must not interrupt (``src/support/forks.h``)."""
 
     def acquire(self, blocking: bool = True) -> bool:
         while not (entered := _C.enter_alone()) and blocking:
@@ -130,7 +133,7 @@ class _NativeSections:
 
 _native_sections = forks.held(_NativeSections())
 
-# Where devices import what they need: in the child of a fork that came meanwhile these imports would never end.
+# Guards the imports of devices: in the child of a concurrent fork such an import would never end.
 _imports = forks.held(threading.RLock())
 
 
@@ -141,17 +144,17 @@ def compile_group(
     device_name: str,
     bf16_products: Sequence[ProductKind],
 ) -> _C.Executable:
-    """Compiles one specialisation of a group.
+    """Compile one specialisation of a group.
 
     Args:
-        subgraph: what the group computes.
-        record: what the recorded run saw of every value, by name.
-        parameters: the group inputs that are weights.
-        device_name: the device that the group was made for.
-        bf16_products: of float32, that may be of bfloat16 in the call.
+        subgraph: computation of the group.
+        record: type or value of every value in the recorded run, by name.
+        parameters: indices of the group inputs that are weights.
+        device_name: device of the group.
+        bf16_products: kinds of float32 products that may be computed in bfloat16 in the call.
 
     Raises:
-        CompileError: it cannot be compiled.
+        CompileError: the group cannot be compiled.
     """
     try:
         device = _device(device_name)
@@ -162,7 +165,7 @@ def compile_group(
             raise _blamed(error, subgraph, record, device, wanted) from error.__cause__
     except CompileError:
         raise
-    except Exception as error:  # A fault of ours must not become the user's: the group falls back.
+    except Exception as error:  # An internal fault must not reach the user: the group falls back.
         raise internal_error(error) from error
 
 
@@ -176,18 +179,25 @@ def compile_dynamic_group(
     values: Values,
     written_out: bool,
 ) -> tuple[_C.Executable, SizeNodes]:
-    """Compiles a group for any sizes.
+    """Compile a group for any sizes.
 
     Args:
-        subgraph, record, parameters, device_name, bf16_products: as for :func:`compile_group`.
-        places, values, written_out: as for :func:`torchmdla.capture.dynamic.dynamic_program`.
+        subgraph: as for :func:`compile_group`.
+        record: as for :func:`compile_group`.
+        parameters: as for :func:`compile_group`.
+        device_name: as for :func:`compile_group`.
+        bf16_products: as for :func:`compile_group`.
+        places: as for :func:`torchmdla.capture.dynamic.dynamic_program`.
+        values: as for :func:`torchmdla.capture.dynamic.dynamic_program`.
+        written_out: as for :func:`torchmdla.capture.dynamic.dynamic_program`.
 
     Returns:
-        The executable, and what a call evaluates for it: conditions, and symbols that are computed from others.
+        The executable, and the nodes that a call evaluates for it: conditions, and symbols that are computed from
+            others.
 
     Raises:
-        CompileError: it is not dynamic: something but numbers depends on the sizes, or the device does not take it.
-            Nobody is warned, since the group is compiled for each size then.
+        CompileError: the group is not dynamic: something other than numbers depends on the sizes, or the device does
+            not support it. A warning is omitted, since the group is then compiled for each size.
     """
     # Not at the top: PyTorch's symbolic shapes take a second to import.
     with _imports:
@@ -198,8 +208,10 @@ def compile_dynamic_group(
         refusals.check(subgraph, record, device)
         with trace.span("import for any sizes", "import"):
             wanted = wanted_by(device, bf16_products)
-            made = dynamic_program(subgraph, record, parameters, device, places, values, written_out, wanted)
-        return _executable(subgraph, made.imported, made.program, device, made.outputs, made.sizes), made.sizes
+            dynamic = dynamic_program(subgraph, record, parameters, device, places, values, written_out, wanted)
+        return _executable(
+            subgraph, dynamic.imported, dynamic.program, device, dynamic.outputs, dynamic.sizes
+        ), dynamic.sizes
     except CompileError as error:
         raise CompileError(
             f"it differs between sizes: {error}", elsewhere=error.elsewhere, retry_after=error.retry_after
@@ -232,7 +244,7 @@ def _compile(
 def _blamed(
     error: CompileError, subgraph: Subgraph, record: Record, device: devices.Device, wanted: Wanted
 ) -> CompileError:
-    """``error`` as one of the calls that are to blame, if any can be found."""
+    """Return ``error`` as an error of the calls that are at fault, if they can be determined."""
 
     def compile_alone(subgraph: Subgraph, record: Record) -> None:
         service.compile_program(_program(subgraph.import_program(record, (), wanted), device))
@@ -240,8 +252,8 @@ def _blamed(
     if error.retry_after is not None:
         return error
     blamed = refusals.remembered(error, subgraph, record, device)
-    if not blamed.parts and (found := refusals.blamed_alone(error, subgraph, record, compile_alone)):
-        blamed = refusals.remembered(found, subgraph, record, device)
+    if not blamed.parts and (culprit := refusals.blamed_alone(error, subgraph, record, compile_alone)):
+        blamed = refusals.remembered(culprit, subgraph, record, device)
     return blamed
 
 
@@ -259,8 +271,10 @@ def _executable(
     outputs: Sequence[tuple[str, object]],
     sizes: SizeNodes | None = None,
 ) -> _C.Executable:
-    """Compiles and loads ``program``, and binds it to the group's inputs and ``outputs``; ``sizes``: what a call
-    evaluates, of a program for any sizes."""
+    """Compile and load ``program``, and bind it to the group's inputs and ``outputs``.
+
+    ``sizes`` are the nodes that a call evaluates, for a program for any sizes.
+    """
     start = time.perf_counter()
     try:
         outcome, loaded = _loaded(program, device)
@@ -271,7 +285,7 @@ def _executable(
     seconds = time.perf_counter() - start
     _log(imported, program, outcome, seconds)
     serialised = program.to_bytes()
-    constant = cache(subgraph.constant)  # Packed weights are taken apart once for all of their tensors.
+    constant = cache(subgraph.constant)  # Packed weights are unpacked once for all of their tensors.
     return _C.Executable(
         entry=loaded.entry,
         packs=packs_of(loaded, manifest),
@@ -304,7 +318,7 @@ def _executable(
 
 
 def packs_of(loaded: devices.LoadedCode, manifest: Manifest) -> list[tuple[int, str, Sequence[int], int, int]]:
-    """The packs of loaded code as ``_C.Executable`` takes them."""
+    """Return the packs of loaded code in the form of ``_C.Executable``."""
     releases = loaded.releases or [0] * len(loaded.packs)
     return [
         (address, pack.recipe, pack.arguments, pack.size, release)
@@ -317,7 +331,7 @@ def _kernel_names(manifest: Manifest, ops: Sequence[str]) -> list[str]:
 
 
 def ops_of(kernel: KernelCall, ops: Sequence[str]) -> tuple[str, ...]:
-    """What a kernel computes of a group with ``ops``, without namespaces and overloads."""
+    """Return the ops of a group that ``kernel`` computes, without namespaces and overloads."""
     return tuple(dict.fromkeys(ops[node].partition("::")[2].partition(".")[0] for node in kernel.nodes))
 
 
@@ -355,13 +369,13 @@ def _log(imported: ImportedGraph, program: Program, outcome: service.CompileOutc
 
 
 def _origin(device: devices.Device) -> tuple[Target, tuple[tuple[str, str], ...]]:
-    """What programs for ``device`` are for, and made by."""
+    """Return the target of programs for ``device``, and the versions of their producers."""
     with _imports:
         return device.target(), producers(device)
 
 
 def _loaded(program: Program, device: devices.Device) -> tuple[service.CompileOutcome, devices.LoadedCode]:
-    """Compiles and loads ``program``: once more where an artifact that was kept does not load."""
+    """Compile and load ``program``; compile it again if a cached artifact does not load."""
     outcome = service.compile_program(program)
     manifest = outcome.artifact.manifest
     if manifest.symbols != len(program.symbols):
@@ -377,7 +391,7 @@ def _loaded(program: Program, device: devices.Device) -> tuple[service.CompileOu
 
 
 def _source(binding: Binding, is_scalar: bool, constant: Callable[[int], object]) -> tuple[str, object]:
-    """An argument as ``_C.Executable`` wants it: kind of source, and the tensor, input, or (input, element)."""
+    """Return an argument as ``_C.Executable`` has it: kind of source, and the tensor, input, or (input, element)."""
     if binding.source == "input":
         kind = "scalar" if is_scalar else "contiguous" if binding.copy else "dense"
         return kind, binding.index if binding.element is None else (binding.index, binding.element)
@@ -387,7 +401,7 @@ def _source(binding: Binding, is_scalar: bool, constant: Callable[[int], object]
 
 
 def constant_of(binding: Binding, constant: Callable[[int], object]) -> torch.Tensor:
-    """An argument that is a constant, as it lies in memory: shares the tensor's memory unless a copy is due."""
+    """Return a constant argument in its memory layout; it shares the tensor's memory unless a copy is needed."""
     value: Any = constant(binding.index)
     tensor = value if binding.element is None else value[binding.element]
     assert isinstance(tensor, torch.Tensor)
@@ -395,16 +409,18 @@ def constant_of(binding: Binding, constant: Callable[[int], object]) -> torch.Te
 
 
 def _warn(error: CompileError, divided: bool) -> None:
-    """Says that a group is not compiled, or without some ops where it is ``divided``: once per op and reason,
-    but for what is tried again at once, or ended with the interpreter."""
+    """Warn once per op and reason that a group, or some ops of a ``divided`` group, are not compiled.
+
+    A compile that is retried at once, or that ends with the interpreter, does not cause a warning.
+    """
     if error.retry_after == 0 or background.is_leaving():
         return
     refusals.count(error, divided)
     what = "an op, with compiled groups around it," if divided else "a group"
-    for one in error.parts or [error]:
-        logs.logger("fallback").info("%s runs in PyTorch's interpreter: %s", what, refusals.described(one))
-    new = {f"{one.op}: {one.reason}": one for one in error.parts or [error]}
-    told = [refusals.described(one) for text, one in new.items() if text not in _warned]
+    for failure in error.parts or [error]:
+        logs.logger("fallback").info("%s runs in PyTorch's interpreter: %s", what, refusals.described(failure))
+    new = {f"{failure.op}: {failure.reason}": failure for failure in error.parts or [error]}
+    told = [refusals.described(failure) for text, failure in new.items() if text not in _warned]
     _warned.update(new)
     if told:
         more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
@@ -417,10 +433,12 @@ def _warn(error: CompileError, divided: bool) -> None:
 
 
 def _tell_fault(group: str, fault: str, strict: bool) -> None:
-    """Says that a device failed in ``group``, or raises that in strict mode, or what interrupted the device.
+    """Warn that a device failed in ``group``; in strict mode raise the error.
+
+    An exception that interrupted the device is raised first.
 
     Raises:
-        DeviceError: ``strict``.
+        DeviceError: ``strict`` is set.
     """
     interrupts.raise_held()
     error = DeviceError(fault, group=group)

@@ -1,4 +1,4 @@
-"""What specialising a group asks of its subgraph, whatever kind of graph that is."""
+"""Interface that specialisation of a group requires of its subgraph, for any kind of graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """Node number ``number``, which calls an operator or what stands for one, as a run saw it."""
+    """Node number ``number``, which calls an operator or an equivalent, with the types that a run recorded."""
 
     number: int
     node: Node
@@ -23,7 +23,7 @@ class Call:
 
     @classmethod
     def of(cls, number: int, op: str, arguments: Mapping[str, object], results: Sequence[object]) -> Call:
-        """Arguments, by name, and results as a record has them."""
+        """Return the call with recorded ``arguments``, by name, and ``results``."""
         types = {name: _type_of(value) for name, value in arguments.items()}
         tensors = {name: type_ for name, type_ in types.items() if type_ is not None}
         values = {name: value for name, value in arguments.items() if name not in tensors}
@@ -31,7 +31,7 @@ class Call:
 
 
 def _type_of(value: object) -> TensorType | tuple[TensorType | None, ...] | None:
-    """The type of a recorded tensor, those of a list of tensors; None for everything else."""
+    """Return the type of a recorded tensor, or the types of a list of tensors; None for everything else."""
     if isinstance(value, TensorMeta):
         return TensorType(dtype_name(value.dtype), tuple(value.shape))
     if isinstance(value, list | tuple) and any(isinstance(item, TensorMeta) for item in value):
@@ -41,32 +41,38 @@ def _type_of(value: object) -> TensorType | tuple[TensorType | None, ...] | None
 
 
 class Subgraph(Protocol):
-    """A flat functional graph."""
+    """Flat functional graph."""
 
     @property
     def outputs(self) -> Sequence[str]:
-        """The names of the values that it returns."""
+        """Return the names of the graph's results."""
 
     def run_symbolic(self, run: SymbolicRun, record: Record) -> Mapping[str, Any]:
-        """Every value, by the names that ``record`` has, of a run on inputs like those recorded, but with the sizes of
-        ``run``, which is entered."""
+        """Run the graph on inputs like those recorded, with the sizes of ``run``, and return every value.
+
+        The values have the names of ``record``. ``run`` must be entered.
+        """
 
     def calls(self, record: Record) -> Iterator[Call]:
-        """Its nodes that compute something, in order, with what ``record`` saw of them."""
+        """Yield the nodes that compute something, in order, with their types in ``record``."""
 
     def source(self, number: int) -> str:
-        """Where node number ``number`` stands in the user's program (``file:line``); empty when unknown."""
+        """Return the location of node ``number`` in the user's program (``file:line``); empty if unknown."""
 
     def alone(self, number: int, record: Record) -> tuple[Subgraph, Record]:
-        """Node number ``number`` as a subgraph, whose results are the node's, and what ``record`` saw of it."""
+        """Return node ``number`` as a subgraph whose results are the node's, with its part of ``record``."""
 
     def import_program(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
-        """The program for inputs like those recorded; ``parameters`` are the indices of inputs that are weights,
-        ``wanted`` is what the device wants of it.
+        """Return the program for inputs like those recorded.
+
+        Args:
+            record: type or value of every value, by name.
+            parameters: indices of inputs that are weights.
+            wanted: import options of the device.
 
         Raises:
-            CompileError: it cannot be a program.
+            CompileError: the subgraph cannot be expressed as a program.
         """
 
     def constant(self, index: int) -> object:
-        """What node number ``index``, a constant, holds."""
+        """Return the value of node ``index``, which is a constant."""

@@ -1,8 +1,8 @@
-"""Runs a group's subgraph on tensors without data whose sizes are symbols.
+"""Symbolic run of a group's subgraph, on tensors without data whose sizes are symbols.
 
-PyTorch's own shape functions and ``ShapeEnv`` do the work: every size and integer of the group becomes an expression of
-the symbols, and whatever an operator, or the importer, decides on one becomes a guard. Where all guards hold, the
-subgraph has the same structure, and its sizes are what the expressions say.
+PyTorch's own shape functions and ``ShapeEnv`` do the work. Every size and integer of the group becomes an expression of
+the symbols. Each decision of an operator, or of the importer, on a size becomes a guard. Where all guards hold, the
+subgraph has the same structure, and its sizes are the values of the expressions.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from torchmdla.importer.size_int import SizeInt, tracked
 from torchmdla.importer.trace import isolated, leaves, qualified_name
 from torchmdla.importer.types import recorded
 
-# Arguments of type ``int`` that are sizes or positions: what an operator does with one is what its shape function
-# decides, and shows. Any other argument is a value.
+# Arguments of type ``int`` that are sizes or positions. The shape function shows how an operator uses them. Any other
+# argument is a value.
 _SIZES = frozenset(
     (
         *("size", "sizes", "shape", "self_size", "self_sizes", "input_size", "input_sizes", "output_size", "sym_size"),
@@ -42,7 +42,7 @@ _SIZES = frozenset(
     )
 )
 
-# Of these operators numbers of any type are positions, too.
+# Operators whose numbers of any type are positions too.
 _RANGES = frozenset(("aten::arange", "aten::arange.start", "aten::arange.start_step"))
 
 # Recurrent networks of padded sequences.
@@ -50,7 +50,7 @@ RECURRENT = frozenset(("aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.in
 
 
 class _SymbolSource(Source):
-    """Where ``ShapeEnv`` is told that a symbol comes from."""
+    """Source of a symbol for ``ShapeEnv``."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -61,7 +61,7 @@ class _SymbolSource(Source):
 
 
 class _SizeEnv(ShapeEnv):
-    """Where the symbols and what is decided on them are kept."""
+    """Environment of the symbols and of the decisions on them."""
 
     def __init__(self) -> None:
         super().__init__(duck_shape=False)
@@ -70,14 +70,14 @@ class _SizeEnv(ShapeEnv):
 
 
 class SymbolicRun:
-    """One run of a subgraph where the sizes at ``places`` are symbols, which have ``values`` in it."""
+    """One run of a subgraph in which the sizes at ``places`` are symbols with the values ``values``."""
 
     def __init__(self, places: Places, values: Sequence[int]) -> None:
         self.env = _SizeEnv()
         self.values = tuple(values)
         self._places = iter(places)
         self._mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
-        # PyTorch keeps what operators gave for symbols, of every environment, for as long as the process lives.
+        # PyTorch's cache keeps the results of operators for the symbols of every environment until the process ends.
         self._mode.cache_enabled = False
         self._symints = [self._symbol(number, value) for number, value in enumerate(values)]
         # The sizes that are used as values, in order.
@@ -97,7 +97,7 @@ class SymbolicRun:
         self._stack.__exit__(*exception)
 
     def input(self, seen: object) -> Any:
-        """The group's next input, which was ``seen`` in a call."""
+        """Return the group's next input, which was ``seen`` in a call."""
         if isinstance(seen, TensorMeta):
             sizes = [self._number(size) for size in seen.shape]
             return torch.empty_strided(sizes, _strides_like(seen, sizes), dtype=seen.dtype, device="cpu")
@@ -106,8 +106,10 @@ class SymbolicRun:
         return self._number(seen) if type(seen) is int else seen
 
     def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
-        """The result of an operator; ``arguments`` are in the order of ``schema``. What is used as a value is one
-        number at all sizes."""
+        """Return the result of an operator; ``arguments`` are in the order of ``schema``.
+
+        A size that is used as a value is fixed to one number, unless the operator takes it at run time.
+        """
         name = qualified_name(schema)
         dtypes = [leaf.dtype for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
@@ -124,9 +126,15 @@ class SymbolicRun:
         return _SHAPES[name](*arguments) if name in _SHAPES else call_in_order(overload_of(name), schema, arguments)
 
     def record(self, values: Mapping[str, Any], seen: Record, outputs: Collection[str]) -> Record:
-        """What there is of every value, with :class:`SizeInt` for integers that vary; ``seen`` is the call's record.
+        """Return a record of all values, with :class:`SizeInt` for integers that vary.
 
-        An operator that takes a truth value, a float, or a tensor made of an integer, has it fixed; so are ``outputs``.
+        An operator that takes a truth value, a float, or a tensor made of an integer fixes it. ``outputs`` of these
+        kinds are fixed too.
+
+        Args:
+            values: values of the run.
+            seen: record of the call.
+            outputs: names of the results.
         """
         for name in outputs:
             if isinstance(seen[name], TensorMeta) or isinstance(values[name], torch.SymBool | torch.SymFloat):
@@ -134,7 +142,7 @@ class SymbolicRun:
         return {name: _as_seen(value, seen[name]) for name, value in values.items()}
 
     def _as_value(self, argument: Any, value: Any) -> Any:
-        """A number that varies, where an operator takes it at run time."""
+        """Return a number that varies if the operator takes it at run time; fix it otherwise."""
         if not isinstance(value, torch.SymInt):
             return _fixed(value)
         self.values_of_sizes[value.node.expr] = None
@@ -143,11 +151,11 @@ class SymbolicRun:
 
     @property
     def guards(self) -> list[sympy.Basic]:
-        """The conditions under which all that was decided so far is right."""
+        """Return the conditions under which all decisions so far are right."""
         return list(dict.fromkeys(guard.expr for guard in self.env.guards))
 
     def expression(self, size: int) -> sympy.Expr:
-        """A size of the record, in the symbols."""
+        """Return a size of the record as an expression of the symbols."""
         return size.symbolic.node.expr if isinstance(size, SizeInt) else sympy.Integer(size)
 
     def _symbol(self, number: int, value: int) -> torch.SymInt:
@@ -163,8 +171,10 @@ class SymbolicRun:
 
 @contextmanager
 def clear_shape_caches() -> Iterator[None]:
-    """Clears ``ShapeEnv``'s caches at the end: they are of the class, without a bound, and hold every environment that
-    asked, for as long as the process lives."""
+    """Clear ``ShapeEnv``'s caches when the context ends.
+
+    The caches belong to the class, have no bound, and hold every environment that used them until the process ends.
+    """
     try:
         yield
     finally:
@@ -175,7 +185,7 @@ def clear_shape_caches() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A shape function that fails is no error of the user's."""
+    """Disable PyTorch's log of failing shape functions, which are not errors of the user."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True
@@ -186,8 +196,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _strides_like(seen: TensorMeta, sizes: Sequence[Any]) -> list[Any]:
-    """Strides of a tensor of ``sizes`` that are of the same class as those that were seen (``stride_class`` in
-    ``src/group/signature.cpp``)."""
+    """Return strides for ``sizes`` in the same stride class as the recorded strides.
+
+    ``stride_class`` in ``src/group/signature.cpp`` defines the classes.
+    """
     if all(type(size) is int for size in sizes):
         return list(seen.strides)
     strides: list[Any] = list(seen.strides)
@@ -197,14 +209,14 @@ def _strides_like(seen: TensorMeta, sizes: Sequence[Any]) -> list[Any]:
         if inner is not None:
             around = _relation(seen.strides[dim], seen.strides[inner], seen.shape[inner])
             strides[dim] = around(strides[inner], sizes[inner])
-        # Of one element there is no next one, however far away it would be.
+        # The stride of a dimension of size 1 does not matter.
         if seen.shape[dim] != 1:
             inner = dim
     return strides
 
 
 def _relation(stride: int, inner_stride: int, inner_size: int) -> Callable[[Any, Any], Any]:
-    """How a dimension lies around the next inner one: a stride that lies so around others."""
+    """Return the relation of a stride to the next inner dimension, as a function of the inner stride and size."""
     if stride == 0:
         return lambda inner, size: 0
     if stride == inner_stride:
@@ -216,7 +228,7 @@ def _relation(stride: int, inner_stride: int, inner_size: int) -> Callable[[Any,
 
 
 def _of_known_sign(value: Any) -> Any:
-    """``value``, which means something else where it is negative: a position from the end, an amount to remove."""
+    """Return ``value`` after a guard on its sign: negative positions count from the end, negative amounts remove."""
     for each in value if isinstance(value, list | tuple) else [value]:
         if isinstance(each, torch.SymInt):
             bool(each < 0)
@@ -224,7 +236,7 @@ def _of_known_sign(value: Any) -> Any:
 
 
 def _fix_turns(value: torch.Tensor, shifts: Any, dims: Sequence[int]) -> None:
-    """How often a shift goes round decides where the elements come from."""
+    """Fix how often a shift wraps around, which determines the source of each element."""
     sizes = [value.shape[dim] for dim in dims] if dims else [value.numel()]
     for shift, size in zip(shifts if isinstance(shifts, list | tuple) else [shifts], sizes, strict=True):
         if isinstance(size, torch.SymInt):
@@ -238,7 +250,7 @@ def _check_index(value: torch.Tensor, source: torch.Tensor, dim: int, index: Any
 
 
 def _check_crop(value: torch.Tensor, pad: Sequence[Any], *settings: Any) -> None:
-    """What is cut off, by negative amounts, must be there, whatever is added elsewhere."""
+    """Check that negative amounts crop no more elements than there are, whatever the other side pads."""
     for dim, (front, back) in enumerate(zip(pad[::2], pad[1::2], strict=True), 1):
         left = value.shape[-dim]
         for amount in (front, back):
@@ -249,7 +261,7 @@ def _check_crop(value: torch.Tensor, pad: Sequence[Any], *settings: Any) -> None
 
 
 def _fixed(value: Any) -> Any:
-    """``value`` as in this run: at sizes where it is another one a guard does not hold."""
+    """Return ``value`` as it is in this run; a guard then fails at sizes where it differs."""
     if isinstance(value, list | tuple):
         return type(value)(map(_fixed, value))
     known = _KNOWN.get(type(value))
@@ -260,8 +272,11 @@ _KNOWN: Mapping[type, Callable[[Any], object]] = {torch.SymBool: bool, torch.Sym
 
 
 def _as_seen(value: Any, seen: object) -> Any:
-    """A value of the run for its record. A number may be the 0-d tensor that tracing makes of a size; an integer tells
-    more than its type."""
+    """Return a value of the run for its record.
+
+    A number may be the 0-d tensor that tracing makes of a size; then ``seen`` is the result. An integer becomes a
+    value, which is more than its type.
+    """
     is_number = isinstance(value, int | float | torch.SymBool | torch.SymInt | torch.SymFloat)
     if is_number and isinstance(seen, TensorMeta) and not isinstance(value, torch.SymInt):
         return seen
@@ -281,7 +296,7 @@ def _tracked(seen: Any) -> Any:
 
 
 def _convolution(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
-    """The result of a convolution; what ``_convolution`` has behind the groups changes nothing."""
+    """Return the result of a convolution; arguments of ``_convolution`` after the groups have no effect."""
     if value.dim() != weight.dim():
         raise CompileError("a convolution without batch")
     sizes = result_shape(value.shape, weight.shape, *settings[:6])
@@ -305,7 +320,7 @@ def _plain_convolution(
 
 
 def _resized(shape: Callable[..., list[int]]) -> Callable[..., torch.Tensor]:
-    """A resized image, in its memory format."""
+    """Return a function that returns a resized image in its memory format."""
 
     def result(value: torch.Tensor, *settings: Any) -> torch.Tensor:
         return torch.empty(shape(value, *settings), dtype=value.dtype, memory_format=suggest_memory_format(value))
@@ -324,7 +339,7 @@ def _recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """The results of a recurrent network: its outputs, and the last states."""
+    """Return the results of a recurrent network: its outputs, and the last states."""
     states = [state] if isinstance(state, torch.Tensor) else list(state)
     last = [torch.empty_like(each, memory_format=torch.contiguous_format) for each in states]
     features = states[0].shape[-1] * (2 if bidirectional else 1)
@@ -338,7 +353,7 @@ def _scalar_tensor(number: Any, dtype: torch.dtype | None, *settings: Any) -> to
     return torch.empty((), dtype=dtype or torch.get_default_dtype())
 
 
-# What operators decide on sizes that their shape functions do not look at.
+# Decisions of operators on sizes that their shape functions do not check.
 _DECISIONS: Mapping[str, Callable[..., None]] = {
     "aten::roll": _fix_turns,
     "aten::select_scatter": _check_index,
@@ -346,9 +361,9 @@ _DECISIONS: Mapping[str, Callable[..., None]] = {
     "aten::pad": _check_crop,
 }
 
-# Of operators whose own shape functions decide on more than shapes: PyTorch chooses an implementation of a convolution
-# by the sizes, runs a recurrent network step by step, which would fix the number of steps, computes the places that a
-# resized image is read at, and makes a tensor of a number's value.
+# Operators whose own shape functions decide on more than shapes. PyTorch chooses an implementation of a convolution by
+# the sizes. It runs a recurrent network step by step, which would fix the number of steps. It computes the positions at
+# which a resized image is read. It makes a tensor of a number's value.
 _SHAPES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(RECURRENT, _recurrent),
     **{f"aten::conv{axes}d": _plain_convolution for axes in (1, 2, 3)},

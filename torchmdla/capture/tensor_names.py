@@ -1,4 +1,4 @@
-"""Finds out by which names a user's program knows its tensors."""
+"""Names of tensors in a user's program."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from torch import Tensor, nn
 
 
 def names_in_frame(frame: FrameType) -> dict[int, str]:
-    """Storage of a tensor → its name, for tensors that the variables of a frame lead to.
+    """Return the names of tensors that the variables of a frame lead to, by storage.
 
-    Looks at tensors, at the parameters, buffers and gradients of modules, at the state of optimisers, and into lists,
-    tuples and dictionaries of these. Where one has several names, the first that was found counts; the frame's own
-    variables come before its globals.
+    The search covers tensors, parameters, buffers and gradients of modules, states of optimisers, and lists, tuples and
+    dictionaries of these. The first name found counts. The frame's local variables come before its globals.
     """
     names: dict[int, str] = {}
     for variables in (frame.f_locals, frame.f_globals):
         for name, value in list(variables.items()):
-            for found, tensor in _named(name, value):
+            for full_name, tensor in _named(name, value):
                 if tensor.layout == torch.strided:
-                    names.setdefault(tensor.untyped_storage()._cdata, found)
+                    names.setdefault(tensor.untyped_storage()._cdata, full_name)
     return names
 
 

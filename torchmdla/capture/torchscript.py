@@ -1,4 +1,4 @@
-"""TorchScript programs: the fusion pass forms groups from the op table of the device in use."""
+"""TorchScript programs, in which the fusion pass forms groups from the op table of the device in use."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def watch_loads() -> None:
 
 
 def use_device(device: devices.Device) -> None:
-    """Forms groups by the op table of ``device`` from the next optimisation of a graph on."""
+    """Form groups by the op table of ``device`` from the next optimisation of a graph on."""
     add_device(device)
     _C.use_device(device.name)
 
 
 def add_device(device: devices.Device) -> None:
-    """Makes the op table of ``device`` known, for graphs that are for it and no other."""
+    """Register the op table of ``device``, for graphs that are only for this device."""
     ops = []
     for name, support in device.ops.items():
         base, _, overload = name.partition(".")
@@ -42,11 +42,14 @@ def add_device(device: devices.Device) -> None:
 
 
 def optimise_anew(program: Any, whatever: bool = False) -> None:
-    """Has PyTorch forget how it optimised a program, if that is without any group: it may have run before torchmdla was
-    switched on. Or ``whatever`` there is, so that its groups are new ones."""
+    """Make PyTorch optimise a program again if its plans have no group.
+
+    It may have run before torchmdla was turned on. With ``whatever`` it is always optimised again, so that its groups
+    are new.
+    """
     try:
         plans = program.get_debug_state().execution_plans.values()
-    except RuntimeError:  # It was not optimised yet.
+    except RuntimeError:  # The program is not optimised yet.
         return
     if whatever or not any(_has_groups(plan.graph) for plan in plans):
         getattr(program, "forward", program)._debug_flush_compilation_cache()
@@ -55,4 +58,4 @@ def optimise_anew(program: Any, whatever: bool = False) -> None:
 def _has_groups(graph: Any) -> bool:
     differentiable = graph.findAllNodes("prim::DifferentiableGraph")
     graphs = [graph, *(node.g("Subgraph") for node in differentiable)]
-    return any(one.findAllNodes("mdla::CompilationGroup") for one in graphs)
+    return any(subgraph.findAllNodes("mdla::CompilationGroup") for subgraph in graphs)

@@ -1,4 +1,4 @@
-"""The operators that programs have outside of groups, and why: of all frontends, since the process began."""
+"""Operators of programs that are outside of groups, with reasons: of all frontends, since the process began."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from torchmdla.support import forks
 
 @dataclass(frozen=True, order=True)
 class Ungrouped:
-    """An operator (``aten::nonzero``), why it is in no group, and where it stands (``file:line``, empty if unknown)."""
+    """Operator that is in no group.
+
+    Attributes:
+        op: name of the operator (``aten::nonzero``).
+        reason: why it is in no group.
+        source: location in the user's program (``file:line``); empty if unknown.
+    """
 
     op: str
     reason: str
@@ -23,7 +29,7 @@ class Ungrouped:
 
     @property
     def is_gap(self) -> bool:
-        """Whether the device is to blame, and not what the program does around the operator."""
+        """Return whether the device is the reason, and not the program around the operator."""
         return self.reason.startswith("device ")
 
     def __str__(self) -> str:
@@ -35,25 +41,29 @@ _of_fx_graphs: Counter[Ungrouped] = Counter()
 _lock = forks.held(threading.RLock())
 
 
-def count(found: Iterable[Ungrouped]) -> None:
-    """Counts the operators of an FX graph; those of other graphs are counted where their groups are formed, in C++."""
+def count(operators: Iterable[Ungrouped]) -> None:
+    """Count the operators of an FX graph. C++ counts those of other graphs where their groups are formed."""
     with _lock:
-        _of_fx_graphs.update(found)
+        _of_fx_graphs.update(operators)
 
 
-def refuse(found: Iterable[Ungrouped]) -> None:
-    """For strict mode.
+def refuse(operators: Iterable[Ungrouped]) -> None:
+    """Raise an error if the device does not support some of ``operators``, for strict mode.
 
     Raises:
-        CompileError: the device takes some of the operators ``found`` not; its ``parts`` are one for each.
+        CompileError: the device does not support an operator; ``parts`` has one error for each.
     """
-    parts = [CompileError(one.reason, op=one.op, source=one.source) for one in found if one.is_gap]
+    parts = [
+        CompileError(operator.reason, op=operator.op, source=operator.source)
+        for operator in operators
+        if operator.is_gap
+    ]
     if parts:
         raise CompileError(**parts[0].fields(), parts=parts)
 
 
 def counts() -> Counter[Ungrouped]:
-    """In how many graphs each stands."""
+    """Return the number of graphs that contain each operator."""
     with _lock:
         result = Counter(_of_fx_graphs)
     for op, reason, source_ranges, number in _C.ungrouped():

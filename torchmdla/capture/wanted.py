@@ -1,4 +1,4 @@
-"""What a device wants of programs, as far as a call's modes of computing allow it."""
+"""Import options that a device sets for its programs, as far as the modes of a call allow them."""
 
 from __future__ import annotations
 
@@ -10,5 +10,8 @@ from torchmdla.importer.types import ProductKind
 
 
 def wanted_by(device: devices.Device, bf16_products: Collection[ProductKind]) -> Wanted:
-    """What ``device`` wants. ``bf16_products``: of float32, that PyTorch's settings allow to be of bfloat16."""
+    """Return the import options of ``device``.
+
+    ``bf16_products`` are the kinds of float32 products that PyTorch's settings allow to be computed in bfloat16.
+    """
     return Wanted(device.composite_ops, frozenset(bf16_products if device.multiplies_bf16 else ()))

@@ -1,4 +1,4 @@
-"""The weights of a module's graph, read together: an attribute of a submodule costs a microsecond to look up."""
+"""Weights of a module's graph, read together: the lookup of a submodule's attribute costs a microsecond."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import fx, nn
 
 
 class Weights:
-    """Looks up parameters and buffers, as they are at the time of the call.
+    """Callable that returns parameters and buffers with their values at the time of the call.
 
     Args:
-        slots: the dictionary of a module that holds each, and its name there.
+        slots: for each, the dictionary of a module that holds it and its name there.
     """
 
     def __init__(self, slots: list[tuple[Mapping[str, Any], str]]) -> None:
-        # FX names a function by these in the code that it writes.
+        # FX uses these names of a function in the code that it writes.
         self.__name__ = self.__qualname__ = "mdla_weights"
         self.__module__ = "torchmdla"
         self._slots = slots
@@ -27,7 +27,7 @@ class Weights:
 
 
 def gather_weights(module: fx.GraphModule) -> None:
-    """Replaces the attribute reads of parameters and buffers, in place, by one call of :class:`Weights`."""
+    """Replace the attribute reads of parameters and buffers, in place, by one call of :class:`Weights`."""
     graph = module.graph
     reads = [node for node in graph.find_nodes(op="get_attr") if _slot(module, str(node.target)) is not None]
     if not reads:
@@ -45,7 +45,7 @@ def gather_weights(module: fx.GraphModule) -> None:
 
 
 def _slot(module: nn.Module, path: str) -> tuple[Mapping[str, Any], str] | None:
-    """Where the parameter or buffer ``path`` of ``module`` is held; None if it is neither."""
+    """Return the dictionary and name of the parameter or buffer ``path`` of ``module``; None if it is neither."""
     owner, _, name = path.rpartition(".")
     holder = module.get_submodule(owner)
     return next(((held, name) for held in (holder._parameters, holder._buffers) if name in held), None)

@@ -1,4 +1,4 @@
-"""The commands of ``python -m torchmdla`` that need a file each."""
+"""Commands of ``python -m torchmdla`` that have their own module."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 
 
 def failed(reason: object) -> int:
-    """Says why a command cannot do what it is asked for, and returns its exit status, 2 as argparse has it.
+    """Print why a command failed, and return its exit status, 2 as in argparse.
 
     Raises:
-        BrokenPipeError: that is the reason: whoever reads has enough, which the command line's main function handles.
+        BrokenPipeError: it is the reason: the reader closed the pipe. The command line's main function handles it.
     """
     if isinstance(reason, BrokenPipeError):
         raise reason
@@ -18,7 +18,10 @@ def failed(reason: object) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """What happened, in one line. A script's error ends with it, after the script's traceback."""
+    """Return the error in one line.
+
+    A script's error ends with the message, after the script's traceback.
+    """
     if isinstance(error, OSError):
         return _of_file(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -29,5 +32,5 @@ def one_line(error: Exception) -> str:
 
 
 def _of_file(error: OSError) -> str:
-    """``model.pt: No such file or directory``, as shells say it."""
+    """Return ``model.pt: No such file or directory``, the format of shells."""
     return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)

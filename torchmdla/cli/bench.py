@@ -1,4 +1,4 @@
-"""``python -m torchmdla bench``: times a program in a file as PyTorch runs it and as torchmdla does."""
+"""Command ``python -m torchmdla bench``: time a program in a file, run by PyTorch and by torchmdla."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _OTHERS = ("eager", "frozen")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_program_arguments(parser, FROM_FILES)
     add_device_arguments(parser)
     parser.add_argument("--threads", type=numbers, metavar="LIST", help="of each operator (default: PyTorch's choice)")
@@ -65,13 +65,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Different(Exception):
-    """A result is not eager's."""
+    """Error: a result differs from eager's."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """``seconds`` of one call in each round, by way, and ``compile_seconds`` in the compiler before; ``batch`` is None
-    where inputs are as they were given."""
+    """Times of the program in one configuration.
+
+    Attributes:
+        threads: threads of each operator.
+        batch: the batch size; None if the inputs have their given sizes.
+        instances: number of threads that call at once.
+        compile_seconds: seconds in the compiler before the measurement.
+        seconds: seconds of one call in each round, by variant.
+    """
 
     threads: int
     batch: int | None
@@ -86,11 +93,11 @@ class _Row:
         return statistics.median(self.seconds[way])
 
     def calls_per_second(self, way: str) -> float:
-        """Of all instances together, by the median."""
+        """Return the calls per second of all instances together, by the median."""
         return self.instances / self.median(way)
 
     def gain(self, way: str) -> float | None:
-        """How many times faster torchmdla is, by the least."""
+        """Return the speedup of torchmdla over ``way``, by the minimum; None if it was not measured."""
         return self.least(way) / self.least(OURS) if way in self.seconds else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,7 +115,7 @@ class _Row:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Times the program; the exit status."""
+    """Time the program. Return the exit status."""
     import torch
 
     try:
@@ -122,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     except _Different as difference:
         print(f"error: {difference}", file=sys.stderr)
         return 1
-    except Exception as error:  # The model's own, too.
+    except Exception as error:  # Includes errors of the model.
         return failed(one_line(error))
     (_print_json if options.json else _print)(rows, options)
     return 0
@@ -135,15 +142,15 @@ def _rows(options: argparse.Namespace) -> Iterator[_Row]:
     from torchmdla import stats
     from torchmdla.cli.programs import Subject
 
-    given = Subject.of(options.file, options.allow_pickle, read_inputs(options.input), options.seed)
+    program = Subject.of(options.file, options.allow_pickle, read_inputs(options.input), options.seed)
     batches = options.batches or [None]
     threads = options.threads or [torch.get_num_threads()]
     total = len(batches) * len(threads) * len(options.instances) * options.rounds
-    # Nothing where standard error is no terminal.
+    # Disabled if standard error is not a terminal.
     with tqdm(total=total, unit="round", file=sys.stderr, dynamic_ncols=True, leave=False, disable=None) as bar:
         for batch in batches:
             bar.set_postfix_str("compiling")
-            subject = given if batch is None else given.with_batch(batch)
+            subject = program if batch is None else program.with_batch(batch)
             torch.set_num_threads(threads[0])
             before = stats().compile_seconds
             calls = _prepared(subject, options.device)
@@ -156,10 +163,10 @@ def _rows(options: argparse.Namespace) -> Iterator[_Row]:
 
 
 def _prepared(subject: Subject, device: str) -> dict[str, Call]:
-    """The ways by name, each warm.
+    """Return the variants by name, each warmed up.
 
     Raises:
-        _Different: one has not eager's results.
+        _Different: the results of a variant differ from eager's.
     """
     from torchmdla import api
     from torchmdla.cli.programs import warm_up
@@ -180,7 +187,7 @@ def _prepared(subject: Subject, device: str) -> dict[str, Call]:
 
 
 def _check(way: str, call: Call, subject: Subject, device: str) -> None:
-    """Warms a way up, and compares it with a program of eager's that is called as often."""
+    """Warm up a variant, and compare it with an eager program that is called equally often."""
     from torchmdla.cli.programs import Reference, warm_up
 
     calls = warm_up(call)
@@ -192,7 +199,7 @@ def _check(way: str, call: Call, subject: Subject, device: str) -> None:
 def _times(
     calls: Mapping[str, Call], instances: int, rounds: int, on_round: Callable[[int], object]
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each way in each round."""
+    """Return the seconds of one call of each variant in each round."""
     from torchmdla.testing import timing
 
     if instances == 1:
@@ -201,13 +208,16 @@ def _times(
     with ExitStack() as stack:
         pool = stack.enter_context(_callers(instances))
         together = {way: _AtOnce(pool, call, instances, counts[way]) for way, call in calls.items()}
-        found = timing.interleaved(together, rounds, span=0, on_round=on_round)
-    return {way: [seconds / counts[way] for seconds in taken] for way, taken in found.items()}
+        seconds_of_rounds = timing.interleaved(together, rounds, span=0, on_round=on_round)
+    return {way: [seconds / counts[way] for seconds in taken] for way, taken in seconds_of_rounds.items()}
 
 
 @contextmanager
 def _callers(instances: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that call without gradients, which is said of each thread, as is the number of threads of operators."""
+    """Yield a pool of threads that call without gradients.
+
+    Both the gradient mode and the number of operator threads are per-thread settings.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -221,7 +231,7 @@ def _callers(instances: int) -> Iterator[ThreadPoolExecutor]:
 
 
 class _AtOnce:
-    """Every instance calls so many times."""
+    """Concurrent calls: each instance calls the program ``calls`` times."""
 
     def __init__(self, pool: ThreadPoolExecutor, call: Call, instances: int, calls: int) -> None:
         self._pool, self._call, self._instances, self._calls = pool, call, instances, calls
@@ -238,9 +248,9 @@ class _AtOnce:
 def _print_json(rows: Sequence[_Row], options: argparse.Namespace) -> None:
     from torchmdla.report.environment import environment
 
-    made = {"file": options.file, "device": options.device, "rounds": options.rounds}
-    made["rows"] = [row.to_dict() for row in rows]
-    print(json.dumps({**made, "environment": environment()}, indent=1))
+    result = {"file": options.file, "device": options.device, "rounds": options.rounds}
+    result["rows"] = [row.to_dict() for row in rows]
+    print(json.dumps({**result, "environment": environment()}, indent=1))
 
 
 def _print(rows: Sequence[_Row], options: argparse.Namespace) -> None:
@@ -265,8 +275,8 @@ def _table(title: str, rows: Sequence[_Row], cell: Callable[[_Row, str], str], g
         cells = [str(row.threads), str(row.batch or "-"), str(row.instances)]
         cells += [f"{row.compile_seconds:.2f}"] if gains else []
         cells += [cell(row, way) if way in row.seconds else "-" for way in ways]
-        found = [row.gain(way) for way in _OTHERS if gains]
-        table.add_row(*cells, *("-" if gain is None else f"{gain:.2f}" for gain in found))
+        speedups = [row.gain(way) for way in _OTHERS if gains]
+        table.add_row(*cells, *("-" if gain is None else f"{gain:.2f}" for gain in speedups))
     return table
 
 

@@ -1,4 +1,4 @@
-"""``python -m torchmdla doctor``: whether everything that a compiled call needs works on this machine."""
+"""Command ``python -m torchmdla doctor``: check on this machine all components that a compiled call needs."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ exit status:
 
 
 class Trouble(Exception):
-    """What is wrong, and what to do."""
+    """Error: a check failed; the message describes the problem and its fix."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument(
         "--processor", default="native", metavar="NAME", help="native (default), x86-64-v2, x86-64-v3 or x86-64-v4"
     )
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a line for each check; the exit status."""
+    """Print a line for each check. Return the exit status."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    # What a warning would say stands in a line.
+    # Suppress warnings, because a line of the table reports the same.
     with console.status("checking"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, check in CHECKS.items():
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _calibrated(console: Console) -> bool:
-    """Measures the machine's constants, and shows them; whether they are kept."""
+    """Measure the machine's constants and print them. Return whether they are stored."""
     from rich.progress import track
 
     from torchmdla.compile_service.records import Records
@@ -89,18 +89,18 @@ def _calibrated(console: Console) -> bool:
 
     device = get("cpu")
     measured = device.calibration().values()
-    found = [
+    constants = [
         measure()
         for measure in track(measured, "measuring", console=console, transient=True, disable=not console.is_terminal)
     ]
     table = new_table()
     for name in ("constant", "measured", "assumed", "meaning"):
         table.add_column(name)
-    for constant in found:
+    for constant in constants:
         table.add_row(constant.name, _number(constant.value), _number(constant.default), constant.meaning)
     console.print(table)
     records = Records(device)
-    is_kept = records.calibrate(found)
+    is_kept = records.calibrate(constants)
     if not is_kept:
         console.print(f"nothing is kept on disk: {records.problem or 'the cache is switched off'}")
     return is_kept
@@ -118,7 +118,7 @@ def _versions() -> str:
     return ", ".join(f"{name} {facts[name]}" for name in names)
 
 
-# Everything that is read of the environment, some of it by the build and by tests.
+# All environment variables that torchmdla reads, including those of the build and the tests.
 VARIABLES = frozenset(
     f"TORCHMDLA_{name}"
     for name in (
@@ -139,15 +139,15 @@ VARIABLES = frozenset(
 
 
 def _environment() -> str:
-    """Reads the variables as torchmdla does, which warns of malformed ones."""
+    """Read the variables as torchmdla does, which warns of malformed ones."""
     from torchmdla.compile_service.cache import DiskCache
     from torchmdla.support import limits
 
     chosen = sorted(name for name in os.environ if name.startswith("TORCHMDLA_"))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         DiskCache(), limits.Limits.from_environment()
-    wrong = [str(one.message).removeprefix("torchmdla: ") for one in told]
+    wrong = [str(warning.message).removeprefix("torchmdla: ") for warning in caught]
     try:
         limits.variable("TORCHMDLA_MEMORY", limits.size, 0)
     except ValueError as error:
@@ -165,16 +165,21 @@ def _processor() -> str:
 
     target = get("cpu").target()
     machine = Machine.of(target)
-    found = f"{target.cpu}, vectors of {8 * machine.vector_bytes} bits"
+    description = f"{target.cpu}, vectors of {8 * machine.vector_bytes} bits"
     if machine.vector_bytes == 32:
-        found += ": without AVX-512"
+        description += ": without AVX-512"
     if machine.vector_bytes < 32:
-        raise Trouble(f"{found}: kernels are made for AVX2 and AVX-512; here they may be slower than eager PyTorch's")
-    return f"{found}, {'calibrated' if Records(get('cpu')).is_calibrated else 'not calibrated'}"
+        raise Trouble(
+            f"{description}: kernels are made for AVX2 and AVX-512; here they may be slower than eager PyTorch's"
+        )
+    return f"{description}, {'calibrated' if Records(get('cpu')).is_calibrated else 'not calibrated'}"
 
 
 def _cache() -> str:
-    """By keeping an artifact and reading it: that a folder may be written is no proof."""
+    """Check the cache by storing and loading an artifact.
+
+    Write permission of the folder alone does not prove that it works.
+    """
     from torchmdla.compile_service.cache import DiskCache
     from torchmdla.compiler.artifact import Artifact, Manifest
 
@@ -195,18 +200,18 @@ def _cache() -> str:
 
 
 def _store() -> str:
-    """By reading an entry, which was put there where that is possible."""
+    """Check the store by reading an entry, which is written first if possible."""
     from torchmdla.compile_service import store as stores
     from torchmdla.compiler.artifact import Artifact, Manifest
 
     if not (url := os.environ.get(stores.URL_VARIABLE)):
         return f"none: {stores.URL_VARIABLE} is not set"
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         store = stores.of_environment()
     if store is None:
-        raise Trouble("; ".join(str(one.message).removeprefix("torchmdla: ") for one in told))
-    # One that nobody else has: other machines ask at the same time.
+        raise Trouble("; ".join(str(warning.message).removeprefix("torchmdla: ") for warning in caught))
+    # A unique key, because other machines access the store at the same time.
     key = secrets.token_hex(32)
     artifact = Artifact(b"", Manifest(key, "", (), (), workspace_bytes=0))
     is_put = store.put(key, artifact)
@@ -239,7 +244,7 @@ def _compiler() -> str:
 
 
 def _program() -> Any:
-    """``relu`` of four numbers."""
+    """Return a program that computes ``relu`` of four numbers."""
     from torchmdla.compiler.program import Argument, Program, Result
     from torchmdla.devices import get
 
@@ -261,13 +266,13 @@ def _self_test() -> str:
     x = torch.randn(2, 3, 8, 8)
     torchmdla.reset_stats()
     with torch.no_grad():
-        made = torchmdla.compile(model, x)(x)
+        actual = torchmdla.compile(model, x)(x)
         expected = model(x)
     stats = torchmdla.stats()
     if reasons := [*stats.fallbacks, *stats.left_out]:
         raise Trouble(f"a small model is not compiled: {reasons[0]}")
     try:
-        torch.testing.assert_close(made, expected)
+        torch.testing.assert_close(actual, expected)
     except AssertionError as error:
         raise Trouble(f"a small model computes something else than eager: {str(error).splitlines()[0]}") from None
     taken = f"after {stats.compile_seconds:.1f} s in the compiler"

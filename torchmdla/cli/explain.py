@@ -1,4 +1,4 @@
-"""``python -m torchmdla explain``: what torchmdla makes of a program in a file."""
+"""Command ``python -m torchmdla explain``: report how torchmdla compiles a program in a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Inputs are normal random numbers; integers, which may be indices, are 0.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_program_arguments(parser, FROM_FILES)
     parser.add_argument("--compare", action="store_true", help="compare every operator's result with eager's")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the report; the exit status."""
+    """Print the report. Return the exit status."""
     from torchmdla.explaining import explain
 
     try:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         report = replace(explain(program, *inputs, compare=options.compare), model=Path(options.file).name)
         if options.save:
             report.save(options.save)
-    except Exception as error:  # The model's own, too.
+    except Exception as error:  # Includes errors of the model.
         return failed(one_line(error))
     print(report.to_json(indent=2) if options.json else report)
     return 0

@@ -1,7 +1,8 @@
-"""Exported programs that are data alone, from wherever they come.
+"""Safe loader of exported programs from untrusted files: it accepts data only.
 
-PyTorch evaluates expressions of such a file as Python, writes its names into Python that it executes, imports modules
-and calls functions that it names, and falls back to unpickling objects. Nothing is let through but what is known here.
+PyTorch evaluates expressions in such a file as Python, and inserts its names into Python code that it executes. It also
+imports modules and calls functions that the file names, and falls back to unpickling objects. The loader accepts only
+the contents that are known here.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from torchmdla.structures import structure_from
 
 
 class UnsafeProgramError(Exception):
-    """Something of a file is, or may be, code; says what."""
+    """Error: a part of the file is, or may be, code; the message names the part."""
 
 
 def load_data_alone(path: str) -> Any:
-    """The exported program in a file, as ``torch.export.load``.
+    """Return the exported program in a file, as ``torch.export.load`` does.
 
     Raises:
-        UnsafeProgramError: there is more in it than data.
+        UnsafeProgramError: the file contains more than data.
     """
     import torch.export
 
@@ -44,7 +45,7 @@ def load_data_alone(path: str) -> Any:
 
 @contextmanager
 def _tensors_alone() -> Iterator[None]:
-    """``torch.load`` unpickles no objects in this block, whatever it is told."""
+    """Prevent ``torch.load`` from unpickling objects inside the context, whatever its arguments are."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -57,7 +58,10 @@ def _tensors_alone() -> Iterator[None]:
 
 
 def _checked_copy(path: str) -> io.BytesIO:
-    """An archive of what was checked: there are several ways to read one, and JSON, that is made for that."""
+    """Return an archive that contains exactly the checked contents.
+
+    Parsers of archives and of JSON may read the original differently.
+    """
     copy = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copy, "w") as checked:
         for name in dict.fromkeys(archive.namelist()):
@@ -72,7 +76,8 @@ def _checked_copy(path: str) -> io.BytesIO:
     return copy
 
 
-# Entries that PyTorch writes: data, tensors, and what it unpickles by `torch.load`. No code for a device, no objects.
+# Entries that PyTorch writes: data, tensors, and files that it reads with `torch.load`. Code for a device and pickled
+# objects are excluded.
 _ENTRY = re.compile(
     r"([^/]+/)?("
     r"data/(weights|constants)/(weight_\d+|tensor_\d+|[^/]+\.(json|pt))|data/sample_inputs/[^/]+\.pt|models/[^/]+\.json|"
@@ -80,7 +85,7 @@ _ENTRY = re.compile(
     r"serialized_(exported_program\.json|(state_dict|constants|example_inputs)\.(pt|json)))"
 )
 
-# What names, of tensors, parameters and versions, are made of: no code can be.
+# The characters of names of tensors, parameters and versions. They cannot form code.
 _NAME = re.compile(r"[\w.+\-]*", re.ASCII)
 
 
@@ -100,7 +105,7 @@ def _check_tensor_file(text: str) -> None:
 
 
 def _check_text(text: str) -> None:
-    # A comment in generated code ends with its line, however lines end.
+    # A line break of any kind would end a comment in generated code.
     if not all(letter.isprintable() or letter in "\n\t" for letter in text):
         raise UnsafeProgramError("unprintable text")
 
@@ -109,7 +114,7 @@ _NODES = (
     *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Call, ast.keyword, ast.Compare, ast.BoolOp, ast.BinOp),
     *(ast.UnaryOp, ast.operator, ast.unaryop, ast.cmpop, ast.boolop),
 )
-# Of sympy and torch.utils._sympy.functions, what expressions of sizes are made of.
+# Functions of sympy and torch.utils._sympy.functions in expressions of sizes.
 _FUNCTIONS = frozenset(
     (
         "Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Mod", "Max", "Min", "Abs", "And", "Or",
@@ -135,7 +140,7 @@ def _check_expression(text: str) -> None:
 
 
 def _check_structure(text: str) -> None:
-    if text:  # of a module that is called in the program
+    if text:  # the structure of a module that the program calls
         try:
             structure_from(text)
         except ValueError as error:
@@ -147,7 +152,7 @@ _SYMBOLIC = re.compile(r"torch\.sym_\w+")
 
 
 def _check_target(text: str) -> None:
-    """Functions of PyTorch's dispatcher, and those of numbers that graphs of sizes call."""
+    """Accept functions of PyTorch's dispatcher, and functions of numbers in graphs of sizes."""
     import torch
 
     module, _, name = text.partition(".")
@@ -156,15 +161,15 @@ def _check_target(text: str) -> None:
     elif _SYMBOLIC.fullmatch(text):
         allowed = callable(getattr(torch, name, None))
     else:
-        found: Any = torch
+        target: Any = torch
         for part in text.split(".")[1:] if _NAME.fullmatch(text) and text.startswith("torch.ops.") else ():
-            found = getattr(found, part)
-        allowed = isinstance(found, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
+            target = getattr(target, part)
+        allowed = isinstance(target, torch._ops.OpOverload | torch._ops.HigherOrderOperator)
     if not allowed:
         raise UnsafeProgramError(f"the function {text[:80]!r}")
 
 
-# How texts are checked, by the key that they stand under; all others are names.
+# The check of a text, by its key; texts under other keys must be names.
 _CHECKS: Mapping[str, Callable[[str], None]] = {
     "as_operator": _check_target,
     "as_string": _check_text,

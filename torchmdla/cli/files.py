@@ -1,4 +1,4 @@
-"""Programs in files: TorchScript archives, exported programs, pickled modules."""
+"""Loader of programs in files: TorchScript archives, exported programs, pickled modules."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from torchmdla.report.rendering import counted
 
 
 class FileError(Exception):
-    """A file does not hold what it should; says what it holds."""
+    """Error: a file has unexpected contents; the message describes them."""
 
 
 def add_program_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """The arguments that name a program in a file and the inputs of a call; ``more``: what else these may be."""
+    """Add the arguments for a program in a file and the inputs of a call.
+
+    ``more`` describes further forms of the inputs in the help.
+    """
     parser.add_argument("file", help="written by torch.jit.save, torch.export.save or torch.save(module)")
     parser.add_argument(
         "--input",
@@ -30,15 +33,14 @@ def add_program_arguments(parser: argparse.ArgumentParser, more: str = "") -> No
 
 
 def load_program(path: str, allow_pickle: bool = False) -> Any:
-    """The program in a file, by what the file holds, whatever its name.
+    """Return the program in a file. The contents determine the format, not the name.
 
     Args:
         path: written by ``torch.jit.save``, ``torch.export.save`` or ``torch.save(module, …)``.
-        allow_pickle: read the last, and exported programs that are more than data, which runs code that the file brings
-            with it.
+        allow_pickle: read the last format, and exported programs with more than data; this runs code in the file.
 
     Raises:
-        FileError: there is no such file, or no program in it.
+        FileError: the file does not exist, or does not contain a program.
     """
     try:
         names = _names(path)
@@ -53,12 +55,12 @@ def load_program(path: str, allow_pickle: bool = False) -> Any:
         raise
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from None
-    except Exception as error:  # Whatever the loader makes of a damaged file.
+    except Exception as error:  # Loaders raise various errors on a damaged file.
         raise FileError(f"{path} cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def mlir_in(path: str) -> str | None:
-    """The text of a file that holds a module of MLIR; None if it holds something else, or is not there."""
+    """Return the text of a file that contains an MLIR module; None for other contents or a missing file."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError):
@@ -66,22 +68,23 @@ def mlir_in(path: str) -> str | None:
     return text if _OF_MLIR.search(text) else None
 
 
-# A function, or a module of whatever there is.
+# Matches a function, or a module with any contents.
 _OF_MLIR = re.compile(r"\b(?:func|llvm)\.func\b|^\s*(?:builtin\.)?module\b[^=\n]*{", re.MULTILINE)
 
 
-def check_inputs(program: Any, given: Sequence[object]) -> None:
-    """
+def check_inputs(program: Any, inputs: Sequence[object]) -> None:
+    """Check that the inputs suffice for a call of ``program``.
+
     Raises:
-        FileError: nothing is given for a call of ``program``, and nothing in its file tells what would do; or an
-            exported program takes another number.
+        FileError: no inputs are given, and the file does not contain a default; or an exported program has another
+            number of inputs.
     """
     import torch
 
     examples = getattr(program, "example_inputs", None)
-    if given and examples and len(given) != len(examples[0]):
-        raise FileError(f"the program takes {counted(len(examples[0]), 'input')}, got {len(given)}")
-    if given or not isinstance(program, torch.nn.Module) or isinstance(program, torch.fx.GraphModule):
+    if inputs and examples and len(inputs) != len(examples[0]):
+        raise FileError(f"the program takes {counted(len(examples[0]), 'input')}, got {len(inputs)}")
+    if inputs or not isinstance(program, torch.nn.Module) or isinstance(program, torch.fx.GraphModule):
         return
     if isinstance(program, torch.jit.ScriptModule):
         arguments = program.forward.schema.arguments[1:]  # type: ignore[attr-defined]

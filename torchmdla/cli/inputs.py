@@ -1,4 +1,4 @@
-"""Inputs of a call, as a command line has them, and what else decides on how a program runs."""
+"""Inputs of a call on the command line, and other options that affect how a program runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# What stands in the help of ``--input`` of commands that call programs.
+# A part of the help of ``--input``, for commands that call programs.
 FROM_FILES = "@FILE for a tensor that torch.save (.pt) or numpy.save (.npy) wrote; "
 
 
 def read_inputs(texts: Sequence[str]) -> list[Any]:
-    """The values of ``--input``: normal random numbers, and 0 for integers, which may be indices.
+    """Return the values of ``--input``: normal random numbers, or 0 for integers, which may be indices.
 
     Raises:
-        ValueError: one is written in another way, or its file holds no tensor; says what is wrong. OSError: there is no
-            such file.
+        ValueError: an input has another form, or its file does not contain a tensor.
+        OSError: a file does not exist.
     """
     return [_from_file(text[1:]) if text.startswith("@") else _drawn(text) for text in texts]
 
 
 def draw(spec: Any) -> Any:
-    """A tensor of a :class:`torchmdla.TensorSpec` as :func:`read_inputs` makes them."""
+    """Return a tensor of a :class:`torchmdla.TensorSpec`, with values as in :func:`read_inputs`."""
     import torch
 
     example = spec.example()
@@ -30,7 +30,7 @@ def draw(spec: Any) -> Any:
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """The device, its options, and the seed of what is drawn."""
+    """Add the arguments for the device, its options, and the random seed."""
     parser.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for (default: cpu)")
     parser.add_argument(
         "--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas, as for enable()"
@@ -39,10 +39,10 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def use_device(options: argparse.Namespace, **more: Any) -> None:
-    """The device and options of a command line, and ``more`` of these.
+    """Enable the device with the options of a command line, and ``more`` options.
 
     Raises:
-        TypeError, ValueError: no such device, or it has no such options.
+        TypeError, ValueError: the device does not exist, or does not have such options.
     """
     import torchmdla
     from torchmdla.testing.frontends import device_options
@@ -51,7 +51,7 @@ def use_device(options: argparse.Namespace, **more: Any) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """The type of an option that takes positive integers between commas: ``1,2``."""
+    """Parse positive integers that are separated by commas: ``1,2``."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r}: numbers of at least 1 are needed, between commas")
@@ -59,7 +59,7 @@ def numbers(text: str) -> list[int]:
 
 
 def number(text: str) -> int:
-    """The type of an option that takes one positive integer."""
+    """Parse one positive integer."""
     if not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r}: a number of at least 1 is needed")
     return int(text)
@@ -75,21 +75,21 @@ def _drawn(text: str) -> Any:
 
 
 def _from_file(path: str) -> Any:
-    """Read as data alone: nothing in the file is run."""
+    """Read a tensor as data only, without running code in the file."""
     import numpy as np
     import torch
 
     with Path(path).open("rb"):
-        pass  # An OSError that names the file.
+        pass  # Raise an OSError that names the file.
     try:
         if path.endswith(".npy"):
             return torch.from_numpy(np.load(path, allow_pickle=False))
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # Whatever loaders make of a damaged file.
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # Loaders raise various errors on a damaged file.
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise ValueError(
             f"{path} holds no tensor that torch.save (.pt) or numpy.save (.npy) wrote, as data alone ({reason})"
         ) from None
-    if not isinstance(found, torch.Tensor):
-        raise ValueError(f"{path} holds a {type(found).__name__}, not a tensor")
-    return found
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not a tensor")
+    return value

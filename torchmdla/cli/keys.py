@@ -1,4 +1,4 @@
-"""``python -m torchmdla keys`` and ``sign``: who made a package."""
+"""Commands ``python -m torchmdla keys`` and ``sign``: generate keys and sign packages."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Nothing is compiled again. A signature that the package has is replaced.
 
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``keys generate``."""
+    """Add the arguments of ``keys generate``."""
     parser.add_argument("name", help="what the files' names begin with: NAME.pem and NAME.pub.pem")
 
 
 def generate(options: argparse.Namespace) -> int:
-    """Writes a key's two files; the exit status."""
+    """Write the two files of a key. Return the exit status."""
     from torchmdla.compile_service.signatures import generate_key
 
     try:
@@ -41,14 +41,14 @@ def generate(options: argparse.Namespace) -> int:
 
 
 def add_sign_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``sign``."""
+    """Add the arguments of ``sign``."""
     parser.add_argument("file", help="a package, as torchmdla.save writes it")
     parser.add_argument("--key", required=True, metavar="FILE", help="the private key (PEM)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: in its place)")
 
 
 def sign(options: argparse.Namespace) -> int:
-    """Signs a package; the exit status."""
+    """Sign a package. Return the exit status."""
     from torchmdla.packages import signing
 
     try:

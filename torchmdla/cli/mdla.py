@@ -1,4 +1,4 @@
-"""``python -m torchmdla mdla``: what a C compiler needs for programs that call the mdla device's library."""
+"""Command ``python -m torchmdla mdla``: print C compiler options for programs that call the mdla device's library."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ exit status:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("--cflags", action="store_true", help="where microndla.h is, as options of the compiler")
     parser.add_argument("--libs", action="store_true", help="the emulator's library, as options of the linker")
     parser.set_defaults(parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the options on one line; the exit status."""
+    """Print the options on one line. Return the exit status."""
     from torchmdla import mdla
 
     library = mdla.library_path()
-    # A program finds the library again where it was linked.
+    # At run time, a program finds the library in the folder where it was linked.
     linked = [library, f"-Wl,-rpath,{Path(library).parent}"]
     flags = [f"-I{mdla.include_path()}"] * options.cflags + linked * options.libs
     if not flags:

@@ -1,4 +1,4 @@
-"""``python -m torchmdla mlir``: a program in a file as MLIR."""
+"""Command ``python -m torchmdla mlir``: print a program in a file as MLIR."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTPUTS = ("torch", "linalg", "tosa", "stablehlo", "loops", "llvm", "aten")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_program_arguments(parser, "? for a size that varies; ")
     parser.add_argument(
         "--output",
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the module; the exit status."""
+    """Write the module. Return the exit status."""
     try:
         text = _text(options)
         if options.path:

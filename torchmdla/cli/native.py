@@ -1,4 +1,4 @@
-"""``python -m torchmdla info``: a model's file, for the runtime without libtorch."""
+"""Command ``python -m torchmdla info`` for a model file of the runtime without libtorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torchmdla.report.rendering import size_text
 
 
 def is_model(path: str) -> bool:
-    """Whether a file begins as a model's."""
+    """Return whether a file starts as a model file does."""
     from torchmdla.packages.native_file import begins_as_model
 
     try:
@@ -17,7 +17,7 @@ def is_model(path: str) -> bool:
 
 
 def show(path: str) -> int:
-    """Prints what a model's file has, once all of it is checked; the exit status."""
+    """Check a model file completely, and print its contents. Return the exit status."""
     from torchmdla.packages.native_file import DamagedModel, info_of
 
     try:

@@ -1,4 +1,4 @@
-"""``python -m torchmdla opt``: runs passes over a file of MLIR, or over a loop program of the cpu device."""
+"""Command ``python -m torchmdla opt``: run passes over an MLIR file, or over a loop program of the cpu device."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ A loop program (docs/debugging.md: what "mlir --output loops" and TORCHMDLA_DUMP
 cpu device, for this machine: those that --pipeline lists between commas, or all of them in order.
 """
 
-# How the text of a loop program begins.
+# Matches the start of a loop program.
 _LOOPS = re.compile(r"(\s|//.*)*(typical|varying|not_negative|buffer|pack|entry)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     parser.add_argument("file", nargs="?", default="-", help="MLIR, or a loop program (default: standard input)")
     parser.add_argument("--pipeline", default="", metavar="PASSES", help="as 'canonicalize,func.func(cse)'")
     parser.add_argument("-o", dest="path", metavar="FILE", help="where to write the result (default: standard output)")
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the module after the passes; the exit status."""
+    """Write the module after the passes. Return the exit status."""
     try:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
         result = _over_loops(text, options) if _LOOPS.match(text) else _over_mlir(text, options)
@@ -102,16 +102,16 @@ def _over_mlir(text: str, options: argparse.Namespace) -> str:
                 print(dump, end="", file=sys.stderr, flush=True)
 
 
-# MLIR's heading of a dump names the class of the pass and its argument: "Canonicalizer: canonicalize" or
-# "Canonicalizer (canonicalize)", by version.
+# MLIR's heading of a dump names the class of the pass and its argument. Depending on the version, it is "Canonicalizer:
+# canonicalize" or "Canonicalizer (canonicalize)".
 _HEADING = re.compile(r"^// -----// IR Dump After (?P<class>[^\s:]+)(?::? \(?(?P<argument>[\w.-]+)\)?)?", re.MULTILINE)
 
 
 def _chosen(text: str, passes: Sequence[str]) -> Iterator[str]:
-    """What was printed before the first dump, and the dumps after ``passes``.
+    """Yield the text before the first dump, and the dumps after ``passes``.
 
     Raises:
-        CompileError: one of these did not run; names those that did.
+        CompileError: one of ``passes`` did not run; the message lists those that did.
     """
     headings = list(_HEADING.finditer(text))
     yield text[: headings[0].start()] if headings else text

@@ -1,4 +1,4 @@
-"""``python -m torchmdla package``: a program's file with the compiled code of its groups."""
+"""Command ``python -m torchmdla package``: write a program file that includes the compiled code of its groups."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ exit status:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_program_arguments(parser, FROM_FILES)
     parser.add_argument(
         "--call",
@@ -64,15 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the package; the exit status."""
+    """Write the package. Return the exit status."""
     path = Path(options.file)
     output = Path(options.output or path.with_name(f"{path.stem}.packaged{path.suffix}"))
     try:
-        made = _package(options, output)
-    except Exception as error:  # The model's own, too.
+        package = _package(options, output)
+    except Exception as error:  # Includes errors of the model.
         return failed(one_line(error))
     print(f"{output}: {size_text(output.stat().st_size)}")
-    print_package(made)
+    print_package(package)
     return 0
 
 
@@ -98,21 +98,21 @@ def _package(options: argparse.Namespace, output: Path) -> PackageInfo:
 
 
 def show(path: str) -> int:
-    """Prints what a file has of a package; the exit status."""
+    """Print the package in a file. Return the exit status."""
     from torchmdla.packages import DamagedPackage, info
 
     try:
-        found = info(path)
+        package = info(path)
     except (DamagedPackage, RuntimeError, OSError) as error:
         return failed(f"{path}: {one_line(error)}")
-    if found is None:
+    if package is None:
         return failed(f"{path} has no package: python -m torchmdla package {path}")
-    print_package(found)
+    print_package(package)
     return 0
 
 
 def print_package(package: PackageInfo) -> None:
-    """What a package has, on standard output."""
+    """Print the contents of a package to standard output."""
     from rich.console import Console
     from rich.table import Table
 
@@ -131,6 +131,6 @@ def print_package(package: PackageInfo) -> None:
 
 
 def _features(names: Sequence[str]) -> str:
-    """Those of vectors, which tell processors apart for people."""
+    """Return the vector features, which distinguish processors for humans."""
     vectors = [name for name in names if name.startswith(("avx", "sse4", "amx"))]
     return " ".join(vectors) or "no vectors beyond SSE2"

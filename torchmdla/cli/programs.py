@@ -1,4 +1,4 @@
-"""A program in a file, ready to be called in the ways that ``run`` and ``bench`` compare."""
+"""Program in a file, with the variants of calls that ``run`` and ``bench`` compare."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """A program in a file and the inputs of a call. Each way to run it has a program of its own.
+    """Program in a file and the inputs of a call. Each variant loads its own copy of the program.
 
     Attributes:
-        seed: of each call that is compared.
+        path: the file.
+        allow_pickle: whether a pickled module may be read.
+        inputs: positional arguments of the call.
+        keywords: keyword arguments of the call.
+        seed: the random seed of each call that is compared.
     """
 
     path: str
@@ -35,21 +39,21 @@ class Subject:
 
     @classmethod
     def of(cls, path: str, allow_pickle: bool, inputs: Sequence[Any], seed: int) -> Subject:
-        """An exported program's own inputs are taken where none are given.
+        """Return the subject for a file. Without ``inputs``, an exported program uses its example inputs.
 
         Raises:
-            FileError: the file holds no program, or inputs are needed.
+            FileError: the file does not contain a program, or inputs are needed.
         """
         program = load_program(path, allow_pickle)
         check_inputs(program, inputs)
-        given, keywords = program.example_inputs if api.is_exported(program) and not inputs else (inputs, {})
-        return cls(path, allow_pickle, tuple(given), dict(keywords), seed)
+        arguments, keywords = program.example_inputs if api.is_exported(program) and not inputs else (inputs, {})
+        return cls(path, allow_pickle, tuple(arguments), dict(keywords), seed)
 
     def with_batch(self, batch: int) -> Subject:
-        """The same with ``batch`` as the first size of each input, whose rows are repeated, or left out.
+        """Return the subject with ``batch`` as the first size of each input; rows are repeated or dropped.
 
         Raises:
-            ValueError: an input has no rows.
+            ValueError: an input does not have rows.
         """
 
         def resized(tensor: torch.Tensor) -> torch.Tensor:
@@ -63,12 +67,12 @@ class Subject:
         return Subject(self.path, self.allow_pickle, inputs, keywords, self.seed)
 
     def eager(self) -> Call:
-        """The program as PyTorch alone runs it; one of TorchScript in its interpreter."""
+        """Return a call of the program in PyTorch alone. TorchScript's interpreter runs a TorchScript program."""
         program = self._load()
         return self._bound(program.module() if api.is_exported(program) else program)
 
     def frozen(self) -> Call | None:
-        """``torch.jit.optimize_for_inference`` of it; None where that does not take it."""
+        """Return a call of the program after ``torch.jit.optimize_for_inference``; None if that does not support it."""
         program = self._load()
         if api.is_exported(program) or getattr(program, "training", False):
             return None
@@ -77,14 +81,17 @@ class Subject:
             return self._bound(torch.jit.optimize_for_inference(scripted))
 
     def compiled(self) -> Call:
-        """The program as :func:`torchmdla.compile` has it, before the calls that optimise one of TorchScript."""
+        """Return a call of the program by :func:`torchmdla.compile`.
+
+        A TorchScript program is optimised during its first calls.
+        """
         program = self._load()
         if api.is_exported(program):
             return self._bound(api.compile(program, *self.inputs, example_keywords=self.keywords))
         return self._bound(api.ready(program, self.inputs))
 
     def once(self, call: Call) -> Any:
-        """The results of a call, as they are now, with random numbers from the seed."""
+        """Return a copy of the results of a call, with random numbers from the seed."""
         torch.manual_seed(self.seed)
         return tree_map_only(torch.Tensor, torch.clone, call())
 
@@ -92,14 +99,14 @@ class Subject:
         return load_program(self.path, self.allow_pickle)
 
     def _bound(self, program: Any) -> Call:
-        # The ways do not see what others write to their inputs.
+        # Copy the inputs, because a variant may write to them.
         inputs, keywords = tree_map_only(torch.Tensor, torch.clone, (self.inputs, dict(self.keywords)))
         return lambda: program(*inputs, **keywords)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What eager PyTorch returns after so many calls; ``layers`` decide on the tolerance."""
+    """Result of eager PyTorch after a number of calls; ``layers`` determines the tolerance."""
 
     results: Any
     layers: int
@@ -114,7 +121,7 @@ class Reference:
         return cls(results, max(1, counter.layers))
 
     def difference(self, results: Any, device: str = "cpu") -> str:
-        """What differs beyond the tolerance for the device's number format; empty if nothing does."""
+        """Return the first difference beyond the tolerance for the device's number format, or an empty string."""
         try:
             assert_matches(results, self.results, layers=self.layers, precision=devices.get(device).precision)
         except AssertionError as difference:
@@ -122,16 +129,19 @@ class Reference:
         return ""
 
     def error(self, results: Any) -> float | None:
-        """The largest, relative to the largest element; None where it is not finite, or the structures differ."""
+        """Return the largest error, relative to the largest element.
+
+        None if the error is not finite, or if the structures differ.
+        """
         try:
-            found = largest_error(results, self.results)
+            largest = largest_error(results, self.results)
         except AssertionError:
             return None
-        return found if math.isfinite(found) else None
+        return largest if math.isfinite(largest) else None
 
 
 def warm_up(call: Call) -> int:
-    """Calls until PyTorch has optimised it, and no group is divided any more; returns how often."""
+    """Call until PyTorch has optimised the program and no group is split any more. Return the number of calls."""
     calls = 0
 
     def counted() -> None:

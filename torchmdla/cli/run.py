@@ -1,4 +1,4 @@
-"""``python -m torchmdla run``: calls a program in a file, compiled, and compares it with eager PyTorch."""
+"""Command ``python -m torchmdla run``: call a program in a file, compiled, and compare it with eager PyTorch."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ exit status:
 """
 
 _SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.5, 3, 1000
-_SHOWN = 4  # elements of a result
+_SHOWN = 4  # number of elements of a result to print
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_program_arguments(parser, FROM_FILES)
     add_device_arguments(parser)
     parser.add_argument("--threads", type=number, metavar="N", help="of each operator (default: PyTorch's choice)")
@@ -52,18 +52,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class _Ran:
-    """What came of the calls.
+    """Results and times of the calls.
 
     Attributes:
-        inputs: their types. ``drawn``: how many further ones of a module of MLIR are random.
-        results: path, type and first elements of each.
-        first: seconds of the first call. ``ready``: of all calls until nothing was compiled any more, and of making the
-            program ready for them.
-        least, median: seconds of ``calls`` later ones.
-        statistics: of torchmdla, of all these calls.
-        layers: operators that sum products, which decide on the tolerance. ``error``: the largest, relative to the
-            largest element. Both None where there is nothing to compare with.
-        difference: what is beyond the tolerance.
+        inputs: the types of the inputs.
+        drawn: number of further inputs of an MLIR module, which are random.
+        results: path, type and first elements of each result.
+        first: seconds of the first call.
+        ready: seconds of preparing the program and of all calls until nothing was compiled any more.
+        least: minimum of the later calls, in seconds.
+        median: median of the later calls, in seconds.
+        calls: number of later calls.
+        statistics: torchmdla's statistics of all these calls.
+        layers: number of operators that sum products, which determines the tolerance; None without a reference.
+        error: the largest error, relative to the largest element; None without a reference.
+        difference: the first difference beyond the tolerance.
     """
 
     inputs: tuple[str, ...]
@@ -81,7 +84,7 @@ class _Ran:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Calls the program; the exit status."""
+    """Call the program. Return the exit status."""
     import torch
 
     try:
@@ -91,11 +94,11 @@ def run(options: argparse.Namespace) -> int:
         torch.manual_seed(options.seed)
         text = mlir_in(options.file)
         with torch.no_grad(), warnings.catch_warnings():
-            # What is not compiled is told in the end.
+            # The report lists the fallbacks at the end.
             warnings.filterwarnings("ignore", "torchmdla: ")
             inputs = read_inputs(options.input)
             ran = _program(options, inputs) if text is None else _mlir(text, options, inputs)
-    except Exception as error:  # The model's own, too.
+    except Exception as error:  # Includes errors of the model.
         return failed(one_line(error))
     (_print_json if options.json else _print)(ran, options)
     return int(bool(ran.difference))
@@ -115,7 +118,7 @@ def _program(options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran:
     ready = time.perf_counter() - start
     results = subject.once(call)
     timed = _timed(call)
-    statistics = torchmdla.stats()  # Groups are gone with their program.
+    statistics = torchmdla.stats()  # Read now, because groups are destroyed with their program.
     reference = Reference.of(subject, subject.eager(), calls + 1)
     return _Ran(
         tuple(map(_type, [*subject.inputs, *subject.keywords.values()])),
@@ -150,15 +153,17 @@ def _mlir(text: str, options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran
 
 
 def _weight(spec: Any) -> Any:
-    """Positive, as a variance is, which may be among the weights; where rows are summed over, so small that what comes
-    after many layers is a number still."""
+    """Return a random weight that is positive, because it may be a variance.
+
+    Weights whose rows are summed are small, so that values stay finite after many layers.
+    """
     drawn = draw(spec).abs()
     is_summed = drawn.dim() > 1 and drawn.is_floating_point() and drawn.numel()
     return drawn / (drawn.numel() / drawn.size(0)) if is_summed else drawn
 
 
 def _timed(call: Callable[[], Any]) -> tuple[float, float, int]:
-    """Seconds of the fastest call and of the middle one, and how many there were."""
+    """Return the minimum and the median of the seconds of a call, and the number of calls."""
     import statistics
 
     from torchmdla.testing.timing import time_calls
@@ -170,7 +175,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, float, int]:
 
 
 def _described(results: Any) -> Iterator[tuple[str, str, str]]:
-    """Path, type and first elements."""
+    """Yield the path, type and first elements of each result."""
     import torch
     from torch.utils._pytree import keystr, tree_flatten_with_path
 
@@ -185,7 +190,7 @@ def _described(results: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _type(value: Any) -> str:
-    """``float32[1, 3]``."""
+    """Return the type of a value, for example ``float32[1, 3]``."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -196,8 +201,8 @@ def _type(value: Any) -> str:
 def _print_json(ran: _Ran, options: argparse.Namespace) -> None:
     from torchmdla.report.environment import environment
 
-    made = {"file": options.file, "device": options.device, "seed": options.seed, **asdict(ran)}
-    print(json.dumps({**made, "environment": environment()}, indent=1))
+    result = {"file": options.file, "device": options.device, "seed": options.seed, **asdict(ran)}
+    print(json.dumps({**result, "environment": environment()}, indent=1))
 
 
 def _print(ran: _Ran, options: argparse.Namespace) -> None:
@@ -228,6 +233,6 @@ def _print(ran: _Ran, options: argparse.Namespace) -> None:
     else:
         tolerance = f"at the tolerance for {ran.layers} layer{'' if ran.layers == 1 else 's'}"
         error = "" if ran.error is None else f"; the largest error is {ran.error:.2g} of the largest element"
-        found = f"differs from eager PyTorch: {ran.difference}" if ran.difference else "as eager PyTorch"
-        console.print(f"{found} ({tolerance}{error})")
+        verdict = f"differs from eager PyTorch: {ran.difference}" if ran.difference else "as eager PyTorch"
+        console.print(f"{verdict} ({tolerance}{error})")
         print(ran.statistics)

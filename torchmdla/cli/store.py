@@ -1,4 +1,4 @@
-"""``python -m torchmdla store``: artifacts that machines share."""
+"""Command ``python -m torchmdla store``: manage artifacts that machines share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ exit status:
 
 
 def push(options: argparse.Namespace) -> int:
-    """Puts every artifact of the disk cache into the store; the exit status."""
+    """Copy every artifact of the disk cache to the store. Return the exit status."""
     from rich.console import Console
     from rich.progress import track
 
@@ -31,7 +31,7 @@ def push(options: argparse.Namespace) -> int:
     if not os.environ.get(stores.URL_VARIABLE):
         return failed(f"there is no store: set {stores.URL_VARIABLE}")
     store, cache = stores.of_environment(), DiskCache()
-    if store is None:  # A warning has said why.
+    if store is None:  # A warning has reported the reason.
         return 2
     if not store.may_write:
         return failed(f"nothing can be put into {store.folder.url}: {store.authentication.description}")

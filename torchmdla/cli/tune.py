@@ -1,4 +1,4 @@
-"""``python -m torchmdla tune``: measures decisions for the kernels of a program in a file."""
+"""Command ``python -m torchmdla tune``: measure schedules and algorithms for the kernels of a program in a file."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ exit status:
   2  the command line is wrong, or the program fails
 """
 
-# Rounds in which the model is timed, before and after, and seconds of each: both have weights of their own, which push
-# the other's out of the caches.
+# Rounds in which the model is timed, before and after tuning, and seconds of each. Each of the two models has its own
+# weights, which evict the other's from the caches.
 _ROUNDS, _SPAN = 10, 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the command's arguments."""
     add_program_arguments(parser, FROM_FILES)
     add_device_arguments(parser)
     parser.add_argument("--threads", type=number, metavar="N", help="of each operator (default: PyTorch's choice)")
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tunes the program, and prints the report; the exit status."""
+    """Tune the program and print the report. Return the exit status."""
     import torch
 
     try:
@@ -62,14 +62,14 @@ def run(options: argparse.Namespace) -> int:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             report, difference = _tuned(options)
-    except Exception as error:  # The model's own, too.
+    except Exception as error:  # Includes errors of the model.
         return failed(one_line(error))
     print(report.to_json(indent=2) if options.json else report)
     return failed(f"the results differ from eager's: {difference}") - 1 if difference else 0
 
 
 def _tuned(options: argparse.Namespace) -> tuple[TuningReport, str]:
-    """What tuning came to, and what differs from eager's results then."""
+    """Return the tuning report, and the difference from eager's results after tuning."""
     import torch
 
     from torchmdla.cli.programs import Reference, Subject, warm_up
@@ -77,7 +77,7 @@ def _tuned(options: argparse.Namespace) -> tuple[TuningReport, str]:
     from torchmdla.tuning import tune
 
     subject = Subject.of(options.file, options.allow_pickle, read_inputs(options.input), options.seed)
-    with contextlib.suppress(TypeError):  # A device that does not have the option uses no records, or always does.
+    with contextlib.suppress(TypeError):  # A device without this option uses no tuning records, or always uses them.
         use_device(options)
         use_device(options, tuned=False)
     before = _ready(subject)

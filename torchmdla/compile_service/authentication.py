@@ -1,7 +1,8 @@
-"""Who made what a store hands out: code of strangers must not run, whoever can write to the store.
+"""Authentication of the entries of a store: code from untrusted writers must not run.
 
-Entries are authenticated by a secret that all machines of a fleet share (HMAC-SHA256, RFC 2104), or signed by few and
-checked by all (Ed25519, the keys of packages).
+Write access to the store is not enough to be trusted. Entries are authenticated by a secret that all machines of a
+fleet share (HMAC-SHA256, RFC 2104). Alternatively, a few machines sign the entries and all machines check them
+(Ed25519, with the same keys as packages).
 """
 
 from __future__ import annotations
@@ -20,43 +21,45 @@ SECRET_VARIABLE = "TORCHMDLA_STORE_SECRET"
 TRUST_VARIABLE = "TORCHMDLA_STORE_TRUST"
 SIGN_VARIABLE = "TORCHMDLA_STORE_SIGN"
 
-# Stands before all that is signed, so that no signature of anything else is one of an entry.
+# Prefix of every signed message. A signature of any other message is therefore not valid for an entry.
 _LABEL = "torchmdla: of a store, version 1\n"
 
-# Fewer bytes could be guessed.
+# Minimum length of a secret, in bytes. A shorter secret could be guessed.
 _LEAST_SECRET = 32
 
 
 class NotAuthentic(ValueError):
-    """Nobody who is trusted made it."""
+    """Error for a message that was not made by a trusted party."""
 
 
 class Authentication(Protocol):
-    """Proves who made a message."""
+    """Algorithm that proves who made a message."""
 
     @property
     def description(self) -> str:
-        """How, for people."""
+        """Return a description of the algorithm, for humans."""
 
     @property
     def may_write(self) -> bool:
-        """Whether this process can make proofs."""
+        """Return whether this process can make proofs."""
 
     def prove(self, message: bytes) -> bytes:
-        """What proves that the message is of somebody who is trusted."""
+        """Return a proof that a trusted party made ``message``."""
 
     def check(self, message: bytes, proof: bytes) -> None:
-        """Raises:
-        NotAuthentic: the proof is none of this message.
+        """Check that ``proof`` is valid for ``message``.
+
+        Raises:
+            NotAuthentic: the proof does not match this message.
         """
 
 
 class SharedSecret:
-    """By a secret in a file, of 32 bytes at least, that every machine has.
+    """Authentication by a secret of at least 32 bytes, in a file that every machine has.
 
     Raises:
-        ValueError: the file is not this user's or root's, others may read or write it, or it is too short. OSError: it
-            cannot be read.
+        ValueError: the file does not belong to this user or root, others may read or write it, or it is too short.
+        OSError: the file cannot be read.
     """
 
     description = "a shared secret (HMAC-SHA256)"
@@ -78,14 +81,16 @@ class SharedSecret:
 
 
 class Signatures:
-    """By signatures: of ``trusted`` keys, and by the private key in the file ``sign``, where there is one.
+    """Authentication by signatures of ``trusted`` keys.
+
+    This process can also sign entries if the file ``sign`` holds a private key.
 
     Args:
-        trusted: files of public keys (PEM), or folders of such. They are read whenever something is checked.
+        trusted: files of public keys (PEM), or folders of such files. They are read at every check.
         sign: the file of a private key.
 
     Raises:
-        ValueError, OSError, ImportError: ``sign`` is no key that can be used.
+        ValueError, OSError, ImportError: ``sign`` is not a usable key.
     """
 
     def __init__(self, trusted: Sequence[str], sign: str | None) -> None:
@@ -114,11 +119,11 @@ class Signatures:
 
 
 def of_environment() -> Authentication:
-    """What the variables say.
+    """Return the authentication that the environment variables specify.
 
     Raises:
-        ValueError: they say nothing, or two things; or a file is not what it must be. OSError, ImportError: it cannot
-            be read or used.
+        ValueError: the variables specify neither a secret nor keys, or both; or the content of a file is not valid.
+        OSError, ImportError: a file cannot be read or used.
     """
     secret, trusted, sign = (os.environ.get(name, "") for name in (SECRET_VARIABLE, TRUST_VARIABLE, SIGN_VARIABLE))
     if bool(secret) == bool(trusted):
@@ -129,7 +134,7 @@ def of_environment() -> Authentication:
     if secret:
         return SharedSecret(secret)
     signatures = Signatures([path for path in trusted.split(os.pathsep) if path], sign or None)
-    if sign:  # What it signs, others must take.
+    if sign:  # Other machines must accept this key's signatures.
         signatures.check(b"", signatures.prove(b""))
     return signatures
 

@@ -1,9 +1,11 @@
-"""Artifacts on disk, one file each, shared by every process of a user, what was measured of kernels
-(:mod:`torchmdla.compile_service.records`), and what devices know of machines (:mod:`torchmdla.compile_service.hosts`).
+"""Cache on disk of artifacts and small blocks, one file each, shared by all processes of a user.
 
-What is read here is run as native code, or decides on it. So the folder and each file must belong to the effective
-user and be writable by nobody else, checked on open descriptors rather than on names, and every file carries the hash
-of its content; an artifact, the key of its program, too.
+The blocks are measurements of kernels (:mod:`torchmdla.compile_service.records`) and descriptions of machines
+(:mod:`torchmdla.compile_service.hosts`).
+
+The files are run as native code, or they affect which code is run. Therefore the folder and each file must belong to
+the effective user, and no other user may be able to write to them. This is checked on open descriptors, not on names.
+Every file contains the hash of its content. An artifact also contains the key of its program.
 """
 
 from __future__ import annotations
@@ -32,25 +34,28 @@ _PATH_VARIABLE = "TORCHMDLA_CACHE_DIR"
 
 _SUFFIX = ".artifact"
 
-# What is kept beside artifacts: measurements of kernels (records.py), descriptions of machines (hosts.py).
+# Kinds of blocks beside artifacts: measurements of kernels (records.py), descriptions of machines (hosts.py).
 BlockKind = Literal["records", "host"]
 _TEMPORARY, _TURN = ".tmp", ".turn"
 _NAME = re.compile(r"[0-9a-f]{64}\.(artifact|records|host|turn)(\.[0-9a-f]+\.tmp)?")
 
-# A file being written for longer than this, in seconds, has lost its writer.
+# An unfinished file older than this (in seconds) was abandoned by its writer.
 _ABANDONED_AFTER = 600.0
 
-# Descriptors of folders are what makes the checks sound; where there are none (Windows), there is no cache.
+# The checks need descriptors of folders. Systems without them (Windows) do not have a cache.
 _SUPPORTED = {os.open, os.stat, os.unlink, os.rename} <= os.supports_dir_fd and hasattr(os, "geteuid")
 
 
 class Unusable(Exception):
-    """The folder cannot or must not be used; the message says why."""
+    """Error for a folder that cannot or must not be used; the message contains the reason."""
 
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """The state of a cache: ``size`` and ``limit`` in bytes; ``problem`` says why it is not used, else is empty."""
+    """State of a cache.
+
+    ``size`` and ``limit`` are in bytes. ``problem`` is the reason why the cache is not used, or empty.
+    """
 
     path: Path
     entries: int
@@ -67,15 +72,18 @@ class _Entry:
 
 
 class DiskCache:
-    """A folder of artifacts. No method raises for the sake of the file system: without a cache one compiles.
+    """Folder of artifacts.
 
-    Any number of threads and processes may use one folder. Files appear whole, by renaming.
+    Methods do not raise errors of the file system: without a cache, programs are compiled. Any number of threads and
+        processes may use one folder. Files are written under a temporary name and renamed, so readers see complete
+        files only.
 
     Args:
-        path: the folder, made at the first :meth:`store`. By default the environment variable
+        path: the folder, created by the first :meth:`store`. The default is the environment variable
             ``TORCHMDLA_CACHE_DIR``, else the user's cache folder.
-        limit: the most bytes to keep, 0 for no cache. By default ``TORCHMDLA_CACHE_SIZE`` (``512M``, ``2G``), else
-            1 GiB. Least recently used files go first. Each process that writes may exceed it by 1/32.
+        limit: the maximum size in bytes, 0 for no cache. The default is ``TORCHMDLA_CACHE_SIZE`` (``512M``, ``2G``),
+            else 1 GiB. Least recently used files are evicted first. Each process that writes may exceed the limit by
+            1/32.
     """
 
     def __init__(self, path: Path | None = None, limit: int | None = None) -> None:
@@ -87,15 +95,18 @@ class DiskCache:
             self.limit = 0
             self._configuration_problem = str(error)
             warnings.warn(f"torchmdla: {error}; nothing is kept on disk", RuntimeWarning, stacklevel=2)
-        # Why the system refused the last store: info() cannot see that (a full disk) by looking.
+        # The reason why the last store failed. info() cannot detect it (a full disk) by reading the folder.
         self._store_problem = ""
-        # A folder that was asked for by name is missed; any other is only a help.
+        # A warning is issued once, and only for a folder that the environment variable names.
         self._is_told = path is not None or not os.environ.get(_PATH_VARIABLE)
         # Bytes that may be stored before the folder is measured again.
         self._allowance = 0
 
     def load(self, key: str) -> Artifact | None:
-        """The artifact of the program ``key``, or None. A hit counts as use; a damaged file is removed."""
+        """Return the artifact of the program ``key``, or None.
+
+        A hit counts as use. A damaged file is removed.
+        """
         name = _file_name(key)
         try:
             with self._folder() as folder:
@@ -109,11 +120,17 @@ class DiskCache:
         return None
 
     def store(self, key: str, artifact: Artifact) -> bool:
-        """Keeps ``artifact`` under ``key``. False if it is larger than the limit, or for the reason in :meth:`info`."""
+        """Store ``artifact`` under ``key`` and return whether it was stored.
+
+        The result is False if the artifact is larger than the limit, or for the reason in :meth:`info`.
+        """
         return self._store(_file_name(key), artifact.to_bytes())
 
     def load_block(self, kind: BlockKind, key: str) -> bytes | None:
-        """The block of that kind that was stored under ``key``, a hash in hexadecimal. A hit counts as use."""
+        """Return the block of this kind that was stored under ``key``, or None.
+
+        ``key`` is a hash in hexadecimal. A hit counts as use.
+        """
         try:
             with self._folder() as folder:
                 return self._read(folder, _file_name(key, f".{kind}"))
@@ -122,11 +139,14 @@ class DiskCache:
 
     @contextlib.contextmanager
     def turn(self, key: str, patience: float) -> Iterator[bool]:
-        """A turn at the program ``key``: other processes that have this cache wait until it is left. Yields whether
-        this one had to wait, so that there may be an artifact now. Where no turns can be taken, it is anybody's.
+        """Take the turn for the program ``key``, and yield whether this process had to wait for it.
+
+        Other processes that share this cache wait until this turn ends. If this process had to wait, the cache may
+        contain the artifact now. Where turns are not supported, the result is False and processes do not wait.
 
         Args:
-            patience: the most seconds to wait.
+            key: the key of the program.
+            patience: the maximum time to wait, in seconds.
         """
         with contextlib.ExitStack() as stack:
             waited = False
@@ -136,11 +156,11 @@ class DiskCache:
             yield waited
 
     def store_block(self, kind: BlockKind, key: str, data: bytes) -> bool:
-        """Keeps a block, as :meth:`store` does an artifact."""
+        """Store a block, as :meth:`store` does an artifact."""
         return self._store(_file_name(key, f".{kind}"), data)
 
     def clear_records(self) -> int:
-        """Removes all that was measured. Returns how many files."""
+        """Remove all measurements and return the number of removed files."""
         return self._clear(".records")
 
     def _store(self, name: str, data: bytes) -> bool:
@@ -161,7 +181,7 @@ class DiskCache:
         return True
 
     def _tell(self, problem: str) -> None:
-        """Says once that nothing is kept in the folder that the environment names."""
+        """Warn once that nothing is stored in the folder that the environment variable names."""
         if not self._is_told and not self._configuration_problem and self.limit > 0:
             self._is_told = True
             warnings.warn(
@@ -171,18 +191,21 @@ class DiskCache:
             )
 
     def remove(self, key: str) -> None:
-        """Removes the artifact of the program ``key``, if there is one."""
+        """Remove the artifact of the program ``key``, if there is one."""
         with contextlib.suppress(Unusable, OSError), self._folder() as folder:
             os.unlink(_file_name(key), dir_fd=folder)
 
     def keys(self) -> list[str]:
-        """Of which programs there are artifacts."""
+        """Return the keys of the programs whose artifacts are stored."""
         with contextlib.suppress(Unusable, OSError), self._folder() as folder:
             return [entry.name.removesuffix(_SUFFIX) for entry in _entries(folder) if entry.name.endswith(_SUFFIX)]
         return []
 
     def clear(self) -> int:
-        """Removes every artifact. Returns how many. What was measured stays."""
+        """Remove every artifact and return the number of removed artifacts.
+
+        Measurements are retained.
+        """
         return self._clear(_SUFFIX)
 
     def _clear(self, suffix: str) -> int:
@@ -196,7 +219,7 @@ class DiskCache:
         return count
 
     def info(self) -> CacheInfo:
-        """Measures the folder and says whether it can be used."""
+        """Return the size of the folder, and the reason if it cannot be used."""
         entries: list[_Entry] = []
         problem = self._store_problem
         try:
@@ -213,10 +236,12 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _folder(self, create: bool = False) -> Iterator[int]:
-        """A descriptor of the folder, checked anew each time: it may have been replaced since.
+        """Yield a descriptor of the folder.
+
+        The folder is checked at each use, because it may have been replaced.
 
         Raises:
-            Unusable, OSError: there is no folder, or it is not ours alone to write.
+            Unusable, OSError: the folder does not exist, or other users may write to it.
         """
         if self._configuration_problem:
             raise Unusable(self._configuration_problem)
@@ -234,7 +259,7 @@ class DiskCache:
             os.close(descriptor)
 
     def _read(self, folder: int, name: str) -> bytes:
-        """The file's bytes, if it is a plain file that only this user can have written."""
+        """Return the content of the file, if it is a plain file that only this user can have written."""
         # O_NONBLOCK: opening a FIFO would wait for its writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
@@ -250,13 +275,13 @@ class DiskCache:
         return data
 
     def _make_room(self, folder: int, size: int) -> None:
-        """Removes what writers left behind, and the least recently used files, so that ``size`` bytes fit."""
+        """Remove abandoned temporary files and the least recently used files, so that ``size`` bytes fit."""
         if size <= self._allowance:
             self._allowance -= size
             return
         slack = self.limit // 32
         total = size
-        # Newest first: what no longer fits is what was not used for longest.
+        # Newest first, so the files that exceed the limit are the least recently used ones.
         for entry in sorted(_entries(folder), key=lambda entry: -entry.modified):
             total += entry.size
             unfinished = entry.name.endswith((_TEMPORARY, _TURN))
@@ -267,7 +292,7 @@ class DiskCache:
         self._allowance = min(slack, self.limit - total)
 
     def _creation_problem(self) -> str:
-        """Why the folder, which is not there, cannot be made at the first store."""
+        """Return why the missing folder cannot be created at the first store, or an empty string."""
         parent = next(folder for folder in self.path.parents if folder.exists())
         if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
             return ""
@@ -277,7 +302,7 @@ class DiskCache:
 def _default_path() -> Path:
     chosen = os.environ.get(_PATH_VARIABLE) or platformdirs.user_cache_dir("torchmdla", appauthor=False)
     expanded = Path(os.path.expanduser(chosen))
-    # Where there is no home, "~" is left as it is. It must not become a folder of that name.
+    # Without a home folder, expanduser() leaves "~" unchanged. A folder of that name must not be created.
     return expanded if expanded.parts[0].startswith("~") else expanded.absolute()
 
 
@@ -299,7 +324,11 @@ def _check_private(status: os.stat_result, what: str) -> None:
 
 
 def _parse(data: bytes, key: str) -> Artifact:
-    """Raises ValueError unless ``data`` is the artifact of the program ``key``."""
+    """Return the artifact of the program ``key`` that ``data`` contains.
+
+    Raises:
+        ValueError: ``data`` is damaged, or is the artifact of another program.
+    """
     artifact = Artifact.from_bytes(data)
     if artifact.manifest.program != key:
         raise ValueError("the artifact of another program")
@@ -307,7 +336,7 @@ def _parse(data: bytes, key: str) -> Artifact:
 
 
 def _write(folder: int, name: str, data: bytes) -> None:
-    """Writes the file under another name and renames it: readers see all of it or nothing."""
+    """Write the file under a temporary name and rename it, so that readers see complete files only."""
     temporary = f"{name}.{secrets.token_hex(8)}{_TEMPORARY}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
@@ -322,12 +351,15 @@ def _write(folder: int, name: str, data: bytes) -> None:
 
 
 def _entries(folder: int) -> list[_Entry]:
-    """The artifacts, other blocks and unfinished files in the folder; what has another name is not the cache's."""
+    """Return the artifacts, other blocks and unfinished files in the folder.
+
+    Files with other names do not belong to the cache.
+    """
     entries = []
     for name in os.listdir(folder):
         if not _NAME.fullmatch(name):
             continue
-        with contextlib.suppress(FileNotFoundError):  # Another process was quicker.
+        with contextlib.suppress(FileNotFoundError):  # Another process removed it first.
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISDIR(status.st_mode):
                 entries.append(_Entry(name, status.st_size, status.st_mtime))

@@ -1,4 +1,4 @@
-"""What could not be compiled: for good, or for a while where the reason may pass."""
+"""Memory of programs that could not be compiled, permanently or temporarily."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from torchmdla.errors import CompileError
 
-# The most failures that are remembered.
+# The maximum number of failures that are remembered.
 _MOST = 4096
 
-# Failures that may pass are tried again at once this often if that costs little (seconds in all), once in any case.
-# Then a program waits so many times longer than was spent on it in vain, but not longer than an hour.
+# A temporary failure is retried at once up to this many times, while the total time is small (in seconds). One retry is
+# always allowed. After that the program waits for this multiple of the wasted time, but for at most an hour.
 _FREE_TRIES = 3
 _CHEAP = 1.0
 _PATIENCE = 20.0
@@ -35,16 +35,20 @@ class _Failure:
 
 
 class Failures:
-    """Failures by program. The caller sees to it that one thread is in here at a time."""
+    """Failures by program.
+
+    The object is not thread-safe: the caller must hold a lock.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, _Failure] = OrderedDict()
 
     def check(self, key: str) -> None:
-        """Raises the program's failure, unless there is none or it is time to try again.
+        """Raise the stored failure of the program, if it exists and no retry is due.
 
         Raises:
-            CompileError: a copy. One that was raised has a traceback, which keeps its callers' variables alive.
+            CompileError: a copy of the stored error. A raised exception has a traceback, which would keep the variables
+                of its callers alive.
         """
         failure = self._known.get(key)
         if failure is None or failure.until <= time.monotonic():
@@ -55,8 +59,10 @@ class Failures:
         raise error
 
     def add(self, key: str, error: CompileError, seconds: float) -> None:
-        """Remembers what compiling the program came to after so many seconds, and sets when ``error`` is to be tried
-        again, if it may pass."""
+        """Store the failure of a program after ``seconds`` of compilation.
+
+        If ``error`` is temporary, this also sets the time of the next attempt.
+        """
         failure = self._known.setdefault(key, _Failure(error))
         failure.tries += 1
         failure.wasted += seconds
@@ -69,5 +75,5 @@ class Failures:
             self._known.popitem(last=False)
 
     def forget(self, key: str) -> None:
-        """It has been compiled."""
+        """Remove the failure of a program that has been compiled."""
         self._known.pop(key, None)

@@ -1,5 +1,7 @@
-"""What devices know of this machine and are slow to learn, kept beside the artifacts: so a process whose artifacts are
-on disk learns it without a compiler's libraries."""
+"""Descriptions of this machine that devices need and that are slow to determine, stored beside the artifacts.
+
+A process whose artifacts are on disk therefore gets the description without loading a compiler's libraries.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torchmdla.version import __version__
 
 
 class DamagedHost(ValueError):
-    """The bytes are no description of a machine, or one of another version."""
+    """Error for bytes that are not a description of a machine, or have another version."""
 
 
 _FORMAT = Format(b"mdla-host\n", 1, "a description of a machine", "it is made anew", DamagedHost)
@@ -21,7 +23,7 @@ _recalled: set[str] = set()
 
 
 def recall(device: Device) -> None:
-    """Tells ``device`` what is kept of this machine; has it learn that, and keeps it, where nothing is."""
+    """Give ``device`` the stored description of this machine, or compute and store the description."""
     if device.name in _recalled or not (identity := device.host_identity):
         return
     _recalled.add(device.name)

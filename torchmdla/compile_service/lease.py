@@ -1,10 +1,11 @@
-"""Whose turn it is to compile a program, among all processes that share a store.
+"""Leases: mutual exclusion of compiles of one program, among all processes that share a store.
 
-Who compiles has a *lease*: a file beside the entry, which is written anew while the compile goes on. Others wait until
-it is gone, and take over one that is not written any more. Clocks are not compared: what counts is whether the file
-changes while a process looks at it. Leases are authentic like entries, so that nobody else can make a fleet wait.
+The process that compiles has a *lease*: a file beside the entry, which it rewrites during the compile. Other processes
+wait until the file is removed. They take over a lease that is no longer rewritten. Clocks are not compared: a process
+only observes whether the file changes. Leases are authenticated like entries, so that an untrusted writer cannot make a
+fleet wait.
 
-Nothing depends on there being one holder only. Two compile a program twice, no more.
+Correctness does not depend on a single holder. With two holders, the program is compiled twice.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from torchmdla.compile_service.remote import Unreachable
 from torchmdla.compile_service.store import Store
 from torchmdla.compiler.artifact import Artifact
 
-# Seconds between a holder's writes, and after which one that does not write is taken to be gone.
+# Seconds between a holder's writes, and seconds without a write after which the holder counts as gone.
 RENEWAL, EXPIRY = 5.0, 20.0
 
-# Seconds between a waiting process's looks: the first, the longest, and by what each is longer than the one before.
+# Polling interval of a waiting process: the first and the longest in seconds, and the factor between successive ones.
 _FIRST_LOOK, _LONGEST_LOOK, _SLOWER = 0.1, 3.0, 1.5
 
-# Seconds from a takeover to the look whether another process took over later.
+# Seconds from a takeover to the check whether another process took over later.
 _SETTLING = 0.5
 
 _KIND = "lease"
@@ -36,30 +37,36 @@ _LARGEST = 4096
 
 @contextlib.contextmanager
 def turn(store: Store, key: str, patience: float) -> Iterator[Artifact | None]:
-    """A turn at the program ``key``: yields its artifact, if another process made it meanwhile; else None, and others
-    wait until the block is left, by when it is in the store, or cannot be made.
+    """Take the lease of the program ``key``, and yield the artifact if another process compiled it meanwhile.
+
+    If this yields None, other processes wait until the block is left. By then the artifact must be in the store, or the
+    compile must have failed.
 
     Args:
-        patience: the most seconds to wait for others; then there are two who compile.
+        store: the store that the processes share.
+        key: the key of the program.
+        patience: the maximum time to wait for other processes, in seconds. After that, two processes compile.
     """
-    lease, found = _Lease(store, key), None
+    lease, artifact = _Lease(store, key), None
     try:
         try:
-            found = _waited_for(lease, patience)
+            artifact = _waited_for(lease, patience)
             if lease.is_held:
                 lease.keep()
         except Unreachable as problem:
             store.note(problem)
-        yield found
+        yield artifact
     finally:
         lease.release()
 
 
 def _waited_for(lease: _Lease, patience: float) -> Artifact | None:
-    """Takes the lease, or waits until whoever has it is done.
+    """Acquire the lease, or wait until its holder has finished.
+
+    Return the artifact if the holder stored one, else None.
 
     Raises:
-        Unreachable: the store cannot be asked.
+        Unreachable: the store cannot be accessed.
     """
     store, key = lease.store, lease.key
     if not store.may_write or lease.create():
@@ -69,11 +76,11 @@ def _waited_for(lease: _Lease, patience: float) -> Artifact | None:
     pause = _FIRST_LOOK
     try:
         while time.monotonic() < start + patience:
-            # At random, so that those who started together do not look together.
+            # Random intervals, so that processes that started together do not poll together.
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(_LONGEST_LOOK, pause * _SLOWER)
             seen = lease.read()
-            if seen is None:  # Whoever had it is done, has failed, or was no authentic holder.
+            if seen is None:  # The holder finished or failed, or the file is not authentic.
                 return store.load(key)
             if last is None or seen[0] != last[0] or seen[1] > last[1]:
                 last, changed = seen, time.monotonic()
@@ -85,7 +92,7 @@ def _waited_for(lease: _Lease, patience: float) -> Artifact | None:
 
 
 class _Lease:
-    """This process's lease of one program, if it gets it."""
+    """Lease of one program, which this process holds if ``is_held``."""
 
     def __init__(self, store: Store, key: str) -> None:
         self.store = store
@@ -97,12 +104,12 @@ class _Lease:
         self._released = threading.Event()
 
     def create(self) -> bool:
-        """Whether there was none, and it is this process's now."""
+        """Create the lease unless it exists, and return whether this process holds it now."""
         self.is_held = self.store.folder.create(self._name, self._content())
         return self.is_held
 
     def read(self) -> tuple[str, int] | None:
-        """The token of whoever has it, and how often it was written; None where nobody has it who is trusted."""
+        """Return the token and the write count of the holder; None without a trusted holder."""
         data = self.store.folder.read(self._name, _LARGEST)
         if data is None:
             return None
@@ -113,25 +120,25 @@ class _Lease:
         return str(token), int(count)
 
     def take_over(self) -> bool:
-        """Makes it this process's; whether it still is a moment later."""
+        """Take the lease over, and return whether this process still holds it a moment later."""
         self.store.folder.write(self._name, self._content())
         time.sleep(_SETTLING * random.uniform(1.0, 2.0))
         self.is_held = self.read() == (self._token, self._count)
         return self.is_held
 
     def keep(self) -> None:
-        """Writes it again and again, on a thread, until it is released."""
-        with contextlib.suppress(RuntimeError):  # There can be no more threads: it expires, and others compile, too.
+        """Start a thread that rewrites the lease until it is released."""
+        with contextlib.suppress(RuntimeError):  # No thread available. The lease expires and others compile too.
             threading.Thread(target=self._renew, name="torchmdla-lease", daemon=True).start()
 
     def release(self) -> None:
-        """Lets others know that this process is done."""
+        """Remove the lease, so that waiting processes continue."""
         self._released.set()
         if not self.is_held:
             return
         try:
             self.store.folder.remove(self._name)
-        except Unreachable as problem:  # It expires.
+        except Unreachable as problem:  # The lease expires.
             self.store.note(problem)
 
     def _renew(self) -> None:

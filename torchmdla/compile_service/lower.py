@@ -1,4 +1,4 @@
-"""Program to artifact in the calling process: asks the program's device, and turns any failure into CompileError."""
+"""Compilation of a program in the calling process by its device, with all failures converted to CompileError."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from torchmdla.support import trace
 
 
 def lower(program: Program, folder: Path | None = None) -> Artifact:
-    """The artifact of ``program``, made by ``devices.get(program.target.device).lower(program)``.
+    """Return the artifact of ``program``, made by ``devices.get(program.target.device).lower(program)``.
 
     Args:
-        folder: has what each stage makes written there (:mod:`torchmdla.compiler.dump`).
+        program: the program to compile.
+        folder: the folder for the output of each stage (:mod:`torchmdla.compiler.dump`).
 
     Raises:
-        CompileError: the device's own; or one that carries the traceback of whatever else it raised.
+        CompileError: the device's own error, or an error that contains the traceback of any other exception.
     """
     try:
         with dump.dumping(program, folder), trace.span("lower", "lower"):
@@ -33,7 +34,7 @@ def lower(program: Program, folder: Path | None = None) -> Artifact:
 
 
 def as_compile_error(error: Exception) -> CompileError:
-    """``error`` itself if it is a CompileError, else one that tells of it."""
+    """Return ``error`` itself if it is a CompileError, else a CompileError with its traceback."""
     if isinstance(error, CompileError):
         return error
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))

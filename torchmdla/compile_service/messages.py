@@ -13,24 +13,27 @@ from typing import Any, TypeVar
 
 _HEADER = struct.Struct("<IQ")
 
-# Seconds. Python sees a signal that comes just before a wait begins when the wait ends: this often at least.
+# Longest wait, in seconds. A signal that arrives just before a wait begins is only handled when that wait ends.
 _LONGEST_WAIT = 0.5
 
 _Result = TypeVar("_Result")
 
 
 def write_message(descriptor: int, head: dict[str, Any], body: bytes = b"", *, until: float = math.inf) -> None:
-    """Writes one message; waits until the pipe has taken it whole.
+    """Write one message and wait until the pipe has accepted all of it.
 
     Args:
-        until: when to give up, by ``time.monotonic()``, if ``descriptor`` does not block. A time that is over still
-            writes what the pipe takes at once.
+        descriptor: the pipe.
+        head: the JSON object.
+        body: the block of bytes.
+        until: the deadline by ``time.monotonic()``, if ``descriptor`` does not block. After the deadline, the function
+            still writes the bytes that the pipe accepts at once.
 
     Raises:
-        BrokenPipeError: the reader is gone.
-        TimeoutError: the reader has not read it by then.
+        BrokenPipeError: the reader has closed the pipe.
+        TimeoutError: the reader has not read the message before the deadline.
     """
-    # ASCII JSON: text with lone surrogates passes too. What JSON does not know is sent as text.
+    # ASCII JSON can encode text with lone surrogates. Values that JSON does not support are sent as text.
     encoded = json.dumps(head, default=str).encode("ascii")
     for block in (_HEADER.pack(len(encoded), len(body)) + encoded, body):
         rest = memoryview(block)
@@ -39,14 +42,15 @@ def write_message(descriptor: int, head: dict[str, Any], body: bytes = b"", *, u
 
 
 def read_message(descriptor: int, *, until: float = math.inf) -> tuple[dict[str, Any], bytes]:
-    """Reads one message; waits until it is there.
+    """Wait for one message and return it.
 
     Args:
+        descriptor: the pipe.
         until: as for :func:`write_message`.
 
     Raises:
         EOFError: the writer closed its end, before or within a message.
-        TimeoutError: it was not there by then.
+        TimeoutError: the message was not complete before the deadline.
     """
     head_size, body_size = _HEADER.unpack(_read_exactly(descriptor, _HEADER.size, until))
     head = json.loads(_read_exactly(descriptor, head_size, until))
@@ -64,7 +68,7 @@ def _read_exactly(descriptor: int, size: int, until: float) -> bytes:
 
 
 def _when_ready(descriptor: int, until: float, call: Callable[[int, Any], _Result], argument: object) -> _Result:
-    """The result of a call on a descriptor, as soon as it need not wait."""
+    """Return the result of ``call`` on a descriptor, as soon as it does not have to wait."""
     while True:
         try:
             return call(descriptor, argument)
@@ -72,7 +76,7 @@ def _when_ready(descriptor: int, until: float, call: Callable[[int, Any], _Resul
             remaining = until - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError("the other side of the pipe does not answer") from None
-            # Takes no descriptor of its own, as epoll would: there may be none.
+            # poll() does not need a descriptor of its own, unlike epoll: none may be available.
             ready = select.poll()
             ready.register(descriptor, select.POLLOUT if call is os.write else select.POLLIN)
             ready.poll(math.ceil(min(remaining, _LONGEST_WAIT) * 1000))

@@ -1,4 +1,4 @@
-"""How a compiler process comes by a device that the user's process has: from the module that defines its class."""
+"""Module and class of a device, from which a compiler process creates the device of the user's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmdla.errors import CompileError
 
 @dataclass(frozen=True)
 class Origin:
-    """Module and qualified name of the class of a device, and what its artifacts depend on."""
+    """Module and qualified name of the class of a device, and the versions that its artifacts depend on."""
 
     name: str
     module: str
@@ -22,24 +22,24 @@ class Origin:
 
     @classmethod
     def of(cls, program: Program) -> Origin | None:
-        """Of the device that ``program`` is for; None where this process knows no such device."""
+        """Return the origin of the device of ``program``; None if this process does not know the device."""
         name = program.target.device
         try:
-            made_of = type(devices.get(name))
+            device_class = type(devices.get(name))
         except ValueError:
             return None
-        return cls(name, made_of.__module__, made_of.__qualname__, program.versions)
+        return cls(name, device_class.__module__, device_class.__qualname__, program.versions)
 
     @property
     def is_importable(self) -> bool:
-        """Whether another process may have the class, too."""
+        """Return whether another process may be able to import the class."""
         return self.module != "__main__" and "<locals>" not in self.qualname
 
     def register(self) -> None:
-        """Makes the device and registers it, unless it is the one that was made last under its name.
+        """Create the device and register it, unless the last one created under its name has the same origin.
 
         Raises:
-            CompileError: it cannot be made here.
+            CompileError: the device cannot be created in this process.
         """
         known = _made.get(self.name)
         if known == self:
@@ -47,10 +47,10 @@ class Origin:
         if known is not None and known.versions != self.versions:
             _forget(self.module)
         try:
-            made = importlib.import_module(self.module)
+            factory = importlib.import_module(self.module)
             for part in self.qualname.split("."):
-                made = getattr(made, part)
-            devices.register(made())  # type: ignore[operator]
+                factory = getattr(factory, part)
+            devices.register(factory())  # type: ignore[operator]
         except Exception as error:
             raise CompileError(
                 f"the compiler process cannot make device {self.name!r} from {self.module}.{self.qualname}: "
@@ -64,7 +64,10 @@ _made: dict[str, Origin] = {}
 
 
 def _forget(module: str) -> None:
-    """Lets the package of ``module``, whose sources have changed, be imported anew."""
+    """Remove the package of ``module``, whose sources have changed, from ``sys.modules``.
+
+    The next import then loads the new sources. The package torchmdla itself is retained.
+    """
     package = module.partition(".")[0]
     importlib.invalidate_caches()
     for name in list(sys.modules):

@@ -1,7 +1,7 @@
-"""A folder that other machines share, by any file system that fsspec opens, in bounded time.
+"""Folder that machines share, on any file system that fsspec opens, with bounded time for each operation.
 
-What is slow or broken there must not slow a program: each operation has a time limit, and after one that failed the
-folder is left alone for a while.
+A slow or broken file system must not slow a program. Each operation has a time limit. After a failure, the folder is
+not accessed for a while.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-# Seconds for which a folder is left alone after a failure, doubled with each in a row.
+# Seconds without access after a failure, doubled with each consecutive failure.
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 600.0
 
-# Operations that were given up and may hang for ever: with so many of them nothing is tried.
+# The maximum number of abandoned operations, which may hang forever. At this number no operation is tried.
 _MOST_ABANDONED = 4
 
-# File systems where a file written in place can be seen half written. What object stores write appears whole.
+# Protocols where readers can see a half-written file. Files on object stores appear only when complete.
 _WRITTEN_IN_PLACE = frozenset({"file", "local", "sftp", "ssh", "smb", "hdfs", "arrow_hdfs", "ftp"})
 
-# Those of which a read of a part may be answered by the whole, however large that is.
+# Protocols where a read of a part may return the whole file, of any size.
 _WITHOUT_PARTS = frozenset({"http", "https"})
 
-# Statuses of HTTP (RFC 9110) that say that there is no such file.
+# HTTP status codes (RFC 9110) for a file that does not exist.
 _MISSING = (404, 410)
 
 
 class Unreachable(Exception):
-    """An operation failed, took too long, or is not tried after one that did. ``reason`` names no file."""
+    """Error for an operation that failed, timed out, or was skipped after a failure.
+
+    ``reason`` does not contain file names.
+    """
 
     def __init__(self, reason: str, *, is_tried: bool = True) -> None:
         self.reason = reason
@@ -45,7 +48,7 @@ class Unreachable(Exception):
 
 @dataclass
 class _Connection:
-    """Everything that belongs to one process."""
+    """State of a folder that belongs to one process."""
 
     process: int = field(default_factory=os.getpid)
     opening: threading.Lock = field(default_factory=threading.Lock)
@@ -56,26 +59,29 @@ class _Connection:
 
 
 class RemoteFolder:
-    """A folder at ``url``. Any thread may use it; after a fork the child opens it anew.
+    """Folder at ``url``.
+
+    Any thread may use it. After a fork, the child opens it again.
 
     Args:
-        url: what ``fsspec`` opens: a path, ``s3://bucket/prefix``, ``https://…``. Options of its file systems
-            (endpoints, credentials) are fsspec's own: files in ``~/.config/fsspec`` and variables ``FSSPEC_…``.
-        seconds: the most that one operation may take.
+        url: a URL that ``fsspec`` opens: a path, ``s3://bucket/prefix``, ``https://…``. fsspec reads the options of its
+            file systems (endpoints, credentials) from files in ``~/.config/fsspec`` and variables ``FSSPEC_…``.
+        seconds: the time limit of one operation.
 
     Raises:
-        ValueError: no such protocol. ImportError: the package of a protocol is not installed.
+        ValueError: the protocol does not exist.
+        ImportError: the package of a protocol is not installed.
     """
 
     def __init__(self, url: str, seconds: float) -> None:
-        # Not at the top: most processes have no store, and this takes a tenth of a second.
+        # A local import: most processes do not have a store, and the import takes 0.1 s.
         import fsspec
 
         self.url = url
         self._fsspec: Any = fsspec
         self._seconds = seconds
         self._protocol: str = fsspec.utils.get_protocol(url)
-        # Resolved now: programs may change their folder.
+        # Resolved now, because programs may change their working folder.
         is_path = self._protocol in ("file", "local") and "://" not in url
         self._url = os.path.abspath(url) if is_path else url
         fsspec.get_filesystem_class(self._protocol)
@@ -83,14 +89,14 @@ class RemoteFolder:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether nothing can be written there, whoever asks."""
+        """Return whether the folder is read-only for all users."""
         return self._protocol in _WITHOUT_PARTS
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """The content of a file, None where there is none.
+        """Return the content of a file, or None if the file does not exist.
 
         Raises:
-            Unreachable: it cannot be read, or is longer than ``limit`` bytes.
+            Unreachable: the file cannot be read, or is longer than ``limit`` bytes.
         """
 
         def read(system: Any, path: str) -> bytes | None:
@@ -107,10 +113,12 @@ class RemoteFolder:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a file, in the place of one of that name: readers see all of it or nothing.
+        """Write a file, replacing one of that name.
+
+        Readers see all of the file or nothing.
 
         Raises:
-            Unreachable: it cannot be written.
+            Unreachable: the file cannot be written.
         """
 
         def write(system: Any, path: str) -> None:
@@ -119,7 +127,8 @@ class RemoteFolder:
                 return
             temporary = f"{path}.{secrets.token_hex(8)}.tmp"
             try:
-                # "x": whoever may write to the folder must not lead this process to another file by a link.
+                # "x" refuses existing names: another user with write access could place a link there to redirect the
+                # write.
                 with system.open(temporary, "xb") as file:
                     file.write(data)
                 system.mv(temporary, path)
@@ -131,10 +140,10 @@ class RemoteFolder:
         self._call(write, name)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Writes a file unless there is one of that name; whether it was written.
+        """Write a file unless one of that name exists, and return whether it was written.
 
         Raises:
-            Unreachable: it cannot be written.
+            Unreachable: the file cannot be written.
         """
 
         def create(system: Any, path: str) -> bool:
@@ -151,10 +160,10 @@ class RemoteFolder:
         return self._call(create, name)
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there.
+        """Remove a file, if it exists.
 
         Raises:
-            Unreachable: it cannot be removed.
+            Unreachable: the file cannot be removed.
         """
 
         def remove(system: Any, path: str) -> None:
@@ -164,8 +173,10 @@ class RemoteFolder:
         self._call(remove, name)
 
     def _call(self, operation: Callable[[Any, str], Result], name: str) -> Result:
-        """``operation`` on the file system and a path, on a thread of its own, which is left to itself where it takes
-        too long."""
+        """Return the result of ``operation`` on the file system and a path.
+
+        The operation runs on its own thread. The thread is abandoned if it takes too long.
+        """
         connection = self._checked_connection()
         outcome: list[Result] = []
         errors: list[BaseException] = []
@@ -183,7 +194,7 @@ class RemoteFolder:
         thread = threading.Thread(target=run, name="torchmdla-store", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # There can be no more threads.
+        except RuntimeError as error:  # No more threads are available.
             raise Unreachable(str(error)) from error
         if not done.wait(self._seconds):
             connection.abandoned.append(thread)
@@ -205,8 +216,10 @@ class RemoteFolder:
             return connection.system
 
     def _checked_connection(self) -> _Connection:
-        """Raises:
-        Unreachable: it is not asked, so soon after a failure.
+        """Return the connection of this process.
+
+        Raises:
+            Unreachable: a recent operation failed, so the folder is not accessed yet.
         """
         if self._connection.process != os.getpid():
             self._connection = _Connection()
@@ -218,18 +231,18 @@ class RemoteFolder:
 
 
 def _read_by_http(system: Any, path: str, most: int) -> bytes:
-    """So many bytes, or all of a file that is shorter.
+    """Return the first ``most`` bytes of a file, or all of a shorter file.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
     """
     data = bytearray()
     try:
         with system.open(path, "rb") as file:
-            while len(data) < most and (more := file.read(most - len(data))):  # Streams give what has come.
+            while len(data) < most and (more := file.read(most - len(data))):  # A stream may return fewer bytes.
                 data += more
     except FileNotFoundError as error:
-        # Whatever failed is said to be missing, because of what failed.
+        # fsspec reports every failure as a missing file; the cause is the actual failure.
         cause = error.__cause__
         if cause is not None and getattr(cause, "status", None) not in _MISSING:
             raise cause from None
@@ -244,6 +257,6 @@ def _pause(connection: _Connection) -> None:
 
 
 def _described(error: BaseException) -> str:
-    """An error without the names of files in it, so that equal reasons count as one."""
+    """Return a description of an error without file names, so that equal reasons count as one."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
     return f"{type(error).__name__}: {reason}"[:200]

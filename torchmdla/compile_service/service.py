@@ -1,5 +1,7 @@
-"""Program to artifact by the cheapest way there is: memory, disk, a store that machines share, a compiler process. One
-compile per program."""
+"""Compile service: it gets an artifact from memory, disk, a shared store or a compiler process, in this order.
+
+Each program is compiled once.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ from torchmdla.support.limits import Limits
 
 Source = Literal["memory", "disk", "store", "compiled"]
 
-# Seconds to wait for other processes' compiles where these may take as long as they like.
+# Maximum seconds to wait for other processes' compiles if compile time is not limited.
 _LONGEST_PATIENCE = 3600.0
 
-# Bytes of object code that a service remembers.
+# Maximum bytes of object code that a service keeps in memory.
 _MEMORY_BYTES = 256 << 20
 
 
@@ -41,9 +43,9 @@ _FOUND = {"memory": "in memory", "disk": "on disk", "store": "in the store"}
 
 @dataclass(frozen=True)
 class CompileOutcome:
-    """An artifact, where it came from, and how long the caller waited for it (seconds).
+    """Artifact, its source, and how long the caller waited for it (seconds).
 
-    A caller that waited for another thread's compile of the same program has it from memory.
+    If the caller waited for another thread's compile of the same program, the source is memory.
     """
 
     artifact: Artifact
@@ -53,7 +55,7 @@ class CompileOutcome:
 
 @dataclass
 class CompileStatistics:
-    """What a service has done so far. ``seconds`` is the time spent compiling, failures included."""
+    """Counters of a service. ``seconds`` is the time spent compiling, failures included."""
 
     compiled: int = 0
     disk_hits: int = 0
@@ -64,15 +66,17 @@ class CompileStatistics:
 
 
 class CompilerService:
-    """Compiles programs and remembers them. Any thread may call; after a fork the child keeps what was in memory.
+    """Service that compiles programs and caches their artifacts.
+
+    Any thread may call it. After a fork, the child retains the artifacts in memory.
 
     Args:
         pool: compiler processes; by default a new pool.
-        cache: artifacts on disk; by default the one that the environment asks for.
-        store: artifacts that machines share, None for none; by default the one that the environment asks for.
-        in_process: compile in the calling thread, for debugging; by default if ``TORCHMDLA_COMPILE_IN_PROCESS`` is
-            set and not 0.
-        memory_bytes: the most object code to remember; least recently used goes first.
+        cache: artifacts on disk; by default the cache that the environment specifies.
+        store: artifacts that machines share, None for no store; by default the store that the environment specifies.
+        in_process: compile in the calling thread, for debugging; by default if ``TORCHMDLA_COMPILE_IN_PROCESS`` is set
+            and not 0.
+        memory_bytes: the maximum size of the object code in memory; least recently used artifacts are evicted first.
     """
 
     def __init__(
@@ -93,28 +97,28 @@ class CompilerService:
         self._memory_bytes = memory_bytes
         self._artifacts: OrderedDict[str, Artifact] = OrderedDict()
         self._failures = Failures()
-        # What is not taken from the store again: code that turned out not to load here.
+        # Programs whose artifacts are not loaded from the store again, because their code could not be loaded here.
         self._unloadable: set[str] = set()
         self._patience = Limits.from_environment().seconds or _LONGEST_PATIENCE
         self._start_afresh()
         _services.add(self)
 
     def compile(self, program: Program) -> CompileOutcome:
-        """The artifact of ``program``; waits, without the GIL, while it is being compiled.
+        """Return the artifact of ``program``; wait, without the GIL, while it is being compiled.
 
         Raises:
-            CompileError: it cannot be compiled. Asked again, the same error comes at once, for good or for
+            CompileError: the program cannot be compiled. Later calls raise the same error at once, permanently or for
                 :attr:`CompileError.retry_after` seconds.
         """
         start = time.perf_counter()
         key = program.key
-        # Noted before the work and removed after it in one frame: an interrupt must not leave a program claimed.
+        # The claim is added and removed in one frame: an interrupt must not leave a program claimed.
         claim = threading.Event()
         try:
             with trace.span(f"compile {key[:16]}", "compile"):
                 artifact, source = self._obtain(key, program, claim)
         finally:
-            # The threads that wait look again. If this one was interrupted, one of them takes its place.
+            # Waiting threads check again. If this thread was interrupted, one of them compiles the program.
             with self._lock:
                 if self._claims.get(key) is claim:
                     del self._claims[key]
@@ -124,7 +128,7 @@ class CompilerService:
         return CompileOutcome(artifact, source, time.perf_counter() - start)
 
     def forget(self, key: str) -> None:
-        """Lets go of the artifact of the program ``key``, which turned out to be of no use, in memory and on disk."""
+        """Remove the artifact of the program ``key``, which cannot be loaded, from memory and disk."""
         with self._lock:
             self._artifacts.pop(key, None)
             self._unloadable.add(key)
@@ -132,18 +136,20 @@ class CompilerService:
         logs.logger("cache").info("%s: removed, because it did not load", key[:16])
 
     def write_stages(self, program: Program, folder: Path) -> None:
-        """Compiles ``program`` once more, whatever is known of it, for what each stage makes, which is written to
-        ``folder`` (:mod:`torchmdla.compiler.dump`).
+        """Compile ``program`` again, bypassing all caches, and write the output of each stage to ``folder``.
+
+        The format is that of :mod:`torchmdla.compiler.dump`.
 
         Raises:
-            CompileError: it cannot be compiled. What was made until then is there.
+            CompileError: the program cannot be compiled. The folder contains the output of the stages before the
+                failure.
         """
         self._lowered(program, folder)
 
     def prestart(self) -> None:
-        """Starts a compiler process, so that it is ready when the first program comes. Never raises or waits.
+        """Start a compiler process, so that it is ready when the first program arrives.
 
-        A failure shows at the first compile.
+        This never raises or waits. A failure is reported by the first compile.
         """
         if self.in_process:
             return
@@ -153,16 +159,16 @@ class CompilerService:
             return
 
     def statistics(self) -> dict[str, float]:
-        """:class:`CompileStatistics` as a dictionary."""
+        """Return :class:`CompileStatistics` as a dictionary."""
         with self._lock:
             return asdict(self._statistics)
 
     def store_statistics(self) -> StoreStatistics:
-        """What was done with the store; zeros where there is none."""
+        """Return the statistics of the store; all zero without a store."""
         return StoreStatistics() if self.store is None else self.store.statistics()
 
     def stages(self) -> dict[str, float]:
-        """Seconds of each stage of compiling, by its device, of all artifacts that are remembered."""
+        """Return the seconds of each compile stage of the device, summed over all artifacts in memory."""
         seconds: dict[str, float] = {}
         with self._lock:
             for artifact in self._artifacts.values():
@@ -173,7 +179,10 @@ class CompilerService:
         return seconds
 
     def _obtain(self, key: str, program: Program, claim: threading.Event) -> tuple[Artifact, Source]:
-        """From memory if it is there or another thread is at it, else by this thread."""
+        """Return the artifact and its source.
+
+        Wait for another thread that compiles the program; otherwise load or compile it on this thread.
+        """
         while True:
             with self._lock:
                 known = self._remembered(key)
@@ -185,7 +194,10 @@ class CompilerService:
             owner.wait()
 
     def _remembered(self, key: str) -> Artifact | None:
-        """What is known of a program, under the lock: its artifact, its failure (raised), or nothing."""
+        """Return the artifact of a program in memory, or None; raise the stored failure if there is one.
+
+        The caller holds the lock.
+        """
         self._failures.check(key)
         artifact = self._artifacts.get(key)
         if artifact is not None:
@@ -194,7 +206,7 @@ class CompilerService:
         return artifact
 
     def _load(self, key: str) -> tuple[Artifact, Source] | None:
-        if dump.is_asked_for():  # Nothing can be seen of what is not compiled.
+        if dump.is_asked_for():  # A cached program has no stages to dump.
             return None
         artifact = self.cache.load(key)
         if artifact is None:
@@ -205,18 +217,25 @@ class CompilerService:
         return artifact, "disk"
 
     def _in_turn(self, key: str, program: Program) -> tuple[Artifact, Source]:
-        """From another process of this machine that is at it, or else from the store or by compiling."""
+        """Return the artifact from another process of this machine that compiles it, else obtain it here.
+
+        This process then uses the store or a compile.
+        """
         if dump.is_asked_for():
             return self._compile(key, program)
         with self.cache.turn(key, self._patience) as waited:
             if not waited:
-                # Another process may have been at it, and done, since this one looked.
+                # Another process may have stored the artifact since the last load.
                 return self._load(key) or self._fetch_or_compile(key, program)
-        # Whoever had the turn is done. If there is nothing, it failed, and all who waited try at the same time.
+        # The process that had the turn has finished. A missing artifact means that it failed, and all waiting processes
+        # try at the same time.
         return self._load(key) or self._fetch_or_compile(key, program)
 
     def _fetch_or_compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
-        """From the store, or by compiling: once for all machines that share a store and start together."""
+        """Return the artifact from the store, or compile the program.
+
+        Machines that share a store and start together compile a program once.
+        """
         if self.store is None:
             return self._compile(key, program)
         if key in self._unloadable:
@@ -282,16 +301,16 @@ class CompilerService:
 
     def _remember(self, key: str, artifact: Artifact) -> None:
         self._artifacts[key] = artifact
-        excess = sum(len(kept.object_code) for kept in self._artifacts.values()) - self._memory_bytes
+        excess = sum(len(entry.object_code) for entry in self._artifacts.values()) - self._memory_bytes
         while excess > 0 and len(self._artifacts) > 1:
             _, oldest = self._artifacts.popitem(last=False)
             excess -= len(oldest.object_code)
 
     def _start_afresh(self) -> None:
-        """Everything that belongs to one process: locks, compiles under way, counts."""
-        # Reentrant: a signal handler may run a program while its thread is in here.
+        """Initialise the state that belongs to one process: locks, active compiles, counters."""
+        # Reentrant, because a signal handler may run a program while its thread holds the lock.
         self._lock = threading.RLock()
-        # Programs that a thread is loading or compiling; the event tells that it has finished.
+        # Programs that a thread is loading or compiling. The event is set when the thread has finished.
         self._claims: dict[str, threading.Event] = {}
         self._statistics = CompileStatistics()
 
@@ -302,7 +321,7 @@ _default_lock = threading.RLock()
 
 
 def default_service() -> CompilerService:
-    """The service of this process. The first call reads the environment."""
+    """Return the service of this process. The first call reads the environment."""
     global _default
     with _default_lock:
         if _default is None:
@@ -311,43 +330,43 @@ def default_service() -> CompilerService:
 
 
 def compile_program(program: Program) -> CompileOutcome:
-    """:meth:`CompilerService.compile` of the process's service."""
+    """Call :meth:`CompilerService.compile` of the process's service."""
     return default_service().compile(program)
 
 
 def write_stages(program: Program, folder: Path) -> None:
-    """:meth:`CompilerService.write_stages` of the process's service."""
+    """Call :meth:`CompilerService.write_stages` of the process's service."""
     default_service().write_stages(program, folder)
 
 
 def statistics() -> dict[str, float]:
-    """:meth:`CompilerService.statistics` of the process's service."""
+    """Call :meth:`CompilerService.statistics` of the process's service."""
     return default_service().statistics()
 
 
 def store_statistics() -> StoreStatistics:
-    """:meth:`CompilerService.store_statistics` of the process's service."""
+    """Call :meth:`CompilerService.store_statistics` of the process's service."""
     return default_service().store_statistics()
 
 
 def prestart() -> None:
-    """:meth:`CompilerService.prestart` of the process's service."""
+    """Call :meth:`CompilerService.prestart` of the process's service."""
     default_service().prestart()
 
 
 def forget(key: str) -> None:
-    """:meth:`CompilerService.forget` of the process's service."""
+    """Call :meth:`CompilerService.forget` of the process's service."""
     default_service().forget(key)
 
 
 def end() -> None:
-    """For the interpreter's exit: ends what the process's service compiles, and what it would compile after this."""
+    """End all current and future compiles of the process's service, at interpreter exit."""
     if _default is not None:
         _default.pool.end(for_good=True)
 
 
 def reset() -> None:
-    """Forgets the process's service, with what it remembers. The next use reads the environment again."""
+    """Drop the process's service and its memory. The next use reads the environment again."""
     global _default
     with _default_lock:
         service, _default = _default, None

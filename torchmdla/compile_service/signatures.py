@@ -1,6 +1,6 @@
-"""Ed25519 signatures (RFC 8032) of what torchmdla hands out: packages, entries of a store.
+"""Ed25519 signatures (RFC 8032) of packages and of entries of a store.
 
-Checking one needs ``src/package/signature.cpp`` alone; making one the package ``cryptography``, which is imported here
+``src/package/signature.cpp`` checks signatures. Signing needs the package ``cryptography``, which is imported here
 where it is needed.
 """
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 class KeyProblem(ValueError):
-    """A file holds no private key of Ed25519 that can be used."""
+    """Error for a file that does not contain a usable private Ed25519 key."""
 
 
 class DamagedSignature(ValueError):
-    """The bytes are no signature, or one of another version."""
+    """Error for bytes that are not a signature, or have another version."""
 
 
-# As in src/package/signature.cpp.
+# The same values as in src/package/signature.cpp.
 _FORMAT = Format(b"torchmdla-sig", 1, "a signature", "sign it anew (python -m torchmdla sign)", DamagedSignature)
 _NUMBER_BYTES = 32
 
 
 class SigningKey:
-    """A private key of Ed25519.
+    """Private Ed25519 key.
 
     Args:
-        path: a PEM file (PKCS #8), not encrypted, as :func:`generate_key` or
-            ``openssl genpkey -algorithm ed25519`` writes it.
+        path: a PEM file (PKCS #8), not encrypted, as :func:`generate_key` or ``openssl genpkey -algorithm ed25519``
+            writes it.
 
     Raises:
-        KeyProblem: it holds something else.
+        KeyProblem: the file does not contain such a key.
         ImportError: the package ``cryptography`` is not installed.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -48,21 +48,23 @@ class SigningKey:
 
     @property
     def number(self) -> str:
-        """By what signatures name the key: SHA-256 of its public key, in hexadecimal."""
+        """Return the identifier of the key in signatures: SHA-256 of its public key, in hexadecimal."""
         return _number(self._key.public_key()).hex()
 
     def sign(self, label: bytes, message: bytes) -> bytes:
-        """The record of a signature of ``message``. ``label`` says what that is: a signature of one kind is none of
-        another."""
+        """Return a signature record of ``message``.
+
+        ``label`` specifies the kind of message. A signature for one kind is not valid for another.
+        """
         signature = self._key.sign(label + message)
         return _FORMAT.seal({}, _number(self._key.public_key()) + signature)
 
 
 def generate_key(path: str | os.PathLike[str]) -> SigningKey:
-    """Makes a key: ``path.pem`` for whoever signs, which nobody else can read, and ``path.pub.pem`` for whoever loads.
+    """Generate a key: ``path.pem`` for the signer, readable by this user only, and ``path.pub.pem`` for those who load.
 
     Raises:
-        FileExistsError: one of them is there.
+        FileExistsError: one of the files exists.
         ImportError: the package ``cryptography`` is not installed.
     """
     _demand_cryptography()
@@ -81,10 +83,10 @@ def generate_key(path: str | os.PathLike[str]) -> SigningKey:
 
 
 def signer_of(record: bytes) -> str:
-    """The number of the key that a signature says it was made by; nothing of it is verified.
+    """Return the key identifier that a signature contains, without verification.
 
     Raises:
-        DamagedSignature: it is no signature.
+        DamagedSignature: ``record`` is not a signature.
     """
     return _FORMAT.open(record, lambda _, content: content[:_NUMBER_BYTES].hex())
 

@@ -1,8 +1,8 @@
-"""Artifacts that machines share: a second level behind the disk cache, at ``TORCHMDLA_STORE``.
+"""Store of artifacts that machines share: a second level behind the disk cache, at ``TORCHMDLA_STORE``.
 
-An entry is an artifact and the proof of who made it. Neither the store nor the network is trusted: what is damaged or
-not authentic is refused and counted, and compiled here. Nothing of it raises or waits without bound: a store that is
-down costs a compile.
+An entry is an artifact and a proof of its maker. Neither the store nor the network is trusted. Damaged or unauthentic
+entries are refused and counted, and the program is compiled here. No operation raises or waits without a time limit. A
+store that is down costs one compile.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ SECONDS_VARIABLE = "TORCHMDLA_STORE_SECONDS"
 
 _SECONDS = 5.0
 
-# A file: magic, length of the proof, proof, content. What the proof is of stands in _message.
+# File format: magic, length of the proof, proof, content. See _message for the bytes that the proof covers.
 _MAGIC = b"mdla-store-1\n".ljust(16, b"\0")
 _HEAD = struct.Struct("<16sI")
 
 _KIND = "artifact"
 
-# Why an entry is refused, without what whoever wrote it might vary.
+# Reason for a refused entry. It does not contain text that the writer of the entry controls.
 _STRANGE = "not authentic: damaged, or made by nobody who is trusted"
 
-# Bytes of the largest entry that is read or written.
+# Maximum size in bytes of an entry that is read or written.
 LARGEST_ENTRY = 256 << 20
 
 
 @dataclass(frozen=True)
 class StoreStatistics:
-    """What a process did with its store.
+    """Counters of a process for its store.
 
     Attributes:
-        hits: artifacts that were taken from it.
-        misses: programs that it did not have.
-        stored: artifacts that were put there.
+        hits: artifacts that were loaded from the store.
+        misses: programs that the store did not have.
+        stored: artifacts that were written to the store.
         waits: programs for which this process waited while another one compiled them.
-        skipped: operations that were left out, after one that failed.
+        skipped: operations that were skipped after a failure.
         refused: reason → number of entries that are damaged or not authentic.
-        problems: reason → number of operations that failed or took too long.
-        seconds: spent on reading, writing and waiting.
-        bytes_read, bytes_written: of artifacts.
+        problems: reason → number of operations that failed or timed out.
+        seconds: time spent on reading, writing and waiting.
+        bytes_read, bytes_written: sizes of artifacts.
     """
 
     hits: int = 0
@@ -69,18 +69,22 @@ class StoreStatistics:
     bytes_written: int = 0
 
     def __add__(self, other: StoreStatistics) -> StoreStatistics:
-        return StoreStatistics(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        return StoreStatistics(
+            *(getattr(self, counter.name) + getattr(other, counter.name) for counter in fields(self))
+        )
 
     def __sub__(self, other: StoreStatistics) -> StoreStatistics:
-        return StoreStatistics(*(getattr(self, one.name) - getattr(other, one.name) for one in fields(self)))
+        return StoreStatistics(
+            *(getattr(self, counter.name) - getattr(other, counter.name) for counter in fields(self))
+        )
 
 
 class Store:
-    """Entries by key of program, in a folder that others write to, too.
+    """Entries by program key, in a folder that other machines also write to.
 
     Args:
-        folder: where they are.
-        authentication: whose entries are taken, and how this process's are proven.
+        folder: the folder of the entries.
+        authentication: checks entries, and proves the entries of this process.
     """
 
     def __init__(self, folder: RemoteFolder, authentication: Authentication) -> None:
@@ -90,11 +94,11 @@ class Store:
 
     @property
     def may_write(self) -> bool:
-        """Whether this process puts there what it compiles."""
+        """Return whether this process stores the artifacts that it compiles."""
         return self.authentication.may_write and not self.folder.is_read_only
 
     def load(self, key: str) -> Artifact | None:
-        """The artifact of the program ``key``; None where there is none, or none that can be had or may be used."""
+        """Return the artifact of the program ``key``; None if it is missing, unreachable or refused."""
         start = time.perf_counter()
         artifact = data = None
         try:
@@ -115,7 +119,7 @@ class Store:
         return artifact
 
     def put(self, key: str, artifact: Artifact) -> bool:
-        """Puts an artifact there, in the place of what is there under its key; whether it is there then."""
+        """Store an artifact, replacing the entry of its key, and return whether it was stored."""
         content = artifact.to_bytes()
         if not self.may_write or len(content) > LARGEST_ENTRY:
             return False
@@ -131,22 +135,22 @@ class Store:
         return is_stored
 
     def remove(self, key: str) -> None:
-        """Removes the artifact of the program ``key``, if there is one and the store lets this process."""
+        """Remove the artifact of the program ``key``, if it exists and the store permits it."""
         try:
             self.folder.remove(entry_name(key))
         except Unreachable as problem:
             self.note(problem)
 
     def proven(self, kind: str, key: str, content: bytes) -> bytes:
-        """``content`` of a program's file of that kind, with the proof of who made it."""
+        """Return the file content: a proof, then ``content``, for a program's file of this kind."""
         proof = self.authentication.prove(_message(kind, key, content))
         return _HEAD.pack(_MAGIC, len(proof)) + proof + content
 
     def content_of(self, kind: str, key: str, data: bytes) -> bytes:
-        """The inverse of :meth:`proven`.
+        """Return the content of a file that :meth:`proven` made.
 
         Raises:
-            NotAuthentic: ``data`` is nothing that was made so, or not by somebody who is trusted.
+            NotAuthentic: ``data`` does not have this format, or was not made by a trusted party.
         """
         magic, length = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0)
         if magic != _MAGIC:
@@ -156,7 +160,7 @@ class Store:
         return content
 
     def note(self, problem: Unreachable) -> None:
-        """Counts an operation that failed."""
+        """Count an operation that failed."""
         if not problem.is_tried:
             self._count(skipped=1)
             return
@@ -164,17 +168,19 @@ class Store:
         logs.logger("cache").warning("the store %s: %s", self.folder.url, problem)
 
     def note_wait(self, seconds: float) -> None:
-        """Counts a program that this process waited for."""
+        """Count a program that this process waited for."""
         self._count(waits=1, seconds=seconds)
 
     def statistics(self) -> StoreStatistics:
-        """A copy of the counts so far."""
+        """Return a copy of the counters."""
         with self._lock:
             return self._statistics + StoreStatistics()
 
     def _opened(self, key: str, data: bytes) -> Artifact:
-        """Raises:
-        ValueError: it is no entry, or not authentic, or holds another program's artifact.
+        """Return the artifact in an entry.
+
+        Raises:
+            ValueError: ``data`` is not an entry, is not authentic, or contains another program's artifact.
         """
         artifact = Artifact.from_bytes(self.content_of(_KIND, key, data))
         if artifact.manifest.program != key:
@@ -186,14 +192,14 @@ class Store:
             self._statistics += StoreStatistics(**counts)
 
     def _start_afresh(self) -> None:
-        """Everything that belongs to one process."""
+        """Initialise the state that belongs to one process."""
         self._lock = threading.Lock()
         self._statistics = StoreStatistics()
         _stores.add(self)
 
 
 def of_environment() -> Store | None:
-    """The store that the environment names; None, with a warning, where it cannot be used."""
+    """Return the store that the environment names; warn and return None if it cannot be used."""
     url = os.environ.get(URL_VARIABLE, "")
     if not url:
         return None
@@ -206,13 +212,15 @@ def of_environment() -> Store | None:
 
 
 def entry_name(key: str) -> str:
-    """Where the artifact of the program ``key`` is. In many folders, since file systems and object stores alike slow
-    down where one has very many."""
+    """Return the file name of the artifact of the program ``key``.
+
+    Entries are spread over many folders, because file systems and object stores slow down with very large folders.
+    """
     return f"{key[:2]}/{key}.entry"
 
 
 def _message(kind: str, key: str, content: bytes) -> bytes:
-    """What a proof is of: an entry under another name is not authentic."""
+    """Return the bytes that a proof covers. An entry under another name is therefore not authentic."""
     return f"{kind} {key}\n".encode() + content
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is to compile a program, among the processes of a machine that share a cache."""
+"""Mutual exclusion of compiles of one program, among the processes of a machine that share a cache."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# Seconds between a waiting process's looks: the first, the longest, and by what each is longer than the one before.
+# Polling interval of a waiting process: the first and the longest in seconds, and the factor between successive ones.
 _FIRST_LOOK, _LONGEST_LOOK, _SLOWER = 0.01, 0.25, 1.5
 
 
 @contextlib.contextmanager
 def turn(folder: int, name: str, patience: float) -> Iterator[bool]:
-    """A turn, which processes take by locking a file; the system unlocks that of one that ends. Yields whether this one
-    had to wait.
+    """Lock a file, and yield whether this process had to wait for the lock.
 
-    The lock is a record lock (POSIX ``fcntl``), which the child of a fork does not have.
+    The system releases the lock when the process ends. The lock is a record lock (POSIX ``fcntl``), which the child of
+    a fork does not inherit.
 
     Args:
         folder: a descriptor of the folder of the file ``name``.
-        patience: the most seconds to wait; then there are two whose turn it is.
+        name: the name of the file.
+        patience: the maximum time to wait, in seconds. After that, two processes have the turn.
 
     Raises:
-        OSError: the file cannot be made or locked.
+        OSError: the file cannot be created or locked.
     """
     if fcntl is None:
         yield False
@@ -40,7 +41,8 @@ def turn(folder: int, name: str, patience: float) -> Iterator[bool]:
         try:
             yield waited
         finally:
-            # While it is locked: whoever waits for it finds what was made, and others make a new file.
+            # Removed while it is locked: waiting processes then load the artifact, and later processes create a new
+            # file.
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=folder)
     finally:
@@ -48,7 +50,7 @@ def turn(folder: int, name: str, patience: float) -> Iterator[bool]:
 
 
 def _wait(descriptor: int, patience: float) -> bool:
-    """Locks the file, if that comes in time; whether it had to be waited for."""
+    """Lock the file within ``patience`` seconds if possible, and return whether it had to wait."""
     until, pause, waited = time.monotonic() + patience, _FIRST_LOOK, False
     while not _locked(descriptor) and time.monotonic() < until:
         waited = True
@@ -60,6 +62,6 @@ def _wait(descriptor: int, patience: float) -> bool:
 def _locked(descriptor: int) -> bool:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):  # Either is what POSIX lets a system say.
+    except (BlockingIOError, PermissionError):  # POSIX allows either error.
         return False
     return True

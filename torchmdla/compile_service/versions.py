@@ -1,4 +1,4 @@
-"""What made a program: an artifact made by anything else is never reused."""
+"""Versions of the producers of a program. An artifact of any other version is never reused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def producers(device: Device) -> tuple[tuple[str, str], ...]:
-    """Name and version of each producer of programs and artifacts for ``device``.
+    """Return name and version of each producer of programs and artifacts for ``device``.
 
-    torchmdla's is a hash of its compiling sources, so that a changed working copy does not meet old artifacts; so is
-    that of a package that a device comes from, beside its version.
+    The version of torchmdla is a hash of its compiler sources, so that a changed working copy does not reuse old
+    artifacts. The version of a package that defines a device also contains a hash of its sources.
     """
     packages = {_package_of(cls.__module__) for cls in type(device).__mro__} - {"torchmdla", "builtins", "abc"}
     foreign = [(package, _version_of(package)) for package in sorted(packages)]
-    own = [(device.name, device.version)] if device.version else []
-    return (*_torchmdla(), *foreign, *own)
+    device_version = [(device.name, device.version)] if device.version else []
+    return (*_torchmdla(), *foreign, *device_version)
 
 
 @lru_cache(maxsize=1)
@@ -37,7 +37,10 @@ def _torchmdla() -> tuple[tuple[str, str], ...]:
 
 
 def _package_of(module: str) -> str:
-    """The outermost package that has a file: others (namespaces) are many projects'."""
+    """Return the outermost package that has a file.
+
+    A package without a file (a namespace package) can belong to many projects.
+    """
     parts = module.split(".")
     names = [".".join(parts[: count + 1]) for count in range(len(parts))]
     return next((name for name in names if getattr(sys.modules.get(name), "__file__", None)), module)
@@ -45,23 +48,23 @@ def _package_of(module: str) -> str:
 
 @lru_cache(maxsize=64)
 def _version_of(package: str) -> str:
-    """The versions of what installed ``package``, and a hash of its sources.
+    """Return the versions of the distributions that installed ``package``, and a hash of its sources.
 
-    What has no sources, a class typed into an interpreter, is another one in each process.
+    A package without sources, such as a class in an interactive interpreter, gets a random version in each process.
     """
     installed = metadata.packages_distributions().get(package.partition(".")[0], ())
     digest = hashlib.sha256()
     files = list(_files_of(package))
     for path in files:
         status = path.stat()
-        # Libraries may be large.
+        # Libraries may be large, so only their name, size and time are hashed.
         is_source = path.suffix == ".py"
         digest.update(path.read_bytes() if is_source else f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
     return " ".join([*map(metadata.version, installed), digest.hexdigest()[:16] if files else secrets.token_hex(8)])
 
 
 def _files_of(package: str) -> Iterator[Path]:
-    """The modules of a package, or of the module that it is."""
+    """Yield the files of a package or of a single module."""
     module = sys.modules.get(package)
     name = getattr(module, "__file__", None)
     if not name:

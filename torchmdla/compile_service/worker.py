@@ -1,7 +1,7 @@
-"""Compiler processes, seen from the process that uses them.
+"""Compiler processes and their pool, in the process that uses them.
 
-A compile runs elsewhere because a fault in native compiler code must cost one group, not the user's program, and
-because a compile that holds the GIL for seconds would stop every other Python thread.
+A compile runs in another process for two reasons. A fault in native compiler code must cost one group, not the user's
+program. A compile that holds the GIL for seconds would stop every other Python thread.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from torchmdla.support.processes import how_it_ended
 
 _SCRIPT = Path(__file__).with_name("worker_process.py")
 
-# How much of a compiler process's standard error is kept, in bytes.
+# Size in bytes of the retained tail of a compiler process's standard error.
 _TAIL_BYTES = 8192
 
 
-# Seconds until a process that has just been started, or one that waits, must have taken a program.
+# Time limits in seconds for accepting a program: of a process that has just started, and of an idle one.
 _START_SECONDS, _ACCEPT_SECONDS = 60.0, 20.0
 
-# The most compiler processes of a pool. Each shares its work with copies of itself.
+# The maximum number of compiler processes of a pool. Each process shares its work with copies of itself.
 _MOST_PROCESSES = 2
 
-# How far below the user's program the system ranks a process that compiles in the background.
+# Niceness of a process that compiles in the background, relative to the user's program.
 _NICENESS = 10
 
-# Errors of the system that another attempt may not meet, and signals that others send.
+# Temporary errors of the system, and signals that other processes send.
 _PASSING_ERRORS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _SENT_BY_OTHERS = frozenset({"SIGKILL", "SIGTERM"})
 
 
 class WorkerLost(Exception):
-    """A compiler process ended, or never started.
+    """Error for a compiler process that ended or never started.
 
-    ``had_program`` is true when it had taken the program whose compile was asked for; then ``reason`` says in a few
-    words what became of it. ``passing`` is true when that may not come again: the system lacked something, or somebody
-    killed the process.
+    ``had_program`` is true if the process had accepted the program; then ``reason`` is a short description of the
+    failure. ``passing`` is true if the failure may be temporary: the system lacked a resource, or another process
+    killed this one.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class WorkerLost(Exception):
         super().__init__(diagnostic)
 
     def as_compile_error(self) -> CompileError:
-        """What the caller is told, who may try again if it is passing."""
+        """Return the error for the caller, who may retry if the failure is temporary."""
         reason = self.reason if self.had_program else "the compiler process did not start"
         return CompileError(reason, diagnostic=self.diagnostic, retry_after=0.0 if self.passing else None)
 
 
 class Worker:
-    """One compiler process, used by one thread at a time.
+    """Compiler process, used by one thread at a time.
 
-    The constructor returns as soon as the process is started; its first compile waits until it is ready.
+    The constructor returns as soon as the process is started. The first compile waits until the process is ready.
 
     Args:
         modules: names of modules that the process imports first; they may register devices.
-        limits: what a compile may take; by default what the environment says.
+        limits: limits of a compile; by default those that the environment specifies.
 
     Raises:
         WorkerLost: the process cannot be started.
@@ -116,12 +116,12 @@ class Worker:
             self._requests, self._replies = self._process.stdin, self._process.stdout
             try:
                 self._errors = _Tail(self._process.stderr)
-            except RuntimeError as error:  # There can be no more threads.
+            except RuntimeError as error:  # No more threads are available.
                 self.end()
                 self._process.stderr.close()
                 raise WorkerLost(f"{type(error).__name__}: {error}", passing=True) from error
             _workers.add(self)
-        if os.name != "nt":  # There nothing can wait for a pipe.
+        if os.name != "nt":  # Windows cannot wait for a pipe.
             for pipe in (self._requests, self._replies):
                 os.set_blocking(pipe.fileno(), False)
         self.stopped = False
@@ -135,22 +135,24 @@ class Worker:
 
     @property
     def usable(self) -> bool:
-        """Whether the process lives and waits for a program (or will, once it has started)."""
+        """Return whether the process is alive and idle, or is still starting."""
         return self._between_messages and self._process.poll() is None
 
     def compile(self, program: Program, folder: Path | None = None, cpus: int = 1, niceness: int = 0) -> Artifact:
-        """Sends the program and waits for its artifact, without the GIL.
+        """Send the program and wait for its artifact, without the GIL.
 
-        If anything but CompileError leaves this method, the pipes may hold half a message: :meth:`end` the worker.
+        If this method raises any exception but CompileError, the pipes may contain a partial message. The caller must
+        :meth:`end` the worker.
 
         Args:
+            program: the program to compile.
             folder: as for :func:`~torchmdla.compile_service.lower.lower`.
-            cpus: how many processes may share the work, this one among them.
-            niceness: how far below the program the system ranks the process, at least; it cannot rise again.
+            cpus: how many processes may share the work, this one included.
+            niceness: the minimum niceness of the process relative to the program. It cannot decrease again.
 
         Raises:
-            CompileError: what the device raised, field by field.
-            WorkerLost: the process died, or took too long and was ended.
+            CompileError: the device's error, with all its fields.
+            WorkerLost: the process died, or exceeded the time limit and was ended.
         """
         had_program = False
         self._between_messages = False
@@ -177,31 +179,31 @@ class Worker:
         raise CompileError(**head)
 
     def stop(self) -> None:
-        """From another thread: kills the process under the thread that uses it, and notes that it was no crash."""
+        """Kill the process while another thread uses it, and note that it did not crash."""
         self.stopped = True
         self._process.kill()
 
     def end(self) -> None:
-        """Kills the process, which has nothing to save, and reaps it. More than once is harmless."""
+        """Kill and reap the process, which has nothing to save. Repeated calls are harmless."""
         self._between_messages = False
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # The system does not let go of it.
+        with contextlib.suppress(subprocess.TimeoutExpired):  # The process cannot be reaped.
             self._process.wait(_ACCEPT_SECONDS)
         self._requests.close()
         self._replies.close()
 
     def forget(self) -> None:
-        """In a forked child: lets go of the parent's process without touching it."""
+        """Close the pipes of the parent's process in a forked child, and leave the process alone."""
         self._between_messages = False
         for pipe in (self._requests, self._replies, self._errors.pipe):
             pipe.close()
-        self._process.poll()  # Not our child: Popen notes that there is nothing to wait for.
+        self._process.poll()  # Not our child, so Popen does not wait for it any more.
 
     def _hand_over(self, program: Program, folder: Path | None, cpus: int, niceness: int) -> None:
-        """Returns when the process has read the program.
+        """Send the program and return when the process has read it.
 
         Raises:
-            TimeoutError: it does not.
+            TimeoutError: the process does not read it in time.
         """
         patience = min(_ACCEPT_SECONDS, self._limits.seconds or math.inf) if self._ready else _START_SECONDS
         until = time.monotonic() + patience
@@ -229,9 +231,9 @@ class Worker:
 
 
 class _Tail:
-    """The last lines that a process wrote to its standard error.
+    """Last lines that a process wrote to its standard error.
 
-    A thread reads them all the time: were the pipe to fill up, the process would stop.
+    A thread reads them continuously, because a full pipe would block the process.
     """
 
     def __init__(self, pipe: IO[bytes]) -> None:
@@ -244,8 +246,8 @@ class _Tail:
         self._bytes = b""
 
     def text(self) -> str:
-        """What is kept, once the process has ended."""
-        # Ends with the process, unless a program that the compiler started has inherited the pipe.
+        """Return the retained text, once the process has ended."""
+        # The thread ends with the process, unless a program that the compiler started has inherited the pipe.
         self._thread.join(timeout=1)
         return self._bytes.decode(errors="replace").strip()
 
@@ -256,8 +258,10 @@ class _Tail:
 
 
 def set_cpus(cpus: Callable[[], int]) -> None:
-    """Has ``cpus`` say, whenever a compile begins, how many CPUs all compiles of this process may take at a time; until
-    then as many as it may run on."""
+    """Set the function that returns how many CPUs all compiles of this process may use together.
+
+    It is called whenever a compile begins. The default is the number of CPUs that the process may run on.
+    """
     global _cpus
     _cpus = cpus
 
@@ -272,14 +276,16 @@ _niceness = contextvars.ContextVar("niceness", default=0)
 
 
 def give_way() -> None:
-    """Rank what this thread compiles from now on below the program: no call waits for it."""
+    """Lower the priority of later compiles of this thread, because the program does not wait for them."""
     _niceness.set(_NICENESS)
 
 
 @dataclass
 class _Turn:
-    """What a compile of a thread has of a pool: ``cpus``, and a process once there is one, which ``is_fresh`` where it
-    was started for it."""
+    """Resources of the pool that one compile has: ``cpus``, and a process once there is one.
+
+    ``is_fresh`` is true if the process was started for this compile.
+    """
 
     cpus: int
     thread: int
@@ -288,16 +294,15 @@ class _Turn:
 
 
 class WorkerPool:
-    """Up to ``size`` compiler processes, started on demand, kept for the next program.
+    """Pool of up to ``size`` compiler processes, started on demand and reused.
 
-    Any thread may compile. Compiles under way, with the processes that share the work of each, take no more CPUs than
-    there are for them. After a fork the child's copy is empty: it starts processes of its own and leaves the
-    parent's alone.
+    Any thread may compile. Active compiles, with the processes that share their work, use no more CPUs than are
+    available. After a fork, the child's pool is empty. It starts its own processes and does not touch the parent's.
 
     Args:
-        size: the most processes that compile at a time, beside those that share their work.
+        size: the maximum number of processes that compile at a time, besides those that share their work.
         modules, limits: see :class:`Worker`.
-        cpus: says how many CPUs there are; by default what :func:`set_cpus` was told.
+        cpus: returns the number of CPUs; by default the function of :func:`set_cpus`.
     """
 
     def __init__(
@@ -311,20 +316,20 @@ class WorkerPool:
         self._cpus = cpus
         self._limits = limits
         self._modules = tuple(modules)
-        # Programs that killed a process, by key. They are not tried again.
+        # Programs that killed a process, by key. They are not retried.
         self._fatal: dict[str, CompileError] = {}
         self._closed = False
         self._empty()
         _pools.add(self)
 
     def compile(self, program: Program, folder: Path | None = None) -> Artifact:
-        """Compiles in a process of the pool; waits for one, without the GIL, while all are busy. ``folder``: as for
-        :func:`~torchmdla.compile_service.lower.lower`.
+        """Compile in a process of the pool; wait for one, without the GIL, while all are busy.
 
-        An exception raised here while waiting (KeyboardInterrupt) ends the process that was compiling.
+        ``folder`` is as for :func:`~torchmdla.compile_service.lower.lower`. An exception raised here while waiting
+        (KeyboardInterrupt) ends the process that was compiling.
 
         Raises:
-            CompileError: from the device; or the process died, which :attr:`CompileError.diagnostic` describes.
+            CompileError: the device raised it; or the process died, which :attr:`CompileError.diagnostic` describes.
         """
         key = program.key
         if key in self._fatal:
@@ -343,10 +348,10 @@ class WorkerPool:
                         self._fatal[key] = copy.copy(error)
                     if lost.had_program or turn.is_fresh:
                         raise error from None
-                    # It died while it was idle, so this program is not to blame. Take another.
+                    # The process died while it was idle, so this program is not the cause. Use another process.
 
     def prestart(self) -> None:
-        """Starts the first process, if there is none, and does not wait for it.
+        """Start the first process, unless the pool has one, and do not wait for it.
 
         Raises:
             CompileError: no process can be started.
@@ -356,7 +361,10 @@ class WorkerPool:
                 pass
 
     def end(self, *, for_good: bool = False) -> None:
-        """Ends every process. Compiles under way fail; a later one starts afresh, or fails if it is ``for_good``."""
+        """End every process.
+
+        Active compiles fail. A later compile starts a new process, or fails if ``for_good`` is true.
+        """
         with self._changed:
             self._closed = for_good
             idle = list(self._idle)
@@ -369,9 +377,9 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def _borrow(self) -> Iterator[_Turn]:
-        """A process for the calling thread alone."""
-        # The pool notes what a ticket holds, rather than a local variable here: an interrupt can arrive between
-        # any two steps, and must not leave a process that counts as busy for ever.
+        """Yield a turn with a process for the calling thread alone."""
+        # The pool records the resources of a ticket; a local variable here would not suffice. An interrupt can arrive
+        # between any two steps, and must not leave a process that counts as busy forever.
         ticket = object()
         try:
             turn = self._take_turn(ticket)
@@ -382,7 +390,7 @@ class WorkerPool:
             self._give_back(ticket)
 
     def _take_turn(self, ticket: object) -> _Turn:
-        """Waits for a turn, which has an idle process, or none for leave to start one."""
+        """Wait for a turn. It has an idle process, or no process if the caller may start one."""
         with self._changed:
             self._waiting.add(ticket)
             while not (cpus := self._free_cpus()):
@@ -391,7 +399,7 @@ class WorkerPool:
             if self._closed:
                 raise _ended()
             turn = self._busy[ticket] = _Turn(cpus, threading.get_ident())
-            # A process that has compiled in the background ranks below the program for good.
+            # A process that has compiled in the background keeps its lower priority permanently.
             niceness = _niceness.get()
             for worker in sorted(self._idle, key=lambda worker: worker.niceness, reverse=True):
                 if worker.niceness > niceness:
@@ -404,12 +412,12 @@ class WorkerPool:
             return turn
 
     def _free_cpus(self) -> int:
-        """How many CPUs a compile takes that begins now, 0 while it must wait.
+        """Return how many CPUs a compile that begins now may use, 0 while it must wait.
 
-        Sharing one compile among two processes makes it end sooner than it takes from another compile: so one that is
-        alone has two CPUs, or all, while those that wait for a turn together get a part each.
+        Two processes that share one compile shorten it by more than they slow another compile. So a single compile gets
+        two CPUs or all of them, while compiles that wait together get equal parts.
         """
-        # A signal handler that runs a program: what has the thread's turn goes on when the handler is done.
+        # A signal handler runs a program. The compile that has the thread's turn continues when the handler returns.
         if any(turn.thread == threading.get_ident() for turn in self._busy.values()):
             return 1
         turns = self._size - len(self._busy)
@@ -450,7 +458,10 @@ def _ended() -> CompileError:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Blocks SIGINT in this thread; a process started meanwhile inherits that until it can ignore the signal."""
+    """Block SIGINT in this thread.
+
+    A process started meanwhile inherits the mask until it can ignore the signal.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -465,8 +476,8 @@ def _interrupts_blocked() -> Iterator[None]:
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
-# Held while a process is started, so that the child of a fork knows every pipe that it inherits: one left open there
-# would keep the parent's compiler process alive after the parent.
+# Held while a process is started, so that the child of a fork knows every pipe that it inherits. A pipe left open in
+# the child would keep the parent's compiler process alive after the parent has ended.
 _start_lock = forks.held(threading.RLock())
 
 

@@ -1,9 +1,13 @@
-"""The compiler process: reads programs from standard input, writes artifacts or errors to standard output.
+"""Compiler process: it reads programs from standard input and writes artifacts or errors to standard output.
 
-``torchmdla.compile_service.worker`` starts this file as a script, with one argument: ``{"path": sys.path of the parent,
-"modules": modules to import, which may register devices, "memory": the most bytes to take, 0 for no limit}`` in JSON.
-Messages to the parent, in this order: ``ready`` once, then for each program ``accepted`` when it has been read whole,
-and ``artifact`` or ``error``, with the ``spans`` of the compile where the request asks for them.
+``torchmdla.compile_service.worker`` starts this file as a script, with one argument, a JSON object:
+
+- ``"path"``: ``sys.path`` of the parent
+- ``"modules"``: modules to import, which may register devices
+- ``"memory"``: the memory limit in bytes, 0 for no limit
+
+The messages to the parent are ``ready`` once, then ``accepted`` for each program when it has been read completely, then
+``artifact`` or ``error``. The last message contains the ``spans`` of the compile if the request asks for them.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    # Python put this file's folder first; its modules must not stand in for the standard library's.
+    # Python put this file's folder first. Its modules must not shadow the standard library's.
     del sys.path[0]
 
 import contextlib
@@ -32,18 +36,18 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# A compile makes many objects that live until its end, and little garbage in cycles: to look for that as often as
-# Python does by default takes a tenth of the time.
+# A compile creates many objects that live until its end, and little cyclic garbage. The default frequency of garbage
+# collection takes a tenth of the time.
 _MANY_OBJECTS = 100_000
 
-# How many threads libraries start, such as NumPy's of linear algebra. Here they would have nothing to do, and a process
-# that is to be copied must have one thread.
+# Variables for the number of threads of libraries such as NumPy's BLAS. The threads would be idle here, and a process
+# that is to be forked must have one thread.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main(configuration: dict[str, Any]) -> None:
-    # An interrupt at the terminal reaches the whole process group. The parent decides what it means for us. It
-    # started us with the signal blocked, so that none arrives before this line.
+    # An interrupt at the terminal reaches the whole process group. The parent decides how this process reacts. It
+    # started this process with the signal blocked, so that none arrives before this line.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -60,9 +64,9 @@ def main(configuration: dict[str, Any]) -> None:
 
 
 def _take_pipes() -> tuple[int, int]:
-    """Moves the pipes away from descriptors 0 and 1, so that what native code prints cannot corrupt a message.
+    """Move the pipes away from descriptors 0 and 1, so that output of native code cannot corrupt a message.
 
-    From then on standard output is standard error, which the parent keeps for diagnostics.
+    After that, standard output is standard error, which the parent retains for diagnostics.
     """
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -79,11 +83,11 @@ def _limit_memory(limit: int) -> None:
 
 
 def _install_bare_package() -> None:
-    """Makes ``torchmdla.*`` importable without running ``torchmdla/__init__.py``.
+    """Make ``torchmdla.*`` importable without running ``torchmdla/__init__.py``.
 
-    That file is the user's API: it imports torch and the C++ extension, seconds and hundreds of megabytes that a
-    compiler has no use for. The same trick keeps the layers apart: nothing that compiles can lean on PyTorch, since
-    here ``import torch`` raises ModuleNotFoundError.
+    That file is the user's API. It imports torch and the C++ extension, which takes seconds and hundreds of megabytes,
+    and the compiler does not use them. This also enforces the layering: compiler code cannot depend on PyTorch, because
+    ``import torch`` raises ModuleNotFoundError here.
     """
     package = types.ModuleType("torchmdla")
     package.__path__ = [str(Path(__file__).resolve().parents[1])]
@@ -103,30 +107,33 @@ def _serve(requests: int, replies: int) -> None:
             os.nice(request["nice"])  # Copies of this process inherit it.
         with _ending_with_parent(requests):
             head, answer = _answer(request, body)
-        # Before the reply, so that the next program's diagnostics do not start with this one's.
+        # Flush before the reply, so that the next program's diagnostics do not start with this one's.
         sys.stdout.flush()
         sys.stderr.flush()
         write_message(replies, head, answer)
 
 
 def _warm_up() -> None:
-    """Import the compiler while the parent is still busy with its program, so that the first compile need not wait."""
-    with contextlib.suppress(Exception):  # A compile reports it, and costs its group alone.
+    """Import the compiler while the parent is still busy with its program, so that the first compile does not wait."""
+    with contextlib.suppress(Exception):  # A compile reports the failure, which affects its group alone.
         from torch_mlir._mlir_libs import _mlir
 
         from torchmdla import devices
 
-        # MLIR imports the classes of all operations of a dialect when Python sees the first one: a third of a second.
-        # The compiler reads operations by their names and needs none of them.
+        # MLIR imports the classes of all operations of a dialect when Python accesses the first one. This takes a third
+        # of a second. The compiler identifies operations by name and does not need the classes.
         _mlir.globals.dialect_search_modules = []
         devices.get(devices.in_use()).warm_up()
 
 
 @contextlib.contextmanager
 def _ending_with_parent(requests: int) -> Iterator[None]:
-    """Ends this process as soon as the parent is gone, also within native code: the system then sends the signal of a
-    pipe that has changed. Nothing but its end can come while the parent waits for the answer."""
-    if fcntl is None or not hasattr(fcntl, "F_SETSIG"):  # Linux alone has it.
+    """End this process as soon as the parent is gone, also during native code.
+
+    The system sends a signal when the pipe changes. While the parent waits for the answer, the only possible change is
+    the end of the pipe.
+    """
+    if fcntl is None or not hasattr(fcntl, "F_SETSIG"):  # Only Linux supports it.
         yield
         return
     flags = fcntl.fcntl(requests, fcntl.F_GETFL)
@@ -166,7 +173,7 @@ def _compiled(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], byt
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(EOFError, BrokenPipeError):  # The parent is gone, or wants no more.
+    with contextlib.suppress(EOFError, BrokenPipeError):  # The parent is gone or has closed the pipe.
         main(json.loads(sys.argv[1]))
-    # No teardown: MLIR's and LLVM's global destructors take time and have nothing to save.
+    # No teardown: the global destructors of MLIR and LLVM take time and have nothing to save.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What a device's lowering is given and gives: programs, artifacts, sizes, and MLIR's contexts and pipelines."""
+"""Inputs and outputs of a device's lowering: programs, artifacts, sizes, and MLIR's contexts and pipelines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import warnings
 from typing import Any
 
-# Modules that have moved to ``torchmdla.compile_service``; their old place works until 0.3.
+# Modules that have moved to ``torchmdla.compile_service``. Their old names work until 0.3.
 _MOVED = frozenset(("cache", "lower", "service", "worker"))
 
 

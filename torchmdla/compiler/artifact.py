@@ -1,4 +1,4 @@
-"""The compiler's output: object code and a manifest, as one value that can be stored, sent and checked."""
+"""Output of the compiler: object code and a manifest, as one value that can be stored, sent and checked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from torchmdla.compiler.checksummed import Format
 from torchmdla.compiler.program import Argument, Result
 
-# The calling convention of an entry, and the forms of object code, described in docs/architecture.md. Raised whenever
-# they change.
+# Version of an entry's calling convention and of the forms of object code, described in docs/architecture.md. It is
+# increased whenever they change.
 ABI_VERSION = 4
 
 
 class DamagedArtifact(ValueError):
-    """The bytes are not an artifact, not the one that was written, or one of another ABI version."""
+    """Error of bytes that are not an artifact, are altered, or have another ABI version."""
 
 
 _FORMAT = Format(
@@ -28,10 +28,14 @@ _FORMAT = Format(
 
 @dataclass(frozen=True)
 class Pack:
-    """One packed buffer of ``size`` bytes: function ``symbol`` makes it from the ``arguments``, all parameters.
+    """One packed buffer.
 
-    ``recipe`` is a hash of what is computed, types included: equal recipes make equal buffers of equal parameters, so
-    that specialisations and instances share them.
+    Attributes:
+        symbol: name of the function that makes the buffer.
+        recipe: hash of the computation, types included. Equal recipes make equal buffers from equal parameters, so that
+            specialisations and instances share them.
+        arguments: numbers of the arguments of that function, all parameters.
+        size: size of the buffer in bytes.
     """
 
     symbol: str
@@ -40,18 +44,22 @@ class Pack:
     size: int
 
 
-# A number; of a dynamic program the terms of a polynomial in its symbols (:class:`torchmdla.compiler.sizes.Size`).
+# A number or, for a dynamic program, the terms of a polynomial in its symbols (:class:`torchmdla.compiler.sizes.Size`).
 Count = int | tuple[tuple[tuple[int, ...], int], ...]
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A place in the entry that calls a kernel, for people.
+    """One call of a kernel in the entry, for debugging.
 
-    ``loops`` are the sizes of its loop nests, ``2x64 reduce 128`` say; ``flops`` its floating-point operations in a
-    call of the entry, ``bytes`` those of what it reads and writes, each element once; ``nodes`` the numbers of the
-    group's nodes that it computes (``"graph":N`` in the program's locations); ``after`` the numbers of the earlier
-    places whose results it reads, -1 for inputs; with ``is_result`` it writes a result of the program.
+    Attributes:
+        symbol: name of the kernel.
+        loops: sizes of its loop nests, such as ``2x64 reduce 128``.
+        flops: number of its floating-point operations in a call of the entry.
+        bytes: number of bytes that it reads and writes in a call of the entry, each element counted once.
+        nodes: numbers of the group's nodes that it computes (``"graph":N`` in the program's locations).
+        after: numbers of the earlier calls whose results it reads, -1 for inputs.
+        is_result: whether it writes a result of the program.
     """
 
     symbol: str
@@ -65,16 +73,23 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a loader must know about the object code.
+    """Description of the object code for a loader.
 
-    ``entry`` computes the results, from the arguments and from the buffers that ``packs`` make of parameters, once for
-    every version of these; ``parameters`` are the arguments among them that the entry reads itself. ``workspace_bytes``
-    are what the entry and the packs need; the entry of a dynamic program, with ``symbols`` symbols, needs what the
-    function ``workspace`` says. ``device_calls`` are the undefined symbols
-    that the loader has to provide, the imports of an image. ``fault`` is the function that tells why the code has
-    failed, where it may fail and eager PyTorch would not (:class:`torchmdla.devices.device.LoadedCode`). ``kernels``
-    are the places in the entry that call kernels, by the numbers that it tells ``mdla_begin_kernel``. ``statistics``
-    are times (seconds) and counts of the compilation, for people.
+    Attributes:
+        program: key of the program.
+        entry: function that computes the results, from the arguments and from the packed buffers.
+        arguments: arguments of the program.
+        results: results of the program.
+        workspace_bytes: bytes of workspace that the entry and the packs need.
+        symbols: number of symbols of a dynamic program.
+        workspace: function that returns the bytes of workspace that the entry of a dynamic program needs.
+        packs: buffers that are packed from parameters, once for every version of these.
+        parameters: the parameters that the entry reads itself.
+        device_calls: undefined symbols that the loader has to provide, the imports of an image.
+        fault: function that returns why the code has failed, if it can fail where eager PyTorch would not
+            (:class:`torchmdla.devices.device.LoadedCode`).
+        kernels: calls of kernels in the entry, by the numbers that it passes to ``mdla_begin_kernel``.
+        statistics: times (seconds) and counts of the compilation, for debugging.
     """
 
     program: str
@@ -93,10 +108,10 @@ class Manifest:
 
     @classmethod
     def of(cls, description: dict[str, Any]) -> Manifest:
-        """The inverse of ``asdict``, from JSON's types.
+        """Return the manifest with the fields of ``description``, which has JSON's types: the inverse of ``asdict``.
 
         Raises:
-            KeyError, TypeError: it has other fields.
+            KeyError, TypeError: ``description`` has other fields.
         """
         lists: dict[str, Any] = {
             "arguments": tuple(map(Argument.of, description["arguments"])),
@@ -128,19 +143,21 @@ def _count(raw: Any) -> Count:
 
 @dataclass(frozen=True)
 class Artifact:
-    """Object code (an image, relocatable files of the target's format, or whatever the device loads) and its
-    manifest."""
+    """Object code and its manifest.
+
+    The object code is an image, relocatable files of the target's format, or any other form that the device loads.
+    """
 
     object_code: bytes
     manifest: Manifest
 
     def to_bytes(self) -> bytes:
-        """One self-checking block (:mod:`torchmdla.compiler.checksummed`)."""
+        """Return one self-checking block (:mod:`torchmdla.compiler.checksummed`)."""
         return _FORMAT.seal(asdict(self.manifest), self.object_code)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Artifact:
-        """The inverse of :meth:`to_bytes`.
+        """Return the artifact of a block that :meth:`to_bytes` returned.
 
         Raises:
             DamagedArtifact: the block is truncated, altered, or of another ABI version.

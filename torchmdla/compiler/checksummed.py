@@ -1,7 +1,8 @@
 """Self-checking blocks of bytes: a description (JSON) and a content, under a version and a checksum.
 
-``magic`` (16 bytes), version (4), SHA-256 of all that follows (32), lengths of description and content (8 each), then
-both. Numbers are little-endian. Whoever reads a block sees nothing of it before the whole of it is found to be intact.
+A block consists of ``magic`` (16 bytes), version (4), SHA-256 of all that follows (32), lengths of description and
+content (8 each), then both. Numbers are little-endian. A reader receives no part of a block before the whole block is
+verified.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _HEADER_BYTES = _MAGIC_BYTES + _SEAL.size + _LENGTHS.size
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of block.
+    """Kind of block.
 
     Attributes:
-        magic: what its blocks begin with, at most 16 bytes.
-        version: of what is in it; blocks of other versions are refused.
-        kind: what it is, for messages: ``"an artifact"``.
-        remedy: what to do about one that is refused, for messages.
-        error: what is raised.
+        magic: first bytes of its blocks, at most 16.
+        version: version of the content; blocks of other versions are refused.
+        kind: name of the kind for messages: ``"an artifact"``.
+        remedy: advice about a refused block, for messages.
+        error: exception class that is raised.
     """
 
     magic: bytes
@@ -40,24 +41,24 @@ class Format:
     error: type[ValueError]
 
     def seal(self, description: dict[str, Any], content: bytes) -> bytes:
-        """The block."""
+        """Return a block with the description and the content."""
         text = json.dumps(description, sort_keys=True).encode()
         sealed = _LENGTHS.pack(len(text), len(content)) + text + content
         return self._padded_magic() + _SEAL.pack(self.version, hashlib.sha256(sealed).digest()) + sealed
 
     def size_of(self, data: bytes | memoryview) -> int | None:
-        """How long the block that ``data`` begins with says that it is; None where it begins with none of the kind."""
+        """Return the size that the block at the start of ``data`` states; None if it is not a block of this kind."""
         if bytes(data[:_MAGIC_BYTES]) != self._padded_magic() or len(data) < _HEADER_BYTES:
             return None
         text_bytes, content_bytes = _LENGTHS.unpack_from(data, _MAGIC_BYTES + _SEAL.size)
         return _HEADER_BYTES + int(text_bytes) + int(content_bytes)
 
     def open(self, data: bytes, make: Callable[[dict[str, Any], bytes], Made]) -> Made:
-        """What ``make`` makes of the description and the content of an intact block.
+        """Return the result of ``make`` for the description and the content of an intact block.
 
         Raises:
-            ValueError: :attr:`error`, where it is another kind's or version's block, is altered, cut short or extended,
-                or has another description than ``make`` wants.
+            ValueError: as :attr:`error`, if the block has another kind or version, is altered, truncated or extended,
+                or has a description that ``make`` does not accept.
         """
         if not data.startswith(self._padded_magic()) or len(data) < _HEADER_BYTES:
             raise self._refused(f"not {self.kind}")
@@ -75,7 +76,7 @@ class Format:
         try:
             return make(json.loads(bytes(body[:text_bytes])), bytes(body[text_bytes:]))
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            # Intact, so another build wrote it and its version was not raised, or someone meant harm.
+            # The block is intact, so another build wrote it without increasing the version, or it is malicious.
             raise self._refused(f"{self.kind} with another description: {error!r}") from error
 
     def _padded_magic(self) -> bytes:

@@ -1,8 +1,8 @@
-"""Constant tensors, kept away from the Torch dialect's folders.
+"""Constant tensors, hidden from the Torch dialect's folders.
 
-Upstream folds operators of constant tensors as it lowers them, and is wrong about some: a negative integer that meets
-a tensor of floats becomes a number near 2⁶⁴, ``sign`` changes sides. So constants are arguments while the Torch
-dialect is lowered, and constants again in linalg, whose folders are right::
+Upstream folds operators of constant tensors while it lowers them, and some results are wrong. A negative integer
+combined with a tensor of floats becomes a number near 2⁶⁴. ``sign`` changes sides. Therefore constants are arguments
+while the Torch dialect is lowered. They become constants again in linalg, whose folders are right::
 
     %0 = torch.aten.full %sizes, %int-1, …      →   @forward(…, %c: !torch.vtensor<[2,3],f32>)
                                                 →   %cst = arith.constant dense<-1.0> : tensor<2x3xf32>
@@ -22,7 +22,7 @@ from torchmdla.compiler.mlir import forward_of, ops_named
 
 _LITERAL = "torch.vtensor.literal"
 
-# The place of the operand that an operator fills a tensor with.
+# Index of the operand that an operator fills a tensor with.
 _FILLS: Mapping[str, int] = {
     "torch.aten.full": 1,
     "torch.aten.full_like": 1,
@@ -34,7 +34,7 @@ _FILLS: Mapping[str, int] = {
     "torch.aten.tensor.bool": 0,
     "torch.prim.NumToTensor.Scalar": 0,
 }
-# The number that it fills it with.
+# Number that an operator fills a tensor with.
 _NUMBERS: Mapping[str, int] = {
     f"torch.aten.{name}": number
     for number, names in enumerate((("zeros", "zeros_like", "new_zeros"), ("ones", "ones_like", "new_ones")))
@@ -45,10 +45,10 @@ _TENSOR = re.compile(r"!torch\.vtensor<\[([\d,]*)\],([a-z]+\d+)>")
 
 
 def hide(module: ir.Module) -> list[Any]:
-    """Makes arguments of the constant tensors of ``@forward``, in the Torch dialect, in place.
+    """Replace the constant tensors of ``@forward``, in the Torch dialect and in place, by arguments.
 
     Returns:
-        What each of them is, as attributes of the builtin dialect: of the last arguments, in order.
+        The values of the last arguments, in order, as attributes of the builtin dialect.
     """
     function = forward_of(module)
     block = function.regions[0].blocks[0]
@@ -64,7 +64,7 @@ def hide(module: ir.Module) -> list[Any]:
 
 
 def restore(module: ir.Module, hidden: list[Any]) -> None:
-    """Makes constants of the arguments that :func:`hide` has added, in linalg on tensors, in place."""
+    """Replace the arguments that :func:`hide` has added, in linalg on tensors and in place, by constants."""
     function = forward_of(module)
     block = function.regions[0].blocks[0]
     with ir.InsertionPoint.at_block_begin(block), ir.Location.unknown():
@@ -83,24 +83,24 @@ def _update_type(function: Any) -> None:
 
 
 def _value(op: Any) -> Any | None:
-    """What a constant tensor holds; None if that is not known, or its sizes are not."""
+    """Return the value of a constant tensor; None if the value or its sizes are unknown."""
     if op.name == _LITERAL:
         text = re.sub(r"(?<=[x<])si(?=\d+>$)", "i", str(op.attributes["value"]))
         return None if text.startswith("dense_resource") else ir.Attribute.parse(text)
-    found = _TENSOR.fullmatch(str(op.results[0].type))
+    match = _TENSOR.fullmatch(str(op.results[0].type))
     number = _NUMBERS[op.name] if op.name in _NUMBERS else _number(op.operands[_FILLS[op.name]])
-    if found is None or number is None:
+    if match is None or number is None:
         return None
-    element = ir.Type.parse(found[2].removeprefix("s"))
+    element = ir.Type.parse(match[2].removeprefix("s"))
     splat = _element(number, element)
     if splat is None:
         return None
-    sizes = [int(size) for size in found[1].split(",") if size]
+    sizes = [int(size) for size in match[1].split(",") if size]
     return ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get(sizes, element), splat)
 
 
 def _number(value: Any) -> float | int | None:
-    """A constant number of the Torch dialect."""
+    """Return the value of a constant number of the Torch dialect, or None."""
     op = value.owner if isinstance(value, ir.OpResult) else None
     if op is None or not op.name.startswith("torch.constant.") or "value" not in op.attributes:
         return None
@@ -109,7 +109,7 @@ def _number(value: Any) -> float | int | None:
 
 
 def _element(number: float | int, element: ir.Type) -> Any | None:
-    """``number`` as PyTorch converts it; None where it leaves that to the processor."""
+    """Return ``number`` as PyTorch converts it; None if PyTorch leaves the conversion to the processor."""
     if not isinstance(element, ir.IntegerType):
         return ir.FloatAttr.get(element, float(number))
     if element.width == 1:

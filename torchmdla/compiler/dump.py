@@ -1,8 +1,8 @@
-"""``TORCHMDLA_DUMP=folder``: what every stage of a compile made, for people to read, and a script that repeats it.
+"""Dumps of every stage of a compile for debugging (``TORCHMDLA_DUMP=folder``), with a script that repeats it.
 
-Each program has a folder of its own there, named by its key. Files are numbered in the order in which they were
-written; ``progress.txt`` names each stage when it begins, so that the last line says where a compiler died;
-``trace.json`` tells how long each took.
+Each program has its own subfolder, named by its key. Files are numbered in the order in which they were written.
+``progress.txt`` has the name of each stage when it begins, so that its last line shows where a compiler crashed.
+``trace.json`` reports the time of each stage.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ print(f"{len(artifact.object_code)} bytes of code, {artifact.manifest.statistics
 
 
 def is_asked_for() -> bool:
-    """Whether the environment asks for compiles to be written."""
+    """Return whether the environment requests dumps of compiles."""
     return bool(os.environ.get(VARIABLE))
 
 
 def folder_of(key: str) -> Path | None:
-    """Where the program ``key`` is written; None where nothing is."""
+    """Return the folder of the program ``key``; None if dumps are off."""
     return Path(os.environ[VARIABLE]) / key[:16] if is_asked_for() else None
 
 
 class Dump:
-    """The files of one compile."""
+    """Files of one compile."""
 
     def __init__(self, folder: Path, program: Program) -> None:
         self._folder = folder
@@ -66,14 +66,14 @@ class Dump:
         (folder / "repeat.py").write_text(_REPEAT, encoding="utf-8")
 
     def begin(self, stage: str) -> None:
-        """Notes that a stage begins."""
+        """Note that a stage begins."""
         with (self._folder / "progress.txt").open("a", encoding="utf-8") as file:
             file.write(f"{stage}\n")
 
     def write(self, name: str, text: str | bytes, series: str = "") -> None:
-        """Writes what a stage made, unless it is what was written last of the ``series``.
+        """Write the output of a stage, unless it equals the last output of the ``series``.
 
-        ``name`` has the ending that says what it is: ``linalg.mlir``.
+        The extension of ``name`` shows the format: ``linalg.mlir``.
         """
         content = text.encode() if isinstance(text, str) else text
         if series and self._last.get(series) == content:
@@ -88,8 +88,8 @@ _current: ContextVar[Dump | None] = ContextVar("dump", default=None)
 
 @contextmanager
 def dumping(program: Program, folder: Path | None = None) -> Iterator[None]:
-    """Has everything that this thread makes of ``program`` written: to ``folder``, or where the environment asks."""
-    # The key is a hash of the whole program: not for nothing.
+    """Dump all stages of this thread's compile of ``program`` to ``folder``, or to the folder of the environment."""
+    # The key is a hash of the whole program, so it is computed only if needed.
     if folder is None and is_asked_for():
         folder = folder_of(program.key)
     if folder is None:
@@ -110,17 +110,17 @@ def dumping(program: Program, folder: Path | None = None) -> Iterator[None]:
 
 
 def is_on() -> bool:
-    """Whether what the stages of the compile under way make is written."""
+    """Return whether the stages of the current compile are dumped."""
     return _current.get() is not None
 
 
 def begin(stage: str) -> None:
-    """Notes that a stage of the compile under way begins."""
+    """Note that a stage of the current compile begins."""
     if dump := _current.get():
         dump.begin(stage)
 
 
 def write(name: str, text: Callable[[], str | bytes], series: str = "") -> None:
-    """Writes what a stage of the compile under way made, as :meth:`Dump.write` does, if anything is written."""
+    """Write the output of a stage of the current compile, as :meth:`Dump.write` does, if dumps are on."""
     if dump := _current.get():
         dump.write(name, text(), series)

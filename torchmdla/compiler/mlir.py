@@ -1,4 +1,4 @@
-"""MLIR by upstream's bindings: contexts in which programs parse, pipelines, and errors that name the user's op."""
+"""MLIR through upstream's bindings: contexts to parse programs, pipelines, and errors that name the user's op."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchmdla.errors import CompileError
 
 _TORCH_OP = re.compile(r"torch\.(aten|prim|prims|torchvision|operator)\.([\w.]+)")
 _PLACE = re.compile(r'"([^"]+)":(\d+)')
-# The importer's place of an op: the number of the group's node that it comes from.
+# Location that the importer gives an op: the number of the group's node that the op comes from.
 _NODE = re.compile(r'\("graph":(\d+)')
 
 
 def new_context() -> ir.Context:
-    """A context in which programs parse."""
+    """Return a context that can parse programs."""
     context = ir.Context()
     _torchMlir.register_dialect(context)
     context.enable_multithreading(False)
@@ -29,11 +29,13 @@ def new_context() -> ir.Context:
 
 
 class _Shared(threading.local):
-    """A thread's context for programs, how many it has had, and the pass managers that ran in it by passes and whether
-    they verify after each."""
+    """Context of a thread for programs, number of programs it has had, and the pass managers that ran in it.
+
+    The pass managers are stored by passes and by whether they verify after each pass.
+    """
 
     def __init__(self) -> None:
-        # Ahead of the context that they are of: a thread that ends lets go of them in this order.
+        # Declared before the context that they belong to: a thread that ends releases them in this order.
         self.managers: dict[tuple[tuple[str, ...], bool], PassManager] = {}
         self.context: ir.Context | None = None
         self.programs = 0
@@ -41,13 +43,13 @@ class _Shared(threading.local):
 
 _shared = _Shared()
 
-# A context keeps each attribute and type that was made in it: constants of programs, places in their sources.
+# Most programs of a context. A context keeps each attribute and type that was made in it: constants, source locations.
 _PROGRAMS_OF_A_CONTEXT = 100
 
 
 @contextmanager
 def shared_context() -> Iterator[ir.Context]:
-    """Enter the thread's context for programs: to make one takes longer than most of the passes that run in it."""
+    """Enter the thread's context for programs, because creating one takes longer than most passes that run in it."""
     if _shared.context is None or _shared.programs >= _PROGRAMS_OF_A_CONTEXT:
         _shared.managers = {}
         _shared.context, _shared.programs = new_context(), 0
@@ -57,51 +59,53 @@ def shared_context() -> Iterator[ir.Context]:
 
 
 def forward_of(module: ir.Module) -> Any:
-    """The program's function."""
+    """Return the program's function."""
     return ir.SymbolTable(module.operation)["forward"]
 
 
 def located_text(module: ir.Module) -> str:
-    """The text of a module with the place of every op, which names the nodes of the group that it comes from."""
+    """Return the text of a module with the location of every op, which has the numbers of its nodes in the group."""
     text: str = module.operation.get_asm(enable_debug_info=True)
     return text
 
 
 def ops_named(root: Any, names: Collection[str]) -> list[Any]:
-    """The ops of these names in ``root`` and in what it contains, in their order."""
-    found: list[Any] = []
+    """Return the ops with these names in ``root`` and its regions, in order."""
+    ops: list[Any] = []
 
     def visit(op: Any) -> Any:
         if op.name in names:
-            found.append(op)
+            ops.append(op)
         return ir.WalkResult.ADVANCE
 
     root.walk(visit)
-    return found
+    return ops
 
 
 def nodes_of(op: Any) -> frozenset[int]:
-    """The numbers of the group's nodes that an op computes, by the places of it and of what it contains."""
-    found = set(_NODE.findall(str(op.location)))
+    """Return the numbers of the group's nodes that an op computes, from its locations and those of inner ops."""
+    numbers = set(_NODE.findall(str(op.location)))
 
     def visit(inner: Any) -> Any:
-        found.update(_NODE.findall(str(inner.location)))
+        numbers.update(_NODE.findall(str(inner.location)))
         return ir.WalkResult.ADVANCE
 
     op.walk(visit)
-    return frozenset(map(int, found))
+    return frozenset(map(int, numbers))
 
 
 def run(module: ir.Module, *passes: str, verify_each: bool = True) -> None:
-    """Runs a pipeline over the module, which is verified after each pass, or else once behind the last."""
+    """Run a pipeline over the module, which is verified after each pass or only once at the end."""
     _manager(module.context, passes, verify_each).run(module.operation)
     if not verify_each:
         module.operation.verify()
 
 
 def _manager(context: ir.Context, passes: tuple[str, ...], verify_each: bool) -> PassManager:
-    """Return a pass manager of the context; of the thread's context for programs the one that it has. A new one
-    collects the rewrites of all dialects first, which takes longer than to rewrite a program of one operator."""
+    """Return a pass manager of the context; for the thread's context it is cached.
+
+    A new one first collects the rewrites of all dialects. That takes longer than to rewrite a program of one operator.
+    """
     managers = _shared.managers if context == _shared.context else {}
     if (passes, verify_each) not in managers:
         manager = PassManager.parse(f"builtin.module({','.join(passes)})", context)
@@ -112,7 +116,7 @@ def _manager(context: ir.Context, passes: tuple[str, ...], verify_each: bool) ->
 
 @contextmanager
 def explained(reason: str) -> Iterator[None]:
-    """Turns MLIR's errors into ``CompileError`` with the op at fault and its place in the user's program."""
+    """Convert MLIR's errors to ``CompileError`` with the op at fault and its location in the user's program."""
     try:
         yield
     except ir.MLIRError as error:
@@ -129,11 +133,11 @@ def _flattened(diagnostics: list[ir.DiagnosticInfo]) -> Iterator[tuple[str, str]
 
 
 def _op_in(text: str) -> str:
-    """``aten::add.Tensor`` for the first ``torch.aten.add.Tensor`` in a message."""
-    found = _TORCH_OP.search(text)
-    return f"{found[1]}::{found[2]}".rstrip(".") if found else ""
+    """Return ``aten::add.Tensor`` for the first ``torch.aten.add.Tensor`` in a message."""
+    match = _TORCH_OP.search(text)
+    return f"{match[1]}::{match[2]}".rstrip(".") if match else ""
 
 
 def _place_in(text: str) -> str:
-    found = _PLACE.search(text)
-    return f"{found[1]}:{found[2]}" if found else ""
+    match = _PLACE.search(text)
+    return f"{match[1]}:{match[2]}" if match else ""

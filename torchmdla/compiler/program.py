@@ -1,6 +1,6 @@
-"""The compiler's input: a function in the Torch dialect and what MLIR's types do not say about it.
+"""Input of the compiler: a function in the Torch dialect and the facts about it that MLIR's types do not contain.
 
-Nothing here imports torch: a program is text and numbers, so that it can be hashed, stored and sent to a worker.
+This module does not import torch. A program is text and numbers, so that it can be hashed, stored and sent to a worker.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ Role = Literal["input", "parameter"]
 class Argument:
     """One argument of ``@forward``.
 
-    ``role`` is ``"parameter"`` for weights and buffers, which change seldom and may be packed once per version, and
-    ``"input"`` for everything else. ``dtype`` is torch's name (``"float32"``, ``"int64"``, ``"bool"``, …). ``shape``
-    holds the sizes; the data is contiguous in that order. A Python ``float`` of the graph is a 0-d ``float64``
-    tensor of kind ``"scalar"``: its argument in MLIR is ``!torch.float``. So is an ``int`` that varies of ``int64`` and
-    ``!torch.int``. ``bits``: of a parameter of int8, how many of
-    them were enough for what it held (0: all 8); whoever relies on it checks it when the parameter is packed.
+    Attributes:
+        role: ``"parameter"`` for weights and buffers, which change rarely and may be packed once per version;
+            ``"input"`` for everything else.
+        dtype: torch's name of the dtype (``"float32"``, ``"int64"``, ``"bool"``, …).
+        shape: sizes. The data is contiguous in that order.
+        kind: ``"tensor"`` or ``"scalar"``. A Python ``float`` of the graph is a 0-d ``float64`` tensor of kind
+            ``"scalar"``, whose argument in MLIR is ``!torch.float``. An ``int`` that varies is likewise ``int64`` and
+            ``!torch.int``.
+        bits: number of bits that were enough for the values of an int8 parameter (0: all 8). Code that relies on it
+            checks it when the parameter is packed.
     """
 
     role: Role
@@ -36,7 +40,7 @@ class Argument:
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> Argument:
-        """The inverse of ``asdict``, from JSON's types."""
+        """Return the argument with the fields of ``raw``, which has JSON's types: the inverse of ``asdict``."""
         return cls(raw["role"], raw["dtype"], tuple(raw["shape"]), raw["kind"], raw["bits"])
 
 
@@ -50,7 +54,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Target:
-    """What to generate code for: the device's registered name and, for a CPU, LLVM's names of it."""
+    """Target of code generation: the device's registered name and, for a CPU, LLVM's names of it."""
 
     device: str
     triple: str = ""
@@ -60,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Sample:
-    """A dynamic program written out where its symbols have ``values``."""
+    """Dynamic program, written out where its symbols have ``values``."""
 
     values: tuple[int, ...]
     mlir: str
@@ -72,13 +76,13 @@ class Sample:
 class Program:
     """One function ``@forward`` in the Torch dialect (MLIR text) with roles, target and options.
 
-    A program with ``symbols`` is dynamic: it runs at any values of them from 2 on. It has no text of its own:
-    ``samples`` are the program at generic values (primes, all different), from which the device learns how numbers
-    depend on the symbols (:func:`torchmdla.compiler.sizes.fit`). Its arguments and results are those at the typical
-    values ``symbols``, for which a device chooses what is fastest. ``quotients`` are the numerators and denominators of
-    the floats that it computes of sizes.
+    A program with ``symbols`` is dynamic: it runs at any values of them from 2 on. It does not have its own text.
+    Instead ``samples`` are the program at generic values (primes, all different). The device fits its numbers to them
+    as functions of the symbols (:func:`torchmdla.compiler.sizes.fit`). The arguments and results are those at the
+    typical values ``symbols``, for which a device chooses the fastest code. ``quotients`` are the numerators and
+    denominators of the floats that the program computes from sizes.
 
-    ``versions`` names the producers (torchmdla, torch-mlir): an artifact of another version is never reused.
+    ``versions`` names the producers (torchmdla, torch-mlir). An artifact of another version is never reused.
     """
 
     mlir: str
@@ -93,7 +97,7 @@ class Program:
 
     @property
     def key(self) -> str:
-        """SHA-256 of the whole program in hexadecimal: the name of its artifact in any cache."""
+        """Return the SHA-256 of the whole program in hexadecimal, the name of its artifact in any cache."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -115,7 +119,7 @@ class Program:
         )
 
     def to_bytes(self) -> bytes:
-        """Small enough to be kept beside what was compiled: some hundredths of the text."""
+        """Return the compressed program, a few hundredths of the text, to be kept beside the compiled code."""
         return zlib.compress(self.to_json().encode(), 1)
 
     @classmethod
@@ -123,10 +127,10 @@ class Program:
         return cls.from_json(zlib.decompress(data).decode())
 
     def sample(self, number: int) -> Program:
-        """The static program that sample ``number`` is."""
+        """Return the static program of sample ``number``."""
         at = self.samples[number]
-        own = replace(self, mlir=at.mlir, arguments=at.arguments, results=at.results)
-        return replace(own, symbols=(), samples=(), quotients=())
+        static_program = replace(self, mlir=at.mlir, arguments=at.arguments, results=at.results)
+        return replace(static_program, symbols=(), samples=(), quotients=())
 
 
 def _size(raw: Any) -> int | Size:

@@ -1,7 +1,8 @@
-"""Sizes that vary between calls: polynomials in symbols, found from what numbers are at several values of these.
+"""Sizes that vary between calls: polynomials in symbols, fitted to the numbers at several values of the symbols.
 
 A dynamic program is written out at a few sizes (:class:`~torchmdla.compiler.program.Sample`), by the same code that
-writes static ones. What differs between the samples is a polynomial in the symbols, or the program is not dynamic.
+writes static programs. A number that differs between the samples must be a polynomial in the symbols. Otherwise the
+program is not dynamic.
 """
 
 from __future__ import annotations
@@ -17,44 +18,45 @@ from typing import Any
 
 import numpy as np
 
-# The terms that a polynomial may have: of a symbol, and of all together. A product of matrices has s² elements for each
-# of b batches.
+# Largest power of a symbol and largest degree of a term. A product of matrices has s² elements for each of b batches.
 _MOST_POWER = 2
 _MOST_DEGREE = 3
 
-# Of more symbols, two terms are looked for among those of a lower degree.
+# Above this number of symbols, pairs of terms are searched only among those of a lower degree.
 _FEW_SYMBOLS = 4
 
-# Relative, of what a combination is at a point in double precision.
+# Relative rounding error of a combination at a point in double precision.
 _ROUNDING = 1e-9
 
 Exponents = tuple[int, ...]
 
 
 class NoPolynomial(ValueError):
-    """The numbers are no polynomial of the symbols, as far as one is looked for."""
+    """Error of numbers that are not a polynomial of the symbols, within the forms that are searched."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A polynomial with integer coefficients that is not constant: ``terms`` are pairs of exponents, of the symbols up
-    to the last that is in the term, and a coefficient, which is not 0, in ascending order of exponents.
+    """Polynomial with integer coefficients that is not constant.
 
-    Sums, differences and products with integers and sizes are sizes, or integers where all symbols cancel. So is a
-    quotient that is one at all values of the symbols; any other raises ``ValueError``. Sizes are equal if they are at
-    all values of the symbols. They have no order: whoever has to know which of two is larger asks
-    :func:`is_positive`, which is a proof, and whoever compares costs :func:`estimate`.
+    ``terms`` are pairs of exponents and a coefficient, in ascending order of exponents. The exponents end with the last
+    symbol of the term. The coefficient is not 0.
+
+    Sums, differences and products with integers and sizes are sizes, or integers if all symbols cancel. So is a
+    quotient that is exact at all values of the symbols; any other quotient raises ``ValueError``. Sizes are equal if
+    they are equal at all values of the symbols. Sizes are not ordered. :func:`is_positive` proves that one is larger
+    than another, and :func:`estimate` compares costs.
     """
 
     terms: tuple[tuple[Exponents, int], ...]
 
     @classmethod
     def symbol(cls, number: int) -> Size:
-        """Symbol ``number``."""
+        """Return symbol ``number`` as a size."""
         return cls((((0,) * number + (1,), 1),))
 
     def at(self, values: Sequence[int]) -> int:
-        """The number where the symbols have ``values``."""
+        """Return the number where the symbols have ``values``."""
         return sum(factor * _monomial(exponents, values) for exponents, factor in self.terms)
 
     def __add__(self, other: int | Size) -> int | Size:
@@ -80,10 +82,10 @@ class Size:
         return self * -1 + other
 
     def __floordiv__(self, other: int | Size) -> int | Size:
-        found = quotient(self, other)
-        if found is None:
+        result = quotient(self, other)
+        if result is None:
             raise ValueError(f"{self} is not at all sizes a multiple of {other}")
-        return found
+        return result
 
     def __rfloordiv__(self, other: int) -> int | Size:
         if other:
@@ -103,10 +105,10 @@ AnySize = int | Size
 
 
 def static(size: AnySize) -> int:
-    """``size``, which does not vary.
+    """Return ``size``, which must not vary.
 
     Raises:
-        TypeError: it does.
+        TypeError: ``size`` varies.
     """
     if isinstance(size, Size):
         raise TypeError(f"{size} is not the same at all sizes")
@@ -114,28 +116,30 @@ def static(size: AnySize) -> int:
 
 
 def at(size: int | Size, values: Sequence[int]) -> int:
-    """``size`` where the symbols have ``values``."""
+    """Return ``size`` where the symbols have ``values``."""
     return size.at(values) if isinstance(size, Size) else size
 
 
 def terms(size: int | Size) -> int | tuple[tuple[Exponents, int], ...]:
-    """``size`` in types that JSON has."""
+    """Return ``size`` in types that JSON has."""
     return size.terms if isinstance(size, Size) else size
 
 
-# What a symbol is taken to be where costs are compared before a program's typical sizes count: larger than what a pass
-# takes for few, and a prime number, so that sizes of other forms differ.
+# Value of a symbol for comparisons of costs before the program's typical sizes are used. It is larger than the sizes
+# that passes treat as small. It is a prime, so that sizes of other forms differ.
 _SOME = 61
 
 
 def estimate(size: int | Size) -> int:
-    """A number to compare costs by, and to put sizes in order: ``size`` where all symbols are alike."""
+    """Return a number to compare costs and to order sizes by: ``size`` where all symbols have the same value."""
     return sum(factor * _SOME ** sum(exponents) for exponents, factor in _terms(size))
 
 
 def is_positive(number: int | Size) -> bool:
-    """Whether a number is positive wherever all symbols are 2 or larger, as far as that is seen at once: no term is
-    negative in what the symbols are larger than 2 by."""
+    """Return whether ``number`` is provably positive wherever all symbols are 2 or larger.
+
+    The proof replaces each symbol by the symbol plus 2. It succeeds if no term is negative and one is constant.
+    """
     if not isinstance(number, Size):
         return number > 0
     total: int | Size = 0
@@ -145,34 +149,40 @@ def is_positive(number: int | Size) -> bool:
             for _ in range(power):
                 product = (Size.symbol(k) + 2) * product
         total = total + product
-    found = list(_terms(total))
-    return all(factor > 0 for _, factor in found) and not any(found[0][0])
+    expanded = list(_terms(total))
+    return all(factor > 0 for _, factor in expanded) and not any(expanded[0][0])
 
 
 def quotient(number: int | Size, divisor: int | Size) -> int | Size | None:
-    """``number / divisor`` where that is an integer at all values of the symbols; None otherwise. By division of
-    polynomials, whose leading term is that of the highest exponents."""
+    """Return ``number / divisor`` if that is an integer at all values of the symbols, else None.
+
+    The function divides polynomials. The leading term has the highest exponents.
+    """
     if not isinstance(number, Size) and not isinstance(divisor, Size):
         return number // divisor if number % divisor == 0 else None
-    *_, (leading, by) = _terms(divisor)
-    found: int | Size = 0
+    *_, (leading, coefficient) = _terms(divisor)
+    result: int | Size = 0
     rest = number
     while rest != 0:
         *_, (exponents, factor) = _terms(rest)
         power = _ratio(exponents, leading)
-        if power is None or factor % by:
+        if power is None or factor % coefficient:
             return None
-        term = _collected([(power, factor // by)])
-        found, rest = found + term, rest - term * divisor
-    return found
+        term = _collected([(power, factor // coefficient)])
+        result, rest = result + term, rest - term * divisor
+    return result
 
 
 def fit(points: Sequence[Sequence[int]], numbers: Sequence[int]) -> int | Size:
-    """The polynomial that is ``numbers[k]`` at ``points[k]``, with the fewest terms of those that :func:`_forms` lists.
-    More points than coefficients, which are integers, make sure of it: two, or one for the multiplied-out products.
+    """Return the polynomial that is ``numbers[k]`` at ``points[k]``, with the fewest terms.
+
+    :func:`_forms` lists the forms that are tried.
+
+    The coefficients are integers. For reliability there are at least two more points than coefficients, or one more for
+    multiplied-out products.
 
     Raises:
-        NoPolynomial: there is none with integer coefficients.
+        NoPolynomial: no polynomial with integer coefficients fits.
     """
     return numbers[0] if len(set(numbers)) == 1 else _fit(tuple(map(tuple, points)), tuple(numbers))
 
@@ -184,14 +194,14 @@ def _fit(points: tuple[tuple[int, ...], ...], numbers: tuple[int, ...]) -> int |
         factors = form.inverses @ wanted
         error = np.abs(np.einsum("fpt,ft->fp", form.columns, factors) - wanted).max(axis=1)
         for k in np.flatnonzero(error <= _ROUNDING * np.abs(wanted).max()):
-            if (found := _solved(form.monomials[k], points, numbers)) is not None:
-                return found
+            if (polynomial := _solved(form.monomials[k], points, numbers)) is not None:
+                return polynomial
     raise NoPolynomial(f"{list(numbers)} at {list(points)}")
 
 
 @dataclass(frozen=True)
 class _Table:
-    """Combinations of as many monomials, a constant among them, and what they are at all points."""
+    """Combinations of the same number of monomials and a constant, with their values at all points."""
 
     monomials: list[tuple[Exponents, ...]]
     columns: np.ndarray[Any, Any]  # [combination, point, monomial]
@@ -200,7 +210,7 @@ class _Table:
 
 @lru_cache(maxsize=64)
 def _tables(points: tuple[tuple[int, ...], ...]) -> list[_Table]:
-    """Of the combinations that ``points`` tell from others, by their numbers of monomials."""
+    """Return the combinations that ``points`` can distinguish, one table for each number of monomials."""
     tables = []
     for monomials in _forms(len(points[0])):
         count = len(monomials[0]) if monomials else 0
@@ -217,8 +227,11 @@ def _tables(points: tuple[tuple[int, ...], ...]) -> list[_Table]:
 
 @lru_cache(maxsize=64)
 def _forms(symbols: int) -> list[list[tuple[Exponents, ...]]]:
-    """The combinations of monomials that are looked for, beside a constant: one; two of low degree; and what a product
-    of two sums is multiplied out, of an image with a border (``xy, x, y``) and of several of them."""
+    """Return the combinations of monomials that are searched, beside a constant.
+
+    They are one monomial, two of low degree, and the terms of a multiplied-out product of two sums. Such products are
+    the sizes of an image with a border (``xy, x, y``) and of several images.
+    """
     singles = sorted(_exponents(symbols), key=lambda e: (sum(e), max(e), e))
     low = singles if symbols <= _FEW_SYMBOLS else [e for e in singles if sum(e) < _MOST_DEGREE]
     units = [e for e in singles if sum(e) == 1]
@@ -233,30 +246,30 @@ def _forms(symbols: int) -> list[list[tuple[Exponents, ...]]]:
 
 
 def _exponents(symbols: int) -> list[Exponents]:
-    """Every monomial that is looked for."""
-    found = set()
+    """Return every monomial that is searched."""
+    monomials = set()
     for degree in range(1, _MOST_DEGREE + 1):
         for factors in itertools.combinations_with_replacement(range(symbols), degree):
             exponents = tuple(factors.count(k) for k in range(symbols))
             if max(exponents) <= _MOST_POWER:
-                found.add(exponents)
-    return list(found)
+                monomials.add(exponents)
+    return list(monomials)
 
 
-def _product(one: Exponents, other: Exponents) -> Exponents:
-    return tuple(itertools.starmap(operator.add, itertools.zip_longest(one, other, fillvalue=0)))
+def _product(left: Exponents, right: Exponents) -> Exponents:
+    return tuple(itertools.starmap(operator.add, itertools.zip_longest(left, right, fillvalue=0)))
 
 
-def _ratio(one: Exponents, other: Exponents) -> Exponents | None:
-    """The monomial that ``one`` is ``other`` times; None if there is none."""
-    powers = list(itertools.starmap(operator.sub, itertools.zip_longest(one, other, fillvalue=0)))
+def _ratio(dividend: Exponents, other: Exponents) -> Exponents | None:
+    """Return the monomial whose product with ``other`` is ``dividend``; None if it does not exist."""
+    powers = list(itertools.starmap(operator.sub, itertools.zip_longest(dividend, other, fillvalue=0)))
     return None if any(power < 0 for power in powers) else tuple(powers)
 
 
 def _solved(
     monomials: Sequence[Exponents], points: Sequence[Sequence[int]], numbers: Sequence[int]
 ) -> int | Size | None:
-    """The combination of ``monomials`` and a constant that goes through all points, if there is one."""
+    """Return the combination of ``monomials`` and a constant that fits all points, or None."""
     columns = [*monomials, (0,) * len(points[0])]
     rows = [[Fraction(_monomial(e, point)) for e in columns] for point in points]
     factors = _solve([[*row, Fraction(n)] for row, n in zip(rows[: len(columns)], numbers, strict=False)])
@@ -268,7 +281,7 @@ def _solved(
 
 
 def _solve(rows: list[list[Fraction]]) -> list[Fraction] | None:
-    """Gauss-Jordan elimination of a square system with its right side; None if it is singular."""
+    """Solve a square system with its right side by Gauss-Jordan elimination; return None if it is singular."""
     for k in range(len(rows)):
         pivot = next((i for i in range(k, len(rows)) if rows[i][k]), None)
         if pivot is None:
@@ -290,12 +303,12 @@ def _terms(size: int | Size) -> Iterator[tuple[Exponents, int]]:
 
 
 def _collected(terms: Sequence[tuple[Exponents, int]]) -> int | Size:
-    """The sum of ``terms``: an integer where no symbol is left."""
+    """Return the sum of ``terms``: an integer if no symbol is left."""
     sums: dict[Exponents, int] = {}
     for exponents, factor in terms:
         used = max((k + 1 for k, power in enumerate(exponents) if power), default=0)
         sums[exponents[:used]] = sums.get(exponents[:used], 0) + factor
-    kept = tuple(sorted((e, f) for e, f in sums.items() if f))
-    if not any(e for e, _ in kept):
-        return kept[0][1] if kept else 0
-    return Size(kept)
+    nonzero = tuple(sorted((e, f) for e, f in sums.items() if f))
+    if not any(e for e, _ in nonzero):
+        return nonzero[0][1] if nonzero else 0
+    return Size(nonzero)

@@ -1,4 +1,4 @@
-"""The registry of devices."""
+"""Registry of devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "torchmdla.devices"
 
-# Imported when they are first asked for.
+# Built-in devices, imported at the first use.
 _BUILT_IN = {"cpu": "torchmdla.devices.cpu:CpuDevice", "mdla": "torchmdla.devices.mdla:MdlaDevice"}
 
 _devices: dict[str, Device] = {}
@@ -32,37 +32,39 @@ _in_use = "cpu"
 
 
 def register(device: Device) -> None:
-    """Makes ``device`` known under ``device.name``; a later registration of a name replaces an earlier one.
+    """Register ``device`` under ``device.name``; a later registration of a name replaces an earlier one.
 
-    A compiler process makes a device of its own: it imports the module of the class, where there is no torch, and calls
-    the class without arguments. What it cannot import, a class that is defined in a script or a function, compiles in
-    the calling process, where other Python threads wait meanwhile and a crash is the program's.
+    A compiler process creates its own device object. It imports the module of the class, without torch, and calls the
+        class without arguments. A class that is defined in a script or a function cannot be imported. Such a device
+        compiles in the calling process: other Python threads wait meanwhile, and a crash ends the program.
     """
     _devices[device.name] = device
 
 
 def use(device: Device) -> None:
-    """Makes ``device`` the one that groups are for where nothing else is said."""
+    """Make ``device`` the default device of groups."""
     global _in_use
     _in_use = device.name
 
 
 def in_use() -> str:
-    """The name of that device."""
+    """Return the name of the default device."""
     return _in_use
 
 
 def names() -> list[str]:
-    """Every name that :func:`get` knows."""
+    """Return every name that :func:`get` accepts."""
     return sorted({*_BUILT_IN, *_devices, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def get(name: str) -> Device:
-    """The device registered under ``name``: built in, registered by :func:`register`, or found by entry point. A name
-    with a colon is a class to import, ``"acme.npu:Npu"``, which needs no registration.
+    """Return the device registered under ``name``.
+
+    A device is built in, registered by :func:`register`, or defined by an entry point. A name with a colon is a class
+    to import, ``"acme.npu:Npu"``, which does not need a registration.
 
     Raises:
-        ValueError: no such device; the message lists those there are.
+        ValueError: the device does not exist; the message lists the registered devices.
     """
     if name not in _devices:
         _find(name)
@@ -87,7 +89,7 @@ def _made(place: str) -> Device:
     """Return an instance of the class ``module:name``.
 
     Raises:
-        ValueError: there is no such class, or it is not one of devices.
+        ValueError: the class does not exist, or is not a subclass of Device.
     """
     module, _, attribute = place.partition(":")
     try:

@@ -1,4 +1,4 @@
-"""What a device is: the table of ops it takes, how it lowers a program, and how it loads an artifact."""
+"""Interface of a device: the table of supported operators, the compilation of a program, the loading of an artifact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
 
-# Told of a kernel that is being measured, how many decisions were tried, and the gain so far.
+# A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
 Tell = Callable[[TunedKernel, int, float], object]
 
 OpKind = Literal["compute", "cheap", "view", "shape", "item"]
@@ -19,12 +19,13 @@ OpKind = Literal["compute", "cheap", "view", "shape", "item"]
 
 @dataclass(frozen=True)
 class OpSupport:
-    """How a device takes one operator overload.
+    """Support of a device for one operator overload.
 
-    ``kind``: ``"compute"`` is worth a group; ``"cheap"`` joins one but is not worth one alone; ``"view"`` may alias
-    its first argument, so it is never a group's output; ``"shape"`` computes integers, booleans or lists from sizes and
-    other such values; ``"item"`` turns a 0-d tensor into a number, so it is taken only where shape arithmetic made the
-    tensor (``prim::NumToTensor``).
+    ``kind``: ``"compute"`` is worth a group. ``"cheap"`` joins a group but is not worth one alone. ``"view"`` may alias
+        its first argument, so it is never a group's output. ``"shape"`` computes integers, booleans or lists from sizes
+        and other such values. ``"item"`` converts a 0-d tensor to a number. It is supported only where shape arithmetic
+        produced the tensor (``prim::NumToTensor``).
+
     ``where``: arguments that must be these constants in the graph (``{"train": False}``), by schema name.
     """
 
@@ -34,7 +35,7 @@ class OpSupport:
 
 @dataclass(frozen=True)
 class TensorType:
-    """A tensor as a run saw it: torch's name of the dtype (``"float32"``), and its sizes."""
+    """Type of a tensor in a run: torch's name of the dtype (``"float32"``), and its sizes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,11 +47,11 @@ class TensorType:
 
 @dataclass(frozen=True)
 class Node:
-    """A call of an operator in a group.
+    """Call of an operator in a group.
 
     Attributes:
         op: its schema name with overload, as ``"aten::add.Tensor"``.
-        values: the arguments that are no tensors, by schema name, as a run saw them.
+        values: the arguments that are not tensors, by schema name, with the values of a run.
     """
 
     op: str
@@ -59,36 +60,37 @@ class Node:
 
 @dataclass(frozen=True)
 class NodeTypes:
-    """The tensors of a :class:`Node`.
+    """Types of the tensors of a :class:`Node`.
 
     Attributes:
         arguments: by schema name; a list of tensors is a tuple.
-        results: in order; what is no tensor is None.
+        results: in order, with None for a result that is not a tensor.
     """
 
     arguments: Mapping[str, TensorType | tuple[TensorType | None, ...]]
     results: tuple[TensorType | tuple[TensorType | None, ...] | None, ...]
 
     def tensors(self) -> Iterator[TensorType]:
-        """Every tensor there is."""
-        for one in (*self.arguments.values(), *self.results):
-            yield from (tensor for tensor in (one if isinstance(one, tuple) else (one,)) if tensor is not None)
+        """Yield the type of every tensor."""
+        for value in (*self.arguments.values(), *self.results):
+            yield from (tensor for tensor in (value if isinstance(value, tuple) else (value,)) if tensor is not None)
 
 
 @dataclass(frozen=True)
 class LoadedCode:
-    """An artifact in this process.
+    """Artifact loaded in this process.
 
     Attributes:
         entry: address of the entry.
         packs: addresses of the packs.
-        owner: keeps the code there.
-        workspace: address of what tells the workspace of a dynamic program; 0 where it is static.
-        releases: for each pack the address of ``void release(void *buffer)``, which the runtime calls before it frees a
-            buffer that the pack made, or 0; empty where none has one.
-        fault: address of ``const char *fault(void)``, of a device that can fail where eager PyTorch would not: why the
-            entry or a pack has just failed on the calling thread, naming the device's call; empty text where PyTorch's
-            own error is due. 0 for devices that do not fail.
+        owner: object that keeps the code loaded.
+        workspace: address of the function that computes the workspace size of a dynamic program; 0 for a static
+            program.
+        releases: for each pack the address of ``void release(void *buffer)``, or 0. The runtime calls it before it
+            frees a buffer that the pack filled. Empty if no pack has one.
+        fault: address of ``const char *fault(void)``, for a device that can fail where eager PyTorch would not; 0 for
+            other devices. The function returns why the entry or a pack has just failed on the calling thread, with the
+            name of the device's call. An empty text means that PyTorch's own error is due.
     """
 
     entry: int
@@ -100,10 +102,11 @@ class LoadedCode:
 
 
 class Device(ABC):
-    """One device. Subclasses register by the entry point group ``torchmdla.devices`` or :func:`register`.
+    """Base class of devices.
 
-    ``lower`` runs in a compiler process where torch is absent, everything else in the user's process. Import torch
-    and torch_mlir inside methods only.
+    Subclasses register by the entry point group ``torchmdla.devices`` or :func:`register`. ``lower`` runs in a compiler
+    process where torch is absent. All other methods run in the user's process. Import torch and torch_mlir inside
+    methods only.
     """
 
     name: str
@@ -111,79 +114,95 @@ class Device(ABC):
     @property
     @abstractmethod
     def ops(self) -> Mapping[str, OpSupport]:
-        """Supported operators by schema name with overload, as ``"aten::add.Tensor"``."""
+        """Return the supported operators by schema name with overload, as ``"aten::add.Tensor"``."""
 
     @property
     @abstractmethod
     def dtypes(self) -> frozenset[str]:
-        """Tensor dtypes that a group may take or make, by torch's name."""
+        """Return the supported tensor dtypes of a group's inputs and outputs, by torch's name."""
 
     def supports(self, node: Node, types: NodeTypes) -> bool:
-        """Whether a program may hold this call with tensors of these types, as far as :attr:`ops` and :attr:`dtypes` do
-        not say it already. Asked for every call of a group after its first run, before it is compiled; the group is
-        compiled around calls that are not. Quick, and always the same for the same arguments.
+        """Return whether a program may contain this call with tensors of these types.
+
+        This covers restrictions beyond :attr:`ops` and :attr:`dtypes`. It is called for every call of a group after its
+        first run, before compilation. The group is compiled without the calls that are not supported. The method must
+        be fast and deterministic.
         """
         return True
 
     @property
     def version(self) -> str:
-        """Of what makes its artifacts beside Python code (a compiler that it runs): an artifact of another version is
-        not used. The sources of the device's package, and the package's version, need no mention."""
+        """Return the version of external tools that make the device's artifacts, such as a compiler that it runs.
+
+        An artifact of another version is not used. Omit the sources of the device's package and the package's version;
+        they are already included.
+        """
         return ""
 
     @property
     def composite_ops(self) -> frozenset[str]:
-        """Operators that programs hold as themselves, by schema name with overload, although the importer would write
-        them in terms of others: what the device has an operation of its own for."""
+        """Return the operators that the importer must not decompose, by schema name with overload.
+
+        The device has an operation of its own for each of them.
+        """
         return frozenset()
 
     @property
     def multiplies_bf16(self) -> bool:
-        """Whether products of bfloat16 take less time than those of float32: PyTorch's settings decide then which
-        products of float32 are computed so (``torch.set_float32_matmul_precision("medium")``,
-        ``torch.backends.mkldnn.matmul.fp32_precision = "bf16"``)."""
+        """Return whether products of bfloat16 take less time than those of float32.
+
+        If true, PyTorch's settings determine which float32 products are computed in bfloat16
+        (``torch.set_float32_matmul_precision("medium")``, ``torch.backends.mkldnn.matmul.fp32_precision = "bf16"``).
+        """
         return False
 
     @property
     def precision(self) -> str | None:
-        """The number format that it computes in (:data:`torchmdla.testing.compare.FORMATS`), where that is not what
-        tensors are in."""
+        """Return the number format of computations (:data:`torchmdla.testing.compare.FORMATS`).
+
+        None means the format of the tensors.
+        """
         return None
 
     def configure(self, **options: Any) -> None:
-        """Takes what :func:`torchmdla.enable` was given beside its own arguments; it holds for groups compiled from
-        then on. Called at each :func:`torchmdla.enable` of the device, without options too.
+        """Set the options that :func:`torchmdla.enable` received beside its own arguments.
+
+        They apply to groups that are compiled later. The method is called at each :func:`torchmdla.enable` of the
+        device, also without options.
 
         Raises:
-            TypeError: the device has no such option.
-            ValueError: not a value of an option.
+            TypeError: the device does not have such an option.
+            ValueError: the value of an option is not valid.
         """
         if options:
-            raise TypeError(f"device {self.name!r} has no option {min(options)!r}")
+            raise TypeError(f"device {self.name!r}: unknown option {min(options)!r}")
 
     @abstractmethod
     def target(self) -> Target:
-        """The target of programs compiled for this machine."""
+        """Return the target of programs compiled for this machine."""
 
     def target_for(self, processor: str) -> Target:
-        """The target of programs compiled for other machines, by the name that users have for these.
+        """Return the target of programs compiled for other machines, by the user-level name of their processor.
 
         Raises:
-            TypeError: the device compiles for this machine alone.
-            ValueError: no such processor.
+            TypeError: the device only compiles for this machine.
+            ValueError: the processor does not exist.
         """
         raise TypeError(f"device {self.name!r} compiles for this machine alone")
 
     def freestanding(self, target: Target) -> Target:
-        """``target`` for code that calls the C library and the device calls alone, nothing of libtorch.
+        """Return ``target`` for code that calls only the C library and the device calls, not libtorch.
 
         Raises:
-            TypeError: the device has no such code.
+            TypeError: the device does not have such code.
         """
         raise TypeError(f"device {self.name!r} has no code that runs without libtorch")
 
     def features(self, target: Target) -> tuple[str, ...]:
-        """What code for ``target`` needs of a processor, by LLVM's names: what packages are chosen by."""
+        """Return the processor features that code for ``target`` needs, by LLVM's names.
+
+        Packages are selected by these features.
+        """
         return ()
 
     def warm_up(self) -> None:  # noqa: B027 (a device may need nothing)
@@ -191,42 +210,51 @@ class Device(ABC):
 
     @abstractmethod
     def lower(self, program: Program) -> Artifact:
-        """Compiles a program. A pure function.
+        """Compile a program. This is a pure function.
 
         Raises:
-            torchmdla.CompileError: the program cannot be compiled; names the op and the diagnostic. Its group is
-                compiled around that op. A diagnostic that holds the location of the operation in the program tells
-                which call of the op it is.
+            torchmdla.CompileError: the program cannot be compiled; the error contains the op and the diagnostic. The
+                group is then compiled without that op. If the diagnostic contains the location of the operation in the
+                program, it identifies the call of the op.
         """
 
     @property
     def host_identity(self) -> str:
-        """What tells this machine from others, as text, at once; empty where :attr:`host` is, too."""
+        """Return a text that identifies this machine, without delay; empty where :attr:`host` is empty."""
         return ""
 
     @property
     def host(self) -> str:
-        """What the device knows of this machine, as text: slow to learn, and the same as long as
-        :attr:`host_identity`."""
+        """Return the device's description of this machine, as text.
+
+        The description is slow to determine. It is constant for one value of :attr:`host_identity`.
+        """
         return ""
 
     def set_host(self, host: str) -> None:
-        """Spares the device to learn :attr:`host`; called where that is not empty.
+        """Set a stored value of :attr:`host`, so that the device does not determine it again.
+
+        It is called only for devices where :attr:`host` is not empty.
 
         Raises:
-            ValueError: it is not what the device wrote.
+            ValueError: the device did not write this text.
         """
         raise ValueError(f"device {self.name!r} knows nothing of machines")
 
     @property
     def machine(self) -> str:
-        """What measurements of its kernels hold for, as text: records of one machine go into the programs that are
-        compiled there (:mod:`torchmdla.compiler.records`). Empty where nothing is measured, or is to be used."""
+        """Return a text that identifies the machine for which measurements of kernels are valid.
+
+        Records of a machine go into the programs that are compiled on it (:mod:`torchmdla.compiler.records`). Empty if
+        nothing is measured, or measurements are not to be used.
+        """
         return ""
 
     def calibration(self) -> Mapping[str, Callable[[], Constant]]:
-        """What measures the constants that hold for :attr:`machine`, by name, each in some seconds at most, in this
-        process. Empty where the device has none."""
+        """Return the functions that measure the constants of :attr:`machine`, by name.
+
+        Each function runs in this process and takes some seconds at most. Empty if the device does not have constants.
+        """
         return {}
 
     def tune(
@@ -238,15 +266,12 @@ class Device(ABC):
         skip: Sequence[str] = (),
         tell: Tell = lambda kernel, tried, gain: None,
     ) -> Iterator[TunedKernel]:
-        """Measures decisions for the kernels of a program, in a process of its own, those that take most time first.
-        What comes later of a kernel counts.
+        """Measure decisions for the kernels of a program, in a separate process, the slowest kernels first.
 
-        Args:
-            places: seconds of the kernels of its manifest in a call.
-            seconds: to take.
-            known: records by kernel, which are not measured again if they are finished.
-            skip: kernels that are left alone.
-            tell: called while a kernel is measured.
+        A later result for a kernel replaces an earlier one. ``places`` are the seconds that each kernel of the
+        program's manifest takes in a call. ``seconds`` is the time limit of the measurements. ``known`` are records by
+        kernel; kernels with finished records are not measured again. Kernels in ``skip`` are not measured. The callback
+        reports progress during the measurement of a kernel.
 
         Raises:
             CompileError: the program cannot be compiled.
@@ -255,4 +280,4 @@ class Device(ABC):
 
     @abstractmethod
     def load(self, artifact: Artifact) -> LoadedCode:
-        """Makes an artifact callable in this process."""
+        """Make an artifact callable in this process."""

@@ -1,7 +1,7 @@
-"""Exceptions that cannot leave a callback from native code: held until the runtime is back in Python.
+"""Exceptions that cannot leave a callback from native code; they are held until the runtime is back in Python.
 
-A pack that is Python's own may be interrupted by the user. It holds the exception, reports an error with a negative
-status, and what tells the user of faults raises it.
+A user may interrupt a pack that is written in Python. The pack holds the exception and returns a negative status. The
+code that reports faults to the user then raises it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ _held = threading.local()
 
 
 def hold(exception: BaseException) -> None:
-    """Keeps ``exception`` for the calling thread."""
+    """Store ``exception`` for the calling thread."""
     _held.exception = exception
 
 
 def raise_held() -> None:
-    """Raises what the calling thread holds, if anything, and lets go of it."""
+    """Raise and drop the exception that the calling thread holds, if any."""
     exception, _held.exception = getattr(_held, "exception", None), None
     if exception is not None:
         raise exception

@@ -1,4 +1,7 @@
-"""Operators that no device computes: the importer knows their results from the record."""
+"""Operators on sizes and numbers, which devices do not compute.
+
+The importer knows their results from the recorded run.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _PRIM_SHAPE = (
 
 
 def entries(namespace: str, names: str, kind: OpKind) -> dict[str, OpSupport]:
-    """A table's rows for ``names``, which white space separates."""
+    """Return table rows for ``names``, a list separated by white space."""
     return {f"{namespace}::{name}": OpSupport(kind) for name in names.split()}
 
 

@@ -1,4 +1,4 @@
-"""Code that groups share: those that are the same program have one copy of it in a process."""
+"""Loaded code that groups share: groups with the same program have one copy of it in a process."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torchmdla.support import forks
 
 
 class SharedCode:
-    """What ``load`` made of artifacts, by their programs, as long as somebody uses it."""
+    """Results of ``load`` for artifacts, by program key, while they are in use."""
 
     def __init__(self, load: Callable[[Artifact], LoadedCode]) -> None:
         self._load = load
-        # Where a thread links code, a fork waits: nobody could go on with it in the child.
+        # A fork waits while a thread links code: the child could not complete the linking.
         self._lock = forks.held(threading.RLock())
         self._loaded: weakref.WeakValueDictionary[str, LoadedCode] = weakref.WeakValueDictionary()
 
     def of(self, artifact: Artifact) -> LoadedCode:
-        """The code of ``artifact``, loaded if it is not.
+        """Return the code of ``artifact``, and load it if necessary.
 
         Raises:
-            CompileError: what ``load`` raises.
+            CompileError: ``load`` failed.
         """
         key = artifact.manifest.program
         with self._lock:

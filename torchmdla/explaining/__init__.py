@@ -1,4 +1,4 @@
-"""``torchmdla.explain``: a model is called, and what groups, compiler and kernels know of it is gathered."""
+"""``torchmdla.explain``: a call of a model, and the facts that groups, compiler and kernels report about it."""
 
 from __future__ import annotations
 
@@ -32,28 +32,30 @@ from torchmdla.report.observing import timed_kernels
 from torchmdla.report.peak import peak
 from torchmdla.support import logs, trace
 
-# Calls are timed for so long, within these bounds.
+# Seconds of timed calls, and the bounds of their number.
 _SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.5, 3, 200
 
 
 def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
-    """Says what torchmdla makes of ``model``: groups, kernels and their times, and why anything else is left to
-    PyTorch. The first line is logged, too (logger ``torchmdla.explain``, level INFO).
+    """Explain how torchmdla runs ``model``: its groups, kernels and times, and its operators left to PyTorch.
 
-    The model is called some hundred times at most, without gradients, and half a second is measured. What other threads
-    run meanwhile is counted as well.
+    The explanation has the reasons why operators are left to PyTorch. Its first line is also logged (logger
+    ``torchmdla.explain``, level INFO).
+
+    The model is called some hundred times at most, without gradients, and half a second is measured. Work of other
+    threads at the same time is counted as well.
 
     Args:
         model: a TorchScript module or function; the result of ``torch.compile(…, backend="torchmdla")`` or of
             :func:`torchmdla.compile`; an exported program; a plain module or function, which is traced with the inputs
             unless these are on a lazy device.
-        inputs: of a call, on the model's device. An exported program has its own where none are given.
-        compare: compare the result of every operator in groups with eager's, too.
+        inputs: inputs of a call, on the model's device. Without inputs, an exported program uses its own.
+        compare: whether the result of every operator in groups is also compared with eager's.
 
     Raises:
         TypeError: ``model`` cannot be called, or is a plain module or function without inputs.
-        RuntimeError: it is called while PyTorch's profiler is on, of which there is one in a thread.
-        The model's own exceptions.
+        RuntimeError: PyTorch's profiler is on; a thread can have only one profiler.
+        Exception: the model's own exceptions.
     """
     if torch._C._autograd._profiler_enabled():
         raise RuntimeError("explain profiles the model itself: call it outside of the block of torch.profiler")
@@ -75,12 +77,12 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         with trace.span("comparing", "explain") if compare else nullcontext():
             errors = tuple(errors_of(program.call, measured.called)) if compare else None
         reasons = [*Reasons(program, before, outside, measured.is_new).all(), *measured.reasons]
-    made = Explanation(
+    explanation = Explanation(
         groups=tuple(group for group in measured.groups if group.specialisations or group.fallbacks),
         outside=tuple(outside),
         reasons=tuple(reasons),
         ops_compiled=measured.ops,
-        ops=measured.ops + sum(one.calls for one in outside),
+        ops=measured.ops + sum(operator.calls for operator in outside),
         seconds=measured.seconds,
         seconds_compiled=sum(group.seconds for group in measured.groups),
         calls=measured.calls,
@@ -92,15 +94,18 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         model=model_name(model),
         programs=programs_of(measured.called),
     )
-    logs.logger("explain").info(made.summary)
-    return made
+    logs.logger("explain").info(explanation.summary)
+    return explanation
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """Timed calls of a program: how many, the ``seconds`` of the fastest, the groups that were ``called`` and what is
-    said of each, how many ``ops`` of them ran compiled in a call, and why some did not. ``is_new``: a group was formed
-    for these calls."""
+    """Measurements of the timed calls of a program.
+
+    ``calls`` is their number, and ``seconds`` is the time of the fastest. ``called`` are the groups that were called,
+    and ``groups`` are their explanations. ``ops`` is the number of their operators that ran compiled in a call.
+    ``reasons`` explain why others did not. ``is_new`` means that a group was formed for these calls.
+    """
 
     calls: int
     seconds: float
@@ -112,14 +117,17 @@ class _Measured:
 
     @classmethod
     def of(cls, program: Program, before: Known) -> _Measured:
-        """Of a program; what was known ``before`` its first calls tells which groups these are."""
+        """Return the measurements of a program.
+
+        ``before`` is the state before the program's first calls. It determines which groups belong to the program.
+        """
         called = groups_called_since(before.calls)
         reset_times(called)
         with trace.span("timed calls", "explain"):
             calls, seconds = _timed(program.call)
         passed = {report["number"]: _passed(report, before) for report in called}
         called = _C.groups({report["number"] for report in called})
-        # Read before the model is called again, for other purposes.
+        # The reports are read before the model is called again for other purposes.
         groups = [
             explain_group(report, calls, seconds, *graph_of_group(report["subgraph"], weights_of(report)))
             for report in called
@@ -135,13 +143,16 @@ class _Measured:
 
 
 def _passed(report: _C.GroupReport, before: Known) -> Counter[str]:
-    """The fallbacks of the first calls of a group that is new: PyTorch makes some under modes of its own, and while a
-    program is compiled in the background there is no other way."""
+    """Return the fallbacks of the first calls of a new group.
+
+    PyTorch makes some of these calls under its own modes. While a program is compiled in the background, calls always
+    fall back.
+    """
     return Counter() if report["number"] in before.calls else Counter(report["fallbacks"])
 
 
 def _timed(call: Callable[[], Any]) -> tuple[int, float]:
-    """How often ``call`` was called, and the seconds of the fastest call."""
+    """Return the number of calls of ``call``, and the seconds of the fastest call."""
     spent: list[float] = []
     with timed_kernels():
         while len(spent) < _LEAST_CALLS or (sum(spent) < _SECONDS and len(spent) < _MOST_CALLS):

@@ -1,4 +1,4 @@
-"""How far the results of operators in groups are from eager's."""
+"""Errors of the results of operators in groups, relative to eager's results."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from torchmdla.testing.coverage import function_of
 
 
 def errors_of(call: Callable[[], Any], reports: Collection[_C.GroupReport]) -> Iterator[OpError]:
-    """The operators of the groups that ``call`` calls, in order, and last the call's own result.
+    """Yield the errors of the operators of the groups that ``call`` calls, then of the call's own result.
 
-    Each group is compiled once more, with every operator's result as a result of its own, and run on the inputs of its
+    Each group is compiled once more, with every operator's result as a separate result. It runs on the inputs of its
     latest call.
     """
     _C.keep_inputs(True)
@@ -45,27 +45,27 @@ def errors_of(call: Callable[[], Any], reports: Collection[_C.GroupReport]) -> I
 
 def _of_group(report: _C.GroupReport, before: int) -> Iterator[OpError]:
     subgraph, inputs = report["subgraph"], report["inputs"]
-    way = _of_script if isinstance(subgraph, torch._C.Graph) else _of_fx
-    ops, run = way(subgraph, report["device"])
+    splitter = _of_script if isinstance(subgraph, torch._C.Graph) else _of_fx
+    ops, run = splitter(subgraph, report["device"])
     for _ in range(WARM_UP_CALLS):
         actual = run(*_copies(inputs))
     with enabled(False):
         expected = run(*_copies(inputs))
-    for number, ((op, source), one, other) in enumerate(zip(ops, actual, expected, strict=True)):
-        yield _error(op, source, report["name"], one, other, before + number + 1)
+    for number, ((op, source), value, other) in enumerate(zip(ops, actual, expected, strict=True)):
+        yield _error(op, source, report["name"], value, other, before + number + 1)
 
 
-# Operator and line of each result, and what computes them.
+# Operator and line of each result, and the function that computes the results.
 _All = tuple[list[tuple[str, str]], Callable[..., Sequence[Any]]]
 
 
 def _of_script(graph: torch._C.Graph, device: str) -> _All:
     copy: Any = graph.copy()
     nodes = [node for node in copy.nodes() if not node.kind().startswith("prim::")]
-    made = [
+    results = [
         (node, value) for node in nodes for value in node.outputs() if isinstance(value.type(), torch._C.TensorType)
     ]
-    return [(name_of(node), source_of(node)) for node, _ in made], function_of(copy, [value for _, value in made])
+    return [(name_of(node), source_of(node)) for node, _ in results], function_of(copy, [value for _, value in results])
 
 
 def _of_fx(subgraph: FxSubgraph, device: str) -> _All:
@@ -79,7 +79,7 @@ def _of_fx(subgraph: FxSubgraph, device: str) -> _All:
 
 
 def _copies(values: Sequence[Any]) -> list[Any]:
-    """Operators in place write to the group's inputs."""
+    """Return copies of tensors, because in-place operators write to the group's inputs."""
     return [value.clone() if isinstance(value, Tensor) else value for value in values]
 
 
@@ -87,8 +87,8 @@ def _error(op: str, source: str, group: str, actual: Any, expected: Any, layers:
     difference = ""
     error: float | None = None
     try:
-        found = largest_error(actual, expected)
-        error = found if math.isfinite(found) else None
+        largest = largest_error(actual, expected)
+        error = largest if math.isfinite(largest) else None
         assert_matches(actual, expected, layers=layers, strides=False)
     except AssertionError as problem:
         difference = str(problem)

@@ -1,4 +1,4 @@
-"""The graph of a model: its operators outside of groups, its groups, and the operators of these."""
+"""Graph of a model: its operators outside of groups, its groups, and the operators of each group."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
 from torchmdla.report.explanation import Graph, Operator
 
-# The results of operators that a value is, or is made of without computing.
+# The results of operators that form a value without further computation.
 Values = tuple[tuple[int, int], ...]
 
 _GROUP = "mdla::CompilationGroup"
 
 
 def graph_of_group(subgraph: Any, weights: Collection[int]) -> tuple[Graph, Mapping[int, int]]:
-    """The operators of a group, and the numbers of its nodes → those of their operators. ``weights``: the numbers of
-    inputs that are left out."""
+    """Return the operators of a group, and the numbers of its nodes → those of their operators.
+
+    ``weights`` are the numbers of the inputs that are left out.
+    """
     reader: _ScriptReader | _FxReader
     if isinstance(subgraph, torch._C.Graph):
         reader = _ScriptReader()
@@ -34,25 +36,30 @@ def graph_of_group(subgraph: Any, weights: Collection[int]) -> tuple[Graph, Mapp
         reader = _FxReader({})
         results = reader.read(subgraph.module.graph)
     left = (
-        replace(one, inputs=tuple(value for value in one.inputs if value[0] >= 0 or value[1] not in weights))
-        for one in reader.operators
+        replace(item, inputs=tuple(value for value in item.inputs if value[0] >= 0 or value[1] not in weights))
+        for item in reader.operators
     )
     return Graph(tuple(left), results), reader.numbers
 
 
 def graph_of_script(graph: torch._C.Graph, groups: Sequence[_C.GroupReport]) -> Graph:
-    """Of an optimised graph of TorchScript. ``groups`` are those that it calls, in order."""
+    """Return the graph of an optimised TorchScript graph.
+
+    ``groups`` are the groups that it calls, in order.
+    """
     reader = _ScriptReader()
     results = reader.read(graph)
-    names = _names_of_groups([found for _, found in reader.groups], groups)
+    names = _names_of_groups([subgraph for _, subgraph in reader.groups], groups)
     for (number, _), name in zip(reader.groups, names, strict=True):
         reader.operators[number] = replace(reader.operators[number], op=name or "a group", group=name)
     return Graph(tuple(reader.operators), results)
 
 
 def graph_of_fx(groups: Sequence[_C.GroupReport]) -> Graph | None:
-    """Of the FX graph that ``groups`` stand in; None where they are not in one: with Python between its graphs a model
-    has no graph of its own."""
+    """Return the FX graph that contains ``groups``, or None if they are not in one graph.
+
+    A model with Python code between its graphs does not have one graph.
+    """
     subgraphs = [report["subgraph"] for report in groups]
     references = {getattr(subgraph, "outer", None) for subgraph in subgraphs}
     graphs = [outer for reference in references if reference and (outer := reference())]
@@ -64,7 +71,7 @@ def graph_of_fx(groups: Sequence[_C.GroupReport]) -> Graph | None:
 
 
 def graph_of_calls(events: Sequence[tuple[str, float]], groups: Collection[str]) -> Graph:
-    """Of what a call was seen to run: names and seconds."""
+    """Return the sequence of operators that a call was observed to run, from their names and seconds."""
     operators = [
         Operator(name, "", ((number - 1, 0),), seconds, name if name in groups else "")
         for number, (name, seconds) in enumerate(events)
@@ -73,21 +80,23 @@ def graph_of_calls(events: Sequence[tuple[str, float]], groups: Collection[str])
 
 
 def timed(graph: Graph, events: Sequence[tuple[str, float]], group_seconds: Mapping[str, float]) -> Graph:
-    """The graph with times: those of groups, and of operators what they took in ``events``, one by one where they ran
-    as often as they stand there, else their mean."""
+    """Return the graph with the times of groups and operators.
+
+    An operator has its times in ``events`` one by one if it ran as often as it occurs in the graph, else their mean.
+    """
     seen: dict[str, list[float]] = {}
     for name, seconds in events:
         seen.setdefault(name, []).append(seconds)
-    placed = Counter(_base(one.op) for one in graph.operators if not one.group)
+    placed = Counter(_base(item.op) for item in graph.operators if not item.group)
     next_of: dict[str, Iterator[float]] = {}
     for name, spent in seen.items():
         exact = len(spent) == placed[name]
         next_of[name] = iter(spent if exact else [sum(spent) / len(spent)] * placed[name])
 
-    def seconds_of(one: Operator) -> float:
-        return group_seconds.get(one.group, 0.0) if one.group else next(next_of.get(_base(one.op), iter(())), 0.0)
+    def seconds_of(item: Operator) -> float:
+        return group_seconds.get(item.group, 0.0) if item.group else next(next_of.get(_base(item.op), iter(())), 0.0)
 
-    return replace(graph, operators=tuple(replace(one, seconds=seconds_of(one)) for one in graph.operators))
+    return replace(graph, operators=tuple(replace(item, seconds=seconds_of(item)) for item in graph.operators))
 
 
 def _base(op: str) -> str:
@@ -95,25 +104,31 @@ def _base(op: str) -> str:
 
 
 class _Reader:
-    """Collects operators. ``numbers``: the places of nodes in their graph → the numbers of their operators."""
+    """Collector of operators.
+
+    ``numbers`` maps the positions of nodes in their graph to the numbers of their operators.
+    """
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
         self.numbers: dict[int, int] = {}
 
     def add(self, op: str, source: str, inputs: Sequence[Values], group: str = "") -> int:
-        """The number of a new operator."""
+        """Add an operator and return its number."""
         flat = tuple(dict.fromkeys(value for values in inputs for value in values))
         self.operators.append(Operator(op, source, flat, group=group))
         return len(self.operators) - 1
 
 
-# What makes values of others without computing with them.
+# Nodes that only pack or unpack values.
 _PASSED_ON = frozenset(("prim::ListConstruct", "prim::TupleConstruct", "prim::ListUnpack", "prim::TupleUnpack"))
 
 
 class _ScriptReader(_Reader):
-    """Operators that make or take tensors; a branch or loop is an operator, and what is in it follows from it."""
+    """Reader of the operators with tensors as operands or results.
+
+    A branch or loop is an operator, and the operators in it depend on it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,8 +136,8 @@ class _ScriptReader(_Reader):
         self._values: dict[str, Values] = {}
 
     def read(self, graph: Any) -> Values:
-        given = (value for value in graph.inputs() if not isinstance(value.type(), torch._C.ClassType))
-        for place, value in enumerate(given):
+        inputs = (value for value in graph.inputs() if not isinstance(value.type(), torch._C.ClassType))
+        for place, value in enumerate(inputs):
             self._define([value], ((-1, place),))
         return self._read(graph, ())
 
@@ -131,7 +146,7 @@ class _ScriptReader(_Reader):
             number = self._node(node, within)
             if number is not None and not within:
                 self.numbers[place] = number
-        return tuple(one for value in block.outputs() for one in self._values.get(value.debugName(), ()))
+        return tuple(item for value in block.outputs() for item in self._values.get(value.debugName(), ()))
 
     def _node(self, node: Any, within: Values) -> int | None:
         outputs = list(node.outputs())
@@ -151,12 +166,12 @@ class _ScriptReader(_Reader):
         for inner in blocks:
             self._define(inner.inputs(), ((number, 0),))
             self._read(inner, ((number, 0),))
-            # A loop's body returns first whether to go on.
+            # The first result of a loop's body is the condition.
             returned = list(inner.outputs())[-len(outputs) :] if outputs else []
             for output, value in zip(outputs, returned, strict=True):
-                found = self._values.get(value.debugName(), ())
+                sources = self._values.get(value.debugName(), ())
                 known = self._values[output.debugName()]
-                self._values[output.debugName()] = tuple(dict.fromkeys((*known, *found)))
+                self._values[output.debugName()] = tuple(dict.fromkeys((*known, *sources)))
         return number
 
     def _define(self, values: Any, made_of: Values) -> None:
@@ -181,7 +196,10 @@ def _is_of_tensors(kind: Any) -> bool:
 
 
 class _FxReader(_Reader):
-    """``groups``: the names of groups by their subgraphs' identities."""
+    """Reader of FX graphs.
+
+    ``groups`` maps the ids of subgraphs to the names of their groups.
+    """
 
     def __init__(self, groups: Mapping[int, str]) -> None:
         super().__init__()
@@ -191,9 +209,9 @@ class _FxReader(_Reader):
         values: dict[fx.Node, Values] = {}
 
         def of(argument: Any) -> list[Values]:
-            found: list[Values] = []
-            fx.map_arg(argument, lambda node: found.append(values.get(node, ())))
-            return found
+            sources: list[Values] = []
+            fx.map_arg(argument, lambda node: sources.append(values.get(node, ())))
+            return sources
 
         inputs = 0
         results: Values = ()
@@ -202,7 +220,7 @@ class _FxReader(_Reader):
                 values[node] = ((-1, inputs),)
                 inputs += 1
             elif node.op == "output":
-                results = tuple(value for found in of(node.args) for value in found)
+                results = tuple(value for sources in of(node.args) for value in sources)
             elif node.op == "call_function" and node.target is operator.getitem:
                 values[node] = _element(values.get(node.args[0], ()), node.args[1])  # type: ignore[arg-type]
             elif node.op == "call_function" and isinstance(node.target, _C.Group | torch._ops.OpOverload):
@@ -213,7 +231,7 @@ class _FxReader(_Reader):
                 values[node] = ((number, 0),)
                 self.numbers[place] = number
             else:
-                values[node] = tuple(value for found in of((node.args, node.kwargs)) for value in found)
+                values[node] = tuple(value for sources in of((node.args, node.kwargs)) for value in sources)
         return results
 
 
@@ -221,22 +239,24 @@ def _element(values: Values, place: Any) -> Values:
     return ((values[0][0], place),) if len(values) == 1 and isinstance(place, int) and values[0][0] >= 0 else values
 
 
-def _names_of_groups(found: Sequence[torch._C.Graph], groups: Sequence[_C.GroupReport]) -> list[str]:
-    """Which of ``groups`` each graph is of, whose copy a group has: in order, those that have most operators in
-    common."""
+def _names_of_groups(graphs: Sequence[torch._C.Graph], groups: Sequence[_C.GroupReport]) -> list[str]:
+    """Return the name of the group in ``groups`` that each graph belongs to.
+
+    A group has a copy of its graph. Each graph in order gets the remaining group with the most operators in common.
+    """
     left = {report["name"]: _kinds(report["subgraph"]) for report in groups if not hasattr(report["subgraph"], "outer")}
     names = []
-    for graph in found:
-        own = _kinds(graph)
-        common = {name: (own & kinds).total() for name, kinds in left.items()}
+    for graph in graphs:
+        counts = _kinds(graph)
+        common = {name: (counts & kinds).total() for name, kinds in left.items()}
         names.append(max(common, key=common.__getitem__, default=""))
         left.pop(names[-1], None)
     return names
 
 
 def _kinds(block: Any) -> Counter[str]:
-    found = Counter(node.kind() for node in block.nodes() if node.kind() != "prim::Constant")
+    counts = Counter(node.kind() for node in block.nodes() if node.kind() != "prim::Constant")
     for node in block.nodes():
         for inner in node.blocks():
-            found += _kinds(inner)
-    return found
+            counts += _kinds(inner)
+    return counts

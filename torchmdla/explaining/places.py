@@ -1,5 +1,8 @@
-"""Where Python calls operators that stand in no graph: between the graphs of ``torch.compile``, in functions that
-TorchScript leaves to Python, on a lazy device."""
+"""Lines where Python calls operators that are not part of a graph.
+
+Such calls are between the graphs of ``torch.compile``, in functions that TorchScript leaves to Python, and on a lazy
+device.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ from torchmdla.importer.sources import is_users
 
 
 def lines_of(call: Callable[[], Any], ops: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """The lines (``file:line``) from which this thread calls ``ops`` (``aten::nonzero``) in one more ``call``, by op.
-    What Python calls by another name than the operator's, an infix ``+`` say, is not found."""
+    """Return the lines (``file:line``) from which this thread calls ``ops`` in one more ``call``, by op.
+
+    ``ops`` are names such as ``aten::nonzero``. Calls under another name than the operator's, such as an infix ``+``,
+    are not found.
+    """
     wanted = {op.partition("::")[2]: op for op in ops}
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    result: defaultdict[str, set[str]] = defaultdict(set)
 
     def note(frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call" and (op := wanted.get(getattr(called, "__name__", ""))) and (line := _line(frame)):
-            found[op].add(line)
+            result[op].add(line)
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -28,11 +34,11 @@ def lines_of(call: Callable[[], Any], ops: Collection[str]) -> Mapping[str, tupl
         call()
     finally:
         sys.setprofile(before)
-    return {op: tuple(sorted(lines)) for op, lines in found.items()}
+    return {op: tuple(sorted(lines)) for op, lines in result.items()}
 
 
 def _line(frame: FrameType | None) -> str:
-    """Of the innermost frame that is the user's; empty where there is none."""
+    """Return the line of the innermost frame of the user's code, or an empty string."""
     while frame is not None:
         path = frame.f_code.co_filename
         if is_users(path) and not path.startswith("<"):

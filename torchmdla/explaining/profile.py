@@ -1,4 +1,4 @@
-"""Which operators run outside of compiled groups in a call, and how long they take."""
+"""Operators that run outside of compiled groups in a call, and their times."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from torchmdla.report.explanation import Outside
 
 
 def base_of(op: str) -> str:
-    """``aten::add`` of ``aten::add.Tensor``: how profiles have it."""
+    """Return the operator's name in profiles: ``aten::add`` for ``aten::add.Tensor``."""
     return op.partition(".")[0]
 
 
-# What a call ran, in order: names of operators and groups, and the seconds that each took.
+# Names and seconds of the operators and groups that a call ran, in order.
 Events = list[tuple[str, float]]
 
 
-def events_of(found: Any, reports: Collection[_C.GroupReport], is_deferred: bool = False) -> Events:
-    """What a call ran, from its profile: operators that are outside of groups and of other operators, and groups.
+def events_of(profile: Any, reports: Collection[_C.GroupReport], is_deferred: bool = False) -> Events:
+    """Return the events of a call, from its profile: groups, and operators outside of groups and operators.
 
     Args:
-        reports: those of the groups that it calls.
-        is_deferred: its tensors are on a device that runs whole graphs. There the outermost operators are those that
-            Python calls, most of which only become a part of a graph.
+        profile: profile of the call.
+        reports: reports of the groups that it calls.
+        is_deferred: whether its tensors are on a device that runs whole graphs. The outermost operators are then those
+            that Python calls. Most of them only become part of a graph.
     """
-    # What a group does that ran no compiled code, divided or in PyTorch's interpreter, is outside.
+    # A group without compiled calls, divided or in PyTorch's interpreter, counts as outside.
     compiled = {report["name"] for report in reports if report["compiled_calls"]}
-    roots = [event for event in found.function_events if event.cpu_parent is None]
+    roots = [event for event in profile.function_events if event.cpu_parent is None]
     if is_deferred:
-        return [one for root in roots for one in _of_deferred(root, compiled)]
+        return [item for root in roots for item in _of_deferred(root, compiled)]
     return [_timed(event) for event in _outermost(roots, compiled)]
 
 
@@ -39,7 +40,10 @@ def _timed(event: Any) -> tuple[str, float]:
 
 
 def _of_deferred(root: Any, groups: Collection[str]) -> Iterator[tuple[str, float]]:
-    """What ran within a call of an operator: the graphs that it waited for, and the operator if it ran at once."""
+    """Yield the events within a call of an operator.
+
+    These are the graphs that it waited for, and the operator itself if it ran at once.
+    """
     ran = [_timed(event) for event in _outermost(_graphs(root), groups)]
     yield from ran
     if any(event.name in ("aten::_to_cpu", root.name) for event in _below(root)):
@@ -48,7 +52,7 @@ def _of_deferred(root: Any, groups: Collection[str]) -> Iterator[tuple[str, floa
 
 
 def _graphs(event: Any) -> Iterator[Any]:
-    """The outermost ranges that are runs of graphs, named by what they compute."""
+    """Yield the outermost ranges that are runs of graphs."""
     if event.name.startswith("mdla_"):
         yield event
     else:
@@ -57,7 +61,7 @@ def _graphs(event: Any) -> Iterator[Any]:
 
 
 def _below(event: Any) -> Iterator[Any]:
-    """The operators within one, but for those of graphs."""
+    """Yield the operators within an event, except those of graphs."""
     for child in event.cpu_children:
         if not child.name.startswith("mdla_"):
             yield child
@@ -65,19 +69,19 @@ def _below(event: Any) -> Iterator[Any]:
 
 
 def run_outside(events: Sequence[tuple[str, float]], reports: Collection[_C.GroupReport]) -> list[Outside]:
-    """Those of the events that are eager operators, the slowest first."""
+    """Return the eager operators among the events, the slowest first."""
     groups = {report["name"] for report in reports}
     whole = sum(seconds for _, seconds in events) or 1.0
     spent: dict[str, list[float]] = {}
     for name, seconds in events:
         if name not in groups:
             spent.setdefault(name, []).append(seconds)
-    made = [Outside(op, len(times), sum(times), sum(times) / whole) for op, times in spent.items()]
-    return sorted(made, key=lambda one: -one.seconds)
+    result = [Outside(op, len(times), sum(times), sum(times) / whole) for op, times in spent.items()]
+    return sorted(result, key=lambda item: -item.seconds)
 
 
 def _outermost(events: Iterable[Any], groups: Collection[str]) -> Iterator[Any]:
-    """Operators and ``groups`` that are in no other; ranges that are neither are looked into."""
+    """Yield the outermost operators and ``groups``; other ranges are searched recursively."""
     for event in events:
         if event.name in groups or ("::" in event.name and not event.name.startswith("mdla")):
             yield event

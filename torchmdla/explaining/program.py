@@ -1,4 +1,4 @@
-"""A model that is explained, ready to be called."""
+"""Model that is explained, ready to be called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchmdla.report.explanation import Graph
 
 
 class Program:
-    """A model that is ready to be called, and if it is TorchScript's, where its operators stand."""
+    """Model that is ready to be called, with the lines of its operators if it is a TorchScript program."""
 
     def __init__(self, model: Any, inputs: tuple[Any, ...]) -> None:
         self._model, self._inputs = _ready(model, inputs), inputs
@@ -31,14 +31,14 @@ class Program:
         self.is_deferred = _is_deferred(inputs)
 
     def call(self) -> Any:
-        """The results, computed: those of a lazy device on the CPU."""
+        """Return the computed results; those of a lazy device are on the CPU."""
         return tree_map_only(torch.Tensor, _computed, self._model(*self._inputs, **self._keywords))
 
     def graph(self, groups: Sequence[_C.GroupReport], events: Sequence[tuple[str, float]]) -> Graph:
-        """Of the model, or where that is not known, of a call that was seen to run ``events``."""
+        """Return the graph of the model, or the sequence of ``events`` of a call if the graph is unknown."""
         called = {report["name"]: report for report in groups}
         seen = dict.fromkeys(name for name, _ in events if name in called)
-        # Those that ran no compiled code, or within an operator, are not among the events.
+        # Groups that ran no compiled code, or that ran within an operator, are not among the events.
         in_order = [called[name] for name in [*seen, *(name for name in called if name not in seen)]]
         if isinstance(self._model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
             return graph_of_script(api.graph_for(self._model, *self._inputs), in_order)
@@ -68,8 +68,8 @@ def _ready(model: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 def _is_deferred(inputs: tuple[Any, ...]) -> bool:
-    """Whether the model is on a device that runs whole graphs."""
-    return any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in inputs)
+    """Return whether the model is on a device that runs whole graphs."""
+    return any(isinstance(input_, torch.Tensor) and input_.device.type != "cpu" for input_ in inputs)
 
 
 def _is_ready(model: Any) -> bool:
@@ -82,7 +82,7 @@ def _is_ready(model: Any) -> bool:
 
 
 def _places(model: Any) -> Iterator[tuple[str, str]]:
-    """Operator and line of every node of a TorchScript program."""
+    """Yield the operator and the line of every node of a TorchScript program."""
 
     def walk(block: Any) -> Iterator[tuple[str, str]]:
         for node in block.nodes():

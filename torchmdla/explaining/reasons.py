@@ -1,4 +1,4 @@
-"""Why operators of a program are left to PyTorch."""
+"""Reasons why operators of a program are left to PyTorch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from torchmdla.report.explanation import Outside, Reason
 from torchmdla.report.groups import calls_by_group
 
 _NO_GRAPH = "it is no part of a graph that torchmdla sees"
-# What checks, and computes nothing.
+# Prefix of operators that check but do not compute.
 _CHECKS = "aten::_assert_"
 AT_ONCE = "the device has it run at once, and no part of a graph"
 
 
 @dataclass(frozen=True)
 class Known:
-    """What was known before the model was called: calls of groups by number, operators outside of groups, left out of
-    them, and that kept one from being compiled."""
+    """State before the model was called.
+
+    It has the calls of groups by number. It has the operators outside of groups, those left out of groups, and those
+    that prevented a group's compilation.
+    """
 
     calls: Mapping[int, int]
     ungrouped: Counter[Ungrouped]
@@ -38,33 +41,37 @@ class Known:
 
 
 class Reasons:
-    """Which of the reasons known in this process are the program's: those that are new, and where it was optimised
-    before, those of an operator that was seen to run outside of groups, at a line of it: lines of PyTorch's own modules
-    are others' as well."""
+    """Reasons known in this process that apply to the program.
+
+    New reasons apply. If the program was optimised before, a reason also applies if its operator ran outside of groups
+    and is at a line of the program. Lines of PyTorch's own modules may belong to other programs as well.
+    """
 
     def __init__(self, program: Program, before: Known, outside: list[Outside], is_new: bool) -> None:
         self._is_new = is_new
         self._places = program.places
         self._call, self._is_deferred = program.call, program.is_deferred
         self._before = before
-        self._seconds = {one.op: one.seconds for one in outside}
+        self._seconds = {operator.op: operator.seconds for operator in outside}
 
     def all(self) -> list[Reason]:
-        """Those whose operators take most time first."""
+        """Return all reasons, those of the slowest operators first."""
         now = Known.now()
-        found = [
+        reasons = [
             *self._grouped("operator", self._of_program(now.ungrouped, self._before.ungrouped)),
             *self._grouped("left out", self._of_program(now.left_out, self._before.left_out)),
             *self._grouped("not compiled", self._of_program(now.failed, self._before.failed)),
         ]
-        explained = {base_of(reason.op) for reason in found} | _moving()
+        explained = {base_of(reason.op) for reason in reasons} | _moving()
         reason = AT_ONCE if self._is_deferred else _NO_GRAPH
         left = [op for op in self._seconds if op not in explained and not op.startswith(_CHECKS)]
-        found += [reason_of("operator", reason, 1, op) for op in left]
-        if unplaced := {base_of(one.op) for one in found if not one.sources}:
+        reasons += [reason_of("operator", reason, 1, op) for op in left]
+        if unplaced := {base_of(item.op) for item in reasons if not item.sources}:
             lines = lines_of(self._call, unplaced)
-            found = [one if one.sources else replace(one, sources=lines.get(base_of(one.op), ())) for one in found]
-        return sorted(found, key=lambda reason: -self._seconds.get(base_of(reason.op), 0.0))
+            reasons = [
+                item if item.sources else replace(item, sources=lines.get(base_of(item.op), ())) for item in reasons
+            ]
+        return sorted(reasons, key=lambda reason: -self._seconds.get(base_of(reason.op), 0.0))
 
     def _of_program(self, now: Counter[Ungrouped], before: Counter[Ungrouped]) -> Counter[Ungrouped]:
         new = now - before
@@ -72,20 +79,20 @@ class Reasons:
             return new
         if self._places:
             known = {
-                one: count
-                for one, count in now.items()
-                if (one.op, one.source) in self._places and base_of(one.op) in self._seconds
+                entry: count
+                for entry, count in now.items()
+                if (entry.op, entry.source) in self._places and base_of(entry.op) in self._seconds
             }
         else:
-            searched = self._seconds.keys() - {base_of(one.op) for one in new}
-            known = {one: count for one, count in now.items() if base_of(one.op) in searched}
+            searched = self._seconds.keys() - {base_of(entry.op) for entry in new}
+            known = {entry: count for entry, count in now.items() if base_of(entry.op) in searched}
         return Counter({**new, **known})
 
     def _grouped(self, kind: str, counts: Counter[Ungrouped]) -> list[Reason]:
-        """One for each operator and reason."""
+        """Return one reason for each operator and reason text."""
         sources: dict[tuple[str, str], dict[str, int]] = {}
-        for one, count in counts.items():
-            sources.setdefault((one.op, one.reason), {})[one.source] = count
+        for entry, count in counts.items():
+            sources.setdefault((entry.op, entry.reason), {})[entry.source] = count
         return [
             reason_of(kind, reason, sum(lines.values()), op, tuple(sorted(filter(None, lines))))
             for (op, reason), lines in sources.items()
@@ -93,7 +100,7 @@ class Reasons:
 
 
 def _moving() -> frozenset[str]:
-    """Operators that groups leave to eager PyTorch without a reason: views that no group needs, sizes."""
+    """Return the operators that groups leave to eager PyTorch without a reason: views that no group needs, sizes."""
     table = devices.get(devices.in_use()).ops
     return frozenset(base_of(op) for op, support in table.items() if support.kind not in ("compute", "cheap"))
 

@@ -1,4 +1,4 @@
-"""What threads were at, and how much memory there was, while a model is explained."""
+"""Recording of thread activities and memory use while a model is explained."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from torchmdla.report.explanation import Activity, MemoryUse
 from torchmdla.support import trace
 from torchmdla.support.trace import Span
 
-# Between two looks at the memory, in seconds.
+# Seconds between two samples of the memory use.
 _INTERVAL = 0.02
 
-# Operators that are told of: the longest.
+# Number of recorded operators; the longest are kept.
 _MOST_OPERATORS = 2000
 
-# What ranges of the extension are called, and what they are.
+# Activities of the extension's ranges, by name.
 _RANGES = {"mdla::record": "record", "mdla::pack": "pack", "mdla::fall_back": "fall back"}
 
 _STATM = Path("/proc/self/statm")
 
 
 class Recording:
-    """While it is entered, everything is recorded but what only :meth:`profiled` blocks see: the calls of groups and
-    operators by the thread that is in such a block."""
+    """Context manager that records activities and memory use.
+
+    The calls of groups and operators are recorded only in :meth:`profiled` blocks, for the thread that is in the block.
+    """
 
     def __init__(self) -> None:
         self._start = time.time_ns()
@@ -55,19 +57,19 @@ class Recording:
 
     @contextmanager
     def profiled(self) -> Iterator[profile]:
-        """Within the block PyTorch's profiler is on."""
-        with _quiet(), profile() as found:  # type: ignore[no-untyped-call]
-            yield found
-        self._profiles.append(found)
+        """Turn on PyTorch's profiler within the block."""
+        with _quiet(), profile() as session:  # type: ignore[no-untyped-call]
+            yield session
+        self._profiles.append(session)
 
     def timeline(self, groups: Collection[str]) -> tuple[Activity, ...]:
-        """What threads were at; ``groups`` are the names of ranges that are groups."""
-        profiled = (span for found in self._profiles for span in _spans_of(found, groups))
+        """Return the activities of threads; ``groups`` are the names of ranges that are groups."""
+        profiled = (span for session in self._profiles for span in _spans_of(session, groups))
         spans = [*self._spans, *_few(list(_joined(profiled)))]
         return tuple(self._activity(span) for span in sorted(spans, key=lambda span: (span.start, -span.end)))
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        """In order."""
+        """Return the memory use, in order."""
         return tuple(self._samples)
 
     def _activity(self, span: Span) -> Activity:
@@ -85,8 +87,11 @@ class Recording:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """PyTorch's profiler says on the standard error stream whenever it starts and stops, unless this variable says
-    otherwise when the process has it start for the first time."""
+    """Suppress the messages of PyTorch's profiler.
+
+    The profiler writes to the standard error stream when it starts and stops. The process reads this variable at the
+    first start of the profiler.
+    """
     name = "KINETO_LOG_LEVEL"
     is_set = name in os.environ
     os.environ.setdefault(name, "6")
@@ -100,13 +105,15 @@ def _quiet() -> Iterator[None]:
 def _resident_bytes() -> int:
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):  # Linux alone has it.
+    except (OSError, ValueError, IndexError):  # Only Linux has this file.
         return 0
 
 
 def _joined(spans: Iterator[Span]) -> Iterator[Span]:
-    """Spans in the order of a thread; of an operator that runs several times without another one between, all as one:
-    PyTorch compares a graph's constants with each other by tens of thousands of calls."""
+    """Yield spans in the order of a thread, with consecutive runs of an operator joined into one.
+
+    PyTorch compares a graph's constants with each other by tens of thousands of calls.
+    """
     for _, same in itertools.groupby(spans, key=lambda span: (span.thread, span.kind, span.name)):
         every = list(same)
         first = every[0]
@@ -117,17 +124,19 @@ def _joined(spans: Iterator[Span]) -> Iterator[Span]:
 
 
 def _few(spans: list[Span]) -> Iterator[Span]:
-    operators = sorted((one.end - one.start for one in spans if one.kind == "operator"), reverse=True)
+    operators = sorted((span.end - span.start for span in spans if span.kind == "operator"), reverse=True)
     least = operators[_MOST_OPERATORS] if len(operators) > _MOST_OPERATORS else -1
-    return (one for one in spans if one.kind != "operator" or one.end - one.start > least)
+    return (span for span in spans if span.kind != "operator" or span.end - span.start > least)
 
 
-def _spans_of(found: Any, groups: Collection[str]) -> Iterator[Span]:
-    """Of a profile the calls of groups, what these do beside running compiled code, and the operators that are outside
-    of groups and of other operators."""
+def _spans_of(session: Any, groups: Collection[str]) -> Iterator[Span]:
+    """Yield the spans of a profile.
+
+    These are the calls of groups, the other activities of groups, and the operators outside of groups and operators.
+    """
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     ends: dict[int, int] = {}
-    for event in sorted(found.kineto_results.events(), key=lambda one: (one.start_ns(), -one.end_ns())):
+    for event in sorted(session.kineto_results.events(), key=lambda item: (item.start_ns(), -item.end_ns())):
         name, thread, start, end = event.name(), event.device_resource_id(), event.start_ns(), event.end_ns()
         is_operator = "::" in name and not name.startswith("mdla::")
         kind = "run" if name in groups else "operator" if is_operator else _RANGES.get(name, "")

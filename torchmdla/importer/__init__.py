@@ -1,4 +1,4 @@
-"""From graphs of PyTorch to the Torch dialect: graphs and recorded types in, text out."""
+"""Importer of PyTorch graphs: it reads graphs and recorded types, and writes text in the Torch dialect."""
 
 from torchmdla.importer.graph import import_graph
 from torchmdla.importer.sources import located

@@ -1,7 +1,7 @@
-"""What every graph has in common on its way to a program: inputs, constants, calls, outputs.
+"""Parts of the import that all graphs share: inputs, constants, calls and outputs.
 
-A reader (``graph.py`` for TorchScript, ``fx.py`` for FX) walks its kind of graph and tells a :class:`ProgramBuilder`
-what it sees, by the names that the record has.
+A reader (``graph.py`` for TorchScript, ``fx.py`` for FX) walks its kind of graph. It passes the nodes to a
+:class:`ProgramBuilder` under the names that the record uses.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from torchmdla.importer.types import (
 # Arguments of batch and instance norms that PyTorch's kernels update without another version of the tensor.
 _UNVERSIONED = frozenset({"running_mean", "running_var"})
 
-# The arguments that are the numbers of operators that take sizes among integers.
+# The arguments that are numbers, in operators that accept sizes among integers.
 _NUMBERS = frozenset(("self", "other", "min", "max", "s"))
 
-# Each call compares unversioned parameters with a copy: beyond this many bytes in all they are inputs like others.
+# Each call compares unversioned parameters with a copy. Above this total size in bytes they become ordinary inputs.
 _MOST_UNVERSIONED_BYTES = 1 << 20
 
 
 class ProgramBuilder:
-    """State of one import: what every value of the graph has become.
+    """State of one import: the operand of each value of the graph.
 
     Args:
         record: type or value of every value of the graph, by name.
-        parameters: the group inputs that are weights: their arguments get the role ``"parameter"`` where they lie
-            densely in memory.
-        wanted: what the device wants of programs.
+        parameters: the group inputs that are weights. Their arguments get the role ``"parameter"`` if they are dense
+            in memory.
+        wanted: import options of the device.
     """
 
     def __init__(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> None:
@@ -62,17 +62,17 @@ class ProgramBuilder:
         self._parameters = frozenset(parameters)
         self._inputs: list[str] = []
         self._nodes: list[tuple[str, str]] = []  # op and source
-        self._makers: dict[str, int] = {}  # numbers of the nodes that make values
-        # Arguments are made on first use: an input that is only asked for its size is none.
+        self._makers: dict[str, int] = {}  # number of the node that produces each value
+        # An argument is created on first use. An input of which only the size is read does not become an argument.
         self._pending: dict[str, Binding] = {}
         self._arguments: list[tuple[Argument, Binding, Value]] = []
         self._unversioned: set[str] = set()
         self._values: dict[str, Operand] = {}
 
-    # Where the graph's walk is
+    # Position of the walk in the graph
 
     def enter(self, op: str, source: str) -> int:
-        """Begins the next node, ``op`` at ``source`` (``file:line``) in the user's program; returns its number."""
+        """Begin the next node, ``op`` at ``source`` (``file:line``) in the user's program. Return its number."""
         self._nodes.append((op, source))
         index = len(self._nodes) - 1
         self.emitter.location = f'loc({quote(op)}("graph":{index}:0))'
@@ -81,7 +81,7 @@ class ProgramBuilder:
     # Inputs and constants
 
     def input(self, name: str) -> None:
-        """The group's next input."""
+        """Add the group's next input."""
         index = len(self._inputs)
         self._inputs.append(name)
         seen = self.seen(name)
@@ -94,7 +94,7 @@ class ProgramBuilder:
             self._values[name] = seen
 
     def constant(self, index: int, name: str, value: object) -> None:
-        """A constant of the graph, which node ``index`` holds."""
+        """Add a constant of the graph, which node ``index`` holds."""
         if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_complex():
             self._values[name] = NumberTensor(value.item(), TensorMeta.of(value))
         elif isinstance(value, torch.Tensor):
@@ -148,31 +148,31 @@ class ProgramBuilder:
     # Values
 
     def operand(self, name: str) -> Operand:
-        """What the value ``name`` has become."""
+        """Return the operand of the value ``name``."""
         if name in self._pending:
             self._values[name] = self._argument(self._pending.pop(name), self._record[name])
         return self._values[name]
 
     def define(self, name: str, value: Operand) -> None:
-        """The value ``name`` is ``value``."""
+        """Define the value ``name`` as ``value``."""
         self._values[name] = value
         self._makers[name] = len(self._nodes) - 1
 
     def seen(self, name: str) -> object:
-        """What the record has of the value ``name``.
+        """Return the record of the value ``name``.
 
         Raises:
-            CompileError: nothing.
+            CompileError: If the record lacks the value.
         """
         if name not in self._record:
             raise CompileError(f"the record lacks value %{name}")
         return self._record[name]
 
     def meta(self, name: str) -> TensorMeta:
-        """The type of the value ``name``, a tensor.
+        """Return the type of the value ``name``, a tensor.
 
         Raises:
-            CompileError: it is none.
+            CompileError: If the value is not a tensor.
         """
         seen = self.seen(name)
         if not isinstance(seen, TensorMeta):
@@ -182,7 +182,7 @@ class ProgramBuilder:
     def call(
         self, schema: torch._C.FunctionSchema, operands: Sequence[Operand], metas: Sequence[object]
     ) -> list[Operand]:
-        """The results of an op that computes tensors; ``metas`` is what was seen of each."""
+        """Return the results of an op that computes tensors. ``metas`` holds the recorded type of each result."""
         for argument, operand in zip(schema.arguments, operands, strict=False):
             if argument.name in _UNVERSIONED and isinstance(operand, Value):
                 self._unversioned.add(operand.name)
@@ -192,8 +192,10 @@ class ProgramBuilder:
     def _with_size_arguments(
         self, schema: torch._C.FunctionSchema, operands: Sequence[Operand]
     ) -> tuple[torch._C.FunctionSchema, list[Operand]]:
-        """An op with arguments of the program in place of sizes that are used as values: floats, or 0-d tensors among
-        integers."""
+        """Return a schema and operands in which arguments of the program replace sizes that are used as values.
+
+        Sizes become floats, or 0-d tensors among integers.
+        """
         dtypes = [leaf.meta.dtype for leaf in leaves(operands) if isinstance(leaf, Value) and leaf.meta]
         symbols = [
             value_symbol(_number(operand)) if takes_size_value(schema, argument, dtypes) else None
@@ -224,7 +226,7 @@ class ProgramBuilder:
     # Outputs
 
     def finish(self, outputs: Sequence[str]) -> ImportedGraph:
-        """The program that returns the values ``outputs``."""
+        """Return the program that returns the values ``outputs``."""
         self.emitter.location = "loc(unknown)"
         results, bindings = self._outputs(outputs)
         order = sorted(self._with_unversioned(), key=lambda item: _signature_order(item[1]))
@@ -239,8 +241,10 @@ class ProgramBuilder:
         )
 
     def _with_unversioned(self) -> list[tuple[Argument, Binding, Value]]:
-        """The arguments, with a mark on parameters that are unversioned; these are inputs where they are too large to
-        compare."""
+        """Return the arguments, with the unversioned parameters marked.
+
+        Unversioned parameters that are too large to compare become inputs instead.
+        """
         unversioned = {
             value.name: _bytes(argument)
             for argument, _, value in self._arguments
@@ -265,7 +269,7 @@ class ProgramBuilder:
         return results, tuple(outputs[name] for name in names)
 
     def _blame_maker(self, error: CompileError, name: str) -> CompileError:
-        """``error`` as one of the node that makes the value ``name``."""
+        """Return ``error`` with the node that produces the value ``name``."""
         index = self._makers.get(name)
         return error if index is None else blame(error, *self._nodes[index], index)
 
@@ -288,7 +292,7 @@ class ProgramBuilder:
 
 
 def _with_strides(result: Any, meta: Any) -> Operand:
-    """Return a result with the strides that were seen of it: eager's kernels choose by them how they compute."""
+    """Return a result with its recorded strides: eager's kernels choose their algorithm by them."""
     if isinstance(meta, list | tuple):
         return [_with_strides(*pair) for pair in zip(result, meta, strict=True)]
     if not isinstance(meta, TensorMeta) or not isinstance(result, Value) or result.meta is None:
@@ -303,8 +307,11 @@ def _number(operand: Operand) -> Operand:
 def takes_size_value(
     schema: torch._C.FunctionSchema, argument: torch._C.Argument, dtypes: Sequence[torch.dtype]
 ) -> bool:
-    """Whether an op on tensors of ``dtypes`` may get an integer that varies as ``argument``: it is elementwise, and
-    its result does not depend on the kind of the number, or it computes with integers as large as sizes."""
+    """Return whether an op on tensors of ``dtypes`` may get a varying integer as ``argument``.
+
+    This holds for positions among elements. It holds for floats if the op is elementwise. It holds for int64 if the
+    operator computes with sizes.
+    """
     name = qualified_name(schema)
     if argument.name in operator(name).positions:
         return True
@@ -322,26 +329,28 @@ def _signature_order(binding: Binding) -> tuple[bool, int, int]:
 
 
 def is_known(operands: Sequence[Operand]) -> bool:
-    """Whether no operand is a value of the program."""
+    """Return whether all operands are known, so that none is a value of the program."""
     return not any(isinstance(leaf, Value) for leaf in leaves(operands))
 
 
 def evaluate(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> int | float | bool:
-    """Runs an op on known 0-d tensors."""
+    """Run an op on known 0-d tensors and return the number."""
 
     def tensor(operand: Operand) -> object:
         if isinstance(operand, NumberTensor):
             return torch.tensor(operand.value, dtype=operand.meta.dtype)
         return operand
 
-    made = call_in_order(overload_of(qualified_name(schema)), schema, list(map(tensor, operands)))
-    number: int | float | bool = made.item()
+    result = call_in_order(overload_of(qualified_name(schema)), schema, list(map(tensor, operands)))
+    number: int | float | bool = result.item()
     return number
 
 
 def blame(error: Exception, op: str, source: str, index: int | None = None) -> CompileError:
-    """``error`` as one of the node ``op`` at ``source``, whose decomposition it may come from; ``index`` is its number
-    in a group."""
+    """Return ``error`` as an error of the node ``op`` at ``source``.
+
+    The error may come from the op's decomposition. ``index`` is the node's number in a group.
+    """
     nodes = () if index is None else (index,)
     known = error if isinstance(error, CompileError) else internal_error(error)
     reason = known.reason if known.op in ("", op) else f"{known.op}: {known.reason}"

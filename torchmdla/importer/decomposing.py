@@ -1,4 +1,4 @@
-"""Operators in terms of others: their decompositions, traced on the types of a call's operands."""
+"""Decompositions of operators into others, traced on the types of a call's operands."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from torchmdla.importer.types import TensorMeta, dtype_of_number
 
 
 def traced(name: str, operands: Sequence[object]) -> Trace:
-    """What the decomposition of the operator ``name``, a schema name with overload, does with such operands. The inputs
-    of the trace are the tensors among them, in order.
+    """Return the trace of the decomposition of the operator ``name`` on such operands.
+
+    ``name`` is a schema name with overload. The inputs of the trace are the tensors among the operands, in order.
 
     Raises:
-        CompileError: it refuses them.
+        CompileError: If the decomposition refuses the operands.
     """
     arguments: Any = map_structure(described, list(operands))
-    # A trace of sizes that remember where they come from decides for one run alone.
+    # A trace whose sizes remember their origin is valid for one run only, so it is not cached.
     if _varies(arguments):
         return trace(_decomposition(name), arguments)
     return _cached_trace(name, arguments, spelled_numbers(arguments), torch.get_default_dtype())
@@ -47,33 +48,35 @@ def _varies(arguments: Sequence[object]) -> bool:
 
 
 def _decomposition(name: str) -> Decomposition:
-    found = operator(name).decomposition
-    if found == "composite":
+    decomposition = operator(name).decomposition
+    if decomposition == "composite":
         return composite(name)
-    if found == "table":
+    if decomposition == "table":
         return _by_position(torch._decomp.decomposition_table[overload_of(name)], name)
-    assert found is not None
-    return _with_dtypes(found, name)
+    assert decomposition is not None
+    return _with_dtypes(decomposition, name)
 
 
 def composite(name: str) -> Decomposition:
-    """The op itself: the dispatcher runs PyTorch's composite kernel."""
+    """Return the op itself as a decomposition: the dispatcher runs PyTorch's composite kernel."""
     return _by_position(overload_of(name), name)
 
 
 def _by_position(function: Callable[..., object], name: str) -> Decomposition:
-    """``function`` taking keyword-only arguments by position, as every decomposition does, and dtypes as such."""
+    """Return ``function`` with keyword-only arguments accepted by position and dtype numbers converted to dtypes."""
     schema = schema_of(name)
-    return _with_dtypes(lambda *given: call_in_order(function, schema, given), name)
+    return _with_dtypes(lambda *arguments: call_in_order(function, schema, arguments), name)
 
 
 def _with_dtypes(function: Callable[..., object], name: str) -> Decomposition:
-    """``function`` given dtypes as such, where graphs have their numbers."""
+    """Return ``function`` with dtypes in place of the dtype numbers that graphs hold."""
     places = {index for index, argument in enumerate(schema_of(name).arguments) if "dtype" in argument.name}
     if not places:
         return function
 
-    def call(*given: object) -> object:
-        return function(*(dtype_of_number(v) if i in places and isinstance(v, int) else v for i, v in enumerate(given)))
+    def call(*arguments: object) -> object:
+        return function(
+            *(dtype_of_number(v) if i in places and isinstance(v, int) else v for i, v in enumerate(arguments))
+        )
 
     return call

@@ -1,6 +1,6 @@
-"""Writes the text of one function in the Torch dialect.
+"""Writer of one function's text in the Torch dialect.
 
-Text, not the MLIR bindings: the user's process never loads MLIR.
+It writes text, and does not use the MLIR bindings: the user's process never loads MLIR.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchmdla.importer.types import NOTHING, TensorMeta, Wanted, element_type, 
 
 @dataclass(frozen=True)
 class Value:
-    """An SSA value: its name (``%3``), its type, and what is known of the tensor; ``meta`` is None for the rest."""
+    """SSA value: its name (``%3``), its type, and the tensor's metadata. Other values have no ``meta``."""
 
     name: str
     type: str
@@ -26,13 +26,13 @@ class Value:
 
 
 def quote(text: str) -> str:
-    """A string literal of MLIR, which escapes bytes by two hexadecimal digits."""
+    """Return a string literal of MLIR, which escapes bytes by two hexadecimal digits."""
     plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in text.encode())
     return f'"{"".join(plain)}"'
 
 
 def symbol(name: str) -> str:
-    """What comes after the ``@`` of a symbol."""
+    """Return the text of a symbol after the ``@``."""
     return name if _IDENTIFIER.fullmatch(name) else quote(name)
 
 
@@ -40,23 +40,23 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][\w$.]*", re.ASCII)
 
 
 def location(source: str) -> str:
-    """MLIR's location of ``file:line``."""
+    """Return MLIR's location of ``file:line``."""
     file, _, line = source.rpartition(":")
     return f"loc({quote(file)}:{line}:0)" if file and line.isdigit() else "loc(unknown)"
 
 
 def float_literal(value: float) -> str:
-    """A 64-bit float literal of MLIR that reads back exactly."""
+    """Return a 64-bit float literal of MLIR that reads back exactly."""
     if math.isfinite(value):
         return f"{value:.17e}"
     return "0x" + struct.pack(">d", value).hex().upper()
 
 
 class Emitter:
-    """Collects ops; constants are written once, where they are first used.
+    """Collector of ops. Constants are written once, at their first use.
 
-    ``location`` is given to every op until it is set again. ``is_program``: the function is a device's, which holds
-    uint8 as int8 of the same bits: upstream's passes end the process on unsigned types.
+    ``location`` applies to every op until it is set again. ``is_program`` marks the function as a device's program. A
+    program stores uint8 as int8 with the same bits, because upstream's passes end the process on unsigned types.
     """
 
     def __init__(self, wanted: Wanted = NOTHING, is_program: bool = False) -> None:
@@ -68,7 +68,7 @@ class Emitter:
         self._count = 0
 
     def op(self, name: str, operands: Sequence[Value], types: Sequence[str], attributes: str = "") -> list[str]:
-        """Writes ``name`` (``torch.aten.relu``) in MLIR's generic form and returns the names of its results."""
+        """Write ``name`` (``torch.aten.relu``) in MLIR's generic form and return the names of its results."""
         result = self._fresh()
         left = f"{result}:{len(types)} = " if types else ""
         arguments = ", ".join(operand.name for operand in operands)
@@ -79,18 +79,18 @@ class Emitter:
         return [f"{result}#{index}" for index in range(len(types))]
 
     def tensor_op(self, name: str, operands: Sequence[Value], meta: TensorMeta) -> Value:
-        """As :meth:`op` for an op with one result, a tensor."""
+        """Write an op with one result, a tensor, as :meth:`op` does."""
         return Value(self.op(name, operands, [self.tensor_type(meta)])[0], self.tensor_type(meta), meta)
 
     def tensor_type(self, meta: TensorMeta) -> str:
-        """The type of a tensor in this function."""
+        """Return the type of a tensor in this function."""
         return tensor_type(self._stored(meta))
 
     def _stored(self, meta: TensorMeta) -> TensorMeta:
         return replace(meta, dtype=torch.int8) if self._is_program and meta.dtype == torch.uint8 else meta
 
     def check(self, flag: Value, message: str) -> None:
-        """Ends the call with an error unless ``flag``, a 0-d tensor of bool, is true."""
+        """End the call with an error unless ``flag``, a 0-d tensor of bool, is true."""
         condition = self._fresh()
         self._lines.append(
             f'{condition} = "torch.aten.Bool.Tensor"({flag.name}) : ({flag.type}) -> !torch.bool {self.location}'
@@ -116,7 +116,7 @@ class Emitter:
         return self._constant(f"torch.constant.device {quote(value)}", "!torch.Device")
 
     def number_tensor(self, value: int | float | bool, meta: TensorMeta) -> Value:
-        """A 0-d tensor with a known value, as a literal."""
+        """Return a 0-d tensor with a known value, as a literal."""
         stored = self._stored(meta)
         number = torch.tensor(value, dtype=meta.dtype)
         literal = dense_element(number.view(stored.dtype) if stored is not meta else number)
@@ -125,7 +125,7 @@ class Emitter:
         return Value(self._constant(text, type_).name, type_, meta)
 
     def empty_tensor(self, meta: TensorMeta) -> Value:
-        """A tensor without elements, as a literal."""
+        """Return a tensor without elements, as a literal."""
         stored = self._stored(meta)
         type_ = tensor_type(stored)
         sizes = "x".join(map(str, meta.shape))
@@ -136,14 +136,14 @@ class Emitter:
         return self.list([self.integer(value) for value in values], "int")
 
     def list(self, elements: Sequence[Value], element: str) -> Value:
-        """A list value; ``element`` is the element type without ``!torch.``."""
+        """Return a list value. ``element`` is the element type without ``!torch.``."""
         operands = ", ".join(value.name for value in elements)
         types = ", ".join(value.type for value in elements)
         type_ = f"!torch.list<{element}>"
         return self._constant(f"torch.prim.ListConstruct {operands} : ({types}) -> {type_}", type_)
 
     def text(self, arguments: Sequence[Value], results: Sequence[Value], name: str = "forward") -> str:
-        """The module: every op so far as the body of the function ``name``."""
+        """Return the module, whose function ``name`` consists of all ops so far."""
         signature = ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
         types = ", ".join(result.type for result in results)
         returned = ", ".join(result.name for result in results)
@@ -165,7 +165,7 @@ class Emitter:
 
 
 def dense_element(number: torch.Tensor) -> str:
-    """A 0-d tensor as an element of MLIR's ``dense<…>``; floats by their bits, so that they read back exactly."""
+    """Return a 0-d tensor as an element of MLIR's ``dense<…>``. Floats are written as bits, to read back exactly."""
     if number.dtype == torch.bool:
         return str(bool(number)).lower()
     if not number.dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""TorchScript graphs made flat by running them: branches, loops, lists and numbers are known then."""
+"""Flattening of TorchScript graphs by running them, which makes branches, loops, lists and numbers known."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchmdla.importer.types import TensorMeta
 
 
 class Flattening(Run):
-    """Runs a graph, and writes every op with tensors among its results into another one.
+    """Run of a graph that writes every op with tensors among its results into another graph.
 
     Attributes:
-        graph: flat. Its inputs are tensors; what is no tensor is a constant.
+        graph: the flat graph. Its inputs are tensors. Values other than tensors are constants.
         record: type (without strides) or value of each of its inputs and results, by name.
     """
 
@@ -24,29 +24,29 @@ class Flattening(Run):
         super().__init__()
         self.graph = torch._C.Graph()
         self.record: dict[str, object] = {}
-        # By id, and held so that ids stay.
+        # Keyed by id. _held keeps the tensors alive, so that ids stay unique.
         self._made: dict[int, torch._C.Value] = {}
         self._held: list[Any] = []
 
     def argument(self, tensor: torch.Tensor) -> torch._C.Value:
-        """A further input of ``graph``, which ``tensor`` is from now on."""
+        """Add an input to ``graph`` that represents ``tensor`` from now on."""
         value = self.graph.addInput()
         self.bind(tensor, value)
         return value
 
     def bind(self, result: Any, value: torch._C.Value) -> None:
-        """``value`` of ``graph`` is ``result``."""
+        """Record that ``value`` of ``graph`` represents ``result``."""
         self.record[value.debugName()] = tree_map_only(torch.Tensor, _type_of, result)
         if isinstance(result, torch.Tensor):
             self._made[id(result)] = value
             self._held.append(result)
 
     def value_of(self, tensor: torch.Tensor) -> torch._C.Value:
-        """What ``tensor`` is in ``graph``."""
+        """Return the value of ``graph`` that represents ``tensor``."""
         return self._made[id(tensor)]
 
     def literal(self, known: Any, type_: Any) -> torch._C.Value:
-        """A constant where the program has a value of ``type_``."""
+        """Return a constant where the program has a value of ``type_``."""
         return self.graph.insertConstant(known)  # type: ignore[attr-defined, no-any-return]
 
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
@@ -71,7 +71,7 @@ class Flattening(Run):
             self.bind(item, element)
 
     def operand(self, argument: Any, type_: Any) -> torch._C.Value:
-        """What ``argument``, a value of ``type_``, is in ``graph``."""
+        """Return the value of ``graph`` that represents ``argument``, which has type ``type_``."""
         if isinstance(argument, torch.Tensor):
             return self.value_of(argument)
         is_constant = not isinstance(argument, list | tuple) or (argument and None not in argument)
@@ -80,10 +80,10 @@ class Flattening(Run):
         while type_.kind() == "OptionalType":
             type_ = type_.getElementType()
         elements = [self.operand(item, torch._C.TensorType.get()) for item in argument]
-        made = self.graph.create("prim::ListConstruct", elements, 1)
-        self.graph.insertNode(made)
-        made.output().setType(type_)
-        return made.output()
+        construct = self.graph.create("prim::ListConstruct", elements, 1)
+        self.graph.insertNode(construct)
+        construct.output().setType(type_)
+        return construct.output()
 
 
 def _type_of(tensor: torch.Tensor) -> TensorMeta:

@@ -1,7 +1,7 @@
-"""A flat graph as a function in the Torch dialect, one op for each call: for people to read and passes to run.
+"""Writer of a flat graph as a function in the Torch dialect, with one op for each call, for humans and passes.
 
-Other than a program (``program.py``) it has the arguments in the order and the form that the graph has them, constants
-in place, and nothing rewritten for a device.
+Unlike a program (``program.py``), the function has the graph's arguments in their order and form. Constants are in
+place, and nothing is rewritten for a device.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from torchmdla.importer.types import Record, TensorMeta, tensor_type
 
 
 def dialect_name(op: str) -> str:
-    """The Torch dialect's name of an operator: ``"torch.aten.add.Tensor"`` of ``"aten::add.Tensor"``."""
+    """Return the Torch dialect's name of an operator: ``"torch.aten.add.Tensor"`` for ``"aten::add.Tensor"``."""
     return "torch." + op.replace("::", ".")
 
 
 class FunctionWriter(Values):
-    """A :class:`~torchmdla.importer.reader.GraphBuilder` of the function ``name``, in a module of its own.
+    """:class:`~torchmdla.importer.reader.GraphBuilder` of the function ``name`` in its own module.
 
-    It makes the text, and what its resources must hold, by name.
+    It produces the text, and the content of the text's resources by name.
 
     Args:
+        name: the function's name.
         record: the types of the graph's values, all tensors.
-        is_registered: whether the Torch dialect has an op of this name (``"torch.aten.relu"``). Others become
+        is_registered: whether the Torch dialect has an op of this name (``"torch.aten.relu"``). Other calls become
             ``torch.operator``.
-        constants: the inputs that are no arguments but constants, by name.
+        constants: the inputs that become constants instead of arguments, by name.
     """
 
     def __init__(
@@ -103,14 +104,17 @@ class FunctionWriter(Values):
 
     def _unpacked(self, name: str, metas: Sequence[object]) -> list[Value]:
         names = self._emitter.op("torch.prim.ListUnpack", [Value(name, _LIST)], [_type(meta) for meta in metas])
-        return [_value(*one) for one in zip(names, metas, strict=True)]
+        return [_value(*pair) for pair in zip(names, metas, strict=True)]
 
 
 _LIST = "!torch.list<vtensor>"
 
 
 def _on_numbers(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> torch._C.FunctionSchema:
-    """PyTorch dispatches ``x * 2`` to the overload for tensors; the dialect has the number's own."""
+    """Return the overload for a number if the second operand is a number.
+
+    PyTorch dispatches ``x * 2`` to the overload for tensors. The dialect has a separate op for numbers.
+    """
     second = schema.arguments[1].type.kind() if len(operands) > 1 else ""
     name = schema.overload_name.replace("Tensor", "Scalar")
     if second != "TensorType" or not isinstance(operands[1], bool | int | float) or name == schema.overload_name:
@@ -120,7 +124,7 @@ def _on_numbers(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) ->
 
 
 def _promoted(number: bool | int | float, operands: Sequence[Operand]) -> torch.dtype:
-    """The dtype in which PyTorch computes a number with the first tensor among ``operands``."""
+    """Return the dtype in which PyTorch computes a number with the first tensor among ``operands``."""
     metas = [leaf.meta for leaf in leaves(operands) if isinstance(leaf, Value) and leaf.meta]
     if not metas:
         return torch.tensor(number).dtype

@@ -1,4 +1,4 @@
-"""Reads FX: flat graphs of ATen calls."""
+"""Reader of FX: flat graphs of ATen calls."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from torchmdla.importer.types import NOTHING, ImportedGraph, Record, Wanted
 
 
 def import_fx(graph: fx.Graph, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
-    """Writes ``graph`` (functional, of ``OpOverload`` calls) as one function in the Torch dialect.
+    """Write ``graph`` (functional, with ``OpOverload`` calls) as one function in the Torch dialect.
 
-    Besides ATen there may be sizes, and any call whose result is a number that depends on sizes alone.
+    The graph may also contain sizes, and calls whose result is a number that depends only on sizes.
 
     Args:
         graph: a group's subgraph. It returns a tuple.
-        record: type or value of every node but the output, by its name; the results of an op with several are a list.
-        parameters: the placeholders that are weights: their arguments get the role ``"parameter"``.
-        wanted: what the device wants of programs.
+        record: type or value of every node except the output, by its name. An op with several results has a list.
+        parameters: the placeholders that are weights. Their arguments get the role ``"parameter"``.
+        wanted: import options of the device.
 
     Raises:
-        CompileError: something in the graph cannot be a program; names the op and where it stands.
+        CompileError: If a part of the graph cannot become a program. The error names the op and its place.
     """
     return read_fx(graph, GraphProgram(record, parameters, wanted))
 
 
 def read_fx(graph: fx.Graph, builder: GraphBuilder[Made]) -> Made:
-    """What ``builder`` makes of a graph of ``OpOverload`` calls.
+    """Return the result of ``builder`` for a graph of ``OpOverload`` calls.
 
-    There may be ``operator.getitem`` on lists and on ops with several results, and functions of Python on numbers. A
-    constant is an attribute (``get_attr``) of the graph's module. Values are named as nodes.
+    The graph may contain ``operator.getitem`` on lists and on ops with several results, and Python functions on
+    numbers. A constant is an attribute (``get_attr``) of the graph's module. Values have the names of their nodes.
 
     Raises:
-        CompileError: something in the graph cannot be expressed; names the op and where it stands.
+        CompileError: If a part of the graph cannot be expressed. The error names the op and its place.
     """
     outputs: list[str] = []
     for index, node in enumerate(graph.nodes):
@@ -62,7 +62,7 @@ def read_fx(graph: fx.Graph, builder: GraphBuilder[Made]) -> Made:
 
 
 def _outputs(builder: GraphBuilder[Any], node: fx.Node) -> list[str]:
-    """The names of a graph's results; those that are no nodes get one."""
+    """Return the names of a graph's results. Results that are not nodes get a name."""
     names = []
     for index, result in enumerate(torch.utils._pytree.tree_leaves(node.args[0])):
         if not isinstance(result, fx.Node):
@@ -100,14 +100,17 @@ def _operand(builder: GraphBuilder[Any], argument: Any) -> Operand:
 
 
 def name_of_call(node: fx.Node) -> str:
-    """The op that ``node`` calls, ``"aten::add.Tensor"``; the name of any other function; the kind of other nodes."""
+    """Return the op that ``node`` calls (``"aten::add.Tensor"``), another function's name, or the node's kind."""
     if isinstance(node.target, torch._ops.OpOverload):
         return qualified_name(node.target._schema)
     return getattr(node.target, "__name__", node.op)
 
 
 def named_arguments(node: fx.Node) -> Mapping[str, Any]:
-    """The arguments of the call ``node`` by name: by the schema of the op or, where it has none, by their numbers."""
+    """Return the arguments of the call ``node`` by name.
+
+    The names come from the schema of the op, or are positions where the call has no schema.
+    """
     if not isinstance(node.target, torch._ops.OpOverload):
         return {str(number): argument for number, argument in enumerate(node.args)}
     schema = node.target._schema
@@ -116,10 +119,10 @@ def named_arguments(node: fx.Node) -> Mapping[str, Any]:
 
 
 def source_of_node(node: fx.Node) -> str:
-    """``file:line`` of the user's program that made ``node``; empty when unknown."""
+    """Return ``file:line`` of the user's program that produced ``node``, or an empty string when unknown."""
     return source_of_trace(node.meta.get("stack_trace"))
 
 
 def attribute(node: fx.Node) -> Any:
-    """The attribute that a ``get_attr`` node reads."""
+    """Return the attribute that a ``get_attr`` node reads."""
     return operator.attrgetter(str(node.target))(node.graph.owning_module)

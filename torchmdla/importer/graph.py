@@ -1,4 +1,4 @@
-"""Reads TorchScript: flat graphs, of a group or of a device that records what it is asked for."""
+"""Reader of TorchScript: flat graphs of a group, or of a device that records calls."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from torchmdla.importer.types import NOTHING, ImportedGraph, Record, TensorMeta,
 def import_graph(
     graph: torch._C.Graph, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING
 ) -> ImportedGraph:
-    """Writes ``graph`` as one function in the Torch dialect.
+    """Write ``graph`` as one function in the Torch dialect.
 
-    The graph is flat, SSA and functional, but for ops in place on what it made itself and does not read later.
+    The graph is flat, in SSA form and functional. The exception is ops in place on the graph's own results that are not
+    read later.
 
     Args:
         graph: the group's subgraph.
         record: type or value of every value of the graph, by debugName.
-        parameters: the group inputs that are weights: their arguments get the role ``"parameter"``.
-        wanted: what the device wants of programs.
+        parameters: the group inputs that are weights. Their arguments get the role ``"parameter"``.
+        wanted: import options of the device.
 
     Raises:
-        CompileError: something in the graph cannot be a program; names the op and where it stands.
+        CompileError: If a part of the graph cannot become a program. The error names the op and its place.
     """
     return read_graph(graph, _ScriptProgram(record, parameters, wanted))
 
 
 def read_graph(graph: torch._C.Graph, builder: GraphBuilder[Made]) -> Made:
-    """What ``builder`` makes of a flat graph. Values are named by their debugNames.
+    """Return the result of ``builder`` for a flat graph. Values are named by their debugNames.
 
     Raises:
-        CompileError: something in the graph cannot be expressed; names the op and where it stands.
+        CompileError: If a part of the graph cannot be expressed. The error names the op and its place.
     """
     for value in graph.inputs():
         builder.input(value.debugName())
@@ -98,7 +99,7 @@ def _results(builder: GraphBuilder[Any], node: torch._C.Node, outputs: Sequence[
 
 
 class _ScriptProgram(GraphProgram):
-    """A program of a graph that makes tensors of numbers, and writes to what it has made itself."""
+    """Program of a graph that converts numbers to tensors, and writes to its own results."""
 
     def node(
         self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[Operand], metas: Sequence[object]
@@ -113,7 +114,7 @@ class _ScriptProgram(GraphProgram):
 
 
 def _number(schema: torch._C.FunctionSchema, operands: Sequence[Operand], seen: object) -> NumberTensor | None:
-    """The result of ``prim::NumToTensor`` and of arithmetic on its results, if it is known."""
+    """Return the result of ``prim::NumToTensor``, or of arithmetic on its results, if it is known."""
     from_number = schema.name == "prim::NumToTensor" and not isinstance(operands[0], Value)
     from_numbers = is_known(operands) and any(isinstance(leaf, NumberTensor) for leaf in leaves(operands))
     if not from_number and not (from_numbers and (not isinstance(seen, TensorMeta) or seen.shape == ())):
@@ -125,10 +126,10 @@ def _number(schema: torch._C.FunctionSchema, operands: Sequence[Operand], seen: 
 
 
 def types_of(graph: torch._C.Graph) -> Record:
-    """The types that the tensors of a flat graph say they have; a list has those of what it is taken apart to.
+    """Return the recorded types of the tensors of a flat graph. A list has the types of its unpacked elements.
 
-    A tensor without a type that nobody uses is None: a result that was not asked for, as a first layer's gradient of
-    its input. Of others without a type there is nothing.
+    The entry of a tensor without a type or uses is ``None``. It is a result that was not requested, such as the
+    gradient of a first layer's input. Other tensors without a type are omitted.
     """
     values = [*graph.inputs(), *(value for node in graph.nodes() for value in node.outputs())]
     types = {value.debugName(): _type_of(value) for value in values}
@@ -150,7 +151,7 @@ def _type_of(value: Any) -> object:
 
 
 def schema_of_node(node: torch._C.Node) -> torch._C.FunctionSchema | None:
-    """The schema of the operator that ``node`` calls; None where it calls none."""
+    """Return the schema of the operator that ``node`` calls, or None if it does not call an operator."""
     text = node.schema()
     return None if text == _NO_SCHEMA else _parsed(text)
 
@@ -164,13 +165,13 @@ def _parsed(text: str) -> torch._C.FunctionSchema:
 
 
 def name_of(node: torch._C.Node) -> str:
-    """Schema name with overload where there is a schema, else the node's kind."""
+    """Return the schema name with overload if there is a schema, else the node's kind."""
     text = node.schema()
     return node.kind() if text == _NO_SCHEMA else text.partition("(")[0]
 
 
 def argument_names(node: torch._C.Node) -> list[str]:
-    """What the node's inputs are called: by its schema or, where it has none, by their numbers."""
+    """Return the names of the node's inputs, from its schema or, where it has no schema, from their positions."""
     schema = schema_of_node(node)
     if schema is None:
         return [str(number) for number, _ in enumerate(node.inputs())]

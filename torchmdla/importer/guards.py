@@ -1,6 +1,6 @@
-"""What is checked before an op is written: indices, integers by which it divides, and values that eager refuses.
+"""Checks that are written before an op: indices, integer divisors, and values that eager refuses.
 
-Eager raises where an index is out of bounds; upstream reads or writes whatever lies there.
+Eager raises where an index is out of bounds. Upstream reads or writes out of bounds.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from torchmdla.importer.types import TensorMeta
 
 
 def widened(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
-    """With index tensors of int64, which is all that upstream takes in a list.
+    """Return the operands with index tensors converted to int64, the only dtype that upstream supports in a list.
 
     Raises:
-        CompileError: a mask is among them. How much it selects is known only at run time.
+        CompileError: If an index is a mask. The number of elements that it selects is known only at run time.
     """
     value, indices, *rest = operands
     return [value, [_widened(emitter, index) for index in indices], *rest]
 
 
 def from_front(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
-    """With indices of dimensions, None for a whole one, of int64 and counted from the front. Makes the call fail where
-    one is out of bounds.
+    """Return the operands with int64 indices that count from the front. A whole dimension has None as its index.
+
+    The call fails where an index is out of bounds.
 
     Raises:
-        CompileError: there are no elements to choose from, or a mask is among them.
+        CompileError: If an indexed dimension has no elements, or if an index is a mask.
     """
     value, indices, *rest = widened(emitter, operands)
     moved = [
@@ -45,15 +46,17 @@ def from_front(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
 
 
 def in_bounds(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
-    """As they are. Makes the call fail where an index is no place along the dimension."""
+    """Return the operands unchanged. Make the call fail where an index is out of bounds of the dimension."""
     value, dim, index, *_ = operands
     _check_places(emitter, index, value.meta.shape[dim] if value.meta.shape else 1)
     return list(operands)
 
 
 def nonzero_divisor(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
-    """As they are. Makes the call fail where an integer divisor is zero: eager reports it, the processor ends the
-    process."""
+    """Return the operands unchanged. Make the call fail where an integer divisor is zero.
+
+    Eager reports a zero divisor; the processor would end the process.
+    """
     value, divisor, *_ = operands
     is_known = isinstance(divisor, NumberTensor) and divisor.value != 0
     if not value.meta.dtype.is_floating_point and not is_known:
@@ -75,14 +78,14 @@ def reachable_correction(emitter: Emitter, operands: Sequence[Any]) -> list[Any]
 
 
 def only_row(emitter: Emitter, operands: Mapping[str, Any]) -> None:
-    """Make ``index_select`` from a single row fail for other indices than 0. Upstream reads that row for any index."""
+    """Make ``index_select`` from a single row fail for indices other than 0. Upstream reads that row for any index."""
     sizes = operands["self"].meta.shape
     if not sizes or sizes[operands["dim"]] == 1:
         _check_places(emitter, operands["index"], 1)
 
 
 def in_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], None]:
-    """Return a check that every element of these operands is from 0 to 1. NaN is not."""
+    """Return a check that every element of these operands is from 0 to 1. NaN fails the check."""
 
     def check(emitter: Emitter, operands: Mapping[str, Any]) -> None:
         for name in names:
@@ -94,10 +97,10 @@ def in_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], None
 
 
 def narrow_zero_points(emitter: Emitter, operands: Mapping[str, Any]) -> None:
-    """Make a call fail whose zero points are beyond 32 bits, in which compiled code computes with them.
+    """Make a call fail if its zero points exceed 32 bits, in which compiled code computes with them.
 
     Raises:
-        CompileError: a zero point that is known, or a limit, is beyond 32 bits.
+        CompileError: If a known zero point or a limit exceeds 32 bits.
     """
     for name in ("zero_point", "quant_min", "quant_max"):
         number = operands.get(name)
@@ -111,20 +114,23 @@ def narrow_zero_points(emitter: Emitter, operands: Mapping[str, Any]) -> None:
 
 
 def divisor_of_python(emitter: Emitter, operands: Mapping[str, Any]) -> None:
-    """Make a quantisation fail by a scale of 0, besides: eager divides by it as a number of Python."""
+    """Make a quantisation fail for a scale of 0, and check its zero points.
+
+    Eager divides by the scale as a Python number.
+    """
     narrow_zero_points(emitter, operands)
     _check_all(emitter, [_compared(emitter, "ne", operands["scale"], 0)], "division by zero")
 
 
-# An integer of 8 bits more or less stays in 32 bits.
+# A zero point within this limit stays in 32 bits when an integer of 8 bits is added or subtracted.
 _FARTHEST_ZERO_POINT = (1 << 31) - (1 << 9)
 
-# Up to here float32 holds every integer.
+# Float32 represents all integers up to this limit.
 _EXACT_INTEGERS = 1 << 24
 
 
 def check_range(emitter: Emitter, number: Value, dtype: torch.dtype) -> None:
-    """Make the call fail where ``dtype`` does not reach as far as a 0-d tensor of floats; infinity and NaN pass."""
+    """Make the call fail where ``number``, a 0-d tensor of floats, exceeds ``dtype``. Infinity and NaN pass."""
     assert number.meta is not None
     if dtype == torch.bool or not number.meta.dtype.is_floating_point:
         return
@@ -133,7 +139,9 @@ def check_range(emitter: Emitter, number: Value, dtype: torch.dtype) -> None:
         return
     size = emitter.tensor_op("torch.aten.abs", [number], number.meta)
     flags = replace(number.meta, dtype=torch.bool)
-    if not is_float:  # An integer that float32 does not hold is eager's to convert, or to refuse.
+    if (
+        not is_float
+    ):  # Integers that float32 cannot represent exactly are left to eager, which converts or refuses them.
         limit = emitter.floating(min(torch.iinfo(dtype).max, _EXACT_INTEGERS))
         emitter.check(emitter.tensor_op("torch.aten.le.Scalar", [size, limit], flags), f"a number is beyond {dtype}")
         return

@@ -1,5 +1,7 @@
-"""Ops in place, as TorchScript's groups have them on tensors of their own: the op that returns a new tensor, converted
-to the dtype of the one that eager PyTorch writes to."""
+"""Translation of ops in place, which TorchScript's groups apply to their own tensors.
+
+Each becomes the op that returns a new tensor, converted to the dtype of the tensor that eager PyTorch writes to.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from torchmdla.importer.types import TensorMeta
 
 
 def functional(name: str) -> str:
-    """The op that returns a new tensor where the op ``name``, of a group, writes its first argument."""
+    """Return the op that returns a new tensor, for the op ``name`` of a group that writes its first argument."""
     base, dot, overload = name.partition(".")
     in_place = base.startswith("aten::") and base.endswith("_") and not base.endswith("__")
     return base.removesuffix("_") + dot + overload if in_place else name
@@ -30,18 +32,18 @@ def functional(name: str) -> str:
 def call_in_place(
     builder: ProgramBuilder, schema: torch._C.FunctionSchema, operands: Sequence[Operand], meta: TensorMeta
 ) -> Operand:
-    """The result of an op in place; ``meta`` is what was seen of it."""
+    """Return the result of an op in place. ``meta`` is its recorded type."""
     name = functional(qualified_name(schema))
     arguments: Any = map_structure(_described, list(operands))
-    made = replace(meta, dtype=_dtype(name, arguments, spelled_numbers(arguments), torch.get_default_dtype()))
-    (result,) = builder.call(schema_of(name), operands, [made])
+    promoted = replace(meta, dtype=_dtype(name, arguments, spelled_numbers(arguments), torch.get_default_dtype()))
+    (result,) = builder.call(schema_of(name), operands, [promoted])
     value = as_tensor(builder.emitter, result)
     assert isinstance(value, Value)
     return cast(builder.emitter, value, meta)
 
 
 def _described(operand: Operand) -> object:
-    """A type for a tensor; any number for a float known only at run time."""
+    """Return the type of a tensor, or an arbitrary number for a float that is known only at run time."""
     if isinstance(operand, Value) and operand.meta is None:
         return 1.0
     return operand.meta if isinstance(operand, Value | NumberTensor) else operand
@@ -51,11 +53,11 @@ def _described(operand: Operand) -> object:
 def _dtype(
     name: str, arguments: tuple[object, ...], numbers: tuple[str, ...], default_dtype: torch.dtype
 ) -> torch.dtype:
-    """Return the dtype that PyTorch promotes the arguments of an op to, which may be the default dtype."""
+    """Return the dtype that PyTorch promotes the arguments of an op to. It may depend on the default dtype."""
     recorded = trace(composite(name), arguments)
     metas = {ref: meta for call in recorded.calls for ref, meta in zip(call.results, call.metas, strict=True)}
     (output,) = recorded.outputs
-    # An op that does nothing returns its argument.
-    made = metas.get(output, arguments[0])
-    assert isinstance(made, TensorMeta)
-    return made.dtype
+    # An op that does nothing returns its argument unchanged.
+    result = metas.get(output, arguments[0])
+    assert isinstance(result, TensorMeta)
+    return result.dtype

@@ -1,4 +1,4 @@
-"""Runs TorchScript graphs node by node, from Python."""
+"""Interpreter of TorchScript graphs, which runs them node by node from Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchmdla.importer.types import dtype_number
 
 
 class Run:
-    """Runs a graph node by node. Subclasses see every op that has tensors among its results."""
+    """Run of a graph, node by node. Subclasses receive every op that has tensors among its results."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Any] = {}
@@ -31,7 +31,7 @@ class Run:
         return self.block(graph)
 
     def block(self, block: Any) -> Any:
-        """Runs the nodes of a block; its results, the one if there is one."""
+        """Run the nodes of a block. Return its result, or a tuple if it does not have exactly one result."""
         for node in block.nodes():
             try:
                 self.node(node)
@@ -46,31 +46,31 @@ class Run:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def values(self, values: Iterable[Any]) -> list[Any]:
-        """What values of the graph are."""
+        """Return the results of values of the graph."""
         return [self._seen[value.debugName()] for value in values]
 
     def define(self, values: Iterable[Any], results: Sequence[Any]) -> None:
-        """Says what values of the graph are."""
+        """Set the results of values of the graph."""
         for value, result in zip(values, results, strict=True):
             self._seen[value.debugName()] = result
 
     def attribute(self, owner: Any, name: str) -> Any:
-        """What ``prim::GetAttr`` reads."""
+        """Return the attribute that ``prim::GetAttr`` reads."""
         return getattr(owner, name)
 
     def constant(self, value: Any) -> Any:
-        """What ``prim::Constant`` holds."""
+        """Return the content of ``prim::Constant``."""
         return value
 
     def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
-        """The result of an op of PyTorch's registry; ``arguments`` are in the order of ``schema``."""
+        """Return the result of an op of PyTorch's registry. ``arguments`` are in the order of ``schema``."""
         return call_in_order(overload_of(qualified_name(schema)), schema, arguments)
 
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
-        """An op of PyTorch's registry has been run."""
+        """Process an op of PyTorch's registry that has been run."""
 
     def node(self, node: Any) -> None:
-        """Runs one node."""
+        """Run one node."""
         if node.kind() in _STRUCTURE:
             self.define(node.outputs(), _STRUCTURE[node.kind()](self, node))
             return
@@ -81,7 +81,7 @@ class Run:
         elif isinstance(arguments[0] if arguments else None, torch.SymInt) and _keeps_an_integer(name, arguments):
             results = [arguments[0]]
         elif node.kind() in _ON_NUMBERS and _are_numbers(arguments):
-            # A traced number may be a constant tensor; the third operand of an addition is a factor of one.
+            # A traced number may be a constant tensor. The third operand of an addition is a factor of one.
             numbers = [argument.item() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
             results = [_ON_NUMBERS[node.kind()](*numbers[:2])]
         else:
@@ -90,7 +90,7 @@ class Run:
         self.define(node.outputs(), results if node.outputsSize() else [])
 
     def _results(self, node: Any, arguments: Sequence[Any]) -> list[Any]:
-        """Runs one overload; one result for each that the node has."""
+        """Run one overload. Return a list with one result for each output of the node."""
         schema = schema_of_node(node)
         if schema is None:
             raise CompileError("it is not supported here")
@@ -101,7 +101,7 @@ class Run:
 
 
 def _keeps_an_integer(name: str, arguments: Sequence[Any]) -> bool:
-    """Whether an op on the tensor that tracing makes of a size gives the same number."""
+    """Return whether an op on the tensor that tracing makes from a size keeps the number."""
     if name not in _SAME_NUMBER:
         return False
     dtype = _SAME_NUMBER[name]
@@ -109,7 +109,7 @@ def _keeps_an_integer(name: str, arguments: Sequence[Any]) -> bool:
 
 
 def _are_numbers(arguments: Sequence[Any]) -> bool:
-    """Whether an op computes a number: from numbers, or from a size that varies and constants."""
+    """Return whether an op computes a number: from numbers, or from a varying size and constants."""
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if any(factor != 1 for factor in arguments[2:]):
         return False
@@ -118,12 +118,12 @@ def _are_numbers(arguments: Sequence[Any]) -> bool:
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors in nested lists, tuples and dictionaries."""
+    """Return the tensors in nested lists, tuples and dictionaries."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def input_name(value: torch._C.Value) -> str:
-    """The name in the user's program of an input of a graph."""
+    """Return the name of a graph's input in the user's program."""
     return re.sub(r"\.\d+$", "", value.debugName())
 
 
@@ -165,14 +165,14 @@ _ON_VALUES: Mapping[str, Callable[..., Any]] = {
     "aten::FloatImplicit": lambda value: value,
 }
 
-# On Python's numbers, which may be symbols under torch.export.
-# Where the dtype stands of conversions that may change nothing.
+# Conversions that may change nothing, with the position of the dtype among their arguments.
 _SAME_NUMBER: Mapping[str, int | None] = {
     **dict.fromkeys(("aten::to.dtype", "aten::to.dtype_layout"), 1),
     "aten::to.device": 2,
     **dict.fromkeys(("aten::clone", "aten::contiguous", "aten::detach", "aten::alias"), None),
 }
 
+# TorchScript's ops on Python's numbers, which may be symbols under torch.export.
 _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
     "aten::add": operator.add,
     "aten::sub": operator.sub,
@@ -221,7 +221,7 @@ def _raise(run: Run, node: Any) -> list[Any]:
 
 
 def _subgraph(run: Run, node: Any) -> list[Any]:
-    """A part of an optimised graph."""
+    """Run a part of an optimised graph."""
     graph = node.g("Subgraph")
     run.define(graph.inputs(), _group_inputs(run, node))
     run.block(graph)
@@ -229,19 +229,19 @@ def _subgraph(run: Run, node: Any) -> list[Any]:
 
 
 def _group_inputs(run: Run, node: Any) -> list[Any]:
-    """What a group is given, or finds in modules that it is given (``src/fusion/input_paths.h``)."""
-    given = run.values(node.inputs())
+    """Return a group's inputs: the node's inputs, or their attributes at its paths (``src/fusion/input_paths.h``)."""
+    arguments = run.values(node.inputs())
     if not node.hasAttribute("paths"):
-        return given
+        return arguments
     inputs = []
     for path in node.ss("paths"):
         start, *names = path.split(".")
-        inputs.append(functools.reduce(run.attribute, names, given[int(start)]))
+        inputs.append(functools.reduce(run.attribute, names, arguments[int(start)]))
     return inputs
 
 
 def _number_tensor(run: Run, node: Any) -> list[Any]:
-    """A traced size. One that varies stays a number, as do numbers that are computed of it."""
+    """Convert a traced size to a tensor. A varying size stays a number, as do numbers that are computed from it."""
     arguments = run.values(node.inputs())
     if isinstance(arguments[0], torch.SymInt):
         return arguments

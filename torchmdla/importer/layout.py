@@ -1,4 +1,4 @@
-"""Memory order: which permutation of a strided tensor's dimensions is contiguous."""
+"""Memory order: the permutation of a strided tensor's dimensions that makes it contiguous."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a new contiguous tensor of sizes ``shape``, as PyTorch computes them."""
+    """Return the strides, in elements, of a new contiguous tensor of sizes ``shape``, as PyTorch computes them."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -16,12 +16,12 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def invert(permutation: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that undoes ``permutation``."""
+    """Return the inverse of ``permutation``."""
     return tuple(sorted(range(len(permutation)), key=permutation.__getitem__))
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """The dimensions from outermost to innermost in memory, if the tensor permuted so is contiguous; else None.
+    """Return the dimensions from outermost to innermost in memory, or None if that permutation is not contiguous.
 
     Strides of dimensions of size 1 do not count, and the identity is preferred.
     """
@@ -29,9 +29,10 @@ def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
 
 
 def exact_memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """As :func:`memory_order`, but reproduces the strides of dimensions of size 1 too where a permutation can.
+    """Return the memory order that also gives the strides of dimensions of size 1, where a permutation can.
 
-    PyTorch chooses the memory format of later ops by those strides.
+    Otherwise the result is that of :func:`memory_order`. PyTorch chooses the memory format of later ops by those
+    strides.
     """
     return _first_match(shape, strides, counts=lambda size: True) or memory_order(shape, strides)
 

@@ -1,4 +1,4 @@
-"""Tensors with known values in the text of a program: few elements as literals, more as resources beside the text."""
+"""Tensors with known values in a program's text: literals for few elements, resources beside the text for more."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _LITERAL_ELEMENTS = 16
 
 
 class Literals:
-    """The literals of one text.
+    """Literals of one text.
 
     Attributes:
-        resources: what the text's resources must hold, by name.
+        resources: the content of the text's resources, by name.
     """
 
     def __init__(self) -> None:
         self.resources: dict[str, Tensor] = {}
 
     def attribute(self, tensor: Tensor) -> str:
-        """The attribute that holds ``tensor``, with its type.
+        """Return the attribute that holds ``tensor``, with its type.
 
         Raises:
-            CompileError: the Torch dialect has no such dtype.
+            CompileError: If the Torch dialect does not have the dtype.
         """
         sizes = "".join(f"{size}x" for size in tensor.shape)
         type_ = f"tensor<{sizes}{element_type(tensor.dtype)}>"
-        # MLIR packs booleans in an order of its own.
+        # MLIR packs booleans in a special order, so they are always literals.
         if tensor.numel() <= _LITERAL_ELEMENTS or tensor.dtype == torch.bool:
             return f"dense<{_nested(tensor.detach())}> : {type_}"
         name = f"constant_{len(self.resources)}"
@@ -39,7 +39,7 @@ class Literals:
 
 
 def literal_type(tensor: Tensor) -> str:
-    """The type of a tensor that may be written to, ``"!torch.tensor<[2],f32>"``."""
+    """Return the type of a tensor that may be written to, ``"!torch.tensor<[2],f32>"``."""
     return f"!torch.tensor<[{','.join(map(str, tensor.shape))}],{element_type(tensor.dtype)}>"
 
 

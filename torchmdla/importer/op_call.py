@@ -1,4 +1,4 @@
-"""A call of an operator, in one of the ways in which it may be written."""
+"""Call of an operator, and the strategies by which it may be written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,18 @@ Results = list[Operand] | None
 
 @dataclass(frozen=True)
 class OpCall:
-    """What is called, with which operands and results. ``ways``: those that are tried, in order; ``within``: the
-    operator whose decomposition it is part of; ``has_rounded_factors``: whether its factors are bfloat16 where they may
-    be; ``has_converted_scalars``: whether its numbers and 0-d tensors are what eager's kernel makes of them."""
+    """Call of an operator with its operands and results.
+
+    Attributes:
+        ways: the strategies that are tried, in order.
+        emitter: receives the ops.
+        schema: the operator's schema.
+        operands: in the order of ``schema``.
+        metas: the recorded type of each result.
+        within: the operator whose decomposition contains this call.
+        has_rounded_factors: whether its factors are already rounded to bfloat16 where the device allows it.
+        has_converted_scalars: whether its numbers and 0-d tensors are already converted as in eager's kernel.
+    """
 
     ways: Sequence[Way]
     emitter: Emitter
@@ -45,9 +54,9 @@ class OpCall:
         return has_open_float(self.operands)
 
     def written(self) -> list[Operand]:
-        """Writes it in the first way that gives results."""
-        found = (way(self) for way in self.ways)
-        return next(results for results in found if results is not None)
+        """Write the call by the first strategy that gives results, and return them."""
+        attempts = (way(self) for way in self.ways)
+        return next(results for results in attempts if results is not None)
 
 
 Way = Callable[[OpCall], Results]

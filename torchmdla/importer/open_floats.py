@@ -1,4 +1,4 @@
-"""Floats, and integers, that are known only at run time: what is computed with them is computed with 0-d tensors."""
+"""Floats and integers that are known only at run time. Computations with them use 0-d tensors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from torchmdla.importer.types import TensorMeta
 def in_tensor_form(
     emitter: Emitter, name: str, operands: Sequence[Operand], meta: object = None
 ) -> tuple[torch._C.FunctionSchema, list[Operand]]:
-    """Return the operator on tensors instead of numbers: they become 0-d tensors, whether they are known or at run
-    time only. ``meta`` is the first result's."""
+    """Return the overload of the operator for tensors instead of numbers, and its operands.
+
+    All numbers become 0-d tensors, whether they are known now or only at run time. ``meta`` is the first result's.
+    """
     record = operator(name)
     schema = schema_of(record.with_tensors or name)
     dtype = meta.dtype if record.computed_in == "result" and isinstance(meta, TensorMeta) else None
@@ -56,7 +58,7 @@ def as_float(emitter: Emitter, operand: Operand) -> Operand:
 
 
 def opened_tensors(emitter: Emitter, schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> Sequence[Operand]:
-    """With 0-d tensors for open floats where the schema asks for tensors, as graphs of FX have them."""
+    """Return the operands with 0-d tensors for open floats where the schema expects tensors, as in FX graphs."""
     return [
         opened(emitter, operand, operands) if argument.type.kind() == "TensorType" else operand
         for operand, argument in zip(operands, schema.arguments, strict=True)
@@ -66,8 +68,10 @@ def opened_tensors(emitter: Emitter, schema: torch._C.FunctionSchema, operands: 
 def opened(
     emitter: Emitter, operand: Operand, operands: Sequence[Operand], dtype: torch.dtype | None = None
 ) -> Operand:
-    """Return a number known only at run time as a 0-d tensor of ``dtype``, or of the one that PyTorch computes it with
-    the tensors in."""
+    """Return a number known only at run time as a 0-d tensor.
+
+    Its dtype is ``dtype``, or the one in which PyTorch computes the number with the tensors.
+    """
     if not isinstance(operand, Value) or operand.meta is not None:
         return operand
     dtype = dtype or _dtype_beside(0 if is_integer(operand) else 0.0, operands)
@@ -75,7 +79,7 @@ def opened(
 
 
 def has_open_float(operands: Sequence[Operand]) -> bool:
-    """Whether a float is known only at run time: then there is nothing to trace with."""
+    """Return whether a number is known only at run time, so that the call cannot be traced."""
     return any(isinstance(leaf, Value) and leaf.meta is None for leaf in leaves(operands))
 
 
@@ -85,14 +89,16 @@ def _takes_tensor(type_: torch._C.JitType) -> bool:
 
 
 def _known_as_tensor(operand: Operand, operands: Sequence[Operand], dtype: torch.dtype | None) -> Operand:
-    """Return a known number as a 0-d tensor of ``dtype``, or of the one that PyTorch computes it with the tensors
-    in."""
+    """Return a known number as a 0-d tensor.
+
+    Its dtype is ``dtype``, or the one in which PyTorch computes the number with the tensors.
+    """
     if not isinstance(operand, int | float):
         return operand
     return NumberTensor(operand, TensorMeta(dtype or _dtype_beside(operand, operands), (), ()))
 
 
 def _dtype_beside(number: int | float, operands: Sequence[Operand]) -> torch.dtype:
-    """The dtype that PyTorch computes a number with the tensors among ``operands`` in."""
+    """Return the dtype in which PyTorch computes a number with the tensors among ``operands``."""
     tensors = [operand for operand in operands if isinstance(operand, Value | NumberTensor) and operand.meta]
     return promotion.common_dtype([*tensors, number])

@@ -1,4 +1,4 @@
-"""What ops are given, and how that is written as values of the program."""
+"""Operands of ops, and their conversion to values of the program."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, TensorMeta, dtype_number
 
-# An operand: a Value (tensor, or float known only at run time), a NumberTensor, a known Python value (dtype, layout,
-# memory format and device as TorchScript or as Python has them), or a sequence of operands.
+# An operand: a Value (tensor, or float known only at run time), a NumberTensor, a known Python value, or a sequence of
+# operands. Dtypes, layouts, memory formats and devices may be TorchScript's or Python's.
 Operand = object
 
 
 @dataclass(frozen=True)
 class NumberTensor:
-    """A 0-d tensor whose value is known, because it is computed from sizes."""
+    """0-d tensor whose value is known, because it is computed from sizes."""
 
     value: int | float | bool
     meta: TensorMeta
@@ -26,13 +26,13 @@ class NumberTensor:
 
 @dataclass(frozen=True)
 class Number:
-    """A known number that takes the place of a tensor in the op's schema."""
+    """Known number in place of a tensor in the op's schema."""
 
     value: int | float | bool
 
 
 def as_tensor(emitter: Emitter, operand: Operand) -> Operand:
-    """Writes known 0-d tensors, alone or in lists, as literals; every other operand stays as it is."""
+    """Write known 0-d tensors, alone or in lists, as literals. Return other operands unchanged."""
     if isinstance(operand, NumberTensor):
         return emitter.number_tensor(operand.value, operand.meta)
     if isinstance(operand, list | tuple):
@@ -41,12 +41,12 @@ def as_tensor(emitter: Emitter, operand: Operand) -> Operand:
 
 
 def described(operand: Operand) -> object:
-    """The type of a tensor; anything else as it is."""
+    """Return the type of a tensor, and any other operand unchanged."""
     return operand.meta if isinstance(operand, Value | NumberTensor) else operand
 
 
 def materialise(emitter: Emitter, operand: Operand, type_: torch._C.JitType, count: int | None = None) -> Value:
-    """The SSA value of an operand where the schema asks for ``type_``; ``count`` is the N of ``int[N]``."""
+    """Return the SSA value of an operand where the schema expects ``type_``. ``count`` is the N of ``int[N]``."""
     kind = type_.kind()
     if kind == "OptionalType":
         if operand is None:
@@ -78,7 +78,7 @@ _ELEMENTS: Mapping[str, str] = {
 
 def _materialise_list(emitter: Emitter, operand: Operand, element: torch._C.JitType, count: int | None) -> Value:
     items = list(operand) if isinstance(operand, list | tuple) else [operand]
-    if len(items) == 1:  # One number for all dimensions, of which upstream knows nothing.
+    if len(items) == 1:  # One number for all dimensions, a form that upstream does not support.
         items *= count or 1
     if element.kind() not in _ELEMENTS:
         raise CompileError(f"a list of {element} cannot be expressed")
@@ -106,7 +106,7 @@ _WRITERS = {
     "BoolType": lambda emitter, operand: emitter.boolean(bool(operand)),
     "NumberType": _write_number,
     "StringType": lambda emitter, operand: emitter.string(operand),
-    # Compiled code knows no devices: whatever the op asked for, its memory is the caller's.
+    # Compiled code does not distinguish devices: its memory is the caller's, regardless of the op's device argument.
     "DeviceObjType": lambda emitter, operand: emitter.device("cpu"),
     "GeneratorType": lambda emitter, operand: emitter.none(),
 }

@@ -1,7 +1,8 @@
-"""How calls of operators become ops of the Torch dialect: one record for each that is not just the op of its name.
+"""Records that specify how calls of operators become ops of the Torch dialect.
 
-A row names operators of ATen; ``add.*`` is every overload of ``add``. What several rows say of an operator is one
-record, :func:`operator`. ``translate.py`` says in which order its fields count.
+An operator needs a record unless it is simply the op of its name. A row names operators of ATen; ``add.*`` means every
+overload of ``add``. :func:`operator` merges all rows of an operator into one record. ``translate.py`` specifies the
+order in which the fields apply.
 """
 
 from __future__ import annotations
@@ -35,49 +36,53 @@ from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.rewrites import Rewrite
 from torchmdla.importer.types import HALVES, ProductKind
 
-# A function of an operator's arguments in the schema's order, in terms of other operators, traced on the recorded types
-# (``trace.py``). It must be functional: no writes.
+# A function of an operator's arguments in the schema's order, written with other operators and traced on the recorded
+# types (``trace.py``). It must be functional: no writes.
 Decomposition = Callable[..., object]
 
-# Makes the call fail for values of the operands, by their names in the schema, that eager's kernel refuses.
+# Makes the call fail for operand values that eager's kernel refuses. Operands are by their names in the schema.
 Check = Callable[[Emitter, Mapping[str, Any]], None]
 
-# Checks or changes the operands of an op right before it is written.
+# Checks or changes the operands of an op immediately before it is written.
 Guard = Callable[[Emitter, Sequence[Any]], "list[Any]"]
 
 
 @dataclass(frozen=True)
 class Operator:
-    """How calls of one operator are written.
+    """Record of one operator, which specifies how its calls are written.
 
     Attributes:
         rewrite: writes a call as a cast, slices or another form of itself, or refuses it (``rewrites.py``).
-        least_rank: of its first tensor. Tensors with fewer dimensions get one more, of size 1: upstream refuses some,
-            ends the process on others, and never comes to an end with the softmax of a 0-d tensor.
-        decomposition: the operator in terms of others, where torch-mlir lacks it or lowers it badly, as the docstring
-            of the function says; PyTorch's own: the ``"composite"`` kernel, which the recorder sees into, or that of
-            the ``"table"`` in ``torch._decomp``.
-        computed_in: the dtype that tensors are converted to first: the ``"result"``'s; the one that the first two
-            operands are ``"promoted"`` to; float64, the Torch dialect's only one, where the result is a ``"float"``;
-            None: their own. torch-mlir refuses integers in some of these, and ends the process on others.
+        least_rank: the minimum rank of its first tensor. A tensor with fewer dimensions gets one more, of size 1.
+            Upstream refuses some such tensors, ends the process on others, and loops forever on the softmax of a 0-d
+            tensor.
+        decomposition: the operator in terms of others, where torch-mlir lacks it or lowers it badly. The docstring of
+            the function gives the reason. PyTorch's decompositions are ``"composite"`` (the kernel, into which the
+            recorder sees) and ``"table"`` (the entry of ``torch._decomp``).
+        computed_in: the dtype that tensors are converted to first. ``"result"`` is the result's dtype. ``"promoted"``
+            is the dtype that the first two operands are promoted to. ``"float"`` is float64 if the result is a float,
+            the Torch dialect's only float. None keeps the dtypes. torch-mlir refuses integers in some of these
+            operators, and ends the process on others.
         with_number: the overload that has a known number as second operand in its kernel.
-        with_tensors: the overload that takes tensors in the place of numbers.
-        number_as_tensor: whether a known number becomes a tensor, of ``with_tensors``, too.
-        needs_number: what of it needs a number that is known when the program is compiled; completes "its …".
-        whole_with_open_floats: whether it is right, if slower, without its decomposition, which needs its numbers.
-        takes_sizes: whether it may compute with sizes that vary among integers. The others look at numbers, for zero
-            or a sign.
-        positions: the arguments that are positions among elements, which it takes at run time, whatever the dtype.
-        check: what eager's kernel checks of the operands' values and the op that is written for it does not.
-        guard: what comes right before it.
-        keeps_dtype: whether it is written in dtypes that are only stored (``COMPUTED`` in ``types.py``) as in others:
-            it only places, selects or converts elements, or its decomposition says what is rounded. Others are
-            computed in float32 or int32, and their results are rounded, or wrap around, once.
-        rounds_each_step: whether, for such operands, its decomposition is so, too: eager's kernel rounds every step.
-        converts: whether it gives its first tensor in another dtype, or as it is.
-        autocasts: whether under autocast it is computed in another dtype although the dispatcher has no kernel that
-            says so: it is made of operators for which there is one.
-        factors: what kind of product it is, and of which arguments.
+        with_tensors: the overload that accepts tensors in place of numbers.
+        number_as_tensor: whether ``with_tensors`` is also used for a known number, which becomes a tensor.
+        needs_number: the property that needs a number known at compile time. It completes the phrase "its …".
+        whole_with_open_floats: whether the op without its decomposition is correct, if slower, for these operands. The
+            decomposition needs its numbers.
+        takes_sizes: whether it may compute with varying sizes among integers. Other operators inspect numbers, for
+            zero or a sign.
+        positions: the arguments that are positions among elements. They may be known only at run time, for any dtype.
+        check: the checks of eager's kernel on operand values that the written op does not make.
+        guard: the code that comes immediately before it.
+        keeps_dtype: whether it is written directly in dtypes that are only stored (``COMPUTED`` in ``types.py``). Such
+            an operator only places, selects or converts elements, or its decomposition specifies the rounding. Others
+            are computed in float32 or int32, and their results are rounded, or wrap around, once.
+        rounds_each_step: whether its decomposition also keeps the dtype for such operands, because eager's kernel
+            rounds every step.
+        converts: whether it returns its first tensor in another dtype, or unchanged.
+        autocasts: whether autocast computes it in another dtype although the dispatcher has no autocast kernel for it.
+            Its component operators have one.
+        factors: the kind of product, and the arguments that are its factors.
     """
 
     rewrite: Rewrite | None = None
@@ -105,19 +110,19 @@ Row = tuple[str, Operator]
 
 @lru_cache(maxsize=4096)
 def operator(name: str) -> Operator:
-    """The record of an operator, by its schema name with overload."""
+    """Return the record of an operator, by its schema name with overload."""
     every = f"{name.partition('.')[0]}.*"
-    found = [OPERATORS[key] for key in (every, name) if key in OPERATORS]
-    return _merged(name, found)
+    records = [OPERATORS[key] for key in (every, name) if key in OPERATORS]
+    return _merged(name, records)
 
 
 def _rows(names: str, record: Operator) -> list[Row]:
-    """A row for each of ``names``, which white space separates."""
+    """Return a row for each of ``names``, which are separated by white space."""
     return [(f"aten::{name}", record) for name in names.split()]
 
 
 def _number_forms(names: str, *, scalar: str = "Scalar", tensor: str = "Tensor") -> list[Row]:
-    """The overloads of ``names`` for a number, and for a tensor in its place."""
+    """Return the rows of the overloads of ``names`` for a number, and for a tensor in its place."""
     rows: list[Row] = []
     for name in names.split():
         with_number, with_tensors = (f"aten::{name}.{form}".removesuffix(".") for form in (scalar, tensor))
@@ -131,18 +136,18 @@ def _tensor_form(names: str, form: str) -> list[Row]:
 
 
 def _merged(name: str, records: Iterable[Operator]) -> Operator:
-    """What all ``records`` say of an operator.
+    """Return the union of all ``records`` of an operator.
 
     Raises:
-        ValueError: two differ in a field.
+        ValueError: If two records differ in a field.
     """
     merged = Operator()
     for record in records:
-        said = {f.name: getattr(record, f.name) for f in fields(record) if getattr(record, f.name) != f.default}
-        for field in said:
-            if getattr(merged, field) not in (getattr(Operator, field), said[field]):
+        settings = {f.name: getattr(record, f.name) for f in fields(record) if getattr(record, f.name) != f.default}
+        for field in settings:
+            if getattr(merged, field) not in (getattr(Operator, field), settings[field]):
                 raise ValueError(f"two rows for {name} differ in {field}")
-        merged = replace(merged, **said)
+        merged = replace(merged, **settings)
     return merged
 
 
@@ -163,12 +168,12 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def _own(names: str, decomposition: Decomposition) -> list[Row]:
-    """Rows of operators with a decomposition of ours."""
+    """Return the rows of operators with a decomposition of torchmdla."""
     return _rows(names, Operator(decomposition=decomposition))
 
 
 def _is_floor_of_halves(operands: Sequence[Any]) -> bool:
-    """Whether a quotient is rounded down in the dtype of a divisor of 16 bits. A single number is widened instead."""
+    """Return whether a quotient is rounded down in a 16-bit divisor's dtype. A single number is widened instead."""
     divisor, *mode = operands[1:]
     if mode not in ([], ["floor"]) or not isinstance(divisor, Value) or divisor.meta is None:
         return False
@@ -187,7 +192,7 @@ _ARITHMETIC = (
     _rows("pow.Tensor_Tensor", Operator(with_number="aten::pow.Tensor_Scalar", rewrite=rewrites.check_power)),
     _tensor_form("pow.Scalar pow.Tensor_Scalar", "pow.Tensor_Tensor"),
     _tensor_form("rsub.Scalar", "rsub.Tensor"),
-    # Upstream folds the remainder of a constant by a number with the sign of C's.
+    # Upstream folds the remainder of a constant by a number with the sign of C's remainder.
     _rows("remainder.Scalar", Operator(with_tensors="aten::remainder.Tensor", number_as_tensor=True)),
     _tensor_form("lerp.Scalar", "lerp.Tensor"),
     _tensor_form("clamp hardtanh", "clamp.Tensor"),
@@ -331,7 +336,7 @@ _CONVOLUTIONS = (
     _own("convolution", convolutions.convolution),
     _own("_convolution _convolution.deprecated", convolutions.convolution_of_script),
     _own("convolution_backward", convolutions.convolution_backward),
-    # Without a batch dimension too, and with 'same' padding that is larger at one end: upstream's are not.
+    # Upstream lacks these without a batch dimension, and with 'same' padding that is larger at one end.
     _rows("conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding _convolution_mode", _COMPOSITE),
     _rows("conv_transpose1d conv_transpose2d.input conv_transpose3d.input", _COMPOSITE),
 )
@@ -508,7 +513,7 @@ _FILLING = (
     _rows("arange.start", replace(_RANGE, decomposition=writing.arange)),
     _rows("arange.start_step", replace(_RANGE, decomposition=writing.arange_by_step)),
     _rows("scalar_tensor", Operator(rewrite=rewrites.scalar_tensor, takes_sizes=True)),
-    # The Torch dialect's floats are of 64 bits; upstream's lowering of some of these leaves the tensor's own.
+    # The Torch dialect's floats have 64 bits. Upstream's lowering of some of these keeps the tensor's dtype.
     _rows("Float.* FloatImplicit.* ScalarImplicit.* item.*", Operator(computed_in="float")),
 )
 

@@ -1,4 +1,4 @@
-"""Weights that PyTorch's quantised operators have packed: objects of classes of C++, which are constants of a graph."""
+"""Weights packed by PyTorch's quantised operators: objects of C++ classes that are constants of a graph."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Value
 
-# The classes whose content can be read (aten/src/ATen/native/quantized/PackedParams.h), with what they are for.
+# The classes whose content can be read (aten/src/ATen/native/quantized/PackedParams.h), by kind of operator.
 _CONVOLUTIONS = ("Conv2dPackedParamsBase", "Conv3dPackedParamsBase")
 _LINEAR = "LinearPackedParamsBase"
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The numbers of a convolution."""
+    """Stride, padding, dilation and groups of a convolution."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -29,8 +29,15 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """``tensors``: integers of the weights, their scales, one for each channel or a single one; then zero points
-    unless all are zero, and the bias if there is one."""
+    """Content of packed weights.
+
+    Attributes:
+        tensors: integers, scales, zero points and bias. There is one scale for each channel or a single one. Zero
+            points are omitted if all are zero.
+        has_zero_points: whether ``tensors`` includes zero points.
+        has_bias: whether ``tensors`` includes a bias.
+        geometry: the numbers of a convolution, None for a linear layer.
+    """
 
     tensors: Sequence[Tensor]
     has_zero_points: bool
@@ -50,17 +57,17 @@ class PackedWeights:
 
     @classmethod
     def of(cls, packed: Unpacked, values: Sequence[Value]) -> PackedWeights:
-        """Of values of all tensors, in their order."""
+        """Return the packed weights from the values of all tensors, in their order."""
         integers, scales, *others = values
         zero_points = others.pop(0) if packed.has_zero_points else None
         return cls(integers, scales, zero_points, others.pop(0) if packed.has_bias else None, packed.geometry)
 
 
 def unpacked(value: object) -> Unpacked | None:
-    """The content of packed weights; None of anything else.
+    """Return the content of packed weights, or None for any other value.
 
     Raises:
-        CompileError: they are of a kind that cannot be read.
+        CompileError: If the weights are of a kind that cannot be read.
     """
     if not isinstance(value, torch.ScriptObject):
         return None
@@ -80,7 +87,7 @@ def unpacked(value: object) -> Unpacked | None:
 
 
 def _parameters(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and zero points, along the first dimension."""
+    """Return scales and zero points along the first dimension."""
     if weight.qscheme() == torch.per_channel_affine and weight.q_per_channel_axis() == 0:
         return weight.q_per_channel_scales().float(), weight.q_per_channel_zero_points().int()
     if weight.qscheme() == torch.per_tensor_affine:

@@ -1,5 +1,8 @@
-"""The dtypes in which operators compute: what PyTorch's kernels take in the place of dtypes that they only store, what
-autocast casts to, and products whose factors a device may round."""
+"""Dtypes in which operators compute.
+
+Three rules change them. PyTorch's kernels compute in other dtypes where they only store a dtype. Autocast casts
+operands. A device may round the factors of products.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,10 @@ from torchmdla.importer.types import COMPUTED, HALVES, TensorMeta, dtype_of_numb
 
 
 def with_rounded_factors(call: OpCall) -> Results:
-    """With factors that are bfloat16, where the device multiplies these faster and PyTorch's settings allow it. A
-    product within the decomposition of another has them already."""
+    """Write a call with factors in bfloat16, if the device multiplies them faster and PyTorch's settings allow it.
+
+    A product in the decomposition of another product already has rounded factors.
+    """
     outer = operator(call.within)
     if call.operator.factors is None or outer.factors or call.has_rounded_factors:
         return None
@@ -37,12 +42,16 @@ def with_rounded_factors(call: OpCall) -> Results:
 
 
 def in_dtype_of_autocast(call: OpCall) -> Results:
-    """With tensors in the dtype of the results, where an operator is computed under autocast: no other takes what is
-    promoted to float32 and gives a float of 16 bits."""
+    """Write a call with tensors in the dtype of the results, if autocast computes the operator.
+
+    Types show whether autocast is active: otherwise operands that promote to float32 do not give a float of 16 bits.
+    """
     halves = [meta for meta in leaves(call.metas) if _is_half(meta)]
     if not halves or not (call.operator.autocasts or _has_autocast(call.name)):
         return None
-    tensors = [one for one in leaves(call.operands) if isinstance(one, Value | NumberTensor) and one.meta is not None]
+    tensors = [
+        leaf for leaf in leaves(call.operands) if isinstance(leaf, Value | NumberTensor) and leaf.meta is not None
+    ]
     if not tensors or promotion.common_dtype(tensors) != torch.float32:
         return None
     dtype = halves[0].dtype
@@ -69,8 +78,10 @@ def _rounded(call: OpCall, dtype: torch.dtype, operand: Any) -> Any:
 
 
 def with_converted_scalars(call: OpCall) -> Results:
-    """With numbers and 0-d tensors as eager's kernel sees them (``scalars.py``), and tensors in the dtype that they are
-    promoted to: an integer beside a float of 16 bits is rounded to it before it is widened."""
+    """Write a call with tensors in the promoted dtype, and scalars as eager's kernel sees them (``scalars.py``).
+
+    An integer beside a float of 16 bits is rounded to that dtype before it is widened.
+    """
     rule = scalar_rule(call.name)
     (meta, *_) = call.metas
     if rule is None or call.has_converted_scalars or not isinstance(meta, TensorMeta):
@@ -85,7 +96,7 @@ def with_converted_scalars(call: OpCall) -> Results:
     return replace(call, operands=operands, has_converted_scalars=True).written()
 
 
-# Arguments that are not operands of a computation, whatever type they have.
+# Arguments that are not operands of a computation, regardless of their type.
 _PLACES = frozenset({"condition", "mask", "index"})
 
 
@@ -105,7 +116,7 @@ def _scalar(call: OpCall, rule: ScalarRule, argument: torch._C.Argument, operand
 
 
 def _known(operand: Any) -> Any:
-    """Return an operand, or a number of the kind of one that is known only at run time."""
+    """Return an operand. A number that is known only at run time is replaced by a number of its kind."""
     if not isinstance(operand, Value) or operand.meta is not None:
         return operand
     return 0 if is_integer(operand) else 0.0
@@ -130,10 +141,10 @@ def _of_run_time(call: OpCall, operand: Value, dtype: torch.dtype, *, is_checked
 
 
 def in_computed_dtype(call: OpCall) -> Results:
-    """Dtypes that are only stored computed in others, with results rounded once, as eager's kernels do."""
+    """Write a call on stored-only dtypes in the dtypes of computation. Round results once, as eager's kernels do."""
     dtypes = [meta.dtype for meta in _given(call)]
     keeps = call.operator.keeps_dtype or call.operator.rounds_each_step(call.operands)
-    is_mixed = dtypes.count(torch.uint8) not in (0, len(dtypes))  # Programs hold these as int8.
+    is_mixed = dtypes.count(torch.uint8) not in (0, len(dtypes))  # Programs store uint8 as int8.
     if is_mixed and (call.operator.decomposition is None or call.name == call.within):
         keeps = call.operator.converts
     if keeps or not any(_is_stored(meta) for meta in (*_given(call), *leaves(call.metas))):
@@ -149,9 +160,9 @@ def in_computed_dtype(call: OpCall) -> Results:
 
 
 def _as_computed(dtype: object) -> object:
-    """A dtype that is an argument, as Python or TorchScript has it."""
-    found = dtype_of_number(dtype) if isinstance(dtype, int) else dtype
-    return COMPUTED.get(found, dtype) if isinstance(found, torch.dtype) else dtype
+    """Return the dtype of computation for a dtype argument, which is Python's or TorchScript's."""
+    known = dtype_of_number(dtype) if isinstance(dtype, int) else dtype
+    return COMPUTED.get(known, dtype) if isinstance(known, torch.dtype) else dtype
 
 
 def _is_half(meta: object) -> TypeGuard[TensorMeta]:
@@ -159,7 +170,7 @@ def _is_half(meta: object) -> TypeGuard[TensorMeta]:
 
 
 def _is_stored(meta: object) -> TypeGuard[TensorMeta]:
-    """Whether a tensor's dtype is only stored."""
+    """Return whether a tensor's dtype is only stored."""
     return isinstance(meta, TensorMeta) and meta.dtype in COMPUTED
 
 

@@ -1,4 +1,4 @@
-"""What nodes of a graph are in a program: numbers that follow from sizes are known, the rest is computed."""
+"""Nodes of a graph in a program: numbers that follow from sizes are known, and the rest is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmdla.importer.types import TensorMeta
 
 
 class GraphProgram(ProgramBuilder):
-    """A :class:`~torchmdla.importer.reader.GraphBuilder` of programs."""
+    """:class:`~torchmdla.importer.reader.GraphBuilder` of programs."""
 
     def is_seen(self, op: str) -> bool:
         return is_metadata(op)
@@ -34,8 +34,8 @@ class GraphProgram(ProgramBuilder):
 
 
 def _makes_floats(schema: torch._C.FunctionSchema | None, metas: Sequence[object]) -> bool:
-    """Whether all results are floats, which may be known at run time only."""
-    returned = [] if schema is None else [one.type.kind() for one in schema.returns]
+    """Return whether all results are floats, which may be known only at run time."""
+    returned = [] if schema is None else [result.type.kind() for result in schema.returns]
     return bool(returned) and all(
         isinstance(meta, float) and kind in ("FloatType", "NumberType")
         for meta, kind in zip(metas, returned, strict=True)

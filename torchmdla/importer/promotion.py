@@ -1,6 +1,6 @@
-"""The dtype in which PyTorch computes an op, and operands converted to it.
+"""Dtype in which PyTorch computes an op, and operands converted to it.
 
-A number counts as eager's kernels see it: rounded to the dtype of the computation. 0.1 is not larger than the float32
+A number is rounded to the dtype of the computation, as in eager's kernels. So 0.1 is not larger than the float32
 nearest to 0.1.
 """
 
@@ -22,15 +22,15 @@ _NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def number_dtype(value: int | float | bool) -> torch.dtype:
-    """The dtype that PyTorch gives a number that it makes a tensor of."""
+    """Return the dtype that PyTorch gives to a tensor made from a number."""
     return next(dtype for kind, dtype in _NUMBER_DTYPES.items() if isinstance(value, kind))
 
 
 def common_dtype(operands: Iterable[object]) -> torch.dtype:
-    """The dtype that tensors and numbers are promoted to (``torch.result_type`` for any count of operands).
+    """Return the dtype that tensors and numbers are promoted to (``torch.result_type`` for any count of operands).
 
-    Tensors with dimensions come first, then 0-d tensors, then numbers: the later ones count only where their kind
-    (bool, integer, float) is higher.
+    Tensors with dimensions have priority over 0-d tensors, and these over numbers. An operand of lower priority counts
+    only if its kind (bool, integer, float) is higher.
     """
     dimensioned, scalars, numbers = None, None, None
     for operand in operands:
@@ -49,8 +49,8 @@ def common_dtype(operands: Iterable[object]) -> torch.dtype:
     return dtype
 
 
-def _wider(one: torch.dtype | None, other: torch.dtype) -> torch.dtype:
-    return other if one is None else torch.promote_types(one, other)
+def _wider(first: torch.dtype | None, other: torch.dtype) -> torch.dtype:
+    return other if first is None else torch.promote_types(first, other)
 
 
 def _kind(dtype: torch.dtype) -> int:
@@ -58,7 +58,7 @@ def _kind(dtype: torch.dtype) -> int:
 
 
 def _higher_kind(first: torch.dtype | None, second: torch.dtype | None) -> torch.dtype | None:
-    """``first`` unless ``second`` is of a higher kind."""
+    """Return ``first`` unless ``second`` is of a higher kind."""
     if first is None or second is None:
         return first or second
     return second if _kind(second) > _kind(first) else first
@@ -67,10 +67,10 @@ def _higher_kind(first: torch.dtype | None, second: torch.dtype | None) -> torch
 def prepared(
     schema: torch._C.FunctionSchema, name: str, operands: Sequence[object], meta: object
 ) -> tuple[str, torch.dtype | None, list[object]]:
-    """The op to write for ``name``, the dtype that its tensors are converted to (None: their own), and its operands.
+    """Return the op to write for ``name``, the dtype of its tensors (None: unchanged), and its operands.
 
-    A known number as second operand makes it the overload that has a constant in its kernel. ``meta`` is the first
-    result's.
+    If the second operand is a known number, the op is the overload with a constant in its kernel. ``meta`` is the
+    first result's.
     """
     record = operator(name)
     dtype = _computed_in(record, operands, meta)
@@ -105,7 +105,7 @@ def _computed_in(record: Operator, operands: Sequence[object], meta: object) -> 
 def _number(
     operand: object, type_: torch._C.JitType, dtype: torch.dtype | None, *, as_scalar: bool, is_operand: bool
 ) -> object:
-    """A number, or a 0-d tensor that is one, as the schema wants it: rounded, and a tensor where it asks for one."""
+    """Return a number, or a 0-d tensor with a known value, in the schema's form: rounded, and as a tensor if needed."""
     if isinstance(operand, NumberTensor):
         rounded = held(operand.value, dtype)
         return (
@@ -117,14 +117,14 @@ def _number(
         return operand
     rounded = held(operand, dtype)
     if is_operand and dtype is not None and dtype.is_floating_point:
-        rounded = float(rounded)  # Upstream folds a negative integer among floats as one without sign.
+        rounded = float(rounded)  # Upstream folds a negative integer among floats as an unsigned integer.
     if as_scalar or type_.kind() == "NumberType":
         return Number(rounded) if as_scalar else rounded
     return NumberTensor(rounded, TensorMeta(dtype or number_dtype(operand), (), ()))
 
 
 def in_dtype(emitter: Emitter, operand: object, dtype: torch.dtype | None) -> object:
-    """A tensor converted to ``dtype``; anything else, and every operand if that is None, as it is."""
+    """Return a tensor converted to ``dtype``. Other operands stay unchanged, and all do without a ``dtype``."""
     if dtype is None or not isinstance(operand, Value) or operand.meta is None:
         return operand
     return cast(emitter, operand, replace(operand.meta, dtype=dtype))

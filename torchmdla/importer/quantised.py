@@ -1,8 +1,8 @@
-"""Operators on quantised tensors, in terms of operators on the floats that these stand for.
+"""Operators on quantised tensors, written with operators on the floats that these represent.
 
-A quantised tensor is its integers in a program, and what they stand for is in its type. PyTorch's kernels compute most
-results as the floats would be computed, and round once; so does this. Sums of products of integers are exact in either,
-what is added to them is not: a result may be the next integer where rounding ties.
+In a program a quantised tensor consists of its integers. Its type holds the scale and the zero point. PyTorch's
+kernels compute most results like floats and round once; this code does the same. Sums of products of integers are
+exact in both, but the terms added to them are not. A result may be the neighbouring integer where rounding ties.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from torchmdla.importer.schemas import call_in_order, overload_of
 from torchmdla.importer.trace import leaves, map_structure
 from torchmdla.importer.types import TensorMeta
 
-# What integers are kept within: those of quint8 and qint8.
+# The ranges of integers: those of quint8 and qint8.
 _RANGES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
 
 
 def in_floats(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] | None:
-    """What a call computes, if a tensor is quantised: a function of integers and numbers, and its operands.
+    """Return a call on quantised tensors as a function of integers and numbers, and its operands.
+
+    A call without quantised tensors gives ``None``.
 
     Raises:
-        CompileError: not even the scales are known before the program runs.
+        CompileError: If a scale is known only at run time.
     """
     metas: Sequence[Any] = list(leaves(call.metas))
     quantisations = _quantisations(call)
@@ -41,7 +43,7 @@ def in_floats(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] |
         return None
     if call.has_open_float or (call.name in _WITH_TENSORS and any(isinstance(o, Value) for o in call.operands[1:])):
         raise CompileError("its scale is known only at run time", scope="place")
-    numbers = [scale for scale, _ in quantisations] + [one for one in call.operands if isinstance(one, float)]
+    numbers = [scale for scale, _ in quantisations] + [scalar for scalar in call.operands if isinstance(scalar, float)]
     if not all(abs(number) <= torch.finfo(torch.float32).max for number in numbers):
         raise CompileError("of quantised tensors, numbers that float32 does not hold are not supported", scope="place")
     function = _function(call)
@@ -49,17 +51,19 @@ def in_floats(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] |
     kind = _without_scale if _has_one_scale(call) else _quantisation
     kinds = map_structure(kind, list(call.operands))
 
-    def compute(*given: Any) -> object:
-        tensors = given if moves else _paired(_widened, given, kinds)
+    def compute(*arguments: Any) -> object:
+        tensors = arguments if moves else _paired(_widened, arguments, kinds)
         results = function(*tensors)
-        made = results if isinstance(results, tuple | list) else (results,)
-        return list(made) if moves else [_narrowed(r, m, kind(m)) for r, m in zip(made, metas, strict=True)]
+        result_list = results if isinstance(results, tuple | list) else (results,)
+        return (
+            list(result_list) if moves else [_narrowed(r, m, kind(m)) for r, m in zip(result_list, metas, strict=True)]
+        )
 
     return compute, [map_structure(_integers, operand) for operand in call.operands]
 
 
 def marked(results: Sequence[Any], metas: Sequence[Any]) -> list[Operand]:
-    """Results with their types as eager has them: what their integers stand for, and strides, which views look at."""
+    """Return results with eager's types, which hold the quantisation, and the strides that views inspect."""
     return [
         marked(result, meta) if isinstance(meta, list | tuple) else replace(result, meta=meta)
         for result, meta in zip(results, metas, strict=True)
@@ -73,17 +77,17 @@ def _quantisation(operand: Any) -> tuple[float, int] | None:
 
 def _quantisations(call: OpCall) -> list[tuple[float, int]]:
     """Return the scales and zero points of a call's operands and results."""
-    found = map(_quantisation, (*leaves(call.operands), *leaves(call.metas)))
-    return [quantisation for quantisation in found if quantisation is not None]
+    quantisations = map(_quantisation, (*leaves(call.operands), *leaves(call.metas)))
+    return [quantisation for quantisation in quantisations if quantisation is not None]
 
 
-def _paired(function: Callable[[Any, Any], Any], given: Sequence[Any], kinds: Any) -> list[Any]:
-    """``function`` of each value and what it stands for, in nested lists."""
+def _paired(function: Callable[[Any, Any], Any], values: Sequence[Any], kinds: Any) -> list[Any]:
+    """Apply ``function`` to each value and its quantisation, in nested lists."""
     return [
         _paired(function, value, kind)
         if isinstance(kind, tuple) and isinstance(value, tuple | list)
         else function(value, kind)
-        for value, kind in zip(given, kinds, strict=True)
+        for value, kind in zip(values, kinds, strict=True)
     ]
 
 
@@ -92,8 +96,10 @@ def _widened(value: Any, quantisation: tuple[float, int] | None) -> Any:
 
 
 def _has_one_scale(call: OpCall) -> bool:
-    """Whether a call gives multiples of its results for multiples of its tensors, all of one scale: it may compute with
-    differences of integers, exactly."""
+    """Return whether a call is homogeneous and all its tensors have one scale.
+
+    Such a call may compute with differences of integers, exactly.
+    """
     return call.schema.name in _HOMOGENEOUS and len(set(_quantisations(call))) == 1
 
 
@@ -111,7 +117,7 @@ def _narrowed(value: Tensor, meta: Any, quantisation: tuple[float, int] | None) 
 
 
 def _integers(operand: Any) -> Operand:
-    """An operand without what its integers stand for; packed weights as a tuple, of which values can be seen."""
+    """Return an operand without its quantisation. Packed weights become a tuple, so that their values are visible."""
     if isinstance(operand, PackedWeights):
         return operand.integers, operand.scales, operand.zero_points, operand.bias, operand.geometry
     if _quantisation(operand) is None:
@@ -119,7 +125,7 @@ def _integers(operand: Any) -> Operand:
     return replace(operand, meta=replace(operand.meta, quantisation=None))
 
 
-# What operators compute of floats. Of those that are not here it is what they compute of floats themselves.
+# Functions of operators on floats. An operator that is not in _FUNCTIONS computes on floats itself.
 
 
 def _function(call: OpCall) -> Callable[..., object]:
@@ -128,13 +134,13 @@ def _function(call: OpCall) -> Callable[..., object]:
         return known
     if call.schema.name.startswith("quantized::"):
         raise CompileError("of quantised tensors it is not supported", scope="place")
-    return lambda *given: call_in_order(overload_of(call.name), call.schema, given)
+    return lambda *arguments: call_in_order(overload_of(call.name), call.schema, arguments)
 
 
 # Operators whose scale is a tensor.
 _WITH_TENSORS = ("aten::quantize_per_tensor.tensor_qparams",)
 
-# Operators that only move elements, or choose among them.
+# Operators that only move or select elements.
 _MOVING = frozenset(
     f"aten::{name}"
     for name in [
@@ -164,7 +170,7 @@ _MOVING = frozenset(
     ]
 ) | {"quantized::dropout"}
 
-# Operators that give a positive multiple of their results for that of their tensors.
+# Operators whose results scale with their tensors by any positive factor.
 _HOMOGENEOUS = frozenset(
     f"aten::{name}"
     for name in [
@@ -201,12 +207,14 @@ def _convolution(x: Tensor, weights: _Weights, *_: object) -> Tensor:
     geometry = weights[4]
     assert geometry is not None
     spatial = x.dim() - 2
-    # One-dimensional convolutions are packed as two-dimensional ones of one row.
-    stride, padding, dilation = (own[-spatial:] for own in (geometry.stride, geometry.padding, geometry.dilation))
+    # One-dimensional convolutions are packed as two-dimensional ones with one row.
+    stride, padding, dilation = (
+        numbers[-spatial:] for numbers in (geometry.stride, geometry.padding, geometry.dilation)
+    )
     weight = _weight(weights)
     weight = weight.squeeze(2) if weight.dim() > x.dim() else weight
-    given = (x, weight, weights[3], stride, padding, dilation, False, [0] * spatial, geometry.groups)
-    return torch.ops.aten.convolution(*given)  # type: ignore[no-any-return]
+    arguments = (x, weight, weights[3], stride, padding, dilation, False, [0] * spatial, geometry.groups)
+    return torch.ops.aten.convolution(*arguments)  # type: ignore[no-any-return]
 
 
 def _linear(x: Tensor, weights: _Weights, *_: object) -> Tensor:
@@ -214,7 +222,7 @@ def _linear(x: Tensor, weights: _Weights, *_: object) -> Tensor:
 
 
 def _linear_dynamic(x: Tensor, weights: _Weights, reduce_range: bool = False) -> Tensor:
-    """With activations that are quantised as a whole, as is best for their least and their largest value."""
+    """Compute a linear layer after quantising the activations as a whole, with the best parameters for their range."""
     most = 127 if reduce_range else 255
     scale, zero_point = _chosen(x, most)
     integers = quantize(x, scale, zero_point, 0, most, torch.uint8)
@@ -222,8 +230,10 @@ def _linear_dynamic(x: Tensor, weights: _Weights, reduce_range: bool = False) ->
 
 
 def _chosen(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Scale and zero point, as ``ChooseQuantizationParams`` chooses them
-    (aten/src/ATen/native/quantized/cpu/QuantUtils.h)."""
+    """Return scale and zero point as ``ChooseQuantizationParams`` chooses them.
+
+    Source: aten/src/ATen/native/quantized/cpu/QuantUtils.h.
+    """
     lowest, highest = torch.clamp(x.amin(), max=0.0), torch.clamp(x.amax(), min=0.0)
     scale = (highest - lowest) / most
     scale = torch.where((scale == 0) | torch.isinf(1.0 / scale), 0.1, scale)
@@ -234,7 +244,7 @@ def _chosen(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _rectified(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda *given: torch.relu(function(*given))
+    return lambda *arguments: torch.relu(function(*arguments))
 
 
 def _sum(left: Any, right: Any, *_: object) -> Any:
@@ -250,8 +260,8 @@ def _joined(tensors: Sequence[Tensor], dim: int, *_: object) -> Tensor:
 
 
 def _first(count: int, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of the first operands alone: those behind them say what the result stands for."""
-    return lambda *given: function(*given[:count])
+    """Return a function of the first operands only: the operands after them describe the result's quantisation."""
+    return lambda *arguments: function(*arguments[:count])
 
 
 def _batch_norm(
@@ -265,7 +275,7 @@ def _elu(x: Tensor, scale: float, zero_point: int, *numbers: float) -> Tensor:
 
 
 def _with_rectified(rows: Mapping[str, Callable[..., Tensor]]) -> dict[str, Callable[..., Tensor]]:
-    """Rows of operators, and of those that are followed by a rectifier."""
+    """Return rows of operators, and of their variants that a rectifier follows."""
     rectified = {f"quantized::{name}_relu": _rectified(function) for name, function in rows.items()}
     return {**{f"quantized::{name}": function for name, function in rows.items()}, **rectified}
 

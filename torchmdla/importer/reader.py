@@ -1,9 +1,10 @@
-"""What a reader of graphs tells, and who listens.
+"""Interface between readers of graphs and the builders that they call.
 
-A reader (``graph.py`` of TorchScript, ``fx.py`` of FX) walks a flat graph once and tells a :class:`GraphBuilder` of
-each node. It handles what is no operator: constants, lists that are put together and taken apart, elements, the order
-of arguments, places in the user's program, and whom to blame. A builder makes a program (``program.py``), a function
-of the Torch dialect for people (``function.py``), or one of the aten dialect (``torchmdla/aten/graphs.py``).
+A reader (``graph.py`` for TorchScript, ``fx.py`` for FX) walks a flat graph once and passes each node to a
+:class:`GraphBuilder`. The reader handles everything except operators: constants, lists, elements, and the order of
+arguments. It also determines places in the user's program, and attributes errors to nodes. A builder makes a program
+(``program.py``), a function of the Torch dialect for humans (``function.py``), or a function of the aten dialect
+(``torchmdla/aten/graphs.py``).
 """
 
 from __future__ import annotations
@@ -21,54 +22,54 @@ Made = TypeVar("Made", covariant=True)
 
 
 class GraphBuilder(Protocol[Made]):
-    """Makes something of a graph whose values have the names that a record has."""
+    """Consumer of a graph's nodes. The values have the names of a record."""
 
     def enter(self, op: str, source: str) -> object:
-        """Begins the next node, ``op`` at ``source`` (``file:line``) in the user's program."""
+        """Begin the next node, ``op`` at ``source`` (``file:line``) in the user's program."""
 
     def input(self, name: str) -> None:
-        """The graph's next input."""
+        """Add the graph's next input."""
 
     def constant(self, index: int, name: str, value: object) -> None:
-        """A constant, which node ``index`` holds."""
+        """Add a constant, which node ``index`` holds."""
 
     def operand(self, name: str) -> Operand:
-        """What the value ``name`` has become."""
+        """Return the operand of the value ``name``."""
 
     def define(self, name: str, value: Operand) -> None:
-        """The value ``name`` is ``value``."""
+        """Define the value ``name`` as ``value``."""
 
     def seen(self, name: str) -> object:
-        """What the record has of the value ``name``.
+        """Return the record of the value ``name``.
 
         Raises:
-            CompileError: nothing.
+            CompileError: If the record lacks the value.
         """
 
     def is_seen(self, op: str) -> bool:
-        """Whether the results of ``op`` are those of the record, so that its operands need not be there."""
+        """Return whether the results of ``op`` come from the record, so that its operands need not be defined."""
 
     def node(
         self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[Operand], metas: Sequence[object]
     ) -> Sequence[Operand]:
-        """The results of a node that computes something.
+        """Return the results of a node that computes something.
 
         Args:
-            op: the operator, ``"aten::add.Tensor"``, or the name of a function of Python.
-            schema: of an operator of PyTorch's registry.
+            op: the operator, ``"aten::add.Tensor"``, or the name of a Python function.
+            schema: the schema of an operator of PyTorch's registry, or None.
             operands: in the order of ``schema``.
-            metas: what was seen of each result.
+            metas: the recorded type or value of each result.
 
         Raises:
-            CompileError: it cannot be expressed.
+            CompileError: If the node cannot be expressed.
         """
 
     def finish(self, outputs: Sequence[str]) -> Made:
-        """What returns the values ``outputs``."""
+        """Return the finished object, which returns the values ``outputs``."""
 
 
 class Values:
-    """What builders without a state of their own know: the record, and what every value has become."""
+    """Common state of simple builders: the record, and the operand of each value."""
 
     def __init__(self, record: Record) -> None:
         self._record = record

@@ -1,7 +1,7 @@
-"""Ops that become no op, a cast, or slices: an op's name to a function that writes it.
+"""Rewrites of ops: functions that write an op as no op, a cast, or slices.
 
-A rewrite gets the operands by the schema's names and the types of the results, and returns the results, or None to
-leave the op to the next way.
+A rewrite gets the operands by the schema's names and the types of the results. It returns the results, or None to
+leave the op to the next strategy.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ Rewrite = Callable[[Emitter, Mapping[str, Any], Sequence[Any]], "list[object] | 
 
 
 def cast(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
-    """``value`` with the dtype of ``meta``; itself when it has that. Dtypes that are only stored are made of those that
-    they are computed in, and become others from there, as PyTorch converts them."""
+    """Return ``value`` with the dtype of ``meta``, or ``value`` itself if it has that dtype.
+
+    As in PyTorch, dtypes that are only stored are converted to and from the dtypes in which they are computed.
+    """
     assert value.meta is not None
     dtypes = value.meta.dtype, meta.dtype
     if dtypes[0] == dtypes[1]:
@@ -32,16 +34,16 @@ def cast(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
         if COMPUTED.get(dtype, dtype) not in dtypes:
             between = cast(emitter, value, replace(value.meta, dtype=_BETWEEN.get(dtypes, COMPUTED[dtype])))
             return cast(emitter, between, meta)
-    made = _converted(emitter, value, meta)
+    converted = _converted(emitter, value, meta)
     if dtypes[0] != torch.uint8:
-        return made
-    return emitter.tensor_op("torch.aten.bitwise_and.Scalar", [made, emitter.integer(_BYTE)], meta)
+        return converted
+    return emitter.tensor_op("torch.aten.bitwise_and.Scalar", [converted, emitter.integer(_BYTE)], meta)
 
 
-# PyTorch makes uint8 of 64 bits. The lowest byte of narrower floats is zero where they do not fit into 32 of them.
+# PyTorch converts float64 to uint8 through 64 bits. A narrower float that exceeds 32 bits has a zero low byte.
 _BETWEEN = {(torch.float64, torch.uint8): torch.int64}
 
-# All bits of a byte: what is left of one that has been taken to be signed.
+# A mask of all bits of a byte. It restores a byte that was treated as signed.
 _BYTE = 0xFF
 
 
@@ -58,14 +60,14 @@ def _converted(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
 
 
 def slice_along(emitter: Emitter, value: Value, dim: int, start: int, length: int) -> Value:
-    """``value[start : start + length]`` along ``dim``."""
+    """Return ``value[start : start + length]`` along ``dim``."""
     meta = _resized(value, dim, length)
     operands = [value, *(emitter.integer(n) for n in (dim, start, start + length, 1))]
     return emitter.tensor_op("torch.aten.slice.Tensor", operands, meta)
 
 
 def split_along(emitter: Emitter, value: Value, dim: int, metas: Sequence[TensorMeta]) -> list[Value]:
-    """Consecutive slices along ``dim``, as long as ``metas`` say."""
+    """Return consecutive slices along ``dim``, with the lengths in ``metas``."""
     pieces = []
     start = 0
     for meta in metas:
@@ -83,7 +85,7 @@ def _resized(value: Value, dim: int, length: int) -> TensorMeta:
 
 
 def same_values(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
-    """The first operand: memory order is the importer's affair, so only the dtype can differ."""
+    """Return the first operand. Only the dtype can differ, because the importer handles memory order separately."""
     return [cast(emitter, next(iter(operands.values())), metas[0])]
 
 
@@ -109,7 +111,7 @@ def unbind(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) 
 
 
 def view(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
-    """One op for all that only changes the shape, with the sizes of the result: no -1, no second tensor."""
+    """Write one op for all ops that only change the shape. It has explicit sizes: no -1, no second tensor."""
     if operands["self"].meta.shape == metas[0].shape:
         return [operands["self"]]
     return [viewed(emitter, operands["self"], metas[0])]
@@ -123,7 +125,10 @@ def expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) 
 
 
 def narrow(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
-    """A slice from the front: upstream takes an end of 0, behind a start that counts from the back, for no elements."""
+    """Write a slice with a start that counts from the front.
+
+    If the start counts from the back, upstream treats an end of 0 as an empty slice.
+    """
     value, start = operands["self"], operands["start"]
     dim = operands["dim"] % len(value.meta.shape)
     start = start + value.meta.shape[dim] if start < 0 else start
@@ -131,7 +136,7 @@ def narrow(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) 
 
 
 def roll(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
-    """With shifts below the sizes: upstream's slices are clamped beyond. Without dims it is the flat tensor's."""
+    """Write a roll with shifts below the sizes, because upstream's slices clamp. Without dims, roll the flat tensor."""
     value, shifts, dims = operands["self"], operands["shifts"], operands["dims"]
     if dims:
         return [_rolled(emitter, value, shifts, dims)]
@@ -147,23 +152,23 @@ def _rolled(emitter: Emitter, value: Value, shifts: Sequence[int], dims: Sequenc
 
 
 def viewed(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
-    """``value`` in the sizes of ``meta``."""
+    """Return ``value`` with the sizes of ``meta``."""
     return emitter.tensor_op("torch.aten.view", [value, emitter.int_list(meta.shape)], meta)
 
 
 def of_one_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """What picks, orders or adds up elements, of a tensor without dimensions: itself, in the dtype of the results."""
+    """Return a 0-d tensor itself, in the dtype of the results, for an op that selects, orders or adds elements."""
     return None if operands["self"].meta.shape else [cast(emitter, operands["self"], meta) for meta in metas]
 
 
 def scalar_tensor(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """Of a size, which is a 0-d tensor already."""
+    """Return a size that is already a 0-d tensor, or None for other operands."""
     is_tensor = isinstance(operands["s"], Value) and operands["s"].meta is not None
     return [cast(emitter, operands["s"], metas[0])] if is_tensor else None
 
 
 def cast_first(op: str) -> Rewrite:
-    """The op along ``dim`` of the cast operand: upstream lowers it without a dtype only."""
+    """Return a rewrite that casts the operand before the op along ``dim``: upstream lowers only ops without a dtype."""
 
     def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
         value, dim = operands["self"], emitter.integer(operands["dim"])
@@ -175,17 +180,17 @@ def cast_first(op: str) -> Rewrite:
 
 
 def first_of(*rewrites: Rewrite) -> Rewrite:
-    """The first of ``rewrites`` that applies."""
+    """Return a rewrite that uses the first of ``rewrites`` that applies."""
 
     def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-        found = (one(emitter, operands, metas) for one in rewrites)
-        return next((results for results in found if results is not None), None)
+        attempts = (candidate(emitter, operands, metas) for candidate in rewrites)
+        return next((results for results in attempts if results is not None), None)
 
     return rewrite
 
 
 def equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """A tensor and itself, where upstream forgets that NaN is not equal to itself."""
+    """Compare a tensor with itself. Upstream ignores that NaN is not equal to itself."""
     value, other = operands["self"], operands["other"]
     if not isinstance(other, Value) or value.name != other.name or not value.meta.dtype.is_floating_point:
         return None
@@ -194,30 +199,30 @@ def equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -
 
 
 def looked_up(op: str) -> Rewrite:
-    """A lookup ``op`` along a dimension, with rows of one element for tensors without dimensions."""
+    """Return a rewrite of a lookup ``op`` along a dimension. Tensors without dimensions become rows of one element."""
 
     def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
         value, index = operands["self"], operands["index"]
         if value.meta.shape and index.meta.shape:
             return None
         value, index = (x if x.meta.shape else viewed(emitter, x, _flat(x.meta)) for x in (value, index))
-        given = [value, emitter.integer(operands["dim"]), index]
+        arguments = [value, emitter.integer(operands["dim"]), index]
         if "sparse_grad" in operands:
-            given.append(emitter.boolean(operands["sparse_grad"]))
+            arguments.append(emitter.boolean(operands["sparse_grad"]))
         (meta,) = metas
-        result = emitter.tensor_op(op, given, meta if meta.shape else _flat(meta))
+        result = emitter.tensor_op(op, arguments, meta if meta.shape else _flat(meta))
         return [result if meta.shape else viewed(emitter, result, meta)]
 
     return rewrite
 
 
 def _flat(meta: TensorMeta) -> TensorMeta:
-    """The same elements in one dimension."""
+    """Return the type of the same elements in one dimension."""
     return replace(meta, shape=(math.prod(meta.shape),), strides=(1,))
 
 
 def put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """Values that do not depend on how much one mask selects, chosen element by element."""
+    """Select element by element between the tensor and values that do not depend on the count of selected elements."""
     value, indices, values = operands["self"], operands["indices"], operands["values"]
     if not indices or operands["accumulate"]:
         return None
@@ -233,27 +238,30 @@ def put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[An
 
 
 def check_sum(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
-    """
+    """Check that the sum is not in booleans.
+
     Raises:
-        CompileError: booleans are added up to one. Upstream adds bits, in which true and true are false.
+        CompileError: If the result is a boolean. Upstream adds bits, so that true and true are false.
     """
     if metas[0].dtype == torch.bool:
         raise CompileError("a sum in booleans is not supported")
 
 
 def check_power(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
-    """
+    """Check that the power is not in integers.
+
     Raises:
-        CompileError: of integers; upstream has powers of floats only.
+        CompileError: If the result has integers. Upstream supports only powers of floats.
     """
     if not metas[0].dtype.is_floating_point:
         raise CompileError("a power of integers by a tensor is not supported")
 
 
 def check_pool(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
-    """
+    """Check that the maximum is not of integers.
+
     Raises:
-        CompileError: of integers, on which upstream ends the process.
+        CompileError: If the result has integers, on which upstream ends the process.
     """
     if not metas[0].dtype.is_floating_point:
         raise CompileError("a maximum of windows of integers is not supported")
@@ -266,7 +274,7 @@ def put(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> 
 
 
 def unchanged_without(argument: str) -> Rewrite:
-    """The first operand, where ``argument``, which says what is written to a copy of it or where, has no elements."""
+    """Return a rewrite to the first operand if ``argument``, the source or index of a write, has no elements."""
 
     def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
         return [operands["self"]] if _has_no_elements(operands[argument]) else None
@@ -275,24 +283,24 @@ def unchanged_without(argument: str) -> Rewrite:
 
 
 def join(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """Tensors joined, without those that add nothing."""
+    """Concatenate tensors, without those that add nothing."""
     joined = operands["tensors"]
     dense = [tensor for tensor in joined if not _has_no_elements(tensor)]
     if len(dense) == len(joined):
         return None
-    given = [emitter.list(dense, "vtensor"), emitter.integer(operands["dim"])]
-    return [emitter.tensor_op("torch.aten.cat", given, metas[0])]
+    arguments = [emitter.list(dense, "vtensor"), emitter.integer(operands["dim"])]
+    return [emitter.tensor_op("torch.aten.cat", arguments, metas[0])]
 
 
 def nan_without_elements(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """NaN for the variance, and the mean, of a tensor without elements, where upstream has 0 / -1."""
+    """Return NaN for the variance and mean of a tensor without elements, where upstream computes 0 / -1."""
     if not _has_no_elements(operands["self"]):
         return None
     return [_all_nan(emitter, meta) for meta in metas if isinstance(meta, TensorMeta)]
 
 
 def nan_between_bounds(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
-    """NaN where a number that bounds the elements is NaN; upstream's comparisons with it change nothing."""
+    """Return NaN if a number that bounds the elements is NaN. Upstream's comparisons with it change nothing."""
     _, *bounds = operands.values()
     return [_all_nan(emitter, metas[0])] if any(bound != bound for bound in bounds) else None
 
@@ -306,7 +314,7 @@ def _all_nan(emitter: Emitter, meta: TensorMeta) -> Value:
 
 
 def _has_no_elements(operand: object) -> bool:
-    """Of a list: whether one of its tensors has none."""
+    """Return whether a tensor, or any tensor of a list, has no elements."""
     if isinstance(operand, Sequence):
         return any(map(_has_no_elements, operand))
     return isinstance(operand, Value) and operand.meta is not None and 0 in operand.meta.shape

@@ -1,8 +1,8 @@
-"""Eager's rules for numbers and 0-d tensors: how an operator's kernel sees them beside tensors of its dtype.
+"""Eager's rules for numbers and 0-d tensors: the form in which an operator's kernel sees them.
 
-The rules were read off eager, and ``tests/group/test_scalars.py`` compares each with it. The dtype of the
-computation is that of the result, or of the operands where a record says ``computed_in="promoted"``. Numbers and 0-d
-tensors are rounded to it, or wrap around, unless their rule says otherwise. Nothing else converts a scalar.
+The rules were derived from eager, and ``tests/group/test_scalars.py`` compares each with it. The dtype of the
+computation is that of the result, or of the operands where a record has ``computed_in="promoted"``. Numbers and 0-d
+tensors are rounded to it, or wrap around, unless their rule specifies otherwise. No other code converts scalars.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torchmdla.importer.types import COMPUTED, HALVES
 
 @dataclass(frozen=True)
 class ScalarRule:
-    """How one operator sees its scalars.
+    """Rule for the scalars of one operator.
 
     Attributes:
-        wide: arguments that floats of 16 bits meet as float32, not rounded to their dtype.
-        checked: arguments for which eager raises where the dtype does not reach as far as they do.
+        wide: arguments that are float32 beside floats of 16 bits, and are not rounded to their dtype.
+        checked: arguments for which eager raises if they exceed the range of the dtype.
     """
 
     wide: frozenset[str] = frozenset()
@@ -77,13 +77,15 @@ _RULES = {f"aten::{name}": rule for names, rule in TABLE.items() for name in nam
 
 
 def scalar_rule(name: str) -> ScalarRule | None:
-    """Return the rule of an operator, by its schema name with overload; None where it has no scalars to convert."""
+    """Return the rule of an operator, by its schema name with overload, or None if it has no scalars to convert."""
     return _RULES.get(name, _RULES.get(name.partition(".")[0]))
 
 
 def held(number: int | float | bool, dtype: torch.dtype | None) -> int | float | bool:
-    """Return ``number`` as a tensor of ``dtype`` holds it: rounded, or wrapped around. An integer that floats hold
-    stays one."""
+    """Return ``number`` as a tensor of ``dtype`` holds it: rounded, or wrapped around.
+
+    An integer that is exact in a float dtype stays an integer.
+    """
     if dtype is None or isinstance(number, SizeInt | SizeValue):
         return number
     if dtype == torch.bool:
@@ -91,5 +93,5 @@ def held(number: int | float | bool, dtype: torch.dtype | None) -> int | float |
     if isinstance(number, float) and not math.isfinite(number):
         return number
     exact = torch.float64 if isinstance(number, float) else torch.int64
-    made: int | float = torch.tensor(number, dtype=exact).to(dtype).item()
-    return number if made == number and dtype.is_floating_point else made
+    converted: int | float = torch.tensor(number, dtype=exact).to(dtype).item()
+    return number if converted == number and dtype.is_floating_point else converted

@@ -1,4 +1,4 @@
-"""Operators by name, and what their schemas say of them: what they do with memory and with types."""
+"""Operators by name, and the effects on memory and types that their schemas specify."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 
 
 def overload_of(name: str) -> torch._ops.OpOverload:
-    """The function of an operator by its schema name with overload."""
+    """Return the function of an operator by its schema name with overload."""
     namespace, _, rest = name.partition("::")
     base, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base)
-    found: torch._ops.OpOverload = getattr(packet, overload or "default")
-    return found
+    function: torch._ops.OpOverload = getattr(packet, overload or "default")
+    return function
 
 
 def schema_of(name: str) -> torch._C.FunctionSchema:
-    """The schema of an operator by its name with overload."""
+    """Return the schema of an operator by its name with overload."""
     schema: torch._C.FunctionSchema = overload_of(name)._schema
     return schema
 
 
-# Ask a tensor for its type, so that the answer is known even if the tensor's data is not.
+# Ops that read a tensor's type. Their result is known even if the tensor's data is not.
 METADATA = frozenset(
     [
         "aten::size",
@@ -53,18 +53,18 @@ METADATA = frozenset(
 
 
 def is_metadata(op: str) -> bool:
-    """Whether an operator, by its schema name with or without overload, asks tensors for their types only."""
+    """Return whether an operator reads only the types of tensors. The schema name may include the overload."""
     return op.partition(".")[0] in METADATA
 
 
 def written(schema: torch._C.FunctionSchema) -> tuple[int, ...]:
-    """The arguments that an operator writes to, by their positions."""
+    """Return the positions of the arguments that an operator writes to."""
     infos = (argument.alias_info for argument in schema.arguments)
     return tuple(index for index, info in enumerate(infos) if info is not None and info.is_write)
 
 
 def aliased(schema: torch._C.FunctionSchema) -> tuple[int | None, ...]:
-    """For each result the argument that it may be a view of, or that is written and returned."""
+    """Return for each result the argument that it may be a view of, or that is written and returned."""
     sets = [_alias_set(argument) for argument in schema.arguments]
     if not any(sets):
         return (None,) * len(schema.returns)
@@ -80,12 +80,12 @@ def aliased(schema: torch._C.FunctionSchema) -> tuple[int | None, ...]:
 
 
 def may_be_view(schema: torch._C.FunctionSchema) -> bool:
-    """Whether an operator writes nothing and gives, or may give, views of an argument."""
+    """Return whether an operator writes nothing and returns, or may return, views of an argument."""
     is_aliased = any(index is not None for index in aliased(schema))
     return (is_aliased or schema.name in _VIEWS_UNSAID) and not written(schema)
 
 
-# Their schemas do not say it.
+# Operators that return views although their schemas do not specify it.
 _VIEWS_UNSAID = frozenset(("aten::_unsafe_view", "aten::meshgrid", "aten::type_as"))
 
 
@@ -95,7 +95,7 @@ def _alias_set(argument: torch._C.Argument) -> frozenset[str]:
 
 
 def call_in_order(function: Callable[..., Any], schema: torch._C.FunctionSchema, arguments: Sequence[Any]) -> Any:
-    """What a function with the signature ``schema`` returns; ``arguments`` are all of its arguments, in order."""
+    """Return the result of a function with the signature ``schema``. ``arguments`` are all its arguments, in order."""
     positional = sum(not argument.kwarg_only for argument in schema.arguments)
     names = (argument.name for argument in schema.arguments[positional:])
     return function(*arguments[:positional], **dict(zip(names, arguments[positional:], strict=True)))

@@ -1,4 +1,4 @@
-"""Integers that remember which sizes of a call they come from."""
+"""Integers that remember the sizes of a call from which they were computed."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import torch
 
 
 class SizeInt(int):
-    """An integer that depends on the sizes of a call: its value in one call, and the same as an expression of symbols.
+    """Integer that depends on the sizes of a call: its value in one call, and an expression of symbols.
 
-    It is used as any integer. Sums, products and quotients are expressions, too. Whatever is decided on one (a
-    comparison, a truth value) is recorded as a guard by the ``ShapeEnv`` that its symbols belong to, so that what is
-    done with such integers in one call is known to be right at all sizes where the guards hold. True division and
-    conversion to a float give plain floats; of the symbols themselves, in a decomposition, see :func:`tracked`.
+    It is used like any integer. Sums, products and quotients are also expressions. Every decision on one (a comparison,
+    a truth value) is recorded as a guard by the ``ShapeEnv`` of its symbols. So the code that one call runs is known to
+    be correct at all sizes where the guards hold. True division and conversion to a float give plain floats. For the
+    symbols in a decomposition, see :func:`tracked`.
 
-    One that is used as a value is symbol number ``symbol`` of the program, which gets it as an argument.
+    An integer that is used as a value is symbol number ``symbol`` of the program, and the program gets it as an
+    argument.
     """
 
     symbolic: torch.SymInt
     symbol: int | None = None
 
     def __new__(cls, symbolic: torch.SymInt) -> SizeInt:
-        made = super().__new__(cls, symbolic.node.hint)
-        made.symbolic = symbolic
-        return made
+        number = super().__new__(cls, symbolic.node.hint)
+        number.symbolic = symbolic
+        return number
 
     def __bool__(self) -> bool:
         return bool(self.symbolic != 0)
@@ -47,26 +48,26 @@ class SizeInt(int):
 
 
 class SizeValue(int):
-    """What a :class:`SizeInt` that is used as a value is at given sizes."""
+    """Value of a :class:`SizeInt` at given sizes, where it is used as a value."""
 
     symbol: int
 
     def __new__(cls, value: int, symbol: int) -> SizeValue:
-        made = super().__new__(cls, value)
-        made.symbol = symbol
-        return made
+        number = super().__new__(cls, value)
+        number.symbol = symbol
+        return number
 
 
 def value_symbol(number: object) -> int | None:
-    """Which symbol a number is, if it is used as a value."""
+    """Return the symbol of a number that is used as a value, or None for other numbers."""
     return number.symbol if isinstance(number, SizeInt | SizeValue) else None
 
 
 def tracked(number: Any) -> Any:
-    """``number``, a :class:`SizeInt` in place of a symbolic integer.
+    """Return ``number``, with a :class:`SizeInt` in place of a symbolic integer.
 
-    A quotient of symbolic integers is what it is in this call, and recorded by the environment of its symbols
-    (``quotients``): where a program has that number, it is the quotient. Any other float of sizes is fixed.
+    A quotient of symbolic integers becomes its value in this call. The environment of its symbols records it
+    (``quotients``): where a program contains that number, it is the quotient. Any other float of sizes is fixed.
     """
     if isinstance(number, torch.SymFloat):
         return _tracked_float(number)
@@ -89,7 +90,7 @@ def _tracked_float(number: Any) -> float:
 
 
 def symbolic(number: Any) -> Any:
-    """The inverse of :func:`tracked`."""
+    """Return the symbolic integer of a number, as the inverse of :func:`tracked`."""
     return number.symbolic if isinstance(number, SizeInt) else number
 
 

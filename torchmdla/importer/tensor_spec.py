@@ -1,4 +1,4 @@
-"""Types of tensors, as users give them in place of tensors."""
+"""Types of tensors that users give in place of tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-# The size that a varying dimension has while the program is captured: large enough for most networks' strides. All have
-# the same, so that sizes that have to be equal are.
+# The size of a varying dimension during capture. It is large enough for most networks' strides. All varying dimensions
+# have the same size, so that sizes that must be equal are equal.
 _EXAMPLE_SIZE = 32
 
 
@@ -18,10 +18,10 @@ class TensorSpec:
 
     Args:
         shape: sizes; ``None`` or ``-1`` where a size may vary.
-        dtype: of the elements.
+        dtype: dtype of the elements.
 
     Raises:
-        ValueError: a size below -1.
+        ValueError: If a size is below -1.
     """
 
     shape: Sequence[int | None]
@@ -34,22 +34,24 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """A spec written as ``1x3x224x224``, ``?x128:int64`` or ``:bool`` (no dimensions); float32 where it says none.
+        """Return the spec written as ``1x3x224x224``, ``?x128:int64`` or ``:bool`` (no dimensions).
+
+        The default dtype is float32.
 
         Raises:
-            ValueError: it is not written so; says what is wrong.
+            ValueError: If the text does not have this form. The message describes the mistake.
         """
         sizes, _, dtype = text.partition(":")
-        found = getattr(torch, dtype or "float32", None)
-        if not isinstance(found, torch.dtype):
+        element_dtype = getattr(torch, dtype or "float32", None)
+        if not isinstance(element_dtype, torch.dtype):
             raise ValueError(f"{text!r}: there is no dtype {dtype!r}")
         try:
             shape = [None if size in ("?", "-1") else int(size) for size in sizes.split("x")] if sizes else []
-            return cls(shape, found)
+            return cls(shape, element_dtype)
         except ValueError:
             raise ValueError(f"{text!r}: sizes are written as 1x3x224x224, with ? for one that varies") from None
 
     def example(self) -> torch.Tensor:
-        """A tensor like it: ones, or zeros for integers, which may be indices."""
+        """Return an example tensor: ones, or zeros for integers, which may be indices."""
         sizes = [_EXAMPLE_SIZE if size is None else size for size in self.shape]
         return (torch.ones if self.dtype.is_floating_point else torch.zeros)(sizes, dtype=self.dtype)

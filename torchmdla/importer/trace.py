@@ -1,7 +1,7 @@
-"""Records the ATen calls of a Python function on tensors that have types but no data.
+"""Recorder of the ATen calls of a Python function on tensors that have types but no data.
 
-A dispatch mode over meta tensors, rather than ``make_fx``: it needs no proxies and no symbolic shapes, costs a few
-tens of microseconds an op, and gives exactly what the emitter wants, that is schemas, operands and result types.
+It is a dispatch mode over meta tensors instead of ``make_fx``. It needs no proxies and no symbolic shapes, and costs a
+few tens of microseconds an op. It gives exactly the emitter's inputs: schemas, operands and result types.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torchmdla.importer.types import TensorMeta
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor of a trace: the inputs come first, in order, then the results of the calls."""
+    """Tensor of a trace. The inputs come first, in order, then the results of the calls."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Call:
-    """One op: schema name with overload, arguments in the schema's order, and its results.
+    """Record of one op: its schema, arguments in the schema's order, and results.
 
-    Tensors are :class:`Ref` in arguments and results; ``metas`` has the results' types in the same structure.
+    Tensors are :class:`Ref` in arguments and results. ``metas`` has the results' types in the same structure.
     """
 
     schema: torch._C.FunctionSchema
@@ -44,26 +44,26 @@ class Call:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls that make ``outputs`` (``Ref``, None, or lists of them), in order."""
+    """Sequence of the calls that compute ``outputs`` (``Ref``, None, or lists of them)."""
 
     calls: tuple[Call, ...]
     outputs: tuple[object, ...]
 
 
 def qualified_name(schema: torch._C.FunctionSchema) -> str:
-    """Schema name with overload, as ``"aten::add.Tensor"``."""
+    """Return the schema name with overload, such as ``"aten::add.Tensor"``."""
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
 def map_structure(function: Callable[[Any], object], tree: object) -> object:
-    """``function`` of every leaf of nested lists and tuples; both become tuples."""
+    """Apply ``function`` to every leaf of nested lists and tuples. Both become tuples."""
     if isinstance(tree, list | tuple):
         return tuple(map_structure(function, item) for item in tree)
     return function(tree)
 
 
 def leaves(tree: object) -> Iterable[object]:
-    """The leaves of nested lists and tuples."""
+    """Yield the leaves of nested lists and tuples."""
     if isinstance(tree, list | tuple):
         for item in tree:
             yield from leaves(item)
@@ -72,16 +72,18 @@ def leaves(tree: object) -> Iterable[object]:
 
 
 def spelled_numbers(tree: object) -> tuple[str, ...]:
-    """Return the numbers of a structure as text, and all else but types of tensors, for keys of caches: 1, 1.0 and True
-    are equal in Python, and so are 0.0 and -0.0."""
+    """Return the leaves of a structure as text, except types of tensors, for cache keys.
+
+    Python considers 1, 1.0 and True equal, and also 0.0 and -0.0.
+    """
     return tuple(repr(leaf) for leaf in leaves(tree) if not isinstance(leaf, TensorMeta))
 
 
 def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace:
-    """Calls ``function`` with a meta tensor for every :class:`TensorMeta` in ``arguments`` and records what it does.
+    """Call ``function`` with a meta tensor for every :class:`TensorMeta` in ``arguments`` and record its calls.
 
     Raises:
-        CompileError: the function refuses the arguments, or does what a program cannot express (writes to a tensor).
+        CompileError: If the function refuses the arguments, or if a program cannot express it (writes to a tensor).
     """
     recorder = _Recorder()
     with isolated():
@@ -99,7 +101,7 @@ def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace
 
 
 def _for_symbols(inputs: object) -> AbstractContextManager[object]:
-    """Some of PyTorch's kernels take symbolic sizes, and strides, in Python only."""
+    """Return a context in which kernels accept symbolic sizes and strides, which some support only in Python."""
     sizes = ((*leaf.shape, *leaf.stride()) if isinstance(leaf, torch.Tensor) else [leaf] for leaf in leaves(inputs))
     if not any(isinstance(size, torch.SymInt) for size in itertools.chain.from_iterable(sizes)):
         return nullcontext()
@@ -111,13 +113,13 @@ def _for_symbols(inputs: object) -> AbstractContextManager[object]:
 class _Recorder(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Otherwise the first op imports torch._dynamo, most of a second, to keep it away from the recorder."""
+        """Return False: otherwise the first op imports torch._dynamo, which takes most of a second."""
         return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
-        # Holds every tensor for as long as its id is a key.
+        # Keeps every tensor alive while its id is a key.
         self._tensors: list[torch.Tensor] = []
         self._indices: dict[int, int] = {}
 
@@ -157,7 +159,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _result(func: Any, args: Any, kwargs: Any) -> object:
-    """What an op makes of meta tensors, without the Python kernels that import SymPy or torch._dynamo (a second)."""
+    """Run an op on meta tensors, without the Python kernels that import SymPy or torch._dynamo (a second)."""
     if torch.Tag.pointwise in func.tags:
         return _elementwise(func, args, kwargs)
     if func in _SHAPES:
@@ -173,7 +175,7 @@ def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
 
 
 def _normalised(value: torch.Tensor, shape: Sequence[int], *_: object) -> tuple[torch.Tensor, ...]:
-    """Of ``native_layer_norm``: the values, the mean and the reciprocal deviation."""
+    """Return the result types of ``native_layer_norm``: the values, the mean and the reciprocal deviation."""
     statistics = [*value.shape[: value.dim() - len(shape)], *[1] * len(shape)]
     return torch.empty_like(value), value.new_empty(statistics), value.new_empty(statistics)
 
@@ -181,22 +183,22 @@ def _normalised(value: torch.Tensor, shape: Sequence[int], *_: object) -> tuple[
 def _reduced(
     value: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Of a sum or mean over ``dims``, all of them where none are given."""
+    """Return the result type of a sum or mean over ``dims``, or over all dimensions without ``dims``."""
     reduced = {dim % value.dim() for dim in dims or range(value.dim())} if value.dim() else set()
     sizes = [1 if dim in reduced else size for dim, size in enumerate(value.shape)]
     if not keepdim:
         sizes = [size for dim, size in enumerate(sizes) if dim not in reduced]
-    kept = value.dtype if value.is_floating_point() or value.is_complex() else torch.int64
-    return torch.empty(sizes, dtype=dtype or kept, device="meta")
+    sum_dtype = value.dtype if value.is_floating_point() or value.is_complex() else torch.int64
+    return torch.empty(sizes, dtype=dtype or sum_dtype, device="meta")
 
 
 def _convolved(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
-    """Of ``aten::convolution``."""
+    """Return the result type of ``aten::convolution``."""
     return value.new_empty(result_shape(value.shape, weight.shape, *settings))
 
 
 def _padded(value: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:
-    """By ``sizes`` before and after each dimension, the last dimension's pair first."""
+    """Return the type of ``value`` padded by ``sizes``, which begin with the last dimension's pair."""
     shape = list(value.shape)
     for k in range(0, len(sizes), 2):
         shape[-1 - k // 2] += sizes[k] + sizes[k + 1]
@@ -218,15 +220,15 @@ _SHAPES: dict[Any, Callable[..., Any]] = {
 
 
 def _elementwise(func: Any, args: Any, kwargs: Any) -> object:
-    """The result of an elementwise op on meta tensors, by running it on one element.
+    """Return the result of an elementwise op on meta tensors. Its dtype comes from a run on one element.
 
-    PyTorch's own meta kernels of these ops are Python, import torch._dynamo, and are ten times slower.
+    PyTorch's meta kernels of these ops are Python, import torch._dynamo, and are ten times slower.
     """
     sizes = [leaf.shape for leaf in leaves([args, list(kwargs.values())]) if isinstance(leaf, torch.Tensor)]
 
     def one_element(value: Any) -> object:
         if isinstance(value, torch.SymInt | torch.SymFloat):
-            return value.node.hint  # Its value decides nothing here.
+            return value.node.hint  # Its value has no influence here.
         return torch.ones([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
     element = func(
@@ -237,25 +239,25 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> object:
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
-    """As ``torch.broadcast_shapes``, which imports SymPy."""
+    """Return the broadcast shape, as ``torch.broadcast_shapes`` does, which imports SymPy."""
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return [next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True)]
 
 
 def isolated() -> ExitStack:
-    """Keeps the caller's modes (dispatch, function, grad, inference) out, from the call on: for ``with``."""
+    """Disable the caller's modes (dispatch, function, grad, inference), and return a context that restores them."""
     stack = ExitStack()
     stack.enter_context(_disable_current_modes())
     stack.enter_context(torch._C.DisableTorchFunction())
-    # Under inference mode composite ops would reach the recorder whole.
+    # Under inference mode composite ops would reach the recorder without decomposition.
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.no_grad())
     return stack
 
 
 def in_schema_order(schema: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> list[object]:
-    """The arguments of a call as one list, defaults filled in."""
+    """Return the arguments of a call as one list, with defaults filled in."""
     rest = schema.arguments[len(args) :]
     return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in rest)]
 
@@ -265,11 +267,11 @@ def _meta(value: object) -> object:
 
 
 def _live(calls: Sequence[Call], outputs: object) -> tuple[Call, ...]:
-    """Without the calls that nothing uses: a decomposition may compute what it only asks the size of."""
+    """Return the calls without unused ones: a decomposition may compute a tensor only to read its size."""
     needed = {leaf for leaf in leaves(outputs) if isinstance(leaf, Ref)}
-    kept: list[Call] = []
+    retained: list[Call] = []
     for call in reversed(calls):
         if not needed.isdisjoint(leaves(call.results)):
             needed.update(leaf for leaf in leaves(call.arguments) if isinstance(leaf, Ref))
-            kept.append(call)
-    return tuple(reversed(kept))
+            retained.append(call)
+    return tuple(reversed(retained))

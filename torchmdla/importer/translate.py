@@ -1,7 +1,7 @@
-"""Turns a call of an operator into ops of the Torch dialect, whatever graph it comes from.
+"""Translation of a call of an operator into ops of the Torch dialect, for every kind of graph.
 
-:data:`WAYS` has the ways in which a call may be written, in order: the first that gives results is taken. What each
-operator needs is in its record (``operators.py``).
+:data:`WAYS` lists the strategies for writing a call, in order. The first one that gives results applies. Each
+operator's requirements are in its record (``operators.py``).
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ def translate(
     metas: Sequence[object],
     within: str = "",
 ) -> list[Operand]:
-    """Writes the call and returns its results.
+    """Write the call and return its results.
 
-    ``metas``: for each result a :class:`TensorMeta`, a sequence of them, or None for an undefined tensor. ``within``:
-    the operator whose decomposition this call is part of; it is not decomposed again.
+    ``metas`` has for each result a :class:`TensorMeta`, a sequence of them, or None for an undefined tensor. ``within``
+    is the operator whose decomposition contains this call. That operator is not decomposed again.
 
     Raises:
-        CompileError: the call cannot be expressed.
+        CompileError: If the call cannot be expressed.
     """
     return OpCall(WAYS, emitter, schema, operands, metas, within).written()
 
 
 def _without_elements(call: OpCall) -> Results:
-    """Literals, if no result has an element. Upstream refuses many such calls and ends the process on some."""
-    found = list(leaves(call.metas))
-    if not found or not all(isinstance(meta, TensorMeta) and 0 in meta.shape for meta in found):
+    """Return literals if no result has an element. Upstream refuses many such calls and ends the process on some."""
+    metas = list(leaves(call.metas))
+    if not metas or not all(isinstance(meta, TensorMeta) and 0 in meta.shape for meta in metas):
         return None
     return [map_structure(call.emitter.empty_tensor, meta) for meta in call.metas]
 
 
 def _checked(call: OpCall) -> Results:
-    """Write the operator's check of values, and leave the call to the next way."""
+    """Write the operator's check of values, and leave the call to the next strategy."""
     if call.operator.check is not None:
         call.operator.check(call.emitter, _named(call))
     return None
@@ -66,13 +66,13 @@ def _rewritten(call: OpCall) -> Results:
 
 
 def _named(call: OpCall) -> dict[str, Any]:
-    """Return the operands by the schema's names, with tensors for known 0-d ones."""
+    """Return the operands by the schema's names, with tensors for known 0-d operands."""
     named = zip((argument.name for argument in call.schema.arguments), call.operands, strict=True)
     return {name: as_tensor(call.emitter, operand) for name, operand in named}
 
 
 def _with_one_more_dimension(call: OpCall) -> Results:
-    """Of size 1, before those of each tensor, where the first has fewer than the operator needs."""
+    """Add a dimension of size 1 before those of each tensor if the first tensor's rank is too low."""
     first = call.operands[0] if call.operands else None
     if not isinstance(first, Value) or first.meta is None or len(first.meta.shape) >= call.operator.least_rank:
         return None
@@ -80,7 +80,7 @@ def _with_one_more_dimension(call: OpCall) -> Results:
         viewed(call.emitter, operand, _raised(operand.meta)) if isinstance(operand, Value) and operand.meta else operand
         for operand in call.operands
     ]
-    # The types of a reduction that keeps no dimension are the same.
+    # A reduction that keeps no dimension has unchanged result types.
     named = dict(zip((argument.name for argument in call.schema.arguments), call.operands, strict=True))
     metas: Sequence[Any] = call.metas
     types = metas if named.get("keepdim") is False else [_raised(meta) for meta in metas]
@@ -97,7 +97,7 @@ def _raised(meta: TensorMeta) -> TensorMeta:
 
 
 def _with_tensors_for_numbers(call: OpCall) -> Results:
-    """In the form that takes tensors, where a float is known only at run time."""
+    """Write the overload that accepts tensors, if a number is known only at run time."""
     if not call.has_open_float:
         return None
     if call.operator.needs_number:
@@ -129,11 +129,11 @@ def _opened(call: OpCall) -> Sequence[Operand]:
 
 
 def _of_quantised(call: OpCall) -> Results:
-    """In terms of floats, where a tensor is quantised."""
-    found = quantised.in_floats(call)
-    if found is None:
+    """Write the call in terms of floats, if a tensor is quantised."""
+    result = quantised.in_floats(call)
+    if result is None:
         return None
-    function, operands = found
+    function, operands = result
     results = replayed(call, trace(function, [map_structure(described, operand) for operand in operands]), operands)
     return quantised.marked(_as_returned(call, results), call.metas)
 
@@ -143,17 +143,17 @@ def _as_returned(call: OpCall, results: list[Operand]) -> list[Operand]:
 
 
 def replayed(call: OpCall, recorded: Trace, operands: Sequence[Operand]) -> list[Operand]:
-    """The calls of a trace, written with the tensors among ``operands`` as its inputs."""
+    """Return the results of a trace, whose calls are written with the tensors among ``operands`` as inputs."""
     inputs = leaves([as_tensor(call.emitter, operand) for operand in operands])
     values: dict[int, Operand] = dict(enumerate(value for value in inputs if isinstance(value, Value)))
 
     def read(leaf: object) -> Operand:
         return values[leaf.index] if isinstance(leaf, Ref) else leaf
 
-    for one in recorded.calls:
-        given: Any = map_structure(read, one.arguments)
-        results = translate(call.emitter, one.schema, given, one.metas, within=call.name)
-        for ref, value in zip(leaves(one.results), leaves(results), strict=True):
+    for recorded_call in recorded.calls:
+        arguments: Any = map_structure(read, recorded_call.arguments)
+        results = translate(call.emitter, recorded_call.schema, arguments, recorded_call.metas, within=call.name)
+        for ref, value in zip(leaves(recorded_call.results), leaves(results), strict=True):
             if isinstance(ref, Ref):
                 values[ref.index] = value
     outputs: Any = map_structure(read, recorded.outputs)
@@ -161,20 +161,20 @@ def replayed(call: OpCall, recorded: Trace, operands: Sequence[Operand]) -> list
 
 
 def _check_dtypes(results: Sequence[Operand], metas: Sequence[object]) -> None:
-    """The program would read the results as what eager made.
+    """Check the dtypes of results: the program would read the results in eager's dtypes.
 
     Raises:
-        CompileError: a decomposition promotes otherwise than eager.
+        CompileError: If a decomposition promotes differently from eager.
     """
     expected = [meta for meta in leaves(metas) if isinstance(meta, TensorMeta)]
-    made = [value for value in leaves(results) if isinstance(value, Value)]
-    for value, meta in zip(made, expected, strict=False):
+    values = [value for value in leaves(results) if isinstance(value, Value)]
+    for value, meta in zip(values, expected, strict=False):
         if value.meta is not None and value.meta.dtype != meta.dtype:
             raise CompileError(f"its decomposition makes {value.meta.dtype} instead of {meta.dtype}")
 
 
 def _as_itself(call: OpCall) -> list[Operand]:
-    """The op of the same name, or of an overload for numbers, in the dtype that PyTorch computes it in."""
+    """Write the op of the same name, or its overload for numbers, in the dtype in which PyTorch computes it."""
     emitter = call.emitter
     name, dtype, operands = promotion.prepared(call.schema, call.name, _opened(call), call.metas[0])
     operands = [promotion.in_dtype(emitter, operand, dtype) for operand in operands]

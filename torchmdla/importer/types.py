@@ -1,4 +1,4 @@
-"""What the importer takes and gives, and how PyTorch's types are written in the Torch dialect."""
+"""Inputs and results of the importer, and the names of PyTorch's types in the Torch dialect."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from torchmdla.importer.size_int import tracked
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """The type of a tensor that was seen at run time: ``strides`` are in elements, as ``Tensor.stride()``.
-    ``quantisation``: scale and zero point of one that is quantised as a whole, whose ``dtype`` is that of its
-    integers. ``bits``: of an input of int8, how many were enough for what it held; 0 if not fewer than it has."""
+    """Type of a tensor that was recorded at run time.
+
+    Attributes:
+        dtype: dtype of the elements. For a quantised tensor it is the dtype of the integers.
+        shape: the sizes.
+        strides: in elements, as ``Tensor.stride()``.
+        quantisation: scale and zero point of a tensor that is quantised as a whole.
+        bits: for an int8 input, the number of bits that its recorded content needs. 0 if it needs all bits.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -35,7 +41,7 @@ class TensorMeta:
 
 
 def recorded(value: object) -> Any:
-    """A value that was seen in a run, or its fake, as a :data:`Record` holds it."""
+    """Return a value that was recorded in a run, or its fake, in the form of a :data:`Record`."""
     if isinstance(value, torch.Tensor):
         return TensorMeta.of(value)
     if isinstance(value, list | tuple):
@@ -43,16 +49,16 @@ def recorded(value: object) -> Any:
     return value
 
 
-# Products by the names that ``torch.backends.mkldnn`` has for them.
+# Kinds of products, by the names in ``torch.backends.mkldnn``.
 ProductKind = Literal["matmul", "conv", "rnn"]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a device wants of the programs that it compiles (:class:`torchmdla.devices.Device`).
+    """Import options that a device (:class:`torchmdla.devices.Device`) sets for its programs.
 
     Attributes:
-        composite_ops: operators that are written as themselves, not in terms of others.
+        composite_ops: operators that are kept, and not decomposed.
         bf16_products: products whose factors are rounded from float32 to bfloat16.
     """
 
@@ -63,21 +69,27 @@ class Wanted:
 NOTHING = Wanted()
 
 
-# debugName of a value -> TensorMeta for a tensor, list of TensorMeta for a list of tensors, and for everything else the
-# Python value itself: int (dtypes, layouts and memory formats too), float, bool, None, str, device, list.
+# debugName of a value -> TensorMeta for a tensor, list of TensorMeta for a list of tensors, or the Python value itself
+# otherwise: int (also for dtypes, layouts and memory formats), float, bool, None, str, device, list.
 Record = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Binding:
-    """How the runtime makes one argument of ``@forward``.
+    """Rule by which the runtime makes one argument of ``@forward``.
 
-    The source is input ``index`` of the group, or the tensor of the subgraph's node number ``index`` (a
-    ``prim::Constant``), or element ``element`` of it where that constant is a list; ``name`` is its debugName. Of a
-    dynamic program it may be symbol ``index``, a scalar.
-    The argument is ``source.permute(permutation)``, which is contiguous already when the strides are those
-    recorded, unless ``copy``: then it must be made contiguous. A parameter that is ``unversioned`` may change without
-    a new version: its content tells whether it has.
+    The argument is ``source.permute(permutation)``. It is already contiguous for the recorded strides, unless ``copy``
+    is set. With ``copy`` the runtime must make it contiguous.
+
+    Attributes:
+        source: ``"input"`` for an input of the group. ``"constant"`` for the tensor of a ``prim::Constant``. ``"size"``
+            for a symbol of a dynamic program, which is a scalar.
+        index: the number of the input, of the subgraph's node, or of the symbol.
+        name: the debugName of the source.
+        permutation: order of the source's dimensions.
+        copy: whether the argument must be made contiguous.
+        element: the element, if the source is a list.
+        unversioned: whether a parameter may change without a new version. Its content shows a change.
     """
 
     source: Literal["input", "constant", "size"]
@@ -91,12 +103,18 @@ class Binding:
 
 @dataclass(frozen=True)
 class OutputBinding:
-    """How the runtime makes one output of the group.
+    """Rule by which the runtime makes one output of the group.
 
-    ``"result"``: ``results[index].permute(permutation)``. ``"input"``: input ``index`` of the group, the same tensor.
-    ``"constant"``: the Python value ``value``. Two outputs may name one result: the group's subgraph returns one
-    value twice, and eager returns one tensor twice. ``strides``: those of eager's result, which no permutation tells of
-    dimensions of size 1. ``quantisation``: of a result that is the integers of a quantised tensor.
+    Two outputs may name one result: the group's subgraph returns one value twice, and eager returns one tensor twice.
+
+    Attributes:
+        source: ``"result"`` for ``results[index].permute(permutation)``. ``"input"`` for input ``index`` of the group,
+            the same tensor. ``"constant"`` for the Python value ``value``.
+        index: the number of the result or input.
+        permutation: order of the result's dimensions.
+        strides: the strides of eager's result. A permutation does not determine them for dimensions of size 1.
+        value: the constant.
+        quantisation: scale and zero point of a result that holds the integers of a quantised tensor.
     """
 
     source: Literal["result", "input", "constant"]
@@ -109,13 +127,13 @@ class OutputBinding:
 
 @dataclass(frozen=True)
 class ImportedGraph:
-    """A group's subgraph as a program's text, and how the runtime calls it.
+    """Program text of a group's subgraph, and the rules by which the runtime calls it.
 
-    ``mlir`` is a module with one public ``func.func @forward``; ``arguments`` and ``results`` are in its order, and
+    ``mlir`` is a module with one public ``func.func @forward``. ``arguments`` and ``results`` are in its order, and
     ``bindings[i]`` makes ``arguments[i]``. An op's location is ``"aten::add.Tensor"("graph":7:0)``, where 7 is the
-    number of the subgraph's node: the text does not depend on where the user's source lies, so neither does the
-    program's hash. ``sources[7]`` is that place (``file:line``, empty when unknown), ``ops[7]``
-    the op; :func:`located` reads a diagnostic.
+    number of the subgraph's node. The text, and so the program's hash, does not depend on the location of the user's
+    source. ``sources[7]`` is the node's place (``file:line``, empty when unknown) and ``ops[7]`` is its op.
+    :func:`located` reads a diagnostic.
     """
 
     mlir: str
@@ -127,7 +145,7 @@ class ImportedGraph:
     ops: tuple[str, ...]
 
 
-# The element type in the Torch dialect, and the number by which TorchScript and the Torch dialect know a dtype.
+# The element type in the Torch dialect, and the number of a dtype in TorchScript and the Torch dialect.
 _DTYPES: dict[torch.dtype, tuple[str, int]] = {
     torch.uint8: ("ui8", 0),
     torch.int8: ("si8", 1),
@@ -147,14 +165,14 @@ _DTYPES: dict[torch.dtype, tuple[str, int]] = {
 # Floats of 16 bits.
 HALVES = (torch.float16, torch.bfloat16)
 
-# What PyTorch's operators compute in where tensors are of dtypes that they only store (``at::opmath_type``; integers
-# are C's).
+# Dtypes that PyTorch's operators compute in for tensors of dtypes that they only store (``at::opmath_type``; integers
+# follow C).
 COMPUTED: Mapping[torch.dtype, torch.dtype] = {
     **dict.fromkeys(HALVES, torch.float32),
     **dict.fromkeys((torch.int8, torch.uint8, torch.int16), torch.int32),
 }
 
-# The numbers by which TorchScript and the Torch dialect know a layout and a memory format.
+# The numbers of layouts and memory formats in TorchScript and the Torch dialect.
 LAYOUTS = {torch.strided: 0}
 MEMORY_FORMATS = {
     torch.contiguous_format: 0,
@@ -165,24 +183,24 @@ MEMORY_FORMATS = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch's own name of a dtype, as ``"float32"``."""
+    """Return torch's own name of a dtype, such as ``"float32"``."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_number(dtype: torch.dtype) -> int:
-    """The number of a dtype in TorchScript and in the Torch dialect.
+    """Return the number of a dtype in TorchScript and in the Torch dialect.
 
     Raises:
-        CompileError: the Torch dialect has no such dtype.
+        CompileError: If the Torch dialect does not have the dtype.
     """
     return _lookup(dtype)[1]
 
 
 def dtype_of_number(number: int) -> torch.dtype:
-    """The inverse of :func:`dtype_number`.
+    """Return the dtype of a number, as the inverse of :func:`dtype_number`.
 
     Raises:
-        CompileError: no dtype that the Torch dialect has.
+        CompileError: If the number is not a dtype of the Torch dialect.
     """
     for dtype, (_, known) in _DTYPES.items():
         if known == number:
@@ -191,19 +209,19 @@ def dtype_of_number(number: int) -> torch.dtype:
 
 
 def element_type(dtype: torch.dtype) -> str:
-    """The element type in the Torch dialect, as ``"si64"``.
+    """Return the element type in the Torch dialect, such as ``"si64"``.
 
     Raises:
-        CompileError: the Torch dialect has no such dtype.
+        CompileError: If the Torch dialect does not have the dtype.
     """
     return _lookup(dtype)[0]
 
 
 def dtype_of_element(element: str) -> torch.dtype:
-    """The inverse of :func:`element_type`.
+    """Return the dtype of an element type, as the inverse of :func:`element_type`.
 
     Raises:
-        CompileError: no element type that the importer writes.
+        CompileError: If the importer does not write this element type.
     """
     for dtype, (known, _) in _DTYPES.items():
         if known == element:
@@ -212,7 +230,7 @@ def dtype_of_element(element: str) -> torch.dtype:
 
 
 def tensor_type(meta: TensorMeta) -> str:
-    """The Torch dialect's value tensor type, as ``"!torch.vtensor<[2,3],f32>"``."""
+    """Return the Torch dialect's value tensor type, such as ``"!torch.vtensor<[2,3],f32>"``."""
     return f"!torch.vtensor<[{','.join(map(str, meta.shape))}],{element_type(meta.dtype)}>"
 
 

@@ -1,8 +1,8 @@
-"""Help around the mdla device: number formats from data, errors and cycles layer by layer, compiled programs in files.
+"""Tools for the mdla device: number formats from data, errors and cycles by layer, compiled programs in files.
 
-The functions take the library and the options that :func:`torchmdla.enable` was given for ``device="mdla"`` (the
-emulator and the library's defaults where it was not); keywords replace single ones. They look at a copy of the model,
-whose groups are the same as those that run, and change nothing in the caller's.
+The functions use the library and the options of :func:`torchmdla.enable` for ``device="mdla"``. Without such a call
+they use the emulator and the library's defaults. Keyword arguments replace single options. The functions use a copy of
+the model, whose groups are the same as those that run. They do not change the caller's model.
 """
 
 from __future__ import annotations

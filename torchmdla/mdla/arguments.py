@@ -1,4 +1,4 @@
-"""What the functions are given: options of the device, the arguments of a call."""
+"""Arguments of the functions: options of the device, and the arguments of a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmdla.devices.mdla.options import Options
 
 
 def options_with(changes: Mapping[str, Any]) -> Options:
-    """The options in use with ``changes``, checked, and the path of the library that is meant.
+    """Return the options in use with ``changes``, checked, and with the path of the library.
 
     Raises:
         TypeError, ValueError: as :meth:`Options.of`.
@@ -25,12 +25,12 @@ def options_with(changes: Mapping[str, Any]) -> Options:
 
 
 def arguments_of(inputs: Any) -> tuple[Any, ...]:
-    """The arguments of a call: a tuple or list of them, or the only one."""
+    """Return the arguments of a call; ``inputs`` is a tuple or list of them, or the only one."""
     return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
 
 def positions_of(model: Any) -> int | None:
-    """How many positional arguments a model takes at the most; None for any number."""
+    """Return the largest number of positional arguments of a model, or None for any number."""
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         function: Any = model.forward if isinstance(model, torch.jit.ScriptModule) else model
         return len(function.schema.arguments) - isinstance(model, torch.jit.ScriptModule)

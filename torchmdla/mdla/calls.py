@@ -1,4 +1,4 @@
-"""What a model has the device compute: the calls of its groups, recorded on a copy of the model."""
+"""Calls of a model's groups on the device, recorded on a copy of the model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchmdla.mdla.recording import Call, Run, recording
 
 
 def recorded(model: Any, inputs: Sequence[Any], run: Run) -> tuple[Any, list[Call]]:
-    """The results of a model whose groups ``run`` computes, and the groups' calls.
+    """Return the results of a model whose groups ``run`` computes, and the groups' calls.
 
     Raises:
-        ValueError: the device computes nothing of the model.
+        ValueError: the device computes no part of the model.
     """
     with recording(run) as recorder, torch.no_grad():
         results, calls = recorder.calls_of(copy_of(model, inputs), inputs)
@@ -25,19 +25,20 @@ def recorded(model: Any, inputs: Sequence[Any], run: Run) -> tuple[Any, list[Cal
 
 
 def copy_of(model: Any, inputs: Sequence[Any]) -> Any:
-    """A TorchScript program of the model that PyTorch's executor has not seen."""
+    """Return a TorchScript program of the model that is new to PyTorch's executor."""
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        kept = io.BytesIO()
-        torch.jit.save(model, kept)
-        kept.seek(0)
-        model = torch.jit.load(kept)
+        buffer = io.BytesIO()
+        torch.jit.save(model, buffer)
+        buffer.seek(0)
+        model = torch.jit.load(buffer)
     return api.ready(model, tuple(inputs))
 
 
-def check_any(found: Iterable[Any]) -> None:
-    """
+def check_any(items: Iterable[Any]) -> None:
+    """Raise an error if ``items`` is empty.
+
     Raises:
-        ValueError: nothing was found that the device computes.
+        ValueError: the device computes no part of the model.
     """
-    if not any(True for _ in found):
+    if not any(True for _ in items):
         raise ValueError("the device computes nothing of this model; print(torchmdla.stats()) says why")

@@ -1,4 +1,4 @@
-"""Errors against float, layer by layer."""
+"""Errors of each layer against float."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchmdla.mdla.printed import Printed, new_table, sizes_text
 
 @dataclass(frozen=True)
 class LayerError:
-    """Absolute errors of a layer's results, and the largest magnitude that float has there."""
+    """Absolute errors of a layer's results, and the largest magnitude of the float results."""
 
     name: str
     kind: str
@@ -34,15 +34,16 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Comparison(Printed):
-    """Errors of a model on the device. All are absolute.
+    """Absolute errors of a model on the device.
 
     Attributes:
-        mean, maximum: of the results against PyTorch's, over all elements.
-        largest: the largest magnitude in PyTorch's results.
-        agreement: the part of the rows of the results (along the last dimension) whose largest element is where
-            PyTorch's is: of a classifier, top-1 agreement.
-        layers: of each layer against the same layers in float32, in the order in which they run. They include what
-            comes from the layers before.
+        mean: mean error of all elements of the results against PyTorch's.
+        maximum: maximum error of these elements.
+        largest: largest magnitude in PyTorch's results.
+        agreement: fraction of the rows of the results (along the last dimension) whose largest element has the same
+            index as PyTorch's. For a classifier this is top-1 agreement.
+        layers: errors of each layer against the same layer in float32, in the order in which they run. They include the
+            errors of earlier layers.
     """
 
     mean: float
@@ -52,51 +53,53 @@ class Comparison(Printed):
     layers: tuple[LayerError, ...]
 
     def table(self) -> Table:
-        """Layer by layer."""
-        made = new_table("Errors against float", "layer", "operation", "shape", "mean", "maximum", "largest value")
+        """Return the table of the layers."""
+        layer_table = new_table(
+            "Errors against float", "layer", "operation", "shape", "mean", "maximum", "largest value"
+        )
         for layer in self.layers:
             errors = (f"{number:.3g}" for number in (layer.mean, layer.maximum, layer.largest))
-            made.add_row(layer.name, layer.kind, sizes_text(layer.shape), *errors)
-        made.caption = str(self)
-        return made
+            layer_table.add_row(layer.name, layer.kind, sizes_text(layer.shape), *errors)
+        layer_table.caption = str(self)
+        return layer_table
 
     def __str__(self) -> str:
         return f"Mean/max error compared to pytorch are {self.mean:.6g} {self.maximum:.6g}"
 
 
 def compare(model: Any, inputs: Any, **options: Any) -> Comparison:
-    """Runs a model on the device and in float, and tells how far each layer and the results are apart.
+    """Run a model on the device and in float, and return the errors of each layer and of the results.
 
-    Layers are the nodes of the groups' ONNX models, a batch norm being part of the layer that it was folded into. Their
-    results are read from a second binary, which has them as outputs. What they are compared with is the emulator's
-    float32; the results of the model are compared with PyTorch's.
+    Layers are the nodes of the groups' ONNX models. A batch norm is part of the layer that it was folded into. A second
+    binary has the results of the layers as outputs. They are compared with the emulator's float32 results. The results
+    of the model are compared with PyTorch's.
 
     Args:
         model: as for :func:`calibrate`.
         inputs: a tensor, or a tuple or list of a call's arguments.
-        **options: options of the device that are to be others than those in use.
+        **options: options of the device that replace those in use.
 
     Raises:
-        ValueError: the model has nothing that the device computes, or no floating-point results.
-        TypeError: not a model, or no such option.
+        ValueError: the device computes no part of the model, or the model has no floating-point results.
+        TypeError: ``model`` is not a model, or an option does not exist.
         DeviceError: the library fails.
     """
-    given = arguments_of(inputs)
+    arguments = arguments_of(inputs)
     with torch.no_grad():
-        made, layers = _run_in_layers(model, given, options_with(options))
-        _, float_layers = _run_in_layers(model, given, FLOAT)
+        actual, layers = _run_in_layers(model, arguments, options_with(options))
+        _, float_layers = _run_in_layers(model, arguments, FLOAT)
         with api.enabled(False):
-            expected = model(*given)
-    errors = [_layer_error(one, other) for one, other in zip(layers, float_layers, strict=True)]
+            expected = model(*arguments)
+    errors = [_layer_error(result, other) for result, other in zip(layers, float_layers, strict=True)]
     pairs = [
-        (one.double(), other.double())
-        for one, other in zip(pytree.tree_leaves(made), pytree.tree_leaves(expected), strict=True)
+        (result.double(), other.double())
+        for result, other in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True)
         if isinstance(other, Tensor) and other.is_floating_point() and other.numel()
     ]
     if not pairs:
         raise ValueError("the model has no floating-point results to compare")
-    distance = torch.cat([(one - other).abs().flatten() for one, other in pairs])
-    same = torch.cat([_same_place(one, other) for one, other in pairs])
+    distance = torch.cat([(result - other).abs().flatten() for result, other in pairs])
+    same = torch.cat([_same_place(result, other) for result, other in pairs])
     return Comparison(
         float(distance.mean()),
         float(distance.max()),
@@ -106,20 +109,20 @@ def compare(model: Any, inputs: Any, **options: Any) -> Comparison:
     )
 
 
-def _same_place(one: Tensor, other: Tensor) -> Tensor:
-    """Row by row, whether the largest element is at the same place."""
-    places = [torch.atleast_1d(tensor).argmax(-1).flatten() for tensor in (one, other)]
+def _same_place(result: Tensor, other: Tensor) -> Tensor:
+    """Return for each row whether the largest element has the same index."""
+    places = [torch.atleast_1d(tensor).argmax(-1).flatten() for tensor in (result, other)]
     return torch.eq(places[0], places[1])
 
 
 def _run_in_layers(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Any, list[Layer]]:
-    """The results, computed with ``options``, and those of each layer."""
+    """Return the results, computed with ``options``, and the results of each layer."""
     with Networks(options) as networks:
         results, calls = recorded(model, inputs, networks.run)
         return results, [layer for call in calls for layer in networks.layers(call.group, call.inputs)]
 
 
-def _layer_error(made: Layer, expected: Layer) -> LayerError:
-    error = np.abs(made.value.astype(np.float64) - expected.value)
+def _layer_error(actual: Layer, expected: Layer) -> LayerError:
+    error = np.abs(actual.value.astype(np.float64) - expected.value)
     largest = float(np.abs(expected.value).max())
-    return LayerError(made.name, made.kind, made.value.shape, float(error.mean()), float(error.max()), largest)
+    return LayerError(actual.name, actual.kind, actual.value.shape, float(error.mean()), float(error.max()), largest)

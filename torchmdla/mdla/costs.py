@@ -1,4 +1,4 @@
-"""What each layer costs on the device."""
+"""Cost of each layer on the device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from torchmdla.mdla.printed import Printed, new_table, sizes_text
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What a layer costs: clock ``cycles``, multiply-accumulates, the ``utilisation`` of all of the device's
-    multipliers (0 to 1), bytes from and to the device's memory, and ``milliseconds``."""
+    """Cost of a layer.
+
+    ``cycles`` are clock cycles, and ``macs`` are multiply-accumulates. ``utilisation`` is the fraction of the device's
+    multipliers in use (0 to 1). ``bytes_loaded`` and ``bytes_stored`` are the bytes from and to the device's memory.
+    """
 
     name: str
     kind: str
@@ -33,7 +36,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report(Printed):
-    """The layers in the order in which they run. Sums are over all of them."""
+    """Layers in the order in which they run; sums are over all layers."""
 
     layers: tuple[LayerReport, ...]
 
@@ -47,35 +50,38 @@ class Report(Printed):
 
     @property
     def utilisation(self) -> float:
-        """The mean over the cycles."""
+        """Return the mean over the cycles."""
         return sum(layer.utilisation * layer.cycles for layer in self.layers) / (self.cycles or 1)
 
     def table(self) -> Table:
-        """Layer by layer, with the sums."""
+        """Return the table of the layers, with the sums."""
         names = "layer", "operation", "shape", "cycles", "MACs", "utilisation", "bytes in", "bytes out", "ms"
-        made = new_table("Layers on the device", *names)
+        layer_table = new_table("Layers on the device", *names)
         for layer in self.layers:
-            made.add_row(layer.name, layer.kind, sizes_text(layer.shape), *_costs(layer))
-        made.add_section()
+            layer_table.add_row(layer.name, layer.kind, sizes_text(layer.shape), *_costs(layer))
+        layer_table.add_section()
         macs, loaded, stored = (
             sum(getattr(layer, name) for layer in self.layers) for name in ("macs", "bytes_loaded", "bytes_stored")
         )
         whole = self.cycles, macs, self.utilisation, loaded, stored, self.milliseconds
-        made.add_row("total", "", "", *_costs(LayerReport("total", "", (), *whole, clusters=0)))
-        return made
+        layer_table.add_row("total", "", "", *_costs(LayerReport("total", "", (), *whole, clusters=0)))
+        return layer_table
 
 
 def report(model: Any, inputs: Any, **options: Any) -> Report:
-    """What each layer of a model costs on the device, by the library's own count (of the emulator: its model of the
-    board). What runs in PyTorch's interpreter is not in it.
+    """Return the cost of each layer of a model on the device, as counted by the library.
+
+    The emulator counts with its model of the board. Operators that run in PyTorch's interpreter are not included.
 
     Args:
-        model, inputs, **options: as for :func:`compare`.
+        model: as for :func:`compare`.
+        inputs: as for :func:`compare`.
+        **options: as for :func:`compare`.
 
     Raises:
-        ValueError: the model has nothing that the device computes.
-        TypeError: not a model, or no such option.
-        DeviceError: the library fails, or does not tell figures.
+        ValueError: the device computes no part of the model.
+        TypeError: ``model`` is not a model, or an option does not exist.
+        DeviceError: the library fails, or does not report figures.
     """
     with Networks(options_with(options)) as networks:
         _, calls = recorded(model, arguments_of(inputs), networks.run)
@@ -83,10 +89,10 @@ def report(model: Any, inputs: Any, **options: Any) -> Report:
 
 
 def report_of(network: Network) -> list[LayerReport]:
-    """The network's layers.
+    """Return the reports of the network's layers.
 
     Raises:
-        DeviceError: the library does not tell figures.
+        DeviceError: the library does not report figures.
     """
     return [
         LayerReport(

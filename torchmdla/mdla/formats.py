@@ -20,7 +20,7 @@ from torchmdla.mdla.recording import Group, recording
 
 @dataclass(frozen=True)
 class LayerFormat:
-    """The number format of a layer's results: ``fraction`` bits of ``8 * element_bytes`` are behind the point."""
+    """Number format of a layer's results: ``fraction`` of the ``8 * element_bytes`` bits are after the point."""
 
     name: str
     kind: str
@@ -31,47 +31,47 @@ class LayerFormat:
 
 @dataclass(frozen=True)
 class Calibration(Printed):
-    """The formats that the library chose.
+    """Formats that the library chose.
 
     Attributes:
-        samples: calls of groups that they were chosen from.
-        layers: the layers of all groups, in the order in which they run.
+        samples: number of group calls that the formats were chosen from.
+        layers: layers of all groups, in the order in which they run.
     """
 
     samples: int
     layers: tuple[LayerFormat, ...]
 
     def table(self) -> Table:
-        """Layer by layer."""
-        made = new_table(
+        """Return the table of the layers."""
+        layer_table = new_table(
             f"Number formats from {self.samples} samples", "layer", "operation", "shape", "bits", "fraction"
         )
         for layer in self.layers:
             bits = str(8 * layer.element_bytes)
-            made.add_row(layer.name, layer.kind, sizes_text(layer.shape), bits, str(layer.fraction))
-        return made
+            layer_table.add_row(layer.name, layer.kind, sizes_text(layer.shape), bits, str(layer.fraction))
+        return layer_table
 
 
 def calibrate(model: Any, data: Iterable[Any], *, batches: int | None = None, **options: Any) -> Calibration:
-    """Chooses the formats of ``precision="variable"`` by what a model computes from ``data``.
+    """Choose the formats of ``precision="variable"`` from the values that a model computes for ``data``.
 
-    The inputs of its groups are kept in this process, copied, for all later compilations of these groups with that
-    precision; formats hold for inputs of the sizes that they were chosen with, so the batches need the size that the
-    model is run with. Calibrating again adds to what is there.
+    Copies of the inputs of the groups are kept in this process. All later compilations of these groups with that
+    precision use them. Formats are valid for inputs of the sizes that they were chosen with. The batches therefore need
+    the size that the model runs with. A further calibration adds to the existing inputs.
 
     Args:
-        model: ``nn.Module`` in eval mode, function, or TorchScript program, as :func:`torchmdla.compile` takes it.
-        data: a ``DataLoader`` or other iterable of batches: a float32 tensor, or a tuple or list of a call's arguments
-            of which those that the model does not take (labels) are left out.
-        batches: take no more than so many.
-        **options: options of the device that are to be others than those in use.
+        model: ``nn.Module`` in eval mode, function, or TorchScript program, as for :func:`torchmdla.compile`.
+        data: a ``DataLoader`` or other iterable of batches. A batch is a float32 tensor, or a tuple or list of a call's
+            arguments. Extra arguments that the model does not have (labels) are ignored.
+        batches: largest number of batches to use.
+        **options: options of the device that replace those in use.
 
     Returns:
         The formats of each layer.
 
     Raises:
-        ValueError: there is no batch, or the model has nothing that the device computes.
-        TypeError: not a model, or no such option.
+        ValueError: there is not any batch, or the device computes no part of the model.
+        TypeError: ``model`` is not a model, or an option does not exist.
         DeviceError: the library fails.
     """
     chosen = replace(options_with(options), precision="variable")

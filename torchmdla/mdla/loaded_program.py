@@ -1,4 +1,4 @@
-"""A compiled program out of a file."""
+"""Compiled program from a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from torchmdla.structures import structure_from
 
 
 class LoadedProgram:
-    """A compiled program on the device. Any thread may call it; :meth:`close` it, or use it in a ``with`` statement.
+    """Compiled program on the device.
+
+    Any thread may call it. Close it with :meth:`close`, or use it in a ``with`` statement.
 
     Attributes:
         input_shapes: shapes of the arguments.
@@ -33,32 +35,36 @@ class LoadedProgram:
         self._network = Network(file.binary, [file.inputs[place] for place in file.used], file.outputs, options)
 
     def __call__(self, *inputs: Any) -> Any:
-        """The model's results, as float32 tensors in the model's own structure.
+        """Return the model's results, as float32 tensors in the model's own structure.
 
         Args:
-            inputs: CPU tensors or arrays of :attr:`input_shapes`, float32 or what can be made so.
+            inputs: CPU tensors or arrays of :attr:`input_shapes`, float32 or convertible to it.
 
         Raises:
-            ValueError: other shapes, or not as many.
+            ValueError: the number of inputs or their shapes are wrong.
             DeviceError: the library reported an error.
         """
-        arrays = [np.asarray(one.detach() if isinstance(one, Tensor) else one, dtype=np.float32) for one in inputs]
+        arrays = [
+            np.asarray(input_.detach() if isinstance(input_, Tensor) else input_, dtype=np.float32) for input_ in inputs
+        ]
         shapes = tuple(array.shape for array in arrays)
         if shapes != self.input_shapes:
             raise ValueError(f"inputs of shapes {list(self.input_shapes)} are needed, got {list(shapes)}")
-        made = self._network.run(*(arrays[place] for place in self._file.used))
-        return pytree.tree_unflatten([torch.from_numpy(made[place]) for place in self._file.results], self._structure)
+        outputs = self._network.run(*(arrays[place] for place in self._file.used))
+        return pytree.tree_unflatten(
+            [torch.from_numpy(outputs[place]) for place in self._file.results], self._structure
+        )
 
     def report(self) -> Report:
-        """As :func:`report`.
+        """Return the same report as :func:`report`.
 
         Raises:
-            DeviceError: the library does not tell figures.
+            DeviceError: the library does not report figures.
         """
         return Report(tuple(report_of(self._network)))
 
     def close(self) -> None:
-        """Takes the program off the device. More than once is harmless."""
+        """Remove the program from the device; repeated calls have no effect."""
         self._network.close()
 
     def __enter__(self) -> LoadedProgram:
@@ -69,15 +75,17 @@ class LoadedProgram:
 
 
 def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None = None) -> LoadedProgram:
-    """The program of a file that :func:`save` wrote, on the device. No PyTorch model is needed, and no ONNX.
+    """Load the program of a file that :func:`save` wrote onto the device.
+
+    Neither a PyTorch model nor ONNX is needed.
 
     Args:
-        path: of the file.
-        library: the library to run it with, instead of the one in use.
+        path: path of the file.
+        library: the library that runs the program, instead of the one in use.
 
     Raises:
-        DamagedProgram: the file holds no program, another version's, or one that was altered. Nothing of it has run.
-        DeviceError: the library is not usable, or refuses the program.
+        DamagedProgram: the file is not a program, has another version, or was altered. No part of it has run.
+        DeviceError: the library is not usable, or rejects the program.
         OSError: the file cannot be read.
     """
     try:

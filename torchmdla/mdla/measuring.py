@@ -1,4 +1,4 @@
-"""Groups on contexts of their own: their results, every layer's results, and the library's figures of each layer."""
+"""Groups on separate contexts: their results, every layer's results, and the library's figures of each layer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 from torchmdla.mdla.recording import Group
 
-# What errors are measured against: the emulator's own float arithmetic.
+# The reference for errors: the emulator's own float arithmetic.
 FLOAT = Options(library=str(EMULATOR), precision="float32")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A node of a group's ONNX model and what it computed."""
+    """Node of a group's ONNX model, and its result."""
 
     name: str
     kind: str
@@ -28,14 +28,14 @@ class Layer:
 
 
 class Networks:
-    """Groups compiled with ``options``, each once; :meth:`close` takes them off the device."""
+    """Groups compiled with ``options``, each once; :meth:`close` removes them from the device."""
 
     def __init__(self, options: Options) -> None:
         self._options = options.located()
         self._open: dict[tuple[bytes, bool], Network] = {}
 
     def run(self, group: Group, inputs: Sequence[Array]) -> list[Array]:
-        """The group's results.
+        """Return the group's results.
 
         Raises:
             DeviceError: the library fails.
@@ -43,7 +43,7 @@ class Networks:
         return self.network(group).run(*inputs)
 
     def layers(self, group: Group, inputs: Sequence[Array]) -> list[Layer]:
-        """The results of each of the group's layers, computed by a model of which they are outputs.
+        """Return the results of each of the group's layers, computed by a model with these outputs.
 
         Raises:
             DeviceError: the library fails.
@@ -57,7 +57,7 @@ class Networks:
         return [Layer(name, kind, value) for (name, kind), value in zip(nodes, values, strict=True)]
 
     def network(self, group: Group) -> Network:
-        """The group on the device."""
+        """Return the group on the device."""
         key = (group.model, False)
         if key not in self._open:
             inputs, outputs = (
@@ -67,10 +67,10 @@ class Networks:
         return self._open[key]
 
     def binary(self, group: Group) -> bytes:
-        """What the library's compiler makes of the group.
+        """Return the binary that the library's compiler creates for the group.
 
         Raises:
-            DeviceError: it fails, or the precision needs calibration inputs that are not there.
+            DeviceError: the compiler fails, or the calibration inputs that the precision needs are missing.
         """
         return self._binary(group, group.model)
 
@@ -91,10 +91,10 @@ class Networks:
 
 
 def figures(network: Network) -> list[dict[str, Any]]:
-    """The library's figures of each layer.
+    """Return the library's figures of each layer.
 
     Raises:
-        DeviceError: the library tells none.
+        DeviceError: the library does not report figures.
     """
     try:
         text = network.info("layers")
@@ -102,21 +102,24 @@ def figures(network: Network) -> list[dict[str, Any]]:
         text = None
     if not isinstance(text, str):
         raise DeviceError("ie_getinfo: the library tells nothing of its layers")
-    made: list[dict[str, Any]] = json.loads(text)
-    return made
+    result: list[dict[str, Any]] = json.loads(text)
+    return result
 
 
 def _with_all_outputs(model: bytes) -> tuple[bytes, list[tuple[str, str]], list[tuple[int, ...]]]:
-    """The model with what each node computes as an output; the nodes' names and kinds, and the shapes."""
+    """Return the model with the result of each node as an output.
+
+    The nodes' names and kinds follow, then the shapes.
+    """
     import onnx
 
     from torchmdla.devices.mdla.onnx_graph import sizes_of
 
-    made = onnx.load_from_string(model)
-    infos = {info.name: info for info in (*made.graph.value_info, *made.graph.output)}
-    nodes = [node for node in made.graph.node if node.output[0] in infos]
-    del made.graph.output[:]
-    made.graph.output.extend(infos[node.output[0]] for node in nodes)
-    del made.graph.value_info[:]
+    extended = onnx.load_from_string(model)
+    infos = {info.name: info for info in (*extended.graph.value_info, *extended.graph.output)}
+    nodes = [node for node in extended.graph.node if node.output[0] in infos]
+    del extended.graph.output[:]
+    extended.graph.output.extend(infos[node.output[0]] for node in nodes)
+    del extended.graph.value_info[:]
     shapes = [sizes_of(infos[node.output[0]]) for node in nodes]
-    return made.SerializeToString(), [(node.name, node.op_type) for node in nodes], shapes
+    return extended.SerializeToString(), [(node.name, node.op_type) for node in nodes], shapes

@@ -10,7 +10,7 @@ from rich.table import Table
 
 
 class Printed:
-    """Prints as its table, on a terminal and as text."""
+    """Base class of results that print as a table, on a terminal and as text."""
 
     def table(self) -> Table:
         raise NotImplementedError
@@ -25,13 +25,13 @@ class Printed:
 
 
 def new_table(title: str, *names: str) -> Table:
-    """A table without rows; its first three columns are text, the others numbers."""
-    made = Table(title=title)
+    """Return a table without rows; its first three columns are text, the others numbers."""
+    table = Table(title=title)
     for place, name in enumerate(names):
-        made.add_column(name, justify="left" if place < 3 else "right", overflow="fold")
-    return made
+        table.add_column(name, justify="left" if place < 3 else "right", overflow="fold")
+    return table
 
 
 def sizes_text(shape: Sequence[int]) -> str:
-    """``"1x3x224x224"``."""
+    """Return sizes as text such as ``"1x3x224x224"``."""
     return "x".join(map(str, shape))

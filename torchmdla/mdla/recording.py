@@ -1,4 +1,4 @@
-"""What the device would be given: a device that forms the mdla device's groups and hands each call to Python."""
+"""Device that forms the mdla device's groups and passes each call to Python."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from torchmdla.errors import DeviceError
 _PACKED = 1
 
 _sessions = itertools.count()
-# Sessions change which device groups are for, in the whole process.
+# A session changes the device of groups in the whole process.
 _lock = threading.Lock()
 
 
 def _after_fork_in_child() -> None:
-    """The session of a thread that is not here never ends."""
+    """Replace the lock, because a session of a thread that does not exist here never ends."""
     global _lock
     _lock = threading.Lock()
 
@@ -42,7 +42,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True)
 class Group:
-    """A group's program, and its ONNX file with the weights of the moment."""
+    """Program of a group, and its ONNX file with the current weights."""
 
     program: DeviceProgram
     model: bytes
@@ -50,7 +50,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a group: addresses tell the tensors that its inputs and outputs are."""
+    """One call of a group; the addresses identify the tensors of its inputs and outputs."""
 
     group: Group
     inputs: tuple[Array, ...]
@@ -63,7 +63,7 @@ Run = Callable[[Group, Sequence[Array]], Sequence[Array]]
 
 
 class Recorder(MdlaDevice):
-    """Computes groups by ``run`` and keeps their calls, in order, in ``calls``."""
+    """Device that computes groups with ``run`` and keeps their calls, in order, in ``calls``."""
 
     name = "mdla-recording"
 
@@ -73,11 +73,11 @@ class Recorder(MdlaDevice):
         self._run = run
         self._groups: dict[int, Group] = {}
         self._fault: BaseException | None = None
-        # Of this session alone, so that no other shares its packs.
+        # The features are unique to this session, so that no other session shares its packs.
         self._features = f'{{"debug": "recording {next(_sessions)}"}}'
 
     def target(self) -> Target:
-        # Lowered by the mdla device, which compile processes know.
+        # The mdla device lowers the programs, because compile processes know it.
         return Target(MdlaDevice.name, features=self._features)
 
     def load(self, artifact: Artifact) -> LoadedCode:
@@ -87,10 +87,10 @@ class Recorder(MdlaDevice):
         return LoadedCode(entry, (pack,), functions)
 
     def calls_of(self, scripted: Any, inputs: Sequence[Any]) -> tuple[Any, list[Call]]:
-        """The results of ``scripted``, and the calls of groups that it makes once all of them are compiled.
+        """Return the results of ``scripted``, and its calls of groups once all of them are compiled.
 
         Raises:
-            Exception: what ``run`` raised.
+            Exception: ``run`` raised it.
             DeviceError: as :meth:`number_of`.
         """
         for _ in range(api.WARM_UP_CALLS):
@@ -99,15 +99,15 @@ class Recorder(MdlaDevice):
         return self._called(scripted, inputs), list(self.calls)
 
     def number_of(self, packer: _GroupPacker, buffers: Any) -> int:
-        """The pack: what the entry knows the group by.
+        """Return the number that the entry knows the group by; this is the pack.
 
         Raises:
-            DeviceError: the package ``onnx`` is not there, or the model is too large for a file.
+            DeviceError: the package ``onnx`` is missing, or the model is too large for a file.
         """
         try:
             group = Group(packer.program, packer.model(buffers))
         except DeviceError as error:
-            self._fault = error  # Of what leaves a callback, PyTorch's interpreter makes something else.
+            self._fault = error  # PyTorch's interpreter replaces exceptions that leave a callback.
             raise
         number = len(self._groups) + 1
         self._groups[number] = group
@@ -122,7 +122,7 @@ class Recorder(MdlaDevice):
                 raise fault
 
     def record(self, packer: _GroupPacker, buffers: Any) -> int:
-        """The entry."""
+        """Run a group and record its call; this is the entry."""
         program = packer.program
         packed = ctypes.cast(buffers[_PACKED], ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)))[0]
         group = self._groups[packed[0]]
@@ -130,19 +130,19 @@ class Recorder(MdlaDevice):
         inputs = _arrays(buffers, program.inputs, BEFORE_ARGUMENTS)
         outputs = _arrays(buffers, program.outputs, first_result)
         try:
-            kept = tuple(array.copy() for array in inputs)
-            for array, made in zip(outputs, self._run(group, kept), strict=True):
-                array[...] = made
-        except BaseException as error:  # Nothing may leave a callback.
+            copies = tuple(array.copy() for array in inputs)
+            for array, result in zip(outputs, self._run(group, copies), strict=True):
+                array[...] = result
+        except BaseException as error:  # Exceptions must not leave a callback.
             self._fault = error
             return FAILED
         addresses = (tuple(array.ctypes.data for array in arrays) for arrays in (inputs, outputs))
-        self.calls.append(Call(group, kept, tuple(array.copy() for array in outputs), *addresses))
+        self.calls.append(Call(group, copies, tuple(array.copy() for array in outputs), *addresses))
         return 0
 
 
 class _GroupPacker(Packer):
-    """Leaves the number of a group where the device's pack leaves a context."""
+    """Packer that stores the number of a group in place of a context."""
 
     def __init__(self, artifact: Artifact, recorder: Recorder) -> None:
         super().__init__(artifact)
@@ -166,7 +166,7 @@ def _arrays(buffers: Any, ports: Sequence[ProgramPort], before: int) -> list[Arr
 
 @contextmanager
 def recording(run: Run) -> Iterator[Recorder]:
-    """A session: programs that are new to PyTorch's executor run their groups by ``run`` until the block ends."""
+    """Run the groups of programs that are new to PyTorch's executor by ``run`` until the block ends."""
     recorder = Recorder(run)
     with _lock, api.using(recorder):
         yield recorder

@@ -1,4 +1,4 @@
-"""A model's compiled program into a file."""
+"""Files of compiled programs of models."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from torchmdla.mdla.calls import copy_of
 from torchmdla.mdla.measuring import Networks
 from torchmdla.mdla.recording import Call, recording
 
-# What a graph may hold beside the group of a program that is saved: nothing of it computes.
+# Nodes that the graph of a saved program may have beside its group; they do not compute.
 _NO_WORK = frozenset({"prim::Constant", "prim::GetAttr", "prim::TupleConstruct", "prim::ListConstruct"})
 
 
 def save(model: Any, inputs: Any, path: str | os.PathLike[str], **options: Any) -> None:
-    """Compiles a model for the device and keeps the program with its weights in a file.
+    """Compile a model for the device and save the program with its weights in a file.
 
     Args:
-        model: as for :func:`calibrate`; all of it must be one group, for inputs of these sizes.
+        model: as for :func:`calibrate`; the whole model must be one group, for inputs of these sizes.
         inputs: a float32 tensor, or a tuple or list of them.
-        path: of the file; one that is there is replaced at the end.
-        **options: options of the device that are to be others than those in use. They are kept, but for the library.
+        path: path of the file; an existing file is replaced at the end.
+        **options: options of the device that replace those in use. The file has them, except the library.
 
     Raises:
-        ValueError: something of the model is computed outside of the device, or is no tensor.
-        TypeError: not a model, or no such option.
+        ValueError: part of the model is computed outside of the device, or an input or result is not a suitable tensor.
+        TypeError: ``model`` is not a model, or an option does not exist.
         DeviceError: the library fails.
         OSError: the file cannot be written.
     """
-    given = _separate(arguments_of(inputs))
+    tensors = _separate(arguments_of(inputs))
     chosen = options_with(options)
     with Networks(chosen) as networks, recording(networks.run) as recorder, torch.no_grad():
-        scripted = copy_of(model, given)
-        results, calls = recorder.calls_of(scripted, given)
-        call = _only_call(scripted, given, calls)
-        file = _file_of(call, given, results, networks.binary(call.group), chosen)
+        scripted = copy_of(model, tensors)
+        results, calls = recorder.calls_of(scripted, tensors)
+        call = _only_call(scripted, tensors, calls)
+        file = _file_of(call, tensors, results, networks.binary(call.group), chosen)
     _write(Path(path), file.to_bytes())
 
 
 def _separate(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Dense copies, so that each is known by its address."""
+    """Return dense copies, so that each tensor has its own address."""
     if not inputs or not all(isinstance(leaf, Tensor) and leaf.dtype == torch.float32 for leaf in inputs):
         raise ValueError("a program in a file takes float32 tensors and nothing else")
     return tuple(tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in inputs)

@@ -1,4 +1,4 @@
-"""MLIR out: ``docs/mlir.md``. Importing this loads torch-mlir."""
+"""MLIR output (``docs/mlir.md``). Importing this package loads torch-mlir."""
 
 from torchmdla.importer.tensor_spec import TensorSpec
 from torchmdla.mlir.function import FunctionArgument, TorchFunction

@@ -1,4 +1,4 @@
-"""Pending tensors of the acap device, and what they are computed from, as functions."""
+"""Conversion of pending tensors of the acap device to functions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torchmdla.mlir.lazy import kind_of_device, results_in
 
 
 def graph_of(x: Tensor | Sequence[Tensor], canonical: bool) -> ir.Module:
-    """What ``x`` is computed from: ``@graph`` in the aten dialect.
+    """Return the computation of ``x`` as ``@graph`` in the aten dialect.
 
     Args:
-        x: a tensor on the device, or several, which are its results; they stay pending.
-        canonical: one argument for each tensor and one constant for each number, and a name for each op, instead of
-            one for each use.
+        x: a tensor on the device, or several, which are the results; they stay pending.
+        canonical: whether each tensor has one argument, each number one constant, and each op a name. Otherwise every
+            use has its own argument or constant.
 
     Raises:
-        CompileError: something in it has no form in the dialect.
+        CompileError: the dialect cannot express part of the computation.
     """
     graph = _C.acap.pending_graph(results_in(x), argument_per_use=not canonical)
     try:

@@ -1,8 +1,8 @@
-"""Runs MLIR's passes in a process of their own, which may die of them: upstream's crash on some programs.
+"""Run MLIR's passes in a separate process, because upstream's passes crash on some programs.
 
-``torchmdla.mlir.process`` starts this file as a script, with a request in JSON on standard input::
+``torchmdla.mlir.process`` starts this file as a script, with a JSON request on standard input::
 
-    {"path": sys.path of the parent, "package": its torchmdla.__path__, "memory": the most bytes to take, 0 for no
+    {"path": sys.path of the parent, "package": its torchmdla.__path__, "memory": the most bytes to use, 0 for no
      limit, "reply": file to write, "job": "lower" | "generate" | "opt", …: its arguments}
 
 The reply is ``{"text": the resulting module}`` or the fields of a ``CompileError``.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    # Python put this file's folder first; its modules must not stand in for others.
+    # Python put this file's folder first in the path; its modules must not shadow others.
     del sys.path[0]
 
 import json
@@ -34,11 +34,11 @@ def main() -> None:
 
 
 def _install_bare_package(path: list[str]) -> None:
-    """Makes ``torchmdla.*`` importable without ``torchmdla/__init__.py``, the user's API, which loads torch."""
+    """Make ``torchmdla.*`` importable without the API in ``torchmdla/__init__.py``, which loads torch."""
     package = types.ModuleType("torchmdla")
     package.__path__ = path
     sys.modules["torchmdla"] = package
-    # The same for the package of this file, whose API does.
+    # The API of this file's package also loads torch.
     package = types.ModuleType("torchmdla.mlir")
     package.__path__ = [str(Path(__file__).resolve().parent)]
     sys.modules["torchmdla.mlir"] = package
@@ -64,5 +64,5 @@ if __name__ == "__main__":
     main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # No teardown: MLIR's global destructors take time and have nothing to save.
+    # Teardown is skipped: MLIR's global destructors take time and save nothing.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The MLIR context of every module that is handed out: all dialects of torch-mlir are known there."""
+"""MLIR context of every module that is returned to users; it has all dialects of torch-mlir."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from torch_mlir import ir
 from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.passmanager import PassManager
 
-# The bindings cannot register a dialect by name, but a pipeline loads what it writes.
+# The bindings cannot register a dialect by name, but a pipeline loads its output dialects.
 _LOADS_STABLEHLO = "builtin.module(torch-backend-to-stablehlo-backend-pipeline)"
 _LOADS_CONVERSION = "builtin.module(torch-backend-to-linalg-on-tensors-backend-pipeline)"
 
 
 def new_context() -> ir.Context:
-    """A context in which the text of every output parses."""
+    """Return a context in which the text of every output parses."""
     context = ir.Context()
     context.enable_multithreading(False)
     torch_dialect.register_dialect(context)
     with context, ir.Location.unknown():
         for pipeline in (_LOADS_STABLEHLO, _LOADS_CONVERSION):
-            # Of any module: one without functions is refused, and nothing but what is loaded counts.
+            # The run only loads dialects. A module without functions is rejected, so it has one.
             empty = ir.Module.parse("func.func @nothing() { return }")
             PassManager.parse(pipeline).run(empty.operation)
     return context
 
 
-# How MLIR tells what is wrong with a text, and where.
+# Format of MLIR's parse errors.
 _ERROR = re.compile(r'error: "[^"]*":(?P<line>\d+):\d+: (?P<what>.*)')
 
 
 def first_of(error: Exception) -> str:
-    """The first thing that MLIR's parser does not take, to follow what it is of; empty where it does not say."""
-    found = _ERROR.search(str(error))
-    return f": {found['what']} (line {found['line']})" if found else ""
+    """Return the first error of MLIR's parser as a suffix of a message, or an empty string if it has none."""
+    match = _ERROR.search(str(error))
+    return f": {match['what']} (line {match['line']})" if match else ""

@@ -1,4 +1,4 @@
-"""TorchScript programs as they stand, for those whose control flow depends on data."""
+"""Conversion of TorchScript programs whose control flow depends on data; the control flow is kept."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from torchmdla.mlir.module_builder import ModuleBuilder
 
 
 def function_with_control_flow(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunction:
-    """A TorchScript graph as it stands. For flat functions see :func:`torchmdla.mlir.scripted.function_of_graph`.
+    """Return the function of a TorchScript graph, with its control flow.
+
+    For flat functions see :func:`torchmdla.mlir.scripted.function_of_graph`.
 
     Raises:
-        CompileError: something in it has no form in the Torch dialect; names it.
+        CompileError: the Torch dialect cannot express part of the graph; the message names it.
     """
     graph = graph.copy()
     torch._C._jit_pass_inline(graph)
     weights = _Weights(graph)
-    for value, given in zip(list(graph.inputs()), inputs, strict=True):
-        if isinstance(given, torch.nn.Module):
-            weights.lift(value, given, "")
-        elif not isinstance(given, torch.Tensor):
-            weights.fix(value, given)
-    for index in reversed([index for index, given in enumerate(inputs) if not isinstance(given, torch.Tensor)]):
+    for value, input_ in zip(list(graph.inputs()), inputs, strict=True):
+        if isinstance(input_, torch.nn.Module):
+            weights.lift(value, input_, "")
+        elif not isinstance(input_, torch.Tensor):
+            weights.fix(value, input_)
+    for index in reversed([index for index, input_ in enumerate(inputs) if not isinstance(input_, torch.Tensor)]):
         graph.eraseInput(index)
-    tensors = [given for given in inputs if isinstance(given, torch.Tensor)]
+    tensors = [input_ for input_ in inputs if isinstance(input_, torch.Tensor)]
     arguments = [
         FunctionArgument(input_name(value), "input") for value, _ in zip(graph.inputs(), tensors, strict=False)
     ]
@@ -47,20 +49,20 @@ def function_with_control_flow(graph: torch._C.Graph, inputs: Sequence[Any]) -> 
 
 
 class _Weights:
-    """Turns what a graph reads of a module into inputs of the graph, at their end, and into constants."""
+    """Pass that turns a graph's reads of a module into inputs at the end of the graph, or into constants."""
 
     def __init__(self, graph: torch._C.Graph) -> None:
         self.arguments: list[FunctionArgument] = []
         self._graph = graph
 
     def fix(self, value: torch._C.Value, known: Any) -> None:
-        """Makes ``value`` a constant."""
+        """Replace ``value`` by a constant."""
         constant = self._graph.insertConstant(known)  # type: ignore[attr-defined]
         constant.node().moveBefore(next(iter(self._graph.nodes())))
         value.replaceAllUsesWith(constant)
 
     def lift(self, owner: torch._C.Value, module: torch.nn.Module, path: str) -> None:
-        """Does so with everything that is read of ``owner``, which is ``module``."""
+        """Replace all attribute reads of ``owner``, whose value is ``module``."""
         for use in list(owner.uses()):
             node = use.user
             if node.kind() != "prim::GetAttr":

@@ -1,7 +1,7 @@
-"""Exported programs and FX graphs as functions in the Torch dialect.
+"""Conversion of exported programs and FX graphs to functions in the Torch dialect.
 
-Where every size is known torchmdla's importer writes the function. Where sizes vary torch-mlir's does, and MLIR's
-inference types what it leaves open.
+If every size is known, torchmdla's importer writes the function. If sizes vary, torch-mlir's importer writes it, and
+MLIR's inference determines the missing types.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from torchmdla.mlir.specs import Inputs
 
 
 def function_of_module(module: torch.nn.Module, inputs: Inputs, names: Sequence[str] = ()) -> TorchFunction:
-    """A plain module, exported for ``inputs``.
+    """Export a plain module for ``inputs`` and return its function.
 
     Args:
-        names: of the inputs, where the module's own say nothing.
+        module: the module.
+        inputs: inputs of the call.
+        names: names of the inputs, if the module's own names are not meaningful.
 
     Raises:
-        CompileError: ``torch.export`` refuses it, or a size that was to vary cannot.
+        CompileError: ``torch.export`` cannot capture the module, or a dynamic size is not possible.
     """
     try:
         program = torch.export.export(module, inputs.values, dynamic_shapes=inputs.dynamic_shapes)
@@ -49,12 +51,12 @@ def function_of_module(module: torch.nn.Module, inputs: Inputs, names: Sequence[
 
 
 def function_of_program(program: ExportedProgram, names: Sequence[str] = ()) -> TorchFunction:
-    """An exported program; ``names`` as for :func:`function_of_module`.
+    """Return the function of an exported program; ``names`` as for :func:`function_of_module`.
 
     Its results are those of the program, then the new values of the buffers and inputs that it writes to.
 
     Raises:
-        CompileError: something in it cannot be expressed; names the op and its place.
+        CompileError: the program has an op that cannot be expressed; the message names the op and its location.
     """
     varies = _varies(program.graph_module.graph)
     program = decomposed(program, get_decomposition_table() if varies else decompositions())
@@ -75,12 +77,12 @@ def function_of_program(program: ExportedProgram, names: Sequence[str] = ()) -> 
 
 
 def function_of_fx(module: fx.GraphModule) -> TorchFunction:
-    """A flat graph of ATen calls with an example of each value in ``meta["val"]``, see :func:`is_flat`.
+    """Return the function of a flat graph of ATen calls with example values in ``meta["val"]``.
 
-    Tensors that the module holds are weights.
+    See :func:`is_flat`. Tensors that the module holds are weights.
 
     Raises:
-        CompileError: something in it cannot be expressed; names the op and its place.
+        CompileError: the graph has an op that cannot be expressed; the message names the op and its location.
     """
     copied = copy.copy(module)
     copied.graph = _copied(module)
@@ -88,7 +90,7 @@ def function_of_fx(module: fx.GraphModule) -> TorchFunction:
 
 
 def is_flat(module: fx.GraphModule) -> bool:
-    """Whether a graph is one of ATen calls, with an example of each value."""
+    """Return whether a graph consists of ATen calls and has an example of each value."""
     return all(
         node.op == "output"
         or (
@@ -120,11 +122,13 @@ def _outputs(graph: fx.Graph) -> list[Any]:
 def _function(
     module: fx.GraphModule, results: Sequence[Any], known: Mapping[str, FunctionArgument], varies: bool
 ) -> TorchFunction:
-    """The function that returns the nodes among ``results``; other results are known.
+    """Return the function that returns the nodes among ``results``; other results are known.
 
     Args:
-        module: its graph is changed.
-        known: what placeholders are, by name; others are inputs.
+        module: module whose graph is changed.
+        results: results of the program.
+        known: arguments of placeholders, by placeholder name; other placeholders are inputs.
+        varies: whether some size in the graph varies.
     """
     graph = module.graph
     nodes = [result for result in results if isinstance(result, fx.Node) and result.meta.get("val") is not None]
@@ -167,7 +171,7 @@ def _import_static(module: fx.GraphModule, arguments: Sequence[FunctionArgument]
 def _import_varying(module: fx.GraphModule, arguments: Sequence[FunctionArgument]) -> TorchFunction:
     for node in module.graph.nodes:
         file, _, line = source_of_node(node).rpartition(":")
-        # torch-mlir puts an op at the innermost frame, which is PyTorch's own code.
+        # torch-mlir uses the innermost frame as an op's location, which is PyTorch's own code.
         node.meta["stack_trace"] = f'File "{file}", line {line}, in user code' if file else None
     context = new_context()
     importer = FxImporter(context=context)
@@ -186,7 +190,7 @@ def _recorded(node: fx.Node) -> object:
 
 
 def _varies(graph: fx.Graph) -> bool:
-    """Whether some size in a graph varies."""
+    """Return whether some size in a graph varies."""
     values = torch.utils._pytree.tree_leaves([node.meta.get("val") for node in graph.nodes])
     return any(
         isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)

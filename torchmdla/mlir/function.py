@@ -1,4 +1,7 @@
-"""A program in the Torch dialect with the signature that users see: what capture gives and outputs are made from."""
+"""Program in the Torch dialect with the signature that users see.
+
+Capture creates it, and the outputs of ``get_mlir`` are made from it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from torchmdla.mlir.context import new_context
 
 @dataclass(frozen=True)
 class FunctionArgument:
-    """One argument of the function: a name of the user's program, and the tensor itself if it is a weight."""
+    """One argument of the function: its name in the user's program, its role, and a weight's tensor."""
 
     name: str
     role: Role
@@ -31,10 +34,10 @@ class FunctionArgument:
 
 @dataclass(frozen=True)
 class TorchFunction:
-    """A module with one public function ``@forward`` in the Torch dialect.
+    """Module with one public function ``@forward`` in the Torch dialect.
 
-    ``arguments`` are its arguments: the inputs in the order of the call, then the weights. ``is_typed`` is false where
-    some value's size or dtype is left to the compiler's inference.
+    ``arguments`` has the inputs in the order of the call, then the weights. ``is_typed`` is false if the compiler must
+    infer the size or dtype of some value.
     """
 
     module: ir.Module
@@ -43,12 +46,12 @@ class TorchFunction:
 
     @property
     def operation(self) -> Any:
-        """The function."""
+        """Return the function's operation."""
         return ir.SymbolTable(self.module.operation)["forward"]
 
     @property
     def signature(self) -> ir.FunctionType:
-        """Its type."""
+        """Return the function's type."""
         return ir.FunctionType(ir.TypeAttr(self.operation.attributes["function_type"]).value)
 
 
@@ -58,13 +61,13 @@ def from_imported(
     constants: Mapping[tuple[int, int | None], FunctionArgument],
     weights: Sequence[str] = (),
 ) -> TorchFunction:
-    """The function of an imported graph, with every input as an argument and every tensor output as a result.
+    """Return the function of an imported graph; inputs become arguments, and tensor outputs become results.
 
     Args:
-        imported: from a record in which inputs and outputs are contiguous (:func:`contiguous`).
-        inputs: of the graph, in its order; all tensors.
-        constants: the tensors that the graph holds, by node and element.
-        weights: the names of weights in the order that they are to have; others follow.
+        imported: imported graph; inputs and outputs in its record are contiguous (:func:`contiguous`).
+        inputs: inputs of the graph, in its order; all are tensors.
+        constants: tensors that the graph holds, by node and element.
+        weights: names of weights in the required order; other weights follow.
     """
     module = parse(_placed(imported))
     function = module.body.operations[0]
@@ -81,25 +84,27 @@ def from_imported(
     ]
     rank = {name: index for index, name in enumerate(weights)}
     wanted.sort(key=lambda item: rank.get(item[1].name, len(rank)) if item[1].role == "parameter" else -1)
-    made = {}
+    new_arguments = {}
     for key, argument, type_ in wanted:
         location = ir.Location.name(argument.name, context=module.context)
-        made[key] = block.add_argument(type_ or old[key].type, location)
+        new_arguments[key] = block.add_argument(type_ or old[key].type, location)
         if key in old:
-            old[key].replace_all_uses_with(made[key])
+            old[key].replace_all_uses_with(new_arguments[key])
     for _ in old:
         block.erase_argument(0)
-    _return(function, [_output(output, block, made) for output in imported.outputs if output.source != "constant"])
+    _return(
+        function, [_output(output, block, new_arguments) for output in imported.outputs if output.source != "constant"]
+    )
     return TorchFunction(module, tuple(argument for _, argument, _ in wanted))
 
 
 def contiguous(meta: object) -> object:
-    """``meta`` without its strides: users see logical shapes."""
+    """Return ``meta`` with contiguous strides, because users see logical shapes."""
     return replace(meta, strides=contiguous_strides(meta.shape)) if isinstance(meta, TensorMeta) else meta
 
 
 def with_literals(function: TorchFunction) -> TorchFunction:
-    """The function with its weights as literals in the text, in place."""
+    """Write the function's weights as literals into the text, in place, and return the function."""
     operation = function.operation
     block = operation.regions[0].blocks[0]
     for index in reversed(range(len(function.arguments))):
@@ -116,7 +121,7 @@ def with_literals(function: TorchFunction) -> TorchFunction:
 
 
 def separate_results(function: TorchFunction) -> None:
-    """Makes every result a value of its own, no argument and no other result, in place."""
+    """Make every result a separate value that is neither an argument nor another result, in place."""
     operation = function.operation
     block = operation.regions[0].blocks[0]
     end = block.operations[len(block.operations) - 1]
@@ -131,23 +136,26 @@ def separate_results(function: TorchFunction) -> None:
 
 
 def tensor_type_of(type_: ir.Type) -> tuple[str, tuple[int | None, ...]]:
-    """dtype (``"float32"``) and sizes of a tensor type of the Torch dialect; None for a size that varies.
+    """Return the dtype (``"float32"``) and the sizes of a tensor type of the Torch dialect.
+
+    A size that varies has the value None.
 
     Raises:
-        CompileError: it is no tensor type with known rank and dtype.
+        CompileError: the type is not a tensor type with known rank and dtype.
     """
-    found = _TENSOR.fullmatch(str(type_))
-    if found is None:
+    match = _TENSOR.fullmatch(str(type_))
+    if match is None:
         raise CompileError(f"{type_} is no tensor of known rank and dtype")
-    sizes = tuple(None if size == "?" else int(size) for size in found["sizes"].split(",") if size)
-    return dtype_name(dtype_of_element(found["element"])), sizes
+    sizes = tuple(None if size == "?" else int(size) for size in match["sizes"].split(",") if size)
+    return dtype_name(dtype_of_element(match["element"])), sizes
 
 
 def parse(text: str) -> ir.Module:
-    """A module of text that the compiler wrote, in a context of its own.
+    """Parse the text of a module that the compiler wrote, in a new context.
 
     Raises:
-        CompileError: it is not valid: the dialect has no such op, or not for these types. Names it and its place.
+        CompileError: the text is not valid: the dialect does not have an op, or not for these types. The message names
+            the op and its location.
     """
     with new_context(), explained("the dialect does not have this op, or not for these types"):
         return ir.Module.parse(text)
@@ -155,17 +163,17 @@ def parse(text: str) -> ir.Module:
 
 _TENSOR = re.compile(r"!torch\.vtensor<\[(?P<sizes>[\d?,]*)\],(?P<element>.+)>")
 
-# Where the importer puts an op, and how a place in the user's program is written.
+# Formats of an op's location in the importer's text, and of a location in the user's program.
 _NUMBERED = re.compile(r'\("graph":(\d+):0\)')
 _SOURCE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 
 
 def _placed(imported: ImportedGraph) -> str:
-    """The imported text, with places of the user's program for the numbers of nodes."""
+    """Return the imported text with node numbers replaced by locations in the user's program."""
 
     def place(match: re.Match[str]) -> str:
-        found = _SOURCE.fullmatch(imported.sources[int(match[1])])
-        return f"({quote(found['file'])}:{found['line']}:0)" if found else ""
+        source = _SOURCE.fullmatch(imported.sources[int(match[1])])
+        return f"({quote(source['file'])}:{source['line']}:0)" if source else ""
 
     return _NUMBERED.sub(place, imported.mlir)
 
@@ -181,7 +189,7 @@ def _output(output: Any, block: ir.Block, arguments: Mapping[tuple[str, int, int
 
 
 def _return(function: Any, values: Sequence[Any]) -> None:
-    """Makes ``function`` return ``values``, and its type what its block says."""
+    """Make ``function`` return ``values``, and update its type from its block."""
     block = function.regions[0].blocks[0]
     old = block.operations[len(block.operations) - 1]
     with old.operation.location, ir.InsertionPoint(old):
@@ -193,11 +201,11 @@ def _return(function: Any, values: Sequence[Any]) -> None:
 
 
 def _literal(tensor: torch.Tensor, type_: ir.Type, at: ir.InsertionPoint) -> Any:
-    """``torch.vtensor.literal`` of a tensor, in its bits."""
+    """Create a ``torch.vtensor.literal`` with the bits of a tensor."""
     bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes().hex()
     tensor_of = "".join(f"{size}x" for size in tensor.shape) + element_type(tensor.dtype)
     literal_type = tensor_type(TensorMeta.of(tensor))
-    # Parsed, because the bindings hold no attribute of complex numbers.
+    # The op is parsed, because the bindings do not have attributes of complex numbers.
     text = f'"torch.vtensor.literal"() {{value = dense<"0x{bits}"> : tensor<{tensor_of}>}} : () -> {literal_type}'
     literal = ir.Operation.parse(text)
     at.insert(literal)
@@ -208,7 +216,7 @@ def _literal(tensor: torch.Tensor, type_: ir.Type, at: ir.InsertionPoint) -> Any
 
 
 def _drop_attributes(function: Any, index: int) -> None:
-    """Forgets the attributes of argument ``index``, which is gone."""
+    """Remove the attributes of the erased argument ``index``."""
     if "arg_attrs" in function.attributes:
-        kept = [attributes for i, attributes in enumerate(function.attributes["arg_attrs"]) if i != index]
-        function.attributes["arg_attrs"] = ir.ArrayAttr.get(kept, function.operation.context)
+        remaining = [attributes for i, attributes in enumerate(function.attributes["arg_attrs"]) if i != index]
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(remaining, function.operation.context)

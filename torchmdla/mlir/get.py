@@ -1,4 +1,4 @@
-"""``torchmdla.get_mlir``."""
+"""Implementation of ``torchmdla.get_mlir``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_mlir import ir
 from torchmdla import devices
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result
-from torchmdla.errors import CompileError
+from torchmdla.errors import CompileError, unknown_name
 from torchmdla.mlir import acap
 from torchmdla.mlir.function import TorchFunction, parse, separate_results, tensor_type_of, with_literals
 from torchmdla.mlir.kinds import kind_of
@@ -30,44 +30,47 @@ def get_mlir(
     dynamic_shapes: Any = None,
     canonical: bool = False,
 ) -> ir.Module:
-    """``x`` as an MLIR module.
+    """Return ``x`` as an MLIR module.
 
-    Pending tensors of the acap device give what they are computed from, which does not run: one function ``@graph`` in
-    the ``aten`` dialect, with an argument for each use of a tensor and a constant for each use of a number, or with
-    ``canonical`` one for each, and names of layers. With an ``output`` it is a program like any other.
+    Without an ``output``, pending tensors of the acap device return their computation, which does not run. It is one
+    function ``@graph`` in the ``aten`` dialect. It has an argument for each use of a tensor and a constant for each use
+    of a number. With ``canonical`` it has one argument for each tensor and one constant for each number, and its ops
+    have layer names. With an ``output`` these tensors are a program like any other.
 
     The module has one function ``@forward``. Its arguments are the tensors among the inputs, in their order and with
-    their logical shapes, then the weights that are used; the location of each argument is its name
-    (``module.operation.print(enable_debug_info=True)``). Its results are the tensors among the results; of an exported
-    program also the new values of what it writes to. Numbers and ``None`` are part of the program.
+    their logical shapes, then the weights that are used. The location of each argument is its name
+    (``module.operation.print(enable_debug_info=True)``). Its results are the tensors among the results. An exported
+    program also returns the new values of the tensors that it writes to. Numbers and ``None`` are part of the program.
 
-    A plain module or function is traced, which fixes its choices. A scripted one is run once on copies, which
-    fixes what depends on sizes; what depends on data is refused. Where sizes vary both go through ``torch.export``.
+    A plain module or function is traced, which fixes its control flow. A scripted program runs once on copies, which
+    fixes the values that depend on sizes. Control flow that depends on data is kept. If sizes vary, both kinds of
+    programs go through ``torch.export``.
 
     Args:
         x: a module or function, plain or scripted; an exported program; a ``torch._C.Graph`` (inputs are those of the
             graph, the scripted module for ``self``); a ``torch.fx.GraphModule``, or a ``torch.fx.Graph`` that needs no
-            module (without inputs where it is a flat graph of ATen calls with ``meta["val"]``); without inputs, a
-            tensor of a lazy device as it is pending, or a list or tuple of them, which are the results.
-        inputs: of one call: tensors, or :class:`TensorSpec` of them. A size varies, and is ``?`` in the text, where a
-            spec has None or -1, where ``torch._dynamo.mark_dynamic`` was called for a tensor, or by
-            ``dynamic_shapes``.
-        output: the dialect, by default ``"torch"``. ``"linalg"``, ``"tosa"`` and ``"stablehlo"`` are lowered by
-            torch-mlir. ``"llvm"`` is what the cpu device generates: the entry and the packs of its ABI
-            (``docs/architecture.md``), not ``@forward``. ``"aten"`` is that of :mod:`torchmdla.aten`, with weights
-            marked ``aten.parameter``.
-        weights: ``"literals"`` writes the weights' values into the text instead.
-        dynamic_shapes: the sizes that vary, of each input, as in ``torch.export.export``.
-        canonical: see above.
+            module (without inputs if it is a flat graph of ATen calls with ``meta["val"]``); without inputs, a pending
+            tensor of a lazy device, or a list or tuple of them, which are the results.
+        inputs: inputs of one call: tensors, or a :class:`TensorSpec` for each. A size that varies is ``?`` in the text.
+            A size varies if a spec has None or -1, if ``torch._dynamo.mark_dynamic`` was called for a tensor, or if
+            ``dynamic_shapes`` specifies it.
+        output: the dialect, by default ``"torch"``. torch-mlir lowers to ``"linalg"``, ``"tosa"`` and ``"stablehlo"``.
+            ``"llvm"`` is the code that the cpu device generates: the entry and the packs of its ABI
+            (``docs/architecture.md``), not ``@forward``. ``"aten"`` is the dialect of :mod:`torchmdla.aten`, with
+            weights marked ``aten.parameter``.
+        weights: ``"arguments"`` makes weights arguments; ``"literals"`` writes their values into the text.
+        dynamic_shapes: the sizes of each input that vary, as in ``torch.export.export``.
+        canonical: whether uses of a tensor share an argument and uses of a number share a constant, see above.
 
     Returns:
-        ``torch_mlir.ir.Module`` in a context of its own with all dialects loaded; ``str`` is its text.
+        ``torch_mlir.ir.Module`` in its own context with all dialects loaded; ``str`` is its text.
 
     Raises:
-        TypeError: ``x`` is none of these, or there are no inputs where some are needed.
-        ValueError: no such output, or no such choice of weights.
-        CompileError: it cannot be captured, or an op cannot be lowered: names the op, where it stands in the user's
-            program, and the compiler's diagnostic. A crash of the compiler is one too: it runs in another process.
+        TypeError: ``x`` has another type, or inputs are missing.
+        ValueError: ``output`` or ``weights`` has an unknown value.
+        CompileError: the program cannot be captured, or an op cannot be lowered. The message names the op, its location
+            in the user's program, and the compiler's diagnostic. A crash of the compiler also raises this error,
+            because the compiler runs in another process.
     """
     if output is None and acap.KIND.takes(x):
         refuse_inputs(inputs or dynamic_shapes)
@@ -76,7 +79,7 @@ def get_mlir(
         raise TypeError("canonical is a form of what acap tensors are computed from")
     output = output or "torch"
     if output not in get_args(Output):
-        raise ValueError(f"no output {output!r}; there are {', '.join(get_args(Output))}")
+        raise ValueError(unknown_name("output", output, get_args(Output)))
     if weights not in get_args(Weights):
         raise ValueError(f"weights are {' or '.join(get_args(Weights))}, got {weights!r}")
     function = kind_of(x).capture(x, read_inputs(inputs, dynamic_shapes))
@@ -99,15 +102,17 @@ def _generated(function: TorchFunction, output: str) -> ir.Module:
 
 
 def get_loops(x: Any, *inputs: Any) -> str:
-    """The loop program that the cpu device reads from ``x``, before any of its passes, as text
-    (``docs/debugging.md``). Arguments and errors are those of :func:`get_mlir`; sizes do not vary."""
+    """Return the loop program that the cpu device reads from ``x``, before any of its passes, as text.
+
+    See ``docs/debugging.md``. Arguments and errors are those of :func:`get_mlir`; sizes do not vary.
+    """
     function = kind_of(x).capture(x, read_inputs(inputs, None))
     return run_job("loops", "reading loops", program=_cpu_program(function).to_json())
 
 
 def _cpu_program(function: TorchFunction) -> Program:
-    """The cpu device's input."""
-    # Results of the device are buffers of their own.
+    """Return the cpu device's input."""
+    # Each result of the device is a separate buffer.
     separate_results(function)
     types = function.signature
     arguments = tuple(

@@ -1,4 +1,4 @@
-"""What the child process does with the text of a module. Nothing here imports torch, but the aten dialect."""
+"""Jobs of the child process on the text of a module. Nothing here imports torch, except the aten dialect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
 from torchmdla.mlir.context import first_of, new_context
 
-# Where the importer has typed every value, inference of shapes and dtypes has nothing to find.
+# If the importer typed every value, inference of shapes and dtypes is not needed.
 _TYPED = "torch-function-to-torch-backend-pipeline{shape-dtype-refine=0}"
 _TO_BE_TYPED = "torch-function-to-torch-backend-pipeline"
 
@@ -29,10 +29,10 @@ _PIPELINES: Mapping[str, str] = {
 
 
 def lower(text: str, output: str, is_typed: bool) -> str:
-    """A module in the Torch dialect, lowered by upstream's passes.
+    """Lower a module in the Torch dialect with upstream's passes.
 
     Raises:
-        CompileError: they do not take an op; names it and its place.
+        CompileError: the passes do not support an op; the message names it and its location.
     """
     with new_context(), ir.Location.unknown():
         with explained("the program is not valid"):
@@ -46,10 +46,10 @@ def lower(text: str, output: str, is_typed: bool) -> str:
 
 
 def generate(program: str) -> str:
-    """What the cpu device makes of a program (JSON), in the LLVM dialect.
+    """Return the code that the cpu device generates for a program (JSON), in the LLVM dialect.
 
     Raises:
-        CompileError: the device does not take the program.
+        CompileError: the device does not support the program.
     """
     from torchmdla.devices.cpu.lowering import generated_module
 
@@ -58,10 +58,10 @@ def generate(program: str) -> str:
 
 
 def loops(program: str) -> str:
-    """A program (JSON) as the cpu device's loop program, before any of the device's passes.
+    """Return a program (JSON) as the cpu device's loop program, before any of the device's passes.
 
     Raises:
-        CompileError: the device does not take the program.
+        CompileError: the device does not support the program.
     """
     from torchmdla.devices.cpu.lowering import loop_program_text
 
@@ -69,15 +69,16 @@ def loops(program: str) -> str:
 
 
 def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str], stop_after: str) -> str:
-    """A loop program of the cpu device after passes of the device's.
+    """Run passes of the cpu device on a loop program and return the result.
 
     Args:
-        passes: their names; all where there are none.
-        print_after: passes after which it is printed on standard error; ``*``: after each.
+        text: text of the loop program.
+        passes: names of the passes; an empty list selects all.
+        print_after: passes after which the program is printed on standard error; ``*`` means after each pass.
         stop_after: the last pass to run, unless it is empty.
 
     Raises:
-        CompileError: the text is no loop program, there is no such pass, or one fails.
+        CompileError: the text is not a loop program, a pass does not exist, or a pass fails.
     """
     from torchmdla.devices import get
     from torchmdla.devices.cpu.lowering import optimised
@@ -94,14 +95,15 @@ def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str],
 
 
 def optimise(text: str, file: str, pipeline: str, flags: Sequence[str], print_after_all: bool, locations: bool) -> str:
-    """A module after a pass pipeline.
+    """Run a pass pipeline on a module and return the result.
 
     Args:
-        text: of the module. ``file`` is where it comes from, for messages.
-        pipeline: as ``builtin.module(…)``, or only what stands in the parentheses; may be empty.
-        flags: further passes, ``NAME`` or ``NAME=OPTIONS``; those for functions run on each.
-        print_after_all: MLIR prints the module after every pass, on standard error.
-        locations: keep locations in the text.
+        text: text of the module.
+        file: origin of the text, for messages.
+        pipeline: pipeline as ``builtin.module(…)``, or only the part in the parentheses; may be empty.
+        flags: further passes, ``NAME`` or ``NAME=OPTIONS``; passes for functions run on each function.
+        print_after_all: whether MLIR prints the module after every pass, on standard error.
+        locations: whether the result has locations.
 
     Raises:
         CompileError: the module or the pipeline is not valid, or a pass fails.
@@ -138,10 +140,10 @@ def optimise(text: str, file: str, pipeline: str, flags: Sequence[str], print_af
 
 
 def _pass_of(flag: str, parsed: Callable[[str], object]) -> str:
-    """A flag as a pass on the module, or on its functions.
+    """Return the pipeline element of a flag: a pass on the module, or on its functions.
 
     Raises:
-        CompileError: there is no such pass.
+        CompileError: the pass does not exist.
     """
     name, _, options = flag.partition("=")
     written = f"{name}{{{options}}}" if options else name
@@ -162,7 +164,7 @@ _ATEN = re.compile(r"(?<![\w.])aten[-.]\w")
 def _told(reason: str) -> Iterator[None]:
     try:
         yield
-    except (ir.MLIRError, ValueError) as error:  # ValueError: of pipelines, and of the aten dialect
+    except (ir.MLIRError, ValueError) as error:  # Pipelines and the aten dialect raise ValueError.
         raise CompileError(reason, diagnostic=str(error)) from None
 
 

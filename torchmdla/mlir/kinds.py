@@ -1,4 +1,4 @@
-"""What ``get_mlir`` takes: one registry, to which other modules add their kinds of programs."""
+"""Registry of the kinds of programs that ``get_mlir`` supports, to which other modules add their kinds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torchmdla.mlir.specs import Inputs
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of programs.
+    """One kind of program.
 
     Args:
-        name: in error messages, as ``"a function"``.
-        takes: whether an object is of this kind.
-        capture: the object, and the inputs of a call, as a function in the Torch dialect. Raises TypeError where it
-            has to have inputs and there are none, or the other way round.
+        name: name in error messages, such as ``"a function"``.
+        takes: predicate for whether an object is of this kind.
+        capture: function that converts the object and the inputs of a call to a function in the Torch dialect. It
+            raises TypeError if inputs are missing or not allowed.
     """
 
     name: str
@@ -37,15 +37,15 @@ _kinds: list[Kind] = []
 
 
 def register_kind(kind: Kind) -> None:
-    """Adds a kind. Of several that take an object the one registered last is used."""
+    """Register a kind. If several kinds match an object, the last registered one is used."""
     _kinds.insert(0, kind)
 
 
 def kind_of(x: object) -> Kind:
-    """The kind of ``x``.
+    """Return the kind of ``x``.
 
     Raises:
-        TypeError: none takes it.
+        TypeError: ``x`` is of another kind.
     """
     for kind in _kinds:
         if kind.takes(x):
@@ -55,7 +55,7 @@ def kind_of(x: object) -> Kind:
 
 
 def _plain(x: Any, inputs: Inputs) -> TorchFunction:
-    """A plain module or function: traced, or exported where sizes vary."""
+    """Convert a plain module or function: trace it, or export it if sizes vary."""
     from torchmdla.mlir import exported, scripted
 
     _need(inputs)
@@ -75,7 +75,7 @@ def _plain(x: Any, inputs: Inputs) -> TorchFunction:
 
 
 def _scripted(x: Any, inputs: Inputs) -> TorchFunction:
-    """What ``torch.jit`` made: run once, or exported where sizes vary."""
+    """Convert a program of ``torch.jit``: run it once, or export it if sizes vary."""
     from torchmdla.mlir import exported
     from torchmdla.mlir.script_module import ScriptedProgram
 
@@ -100,14 +100,14 @@ def _graph(x: torch._C.Graph, inputs: Inputs) -> TorchFunction:
 
 
 def _fx(x: torch.fx.GraphModule, inputs: Inputs) -> TorchFunction:
-    """A flat graph that knows its values' types, as it stands; any other is a module like others."""
+    """Convert a flat graph with known types directly, and any other graph like a plain module."""
     from torchmdla.mlir import exported
 
     return _plain(x, inputs) if inputs.values or not exported.is_flat(x) else exported.function_of_fx(x)
 
 
 def _bare_fx(x: torch.fx.Graph, inputs: Inputs) -> TorchFunction:
-    """A graph with the module that owns it, or with none if it needs none."""
+    """Convert a graph with the module that owns it, or with an empty module if it needs none."""
     if x.owning_module is not None:
         return _fx(torch.fx.GraphModule(x.owning_module, x), inputs)
     for node in x.nodes:
@@ -137,7 +137,10 @@ def _self(program: Any) -> list[Any]:
 
 
 def _is_exported(x: object) -> bool:
-    """Does not import torch.export, which takes a second: who has an exported program has done so."""
+    """Return whether ``x`` is an exported program.
+
+    This does not import torch.export, which takes a second. A caller with an exported program has already imported it.
+    """
     export = sys.modules.get("torch.export")
     return export is not None and isinstance(x, export.ExportedProgram)
 

@@ -1,4 +1,4 @@
-"""Pending tensors of the lazy device, and the graphs that they are lowered to, as functions in the Torch dialect."""
+"""Conversion of pending tensors of the lazy device, and of their graphs, to functions in the Torch dialect."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from torchmdla.mlir.specs import Inputs
 
 
 def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
-    """A flat typed graph as a module with the one function ``name``.
+    """Return a flat typed graph as a module with the one function ``name``.
 
     Raises:
-        CompileError: something in it has no form in the dialect.
+        CompileError: the dialect cannot express part of the graph.
     """
     context = new_context()
     text, resources = read_graph(graph, FunctionWriter(name, types_of(graph), context.is_registered_operation))
@@ -32,24 +32,26 @@ def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
 
 
 def results_in(x: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
-    """The results that are asked for: one tensor, or several."""
+    """Return the requested results as a sequence of tensors."""
     return [x] if isinstance(x, Tensor) else x
 
 
-def refuse_inputs(given: object) -> None:
-    """
+def refuse_inputs(inputs: object) -> None:
+    """Raise an error if there are inputs beside pending tensors.
+
     Raises:
-        TypeError: something is given beside tensors that are pending.
+        TypeError: ``inputs`` is not empty.
     """
-    if given:
+    if inputs:
         raise TypeError("pending tensors take no inputs; several of them are given as a list: get_mlir([x, y])")
 
 
 def kind_of_device(device: str, graph_of: Callable[[Sequence[Tensor]], Any]) -> Kind:
-    """The tensors of a lazy device, one or a list or tuple of them.
+    """Return the kind for tensors of a lazy device: one tensor, or a list or tuple of them.
 
     Args:
-        graph_of: the flat typed graph that pending tensors would be computed by.
+        device: name of the device.
+        graph_of: function that returns the flat typed graph that computes pending tensors.
     """
 
     def is_there(x: object) -> bool:

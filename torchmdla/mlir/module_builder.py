@@ -1,4 +1,4 @@
-"""Captures blocks of PyTorch code, and imports TorchScript, into one module of the Torch dialect."""
+"""Builder of one Torch dialect module from captured blocks of PyTorch code and imported TorchScript."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Slot:
     """An argument or a result of a captured function in the module.
 
     Attributes:
-        role: ``"argument"``; ``"captured"``, a tensor that the block writes to and that is no argument; ``"result"``;
-            or ``"written"``, the value that an argument or captured tensor gets.
-        name: of the tensor, or of the tensor that gets the value, as ``"model.0.weight"``; empty where none was found.
-        dtype, shape: its type.
+        role: ``"argument"``; ``"captured"``, a tensor that the block writes to and that is not an argument;
+            ``"result"``; or ``"written"``, the new value of an argument or captured tensor.
+        name: name of the tensor, or of the tensor that gets the value, such as ``"model.0.weight"``; empty if unknown.
+        dtype, shape: type of the tensor.
     """
 
     role: Literal["argument", "captured", "result", "written"]
@@ -46,17 +46,18 @@ class Slot:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a captured function takes and returns in the module, in order."""
+    """Arguments and results of a captured function in the module, in order."""
 
     arguments: tuple[Slot, ...]
     results: tuple[Slot, ...]
 
 
 class ModuleBuilder:
-    """Builds one MLIR module in the Torch dialect from code that runs and from TorchScript.
+    """Builder of one MLIR module in the Torch dialect from code that runs and from TorchScript.
 
     Attributes:
-        module: a ``torch_mlir.ir.Module``. Each capture and import adds to it; one that fails leaves it as it was.
+        module: a ``torch_mlir.ir.Module``. Each capture and import adds to it. A capture or import that fails does not
+            change it.
     """
 
     def __init__(self) -> None:
@@ -64,34 +65,35 @@ class ModuleBuilder:
         self.module: ir.Module = ir.Module.create(ir.Location.unknown(self._context))
         self._blocks: dict[str, Block] = {}
         self._signatures: dict[str, Signature] = {}
-        # Names that TorchScript's functions have in the module.
+        # Names of TorchScript's functions in the module.
         self._scripted: set[str] = set()
         self._has_module = False
 
     @property
     def signatures(self) -> Mapping[str, Signature]:
-        """What the captured functions take and return in the module, by name."""
+        """Return the signatures of the captured functions in the module, by name."""
         return dict(self._signatures)
 
     def capture_function(self, name: str, arguments: Sequence[Tensor]) -> Capture:
-        """A context that captures what PyTorch dispatches in it as the function ``name``.
+        """Return a context that captures the operators that PyTorch dispatches in it, as the function ``name``.
 
-        The code runs as ever and has its own results. In the module the function takes ``arguments``, then *captured*
-        tensors: those that the block writes to and that are no arguments, as a model's weights in a step of training.
-        It returns what :meth:`Capture.returns` was given, then the values that written arguments and captured tensors
-        get. A tensor that the block only reads is a constant with its value of now. One warning names captured
-        tensors, constants, and numbers that were read from tensors, which stay as they were.
+        The code runs as usual and has its own results. The function's arguments in the module are ``arguments``, then
+        the *captured* tensors. These are the tensors that the block writes to and that are not arguments, such as a
+        model's weights in a training step. The function returns the values given to :meth:`Capture.returns`, then the
+        new values of written arguments and captured tensors. A tensor that the block only reads is a constant with its
+        current value. One warning names captured tensors, constants, and numbers that were read from tensors and stay
+        fixed.
 
         Args:
-            name: of the function.
+            name: name of the function.
             arguments: plain CPU tensors.
 
         Raises:
-            ValueError: the module has a function of this name.
-            TypeError: an argument is no tensor.
-            CaptureError: an argument cannot be captured. In the block or at its end: an operator cannot be; tensors
-                from outside share memory that is written to; a result was not computed inside; ``returns`` was called
-                twice or never.
+            ValueError: the module already has a function of this name.
+            TypeError: an argument is not a tensor.
+            CaptureError: an argument cannot be captured. In the block or at its end: an operator cannot be captured;
+                tensors from outside share memory that is written to; a result was not computed inside; ``returns`` was
+                called twice or never.
         """
         self._check_name(name)
         for index, argument in enumerate(arguments):
@@ -100,15 +102,16 @@ class ModuleBuilder:
         return Capture(name, arguments, self._add)
 
     def compile(self, *, device: str | None = None, strict: bool | None = None) -> Mapping[str, CapturedFunction]:
-        """The captured functions by name, to be called with other arguments of the same types.
+        """Return the captured functions by name, to be called with other arguments of the same types.
 
         They write to the captured tensors themselves, as the blocks did.
 
         Args:
-            device, strict: as for :func:`torchmdla.enable`, which decides where they are None.
+            device: as for :func:`torchmdla.enable`, whose setting applies if the value is omitted.
+            strict: as ``device``.
 
         Raises:
-            ValueError: no such device.
+            ValueError: the device does not exist.
         """
         options = Options.of({"device": device, "strict": strict})
         return {name: CapturedFunction(block, options) for name, block in self._blocks.items()}
@@ -116,44 +119,44 @@ class ModuleBuilder:
     def import_function(
         self, function: torch.jit.ScriptFunction[Any, Any], arguments: Mapping[str, TensorSpec] | None = None
     ) -> str:
-        """Imports a scripted or traced function as it stands, and the functions that it calls.
+        """Import a scripted or traced function and the functions that it calls, without changes.
 
         Args:
-            function: its control flow, containers and optional values stay.
-            arguments: sizes and dtypes of tensor arguments, by name; they have value semantics then.
+            function: the function; its control flow, containers and optional values are kept.
+            arguments: sizes and dtypes of tensor arguments, by name; these arguments have value semantics.
 
         Returns:
             its name in the module: TorchScript's qualified name.
 
         Raises:
-            TypeError: it is no scripted function.
-            ValueError: the module has a function of this name, or the function has no such argument.
-            CaptureError: something in it has no form in the Torch dialect; names it and its place.
+            TypeError: ``function`` is not a scripted function.
+            ValueError: the module already has a function of this name, or the function does not have such an argument.
+            CaptureError: the Torch dialect cannot express part of the function; the message names it and its location.
         """
         if not isinstance(function, torch.jit.ScriptFunction):
             raise TypeError(f"import_function takes a scripted function, got {type(function).__name__}")
         name: str = function.qualified_name
         self._check_name(name)
         with _refused(name):
-            bounds = {one: bound_of(spec, is_mutable=False) for one, spec in (arguments or {}).items()}
+            bounds = {argument: bound_of(spec, is_mutable=False) for argument, spec in (arguments or {}).items()}
             imported = import_script_function(function, bounds, self._has_op, self._scripted)
         self._append_script(imported, name)
         return name
 
     def import_module(self, module: torch.jit.ScriptModule, annotations: Annotations | None = None) -> None:
-        """Imports a scripted or traced module as it stands: its classes, methods, and objects with their attributes.
+        """Import a scripted or traced module: its classes, methods, and objects with their attributes.
 
-        A builder takes one module, because upstream's passes do.
+        A builder accepts one module, because upstream's passes do.
 
         Args:
-            module: its parameters and attributes become what they are now.
-            annotations: which methods can be called from outside, and what is known of their arguments; without, all
-                methods and attributes are open to the outside, and nothing is known.
+            module: the module; its parameters and attributes get their current values.
+            annotations: the methods that can be called from outside, and known facts about their arguments. Without
+                annotations, all methods and attributes are public, and no facts are known.
 
         Raises:
-            TypeError: it is no scripted module.
-            ValueError: a module was imported before, or ``annotations`` speak of what is not there.
-            CaptureError: something in it has no form in the Torch dialect; names it and its place.
+            TypeError: ``module`` is not a scripted module.
+            ValueError: a module was imported before, or ``annotations`` refer to something that does not exist.
+            CaptureError: the Torch dialect cannot express part of the module; the message names it and its location.
         """
         if not isinstance(module, torch.jit.ScriptModule):
             raise TypeError(f"import_module takes a scripted module, got {type(module).__name__}")
@@ -166,8 +169,8 @@ class ModuleBuilder:
         self._has_module = True
 
     def _append_script(self, imported: ImportedScript, name: str) -> None:
-        for one in imported.symbols:
-            self._check_name(one)
+        for symbol in imported.symbols:
+            self._check_name(symbol)
         with self._adding():
             self._append(imported.text, imported.resources, name)
         self._scripted |= imported.symbols
@@ -178,11 +181,11 @@ class ModuleBuilder:
 
     def _add(self, block: Block) -> None:
         self._check_name(block.name)
-        layouts = [one.layout for one in block.externals]
+        layouts = [external.layout for external in block.externals]
         graph = without_writes(decomposed(block.module.graph, layouts, self._is_registered))
         placeholders = graph.find_nodes(op="placeholder")
         pairs = zip(placeholders, block.externals, strict=True)
-        constants = {node.name: one.tensor for node, one in pairs if one.is_constant}
+        constants = {node.name: external.tensor for node, external in pairs if external.is_constant}
         record = {node.name: recorded(node.meta.get("val")) for node in graph.nodes}
         with _refused(block.name):
             text, resources = read_fx(graph, FunctionWriter(block.name, record, self._has_op, constants))
@@ -199,21 +202,21 @@ class ModuleBuilder:
 
     def _append(self, text: str, resources: Mapping[str, Tensor], name: str) -> None:
         with self._context:
-            made = ir.Module.parse(text)
-        fill_resources(made, resources, name)
-        for operation in list(made.body.operations):
+            parsed = ir.Module.parse(text)
+        fill_resources(parsed, resources, name)
+        for operation in list(parsed.body.operations):
             if not _is_declaration(operation):
                 self.module.body.append(operation)
 
     @contextmanager
     def _adding(self) -> Iterator[None]:
-        """Takes back what was added to the module where that fails, or the module is not valid then."""
+        """Undo additions to the module if the block fails or the module is not valid afterwards."""
         before = len(self.module.body.operations)
         try:
             yield
             self.module.operation.verify()
         except BaseException as error:
-            # The last first: operations use earlier ones.
+            # Operations use earlier ones, so the last is erased first.
             for operation in reversed(list(self.module.body.operations)[before:]):
                 operation.operation.erase()
             if isinstance(error, ir.MLIRError):
@@ -223,7 +226,7 @@ class ModuleBuilder:
 
 @contextmanager
 def _refused(name: str) -> Iterator[None]:
-    """Turns the importer's errors into those of a capture."""
+    """Convert the importer's errors into capture errors."""
     try:
         yield
     except CompileError as error:
@@ -234,17 +237,17 @@ def _signature(block: Block) -> Signature:
     finals = final_values(block.module.graph)
     placeholders = block.module.graph.find_nodes(op="placeholder")
     arguments, written = [], []
-    for node, one, name in zip(placeholders, block.externals, block.names, strict=True):
-        type_ = (one.layout.dtype, tuple(one.layout.shape))
-        if not one.is_constant:
-            arguments.append(Slot("argument" if one.is_argument else "captured", name, *type_))
+    for node, value, name in zip(placeholders, block.externals, block.names, strict=True):
+        type_ = (value.layout.dtype, tuple(value.layout.shape))
+        if not value.is_constant:
+            arguments.append(Slot("argument" if value.is_argument else "captured", name, *type_))
         if node in finals:
             written.append(Slot("written", name, *type_))
     values: Any = [result for result in block.module.graph.output_node().args[0] if result is not None]  # type: ignore[union-attr]
-    results = [Slot("result", "", one.meta["val"].dtype, tuple(one.meta["val"].shape)) for one in values]
+    results = [Slot("result", "", value.meta["val"].dtype, tuple(value.meta["val"].shape)) for value in values]
     return Signature(tuple(arguments), (*results, *written))
 
 
 def _is_declaration(operation: Any) -> bool:
-    """Whether it only says that the module has a function."""
+    """Return whether an operation is a function without a body."""
     return operation.operation.name == "func.func" and not len(operation.regions[0].blocks)

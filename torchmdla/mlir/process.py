@@ -1,4 +1,4 @@
-"""Runs a job in a process of its own: a crash of native compiler code there is an exception here."""
+"""Jobs in a separate process. A crash of native compiler code there becomes an exception here."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from torchmdla.support.processes import how_it_ended
 
 _CHILD = Path(__file__).with_name("child.py")
 
-# How much is kept of what a process that dies prints: the assertion comes first, then LLVM's stack trace.
+# Bytes of a crashed process's output that are kept. The assertion comes first, then LLVM's stack trace.
 _LAST_WORDS = 4096
 
 
 def run_job(
     job: str, doing: str, *, shows_output: bool = False, stderr: IO[bytes] | None = None, **arguments: Any
 ) -> str:
-    """The text that a job of ``torchmdla.mlir.jobs`` returns.
+    """Run a job of ``torchmdla.mlir.jobs`` and return its text.
 
     Args:
-        doing: what the job is, for the message when the process dies.
-        shows_output: what passes print goes to this process's standard output and error. Otherwise it is dropped, and
-            is the diagnostic if the process dies.
-        stderr: a file that gets the standard error instead.
+        job: name of the job.
+        doing: description of the job, for the message if the process dies.
+        shows_output: whether the output of passes goes to this process's standard output and error. Otherwise it is
+            dropped, and becomes the diagnostic if the process dies.
+        stderr: file that gets the standard error instead.
+        arguments: arguments of the job.
 
     Raises:
-        CompileError: the job's own, or the process died, or took longer than compiles may.
+        CompileError: the job raised it, the process died, or it exceeded the time limit of compiles.
     """
     limits = Limits.from_environment()
     with tempfile.TemporaryDirectory(prefix="torchmdla-") as folder, tempfile.TemporaryFile() as printed:
         reply = Path(folder, "reply")
         request = {
             "path": sys.path,
-            "package": list(sys.modules["torchmdla"].__path__),  # where the extension is, too
+            "package": list(sys.modules["torchmdla"].__path__),  # It includes the extension's path.
             "job": job,
             "reply": str(reply),
             "memory": limits.memory,

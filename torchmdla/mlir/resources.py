@@ -1,4 +1,4 @@
-"""Tensors beside the text of a module."""
+"""Tensors that are stored outside the text of a module."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch_mlir import ir
 
 
 def fill_resources(module: ir.Module, resources: Mapping[str, Tensor], prefix: str) -> None:
-    """Gives the module's resources their contents, under names that no other function of the module has."""
+    """Set the contents of the module's resources, under names that no other function of the module uses."""
     if not resources:
         return
 
     def visit(operation: Any) -> Any:
-        if operation.name in _LITERALS and (found := _RESOURCE.match(str(operation.attributes["value"]))):
-            data = resources[found["name"]].contiguous().view(torch.uint8).numpy()
+        if operation.name in _LITERALS and (match := _RESOURCE.match(str(operation.attributes["value"]))):
+            data = resources[match["name"]].contiguous().view(torch.uint8).numpy()
             operation.attributes["value"] = ir.DenseResourceElementsAttr.get_from_buffer(
-                data, f"{prefix}.{found['name']}", ir.Type.parse(found["type"])
+                data, f"{prefix}.{match['name']}", ir.Type.parse(match["type"])
             )
         return ir.WalkResult.ADVANCE
 

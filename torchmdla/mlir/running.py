@@ -1,4 +1,4 @@
-"""Modules of MLIR as functions to call: compiled for a device, without a program of PyTorch's."""
+"""MLIR modules as callable functions, compiled for a device without a PyTorch program."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ from torchmdla.mlir.function import TorchFunction, separate_results, tensor_type
 
 
 class MlirFunction:
-    """The one public function of a module: what :func:`torchmdla.get_mlir` writes as ``"torch"`` or ``"linalg"``, or
-    the like. Its arguments and results are tensors of known sizes.
+    """The one public function of a module in the Torch dialect or in linalg on tensors.
+
+    :func:`torchmdla.get_mlir` writes such modules as ``"torch"`` or ``"linalg"``. Arguments and results are tensors of
+    known sizes.
 
     Args:
-        text: of the module.
+        text: text of the module.
 
     Attributes:
-        name: the function's.
-        arguments: what it takes. ``results``: what it returns.
+        name: the function's name.
+        arguments: types of the arguments.
+        results: types of the results.
 
     Raises:
-        CompileError: the text is no such module.
+        CompileError: the text is not such a module.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,20 +56,21 @@ class MlirFunction:
         self.name = ir.StringAttr(function.attributes["sym_name"]).value
         self._is_torch = "!torch." in str(function.attributes["function_type"])
         with self._module.context:
-            # What programs have it called.
+            # Programs require this name.
             function.attributes["sym_name"] = ir.StringAttr.get("forward")
         types = TorchFunction(self._module, ()).signature
         self.arguments = tuple(_spec(type_, "an argument") for type_ in types.inputs)
         self.results = tuple(_spec(type_, "a result") for type_ in types.results)
 
     def compile(self, device: str = "cpu", weights: int = 0) -> CompiledMlir:
-        """
+        """Compile the function for a device.
+
         Args:
-            device: a registered device. Devices but the cpu take the Torch dialect alone.
-            weights: how many of the last arguments change seldom: they are packed once for each version.
+            device: a registered device. Devices other than the cpu support only the Torch dialect.
+            weights: number of last arguments that change rarely; they are packed once for each version.
 
         Raises:
-            CompileError: the device does not take it.
+            CompileError: the device does not support the function.
         """
         if self._is_torch:
             separate_results(TorchFunction(self._module, ()))
@@ -86,17 +90,17 @@ class MlirFunction:
 
 
 class CompiledMlir:
-    """A function of MLIR, compiled."""
+    """Compiled MLIR function."""
 
     def __init__(self, function: MlirFunction, executable: _C.Executable) -> None:
         self.function = function
         self._executable = executable
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """The result, or a tuple of several.
+        """Return the result, or a tuple of several results.
 
         Raises:
-            TypeError, ValueError: the tensors are not of the types that the function takes.
+            TypeError, ValueError: the tensors do not have the types of the function's arguments.
             RuntimeError: the compiled code, or the device, reports an error.
         """
         expected = self.function.arguments
@@ -104,9 +108,9 @@ class CompiledMlir:
             raise TypeError(f"@{self.function.name} takes {len(expected)} tensors, got {len(tensors)}")
         for index, (tensor, spec) in enumerate(zip(tensors, expected, strict=True)):
             if (tensor.dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
-                found = f"{tensor.dtype} {list(tensor.shape)}"
+                actual = f"{tensor.dtype} {list(tensor.shape)}"
                 raise ValueError(
-                    f"argument {index} of @{self.function.name} is {spec.dtype} {list(spec.shape)}, got {found}"
+                    f"argument {index} of @{self.function.name} is {spec.dtype} {list(spec.shape)}, got {actual}"
                 )
         try:
             results = self._executable([tensor.detach().contiguous() for tensor in tensors])
@@ -116,7 +120,7 @@ class CompiledMlir:
         return results[0] if len(results) == 1 else results
 
 
-# An element type of the builtin dialect, by PyTorch's name.
+# PyTorch's dtype names by element type of the builtin dialect.
 _DTYPES = {
     "f16": "float16",
     "bf16": "bfloat16",
@@ -131,24 +135,24 @@ _DTYPES = {
 _BUILTIN = re.compile(r"tensor<(?P<sizes>(?:[\d?]+x)*)(?P<element>\w+)>")
 
 
-# Dialects that get_mlir writes, too, or that are behind those that are compiled.
+# Dialects of get_mlir's other outputs and of later stages, which cannot be compiled here.
 _NOT_COMPILED = frozenset(("aten", "llvm", "stablehlo", "tosa"))
 
 
 def _dialects_of(module: ir.Module) -> frozenset[str]:
-    found: set[str] = set()
+    dialects: set[str] = set()
 
     def note(op: Any) -> Any:
-        found.add(op.name.partition(".")[0])
+        dialects.add(op.name.partition(".")[0])
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(note)
-    return frozenset(found)
+    return frozenset(dialects)
 
 
 def _public_function(module: ir.Module) -> Any:
-    found = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
-    public = [op for op in found if "sym_visibility" not in op.attributes and len(op.regions[0].blocks)]
+    functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+    public = [op for op in functions if "sym_visibility" not in op.attributes and len(op.regions[0].blocks)]
     if len(public) != 1:
         names = ", ".join(f"@{ir.StringAttr(op.attributes['sym_name']).value}" for op in public) or "none"
         raise CompileError(f"a module with one public function is needed; public in this one: {names}")
@@ -156,13 +160,14 @@ def _public_function(module: ir.Module) -> Any:
 
 
 def _spec(type_: ir.Type, what: str) -> TensorSpec:
-    """
+    """Return the dtype and sizes of a tensor type.
+
     Raises:
-        CompileError: it is no tensor of known dtype and sizes.
+        CompileError: the type is not a tensor of known dtype and sizes.
     """
-    if found := _BUILTIN.fullmatch(str(type_)):
-        sizes: Sequence[int | None] = [None if size == "?" else int(size) for size in found["sizes"].split("x") if size]
-        dtype = _DTYPES.get(found["element"], "")
+    if match := _BUILTIN.fullmatch(str(type_)):
+        sizes: Sequence[int | None] = [None if size == "?" else int(size) for size in match["sizes"].split("x") if size]
+        dtype = _DTYPES.get(match["element"], "")
     else:
         dtype, sizes = tensor_type_of(type_)
     if None in sizes or not dtype:
@@ -171,7 +176,7 @@ def _spec(type_: ir.Type, what: str) -> TensorSpec:
 
 
 def _fields(spec: TensorSpec) -> tuple[str, tuple[int, ...]]:
-    """dtype and sizes, as programs have them."""
+    """Return dtype and sizes in the form that programs use."""
     return str(spec.dtype).removeprefix("torch."), tuple(spec.shape)  # type: ignore[arg-type]
 
 

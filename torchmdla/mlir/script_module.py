@@ -1,4 +1,4 @@
-"""TorchScript programs as modules that ``torch.export`` takes."""
+"""TorchScript programs as modules that ``torch.export`` can capture."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from torchmdla.importer.sources import source_of
 
 
 class ScriptedProgram(torch.nn.Module):
-    """A TorchScript module or function that is run node by node from Python, so that ``torch.export`` sees each op.
+    """TorchScript program that runs node by node from Python, so that ``torch.export`` sees each op.
 
     Its parameters and buffers are the program's, under the same names.
     """
 
     def __init__(self, program: Any) -> None:
         super().__init__()
-        self._mdla_program = [program] if isinstance(program, torch.jit.ScriptModule) else []  # in a list: no submodule
+        # A module in a list does not become a submodule.
+        self._mdla_program = [program] if isinstance(program, torch.jit.ScriptModule) else []
         self._mdla_graph = program.inlined_graph
         for module in self._mdla_program:
             _mirror(module, self)
 
     def forward(self, *inputs: Any) -> Any:
         run = _Tracing()
-        given = []
+        modules = []
         for program in self._mdla_program:
             run.mirrors[id(program)] = self
-            given.append(program)
+            modules.append(program)
         with torch.fx.traceback.preserve_node_meta():
-            return run.run(self._mdla_graph, [*given, *inputs])
+            return run.run(self._mdla_graph, [*modules, *inputs])
 
 
 def _mirror(program: torch.nn.Module, module: torch.nn.Module) -> None:
-    """Gives ``module`` the parameters, buffers and submodules of a scripted module."""
+    """Add the parameters, buffers and submodules of a scripted module to ``module``."""
     for name, parameter in program.named_parameters(recurse=False, remove_duplicate=False):
-        # What torch.jit.load reads are tensors.
+        # torch.jit.load returns plain tensors.
         module.register_parameter(name, torch.nn.Parameter(parameter.detach(), parameter.requires_grad))
     for name, buffer in program.named_buffers(recurse=False, remove_duplicate=False):
         module.register_buffer(name, buffer)
@@ -47,12 +48,15 @@ def _mirror(program: torch.nn.Module, module: torch.nn.Module) -> None:
 
 
 class _Tracing(Run):
-    """Runs under a tracer. ``mirrors`` has the module to take tensors from, for each scripted module by id."""
+    """Run under a tracer.
+
+    ``mirrors`` maps the id of a scripted module to the module that its tensors are read from.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.mirrors: dict[int, torch.nn.Module] = {}
-        # Ids stay while objects do.
+        # These references keep the ids valid.
         self._held: list[Any] = []
 
     def attribute(self, owner: Any, name: str) -> Any:

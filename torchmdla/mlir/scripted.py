@@ -1,7 +1,7 @@
-"""TorchScript programs as functions in the Torch dialect.
+"""Conversion of TorchScript programs to functions in the Torch dialect.
 
-A graph is run once with eager kernels. What depends on sizes alone (branches, loops, lists, numbers) is known then, so
-a flat graph of tensor ops remains, whose values' types were seen.
+A graph runs once with eager kernels. Branches, loops, lists and numbers that depend on sizes alone are then known. The
+result is a flat graph of tensor ops, with the types of its values from the run.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous,
 
 
 def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunction:
-    """A TorchScript graph for inputs like these, none of which is written to.
+    """Return the function of a TorchScript graph for inputs like these, which are not written to.
 
     Args:
-        inputs: one for each input of the graph; where it asks for ``self``, the scripted module.
+        graph: the graph; it is not changed.
+        inputs: one value for each input of the graph, the scripted module for ``self``.
 
     Raises:
-        TypeError: another number of inputs.
-        CompileError: what happens depends on the data of a tensor, or an op cannot be expressed; names the op and its
-            place.
+        TypeError: the number of inputs is wrong.
+        CompileError: the program depends on the data of a tensor, or an op cannot be expressed. The message names the
+            op and its location.
     """
     graph = graph.copy()
     torch._C._jit_pass_inline(graph)
     expected = list(graph.inputs())
     if len(expected) != len(inputs):
         raise TypeError(_miscounted(expected, inputs))
-    # Runs may draw random numbers, and write to what they get.
+    # Runs may draw random numbers and write to their inputs.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         flat = _Flattening(writes=_writes(graph))
         flat.run(graph, inputs)
@@ -57,7 +58,7 @@ def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunc
 
 
 def _constants(graph: torch._C.Graph) -> dict[tuple[int, int | None], FunctionArgument]:
-    """The graph's tensor constants, by the node that holds each."""
+    """Return the graph's tensor constants, by the index of the node that holds each."""
     nodes: list[Any] = list(graph.nodes())
     return {
         (index, None): FunctionArgument(f"constant{index}", "parameter", node.output().toIValue())
@@ -67,7 +68,7 @@ def _constants(graph: torch._C.Graph) -> dict[tuple[int, int | None], FunctionAr
 
 
 def _names_of_weights(inputs: Sequence[Any]) -> list[str]:
-    """Of all modules among the inputs."""
+    """Return the names of the parameters and buffers of all modules among the inputs."""
     return [
         name
         for module in inputs
@@ -78,24 +79,24 @@ def _names_of_weights(inputs: Sequence[Any]) -> list[str]:
 
 
 def _miscounted(expected: Sequence[torch._C.Value], inputs: Sequence[Any]) -> str:
-    """What is said of another number of inputs than a program takes, its module not counted."""
-    own = int(bool(inputs) and isinstance(inputs[0], torch.jit.ScriptModule))
-    names = ", ".join(value.debugName().partition(".")[0] for value in expected[own:])
-    count = len(expected) - own
-    return f"the program takes {count} {'input' if count == 1 else 'inputs'} ({names}), got {len(inputs) - own}"
+    """Return the error message for a wrong number of inputs; the program's module is not counted."""
+    offset = int(bool(inputs) and isinstance(inputs[0], torch.jit.ScriptModule))
+    names = ", ".join(value.debugName().partition(".")[0] for value in expected[offset:])
+    count = len(expected) - offset
+    return f"the program takes {count} {'input' if count == 1 else 'inputs'} ({names}), got {len(inputs) - offset}"
 
 
 class DependsOnData(CompileError):
-    """What a program does depends on the data of a tensor."""
+    """Error about a program whose behaviour depends on the data of a tensor."""
 
 
 class _Flattening(Flattening):
-    """A run of a program whose data nothing depends on but data.
+    """Run of a program in which only tensor data depends on tensor data.
 
-    ``tensors`` are the inputs of the flat graph, ``arguments`` what they are in the program.
+    ``tensors`` are the inputs of the flat graph. ``arguments`` are their descriptions in the program.
 
     Args:
-        writes: some op writes to a tensor: then weights are copied first.
+        writes: whether some op writes to a tensor; weights are then copied first.
     """
 
     def __init__(self, writes: bool) -> None:
@@ -103,20 +104,20 @@ class _Flattening(Flattening):
         self.tensors: list[torch.Tensor] = []
         self.arguments: list[FunctionArgument] = []
         self._writes = writes
-        # Tensors whose value follows from sizes: numbers of them are known.
+        # Ids of tensors that depend on sizes alone, so that numbers read from them are known.
         self._known: set[int] = set()
         self._modules: dict[int, str] = {}
         self._weights: dict[str, torch.Tensor] = {}
 
     def run(self, graph: torch._C.Graph, inputs: Sequence[Any]) -> Any:
-        given = []
+        arguments = []
         for value, input_ in zip(graph.inputs(), inputs, strict=True):
             if isinstance(input_, torch.nn.Module):
                 self._modules[id(input_)] = ""
-                given.append(input_)
+                arguments.append(input_)
             else:
-                given.append(tree_map_only(torch.Tensor, partial(self._input, name=input_name(value)), input_))
-        results = super().run(graph, given)
+                arguments.append(tree_map_only(torch.Tensor, partial(self._input, name=input_name(value)), input_))
+        results = super().run(graph, arguments)
         outputs = tensors_in(results)
         if not outputs:
             raise CompileError("the program has no tensor among its results")
@@ -145,17 +146,17 @@ class _Flattening(Flattening):
         return tree_map_only(torch.Tensor, constant, value)
 
     def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
-        tensors, made = tensors_in(arguments), {id(tensor) for tensor in tensors_in(results)}
+        tensors, result_ids = tensors_in(arguments), {id(tensor) for tensor in tensors_in(results)}
         known = all(id(tensor) in self._known for tensor in tensors)
-        if not made:
+        if not result_ids:
             if results and not is_metadata(node.kind()) and not known:
                 raise DependsOnData("what follows depends on the data of a tensor, which is known only at run time")
             return
         super().op(node, arguments, results)
         if known and (tensors or node.kind() == "prim::NumToTensor"):
-            self._known |= made
-        else:  # an op may have written to a known tensor
-            self._known -= made
+            self._known |= result_ids
+        else:  # The op may have written to a known tensor.
+            self._known -= result_ids
 
     def _input(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         return self._argument(tensor, FunctionArgument(name, "input"), copy=True)
@@ -176,7 +177,7 @@ class _Flattening(Flattening):
 
 
 class _Recording(Run):
-    """Keeps type or value of every value, as groups' records have them."""
+    """Run that records the type or value of every value, as in the records of groups."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +204,7 @@ def _refuse_writes(graph: torch._C.Graph) -> None:
 
 
 def _writes(block: Any) -> bool:
-    """Whether an op of a block writes to a tensor."""
+    """Return whether an op of a block writes to a tensor."""
     return any(_is_write(node) or any(_writes(inner) for inner in node.blocks()) for node in block.nodes())
 
 

@@ -1,4 +1,4 @@
-"""Packages: programs in files that hold the compiled code of their groups."""
+"""Packages: files of programs that contain the compiled code of their groups."""
 
 from __future__ import annotations
 

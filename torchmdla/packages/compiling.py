@@ -1,4 +1,4 @@
-"""Compiles the groups of programs for the targets of files."""
+"""Compilation of the groups of programs for the targets of files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.report import progress
 
-# What this machine measured is of no use to another target.
+# Options with measurements of this machine, which are not valid for another target.
 _OF_THIS_MACHINE = frozenset(("records", "machine"))
 
 
 @contextmanager
 def compiling_groups() -> Iterator[None]:
-    """Within the block groups are compiled, at once, whatever packages have for them."""
+    """Compile groups synchronously within the block, and ignore the code of packages."""
     with api.waiting_for_compiles():
         _C.set_packages(False)
         try:
@@ -39,8 +39,11 @@ def call_anew(
     ready: Callable[[IO[bytes]], Callable[..., Any]],
     calls: Sequence[Sequence[Any]],
 ) -> tuple[Any, list[_C.GroupReport]]:
-    """A program that is written to memory and read back, so that its groups are those that a reader of the file gets,
-    after as many of the ``calls`` as PyTorch's executor needs; and its groups."""
+    """Write a program to memory, read it back and call it; return the program and its groups.
+
+    The groups are therefore those that a reader of the file gets. The ``calls`` are repeated as often as PyTorch's
+    executor needs.
+    """
     buffer = io.BytesIO()
     write(buffer)
     before = _C.group_counts().keys()
@@ -59,7 +62,7 @@ def for_target(program: Program | None, target: Target) -> Program | None:
 
 
 def compiled(programs: Sequence[Program]) -> dict[str, Artifact]:
-    """Artifacts by the keys of their programs, with a progress bar on a terminal."""
+    """Return artifacts by the keys of their programs, with a progress bar on a terminal."""
     from tqdm import tqdm
 
     distinct = {program.key: program for program in programs}

@@ -1,7 +1,7 @@
-"""Numbers, texts and lists as bytes, for readers in C++ (``src/support/byte_reader.h``).
+"""Encoding of numbers, texts and lists as bytes, for readers in C++ (``src/support/byte_reader.h``).
 
-Integers and floats take 8 bytes, little-endian; kinds and truth values one byte. The number of elements stands before a
-list or a text.
+Integers and floats take 8 bytes, little-endian. Kinds and booleans take one byte. A list or a text is preceded by the
+number of its elements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 Element = TypeVar("Element")
 
-# c10's numbers of dtypes (c10/core/ScalarType.h), which files of TorchScript hold, too.
+# The numbers of dtypes in c10 (c10/core/ScalarType.h), which TorchScript files also contain.
 SCALAR_TYPES: Mapping[torch.dtype, int] = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
@@ -22,20 +22,20 @@ SCALAR_TYPES: Mapping[torch.dtype, int] = {
 
 
 class FieldWriter:
-    """Writes fields one after another."""
+    """Writer of consecutive fields."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
 
     def getvalue(self) -> bytes:
-        """All that was written."""
+        """Return all bytes written so far."""
         return b"".join(self._parts)
 
     def byte(self, value: int) -> None:
         self._parts.append(bytes([value]))
 
     def raw(self, data: bytes) -> None:
-        """Bytes whose number the reader knows."""
+        """Write bytes whose number the reader knows."""
         self._parts.append(data)
 
     def integer(self, value: int) -> None:
@@ -45,7 +45,7 @@ class FieldWriter:
         self._parts.append(struct.pack("<d", value))
 
     def block(self, data: bytes) -> None:
-        """Bytes behind their number."""
+        """Write bytes, preceded by their number."""
         self.integer(len(data))
         self.raw(data)
 
@@ -53,7 +53,7 @@ class FieldWriter:
         self.block(value.encode())
 
     def list(self, elements: Iterable[Element], write: Callable[[Element], object]) -> None:
-        """``write`` is called for each element."""
+        """Write the number of elements, and call ``write`` for each element."""
         elements = elements if isinstance(elements, Sized) else tuple(elements)
         self.integer(len(elements))
         for element in elements:

@@ -1,8 +1,9 @@
-"""The parts of a package: an index and a block for each target, sealed (:mod:`torchmdla.compiler.checksummed`).
+"""Parts of a package: an index and a block for each target, sealed (:mod:`torchmdla.compiler.checksummed`).
 
-They are records of an archive that PyTorch writes: ``torchmdla/index`` and ``torchmdla/targets/<name>``. TorchScript's
-archives have them among their extra files; exported programs, whose extra files must be text, beside them. What
-programs read is binary (``src/package/package.cpp``); before it stands a description for people, in JSON.
+They are records of an archive that PyTorch writes: ``torchmdla/index`` and ``torchmdla/targets/<name>``. In a
+TorchScript archive they are extra files. In the archive of an exported program they are beside the extra files, which
+must be text. Programs read the binary part (``src/package/package.cpp``). It is preceded by a description for humans,
+in JSON.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ INDEX = f"{FOLDER}index"
 
 
 class DamagedPackage(ValueError):
-    """A part of a package is truncated, altered, or of another version."""
+    """Error for a part of a package that is truncated, altered, or of another version."""
 
 
-# As in src/package/package.cpp.
+# The same values as in src/package/package.cpp.
 _VERSION = 2
 _REMEDY = "package the model anew (python -m torchmdla package)"
 _INDEX = Format(b"torchmdla-index", _VERSION, "a package's index", _REMEDY, DamagedPackage)
@@ -33,27 +34,27 @@ _TARGET = Format(b"torchmdla-target", _VERSION, "a package's target", _REMEDY, D
 
 
 def record_of(target: str) -> str:
-    """The name of a target's record."""
+    """Return the name of a target's record."""
     return f"{FOLDER}targets/{target}"
 
 
 def weights_record_of(target: str) -> str:
-    """The name of the record of a target's packed weights."""
+    """Return the name of the record of a target's packed weights."""
     return f"{FOLDER}weights/{target}"
 
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """A target of a package, for people.
+    """Description of a target of a package, for humans.
 
     Attributes:
-        name: as :func:`torchmdla.save` was given it.
+        name: the name in the call of :func:`torchmdla.save`.
         cpu: the processor that instructions are scheduled for.
-        features: of a processor, that its code uses, by LLVM's names.
+        features: processor features that the code uses, by LLVM's names.
         size: bytes of its block.
         digest: SHA-256 of its block, in hexadecimal.
         weights: bytes of packed weights.
-        groups: what it has code for, a line for each.
+        groups: one line for each group that has code.
     """
 
     name: str
@@ -67,12 +68,12 @@ class TargetInfo:
 
 @dataclass(frozen=True)
 class PackageInfo:
-    """A package, for people.
+    """Description of a package, for humans.
 
     Attributes:
-        targets: what it has code for.
-        versions: of what made it, by name.
-        signer: the number of the key that it says it is signed by, which is not verified; empty where it is not signed.
+        targets: the targets that have code.
+        versions: versions of the producers, by name.
+        signer: the key identifier in the signature, not verified; empty if the package is not signed.
     """
 
     targets: tuple[TargetInfo, ...]
@@ -82,7 +83,7 @@ class PackageInfo:
 
 @dataclass(frozen=True)
 class Target:
-    """A target's code: ``codes`` of ``specialisations``, None of those that have none, and what packs made."""
+    """Code of a target: ``codes`` of ``specialisations`` (None for those without code), and the packed weights."""
 
     name: str
     cpu: str
@@ -93,7 +94,7 @@ class Target:
 
 
 def records(targets: Sequence[Target], groups: Sequence[str], versions: Mapping[str, str]) -> dict[str, bytes]:
-    """The package, by the names of its records. ``groups``: lines that say what it has code for."""
+    """Return the package as records by name. ``groups`` describe the code, one line for each group."""
     files = {record_of(target.name): _block(target) for target in targets}
     files |= {weights_record_of(target.name): target.weights.getvalue() for target in targets if target.weights.infos}
     infos = [_info(target, files[record_of(target.name)], groups) for target in targets]
@@ -110,10 +111,10 @@ def records(targets: Sequence[Target], groups: Sequence[str], versions: Mapping[
 
 
 def info_of(index: bytes) -> PackageInfo:
-    """What an index says for people.
+    """Return the description in an index, for humans.
 
     Raises:
-        DamagedPackage: it is no intact index of this version.
+        DamagedPackage: ``index`` is not an intact index of this version.
     """
 
     def read(description: dict[str, Any], content: bytes) -> PackageInfo:
@@ -127,9 +128,10 @@ def info_of(index: bytes) -> PackageInfo:
 
 
 def check_target(info: TargetInfo, block: bytes) -> None:
-    """
+    """Check the block of a target against the index.
+
     Raises:
-        DamagedPackage: ``block`` is not what the index has of the target.
+        DamagedPackage: ``block`` does not match the digest in the index, or is damaged.
     """
     if hashlib.sha256(block).hexdigest() != info.digest:
         raise DamagedPackage(f"target {info.name} is not the one that the index has; {_REMEDY}")
@@ -137,7 +139,7 @@ def check_target(info: TargetInfo, block: bytes) -> None:
 
 
 def _block(target: Target) -> bytes:
-    # Equal groups have one artifact, hence one image.
+    # Equal groups share one artifact, hence one image.
     images = {code.artifact.object_code: 0 for code in target.codes if code is not None}
     numbers = {image: number for number, image in enumerate(images)}
     writer = FieldWriter()

@@ -1,4 +1,4 @@
-"""Reads programs from files that hold the code of their groups."""
+"""Loading of programs from files that contain the code of their groups."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torchmdla import _C
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, check_target, info_of, record_of
 from torchmdla.packages.signing import SIGNATURE, signer_of
 
-# Where archives of TorchScript have their extra files.
+# The folder of extra files in TorchScript archives.
 _EXTRA = "extra/"
 
 
 def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
-    """A program as ``torch.jit.load`` or ``torch.export.load`` reads it, ready: the code that its file has for its
-    groups is mapped, and constants are packed, so that the first call is as fast as later ones.
+    """Load a program as ``torch.jit.load`` or ``torch.export.load`` does, ready to run.
 
-    The code is kept as long as the program is, or a copy of it (``copy.deepcopy``).
+    The code of its groups is mapped from the file, and constants are packed, so that the first call is as fast as later
+    ones. The code is retained as long as the program or a copy of it (``copy.deepcopy``) exists.
 
     Returns:
-        The TorchScript program; of an exported program what :func:`torchmdla.compile` makes of it.
+        The TorchScript program. For an exported program, the result of :func:`torchmdla.compile`.
 
     Raises:
-        What PyTorch's functions raise.
+        Exception: the exceptions of PyTorch's functions.
     """
     path = os.fspath(path)
     if _is_exported(path):
@@ -50,27 +50,30 @@ def _is_exported(path: str) -> bool:
 
 
 def info(path: str | os.PathLike[str]) -> PackageInfo | None:
-    """What a file has of a package, after all of it was checked; None where it has none.
+    """Check the package in a file and return its description; None if the file does not contain a package.
 
     Raises:
         DamagedPackage: the package is damaged, or of another version.
-        RuntimeError: the file is no archive of PyTorch's.
+        RuntimeError: the file is not a PyTorch archive.
     """
     reader = torch._C.PyTorchFileReader(os.fspath(path))
     folder = "" if _is_exported(os.fspath(path)) else _EXTRA
     names = reader.get_all_records()
     if f"{folder}{INDEX}" not in names:
         return None
-    found = info_of(reader.get_record(f"{folder}{INDEX}"))
-    for target in found.targets:
+    package = info_of(reader.get_record(f"{folder}{INDEX}"))
+    for target in package.targets:
         check_target(target, reader.get_record(f"{folder}{record_of(target.name)}"))
     if f"{folder}{SIGNATURE}" not in names:
-        return found
-    return replace(found, signer=signer_of(reader.get_record(f"{folder}{SIGNATURE}")))
+        return package
+    return replace(package, signer=signer_of(reader.get_record(f"{folder}{SIGNATURE}")))
 
 
 def other_extra_files(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """The extra files of a TorchScript archive but for a package's, by name; none of another file."""
+    """Return the extra files of a TorchScript archive by name, without those of a package.
+
+    The result is empty for other files.
+    """
     try:
         reader = torch._C.PyTorchFileReader(os.fspath(path))
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Exports programs that are one group, for the runtime without libtorch (``src/native/``)."""
+"""Export of programs that consist of one group, for the runtime without libtorch (``src/native/``)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from torchmdla.packages.weights import Weights
 if TYPE_CHECKING:
     from torchmdla.importer import Binding
 
-# Of a tensor's part of a signature (src/group/signature.h): its kind, how far its rank stands to the left, and how many
-# entries stand before the sizes.
+# Layout of a tensor's part of a signature (src/group/signature.h): its kind, the bit position of its rank, and the
+# number of entries before the sizes.
 _TENSOR, _RANK_BIT, _BEFORE_SIZES = 1, 16, 2
 
 
@@ -39,26 +39,27 @@ def export_native(
     file: str | os.PathLike[str],
     target: str = "native",
 ) -> ModelInfo:
-    """Writes a model to a file that ``libtorchmdla_runtime.so`` runs, which needs neither PyTorch nor Python.
+    """Write a model to a file that ``libtorchmdla_runtime.so`` runs without PyTorch and Python.
 
-    The file has the code and the weights as the code reads them. The model must be in eval mode, and its program one
-    group: tensors in, tensors out, and operators that the device takes between them.
+    The file contains the code and the packed weights. The model must be in eval mode, and its program must be one
+    group. Inputs and outputs are tensors, and the device must support all operators.
 
     Args:
-        model: ``nn.Module`` or function, which is traced with the first of the inputs, or a TorchScript program.
-        inputs: a tuple of the positional arguments of a call, or its only argument; or a list of such, for each of
-            which there will be code. A third one that differs in sizes alone makes code for any sizes from 2 on.
-        file: the path to write to. What is there is replaced once the file is whole.
-        target: ``"native"``, or a level of x86-64 that this machine is of: ``"x86-64-v2"`` to ``"x86-64-v4"``.
+        model: an ``nn.Module`` or function, which is traced with the first of the inputs, or a TorchScript program.
+        inputs: a tuple of the positional arguments of a call, or its only argument; or a list of calls, for each of
+            which code is generated. A third call that differs only in sizes generates code for all sizes from 2 on.
+        file: the path to write to. An existing file is replaced once the new file is complete.
+        target: ``"native"``, or a level of x86-64 that this machine supports: ``"x86-64-v2"`` to ``"x86-64-v4"``.
 
     Returns:
-        What is in the file.
+        A description of the file.
 
     Raises:
-        CaptureError: the program is not one group; tells what is outside of it, and why.
+        CaptureError: the program is not one group; the message contains the operators outside of it, and the reasons.
         CompileError: the group does not compile, or needs a function that the runtime does not have.
-        TypeError: ``model`` is no program and cannot be made one, or the device in use has no such code.
-        ValueError: no such target, this machine is none of it, or there are no inputs.
+        TypeError: ``model`` is not a program and cannot be converted to one, or the device in use does not have such
+            code.
+        ValueError: the target does not exist, this machine does not support it, or there are not any inputs.
     """
     calls = _calls(inputs)
     device = devices.get(devices.in_use())
@@ -91,30 +92,30 @@ def _calls(inputs: Any) -> list[tuple[Any, ...]]:
 
 
 def _freestanding(device: devices.Device, target: str) -> Target:
-    made_for = device.target_for(target)
+    requested = device.target_for(target)
     here = device.features(device.target_for("native"))
-    if missing := sorted(set(device.features(made_for)) - set(here)):
+    if missing := sorted(set(device.features(requested)) - set(here)):
         raise ValueError(
             f"this machine is no {target}: it has no {', '.join(missing)}. Weights are packed where a model is exported"
         )
-    return device.freestanding(made_for)
+    return device.freestanding(requested)
 
 
 def _for_runtime(program: Program, device: devices.Device, target: str) -> Program:
-    for_it = for_target(program, device.target_for(target))
-    assert for_it is not None
-    return replace(for_it, target=device.freestanding(for_it.target))
+    retargeted = for_target(program, device.target_for(target))
+    assert retargeted is not None
+    return replace(retargeted, target=device.freestanding(retargeted.target))
 
 
 def _check(file: Path, calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
-    """The runtime takes the file, and has code for each of the calls."""
+    """Check that the runtime accepts the file and has code for each of the calls."""
     model = runtime.Model(file, threads=1)
     for call in calls:
         model.output_shapes(*(tensor.shape for tensor in call))
 
 
 def _codes(group: Group, artifacts: Sequence[Artifact], device: devices.Device) -> tuple[list[Code], Weights]:
-    """Those for some sizes first."""
+    """Return the codes and their weights; codes for fixed sizes come first."""
     weights, codes = Weights(), []
     for code, artifact in zip(group.codes, artifacts, strict=True):
         _check_functions(artifact)
@@ -128,24 +129,24 @@ def _check_functions(artifact: Artifact) -> None:
 
 
 def _code(group: Group, code: GroupCode, artifact: Artifact, device: devices.Device, weights: Weights) -> Code:
-    made, manifest = code.compiled, artifact.manifest
+    specialised, manifest = code.compiled, artifact.manifest
     constant = cache(group.subgraph.constant)
     tensors = {
         place: constant_of(binding, constant)
-        for place, binding in enumerate(made.bindings)
+        for place, binding in enumerate(specialised.bindings)
         if binding.source == "constant"
     }
     buffers = packed(device.load(artifact), manifest, tensors)
-    outputs = [tensor_output(output) for output in made.outputs]
+    outputs = [tensor_output(output) for output in specialised.outputs]
     return Code(
         artifact=artifact,
         inputs=_input_layouts(group, code),
         outputs=[OutputLayout(outputs[k][0], outputs[k][2], outputs[k][3]) for k in group.output_numbers],
         symbols=code.symbols[0] if code.symbols else 0,
-        sizes=made.sizes if code.symbols else None,
+        sizes=specialised.sizes if code.symbols else None,
         arguments=[
             _argument(group, place, binding, manifest.parameters, tensors, weights)
-            for place, binding in enumerate(made.bindings)
+            for place, binding in enumerate(specialised.bindings)
         ],
         packs=[weights.add(buffer) for buffer in buffers if buffer is not None],
     )
@@ -167,7 +168,7 @@ def _argument(
 
 
 def _input_layouts(group: Group, code: GroupCode) -> list[InputLayout]:
-    """What a specialisation's signature and bindings say of the program's inputs."""
+    """Return the layouts of the program's inputs, from a specialisation's signature and bindings."""
     layouts = [_layout(tuple(tensor.shape)) for tensor in group.call]
     bindings = code.compiled.bindings
     permutations = {binding.index: binding.permutation for binding in bindings if binding.source == "input"}

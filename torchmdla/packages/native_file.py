@@ -1,8 +1,9 @@
-"""The file of a model that runs without libtorch (``src/native/model_file.cpp`` reads it).
+"""File format of a model that runs without libtorch (``src/native/model_file.cpp`` reads it).
 
-It begins with a sealed block (:mod:`torchmdla.compiler.checksummed`): a description for people, in JSON, and for
-programs everything but the weights. At the next multiple of 4096 bytes the weights begin, each at a multiple of 4096,
-or of 64 where it is shorter, so that they can be used where they are mapped. The block has a checksum for each.
+The file begins with a sealed block (:mod:`torchmdla.compiler.checksummed`). It contains a description for humans, in
+JSON, and everything but the weights for programs. The weights begin at the next multiple of 4096 bytes. Each weight is
+aligned to 4096 bytes, or to 64 if it is shorter, so that it can be used where it is mapped. The block contains a
+checksum for each weight.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ if TYPE_CHECKING:
 
 
 class DamagedModel(ValueError):
-    """A model's file is truncated, altered, or of another version."""
+    """Error for a model's file that is truncated, altered, or of another version."""
 
 
-# As in src/native/model_file.cpp.
+# The same values as in src/native/model_file.cpp.
 _FORMAT = Format(b"torchmdla-model", 2, "a model's file", "export the model anew", DamagedModel)
 
 # The order of ``Argument::Source`` in src/native/content.h.
 _SOURCES = ("input", "weight", "size", "unused")
 
-# A size that differs among a model's codes, or a symbol's place that has none.
+# A size that differs among a model's codes, or the symbol of a size that is not symbolic.
 VARIES = -1
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a model. Sizes are :data:`VARIES` where there are several."""
+    """Input or output of a model. A size with several values is :data:`VARIES`."""
 
     name: str
     dtype: torch.dtype
@@ -52,8 +53,11 @@ class Port:
 
 @dataclass(frozen=True)
 class InputLayout:
-    """An input as code takes it: ``symbols`` are the numbers of those that its sizes are, or :data:`VARIES`; its data
-    is contiguous once its dimensions are permuted."""
+    """Layout of an input that the code expects.
+
+    ``symbols`` are the numbers of the symbols of its sizes, or :data:`VARIES`. The data is contiguous after its
+    dimensions are permuted.
+    """
 
     sizes: tuple[int, ...]
     symbols: tuple[int, ...]
@@ -62,8 +66,10 @@ class InputLayout:
 
 @dataclass(frozen=True)
 class OutputLayout:
-    """An output as code makes it: the number of the program's result, sizes and strides, which are integers or
-    polynomials in the symbols."""
+    """Layout of an output that the code produces.
+
+    It has the number of the program's result, and sizes and strides, which are integers or polynomials in the symbols.
+    """
 
     result: int
     sizes: Sequence[Any]
@@ -72,16 +78,16 @@ class OutputLayout:
 
 @dataclass(frozen=True)
 class Code:
-    """Code for some sizes of the inputs, or for any.
+    """Code for some sizes of the inputs, or for any sizes.
 
     Attributes:
         artifact: the code.
-        inputs, outputs: of the model, as the code has them.
-        symbols: how many there are.
-        sizes: of code for any sizes, what a call evaluates.
-        arguments: for each argument of the program where it comes from (``"input"``, ``"weight"``, ``"size"``,
-            ``"unused"``), and the number of that.
-        packs: for each pack of the program the number of the weight that it made.
+        inputs, outputs: layouts of the model's inputs and outputs.
+        symbols: the number of symbols.
+        sizes: the size program that a call evaluates, for code for any sizes.
+        arguments: for each argument of the program its source (``"input"``, ``"weight"``, ``"size"``, ``"unused"``),
+            and the index in that source.
+        packs: for each pack of the program the number of the weight that it produced.
     """
 
     artifact: Artifact
@@ -95,15 +101,15 @@ class Code:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model's file, for people.
+    """Description of a model's file, for humans.
 
     Attributes:
         cpu: the processor that instructions are scheduled for.
-        features: of a processor, that the code needs, by LLVM's names.
+        features: processor features that the code needs, by LLVM's names.
         inputs, outputs: a line for each.
-        codes: a line for each code, with the sizes of inputs that it is for.
+        codes: a line for each code, with its input sizes.
         weights: buffers that are mapped from the file.
-        versions: of what made it, by name.
+        versions: versions of the producers, by name.
     """
 
     cpu: str
@@ -121,7 +127,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Model:
-    """What is written. ``cpu`` and ``versions`` are for people."""
+    """Content of a model's file. ``cpu`` and ``versions`` are for humans."""
 
     cpu: str
     features: Sequence[str]
@@ -163,34 +169,34 @@ class Model:
 
 
 def begins_as_model(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a model's.
+    """Return whether a file begins like a model's file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with open(path, "rb") as file:
         return _FORMAT.size_of(file.read(PAGE)) is not None
 
 
 def info_of(path: str | os.PathLike[str], *, verify: bool = True) -> ModelInfo:
-    """What a file says of the model in it, after the file was checked.
+    """Check a file and return the description of its model.
 
     Args:
-        path: of the file.
-        verify: compare the weights with their checksums, too.
+        path: the path of the file.
+        verify: also compare the weights with their checksums.
 
     Raises:
-        DamagedModel: it is no model's file, damaged, or of another version.
-        OSError: it cannot be read.
+        DamagedModel: the file is not a model's file, is damaged, or has another version.
+        OSError: the file cannot be read.
     """
     data = memoryview(Path(path).read_bytes())
     size = _FORMAT.size_of(data) or len(data)
-    found = _FORMAT.open(bytes(data[:size]), lambda description, content: _info(description))
+    info = _FORMAT.open(bytes(data[:size]), lambda description, content: _info(description))
     weights = data[up_to(PAGE, size) :]
-    for number, weight in enumerate(found.weights if verify else ()):
+    for number, weight in enumerate(info.weights if verify else ()):
         if hashlib.sha256(weights[weight.offset : weight.offset + weight.size]).hexdigest() != weight.digest:
             raise DamagedModel(f"weight {number} does not match its checksum; export the model anew")
-    return found
+    return info
 
 
 def _info(description: dict[str, Any]) -> ModelInfo:

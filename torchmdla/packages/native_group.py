@@ -1,4 +1,4 @@
-"""Finds the only group of a program, and what it is called with."""
+"""Extraction of the only group of a program, and of its inputs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _LISTS = frozenset({"prim::TupleConstruct", "prim::ListConstruct"})
 
 @dataclass(frozen=True)
 class GroupCode:
-    """A specialisation of the group: what its code was made of, the signature of its inputs, and, of one for any sizes,
-    the symbols: how many there are, and which of them each entry of the signature is."""
+    """Specialisation of the group.
+
+    It has the compiled program and the signature of its inputs. For code for any sizes, ``symbols`` contains the number
+    of symbols, and the symbol of each entry of the signature.
+    """
 
     compiled: Compiled
     signature: Sequence[int]
@@ -35,11 +38,11 @@ class Group:
     """The only group of a program.
 
     Attributes:
-        subgraph: what it computes.
+        subgraph: the computation of the group.
         codes: its specialisations.
-        inputs, outputs: the program's; names and dtypes.
-        input_numbers: which input of the program each of the group's is.
-        output_numbers: which output of the group each of the program's is.
+        inputs, outputs: names and dtypes of the program's inputs and outputs.
+        input_numbers: for each input of the group, the index of the program's input.
+        output_numbers: for each output of the program, the index of the group's output.
         call: the inputs of the first call.
     """
 
@@ -53,28 +56,29 @@ class Group:
 
 
 def only_group(scripted: Any, calls: Sequence[tuple[Any, ...]]) -> Group:
-    """
+    """Call a program and return its only group.
+
     Raises:
-        CaptureError: the program is not one group, or that is not compiled.
+        CaptureError: the program is not one group, or the group is not compiled.
     """
     graph, reports, reasons = _called(scripted, calls)
     node = _check_form(graph, reasons)
     _check_ends(graph, node)
     _check_types(graph, calls)
-    # Groups within it, where it was divided, come after it.
-    report = min(reports, key=lambda one: one["number"])
-    codes = [_code_of(one, report["subgraph"]) for one in report["specialisations"]]
+    # If the group was divided, the inner groups have higher numbers.
+    report = min(reports, key=lambda entry: entry["number"])
+    codes = [_code_of(entry, report["subgraph"]) for entry in report["specialisations"]]
     names = [value.debugName() for value in graph.inputs() if not _is_module(value)]
-    made = [value.debugName() for value in node.outputs()]
+    produced = [value.debugName() for value in node.outputs()]
     returned = [value.debugName() for value in _flattened(graph.outputs())]
     dtypes = [tensor_output(output)[1] for output in codes[0].compiled.outputs]
     return Group(
         subgraph=ScriptSubgraph(report["subgraph"]),
         codes=codes,
         inputs=[(_plain(name), tensor.dtype) for name, tensor in zip(names, calls[0], strict=True)],
-        outputs=[(_plain(name, f"output{k}"), dtypes[made.index(name)]) for k, name in enumerate(returned)],
+        outputs=[(_plain(name, f"output{k}"), dtypes[produced.index(name)]) for k, name in enumerate(returned)],
         input_numbers=[names.index(value.debugName()) for value in node.inputs()],
-        output_numbers=[made.index(name) for name in returned],
+        output_numbers=[produced.index(name) for name in returned],
         call=calls[0],
     )
 
@@ -82,8 +86,10 @@ def only_group(scripted: Any, calls: Sequence[tuple[Any, ...]]) -> Group:
 def _called(
     scripted: Any, calls: Sequence[tuple[Any, ...]]
 ) -> tuple[torch._C.Graph, list[_C.GroupReport], dict[str, str]]:
-    """The optimised graph of a copy of the program, whose groups are new, once it was called; these groups; and why
-    operators are outside of groups."""
+    """Call a copy of the program, whose groups are new.
+
+    Return its optimised graph, its groups, and for each operator outside of groups the reason.
+    """
     ungrouped = Counter(_C.ungrouped())
     program, reports = call_anew(partial(torch.jit.save, scripted), torch.jit.load, calls)
     with compiling_groups(), torch.no_grad():
@@ -92,10 +98,10 @@ def _called(
 
 
 def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.Node:
-    """The node of the only group.
+    """Return the node of the only group.
 
     Raises:
-        CaptureError: there are others, or something else that computes.
+        CaptureError: the program contains other groups or other computations.
     """
     nodes = [node for node in graph.nodes() if node.kind() not in _LISTS and node.kind() != "prim::Constant"]
     groups = [node for node in nodes if node.kind().startswith(_GROUP)]
@@ -111,14 +117,16 @@ def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.N
 
 
 def _check_ends(graph: torch._C.Graph, group: torch._C.Node) -> None:
-    """
+    """Check the inputs and outputs of the group.
+
     Raises:
-        CaptureError: the group takes something else than inputs of the program, or is not all that this returns.
+        CaptureError: an input of the group is not an input of the program, or a result of the program is not the
+            group's.
     """
-    taken, made = ({value.debugName() for value in values} for values in (graph.inputs(), group.outputs()))
-    if any(value.debugName() not in taken for value in group.inputs()):
+    available, produced = ({value.debugName() for value in values} for values in (graph.inputs(), group.outputs()))
+    if any(value.debugName() not in available for value in group.inputs()):
         raise CaptureError("the program's group takes constants, which are not its own")
-    if any(value.debugName() not in made for value in _flattened(graph.outputs())):
+    if any(value.debugName() not in produced for value in _flattened(graph.outputs())):
         raise CaptureError("the program returns an input or a constant, which is no result of its group")
 
 
@@ -155,9 +163,10 @@ def _flattened(values: Any) -> Iterator[torch._C.Value]:
 
 
 def _code_of(report: _C.SpecialisationReport, subgraph: Any) -> GroupCode:
-    """
+    """Return the code of a specialisation.
+
     Raises:
-        CaptureError: there is none.
+        CaptureError: the specialisation does not have code.
     """
     if report["executable"] is not None:
         return GroupCode(report["executable"].owner, report["signature"], report["symbols"])
@@ -169,15 +178,18 @@ def _code_of(report: _C.SpecialisationReport, subgraph: Any) -> GroupCode:
 
 
 def _plain(name: str, otherwise: str = "") -> str:
-    """A value's name without the number that makes it unique; ``otherwise`` where it is but a number."""
+    """Return a value's name without its unique number.
+
+    If the name is only a number, return ``otherwise`` instead.
+    """
     return otherwise if otherwise and name.isdigit() else name.partition(".")[0]
 
 
 def tensor_output(output: tuple[str, Any]) -> tuple[int, torch.dtype, Sequence[Any], Sequence[Any]]:
-    """Number of the program's result, dtype, sizes and strides.
+    """Return the number of the program's result, its dtype, sizes and strides.
 
     Raises:
-        CaptureError: it is no plain tensor.
+        CaptureError: the output is not a plain tensor.
     """
     kind, value = output
     if kind != "tensor" or value[4] is not None:

@@ -1,4 +1,4 @@
-"""Runs packs where there is no call: what they make of parameters."""
+"""Execution of packs outside of a call, to obtain the packed parameters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ _ALIGNMENT = 64
 
 
 def packed(loaded: LoadedCode, manifest: Manifest, arguments: Mapping[int, torch.Tensor]) -> list[torch.Tensor | None]:
-    """The buffers of all packs, as bytes, of the program's ``arguments`` by their places; None of packs of others.
+    """Run the packs and return their buffers, as bytes.
+
+    ``arguments`` are the program's arguments by position. A pack that needs other arguments does not run; its entry in
+    the result is empty (None).
 
     Raises:
-        CompileError: a pack reports an error: the parameters are not what the code relies on.
+        CompileError: a pack reports an error, because the parameters violate an assumption of the code.
     """
     workspace = _buffer(manifest.workspace_bytes)
     buffers: list[torch.Tensor | None] = []

@@ -1,4 +1,4 @@
-"""Files that appear whole."""
+"""Atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new, empty file beside ``path``, which takes its place after the block: a fleet may be reading what is there.
+    """Yield a new, empty file beside ``path``, and replace ``path`` with it after the block.
 
-    Others may not write to it, whatever the umask: packages in such files are refused.
+    Other processes may be reading the old file. Other users may not write to the new file, whatever the umask, because
+    packages in such files are refused.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))

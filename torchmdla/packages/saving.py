@@ -1,4 +1,4 @@
-"""Writes programs to files that hold the code of their groups."""
+"""Saving of programs to files that contain the code of their groups."""
 
 from __future__ import annotations
 
@@ -38,39 +38,41 @@ def save(
     extra: Mapping[str, bytes] | None = None,
     sign: str | os.PathLike[str] | None = None,
 ) -> PackageInfo:
-    """Saves a program with the compiled code of its groups: a package.
+    """Save a program with the compiled code of its groups: a package.
 
-    The file is one of TorchScript, or of an exported program. PyTorch without torchmdla loads and runs it as any other.
-    Where torchmdla is present, in Python or in C++ (``libtorchmdla.so``), its groups find their code in the file:
-    nothing is compiled, and no compiler is needed.
+    The file is a TorchScript archive, or that of an exported program. PyTorch without torchmdla loads and runs it like
+    any other. With torchmdla, in Python or in C++ (``libtorchmdla.so``), the groups use the code in the file. Nothing
+    is compiled, and a compiler is not needed.
 
     The program is called with each of the ``inputs``, without gradients, as often as PyTorch's executor needs to
-    optimise it. What its groups are compiled for then, is in the file, for each target. Sizes that vary among the
-    inputs are treated as in any program: two inputs are two specialisations, a third one that differs in sizes alone
-    makes code for any sizes from 2 on.
+    optimise it. The file contains all specialisations that these calls compile, for each target. Sizes that vary among
+    the inputs are handled as in any program. Two inputs are two specialisations. A third input that differs only in
+    sizes generates code for all sizes from 2 on.
 
     Args:
-        model: ``nn.Module`` or function, which is traced with the first of the inputs, a TorchScript program, or a
+        model: an ``nn.Module`` or function, which is traced with the first of the inputs, a TorchScript program, or a
             ``torch.export.ExportedProgram``.
-        file: the path to write to. What is there is replaced once the package is whole.
-        inputs: for each call a tuple of its positional arguments, or its only argument. An exported program has its own
-            where none are given.
-        targets: ``"native"``, or a level of x86-64: ``"x86-64-v2"`` to ``"x86-64-v4"``, whether this machine is of it
-            or not. Who loads the file takes the target with most of the features that its processor has.
-        pack_weights: write constants as the code reads them, too, for targets that this machine is of. They are mapped
-            from the file, so that loading takes less time, and processes share them; the file is larger by as much.
-        freeze: make weights of TorchScript constants, where the module is in eval mode, as :func:`torchmdla.compile`
-            does: they are packed when the file is loaded. Otherwise the first call packs them.
+        file: the path to write to. An existing file is replaced once the package is complete.
+        inputs: for each call a tuple of its positional arguments, or its only argument. The default for an exported
+            program is its own example inputs.
+        targets: ``"native"``, or levels of x86-64, ``"x86-64-v2"`` to ``"x86-64-v4"``, even if this machine does not
+            support them. The loader selects the target with the most features that its processor has.
+        pack_weights: also write constants in packed form, for targets that this machine supports. They are mapped from
+            the file, so that loading takes less time and processes share them. The file grows by their size.
+        freeze: turn the weights of TorchScript into constants if the module is in eval mode, as
+            :func:`torchmdla.compile` does. They are packed when the file is loaded. Otherwise the first call packs
+            them.
         extra: further extra files of a TorchScript archive, by name.
-        sign: the file of a private key (PEM, Ed25519) to sign the package with: ``python -m torchmdla keys generate``
-            makes one. It needs the package ``cryptography``.
+        sign: the file of a private key (PEM, Ed25519) that signs the package. ``python -m torchmdla keys generate``
+            makes one. Signing needs the package ``cryptography``.
 
     Returns:
-        What is in the package.
+        A description of the package.
 
     Raises:
-        TypeError: ``model`` is no program and cannot be made one, or the device in use has no targets.
-        ValueError: no such target, no inputs, no such key, or no group of the program is compiled.
+        TypeError: ``model`` is not a program and cannot be converted to one, or the device in use does not have
+            targets.
+        ValueError: the target, the inputs or the key do not exist, or no group of the program is compiled.
         CompileError: a group does not compile for a target.
     """
     key = None if sign is None else SigningKey(sign)
@@ -83,16 +85,16 @@ def save(
         raise ValueError("save needs the inputs of a call at least: inputs=[(tensor, …), …]")
     else:
         program = _Script(api.ready(model, calls[0]) if freeze else api.as_torchscript(model, calls[0]), extra)
-    made = _package(program, calls, targets, pack_weights)
+    content = _package(program, calls, targets, pack_weights)
     if key is not None:
-        made[SIGNATURE] = signature_of(made[INDEX], key)
+        content[SIGNATURE] = signature_of(content[INDEX], key)
     with replacing(Path(file)) as temporary, temporary.open("wb") as written:
-        program.write(made, written)
-    return replace(info_of(made[INDEX]), signer="" if key is None else key.number)
+        program.write(content, written)
+    return replace(info_of(content[INDEX]), signer="" if key is None else key.number)
 
 
 class _Script:
-    """A TorchScript program, whose package is among its extra files."""
+    """TorchScript program, whose package is among its extra files."""
 
     def __init__(self, module: Any, extra: Mapping[str, bytes] | None) -> None:
         self._module = module
@@ -104,13 +106,13 @@ class _Script:
         torch.jit.save(self._module, file, _extra_files={**self._extra, **records})
 
     def ready(self, file: IO[bytes]) -> Callable[..., Any]:
-        """The program of a file, to be called."""
+        """Return the callable program in a file."""
         loaded: Callable[..., Any] = torch.jit.load(file)
         return loaded
 
 
 class _Exported:
-    """An exported program, whose package stands beside PyTorch's own records: its extra files are text."""
+    """Exported program, whose package is beside PyTorch's own records, because its extra files are text."""
 
     def __init__(self, program: Any, extra: Mapping[str, bytes] | None) -> None:
         self._program = program
@@ -135,23 +137,25 @@ class _Exported:
 def _package(
     program: _Script | _Exported, calls: Sequence[tuple[Any, ...]], targets: Sequence[str], pack_weights: bool
 ) -> dict[str, bytes]:
-    """The records of a program's package."""
+    """Return the records of a program's package."""
     device = devices.get(devices.in_use())
-    made_for = {name: device.target_for(name) for name in targets}
+    code_targets = {name: device.target_for(name) for name in targets}
     specialisations = _specialised(program, calls)
-    if not any(one.compiled for one in specialisations):
+    if not any(item.compiled for item in specialisations):
         raise ValueError(
             "no group of the program is compiled for these inputs: torchmdla.explain(model, *inputs) tells why"
         )
-    programs = {name: [for_target(one.program, target) for one in specialisations] for name, target in made_for.items()}
-    artifacts = compiled([one for row in programs.values() for one in row if one])
+    programs = {
+        name: [for_target(item.program, target) for item in specialisations] for name, target in code_targets.items()
+    }
+    artifacts = compiled([item for row in programs.values() for item in row if item])
     described = []
-    for name, target in made_for.items():
+    for name, target in code_targets.items():
         weights = Weights()
         packs = weights if pack_weights and runs_here(target, device) else None
         codes = [
-            code_of(one, artifacts[program.key], device, packs) if program else None
-            for one, program in zip(specialisations, programs[name], strict=True)
+            code_of(item, artifacts[program.key], device, packs) if program else None
+            for item, program in zip(specialisations, programs[name], strict=True)
         ]
         described.append(Target(name, target.cpu, device.features(target), specialisations, codes, weights))
     versions = {"torchmdla": __version__, "torch": torch.__version__}
@@ -160,16 +164,18 @@ def _package(
 
 
 def _specialised(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]]) -> list[Specialisation]:
-    """What the groups of a program are compiled for in these calls. The groups are those that a reader of the file
-    gets."""
+    """Return the specialisations of a program's groups for these calls.
+
+    The groups are those that a reader of the file gets.
+    """
     _program, reports = call_anew(partial(program.write, {}), program.ready, calls)
-    found = (
-        Specialisation.of(structure, one, _subgraph(report).constant)
+    specialisations = (
+        Specialisation.of(structure, specialisation, _subgraph(report).constant)
         for report in reports
         if (structure := _structure(report)) is not None
-        for one in report["specialisations"]
+        for specialisation in report["specialisations"]
     )
-    return [one for one in found if one is not None]
+    return [specialisation for specialisation in specialisations if specialisation is not None]
 
 
 def _subgraph(report: _C.GroupReport) -> Any:
@@ -186,11 +192,11 @@ def _structure(report: _C.GroupReport) -> bytes | None:
 
 
 def _line(specialisation: Specialisation) -> str:
-    """What a specialisation is, for people."""
+    """Return a description of a specialisation, for humans."""
     name = specialisation.structure.hex()[:16]
     compiled, program = specialisation.compiled, specialisation.program
     if compiled is None or program is None:
         return f"{name}: divided around nodes {', '.join(map(str, specialisation.left_out or ()))}"
-    types = [f"{one.dtype}{list(one.shape)}" for one in program.arguments if one.role == "input"]
+    types = [f"{argument.dtype}{list(argument.shape)}" for argument in program.arguments if argument.role == "input"]
     sizes = " and other sizes" if specialisation.symbols else ""
     return f"{name}: {', '.join(types) or 'no inputs'}{sizes}, {len(compiled.manifest.kernels)} kernels"

@@ -1,4 +1,4 @@
-"""Signs packages: over the index, which has the digests of the targets.
+"""Signing of packages: the signature covers the index, which contains the digests of the targets.
 
 ``src/package/signature.cpp`` checks signatures.
 """
@@ -17,30 +17,30 @@ from torchmdla.packages.replacing import replacing
 
 SIGNATURE = f"{FOLDER}signature"
 
-# As in src/package/signature.h.
+# The same value as in src/package/signature.h.
 _SIGNED_AS = b"torchmdla: the index of a package, version 1\n"
 
 
 def signature_of(index: bytes, key: SigningKey) -> bytes:
-    """The record of an index's signature."""
+    """Return the signature record of an index."""
     return key.sign(_SIGNED_AS, index)
 
 
 def sign(
     file: str | os.PathLike[str], key: str | os.PathLike[str], out: str | os.PathLike[str] | None = None
 ) -> SigningKey:
-    """Signs the package in a file, in the place of a signature that it has. All else stays as it is, byte by byte.
+    """Sign the package in a file, replacing an existing signature; all other bytes are unchanged.
 
     Args:
         file: a package.
         key: the file of a private key.
-        out: where to write the signed package; by default it takes the place of ``file``.
+        out: the path of the signed package; by default it replaces ``file``.
 
     Returns:
         The key.
 
     Raises:
-        DamagedPackage: the file holds no package, or a damaged one.
+        DamagedPackage: the file does not contain a package, or the package is damaged.
         KeyProblem, ImportError, OSError: as :class:`SigningKey`.
     """
     signing_key = SigningKey(key)
@@ -53,7 +53,7 @@ def sign(
                 for target in info_of(index).targets:
                     check_target(target, archive.read(folder + record_of(target.name)))
                 _remove(archive, folder + SIGNATURE)
-                # With the date that PyTorch gives to records, so that equal packages are equal files.
+                # PyTorch's date for records, so that equal packages are equal files.
                 archive.writestr(zipfile.ZipInfo(folder + SIGNATURE), signature_of(index, signing_key))
         except (zipfile.BadZipFile, KeyError) as error:
             raise DamagedPackage(f"{os.fspath(file)} is a damaged archive: {error}") from error
@@ -61,10 +61,10 @@ def sign(
 
 
 def signer_of(signature: bytes) -> str:
-    """The number of the key that a signature says it was made by; nothing of it is verified.
+    """Return the key identifier that a signature contains, without verification.
 
     Raises:
-        DamagedPackage: it is no signature.
+        DamagedPackage: ``signature`` is not a signature.
     """
     try:
         return signatures.signer_of(signature)
@@ -73,7 +73,7 @@ def signer_of(signature: bytes) -> str:
 
 
 def _folder_of_package(archive: zipfile.ZipFile, file: str | os.PathLike[str]) -> str:
-    """What stands before the names of a package's records."""
+    """Return the prefix of the names of a package's records."""
     for name in archive.namelist():
         if name.endswith(f"/{INDEX}"):
             return name.removesuffix(INDEX)
@@ -81,6 +81,9 @@ def _folder_of_package(archive: zipfile.ZipFile, file: str | os.PathLike[str]) -
 
 
 def _remove(archive: zipfile.ZipFile, name: str) -> None:
-    """Leaves a record out of the directory. Its bytes stay where they are: what follows may not move."""
+    """Remove a record from the directory of the archive.
+
+    Its bytes are retained, because the following records must not move.
+    """
     if name in archive.NameToInfo:
         archive.filelist.remove(archive.NameToInfo.pop(name))

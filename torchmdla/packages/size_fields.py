@@ -1,4 +1,4 @@
-"""Sizes that depend on a call's, as files have them (``src/package/size_fields.cpp`` reads them)."""
+"""Encoding of sizes that depend on the sizes of a call (``src/package/size_fields.cpp`` reads them)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def fixed(numbers: Sequence[Any]) -> list[int]:
-    """The numbers, with 0 for those that vary."""
+    """Return the numbers, with 0 for those that vary."""
     return [0 if isinstance(number, tuple) else int(number) for number in numbers]
 
 
 def write_varying(writer: FieldWriter, numbers: Sequence[Any]) -> None:
-    """Those that vary, which are polynomials."""
+    """Write the numbers that vary, which are polynomials."""
     varying = [(place, number) for place, number in enumerate(numbers) if isinstance(number, tuple)]
     writer.integer(len(varying))
     for place, polynomial in varying:

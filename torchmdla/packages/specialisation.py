@@ -1,4 +1,4 @@
-"""A group's specialisation as a package has it (``src/package/packaged_code.cpp`` reads it)."""
+"""Specialisation of a group in a package (``src/package/packaged_code.cpp`` reads it)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 # The order of ``InputBinding::Source`` in src/runtime/executable.h.
 _SOURCES = ("dense", "contiguous", "scalar", "size", "constant")
 
-# That of kinds of outputs, and of values among them, in packaged_code.cpp.
+# The order of the kinds of outputs, and of values among them, in packaged_code.cpp.
 _OUTPUTS = ("tensor", "numbers", "number", "constant")
 _NONE, _BOOLEAN, _INTEGER, _REAL, _TEXT, _DEVICE, _INTEGERS, _BOOLEANS, _REALS = range(9)
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """What a pack made, among the weights of a target: where it stands, and hashes of its content and of those of the
-    parameters that it was made of (``_C.content_hash``)."""
+    """Output of a pack, among the weights of a target.
+
+    It has its offset, and hashes of its content and of the parameters that it was made of (``_C.content_hash``).
+    """
 
     offset: int
     content_hash: int
@@ -40,7 +42,7 @@ class PackedWeight:
 
 @dataclass(frozen=True)
 class TargetCode:
-    """A specialisation's code for a target; for each pack what it made, or None."""
+    """Code of a specialisation for a target, and for each pack its output, or None."""
 
     artifact: Artifact
     packed: Sequence[PackedWeight | None]
@@ -48,15 +50,15 @@ class TargetCode:
 
 @dataclass(frozen=True)
 class Specialisation:
-    """What a package keeps of a group for some types of its inputs.
+    """Specialisation of a group for some types of its inputs.
 
     Attributes:
-        structure: of the group's subgraph, 32 bytes (``src/group/structure.h``).
-        signature: of the inputs (``src/group/signature.h``).
-        symbols: of one for any sizes: how many symbols there are, and which of them each entry of the signature is.
-        left_out: of one that runs in groups around these nodes of the subgraph, which has no code.
-        compiled: what its code was made of.
-        constant: what the subgraph's node of a number, a constant, holds.
+        structure: structure of the group's subgraph, 32 bytes (``src/group/structure.h``).
+        signature: signature of the inputs (``src/group/signature.h``).
+        symbols: for code for any sizes: the number of symbols, and the symbol of each entry of the signature.
+        left_out: nodes of the subgraph around which the group is divided; such a specialisation does not have code.
+        compiled: the compiled program.
+        constant: returns the value of a constant node of the subgraph, by its number.
     """
 
     structure: bytes
@@ -70,7 +72,10 @@ class Specialisation:
     def of(
         cls, structure: bytes, report: _C.SpecialisationReport, constant: Callable[[int], object]
     ) -> Specialisation | None:
-        """None of one that runs in PyTorch's interpreter. ``constant``: what the subgraph's node of a number holds."""
+        """Return the specialisation of a report; None if it runs in PyTorch's interpreter.
+
+        ``constant`` returns the value of a constant node of the subgraph, by its number.
+        """
         executable, left_out = report["executable"], report["left_out"]
         compiled = None if executable is None else executable.owner
         if compiled is None and left_out is None:
@@ -86,7 +91,7 @@ class Specialisation:
 
     @property
     def constants(self) -> dict[int, torch.Tensor]:
-        """The program's arguments that are constants of the subgraph, by their places."""
+        """Return the program's arguments that are constants of the subgraph, by position."""
         if self.compiled is None:
             return {}
         known = cache(self.constant)
@@ -95,11 +100,11 @@ class Specialisation:
 
     @property
     def program(self) -> Program | None:
-        """What is compiled for each target."""
+        """Return the program that is compiled for each target."""
         return None if self.compiled is None else Program.from_bytes(self.compiled.program)
 
     def write(self, writer: FieldWriter, code: TargetCode | None, image: int = 0) -> None:
-        """``image``: the number of the code's image in the target's block."""
+        """Write the specialisation. ``image`` is the number of the code's image in the target's block."""
         writer.byte(code is None)
         self._write_head(writer)
         if code is None:
@@ -124,7 +129,7 @@ class Specialisation:
 
 
 def _bits(compiled: Compiled) -> list[tuple[int, int]]:
-    """The inputs that must need so few bits."""
+    """Return the inputs whose values must fit a limited number of bits, as pairs of input and bits."""
     pairs = zip(compiled.arguments, compiled.bindings, strict=True)
     return [(binding.index, argument.bits) for argument, binding in pairs if argument.bits and _is_input(binding)]
 

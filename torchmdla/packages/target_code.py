@@ -1,4 +1,4 @@
-"""A specialisation's code for a target, with what its packs make of constants."""
+"""Code of a specialisation for a target, with the packed constants."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from torchmdla.packages.weights import Weights
 
 
 def runs_here(target: Target, device: devices.Device) -> bool:
-    """Whether this machine has what code for ``target`` needs."""
+    """Return whether this machine has the features that code for ``target`` needs."""
     return set(device.features(target)) <= set(device.features(device.target_for("native")))
 
 
-def code_of(one: Specialisation, artifact: Artifact, device: devices.Device, weights: Weights | None) -> TargetCode:
-    """The code of ``one``. What its packs make of constants is added to ``weights``, if there are any; it must run here
-    then.
+def code_of(
+    specialisation: Specialisation, artifact: Artifact, device: devices.Device, weights: Weights | None
+) -> TargetCode:
+    """Return the code of a specialisation for a target.
+
+    If ``weights`` is given, the packs run on the constants and their outputs are added to it. The code must then run on
+    this machine.
 
     Raises:
         CompileError: the artifact does not load, or a pack reports an error.
@@ -29,7 +33,7 @@ def code_of(one: Specialisation, artifact: Artifact, device: devices.Device, wei
     packs = artifact.manifest.packs
     if weights is None:
         return TargetCode(artifact, [None] * len(packs))
-    constants = one.constants
+    constants = specialisation.constants
     buffers = packed(device.load(artifact), artifact.manifest, constants)
     return TargetCode(
         artifact,

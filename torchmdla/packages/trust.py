@@ -1,4 +1,4 @@
-"""Whose packages this process runs."""
+"""Trust settings: the packages that this process runs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torchmdla import _C
 
 
 def require_signatures(keys: Sequence[str | os.PathLike[str]] | None) -> None:
-    """From the next file on, only packages that the owner of one of these keys signed are used; others are refused and
-    counted, and their programs run without.
+    """Accept only packages that are signed by one of these keys, from the next file on.
 
-    The environment variable ``TORCHMDLA_REQUIRE_SIGNATURE`` says the same, with colons between the paths, until this is
-    called. Packages that are loaded already stay.
+    Other packages are refused and counted, and their programs run without them. Until this is called, the environment
+    variable ``TORCHMDLA_REQUIRE_SIGNATURE`` has the same effect, with colons between the paths. Packages that are
+    already loaded are retained.
 
     Args:
-        keys: files of public keys (PEM), or folders of such. They are read whenever a package is. None: no signature is
-            demanded, whatever the environment says; then a package's file must be this user's or root's, and nobody
-            else may write to it.
+        keys: files of public keys (PEM), or folders of such files. They are read whenever a package is read. With None,
+            signatures are not required, whatever the environment specifies. A package's file must then belong to this
+            user or root, and no other user may be able to write to it.
 
     Raises:
-        ValueError: a file cannot be read, is no public key of Ed25519, or may have been written by another user.
+        ValueError: a file cannot be read, is not a public Ed25519 key, or may have been written by another user.
     """
     if isinstance(keys, str):
         raise TypeError("require_signatures takes a sequence of paths, not one")

@@ -9,14 +9,14 @@ from typing import IO
 
 import torch
 
-# Where buffers begin: at pages, or at lines of the caches where they are shorter.
+# The alignment of buffers: a page, or a cache line for buffers shorter than a page.
 PAGE = 4096
 _LINE = 64
 
 
 @dataclass(frozen=True)
 class WeightInfo:
-    """Where a weight stands, from the first one on, and its SHA-256 in hexadecimal."""
+    """Position of a weight, relative to the first one, and its SHA-256 in hexadecimal."""
 
     offset: int
     size: int
@@ -24,7 +24,7 @@ class WeightInfo:
 
 
 class Weights:
-    """What of a model is mapped: buffers, equal ones once."""
+    """Mapped buffers of a model, without duplicates."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -37,7 +37,7 @@ class Weights:
         return tuple(self._infos)
 
     def add(self, tensor: torch.Tensor) -> int:
-        """The number of a weight with the bytes of ``tensor``, which is contiguous."""
+        """Return the number of a weight with the bytes of ``tensor``, which is contiguous."""
         data = tensor.reshape(-1).view(torch.uint8).numpy().data
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._numbers:
@@ -49,7 +49,7 @@ class Weights:
         return self._numbers[digest]
 
     def getvalue(self) -> bytes:
-        """What is written, from the first weight on."""
+        """Return the bytes of the file from the first weight on."""
         buffer = io.BytesIO()
         self.write(buffer)
         return buffer.getvalue()

@@ -1,6 +1,6 @@
-"""Models in actors of Ray: batches of Ray Data, requests of Ray Serve. See docs/ray.md.
+"""Models in Ray actors: batches of Ray Data, requests of Ray Serve. See docs/ray.md.
 
-Inside of this package ``import ray`` is Ray itself.
+Inside this package, ``import ray`` imports Ray itself.
 """
 
 from __future__ import annotations

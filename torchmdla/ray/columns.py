@@ -1,4 +1,4 @@
-"""The columns of a batch, as Ray has them, and the tensors that a model takes and returns."""
+"""Conversion between the columns of a batch in Ray and the tensors that a model receives and returns."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Column = NDArray[Any]
-# By name. A column of the kind "object" has an array of its own for each row: rows of several sizes.
+# Columns by name. A column of the dtype "object" has a separate array for each row, so rows may differ in size.
 Columns = Mapping[str, Any]
 Rows = slice | NDArray[np.intp]
 
 
 def selected(columns: Columns, names: Iterable[str]) -> dict[str, Any]:
-    """The columns of these names, in their order.
+    """Return the columns with these names, in the order of the names.
 
     Raises:
-        ValueError: one is missing.
+        ValueError: a column is missing.
     """
     names = tuple(names)
     if missing := [name for name in names if name not in columns]:
@@ -31,9 +31,10 @@ def selected(columns: Columns, names: Iterable[str]) -> dict[str, Any]:
 
 
 def row_count(columns: Columns) -> int:
-    """
+    """Return the number of rows.
+
     Raises:
-        ValueError: the columns differ in length, or there are none.
+        ValueError: the columns differ in length, or there are not any.
     """
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) != 1:
@@ -42,16 +43,19 @@ def row_count(columns: Columns) -> int:
 
 
 def repeated(columns: Columns, rows: int) -> dict[str, Any]:
-    """So many rows, the first ones again where there are fewer."""
+    """Return ``rows`` rows; rows repeat from the first one if the batch has fewer."""
     chosen = np.arange(rows) % row_count(columns)
     return {name: np.asarray(column)[chosen] for name, column in columns.items()}
 
 
 def column_of(values: Sequence[Any]) -> Column:
-    """A column of one value for each row: one array where they have the same sizes and dtype, or are scalars."""
+    """Return a column with one value for each row.
+
+    It is one array if the values have the same sizes and dtype, or are scalars.
+    """
     arrays = [np.asarray(value) for value in values]
     if all(array.ndim == 0 for array in arrays):
-        # An array of texts or bytes would cut off zeros at their ends.
+        # NumPy arrays of texts or bytes would drop trailing zeros.
         return np.array(values, dtype=object if any(array.dtype.kind in "OSU" for array in arrays) else None)
     if len({_kind(array) for array in arrays}) == 1:
         return np.stack(arrays)
@@ -62,13 +66,15 @@ def column_of(values: Sequence[Any]) -> Column:
 
 
 def rows_of(columns: Columns, count: int) -> list[dict[str, Any]]:
-    """The values of each row, by column."""
+    """Return the values of each row, by column."""
     return [{name: column[row] for name, column in columns.items()} for row in range(count)]
 
 
 def groups_of_equal_sizes(columns: Columns) -> list[Rows]:
-    """The rows whose values have the same sizes and dtypes in every column, for each of these: a tensor can be made of
-    them."""
+    """Return groups of rows whose values have the same sizes and dtypes in every column.
+
+    The rows of a group can become one tensor.
+    """
     ragged = [column for column in columns.values() if _is_ragged(column)]
     if not ragged:
         return [slice(None)]
@@ -79,11 +85,12 @@ def groups_of_equal_sizes(columns: Columns) -> list[Rows]:
 
 
 def tensor_of(name: str, column: Any, rows: Rows) -> Tensor:
-    """The rows of a column that have the same sizes, as one tensor of its own memory, which a model may write to where
-    Ray's may only be read.
+    """Return rows of equal sizes of a column, as one tensor.
+
+    The tensor owns writable memory if the column's memory is read-only in Ray, so that a model may write to it.
 
     Raises:
-        ValueError: PyTorch has no such tensors (texts, objects).
+        ValueError: PyTorch does not have such tensors (texts, objects).
     """
     chosen = column[rows]
     if isinstance(chosen, Tensor):
@@ -98,7 +105,10 @@ def tensor_of(name: str, column: Any, rows: Rows) -> Tensor:
 
 
 def filled(tensor: Tensor, rows: int) -> Tensor:
-    """``tensor`` with copies of its last row behind it, so many rows in all; itself where it is as long or empty."""
+    """Return ``tensor`` padded to ``rows`` rows with copies of its last row.
+
+    A tensor that is long enough or empty is returned unchanged.
+    """
     missing = rows - len(tensor)
     if missing <= 0 or not len(tensor):
         return tensor
@@ -106,21 +116,21 @@ def filled(tensor: Tensor, rows: int) -> Tensor:
 
 
 def named(results: Any, names: Sequence[str] | None) -> dict[str, Any]:
-    """What a model returned, by the names of the columns to be.
+    """Return the results of a model by column name.
 
     Args:
-        results: a tensor, a sequence of them, or a mapping of names to them.
-        names: of the columns: in order, for a mapping those to choose. None for a mapping's own names, or ``output``,
-            or ``output_0``, ``output_1`` and so on.
+        results: a tensor, a sequence of tensors, or a mapping of names to tensors.
+        names: names of the columns in order, or the names to select from a mapping. The default (None) is a mapping's
+            own names, or ``output``, or ``output_0``, ``output_1`` and so on.
 
     Raises:
-        ValueError: there are more or fewer results than names, or none of a name.
-        TypeError: a result is no tensor.
+        ValueError: the number of results differs from the number of names, or a name does not exist in the mapping.
+        TypeError: a result is not a tensor.
     """
     if isinstance(results, Mapping):
         if missing := [name for name in names or () if name not in results]:
             raise ValueError(f"the model returned no {missing[0]!r}; it returned {', '.join(map(repr, results))}")
-        found = {str(name): results[name] for name in (results if names is None else names)}
+        tensors = {str(name): results[name] for name in (results if names is None else names)}
     else:
         values = list(results) if isinstance(results, (tuple, list)) else [results]
         if names is None:
@@ -129,18 +139,18 @@ def named(results: Any, names: Sequence[str] | None) -> dict[str, Any]:
             raise ValueError(
                 f"outputs names {len(names)} results ({', '.join(names)}), the model returned {len(values)}"
             )
-        found = dict(zip(names, values, strict=True))
-    for name, value in found.items():
+        tensors = dict(zip(names, values, strict=True))
+    for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"the model's result {name!r} is no tensor, but of type {type(value).__name__}")
-    return found
+    return tensors
 
 
 def first_rows(results: Mapping[str, Tensor], computed: int, wanted: int) -> dict[str, Tensor]:
-    """The first ``wanted`` rows of results for ``computed`` rows.
+    """Return the first ``wanted`` rows of results for ``computed`` rows.
 
     Raises:
-        ValueError: a result is not of so many rows.
+        ValueError: a result does not have ``computed`` rows.
     """
     for name, result in results.items():
         _check_rows(name, tuple(result.shape), computed)
@@ -148,10 +158,10 @@ def first_rows(results: Mapping[str, Tensor], computed: int, wanted: int) -> dic
 
 
 def as_columns(results: Columns, rows: int) -> dict[str, Column]:
-    """Results as columns of so many rows. NumPy has no bfloat16, which becomes float32.
+    """Return results as columns of ``rows`` rows. bfloat16 becomes float32, because NumPy does not support it.
 
     Raises:
-        ValueError: a result is not of so many rows.
+        ValueError: a result does not have ``rows`` rows.
     """
     return {name: _as_column(name, value, rows) for name, value in results.items()}
 
@@ -166,7 +176,7 @@ def _as_column(name: str, value: Any, rows: int) -> Column:
 
 
 def joined(parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], rows: int) -> dict[str, Column]:
-    """The columns of all groups of rows, in the order of the rows."""
+    """Return the columns of all groups of rows, in the order of the rows."""
     if len(parts) == 1 and isinstance(groups[0], slice):
         return dict(parts[0])
     return {name: column_of(_in_order(name, parts, groups, rows)) for name in (parts[0] if parts else ())}

@@ -1,4 +1,4 @@
-"""What a model does in its actor, as metrics of Ray, which Prometheus collects (docs/ray.md has the list)."""
+"""Metrics of a model in its actor, for Ray and Prometheus (docs/ray.md has the list)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DESCRIPTIONS = {
     "specialisations": "Groups that were compiled for given types of inputs, or found so.",
     "compile_seconds": "Seconds that were spent in the compiler.",
 }
-# Of a batch, from a small model's to a large one's that is compiled in the middle of it.
+# Histogram boundaries in seconds per batch, from a small model to a large model that is compiled during the batch.
 _SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0]
 
 
 @dataclass(frozen=True)
 class _Activity:
-    """What torchmdla did in this process, of :func:`torchmdla.stats`."""
+    """Counters of torchmdla in this process, from :func:`torchmdla.stats`."""
 
     compiled_calls: int = 0
     fallbacks: int = 0
@@ -43,14 +43,17 @@ class _Activity:
         )
 
     def since(self, before: _Activity) -> dict[str, float]:
-        """What was added. Counts that are smaller than before were reset."""
+        """Return the increase of each counter. A counter that is smaller than before was reset."""
         return {
             field.name: max(0, getattr(self, field.name) - getattr(before, field.name)) for field in fields(_Activity)
         }
 
 
 class _Reported:
-    """What of this process was reported, so that models that share it report nothing twice."""
+    """Activity of this process that was already reported.
+
+    Models that share the process therefore do not report it twice.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +70,7 @@ _reported = _Reported()
 
 
 class Meter:
-    """Counts what one model does.
+    """Counters of one model.
 
     Args:
         model: the name of the model, the tag of its metrics.
@@ -77,11 +80,11 @@ class Meter:
         self._tags = {_TAG: model}
 
     def count_activity(self) -> None:
-        """Adds what torchmdla did since it was last reported."""
+        """Add the activity of torchmdla since the last report."""
         self._add(_reported.take())
 
     def count_batch(self, rows: int, seconds: float) -> None:
-        """Adds a batch, and what torchmdla did for it."""
+        """Add a batch, and the activity of torchmdla for it."""
         self._add({"batches": 1, "rows": rows})
         _histogram().observe(seconds, tags=self._tags)
         self.count_activity()

@@ -1,4 +1,4 @@
-"""A model as an actor of Ray has it: loaded on its node, ready to run compiled."""
+"""Models of an actor: loaded on its node, ready to run compiled."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from torch import Tensor, fx
 import torchmdla
 from torchmdla import api
 
-# A file of TorchScript, a package, an exported program; or what makes a model, on the actor's node.
+# The path of a TorchScript file, a package or an exported program; or a function that creates a model on the actor's
+# node.
 Source = str | os.PathLike[str] | Callable[[], Any]
 Model = Callable[..., Any]
 
 
 def loaded(source: Source, inputs: tuple[Tensor, ...]) -> Model:
-    """
+    """Load or create a model, ready to run.
+
     Args:
-        source: where the model comes from.
-        inputs: of one call, by which a plain module is traced; empty if none are known.
+        source: the path of the model, or the function that creates it.
+        inputs: the inputs of one call, with which a plain module is traced; empty if none are known.
 
     Raises:
-        FileNotFoundError: there is no such file on this node.
-        TypeError: ``source`` is neither a path nor a function, or the function returns no model.
-        ValueError: a plain module, and no inputs to trace it with.
+        FileNotFoundError: the file does not exist on this node.
+        TypeError: ``source`` is neither a path nor a function, or the function does not return a model.
+        ValueError: a plain module without inputs to trace it with.
     """
     if isinstance(source, torch.nn.Module):
         raise TypeError(
@@ -49,10 +51,10 @@ def loaded(source: Source, inputs: tuple[Tensor, ...]) -> Model:
 
 
 def name_of(source: Source) -> str:
-    """By which people know a model: a file's name without its ending, or a function's."""
+    """Return the name of a model for humans: a file's name without its ending, or a function's name."""
     if isinstance(source, (str, os.PathLike)):
         return Path(source).stem
-    # Of functools.partial what it calls.
+    # functools.partial does not have a name; use the function that it calls.
     function = getattr(source, "func", source)
     return getattr(function, "__name__", type(function).__name__)
 
@@ -75,7 +77,7 @@ def _ready(model: Any, inputs: tuple[Tensor, ...]) -> Model:
 
 
 def _is_compiled(model: Any) -> bool:
-    """Whether ``torchmdla.compile`` made it of an exported program, or ``torch.compile`` made it."""
+    """Return whether the model is a result of ``torchmdla.compile`` (of an exported program) or ``torch.compile``."""
     if isinstance(model, fx.GraphModule):
         return True
     dynamo = sys.modules.get("torch._dynamo.eval_frame")

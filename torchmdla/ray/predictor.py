@@ -1,4 +1,4 @@
-"""A model that computes batches of columns, in an actor of Ray."""
+"""Predictor: a model that computes batches of columns, in a Ray actor."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ from torchmdla.ray.columns import Column, Columns
 from torchmdla.ray.metrics import Meter
 from torchmdla.ray.resources import use_assigned_threads
 
-# Beside full batches, the sizes that a short one may have: 1 is a specialisation, and with three others a group is
-# compiled for any from 2 on.
+# Sizes of short batches besides full ones. Size 1 is a specialisation; three other sizes generate code for any size
+# from 2 on.
 _SHORT = (3, 2, 1)
 
 
 class Predictor:
-    """Computes batches with a model that is loaded once, in an actor: for ``ray.data.Dataset.map_batches`` and for
-    deployments of Ray Serve.
+    """Model that is loaded once in an actor and computes batches.
 
-    In an actor it has PyTorch compute with as many threads as Ray assigned CPUs to the actor (a part of one is one).
-    Batches run in inference mode. What it does is counted in metrics of Ray, which ``docs/ray.md`` lists.
+    It is for ``ray.data.Dataset.map_batches`` and for deployments of Ray Serve. In an actor, PyTorch uses as many
+    threads as Ray assigned CPUs to the actor (a fraction counts as one). Batches run in inference mode. Its activity is
+    counted in metrics of Ray, which ``docs/ray.md`` lists.
 
-    A batch is a dict of columns, each an array with one row for each sample; so is the result. Rows of several sizes
-    are columns of the dtype ``object``, as Ray Data has them: rows of equal sizes are computed together. So samples
-    must not depend on each other, which they do not in a model in eval mode. What a model writes to its inputs is
-    written to the batch, where the batch may be written to.
+    A batch is a dict of columns. Each column is an array with one row for each sample. The result has the same form.
+    Rows of several sizes are columns of the dtype ``object``, as in Ray Data. Rows of equal sizes are computed
+    together. Samples must therefore not depend on each other, which is true for a model in eval mode. If a model writes
+    to its inputs and the batch is writable, the batch changes.
 
     An object is pickled as its arguments, and loads its model where it is unpickled.
 
     Args:
-        model: the path of a file on the actor's node, of a program of TorchScript, a package
-            (:func:`torchmdla.save`, which needs no compiler there) or an exported program; or a function without
-            arguments that returns a module in eval mode, or a program, in the actor.
+        model: the path of a file on the actor's node: a TorchScript program, a package (:func:`torchmdla.save`, which
+            does not need a compiler there) or an exported program. Or a function without arguments that returns, in the
+            actor, a module in eval mode or a program.
         inputs: the columns that are the model's positional arguments, in their order.
-        outputs: the names of the columns for its results: in their order, or those to take of a dict. By default a
-            dict's own names, ``"output"`` for one tensor, and ``"output_0"``, ``"output_1"`` … for several.
-        keep: columns of the batch that are passed on as they are.
-        preprocess: makes the columns that ``inputs`` names from those of a batch: arrays, tensors, or lists with a
-            value for each row. The number of rows must stay.
-        postprocess: makes columns from the results, a dict of tensors: arrays, tensors, or lists with a value for each
-            row. It is called for rows of equal sizes together.
+        outputs: the names of the columns for its results: in order, or the names to select from a dict. The default is
+            a dict's own names, ``"output"`` for one tensor, and ``"output_0"``, ``"output_1"`` … for several.
+        keep: columns of the batch that are copied to the result.
+        preprocess: computes the columns that ``inputs`` names from those of a batch: arrays, tensors, or lists with a
+            value for each row. The number of rows must not change.
+        postprocess: computes columns from the results, a dict of tensors: arrays, tensors, or lists with a value for
+            each row. It is called for rows of equal sizes together.
         examples: batches to warm up with, of one row or more each, so that the first batch is compiled. A plain module
             is traced with the first one.
-        batch_size: rows of a full batch, as given to ``map_batches`` or ``serve.batch``. Examples are repeated to that
-            size, and to sizes that short batches have (3, 2 and 1), after which there is code for any size. Without,
-            examples are computed as they are.
-        pad: short batches are filled up to ``batch_size`` with copies of their last row, whose results are dropped. For
-            programs that take one size alone; others compute short batches as they are, which is less work.
-        name: the model's name in metrics; by default the file's, without its ending, or the function's.
+        batch_size: rows of a full batch, as in ``map_batches`` or ``serve.batch``. Examples are repeated to that size,
+            and to sizes of short batches (3, 2 and 1), which generate code for any size. If it is omitted, examples are
+            computed as they are.
+        pad: pad short batches to ``batch_size`` with copies of their last row, whose results are dropped. This is for
+            programs that support one size only. Other programs compute short batches as they are, which is less work.
+        name: the model's name in metrics; by default the file's name without its ending, or the function's name.
 
     Raises:
-        FileNotFoundError: there is no such file on this node.
+        FileNotFoundError: the file does not exist on this node.
         TypeError: ``model`` is of another kind.
-        ValueError: arguments contradict each other, or a plain module comes without examples. And what loading and
-            the calls with the examples raise.
+        ValueError: arguments contradict each other, or a plain module has no examples. Exceptions of loading and of the
+            calls with the examples are also raised.
     """
 
     def __init__(
@@ -95,23 +95,24 @@ class Predictor:
         return functools.partial(type(self), **self._arguments), ()
 
     def __call__(self, batch: Columns) -> dict[str, Column]:
-        """The columns that are kept, and those of the results.
+        """Return the columns to keep, and those of the results.
 
         Raises:
-            ValueError: a column is missing or cannot become a tensor, results have no name or not a row for each
-                sample, or two columns have one name. And what the model and the functions raise.
+            ValueError: a column is missing or cannot become a tensor, results lack a name or a row for each sample, or
+                two columns have one name. Exceptions of the model and of the functions are also raised.
         """
         start = time.perf_counter()
-        kept = columns.selected(batch, self._keep)
+        retained = columns.selected(batch, self._keep)
         results = self._computed(batch)
-        if twice := kept.keys() & results.keys():
+        if twice := retained.keys() & results.keys():
             raise ValueError(f"{sorted(twice)[0]!r} is both kept and a result: name the result by outputs=")
         self._meter.count_batch(columns.row_count(batch), time.perf_counter() - start)
-        return {**kept, **results}
+        return {**retained, **results}
 
     def predict_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The same for samples one by one, as requests are: a dict for each, whose results are a dict, too. They may
-        have several sizes.
+        """Compute single samples, such as requests: a dict for each sample, with a dict as its result.
+
+        Samples may differ in size.
 
         Raises:
             ValueError: as a call; or samples have different columns.
@@ -138,8 +139,8 @@ class Predictor:
         return columns.joined([self._of_equal_sizes(arguments, group) for group in groups], groups, rows)
 
     def _argument_columns(self, batch: Columns, rows: int) -> dict[str, Any]:
-        made = batch if self._preprocess is None else self._preprocess(dict(batch))
-        arguments = columns.selected(made, self._inputs)
+        prepared = batch if self._preprocess is None else self._preprocess(dict(batch))
+        arguments = columns.selected(prepared, self._inputs)
         arguments = {
             name: columns.column_of(column) if isinstance(column, list) else column
             for name, column in arguments.items()
@@ -149,7 +150,7 @@ class Predictor:
         return arguments
 
     def _of_equal_sizes(self, arguments: Columns, group: columns.Rows) -> dict[str, Column]:
-        """The results for rows of equal sizes."""
+        """Return the results for rows of equal sizes."""
         tensors = [columns.tensor_of(name, column, group) for name, column in arguments.items()]
         rows = len(tensors[0])
         if self._pad and self._batch_size is not None:
@@ -157,11 +158,11 @@ class Predictor:
         with torch.inference_mode():
             results = columns.named(self._model(*tensors), self._outputs)
             results = columns.first_rows(results, computed=len(tensors[0]), wanted=rows)
-            made = results if self._postprocess is None else self._postprocess(results)
-            return columns.as_columns(made, rows)
+            processed = results if self._postprocess is None else self._postprocess(results)
+            return columns.as_columns(processed, rows)
 
     def _example_inputs(self, batches: Sequence[Columns]) -> tuple[Tensor, ...]:
-        """The model's arguments in the first of the batches to warm up with; none where there are none."""
+        """Return the model's arguments in the first of the warm-up batches; empty without batches."""
         if not batches:
             return ()
         arguments = self._argument_columns(batches[0], columns.row_count(batches[0]))
@@ -169,7 +170,7 @@ class Predictor:
         return tuple(columns.tensor_of(name, column, group) for name, column in arguments.items())
 
     def _warm_up(self, batches: Sequence[Columns]) -> None:
-        # The first calls have PyTorch optimise the program; from then on new sizes are compiled when they come.
+        # In the first calls PyTorch optimises the program. After that, new sizes are compiled when they occur.
         for number, batch in enumerate(batches):
             least = 1 if number else api.WARM_UP_CALLS
             refusals.call_until_whole(functools.partial(self._computed, batch), least)
@@ -180,7 +181,7 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _warm_up_batches(examples: Sequence[Columns], batch_size: int | None, pad: bool) -> list[Columns]:
-    """Copies of the examples, at each size that they are to be computed at."""
+    """Return copies of the examples, at each batch size to warm up."""
     if isinstance(examples, Mapping):
         raise TypeError("examples is a list of batches: examples=[{...}]")
     if any(columns.row_count(example) == 0 for example in examples):

@@ -1,11 +1,11 @@
-"""What to do about a reason for which something does not run compiled, or not for any sizes."""
+"""Advice on the reasons why something does not run compiled, or is compiled for each of its sizes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# An operator, a reason (both as regular expressions, which the first row that fits decides), and the advice.
+# Regular expressions for an operator and a reason, and the advice. The first row that matches is used.
 _Rows = tuple[tuple[re.Pattern[str], re.Pattern[str], str], ...]
 
 
@@ -13,7 +13,7 @@ def _rows(rows: Iterable[tuple[str, str, str]]) -> _Rows:
     return tuple((re.compile(op), re.compile(reason), advice) for op, reason, advice in rows)
 
 
-# Of what is compiled for each of its sizes: the reason follows these words.
+# Prefix of the reasons why a group is compiled for each of its sizes.
 _BETWEEN_SIZES = "it differs between sizes: "
 
 _PAD = "pad to a few sizes"
@@ -128,6 +128,6 @@ _ADVICE = _rows(
 
 
 def advice(op: str, reason: str) -> str:
-    """What to do about ``reason``, said of ``op`` (empty where it is of no operator)."""
+    """Return the advice on ``reason`` for the operator ``op`` (empty if the reason has no operator)."""
     rows = _SIZES if reason.startswith(_BETWEEN_SIZES) else _ADVICE
     return next(text for of, about, text in rows if of.search(op) and about.search(reason))

@@ -1,4 +1,4 @@
-"""What torchmdla finds on this machine: versions, devices, the target. For bug reports and people."""
+"""Environment of torchmdla on this machine, for bug reports and for humans: versions, devices, targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGES = ("torch", "torch-mlir", "llvmlite")
 
 
 def environment() -> dict[str, str]:
-    """Name and value of everything worth stating in a bug report, in reading order."""
+    """Return the names and values of all facts for a bug report, in reading order."""
     facts = {"torchmdla": __version__, **{name: _installed(name) for name in _PACKAGES}}
     facts["Python"] = platform.python_version()
     facts["system"] = platform.platform()
@@ -25,7 +25,7 @@ def environment() -> dict[str, str]:
 
 
 def _installed(name: str) -> str:
-    """The installed version of a distribution, or ``"not installed"``."""
+    """Return the installed version of a distribution, or ``"not installed"``."""
     try:
         return version(name)
     except PackageNotFoundError:

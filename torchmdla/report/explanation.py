@@ -1,4 +1,4 @@
-"""What :func:`torchmdla.explain` returns, as plain data."""
+"""Result of :func:`torchmdla.explain` as plain data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from torchmdla.compiler.artifact import KernelCall
 
 @dataclass(frozen=True)
 class Peak:
-    """What this machine reaches, measured with as many threads as PyTorch uses: ``gflops`` by fused multiply-adds of
-    float32 in registers (GFLOP/s), ``gigabytes`` by a copy in memory, read and written (GB/s)."""
+    """Peak performance of this machine, measured with as many threads as PyTorch uses.
+
+    ``gflops`` is measured with fused multiply-adds of float32 in registers (GFLOP/s). ``gigabytes`` is measured with a
+    copy in memory, and counts bytes read and written (GB/s).
+    """
 
     threads: int
     gflops: float
@@ -23,15 +26,15 @@ class Peak:
 
 @dataclass(frozen=True)
 class Operator:
-    """A place in a graph that runs an operator or a compiled group.
+    """A node of a graph that runs an operator or a compiled group.
 
     Attributes:
-        op: the operator (``aten::conv2d``); of a group its name.
-        source: its line (``file:line``); empty when unknown.
-        inputs: whose results it takes: the number of the operator in the graph, -1 for the graph's own inputs, and the
-            number of the result.
-        seconds: in a call of the model; 0 inside of groups, where kernels have times.
-        group: the name of the group that it runs; empty for an operator.
+        op: the operator (``aten::conv2d``), or the name of the group.
+        source: line of the operator (``file:line``); empty if unknown.
+        inputs: results that it reads, as pairs: the number of the operator in the graph, or -1 for the graph's own
+            inputs, and the number of the result.
+        seconds: time in a call of the model; 0 inside groups, where kernels have times.
+        group: name of the group that it runs; empty for an operator.
     """
 
     op: str
@@ -43,10 +46,10 @@ class Operator:
 
 @dataclass(frozen=True)
 class Graph:
-    """Operators in order, and what the graph returns, as :attr:`Operator.inputs` has it.
+    """Operators in order, and the results of the graph in the form of :attr:`Operator.inputs`.
 
-    ``is_sequence``: there is no graph of the program. The operators are those that a call was seen to run, each after
-    the one before.
+    ``is_sequence`` means that the program has no graph. The operators are then those observed in a call, and each
+    follows the one before.
     """
 
     operators: tuple[Operator, ...]
@@ -59,17 +62,17 @@ class Kernel:
     """A place in a group's code that runs a kernel.
 
     Attributes:
-        symbol: its name in the code; equal kernels share one.
+        symbol: the kernel's name in the code; equal kernels share one.
         ops: the operators that it computes, without namespaces.
-        source: the line of the first of them (``file:line``); empty when unknown.
-        loops: the sizes of its loop nests, as ``64x56x56 reduce 576``.
+        source: line of the first of them (``file:line``); empty if unknown.
+        loops: sizes of its loop nests, such as ``64x56x56 reduce 576``.
         flops: floating-point operations in a call of the group.
-        bytes: read and written in a call, each element once.
-        seconds: of a call of the group, the least.
-        share: of the model's time.
-        operators: the numbers of what it computes in the group's graph.
-        after: the numbers of the earlier kernels whose results it reads, -1 for inputs of the group.
-        is_result: it writes a result of the group.
+        bytes: bytes read and written in a call; each element counts once.
+        seconds: shortest time in a call of the group.
+        share: share of the model's time.
+        operators: numbers of the computed operators in the group's graph.
+        after: numbers of the earlier kernels whose results it reads, -1 for inputs of the group.
+        is_result: whether it writes a result of the group.
     """
 
     symbol: str
@@ -86,31 +89,31 @@ class Kernel:
 
     @property
     def gflops(self) -> float:
-        """GFLOP/s; 0 where no time was measured."""
+        """Return the GFLOP/s, or 0 if no time was measured."""
         return self.flops / self.seconds * 1e-9 if self.seconds else 0.0
 
     @property
     def gigabytes(self) -> float:
-        """GB/s; 0 where no time was measured."""
+        """Return the GB/s, or 0 if no time was measured."""
         return self.bytes / self.seconds * 1e-9 if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
 class Specialisation:
-    """A group compiled for the types of its inputs, or what kept it from that.
+    """A group compiled for the types of its inputs, or the reason why it is not compiled.
 
     Attributes:
-        inputs: their types, ``x: float32[1, 3, 224, 224]``; weights are left out.
-        is_dynamic: for any sizes; those of ``inputs`` are the typical ones.
-        cause: what it was compiled for beside the earlier ones: which size, which dtype.
-        origin: where its code came from: ``"compiled"``, ``"disk"``, ``"memory"``, or ``"package"``, where no more is
-            known of it than its kernels' names; empty where there is none.
-        seconds: what compiling it, or finding it, took.
-        packed_bytes: of weights, in the order in which its kernels read them.
-        workspace_bytes: of intermediate results; of a dynamic one only of what packs need.
-        failure: why there is no code, or which operators it leaves out; empty if nothing is.
-        kernels: of the code, in order. Those of code that ran have times.
-        key: names the program in logs and in ``TORCHMDLA_DUMP``'s folders; empty where there is no code.
+        inputs: types of the inputs, ``x: float32[1, 3, 224, 224]``; weights are left out.
+        is_dynamic: whether the code supports any sizes; the sizes of ``inputs`` are then the typical ones.
+        cause: the difference from earlier specialisations that required this one: a size or a dtype.
+        origin: origin of the code: ``"compiled"``, ``"disk"``, ``"memory"``, or ``"package"``; empty without code. Only
+            the names of a package's kernels are known.
+        seconds: time for compiling or finding it.
+        packed_bytes: bytes of weights in the order in which its kernels read them.
+        workspace_bytes: bytes of intermediate results; for dynamic code only the bytes that packs need.
+        failure: reason for missing code, or the operators that the code leaves out; empty otherwise.
+        kernels: kernels of the code, in order. Kernels of code that ran have times.
+        key: name of the program in logs and in ``TORCHMDLA_DUMP``'s folders; empty without code.
     """
 
     inputs: tuple[str, ...]
@@ -127,17 +130,21 @@ class Specialisation:
 
 @dataclass(frozen=True)
 class Group:
-    """A group that the model's calls went through.
+    """A group that the model called.
 
     Attributes:
-        name: in PyTorch's profiles.
-        ops: operator → how many of them it has.
-        source: the line of its first operator (``file:line``); empty when unknown.
-        compiled_calls: since it was made. ``recorded_calls`` were run by eager operators, to be compiled,
-            ``training_calls`` as PyTorch runs a program that trains, because backward was expected.
+        name: name in PyTorch's profiles.
+        device: name of the device.
+        ops: operator → number of its occurrences.
+        source: line of the first operator (``file:line``); empty if unknown.
+        compiled_calls: compiled calls since the group was created.
+        recorded_calls: calls that eager operators ran, to be compiled.
+        training_calls: calls that PyTorch ran as in training, because backward was expected.
         fallbacks: reason → number of calls in PyTorch's interpreter.
-        not_dynamic: reason → number of attempts to compile it for any sizes.
-        seconds: in its code in a call of the model, the least. ``share`` of the model's time.
+        not_dynamic: reason → number of attempts to compile the group for any sizes.
+        specialisations: specialisations of the group.
+        seconds: shortest time in its code in a call of the model.
+        share: share of the model's time.
         graph: its operators.
     """
 
@@ -158,8 +165,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Outside:
-    """An operator that ran outside of compiled groups: ``calls`` in a call of the model, which took ``seconds``
-    together, ``share`` of all the operators' time when they are profiled."""
+    """An operator that ran outside of compiled groups.
+
+    It has ``calls`` in a call of the model. They took ``seconds`` together, which is ``share`` of the time of all
+    operators when they are profiled.
+    """
 
     op: str
     calls: int
@@ -169,16 +179,17 @@ class Outside:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something does not run compiled, or not for any sizes.
+    """A reason why something does not run compiled, or not for any sizes.
 
     Attributes:
-        kind: ``"operator"`` outside of groups, ``"left out"`` of a group that could not be compiled with it, ``"not
-            compiled"``, the group, because of it, ``"call"`` of a group that ran in PyTorch's interpreter, ``"sizes"``
-            that make other specialisations.
+        kind: ``"operator"``, outside of groups; ``"left out"``, an operator of a group that could not be compiled with
+            it; ``"not compiled"``, a group that failed because of the operator; ``"call"``, of a group that ran in
+            PyTorch's interpreter; or ``"sizes"``, which need other specialisations.
         op: the operator (``aten::nonzero``); empty for calls and sizes.
-        count: graphs that have the operator outside, specialisations without it, calls, or attempts.
-        sources: the lines of the user's program, ``file:line``.
-        advice: what to do about it.
+        reason: the reason itself.
+        count: number of graphs with the operator outside, of specialisations without it, of calls, or of attempts.
+        sources: lines of the user's program, ``file:line``.
+        advice: advice on the reason.
     """
 
     kind: str
@@ -194,12 +205,15 @@ class Reason:
 
 @dataclass(frozen=True)
 class OpError:
-    """How far the result of an operator is from eager's.
+    """Error of an operator's result, relative to eager's result.
 
     Attributes:
-        error: the largest, relative to the largest element of the result; None where one is infinite or NaN and the
-            other is not.
-        difference: what is beyond the tolerance (:mod:`torchmdla.testing.compare`); empty if nothing is.
+        op: the operator.
+        source: its line (``file:line``).
+        group: name of its group.
+        error: largest error, relative to the largest element of the result. It has the value None if one result is
+            infinite or NaN and the other is not.
+        difference: difference beyond the tolerance (:mod:`torchmdla.testing.compare`); empty if the results match.
     """
 
     op: str
@@ -211,15 +225,18 @@ class OpError:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a thread was at while the model was explained.
+    """Activity of a thread while the model was explained.
 
     Attributes:
-        kind: ``"explain"``, a part of that; of compiling ``"specialise"``, all of it, ``"import"``, ``"compile"``,
-            ``"lower"``, ``"stage"``, ``"pass"`` and ``"load"``; of calls ``"run"``, a group, ``"record"``, its first
-            run by eager operators, ``"pack"``, of its weights, ``"fall back"`` in PyTorch's interpreter, and
-            ``"operator"``, outside of groups.
-        thread: its name, with that of the process where it is another one.
-        start: in seconds since the beginning.
+        name: name of the activity.
+        kind: kind of the activity. ``"explain"`` is a part of explaining. In compiling it is ``"specialise"``, the
+            whole, ``"import"``, ``"compile"``, ``"lower"``, ``"stage"``, ``"pass"`` or ``"load"``. In calls it is
+            ``"run"``, a group, ``"record"``, its first run by eager operators, or ``"pack"``, the packing of its
+            weights. Other calls are ``"fall back"``, a run in PyTorch's interpreter, and ``"operator"``, outside of
+            groups.
+        thread: name of the thread, with the name of the process if it is another one.
+        start: seconds since the beginning.
+        seconds: duration.
     """
 
     name: str
@@ -231,8 +248,11 @@ class Activity:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """``resident`` bytes of the process (0 where the system does not tell), those of them that are ``packed`` weights
-    and the ``workspace`` of threads, ``seconds`` after the beginning."""
+    """Memory use at ``seconds`` after the beginning, in bytes.
+
+    ``resident`` is that of the process (0 where the system does not report it). ``packed`` weights and the
+    ``workspace`` of threads are parts of it.
+    """
 
     seconds: float
     resident: int
@@ -242,25 +262,27 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What torchmdla makes of a model and a call, and how long that takes.
+    """Compiled groups, kernels and times of a model and a call.
 
     ``print`` shows it as tables; notebooks show it too.
 
     Attributes:
-        groups: those that the call went through, in the order in which they were formed.
+        groups: groups that the call used, in the order in which they were formed.
         outside: operators outside of compiled groups, the slowest first.
-        reasons: each once, those that cost most first.
-        ops_compiled: operators of one call that ran in compiled groups, ``ops`` of all.
-        seconds: of a call of the model, the least; ``seconds_compiled`` in compiled code.
-        calls: that were timed.
-        peak: of the machine.
-        errors: of every operator in groups against eager, where that was asked for; None otherwise.
+        reasons: all reasons once, the most costly first.
+        ops_compiled: number of operators of one call that ran in compiled groups.
+        ops: number of all operators of one call.
+        seconds: shortest time of a call of the model.
+        seconds_compiled: time in compiled code.
+        calls: number of timed calls.
+        peak: peak performance of the machine.
+        errors: error of every operator in groups against eager, if requested; None otherwise.
         graph: the model's operators outside of groups, and its groups.
-        timeline: what threads were at, by their beginnings.
-        memory: in order.
-        model: what the model is called.
-        programs: what the compiler was given, and where its code calls kernels, by key, for :meth:`save`;
-            :meth:`to_dict` leaves it out.
+        timeline: activities of threads, by start time.
+        memory: memory use, in order.
+        model: name of the model.
+        programs: the compiler's inputs and the kernel calls of their code, by key, for :meth:`save`; :meth:`to_dict`
+            leaves them out.
     """
 
     groups: tuple[Group, ...]
@@ -283,12 +305,12 @@ class Explanation:
 
     @property
     def first_difference(self) -> OpError | None:
-        """The first operator whose result differs from eager's beyond the tolerance."""
+        """Return the first operator whose result differs from eager's beyond the tolerance."""
         return next((error for error in self.errors or () if error.difference), None)
 
     @property
     def summary(self) -> str:
-        """All in one line."""
+        """Return a summary in one line."""
         compiled = [group for group in self.groups if group.seconds]
         text = f"{len(compiled)} group{'' if len(compiled) == 1 else 's'}"
         text += f", {_percent(self.ops_compiled, self.ops)} of ops and"
@@ -297,23 +319,24 @@ class Explanation:
         return f"{text}; top reasons for the rest: {'; '.join(costly)}" if costly else text
 
     def to_dict(self) -> dict[str, Any]:
-        """Dictionaries, lists, strings and numbers."""
+        """Return the contents as dictionaries, lists, strings and numbers."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(replace(self, programs={}))))
         del plain["programs"]
         return {"summary": self.summary, **plain}
 
     def to_json(self, indent: int | None = None) -> str:
-        """:meth:`to_dict` as text."""
+        """Return :meth:`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def save(self, path: str | Path) -> None:
-        """Writes a page about the model to ``path``: one HTML file that needs no network.
+        """Write a page about the model to ``path``: one HTML file that needs no network.
 
-        For the text of each stage every program is compiled once more.
+        Every program is compiled once more, for the text of each stage.
 
         Raises:
             OSError: ``path`` cannot be written.
-            RuntimeError: this copy of torchmdla was built without what lays graphs out; says what to do.
+            RuntimeError: this copy of torchmdla was built without the library that lays graphs out. The message has
+                instructions.
         """
         from torchmdla.report.page import save
 
@@ -331,5 +354,5 @@ class Explanation:
 
 
 def _percent(part: float, whole: float) -> str:
-    """Rounded down, so that 100 % is all."""
+    """Return the percentage, rounded down so that 100 % means all."""
     return f"{int(part / whole * 1000) / 10:g} %" if whole else "0 %"

@@ -1,4 +1,4 @@
-"""What the extension tells of groups, as the parts of an :class:`~torchmdla.report.explanation.Explanation`."""
+"""Conversion of the extension's group reports to parts of an :class:`~torchmdla.report.explanation.Explanation`."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import Binding
 from torchmdla.report.explanation import Graph, Group, Kernel, Specialisation
 
-# What the importer numbers, but nothing computes.
+# Nodes that the importer numbers but that compute nothing.
 _NO_OPS = frozenset({"prim::Constant", "prim::ListConstruct", "placeholder", "get_attr", "output"})
 
 
 def calls_by_group() -> dict[int, int]:
-    """The calls of each group of the process, however they ran, by number."""
+    """Return the number of calls of each group of the process, compiled or not, by group number."""
     return {number: calls for number, (calls, _, _) in _C.group_counts().items()}
 
 
 def groups_called_since(before: Mapping[int, int]) -> list[_C.GroupReport]:
-    """Those with other numbers of calls than ``before``, of :func:`calls_by_group`."""
+    """Return the groups whose number of calls differs from ``before`` (see :func:`calls_by_group`)."""
     return _C.groups({number for number, calls in calls_by_group().items() if before.get(number) != calls})
 
 
 def reset_times(reports: Collection[_C.GroupReport]) -> None:
-    """Kernels are timed from here on."""
+    """Reset the kernel times of groups."""
     for report in reports:
         for times in _times_of(report):
             times.reset()
 
 
 def timed_ops(report: _C.GroupReport) -> int:
-    """The operators that the timed calls of a group computed in compiled code."""
+    """Return the number of operators that the timed calls of a group computed in compiled code."""
     return sum(times.sums()["calls"] for times in _times_of(report)) * _ops(report).total()
 
 
 def activity_of(report: _C.GroupReport) -> GroupActivity:
-    """What a group did since it was made."""
+    """Return the activity of a group since it was created."""
     compiled = executables_of(report)
     return GroupActivity(
         number=report["number"],
@@ -58,12 +58,12 @@ def activity_of(report: _C.GroupReport) -> GroupActivity:
         training_calls=report["training_calls"],
         fallbacks=sum(report["fallbacks"].values()),
         specialisations=len(_times_of(report)),
-        compile_seconds=sum(one.seconds for one in compiled),
+        compile_seconds=sum(entry.seconds for entry in compiled),
     )
 
 
 def _source_in(subgraph: Any) -> str:
-    """The line of its first operator."""
+    """Return the line of the first operator."""
     if isinstance(subgraph, torch._C.Graph):
         sources = (source_of(node) for node in subgraph.nodes() if not node.kind().startswith("prim::"))
     else:
@@ -72,14 +72,20 @@ def _source_in(subgraph: Any) -> str:
 
 
 def programs_of(reports: Collection[_C.GroupReport]) -> dict[str, tuple[bytes, tuple[KernelCall, ...]]]:
-    """What the compiler was given for the groups, and its kernels, by key."""
-    found = (compiled for report in reports for compiled in executables_of(report))
-    return {one.manifest.program: (one.program, one.manifest.kernels) for one in found}
+    """Return the compiler's inputs for the groups and their kernels, by key."""
+    executables = (compiled for report in reports for compiled in executables_of(report))
+    return {
+        executable.manifest.program: (executable.program, executable.manifest.kernels) for executable in executables
+    }
 
 
 def weights_of(report: _C.GroupReport) -> frozenset[int]:
-    """The inputs of a group that are weights."""
-    pairs = (pair for one in executables_of(report) for pair in zip(one.arguments, one.bindings, strict=True))
+    """Return the indices of a group's inputs that are weights."""
+    pairs = (
+        pair
+        for executable in executables_of(report)
+        for pair in zip(executable.arguments, executable.bindings, strict=True)
+    )
     return frozenset(
         binding.index for argument, binding in pairs if argument.role == "parameter" and binding.source == "input"
     )
@@ -88,8 +94,11 @@ def weights_of(report: _C.GroupReport) -> frozenset[int]:
 def explain_group(
     report: _C.GroupReport, calls: int, seconds: float, graph: Graph, numbers: Mapping[int, int]
 ) -> Group:
-    """A group as people read of it, after ``calls`` timed calls of the model, the fastest of ``seconds``. ``numbers``:
-    of the group's nodes → those of the operators in its ``graph``."""
+    """Return the explanation of a group after ``calls`` timed calls of the model.
+
+    The fastest of them took ``seconds``. ``numbers`` maps the group's nodes to the numbers of the operators in its
+    ``graph``.
+    """
     spent = sum(map(_least_seconds, _times_of(report))) / calls
     return Group(
         name=report["name"],
@@ -109,32 +118,38 @@ def explain_group(
 
 
 def _times_of(report: _C.GroupReport) -> list[_C.KernelTimes]:
-    """Of all specialisations that have code, wherever it came from."""
-    executables = [one["executable"] for one in report["specialisations"]]
-    return [one.times for one in executables if one is not None and one.times is not None]
+    """Return the kernel times of all specialisations that have code, including packaged code."""
+    executables = [entry["executable"] for entry in report["specialisations"]]
+    return [entry.times for entry in executables if entry is not None and entry.times is not None]
 
 
 def _least_seconds(times: _C.KernelTimes) -> float:
-    """Of all timed calls, had each been the fastest of them: what else ran on the machine costs them nothing."""
+    """Return the time of all timed calls if each had been as fast as the fastest.
+
+    Other programs on the machine therefore do not affect it.
+    """
     sums = times.sums()
     return sums["calls"] * sums["entry"][1] * 1e-9
 
 
 def executables_of(report: _C.GroupReport) -> list[Compiled]:
-    """What is kept of each specialisation of a group that is compiled."""
-    kept = (_kept(one) for one in report["specialisations"])
-    return [compiled for compiled in kept if compiled is not None]
+    """Return the retained data of each compiled specialisation of a group."""
+    candidates = (_kept(specialisation) for specialisation in report["specialisations"])
+    return [compiled for compiled in candidates if compiled is not None]
 
 
 def _kept(report: _C.SpecialisationReport) -> Compiled | None:
-    """None of one that is not compiled, or that came in a package, where what it was made of is not kept."""
+    """Return the retained data of a compiled specialisation.
+
+    A specialisation that is not compiled, or that came in a package, does not have such data.
+    """
     executable = report["executable"]
     compiled: Compiled | None = None if executable is None else executable.owner
     return compiled
 
 
 def _ops(report: _C.GroupReport) -> Counter[str]:
-    """The operators of a group's subgraph."""
+    """Return the operators of a group's subgraph."""
     subgraph = report["subgraph"]
     if isinstance(subgraph, torch._C.Graph):
         names = list(map(name_of, subgraph.nodes()))
@@ -146,35 +161,35 @@ def _ops(report: _C.GroupReport) -> Counter[str]:
 def _specialisations(
     report: _C.GroupReport, calls: int, seconds: float, numbers: Mapping[int, int]
 ) -> tuple[Specialisation, ...]:
-    made: list[Specialisation] = []
+    result: list[Specialisation] = []
     earlier: list[list[_Input]] = []
-    for one in report["specialisations"]:
-        compiled = _kept(one)
-        if compiled is None and one["executable"] is not None:
-            made.append(_packaged(one, one["executable"], calls, seconds))
+    for specialisation in report["specialisations"]:
+        compiled = _kept(specialisation)
+        if compiled is None and specialisation["executable"] is not None:
+            result.append(_packaged(specialisation, specialisation["executable"], calls, seconds))
             continue
         inputs = _inputs(compiled) if compiled else []
-        made.append(
+        result.append(
             Specialisation(
                 inputs=tuple(map(str, inputs)),
-                is_dynamic=one["is_dynamic"],
-                cause=_cause(inputs, earlier, one["is_dynamic"]) if compiled else "",
+                is_dynamic=specialisation["is_dynamic"],
+                cause=_cause(inputs, earlier, specialisation["is_dynamic"]) if compiled else "",
                 origin=compiled.origin if compiled else "",
                 seconds=compiled.seconds if compiled else 0.0,
                 packed_bytes=sum(pack.size for pack in compiled.manifest.packs) if compiled else 0,
                 workspace_bytes=compiled.manifest.workspace_bytes if compiled else 0,
-                failure=one["failure"],
+                failure=specialisation["failure"],
                 kernels=_kernels(compiled, calls, seconds, numbers) if compiled else (),
                 key=compiled.manifest.program if compiled else "",
             )
         )
         if compiled:
             earlier.append(inputs)
-    return tuple(made)
+    return tuple(result)
 
 
 def _packaged(report: _C.SpecialisationReport, executable: _C.Executable, calls: int, seconds: float) -> Specialisation:
-    """One whose code came in a package, which has no more of it than the names of its kernels."""
+    """Return the explanation of packaged code, which has only the names of its kernels."""
     sums = executable.times.sums() if executable.times else None
     names = executable.times.names if executable.times else []
     kernels = []
@@ -227,7 +242,7 @@ def _kernel(
 
 
 def _at(count: Count, symbols: Sequence[int]) -> int:
-    """0 of a dynamic kernel whose symbols no call has given a value."""
+    """Return the value of a count; 0 for a dynamic kernel whose symbols have no values yet."""
     if isinstance(count, int):
         return count
     return Size(count).at(symbols) if symbols else 0
@@ -238,13 +253,15 @@ class GroupActivity:
     """A group in :class:`torchmdla.Statistics`.
 
     Attributes:
-        number: counted up in this process.
-        name: in PyTorch's profiles.
-        source: the line of its first operator (``file:line``); empty when unknown.
-        compiled_calls, recorded_calls, training_calls, fallbacks: calls, by how they ran: compiled; by eager operators,
-            to be compiled; as PyTorch runs a program that trains; in PyTorch's interpreter.
-        specialisations: for how many types of inputs there is code.
-        compile_seconds: what compiling these, or finding them, took.
+        number: sequential number in this process.
+        name: name in PyTorch's profiles.
+        source: line of the first operator (``file:line``); empty if unknown.
+        compiled_calls: calls that ran compiled.
+        recorded_calls: calls that ran by eager operators, to be compiled.
+        training_calls: calls that ran as PyTorch runs a program in training.
+        fallbacks: calls that ran in PyTorch's interpreter.
+        specialisations: number of input types with code.
+        compile_seconds: time for compiling or finding that code.
     """
 
     number: int
@@ -258,17 +275,17 @@ class GroupActivity:
     compile_seconds: float
 
     def since(self, before: GroupActivity) -> GroupActivity:
-        """What it did after ``before``; of specialisations that are there, what there are more."""
+        """Return the activity after ``before``; for specialisations, the increase in their number."""
         numbers = {
-            one.name: max(getattr(self, one.name) - getattr(before, one.name), 0)
-            for one in fields(self)
-            if one.name not in ("number", "name", "source")
+            field.name: max(getattr(self, field.name) - getattr(before, field.name), 0)
+            for field in fields(self)
+            if field.name not in ("number", "name", "source")
         }
         return replace(self, **numbers)
 
     @property
     def calls(self) -> int:
-        """However they ran."""
+        """Return the number of all calls."""
         return self.compiled_calls + self.recorded_calls + self.training_calls + self.fallbacks
 
 
@@ -288,7 +305,7 @@ def _inputs(compiled: Compiled) -> list[_Input]:
 
 
 def _input(argument: Argument, binding: Binding) -> _Input:
-    """As the group gets it: ``binding`` says in which order it lies in memory."""
+    """Return the input as the group gets it; ``binding`` specifies the order of its dimensions in memory."""
     shape = list(argument.shape)
     for place, dim in enumerate(binding.permutation):
         shape[dim] = argument.shape[place]
@@ -296,7 +313,7 @@ def _input(argument: Argument, binding: Binding) -> _Input:
 
 
 def _cause(inputs: Sequence[_Input], earlier: Sequence[Sequence[_Input]], is_dynamic: bool) -> str:
-    """How ``inputs`` differ from the earlier ones that they differ least from."""
+    """Return the differences of ``inputs`` from the most similar earlier inputs."""
     if is_dynamic:
         return "sizes that differ between calls"
     if not earlier:
@@ -306,14 +323,14 @@ def _cause(inputs: Sequence[_Input], earlier: Sequence[Sequence[_Input]], is_dyn
 
 
 def _differences(inputs: Sequence[_Input], others: Sequence[_Input]) -> list[str]:
-    found = []
-    for one, other in zip(inputs, others, strict=False):
-        if one.dtype != other.dtype:
-            found.append(f"dtype {one.dtype} of {one.name}, in place of {other.dtype}")
-        if len(one.shape) != len(other.shape):
-            found.append(f"{len(one.shape)} dimensions of {one.name}, in place of {len(other.shape)}")
+    differences = []
+    for input_, other in zip(inputs, others, strict=False):
+        if input_.dtype != other.dtype:
+            differences.append(f"dtype {input_.dtype} of {input_.name}, in place of {other.dtype}")
+        if len(input_.shape) != len(other.shape):
+            differences.append(f"{len(input_.shape)} dimensions of {input_.name}, in place of {len(other.shape)}")
             continue
-        for dim, (size, before) in enumerate(zip(one.shape, other.shape, strict=True)):
+        for dim, (size, before) in enumerate(zip(input_.shape, other.shape, strict=True)):
             if size != before:
-                found.append(f"size {size} of dimension {dim} of {one.name}, in place of {before}")
-    return found
+                differences.append(f"size {size} of dimension {dim} of {input_.name}, in place of {before}")
+    return differences

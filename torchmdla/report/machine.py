@@ -1,7 +1,7 @@
-"""What the processor can do at most: fused multiply-adds in registers, and copies of memory.
+"""Peak performance of the processor: fused multiply-adds in registers, and copies of memory.
 
-Both loops are LLVM IR written here and compiled by llvmlite, so that they depend on nothing that is measured against
-them. They run outside the GIL, on as many threads as asked for.
+Both loops are LLVM IR that is defined here and compiled by llvmlite. They are therefore independent of the measured
+code. They run outside the GIL, on the requested number of threads.
 """
 
 from __future__ import annotations
@@ -13,27 +13,29 @@ from functools import cache, partial
 
 from llvmlite import binding
 
-# Two units of a latency of four or five cycles need ten sums in flight; sixteen vector registers hold twelve.
+# Two units with a latency of four or five cycles need ten sums in flight; sixteen vector registers hold twelve.
 _SUMS = 12
 _COPY_UNROLL = 4
 _FLOAT_BYTES = 4
-# Starting a thread takes some 50 µs: a call must take milliseconds.
+# A thread takes about 50 µs to start, so a call must take milliseconds.
 _BYTES_A_CALL = 1 << 28
 
 
 @cache
 def vector_width() -> int:
-    """float32 elements in the widest vector of this processor."""
+    """Return the number of float32 elements in the widest vector of this processor."""
     features = binding.get_host_cpu_features()
     return next((width for name, width in (("avx512f", 16), ("avx", 8)) if features.get(name)), 4)
 
 
 class Multiplier:
-    """Runs chains of fused multiply-adds that touch no memory; of multiplications and additions where the processor has
-    no such instruction. A call takes some milliseconds.
+    """Benchmark of chains of fused multiply-adds that access no memory.
+
+    On a processor without such an instruction, it runs multiplications and additions. A call takes some milliseconds.
 
     Args:
-        threads: that run at once, each ``steps`` of its own.
+        threads: number of concurrent threads.
+        steps: number of steps of each thread.
     """
 
     def __init__(self, threads: int = 1, steps: int = 2_000_000) -> None:
@@ -49,13 +51,13 @@ class Multiplier:
 
 
 class Copier:
-    """Copies ``bytes_moved / 2`` bytes, so that as many are read as written.
+    """Benchmark that copies ``bytes_moved / 2`` bytes, so that as many are read as written.
 
-    ``repeat`` copies in one call keep the cost of the call small; they stay in the caches that the buffers fit.
+    A call repeats the copy, so that the cost of the call is small. The data stays in the caches that the buffers fit.
 
     Args:
-        bytes_moved: read and written together, by all threads.
-        threads: that run at once, each on a part.
+        bytes_moved: bytes read and written, by all threads together.
+        threads: number of concurrent threads; each copies a part.
     """
 
     def __init__(self, bytes_moved: int, threads: int = 1) -> None:
@@ -76,7 +78,10 @@ class Copier:
 
 
 class _Buffer:
-    """Zeroed floats that begin at a cache line; every page was written to, so that each is memory of its own."""
+    """Floats that begin at a cache line.
+
+    Every page is written to, so that each page has its own memory.
+    """
 
     def __init__(self, floats: int) -> None:
         self._memory = ctypes.create_string_buffer(floats * _FLOAT_BYTES + 64)
@@ -85,7 +90,7 @@ class _Buffer:
 
 
 def _on_threads(calls: list[Callable[[], object]]) -> None:
-    """Runs all at once, the first on the calling thread."""
+    """Run all calls concurrently, the first on the calling thread."""
     others = [threading.Thread(target=call) for call in calls[1:]]
     for thread in others:
         thread.start()
@@ -113,16 +118,19 @@ def _compiled() -> tuple[Callable[[int, int], None], Callable[[int, int, int, in
     return multiply, copy
 
 
-_kept: list[binding.ExecutionEngine] = []  # code lives as long as its engine
+_kept: list[binding.ExecutionEngine] = []  # Code is valid as long as its engine exists.
 
 
 def _multiply_add_ir() -> str:
-    """``multiply_add(steps, out)``: each step is one multiply-add on each sum; their total goes to ``out``."""
+    """Return the IR of ``multiply_add(steps, out)``.
+
+    Each step is one multiply-add on each sum. The total of the sums is stored to ``out``.
+    """
     vector = f"<{vector_width()} x float>"
     fma = f"@llvm.fmuladd.v{vector_width()}f32"
     ones = f"<{', '.join(['float 1.0'] * vector_width())}>"
     factor = f"<{', '.join(['float 0.5'] * vector_width())}>"
-    # Each sum starts elsewhere: equal chains could be computed once.
+    # Each sum has another start value, because equal chains could be computed once.
     starts = [f"<{', '.join([f'float {i}.0'] * vector_width())}>" for i in range(_SUMS)]
     start = [f"  %s{i} = phi {vector} [ {starts[i]}, %entry ], [ %n{i}, %loop ]" for i in range(_SUMS)]
     step = [f"  %n{i} = call {vector} {fma}({vector} %s{i}, {vector} {factor}, {vector} {ones})" for i in range(_SUMS)]
@@ -151,7 +159,10 @@ def _multiply_add_ir() -> str:
 
 
 def _copy_ir() -> str:
-    """``copy_floats(count, source, target, repeat)``, by plain loads and stores; count a multiple of a step's."""
+    """Return the IR of ``copy_floats(count, source, target, repeat)`` with plain loads and stores.
+
+    ``count`` is a multiple of the elements that a step copies.
+    """
     width = vector_width()
     vector = f"<{width} x float>"
     body = []

@@ -1,4 +1,4 @@
-"""Kernels of compiled groups as ranges of ``torch.profiler``, and their times: while someone asks for them."""
+"""Times and ``torch.profiler`` ranges of the kernels of compiled groups, on request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _asked: Counter[Literal["times", "ranges"]] = Counter()
 
 @contextmanager
 def profile_kernels() -> Iterator[None]:
-    """Within the block every kernel of a compiled group is a range in ``torch.profiler``, in all threads, below the
-    range of its group and named by the operators that it computes.
+    """Make every kernel of a compiled group a range in ``torch.profiler`` within the block.
 
-    Groups are ranges always. Kernels are so on request alone, because a range takes about a microsecond.
+    This applies to all threads. The range is below the range of the kernel's group, and its name has the operators that
+    the kernel computes. Groups are always ranges. Kernels are ranges only on request, because a range takes about a
+    microsecond.
     """
     with _observing("ranges"):
         yield
@@ -28,7 +29,7 @@ def profile_kernels() -> Iterator[None]:
 
 @contextmanager
 def timed_kernels() -> Iterator[None]:
-    """Within the block the calls of every executable add to its :class:`torchmdla._C.KernelTimes`."""
+    """Add the calls of every executable within the block to its :class:`torchmdla._C.KernelTimes`."""
     with _observing("times"):
         yield
 

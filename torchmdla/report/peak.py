@@ -1,4 +1,4 @@
-"""What this machine reaches, to measure kernels by."""
+"""Peak performance of this machine, as a reference for kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torchmdla.report.explanation import Peak
 from torchmdla.report.machine import Copier, Multiplier
 
-# Read and written: more than caches hold, so that the copy runs at the speed of memory.
+# Bytes read and written: more than the caches hold, so that the copy runs at the speed of memory.
 _BYTES = 128 << 20
 
 # Each call takes some milliseconds, and the fastest counts.
@@ -19,7 +19,7 @@ _LEAST_REPEATS, _SECONDS = 5, 0.1
 
 
 def peak() -> Peak:
-    """Measured at the first call with so many threads."""
+    """Return the peak for PyTorch's number of threads, which is measured at the first call with that number."""
     return _measured(torch.get_num_threads())
 
 

@@ -1,4 +1,4 @@
-"""A progress bar for compilations that take long enough to wonder about."""
+"""Progress bar for long compilations."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-# Seconds before a bar appears, and between two looks at the counts.
+# Seconds before a bar appears, and between two reads of the counts.
 _PATIENCE = 1.0
 _INTERVAL = 0.2
 
 
 @contextmanager
 def compiling(counts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-    """Shows a bar on a terminal once the block has run for a second.
+    """Show a bar on a terminal once the block has run for a second.
 
     Args:
-        counts: gives the numbers of ``groups`` formed and ``specialisations`` compiled, in this process so far.
+        counts: function that returns the numbers of ``groups`` formed and ``specialisations`` compiled so far in this
+            process.
     """
     if not sys.stderr.isatty():
         yield

@@ -1,5 +1,4 @@
-"""Tables of ``rich`` as text and for notebooks, and those of an
-:class:`~torchmdla.report.explanation.Explanation`."""
+"""Rendering of ``rich`` tables as text and for notebooks, and the tables of an explanation."""
 
 from __future__ import annotations
 
@@ -14,18 +13,21 @@ from rich.text import Text
 
 from torchmdla.report import explanation as data
 
-# Kernels of a group that are shown, those that take most of the time; ``to_dict`` has all.
+# Number of kernels of a group that are shown, the slowest; ``to_dict`` has all.
 _MOST_KERNELS = 12
 
-# The width where there is no terminal.
+# Width of the text without a terminal.
 _WIDTH = 120
 
 
 def as_text(content: RenderableType) -> str:
-    """As wide as the terminal, with its colours, if the standard output is one."""
+    """Return the content as text.
+
+    If the standard output is a terminal, the text has the terminal's width and colours.
+    """
     is_terminal = sys.stdout.isatty()
     width = None if is_terminal else _WIDTH
-    # Brackets are the texts' own: pip install 'torchmdla[mdla]'.
+    # Brackets belong to the texts: pip install 'torchmdla[mdla]'.
     console = Console(file=io.StringIO(), width=width, force_terminal=is_terminal, markup=False)
     console.print(content)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
@@ -33,7 +35,7 @@ def as_text(content: RenderableType) -> str:
 
 
 def as_html(content: RenderableType) -> str:
-    """For a notebook."""
+    """Return the content as HTML for a notebook."""
     console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False, markup=False)
     console.print(content)
     style = "font-family: monospace; line-height: 1.2"
@@ -41,7 +43,7 @@ def as_html(content: RenderableType) -> str:
 
 
 def tables(explanation: data.Explanation) -> RenderableType:
-    """What there is to print of an explanation."""
+    """Return the tables of an explanation."""
     return Group(*_parts(explanation))
 
 
@@ -79,8 +81,8 @@ def _outside(outside: tuple[data.Outside, ...]) -> Table:
     table.add_column("operator")
     for name in ("calls", "time", "share"):
         table.add_column(name, justify="right")
-    for one in outside:
-        table.add_row(one.op, str(one.calls), time_text(one.seconds), _share(one.share))
+    for operator in outside:
+        table.add_row(operator.op, str(operator.calls), time_text(operator.seconds), _share(operator.share))
     return table
 
 
@@ -95,24 +97,24 @@ def _group(group: data.Group, peak: data.Peak) -> Iterator[RenderableType]:
         f"with gradients, {sum(group.fallbacks.values())} in PyTorch's interpreter",
     ]
     yield text.append("".join(f"\n{line}" for line in lines), style="not bold")
-    for one in group.specialisations:
-        yield _specialisation(one)
-        if any(kernel.seconds for kernel in one.kernels):
-            yield _kernels(one.kernels, peak)
+    for specialisation in group.specialisations:
+        yield _specialisation(specialisation)
+        if any(kernel.seconds for kernel in specialisation.kernels):
+            yield _kernels(specialisation.kernels, peak)
 
 
-def _specialisation(one: data.Specialisation) -> Text:
-    types = ", ".join(one.inputs) or "no inputs"
-    if not one.origin:
-        return Text(f"  not compiled: {one.failure}")
-    if one.origin == "package":
+def _specialisation(entry: data.Specialisation) -> Text:
+    types = ", ".join(entry.inputs) or "no inputs"
+    if not entry.origin:
+        return Text(f"  not compiled: {entry.failure}")
+    if entry.origin == "package":
         return Text(
-            f"  {'for any sizes, ' if one.is_dynamic else ''}from a package; {counted(len(one.kernels), 'kernel')}"
+            f"  {'for any sizes, ' if entry.is_dynamic else ''}from a package; {counted(len(entry.kernels), 'kernel')}"
         )
-    what = f"  for any sizes, as {types}" if one.is_dynamic else f"  for {types}"
-    made = f"compiled in {one.seconds:.2f} s" if one.origin == "compiled" else f"found {_FOUND[one.origin]}"
-    needs = f"{size_text(one.packed_bytes)} of packed weights, {size_text(one.workspace_bytes)} of workspace"
-    return Text(f"{what}\n    because of {one.cause}; {made}; {counted(len(one.kernels), 'kernel')}, {needs}")
+    what = f"  for any sizes, as {types}" if entry.is_dynamic else f"  for {types}"
+    origin = f"compiled in {entry.seconds:.2f} s" if entry.origin == "compiled" else f"found {_FOUND[entry.origin]}"
+    needs = f"{size_text(entry.packed_bytes)} of packed weights, {size_text(entry.workspace_bytes)} of workspace"
+    return Text(f"{what}\n    because of {entry.cause}; {origin}; {counted(len(entry.kernels), 'kernel')}, {needs}")
 
 
 _FOUND = {"disk": "on disk", "memory": "in memory"}
@@ -156,17 +158,17 @@ def new_table() -> Table:
 
 
 def place(source: str) -> str:
-    """``file:line`` as seen from the current folder."""
+    """Return ``file:line`` relative to the current folder."""
     return source.removeprefix(os.getcwd() + os.sep)
 
 
 def counted(count: int, what: str) -> str:
-    """``1 kernel``, ``2 kernels``."""
+    """Return a count with its noun: ``1 kernel``, ``2 kernels``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def time_text(seconds: float) -> str:
-    """``seconds`` as ``"1.5 ms"``."""
+    """Return ``seconds`` as text such as ``"1.5 ms"``."""
     if not seconds:
         return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
@@ -184,7 +186,7 @@ def _rate(reached: float, peak: float) -> str:
 
 
 def size_text(count: float) -> str:
-    """``count`` bytes as ``"1.5 MiB"``."""
+    """Return ``count`` bytes as text such as ``"1.5 MiB"``."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""What torchmdla did in this process, in numbers."""
+"""Statistics of torchmdla in this process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torchmdla.report.groups import GroupActivity, activity_of
 
 @dataclass(frozen=True)
 class LazyStatistics:
-    """What PyTorch's lazy device did.
+    """Counts of PyTorch's lazy device.
 
     Attributes:
-        graphs: graphs that came to be compiled; those that differ in floats alone share groups.
-        runs: runs of any of them.
+        graphs: graphs that were compiled; graphs that differ only in floats share groups.
+        runs: runs of all graphs.
         eager: operator → number of calls that could not be part of a graph, and ran on the CPU at once.
     """
 
@@ -33,16 +33,17 @@ class LazyStatistics:
 
 @dataclass(frozen=True)
 class MemoryStatistics:
-    """What is held in memory now, in bytes, and what became of what was.
+    """Memory that is held now, in bytes, and counts of evictions.
 
     Attributes:
-        packed: of weights, as code reads them; those that are mapped from packages are none.
-        workspace: of all threads.
-        code: images as they are mapped, the programs that they were compiled of, and packages but for weights.
-        limit: of ``packed`` and ``code`` together; 0 for none.
-        unpacked: how often a specialisation lost its packed weights to keep to it. The next call packs them.
-        evicted: specialisations that were taken out to keep to it. The next call makes one again.
-        over_limit: how often more was needed at once than fits: memory stayed above the limit.
+        packed: weights in the form that code reads; weights that are mapped from packages do not count.
+        workspace: workspaces of all threads.
+        code: mapped images, the programs that they were compiled from, and packages without weights.
+        limit: limit of ``packed`` and ``code`` together; 0 for no limit.
+        unpacked: number of times that a specialisation lost its packed weights because of the limit. The next call
+            packs them.
+        evicted: specialisations that were evicted because of the limit. The next call creates one again.
+        over_limit: number of times that more memory was needed at once than the limit, so that use stayed above it.
     """
 
     packed: int = 0
@@ -62,30 +63,29 @@ class Statistics:
 
     Attributes:
         groups: groups that the fusion pass formed.
-        specialisations: groups compiled for given input types, however they were come by.
-        dynamic: those of them that take any sizes.
-        not_dynamic: reason → number of attempts to compile a group for any sizes that did not come off.
+        specialisations: groups compiled for given input types, whatever the origin of their code.
+        dynamic: specialisations that support any sizes.
+        not_dynamic: reason → number of failed attempts to compile a group for any sizes.
         compiled: programs that the compiler compiled.
         cache_hits: programs found on disk.
-        store: what was done with the store that machines share (``TORCHMDLA_STORE``); ``store.hits`` are programs found
-            there.
-        memory_hits: programs that this process had already.
-        compile_seconds: time spent in the compiler, failures included.
+        store: use of the store that machines share (``TORCHMDLA_STORE``); ``store.hits`` are programs found there.
+        memory_hits: programs that this process already had.
+        compile_seconds: time spent in the compiler, including failures.
         failures: programs that could not be compiled.
         fallbacks: reason → number of group calls that ran in PyTorch's interpreter.
-        left_out: op, reason and place (``file:line``) → number of specialisations that were compiled without it, in
-            groups around it.
-        ungrouped: op, reason and place → number of graphs that have it outside of groups.
-        compiled_calls: group calls that ran compiled, those of groups that are gone included.
+        left_out: op, reason and location (``file:line``) → number of specialisations that were compiled without the op,
+            in groups around it.
+        ungrouped: op, reason and location → number of graphs that have the op outside of groups.
+        compiled_calls: group calls that ran compiled, including those of deleted groups.
         recorded_calls: group calls that ran by eager operators, to be compiled.
-        training_calls: group calls whose inputs require grad, and of which backward was expected: these ran as PyTorch
-            runs a program that trains, with groups inside of its differentiable graphs.
-        packages: target → number of files that were loaded with the code of their groups for it.
-        packaged: specialisations that groups took over from such files.
+        training_calls: group calls whose inputs require grad and for which backward was expected. They ran as PyTorch
+            runs a program in training, with groups inside its differentiable graphs.
+        packages: target → number of loaded files that have code for it.
+        packaged: specialisations that groups took from such files.
         refused: reason → number of packages, or of specialisations in them, that are not used.
-        lazy: of the lazy device.
-        memory: what is held.
-        by_group: what each group that lives and was called did.
+        lazy: counts of the lazy device.
+        memory: memory that is held.
+        by_group: activity of each existing group that was called.
     """
 
     groups: int
@@ -129,23 +129,23 @@ _store_baseline = StoreStatistics()
 _calls_baseline = {"compiled_calls": 0, "recorded_calls": 0}
 _eager_baseline: dict[str, int] = {}
 _ungrouped_baseline: Counter[Ungrouped] = Counter()
-# Of each group that lives at the last reset: its counts, and what it had done.
+# Counts and activities of the groups that existed at the last reset.
 _counted: dict[int, tuple[int, int, int]] = {}
 _groups_baseline: dict[int, GroupActivity] = {}
 
 
 def stats() -> Statistics:
-    """The counts so far."""
+    """Return the counts so far."""
     groups = _C.statistics()
-    made = {name: value - _baseline.get(name, 0) for name, value in service.statistics().items()}
+    counters = {name: value - _baseline.get(name, 0) for name, value in service.statistics().items()}
     return Statistics(
         groups=groups["groups"],
         specialisations=groups["specialisations"],
-        compiled=int(made["compiled"]),
-        cache_hits=int(made["disk_hits"]),
-        memory_hits=int(made["memory_hits"]),
-        compile_seconds=made["seconds"],
-        failures=int(made["failures"]),
+        compiled=int(counters["compiled"]),
+        cache_hits=int(counters["disk_hits"]),
+        memory_hits=int(counters["memory_hits"]),
+        compile_seconds=counters["seconds"],
+        failures=int(counters["failures"]),
         dynamic=groups["dynamic"],
         not_dynamic=groups["not_dynamic"],
         fallbacks=groups["fallbacks"],
@@ -171,7 +171,7 @@ def stats() -> Statistics:
 
 
 def reset_stats() -> None:
-    """Counts from zero again."""
+    """Reset all counts to zero."""
     _C.reset_statistics()
     counted = _C.statistics()
     _calls_baseline.update(compiled_calls=counted["compiled_calls"], recorded_calls=counted["recorded_calls"])
@@ -188,9 +188,12 @@ def reset_stats() -> None:
 
 
 def _activities() -> tuple[GroupActivity, ...]:
-    made = map(activity_of, _changed_groups(_C.group_counts()))
-    since = (one.since(_groups_baseline[one.number]) if one.number in _groups_baseline else one for one in made)
-    return tuple(one for one in since if one.calls)
+    activities = map(activity_of, _changed_groups(_C.group_counts()))
+    since = (
+        activity.since(_groups_baseline[activity.number]) if activity.number in _groups_baseline else activity
+        for activity in activities
+    )
+    return tuple(activity for activity in since if activity.calls)
 
 
 def _reset_activities() -> None:
@@ -204,16 +207,19 @@ def _reset_activities() -> None:
 
 
 def _changed_groups(counts: Mapping[int, tuple[int, int, int]]) -> list[_C.GroupReport]:
-    """Those that did anything since the last reset; a process may have thousands that did not."""
+    """Return the groups that were active since the last reset; a process may have thousands that were not."""
     return _C.groups({number for number, count in counts.items() if _counted.get(number) != count})
 
 
 def _texts(counts: Counter[Ungrouped]) -> dict[str, int]:
-    return {str(one): count for one, count in sorted(counts.items())}
+    return {str(entry): count for entry, count in sorted(counts.items())}
 
 
 def _eager_calls() -> dict[str, int]:
-    """Since the last reset. PyTorch counts an operator's calls under its own name, lowered ones under ``lazy::``."""
+    """Return the eager calls of each operator since the last reset.
+
+    PyTorch counts an operator's eager calls under its own name, and lowered ones under ``lazy::``.
+    """
     counts = {
         name: torch._C._lazy._counter_value(name) - _eager_baseline.get(name, 0)  # type: ignore[attr-defined]
         for name in torch._C._lazy._counter_names()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What :class:`torchmdla.Statistics` prints: a table of groups, and one of reasons with what to do about them."""
+"""Tables that :class:`torchmdla.Statistics` prints: one of groups, and one of reasons with advice."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torchmdla.report.rendering import counted, new_table, place, size_text, tim
 if TYPE_CHECKING:
     from torchmdla.report.statistics import MemoryStatistics, Statistics
 
-# Groups that are shown, those that were called most; ``by_group`` has all.
+# Number of groups that are shown, the most called ones; ``by_group`` has all.
 _MOST_GROUPS = 30
 
-# How :class:`torchmdla.capture.ungrouped.Ungrouped` is written.
+# Text format of :class:`torchmdla.capture.ungrouped.Ungrouped`.
 _WRITTEN = re.compile(r"(?:(?P<op>\w+::[\w.]+): )?(?P<reason>.*?)(?: \(at (?P<source>[^()]+:\d+)\))?", re.DOTALL)
 
 
 def tables(statistics: Statistics) -> RenderableType:
-    """What there is to print of statistics."""
+    """Return the tables of statistics."""
     return Group(*_parts(statistics))
 
 
@@ -56,8 +56,8 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
         )
     if statistics.by_group:
         yield _groups(statistics)
-    if found := list(reasons(statistics)):
-        yield _reasons_table(found)
+    if rows := list(reasons(statistics)):
+        yield _reasons_table(rows)
 
 
 def _memory(memory: MemoryStatistics) -> str:
@@ -77,21 +77,27 @@ def _groups(statistics: Statistics) -> RenderableType:
     table.add_column("line", overflow="fold")
     for name in ("calls\ncompiled", "\nrecorded", "\ntraining", "fallen\nback", "special-\nisations", "compile\ntime"):
         table.add_column(name, justify="right", no_wrap=True)
-    shown = sorted(statistics.by_group, key=lambda one: -one.calls)[:_MOST_GROUPS]
-    for one in shown:
-        numbers = (one.compiled_calls, one.recorded_calls, one.training_calls, one.fallbacks, one.specialisations)
-        table.add_row(one.name, place(one.source), *map(str, numbers), time_text(one.compile_seconds))
+    shown = sorted(statistics.by_group, key=lambda group: -group.calls)[:_MOST_GROUPS]
+    for group in shown:
+        numbers = (
+            group.compiled_calls,
+            group.recorded_calls,
+            group.training_calls,
+            group.fallbacks,
+            group.specialisations,
+        )
+        table.add_row(group.name, place(group.source), *map(str, numbers), time_text(group.compile_seconds))
     if rest := len(statistics.by_group) - len(shown):
         table.add_row(f"{rest} others")
     return table
 
 
-# What stands in a row: what the count counts, the reason with its operator, the line, the count, and what to do.
+# A row: the counted thing, the reason with its operator, the line, the count, and the advice.
 _Row = tuple[str, str, str, int, str]
 
 
 def reasons(statistics: Statistics) -> Iterator[_Row]:
-    """The rows of the table of reasons, each reason once."""
+    """Yield the rows of the table of reasons, each reason once."""
     counted = {
         "calls in PyTorch's interpreter": statistics.fallbacks,
         "attempts at any sizes": statistics.not_dynamic,
@@ -103,8 +109,8 @@ def reasons(statistics: Statistics) -> Iterator[_Row]:
     }
     for what, counts in counted.items():
         for text, count in sorted(counts.items(), key=lambda item: -item[1]):
-            found = _WRITTEN.fullmatch(text)
-            op, reason, source = found.group("op", "reason", "source") if found else ("", text, "")
+            match = _WRITTEN.fullmatch(text)
+            op, reason, source = match.group("op", "reason", "source") if match else ("", text, "")
             yield what, f"{op}: {reason}" if op else reason, source or "", count, advice(op or "", reason)
 
 

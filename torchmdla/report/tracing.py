@@ -1,4 +1,4 @@
-"""Phases of compiling as a Chrome trace."""
+"""Chrome trace of the phases of compilation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torchmdla.support import trace
 
 @contextmanager
 def trace_compiles(path: str | Path) -> Iterator[None]:
-    """Writes what is compiled within the block, in all threads, to ``path`` when it ends: importing, every stage and
-    pass of the compiler and loading, with their times, as a trace that https://ui.perfetto.dev and
-    ``chrome://tracing`` open. Of a program that is found in memory or on disk there is no more than that.
+    """Write a trace of all compilations within the block, in all threads, to ``path`` when it ends.
+
+    The trace has importing, every stage and pass of the compiler, and loading, with their times.
+    https://ui.perfetto.dev and ``chrome://tracing`` open it. A program that is found in memory or on disk has only that
+    lookup in the trace.
 
     Raises:
-        OSError: ``path`` cannot be written; said before the block runs.
+        OSError: ``path`` cannot be written; this is raised before the block runs.
     """
     with Path(path).open("w", encoding="utf-8") as file:
         try:

@@ -1,6 +1,6 @@
-"""Locks that every fork of this process takes first and gives back after.
+"""Locks that every fork of this process acquires before and releases afterwards.
 
-Its child has none of the other threads, but finds these locks free, and what they guard whole.
+The child process does not have the other threads. It finds these locks free and the data that they guard consistent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 
 class Lock(Protocol):
-    """What can be held over a fork. Whoever has it may take it again (``threading.RLock``)."""
+    """Lock that can be held over a fork. Its owner may acquire it again (``threading.RLock``)."""
 
     def acquire(self, blocking: bool = ...) -> bool: ...
 
@@ -21,7 +21,7 @@ class Lock(Protocol):
 
 _Held = TypeVar("_Held", bound=Lock)
 
-# Seconds between two attempts to have all locks at once.
+# Seconds between two attempts to acquire all locks at once.
 _PAUSE = 0.001
 
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
@@ -29,9 +29,10 @@ _taken: list[Lock] = []
 
 
 def held(lock: _Held) -> _Held:
-    """``lock``, which forks take from now on, as long as somebody else has it.
+    """Return ``lock``, which forks acquire from now on, as long as it is referenced elsewhere.
 
-    A fork waits for whoever holds it, so it is for short work, or such as cannot be left half done (linking).
+    A fork waits for the owner of the lock. Therefore the lock is for short work, or for work that must not be
+    interrupted (linking).
     """
     _locks.add(lock)
     return lock
@@ -43,7 +44,7 @@ def _before() -> None:
 
 
 def _take_all() -> bool:
-    """Takes all locks or none: whoever holds one of them may be waiting for another."""
+    """Acquire all locks or none, because the owner of one lock may be waiting for another."""
     taken: list[Lock] = []
     try:
         for lock in list(_locks):

@@ -1,4 +1,4 @@
-"""What a compile may take of time and memory, and how the environment tells sizes and durations."""
+"""Limits on the time and memory of a compile, and sizes and durations in environment variables."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _Number = TypeVar("_Number", int, float)
 
 @dataclass(frozen=True)
 class Limits:
-    """What one compile may take: ``seconds`` of time and, for the process, ``memory`` in bytes; 0 is no limit.
+    """Limits of one compile: ``seconds`` of time and, for the process, ``memory`` in bytes; 0 means no limit.
 
-    Upstream's passes have inputs on which they do not end; the user's program must not wait, or starve, for them.
+    Upstream's passes do not terminate on some inputs. The user's program must not wait or run out of memory because of
+    them.
     """
 
     seconds: float
@@ -34,8 +35,10 @@ class Limits:
 
     @classmethod
     def from_environment(cls) -> Limits:
-        """By default ten minutes and half of the machine's memory; so too, with a warning, where a variable is
-        malformed."""
+        """Return the limits that the environment sets; the defaults are ten minutes and half of the machine's memory.
+
+        A malformed variable causes a warning, and its default is used.
+        """
         return cls(
             _variable_or_default(_SECONDS, duration, 600.0),
             _variable_or_default(_MEMORY, size, _physical_memory() // 2),
@@ -43,10 +46,10 @@ class Limits:
 
 
 def size(text: str) -> int:
-    """Bytes, from ``1234``, ``512M``, ``4G`` or ``1 GiB``.
+    """Return the bytes of a size such as ``1234``, ``512M``, ``4G`` or ``1 GiB``.
 
     Raises:
-        ValueError: the text is none of these.
+        ValueError: the text is not a size.
     """
     match = re.fullmatch(r"(\d+)\s*([kmgt]?)(i?b)?", text.lower())
     if not match:
@@ -55,10 +58,10 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Seconds, from ``600``, ``0.5``, ``90s``, ``10m`` or ``1h``.
+    """Return the seconds of a duration such as ``600``, ``0.5``, ``90s``, ``10m`` or ``1h``.
 
     Raises:
-        ValueError: the text is none of these.
+        ValueError: the text is not a duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.lower())
     if not match:
@@ -67,10 +70,10 @@ def duration(text: str) -> float:
 
 
 def variable(name: str, read: Callable[[str], _Number], default: _Number) -> _Number:
-    """What the environment variable says, or ``default`` where it is not set or empty.
+    """Return the value of the environment variable ``name``, or ``default`` if it is unset or empty.
 
     Raises:
-        ValueError: ``read`` does not take it; names the variable and the value.
+        ValueError: ``read`` does not accept the text. The message has the variable and its value.
     """
     text = os.environ.get(name, "").strip()
     if not text:
@@ -82,8 +85,10 @@ def variable(name: str, read: Callable[[str], _Number], default: _Number) -> _Nu
 
 
 def limit_memory(limit: int) -> None:
-    """Lets this process take no more bytes than ``limit`` (0: as many as it could): a compile that would fails, instead
-    of taking them from the user's program."""
+    """Limit the data memory of this process to ``limit`` bytes (0: no limit).
+
+    A compile that needs more fails, instead of taking the memory from the user's program.
+    """
     if resource is not None and limit:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         limit = min(limit, sys.maxsize if most == resource.RLIM_INFINITY else most)
@@ -99,7 +104,7 @@ def _variable_or_default(name: str, read: Callable[[str], _Number], default: _Nu
 
 
 def _physical_memory() -> int:
-    """Bytes of this machine's memory, 0 where it is not known."""
+    """Return the bytes of this machine's memory, 0 if unknown."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return 0
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""What other processes came to."""
+"""Exit statuses of other processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def how_it_ended(code: int) -> str:
-    """The name of the signal, or the status, of a process that ended with ``code``."""
+    """Return the name of the signal, or the exit status, of a process that ended with ``code``."""
     if code >= 0:
         return f"exit status {code}"
     try:

@@ -1,7 +1,7 @@
-"""Work that a process shares with children: copies of it, which begin with its memory as it is (``fork``).
+"""Work that a process shares with children, which are copies that begin with its memory (``fork``).
 
-They only save time. What a child did not do, because it could not be started, was killed, crashed or raised something,
-the process does itself: so it ends, or raises, as if there were no children.
+Children only save time. A child may fail to start, be killed, crash or raise an exception. Then the process does the
+child's work itself. Therefore it ends, or raises, as it would without children.
 """
 
 from __future__ import annotations
@@ -21,60 +21,63 @@ Made = TypeVar("Made")
 # PR_SET_PDEATHSIG of Linux's prctl(2).
 _DEATH_SIGNAL = 1
 
-# How many processes share work, this one among them.
+# Number of processes that share work, this one included.
 _processes = 1
 
 
 def allow(processes: int) -> None:
-    """Lets ``processes`` share the work of this one, which must have one thread: a child has none of the others."""
+    """Allow ``processes`` processes to share the work of this one, which must be single-threaded.
+
+    A child does not have the other threads.
+    """
     global _processes
     _processes = processes if hasattr(os, "fork") else 1
 
 
 def shared(work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
-    """What ``work`` makes of each item, in order. The results of children are pickled."""
+    """Return the results of ``work`` for each item, in order. The results of children are pickled."""
     count = min(_processes, len(items))
-    made: list[Any] = [None] * len(items)
+    results: list[Any] = [None] * len(items)
     with ExitStack() as stack:
         children = [_Child(work, items[k::count]) for k in range(1, count)]
         for child in children:
             stack.callback(child.end)
-        made[::count] = list(map(work, items[::count]))
+        results[::count] = list(map(work, items[::count]))
         for k, child in enumerate(children, 1):
             answers = child.answers()
-            made[k::count] = list(map(work, items[k::count])) if answers is None else answers
-    return made
+            results[k::count] = list(map(work, items[k::count])) if answers is None else answers
+    return results
 
 
 class _Child:
-    """A copy of this process that does ``work`` with ``items``, sends the results and ends."""
+    """Copy of this process that does ``work`` with ``items``, sends the results and ends."""
 
     def __init__(self, work: Callable[[Any], Any], items: Sequence[Any]) -> None:
         parent = os.getpid()
         self._answers, sent = os.pipe()
         try:
             self._process = os.fork()
-        except OSError:  # There can be no more processes.
+        except OSError:  # No further process can start.
             self._process = -1
         if not self._process:
             _serve(work, items, sent, parent)
         os.close(sent)
 
     def answers(self) -> list[Any] | None:
-        """The results, when they are there; None if they will not be."""
+        """Wait for the results and return them; return None if the child failed."""
         with open(self._answers, "rb", closefd=False) as pipe:
             data = pipe.read()
         return pickle.loads(data) if self._ended() == 0 else None
 
     def end(self) -> None:
-        """Kills the process, if it is still there."""
+        """Kill the process if it is still running."""
         os.close(self._answers)
         if self._process > 0:
             os.kill(self._process, signal.SIGKILL)
             self._ended()
 
     def _ended(self) -> int:
-        """The status of the process, which ends."""
+        """Wait for the process to end and return its status."""
         if self._process < 0:
             return -1
         _, status = os.waitpid(self._process, 0)
@@ -83,11 +86,11 @@ class _Child:
 
 
 def _serve(work: Callable[[Any], Any], items: Sequence[Any], sent: int, parent: int) -> None:
-    """In the child, which does not return."""
+    """Do the work of the child; the function does not return."""
     status = 1
     try:
         _end_with(parent)
-        gc.disable()  # It looks at every object, and so copies the memory that they are in.
+        gc.disable()  # The collector visits every object, which would copy its memory pages.
         answers = memoryview(pickle.dumps(list(map(work, items))))
         while answers:
             answers = answers[os.write(sent, answers) :]
@@ -97,7 +100,10 @@ def _serve(work: Callable[[Any], Any], items: Sequence[Any], sent: int, parent: 
 
 
 def _end_with(parent: int) -> None:
-    """Has the system kill this process when ``parent`` ends. Linux alone does; elsewhere its work is in vain then."""
+    """Have the system kill this process when ``parent`` ends.
+
+    Only Linux supports that. Elsewhere the child completes its work in vain.
+    """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Spans of time: what a thread of a process was at, from when to when. Kept only while somebody asks for them."""
+"""Spans of time of the work of threads and processes. They are kept only while a recording is active."""
 
 from __future__ import annotations
 
@@ -16,8 +16,17 @@ Kind = Literal["specialise", "import", "compile", "lower", "stage", "pass", "loa
 
 @dataclass(frozen=True)
 class Span:
-    """``start`` and ``end`` in nanoseconds since 1970, so that those of several processes stand side by side;
-    ``process`` and ``thread`` are the system's numbers."""
+    """One span.
+
+    Attributes:
+        name: description of the work.
+        kind: kind of the work.
+        start: start in nanoseconds since 1970, so that spans of several processes are comparable.
+        end: end in nanoseconds since 1970.
+        process: the system's number of the process.
+        thread: the system's number of the thread.
+        thread_name: Python's name of the thread.
+    """
 
     name: str
     kind: str
@@ -28,18 +37,18 @@ class Span:
     thread_name: str
 
     def fields(self) -> tuple[Any, ...]:
-        """What makes it again, in JSON's types."""
+        """Return the constructor's arguments in JSON's types."""
         return astuple(self)
 
 
-# Replaced as a whole: who records reads it once.
+# Replaced as a whole, so that recorders read it once.
 _recordings: tuple[list[Span], ...] = ()
 _lock = threading.RLock()
 
 
 @contextmanager
 def recording() -> Iterator[list[Span]]:
-    """The spans that end within the block, in all threads, and in compiler processes that compile for them."""
+    """Record the spans that end within the block, in all threads and in the compiler processes that work for them."""
     global _recordings
     spans: list[Span] = []
     with _lock:
@@ -48,17 +57,17 @@ def recording() -> Iterator[list[Span]]:
         yield spans
     finally:
         with _lock:
-            _recordings = tuple(one for one in _recordings if one is not spans)
+            _recordings = tuple(other for other in _recordings if other is not spans)
 
 
 def is_on() -> bool:
-    """Whether spans are kept."""
+    """Return whether spans are kept."""
     return bool(_recordings)
 
 
 @contextmanager
 def span(name: str, kind: Kind) -> Iterator[None]:
-    """A span of the calling thread: the block."""
+    """Record the block as a span of the calling thread."""
     if not _recordings:
         yield
         return
@@ -71,18 +80,20 @@ def span(name: str, kind: Kind) -> Iterator[None]:
 
 
 def add(spans: Iterable[Span]) -> None:
-    """Keeps what another process did."""
-    found = list(spans)
-    for kept in _recordings:
-        kept.extend(found)
+    """Add the spans of another process to the active recordings."""
+    additions = list(spans)
+    for target in _recordings:
+        target.extend(additions)
 
 
 def chrome_trace(spans: Iterable[Span]) -> str:
-    """The spans as JSON that Perfetto and chrome://tracing open (the "Trace Event Format", complete events)."""
-    spans = sorted(spans, key=lambda one: (one.start, -one.end))
-    own = os.getpid()
-    processes = {one.process: "program" if one.process == own else "compiler process" for one in spans}
-    threads = {(one.process, one.thread): one.thread_name for one in spans}
+    """Return the spans as JSON for Perfetto and chrome://tracing ("Trace Event Format", complete events)."""
+    spans = sorted(spans, key=lambda interval: (interval.start, -interval.end))
+    own_process = os.getpid()
+    processes = {
+        interval.process: "program" if interval.process == own_process else "compiler process" for interval in spans
+    }
+    threads = {(interval.process, interval.thread): interval.thread_name for interval in spans}
     names = [
         *({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}} for pid, name in processes.items()),
         *(
@@ -92,14 +103,14 @@ def chrome_trace(spans: Iterable[Span]) -> str:
     ]
     events = [
         {
-            "name": one.name,
-            "cat": one.kind,
+            "name": interval.name,
+            "cat": interval.kind,
             "ph": "X",
-            "ts": one.start / 1000,
-            "dur": (one.end - one.start) / 1000,
-            "pid": one.process,
-            "tid": one.thread,
+            "ts": interval.start / 1000,
+            "dur": (interval.end - interval.start) / 1000,
+            "pid": interval.process,
+            "tid": interval.thread,
         }
-        for one in spans
+        for interval in spans
     ]
     return json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms"})

@@ -1,4 +1,4 @@
-"""The command line: ``python -m torchmdla.testing``."""
+"""Command line of ``python -m torchmdla.testing``."""
 
 from __future__ import annotations
 
@@ -58,95 +58,97 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's options."""
-    made = argparse.ArgumentParser(
+    """Return the parser of the command line."""
+    result = argparse.ArgumentParser(
         prog="python -m torchmdla.testing",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument(
+    result.add_argument(
         "--frontend", "--road", default="torchscript", metavar="NAMES", help="frontends between commas; torchscript"
     )
-    made.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
-    made.add_argument(
+    result.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
+    result.add_argument(
         "--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas, as for enable()"
     )
-    made.add_argument(
+    result.add_argument(
         "--filter", action="append", default=[], metavar="TEXT", help="programs with TEXT in their name; any of several"
     )
-    made.add_argument("--skip", action="append", default=[], metavar="TEXT", help="no program with TEXT in its name")
-    made.add_argument("--list", action="store_true", help="list the programs, run nothing")
-    made.add_argument("--opinfo", action="store_true", help="run PyTorch's operator database instead")
-    made.add_argument(
+    result.add_argument("--skip", action="append", default=[], metavar="TEXT", help="no program with TEXT in its name")
+    result.add_argument("--list", action="store_true", help="list the programs, run nothing")
+    result.add_argument("--opinfo", action="store_true", help="run PyTorch's operator database instead")
+    result.add_argument(
         "--programs",
         default=programs.__name__,
         metavar="MODULE",
         help="run those of a module instead: it has PROGRAMS, by name, and programs(name, seed, limit) like "
         f"{programs.__name__}",
     )
-    made.add_argument(
+    result.add_argument(
         "--dtype",
         default=",".join(opinfo.DTYPES),
         metavar="NAMES",
         help=f"of --opinfo: dtypes between commas; {','.join(opinfo.DTYPES)}",
     )
-    made.add_argument(
+    result.add_argument(
         "--forms",
         default="plain",
         metavar="NAMES",
         help=f"of --opinfo: how operators are called, between commas, of {','.join(opinfo.FORMS)}; plain",
     )
-    made.add_argument(
+    result.add_argument(
         "--samples",
         type=_positive,
         metavar="N",
         help="of --opinfo: at most N of each operator and dtype, evenly spread",
     )
-    made.add_argument(
+    result.add_argument(
         "--jobs", type=_positive, default=max(1, (os.cpu_count() or 2) // 2), metavar="N", help="processes at a time"
     )
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="for inputs and weights; 0")
-    made.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one program; 300")
-    made.add_argument(
+    result.add_argument("--seed", type=int, default=0, metavar="N", help="for inputs and weights; 0")
+    result.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one program; 300")
+    result.add_argument(
         "--memory", type=size, default=0, metavar="SIZE", help="for one process, as 6GiB; any if nothing is said"
     )
-    made.add_argument(
+    result.add_argument(
         "--table", type=Path, metavar="FILE", help="write what programs end as behind the heading Results of a page"
     )
-    made.add_argument("--json", type=_new_file, metavar="FILE", help="write outcomes here as they come, as JSON lines")
-    made.add_argument("--resume", action="store_true", help="of --json: run what FILE does not hold yet")
-    made.add_argument(
+    result.add_argument(
+        "--json", type=_new_file, metavar="FILE", help="write outcomes here as they come, as JSON lines"
+    )
+    result.add_argument("--resume", action="store_true", help="of --json: run what FILE does not hold yet")
+    result.add_argument(
         "--compare",
         nargs=2,
         type=Path,
         metavar=("OLD", "NEW"),
         help="run nothing; say which programs of two files of --json have other code, or end otherwise",
     )
-    made.add_argument("--verbose", action="store_true", help="a line for every program, fallbacks with their reasons")
-    return made
+    result.add_argument("--verbose", action="store_true", help="a line for every program, fallbacks with their reasons")
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit status."""
-    made = parser()
-    options = made.parse_args(arguments)
+    """Run one command line. Return its exit status."""
+    command_line = parser()
+    options = command_line.parse_args(arguments)
     if options.resume and not options.json:
-        made.error("--resume needs --json FILE")
+        command_line.error("--resume needs --json FILE")
     if options.compare:
         try:
             return _compare(compared(*options.compare))
         except (OSError, ValueError) as error:
-            made.error(str(error))
+            command_line.error(str(error))
     try:
         chosen = ways(options.frontend)
         check_device(options.device, options.options, chosen)
         names = _names(options)
     except NotAvailableError as error:
-        made.error(str(error))
+        command_line.error(str(error))
     if not names:
-        made.error("no program has such a name; --list shows all")
+        command_line.error("no program has such a name; --list shows all")
     if options.list:
         print("\n".join(names))
         return 0
@@ -160,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         record = Record(options.json, options.resume)
     except ValueError as error:
-        made.error(str(error))
+        command_line.error(str(error))
     with record:
         _run(record.left_of(jobs), record, options, console)
     results = record.results()
@@ -171,12 +173,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _names(options: argparse.Namespace) -> list[str]:
-    """Return those of the programs that are to run."""
+    """Return the names of the programs to run."""
     if options.opinfo:
-        found = opinfo.names(options.dtype.split(","), options.forms.split(","))
+        candidates = opinfo.names(options.dtype.split(","), options.forms.split(","))
     else:
-        found = _module_of(options.programs).PROGRAMS
-    return [name for name in found if _wanted(name, options.filter, options.skip)]
+        candidates = _module_of(options.programs).PROGRAMS
+    return [name for name in candidates if _wanted(name, options.filter, options.skip)]
 
 
 def _module_of(name: str) -> Any:
@@ -186,26 +188,30 @@ def _module_of(name: str) -> Any:
         raise NotAvailableError(f"--programs {name} cannot be imported: {error}") from None
 
 
-def _compare(found: Comparison) -> int:
-    print(f"{len(found.same)} programs with the same code")
-    for what, names in (("other code", found.code), ("ends otherwise", found.status), ("of one run", found.only_one)):
+def _compare(comparison: Comparison) -> int:
+    print(f"{len(comparison.same)} programs with the same code")
+    for what, names in (
+        ("other code", comparison.code),
+        ("ends otherwise", comparison.status),
+        ("of one run", comparison.only_one),
+    ):
         for name in names:
             print(f"{what}: {name}")
-    return int(bool(found.code or found.status))
+    return int(bool(comparison.code or comparison.status))
 
 
 def _wanted(name: str, filters: Sequence[str], skipped: Sequence[str]) -> bool:
-    """Upper and lower case are the same."""
+    """Return whether the filters select ``name``. The comparison ignores case."""
 
-    def is_named(by: Sequence[str]) -> bool:
-        return any(text.lower() in name.lower() for text in by)
+    def is_named(texts: Sequence[str]) -> bool:
+        return any(text.lower() in name.lower() for text in texts)
 
     return (not filters or is_named(filters)) and not is_named(skipped)
 
 
 def _run(jobs: Sequence[Job], record: Record, options: argparse.Namespace, console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    # On standard error, so that what is printed can be piped on.
+    # Print the progress bar to standard error, so that standard output can be piped.
     bar_console = Console(file=sys.stderr)
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=bar_console, transient=True

@@ -1,7 +1,7 @@
-"""Network architectures in plain torch, each small enough to read, after the papers named at each.
+"""Network architectures in plain torch, each short to read, after the paper that its docstring names.
 
-Weights are PyTorch's own random ones here; :mod:`torchmdla.testing.models` redraws them and holds the table.
-Everything can be traced, and scripted too.
+Weights are PyTorch's random ones here. :mod:`torchmdla.testing.models` redraws them and holds the table. All
+architectures can be traced and scripted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def conv_norm(
     activation: Callable[[], nn.Module] | None = nn.ReLU,
     gain: float = 1.0,
 ) -> nn.Sequential:
-    """Convolution that keeps the image size (but for its stride), batch norm scaled by ``gain``, activation."""
+    """Return a convolution, a batch norm scaled by ``gain``, and an activation.
+
+    The convolution keeps the image size, except for its stride.
+    """
     norm = nn.BatchNorm2d(outputs)
     nn.init.constant_(norm.weight, gain)
     layers: list[nn.Module] = [
@@ -39,17 +42,17 @@ def conv_norm(
 
 
 def classifier(features: int, classes: int) -> nn.Sequential:
-    """Mean over the image, then one linear layer."""
+    """Return the mean over the image, followed by one linear layer."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(features, classes))
 
 
-# The gain at the end of a residual branch. Training starts it near 0 for the reason that it is small here: random
-# branches at full strength are chaotic, and a difference in the last bit of one layer grows with every block.
+# The gain at the end of a residual branch. Random branches at full strength are chaotic: a difference in the last bit
+# of one layer grows with every block. Training starts with a gain near 0 for the same reason.
 BRANCH_GAIN = 0.3
 
 
 class Residual(nn.Module):
-    """``relu(shortcut(x) + branch(x))``, where the shortcut projects when sizes change."""
+    """Module that computes ``relu(shortcut(x) + branch(x))``; the shortcut projects when sizes change."""
 
     def __init__(self, branch: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ def bottleneck_block(inputs: int, width: int, stride: int) -> Residual:
 def resnet(
     block: Callable[[int, int, int], Residual], expansion: int, blocks: tuple[int, ...], width: int, classes: int
 ) -> nn.Module:
-    """ResNet (He et al. 2015, arXiv:1512.03385), with the stride in the 3×3 convolution of a bottleneck."""
+    """Return a ResNet (He et al. 2015, arXiv:1512.03385), with the stride in the 3×3 convolution of a bottleneck."""
     layers: list[nn.Module] = [conv_norm(3, width, 7, 2), nn.MaxPool2d(3, 2, padding=1)]
     channels = width
     for stage, count in enumerate(blocks):
@@ -96,13 +99,13 @@ resnet50 = partial(resnet, bottleneck_block, 4, (3, 4, 6, 3))
 
 
 def divisible(channels: float) -> int:
-    """The nearest multiple of 8 that is not a tenth below ``channels``: the MobileNet papers' rule for widths."""
+    """Return the nearest multiple of 8 that is at least 90 % of ``channels``: the MobileNet papers' rule for widths."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
 
 
 class SqueezeExcite(nn.Module):
-    """Scales channels by a gate computed from their means (Hu et al. 2017, arXiv:1709.01507)."""
+    """Module that scales channels by a gate computed from their means (Hu et al. 2017, arXiv:1709.01507)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -120,7 +123,7 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Expand by 1×1, filter each channel, project by 1×1; added to the input where sizes allow."""
+    """Block that expands by 1×1, filters each channel, and projects by 1×1; it adds its input if the sizes match."""
 
     def __init__(
         self,
@@ -162,7 +165,7 @@ _MOBILENET_V2 = (
 
 
 def mobilenet_v2(width: float, classes: int) -> nn.Module:
-    """MobileNetV2 (Sandler et al. 2018, arXiv:1801.04381)."""
+    """Return MobileNetV2 (Sandler et al. 2018, arXiv:1801.04381)."""
     channels = divisible(32 * width)
     layers: list[nn.Module] = [conv_norm(3, channels, 3, 2, activation=nn.ReLU6)]
     for expansion, outputs, count, stride in _MOBILENET_V2:
@@ -196,7 +199,7 @@ _MOBILENET_V3_LARGE: tuple[tuple[int, int, int, bool, Callable[[], nn.Module], i
 
 
 def mobilenet_v3_large(width: float, classes: int) -> nn.Module:
-    """MobileNetV3-Large (Howard et al. 2019, arXiv:1905.02244)."""
+    """Return MobileNetV3-Large (Howard et al. 2019, arXiv:1905.02244)."""
     channels = divisible(16 * width)
     layers: list[nn.Module] = [conv_norm(3, channels, 3, 2, activation=nn.Hardswish)]
     for kernel, hidden, outputs, excite, activation, stride in _MOBILENET_V3_LARGE:
@@ -210,7 +213,7 @@ def mobilenet_v3_large(width: float, classes: int) -> nn.Module:
 
 
 def vgg11(width: int, hidden: int, classes: int) -> nn.Module:
-    """VGG, configuration A, without batch norm (Simonyan and Zisserman 2014, arXiv:1409.1556)."""
+    """Return VGG, configuration A, without batch norm (Simonyan and Zisserman 2014, arXiv:1409.1556)."""
     layers: list[nn.Module] = []
     channels = 3
     for outputs, pools in ((1, True), (2, True), (4, False), (4, True), (8, False), (8, True), (8, False), (8, True)):
@@ -230,7 +233,7 @@ def norm_relu_conv(inputs: int, outputs: int, kernel: int) -> nn.Sequential:
 
 
 class DenseLayer(nn.Module):
-    """Adds ``growth`` channels, computed from all before them, to what it is given."""
+    """Layer that appends ``growth`` channels, computed from all of its input channels."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -241,7 +244,7 @@ class DenseLayer(nn.Module):
 
 
 def densenet(blocks: tuple[int, ...], growth: int, classes: int) -> nn.Module:
-    """DenseNet with bottlenecks and halving transitions (Huang et al. 2016, arXiv:1608.06993)."""
+    """Return a DenseNet with bottlenecks and halving transitions (Huang et al. 2016, arXiv:1608.06993)."""
     channels = 2 * growth
     layers: list[nn.Module] = [conv_norm(3, channels, 7, 2), nn.MaxPool2d(3, 2, padding=1)]
     for index, count in enumerate(blocks):
@@ -255,9 +258,10 @@ def densenet(blocks: tuple[int, ...], growth: int, classes: int) -> nn.Module:
 
 
 class UNet(nn.Module):
-    """U-Net (Ronneberger et al. 2015, arXiv:1505.04597) with padding and batch norm, so that sizes are kept.
+    """U-Net (Ronneberger et al. 2015, arXiv:1505.04597) with padding and batch norm, so that sizes stay the same.
 
-    Takes ``[batch, 3, side, side]``, the side a multiple of ``2 ** depth``; returns ``[batch, classes, side, side]``.
+    The input is ``[batch, 3, side, side]``, the side a multiple of ``2 ** depth``; the output is ``[batch, classes,
+    side, side]``.
     """
 
     def __init__(self, width: int, depth: int, classes: int) -> None:
@@ -275,14 +279,14 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        kept = [x]
+        skips = [x]
         for down in self.down:
             x = down(functional.max_pool2d(x, 2))
-            kept.append(x)
-        level = len(kept) - 1
+            skips.append(x)
+        level = len(skips) - 1
         for up, join in zip(self.up, self.join):  # noqa: B905  (torch.jit.script knows no strict)
             level -= 1
-            x = join(torch.cat([kept[level], up(x)], 1))
+            x = join(torch.cat([skips[level], up(x)], 1))
         y: Tensor = self.last(x)
         return y
 
@@ -310,7 +314,7 @@ class Attention(nn.Module):
 
 
 class PreNormBlock(nn.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``: the block of GPT-2 and of ViT."""
+    """Block of GPT-2 and of ViT: ``x + attention(norm(x))``, then ``x + mlp(norm(x))``."""
 
     def __init__(self, width: int, heads: int, causal: bool, gelu: str) -> None:
         super().__init__()
@@ -326,7 +330,7 @@ class PreNormBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    """A GPT-2 style decoder (Radford et al. 2019): tokens ``int64[batch, time]`` to logits over the vocabulary."""
+    """GPT-2 style decoder (Radford et al. 2019): tokens ``int64[batch, time]`` to logits over the vocabulary."""
 
     def __init__(self, vocabulary: int, context: int, layers: int, width: int, heads: int) -> None:
         super().__init__()
@@ -362,7 +366,7 @@ class Vit(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """Attention and MLP, each followed by a norm, the attention written out as its first users wrote it."""
+    """Attention and MLP, each followed by a norm. The attention is written out as in the first implementations."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -387,10 +391,10 @@ class BertLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """A BERT encoder (Devlin et al. 2018, arXiv:1810.04805).
+    """BERT encoder (Devlin et al. 2018, arXiv:1810.04805).
 
-    Takes tokens ``int64[batch, time]`` and a mask of the same shape, 1 for a token and 0 for padding. Returns the last
-    hidden states ``[batch, time, width]`` and the pooled first one ``[batch, width]``.
+    The inputs are tokens ``int64[batch, time]`` and a mask of the same shape, 1 for a token and 0 for padding. The
+    outputs are the last hidden states ``[batch, time, width]`` and the pooled first one ``[batch, width]``.
     """
 
     def __init__(self, vocabulary: int, context: int, layers: int, width: int, heads: int) -> None:
@@ -413,7 +417,7 @@ class Bert(nn.Module):
 
 
 def transformer_encoder(layers: int, width: int, heads: int) -> nn.Module:
-    """PyTorch's own encoder, which takes its fast path (``aten::_transformer_encoder_layer_fwd``) in eval mode."""
+    """Return PyTorch's encoder, which uses its fast path (``aten::_transformer_encoder_layer_fwd``) in eval mode."""
     layer = nn.TransformerEncoderLayer(width, heads, 4 * width, batch_first=True)
     return nn.TransformerEncoder(layer, layers)
 
@@ -422,7 +426,7 @@ def transformer_encoder(layers: int, width: int, heads: int) -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    """PyTorch's recurrent layers over ``[batch, time, features]``; returns all states, time in the middle."""
+    """PyTorch's recurrent layers over ``[batch, time, features]``; the output holds the states of all time steps."""
 
     def __init__(self, kind: Callable[..., nn.Module], features: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -440,7 +444,7 @@ def mlp(features: int, hidden: int, layers: int) -> nn.Module:
 
 
 class Norms(nn.Module):
-    """Norms and activations without a product of matrices: bound by memory and by the vector maths."""
+    """Norms and activations without a product of matrices: limited by memory and by vector maths."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs one program on one frontend and compares everything that can be seen of it with eager."""
+"""Run one program on one frontend and compare all its observable results with eager."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ STATUSES: dict[Status, str] = {
     "time-out": "not ready in time",
 }
 
-# What may be without being listed as expected.
+# Statuses that need no entry in the table of expected failures.
 PASSING: frozenset[Status] = frozenset({"ok", "fallback", "not captured", "pytorch"})
 
-# How reasons begin that say that the compiler failed, where others say that it refused. Its count of failures would
-# not do: a failure is remembered, and counted once for all programs that share a group.
+# Prefixes of the fallback reasons that mean that the compiler failed, not that it refused the group. A counter of
+# failures would not do: a failure is cached, and counted once for all programs that share a group.
 _FAULTS = (
     "the compiler failed",
     "the compiler process died",
@@ -61,33 +61,34 @@ _FAULTS = (
     "compiled code calls",
 )
 
-# What eager raises of its own derivatives: of a gradient of other sizes than its input's (pixel_unshuffle of nothing).
+# An error of eager's own derivatives: the gradient has other sizes than the input (pixel_unshuffle of an empty tensor).
 _FAULT_OF_EAGER = re.compile("returned an invalid gradient")
 
-# What PyTorch's functionalisation refuses, whoever asks for it.
+# Errors of PyTorch's functionalisation, which do not depend on the backend.
 _REFUSED = re.compile(
     "functionalization encountered a tensor being mutated that has internal overlap"
     "|only support functionalizing operators whose outputs do not have alias annotations"
 )
 
-# The profiling executor looks in the first call and optimises in the second, a differentiable graph one later; the
-# next records and compiles, the last runs what was compiled.
+# Number of calls. The profiling executor profiles the first call and optimises in the second. A differentiable graph is
+# optimised one call later. The next call records and compiles; the last call runs the compiled code.
 _CALLS = {"inference": 4, "gradients": 5, "training": 6}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program on one way.
+    """Result of one program on one frontend variant.
 
     Attributes:
         program, way: the names.
         status: see :data:`STATUSES`.
-        detail: what is wrong and where; one line.
+        detail: the first difference and its location, or the error; one line.
         fallbacks: reason → count of group calls in PyTorch's interpreter, and of groups compiled around an op, as in
             ``torchmdla.stats()``.
-        groups: groups that were formed; specialisations: groups compiled for given input types.
-        seconds: how long it took.
-        precision: the device's number format, where it has one of its own.
+        groups: number of groups that were formed.
+        specialisations: number of groups that were compiled for given input types.
+        seconds: wall time of the check.
+        precision: the device's number format, if it has its own.
         code: a hash of each artifact's code, in the order of the compiles.
     """
 
@@ -104,12 +105,14 @@ class Outcome:
 
 
 def check(program: Program, way: str, variant: Variant, seed: int = 0, precision: str | None = None) -> Outcome | None:
-    """The outcome of ``program`` on a way, in this process; None where the way does not take it. ``precision`` is the
-    device's number format, as in :func:`torchmdla.testing.compare.assert_matches`."""
+    """Return the outcome of ``program`` on a variant, in this process; None if the variant does not support it.
+
+    ``precision`` is the device's number format, as in :func:`torchmdla.testing.compare.assert_matches`.
+    """
     subject = _made(program, seed)
     if not variant.takes(program, subject):
         return None
-    # Values that are computed in another way lie in other memory.
+    # A rewritten program computes its values differently, so their strides and aliases may differ.
     variant = replace(variant, has_memory=variant.has_memory and program.rewritten is None)
     start = perf_counter()
     torchmdla.reset_stats()
@@ -145,8 +148,10 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
 
 @contextmanager
 def _configured(program: Program) -> Iterator[None]:
-    """Set the program's options and variables of the environment. Where it has options, the device's own are the
-    defaults afterwards."""
+    """Set the program's options and environment variables.
+
+    Afterwards, the device has its default options if the program has options.
+    """
     before = {name: os.environ.get(name) for name in program.environment}
     os.environ.update(program.environment)
     if program.options:
@@ -163,29 +168,29 @@ def _configured(program: Program) -> Iterator[None]:
 
 @contextmanager
 def _code_hashes() -> Iterator[list[str]]:
-    """Collects a hash of the code of each program that is compiled meanwhile."""
-    found: list[str] = []
+    """Collect a hash of the code of each program that is compiled inside the context."""
+    hashes: list[str] = []
     compile_program = service.compile_program
 
     def compiled(program: CompiledProgram) -> service.CompileOutcome:
         outcome = compile_program(program)
-        found.append(hashlib.sha256(outcome.artifact.object_code).hexdigest()[:16])
+        hashes.append(hashlib.sha256(outcome.artifact.object_code).hexdigest()[:16])
         return outcome
 
     service.compile_program = compiled
     try:
-        yield found
+        yield hashes
     finally:
         service.compile_program = compile_program
 
 
 def _without_place(left_out: str) -> str:
-    """The reason in a row of ``stats().left_out``."""
+    """Return the reason in a row of ``stats().left_out``."""
     return re.sub(r"^\S+: | \(at \S+:\d+\)$", "", left_out)
 
 
 def _compared(program: Program, variant: Variant, seed: int, precision: str | None) -> tuple[Status, str]:
-    """The status as it looks from outside, and what is wrong."""
+    """Return the status before fallbacks are considered, and the difference."""
     if program.is_refused:
         return _refused(program, variant, seed)
     try:
@@ -195,25 +200,25 @@ def _compared(program: Program, variant: Variant, seed: int, precision: str | No
     if all(seen.get("raises") for seen in expected):
         return "no reference", str(expected[0]["raises"])
     try:
-        made = _CapturedRun(program, variant, seed).results()
+        actual = _CapturedRun(program, variant, seed).results()
     except Exception as error:
         return ("not captured" if _REFUSED.search(str(error)) else "error"), _line(error)
-    difference = _difference(program, made, expected, variant.has_memory, precision)
+    difference = _difference(program, actual, expected, variant.has_memory, precision)
     if difference and program.in_doubt:
         others = _otherwise(program, seed, variant, _ROUNDINGS)
         elsewhere = _otherwise(program, seed, variant, [(_at_the_front, nullcontext)])
-        difference = _difference(program, made, expected, variant.has_memory, precision, others, elsewhere)
+        difference = _difference(program, actual, expected, variant.has_memory, precision, others, elsewhere)
     return ("wrong" if difference else "ok"), difference
 
 
-# How inputs are changed, and what changes results meanwhile.
+# A function that changes the inputs, and a context that changes the results of ops.
 _Change = tuple[Callable[[Any], Any] | None, Callable[[], AbstractContextManager[Any]]]
 
 
 def _eager_run(
     program: Program, variant: Variant, seed: int, change: _Change = (None, nullcontext)
 ) -> list[dict[str, Any]]:
-    """What eager gives."""
+    """Return the results of eager PyTorch."""
     inputs_changed, results_changed = change
     subject = _made(program, seed)
     eager = uncaptured(subject, program.inputs, program.methods)
@@ -223,11 +228,11 @@ def _eager_run(
 
 
 def _refused(program: Program, variant: Variant, seed: int) -> tuple[Status, str]:
-    """Of a program on which eager raises."""
+    """Return the status of a program on which eager raises."""
     if _raised(lambda: _eager_run(program, variant, seed)) is None:
         return "no reference", "eager does not raise"
-    found = _raised(lambda: _CapturedRun(program, variant, seed).results())
-    return ("ok", "") if found is not None else ("wrong", "raises: nothing, but eager does")
+    error = _raised(lambda: _CapturedRun(program, variant, seed).results())
+    return ("ok", "") if error is not None else ("wrong", "raises: nothing, but eager does")
 
 
 def _raised(run: Callable[[], object]) -> Exception | None:
@@ -239,23 +244,23 @@ def _raised(run: Callable[[], object]) -> Exception | None:
 
 
 def _otherwise(program: Program, seed: int, variant: Variant, changes: Sequence[_Change]) -> list[list[dict[str, Any]]]:
-    """What eager gives with each of ``changes``, where it runs so."""
-    found = []
+    """Return the results of eager with each of ``changes``, except those with which eager raises."""
+    runs = []
     for change in changes:
         try:
-            found.append(_eager_run(program, variant, seed, change))
+            runs.append(_eager_run(program, variant, seed, change))
         except Exception:
             continue
-    return found
+    return runs
 
 
 def _nudged(leaf: Any, direction: int) -> Any:
-    """Every other element a unit in the last place away from 0, or the others."""
+    """Increase the magnitude of half of the elements by about 2 epsilon; ``direction`` (0, 1) selects the half."""
     if not isinstance(leaf, Tensor) or leaf.dtype not in TOLERANCES or leaf.is_complex() or not leaf.numel():
         return leaf
     places = torch.arange(leaf.numel()).view(leaf.shape) * 7 // 3 % 2 == direction
     nudged = torch.where(places, leaf * (1 + 2 * torch.finfo(leaf.dtype).eps), leaf)
-    # The sizes and strides of what was drawn stay.
+    # Write in place if possible, to keep the strides of the input.
     return leaf.copy_(nudged) if len(set(leaf.stride())) == leaf.dim() and 0 not in leaf.stride() else nudged
 
 
@@ -263,13 +268,15 @@ def _doubled(leaf: Any) -> Any:
     return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
-# Operators whose floats are rounded though they are made of none.
+# Operators that return rounded floats although they have no floating-point operands.
 _ROUNDED = frozenset((torch.ops.aten.linspace.default, torch.ops.aten.logspace.default))
 
 
 class _NudgedResults(TorchDispatchMode):
-    """Nudges what every op makes: what is near a cancellation deep inside of a program depends on that more than on
-    its inputs."""
+    """Mode that nudges the results of every op.
+
+    A value near a cancellation deep inside a program depends on these more than on the inputs.
+    """
 
     def __init__(self, direction: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -277,7 +284,7 @@ class _NudgedResults(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        # Views are others' memory, and what is made of no floats is exact.
+        # Skip views, which alias other tensors. An op without floating-point operands is exact.
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         is_exact = not any(operand.is_floating_point() for operand in operands) and func not in _ROUNDED
         aliases = [returned.alias_info for returned in func._schema.returns if returned.alias_info is not None]
@@ -287,11 +294,11 @@ class _NudgedResults(TorchDispatchMode):
 
 
 def _at_the_front(leaf: Any) -> Any:
-    """Indices that any tensor with elements has."""
+    """Replace integer tensors by zeros: index 0 is valid in every tensor that is not empty."""
     return torch.zeros_like(leaf) if isinstance(leaf, Tensor) and leaf.dtype in (torch.int32, torch.int64) else leaf
 
 
-# Inputs and every op's results rounded otherwise, and everything in float64.
+# Inputs and every op's results rounded differently, and everything in float64.
 _ROUNDINGS: Sequence[_Change] = (
     *((partial(_nudged, direction=k), partial(_NudgedResults, k)) for k in (0, 1)),
     (_doubled, nullcontext),
@@ -299,21 +306,21 @@ _ROUNDINGS: Sequence[_Change] = (
 
 
 def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, precision: str | None) -> bool:
-    """Whether what is wrong is PyTorch's own capture's doing: it makes the same alone."""
+    """Return whether PyTorch's own capture causes the failure: it gives the same results without torchmdla."""
     try:
         alone = _alone(program, variant, seed)
     except Exception:
         return status == "error"
     try:
         eager = _eager_run(program, variant, seed)
-        # Then numbers are drawn in the order of its groups, which with ours are others.
+        # PyTorch's capture draws random numbers in the order of its groups. With torchmdla, the groups differ.
         if "random" in program.tags and _difference(program, alone, eager, variant.has_memory, precision):
             return status == "wrong"
         again = _CapturedRun(program, variant, seed).results()
-        # Where eager raises and PyTorch's capture does not, its results may be memory that nobody wrote.
+        # Where eager raises and PyTorch's capture does not, its results may be uninitialised memory.
         refused = _raising(eager)
         unlike = refused - _raising(alone)
-        # Where its executor raises though eager does not, in the end, it may do so from another call on beside groups.
+        # PyTorch's executor may raise where eager does not. With groups, it may do so from another call on.
         if program.in_doubt and _raising(again) - refused:
             ever = _raising(_alone(replace(program, series=program.series * 3), variant, seed))
             if {call % len(alone) for call in ever} - refused:
@@ -329,14 +336,14 @@ def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, 
 
 
 def _alone(program: Program, variant: Variant, seed: int) -> list[dict[str, Any]]:
-    """What PyTorch's capture gives without torchmdla."""
+    """Return the results of PyTorch's capture without torchmdla."""
     with torchmdla.enabled(False), without_groups():
         return _CapturedRun(program, replace(variant, capture=variant.alone or variant.capture), seed).results()
 
 
 @contextmanager
 def without_groups() -> Iterator[None]:
-    """Keep the pass out of what TorchScript optimises meanwhile: groups that are switched off may be what fails."""
+    """Disable torchmdla's pass in TorchScript. A group may fail even if it is switched off."""
     _C.use_device("")
     try:
         yield
@@ -349,22 +356,25 @@ def _without(run: Sequence[Any], calls: Collection[int]) -> list[Any]:
 
 
 def _raising(run: Sequence[Mapping[str, Any]]) -> set[int]:
-    """The calls that raise."""
+    """Return the indices of the calls that raise."""
     return {call for call, seen in enumerate(run) if seen.get("raises")}
 
 
 def _difference(
     program: Program,
-    made: Sequence[Any],
+    actual: Sequence[Any],
     expected: Sequence[Any],
     has_memory: bool,
     precision: str | None,
     others: Sequence[Sequence[Any]] = (),
     elsewhere: Sequence[Sequence[Any]] = (),
 ) -> str:
-    """The first thing that differs, or nothing; ``has_memory``: strides and sharing of memory count; ``others``: as for
-    :func:`torchmdla.testing.compare.assert_matches`; ``elsewhere``: what eager gives with other indices."""
-    for call, (ours, theirs) in enumerate(zip(made, expected, strict=True)):
+    """Return a description of the first difference, or an empty string.
+
+    Strides and aliases count only with ``has_memory``. ``others`` are as in
+    :func:`torchmdla.testing.compare.assert_matches`. ``elsewhere`` holds eager's results with other indices.
+    """
+    for call, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         if bool(ours.get("raises")) != bool(theirs.get("raises")):
             if program.in_doubt and _FAULT_OF_EAGER.search(theirs["raises"]):
                 continue
@@ -374,9 +384,9 @@ def _difference(
         if program.errors and not _is_same_error(ours.get("raises", ""), theirs.get("raises", "")):
             return f"call {call}, raises: {ours['raises']}, expected {theirs['raises']}"
         for what, wanted in theirs.items():
-            if what not in ours or what == "raises":  # cannot be seen there
+            if what not in ours or what == "raises":  # not observable on this device
                 continue
-            # TorchScript's own formulas of derivatives lay gradients out otherwise than autograd's.
+            # TorchScript's derivative formulas give gradients other strides than autograd's.
             strides = has_memory and not (program.in_doubt and what == "gradients")
             try:
                 assert_matches(
@@ -392,22 +402,22 @@ def _difference(
     return ""
 
 
-# TorchScript's interpreter has one class for all errors, and puts its name before the message.
+# TorchScript's interpreter raises one class for all errors, and prefixes the message with its name.
 _INTERPRETERS = "RuntimeError: RuntimeError: "
 
 
 def _is_same_error(ours: str, theirs: str) -> bool:
-    """Whether what is raised has the class and the message that eager's error has. Memory runs out anywhere."""
+    """Return whether the error's class and message equal eager's. Any two out-of-memory errors are equal."""
     if "allocate" in ours and "allocate" in theirs:
         return True
     if ours.startswith(_INTERPRETERS):
-        # Of an operator in Python its own class stands there, too.
+        # The message of an operator in Python also contains the class of its error.
         return ours.removeprefix(_INTERPRETERS) in (theirs, theirs.partition(": ")[2])
     return ours == theirs
 
 
 def _selects_nothing(ours: dict[str, Any], theirs: dict[str, Any], elsewhere: dict[str, Any], layers: int) -> bool:
-    """Whether an index that eager finds out of range selects what no result is made of: another gives the same."""
+    """Return whether the out-of-range index affects no result: other indices give the same results."""
     if not re.search(r"out of \w*\s*(range|bounds)", theirs["raises"]) or ours["raises"] or elsewhere["raises"]:
         return False
     try:
@@ -418,16 +428,16 @@ def _selects_nothing(ours: dict[str, Any], theirs: dict[str, Any], elsewhere: di
 
 
 def _described(values: Any, has_memory: bool) -> Any:
-    def one(leaf: Any) -> Any:
+    def describe(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         return leaf.dtype, leaf.shape, leaf.stride() if has_memory else None
 
-    return tree_map(one, values)
+    return tree_map(describe, values)
 
 
 class _Run:
-    """A program's calls, and what can be seen of them."""
+    """Calls of a program, and their observable results."""
 
     def __init__(
         self,
@@ -449,12 +459,12 @@ class _Run:
         self._device = "cpu" if is_reference else variant.device
 
     def results(self) -> list[dict[str, Any]]:
-        """What was seen of each call, by name."""
+        """Return the observations of each call, by name."""
         program = self._program
         calls = _CALLS[program.mode]
         if program.mode == "training":
             return self._training(calls)
-        # What a program makes itself is to be on its device.
+        # Tensors that the program creates itself must be on its device.
         default = torch.device(self._device) if self._variant.has_device else nullcontext()
         with torch.no_grad() if program.mode == "inference" else nullcontext(), default:
             if program.series:
@@ -465,34 +475,34 @@ class _Run:
         try:
             return {"raises": "", **self._call(self._seed + number, inputs)}
         except Exception as error:
-            # Whatever the class: TorchScript's interpreter makes a RuntimeError of each.
+            # Ignore the class: TorchScript's interpreter turns each error into a RuntimeError.
             return {"raises": _line(error)}
 
     def _call(self, seed: int, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        given = self._drawn(seed, inputs)
+        arguments = self._drawn(seed, inputs)
         if self._program.mode == "gradients":
-            given = tree_map(_requiring_grad, given)
+            arguments = tree_map(_requiring_grad, arguments)
         torch.default_generator.manual_seed(seed)
-        outputs = {name: method(*given) for name, method in self._methods.items()}
-        tensors = [leaf for leaf in tree_leaves((outputs, given)) if isinstance(leaf, Tensor)]
-        seen: dict[str, Any] = {"outputs": outputs, "inputs afterwards": given}
+        outputs = {name: method(*arguments) for name, method in self._methods.items()}
+        tensors = [leaf for leaf in tree_leaves((outputs, arguments)) if isinstance(leaf, Tensor)]
+        seen: dict[str, Any] = {"outputs": outputs, "inputs afterwards": arguments}
         if self._variant.has_memory:
             seen["sharing"] = _sharing(tensors)
         if self._program.mode == "gradients":
-            seen["gradients"] = _gradients(outputs, [*tree_leaves(given), *self._state])
-        # Later calls write to parameters and buffers.
+            seen["gradients"] = _gradients(outputs, [*tree_leaves(arguments), *self._state])
+        # Copy now, because later calls write to parameters and buffers.
         return {**_copy_of(seen), "state": _copy_of(list(self._state))}
 
     def _drawn(self, seed: int, inputs: tuple[Any, ...]) -> Any:
         with torch.device("cpu"):
-            given = drawn(inputs, seed)
+            arguments = drawn(inputs, seed)
         if self._change:
-            given = tree_map(self._change, given)
+            arguments = tree_map(self._change, arguments)
         if not self._variant.has_device:
-            return given
-        # Moving leaves neither gaps nor repeated elements. So the reference has none, either.
-        given = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, given)
-        return _on_device(given, self._device)
+            return arguments
+        # Moving to a device drops gaps and repeated elements, so the reference must not have them either.
+        arguments = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, arguments)
+        return _on_device(arguments, self._device)
 
     def _training(self, steps: int) -> list[dict[str, Any]]:
         assert self._program.optimiser is not None
@@ -511,13 +521,13 @@ class _Run:
 
 
 class _CapturedRun(_Run):
-    """The same of what a frontend makes of the program."""
+    """Calls of the program as a frontend captured it."""
 
     def __init__(self, program: Program, variant: Variant, seed: int) -> None:
         variant.prepare()
         subject = _on_device(_made(program, seed, is_rewritten=program.rewritten is not None), variant.device)
         torch.default_generator.manual_seed(seed)
-        # Capture may run the program: its state must not notice.
+        # Capture may run the program, so restore its state afterwards.
         before = [tensor.detach().clone() for tensor in _state(subject)]
         with torch.no_grad() if program.mode == "inference" else nullcontext():
             methods = variant.capture(subject, drawn(program.inputs, seed), program.methods)
@@ -534,7 +544,7 @@ def _made(program: Program, seed: int, is_rewritten: bool = False) -> Callable[.
 
 
 def _state(subject: Any) -> list[Tensor]:
-    """Parameters and buffers, by name."""
+    """Return parameters and buffers, sorted by name."""
     if not isinstance(subject, nn.Module):
         return []
     named = {**dict(subject.named_parameters()), **dict(subject.named_buffers())}
@@ -542,7 +552,7 @@ def _state(subject: Any) -> list[Tensor]:
 
 
 def _on_device(values: Any, device: str) -> Any:
-    """Modules and tensors in a structure, moved; what is there already as it is."""
+    """Return ``values`` with its modules and tensors moved to ``device``."""
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor | nn.Module) else leaf, values)
 
 
@@ -551,7 +561,7 @@ def _requiring_grad(leaf: Any) -> Any:
 
 
 def _gradients(outputs: Any, leaves: Sequence[Any]) -> list[Tensor | None]:
-    """Of a sum of all outputs with weights that differ from element to element."""
+    """Return the gradients of a sum of all outputs, with a different weight for each element."""
     total: Any = 0.0
     for output in tree_leaves(outputs):
         if isinstance(output, Tensor) and output.requires_grad:
@@ -563,7 +573,7 @@ def _gradients(outputs: Any, leaves: Sequence[Any]) -> list[Tensor | None]:
 
 
 def _sharing(tensors: Sequence[Tensor]) -> list[int]:
-    """For each tensor the first one in whose memory it lies."""
+    """Return, for each tensor, the index of the first tensor with the same storage."""
     first: dict[int, int] = {}
     return [
         first.setdefault(tensor.untyped_storage().data_ptr(), index)
@@ -573,31 +583,36 @@ def _sharing(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _copy_of(values: Any) -> Any:
-    """The same structure with tensors that no later call writes to; strides, and whether gradients flow, are kept."""
+    """Return the structure with copied tensors, which no later call writes to.
 
-    def one(leaf: Any) -> Any:
+    The copies have the same strides and ``requires_grad``.
+    """
+
+    def copy_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return copy.copy(leaf)
         with torch.no_grad(), torch.device("cpu"):
-            kept = copied(leaf) if leaf.device.type == "cpu" else _laid_out(leaf.cpu(), leaf.stride())
-            return kept.requires_grad_(leaf.requires_grad)
+            values_copy = copied(leaf) if leaf.device.type == "cpu" else _laid_out(leaf.cpu(), leaf.stride())
+            return values_copy.requires_grad_(leaf.requires_grad)
 
-    return tree_map(one, values)
+    return tree_map(copy_leaf, values)
 
 
 def _laid_out(values: Tensor, strides: Sequence[int]) -> Tensor:
-    """The same values with ``strides``, which may have gaps or repeat elements."""
-    made = torch.empty_strided(values.shape, strides, dtype=values.dtype)
+    """Return the values with ``strides``, which may have gaps or repeat elements."""
+    result = torch.empty_strided(values.shape, strides, dtype=values.dtype)
     once = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
-    made[once].copy_(values[once])
-    return made
+    result[once].copy_(values[once])
+    return result
 
 
 def _line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and "TorchScript interpreter" in lines[0]:
-        # The message comes below a traceback of the script, and may have several lines of its own. A group that runs in
-        # the interpreter is within another traceback.
-        said = [line for line in lines if line.startswith("RuntimeError: ") and "TorchScript interpreter" not in line]
-        lines = said or lines[-1:]
+        # The message follows a traceback of the script, and may have several lines. A group that runs in the
+        # interpreter adds another traceback.
+        messages = [
+            line for line in lines if line.startswith("RuntimeError: ") and "TorchScript interpreter" not in line
+        ]
+        lines = messages or lines[-1:]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:500]

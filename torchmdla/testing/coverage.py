@@ -1,4 +1,4 @@
-"""How much of a program runs inside groups, counted in ops and in floating-point work."""
+"""Share of a program that runs inside groups, counted in ops and in floating-point work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ GROUP = "mdla::CompilationGroup"
 
 
 def blocks(graph: Any) -> Iterator[Any]:
-    """``graph`` and every block below it (branches and bodies of loops, differentiable graphs); no group's inside."""
+    """Yield ``graph`` and every block below it, except those inside groups.
+
+    Blocks are branches, loop bodies and differentiable graphs.
+    """
     yield graph
     for node in graph.nodes():
         for block in node.blocks():
@@ -26,12 +29,12 @@ def blocks(graph: Any) -> Iterator[Any]:
 
 
 def groups(graph: Any) -> list[Any]:
-    """Every group of a ``torch._C.Graph``, as nodes; ``node.g("Subgraph")`` is what is inside one."""
+    """Return every group node of a ``torch._C.Graph``; ``node.g("Subgraph")`` is the graph inside."""
     return [node for block in blocks(graph) for node in block.nodes() if node.kind() == GROUP]
 
 
 def count_ops(graph: Any) -> tuple[int, int]:
-    """The number of ``aten`` ops that stand inside groups, and of all there are."""
+    """Return the number of ``aten`` ops inside groups, and the number of all ``aten`` ops."""
     inside = sum(_ops(block) for group in groups(graph) for block in blocks(group.g("Subgraph")))
     return inside, inside + sum(_ops(block) for block in blocks(graph))
 
@@ -41,21 +44,21 @@ def _ops(block: Any) -> int:
 
 
 def work_inside(graph: Any, *inputs: Any) -> int:
-    """The floating-point work of the groups of ``graph`` in one run of it.
+    """Return the floating-point work of the groups of ``graph`` in one run.
 
-    Each group's subgraph is run by eager ops under :class:`WorkCounter`, on the values that reach it when the graph is
-    given ``inputs`` (for a module's graph the module first). So this and :func:`work_of` a whole call are counted in
-    one way.
+    Eager ops run each group's subgraph under :class:`WorkCounter`, on the values that the group receives when the graph
+    runs on ``inputs`` (for a module's graph the module first). So this function and :func:`work_of` a whole call count
+    the same.
 
     Raises:
-        ValueError: a group stands in a branch or a loop: how often it runs is not known.
+        ValueError: a group is in a branch or a loop, so its number of runs is not known.
     """
     nodes = [node for node in graph.nodes() if node.kind() == GROUP]
     if len(nodes) != len(groups(graph)):
         raise ValueError("a group stands in a branch or a loop")
     total = 0
     for index, node in enumerate(nodes):
-        # The graph up to this group, which gives what the group is given.
+        # A copy of the graph that computes the inputs of this group.
         before = graph.copy()
         feed = function_of(before, list(groups(before)[index].inputs()))
         subgraph = node.g("Subgraph").copy()
@@ -66,7 +69,10 @@ def work_inside(graph: Any, *inputs: Any) -> int:
 
 
 def function_of(graph: Any, results: list[Any]) -> Any:
-    """Makes ``graph`` a function that returns a tuple of ``results``, values of it, instead of its outputs."""
+    """Return ``graph`` as a function that returns a tuple of ``results`` instead of its outputs.
+
+    ``results`` are values of the graph.
+    """
     for _ in list(graph.outputs()):
         graph.eraseOutput(0)
     together = graph.appendNode(graph.create("prim::TupleConstruct", results, 1)).output()
@@ -76,9 +82,9 @@ def function_of(graph: Any, results: list[Any]) -> Any:
 
 
 def work_of(function: Callable[..., Any], *inputs: Any) -> int:
-    """The floating-point work of one call of ``function(*inputs)``, run by eager ops with torchmdla switched off."""
+    """Return the floating-point work of ``function(*inputs)``, run by eager ops with torchmdla switched off."""
     with torch.no_grad(), torchmdla.enabled(False):
-        # The first calls of a scripted function optimise it, which compares its constants by ops.
+        # The first calls of a scripted function optimise it, which runs ops to compare its constants.
         for _ in range(2):
             function(*inputs)
         with WorkCounter() as counter:
@@ -88,12 +94,12 @@ def work_of(function: Callable[..., Any], *inputs: Any) -> int:
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the floating-point work of the ops that PyTorch dispatches while it is active.
+    """Mode that adds up the floating-point work of the ops that PyTorch dispatches while it is active.
 
     An op that sums products (convolution, product of matrices, attention, recurrent layer) counts by the formula of
-    ``torch.utils.flop_counter``, a multiplication and an addition for each product, or by one of those below. Views
-    and ops that only move or make data count nothing. Any other op counts one for each element of the largest
-    floating-point tensor that it reads or writes, whatever it computes: an ``exp`` is worth an ``add``.
+    ``torch.utils.flop_counter``, a multiplication and an addition for each product, or by a formula below. Views and
+    ops that only move or create data count 0. Any other op counts 1 for each element of the largest floating-point
+    tensor that it reads or writes, whatever it computes: an ``exp`` counts as much as an ``add``.
     """
 
     def __init__(self) -> None:
@@ -107,8 +113,11 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class LayerCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the ops that sum products, which PyTorch dispatches while it is active: the ``layers`` of
-    :func:`torchmdla.testing.compare.assert_matches`, of a program that has them one after the other."""
+    """Mode that counts the ops that sum products and that PyTorch dispatches while it is active.
+
+    The count is the ``layers`` of :func:`torchmdla.testing.compare.assert_matches`, for a program that chains these
+    ops.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -141,7 +150,10 @@ def _attention_work(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
 
 
 def _encoder_layer_work(x: Tensor, *args: Any) -> int:
-    """Four products with weights (the only matrices among the arguments), and attention over ``[batch, time]``."""
+    """Return the work of four products with weights, and of attention over ``[batch, time]``.
+
+    The weights are the only matrices among the arguments.
+    """
     weights = sum(arg.numel() for arg in args if isinstance(arg, Tensor) and arg.dim() == 2)
     batch, time, width = x.shape
     return 2 * batch * time * weights + 4 * batch * time * time * width
@@ -149,7 +161,7 @@ def _encoder_layer_work(x: Tensor, *args: Any) -> int:
 
 _aten = torch.ops.aten
 
-# What flop_counter lacks: the fused ops that PyTorch picks on a CPU.
+# Fused ops that PyTorch selects on a CPU and that flop_counter lacks.
 _FORMULAS: dict[Any, Callable[..., int]] = {
     _aten.mkldnn_rnn_layer: _rnn_layer_work,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention_work,

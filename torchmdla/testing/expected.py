@@ -1,4 +1,7 @@
-"""What is known to fail, by name, with the status and the reason. Whatever is here and passes is an error, too."""
+"""Table of programs that are known to fail, with the status and the reason.
+
+A listed program that passes is an error.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {
         for way in ("acap:device", "lazy:step")
         for name in ("masked_select", "index_select", "take", "bernoulli", "cat")
     },
-    # Of some of their samples; the first is what is counted.
+    # Only some of their samples fail. A check counts the first one.
     **{
         ("lazy:step", f"opinfo.{name}.float32@out:0"): ("wrong", _OUT)
         for name in (
@@ -60,7 +63,7 @@ EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {
 _STEP = "relu's gradient steps at 0, and a rounded value may be on the other side"
 _MULTIPLIED = "what is rounded is multiplied by 256 afterwards"
 
-# (a device's number format, program) → reason why its values must differ, on every way on which they do.
+# (a device's number format, program) → reason why its values must differ, on every variant on which they do.
 FORMAT_FAILURES: Mapping[tuple[str, str], str] = {
     ("fixed16", "convolutions.conv_residual:gradients"): _STEP,
     ("fixed16", "models.norms"): _MULTIPLIED,
@@ -68,7 +71,7 @@ FORMAT_FAILURES: Mapping[tuple[str, str], str] = {
 
 
 def expected_failure(outcome: Outcome) -> tuple[bool, str]:
-    """Whether ``outcome`` is as it should be, and why it is not, or why it fails as it should."""
+    """Return whether ``outcome`` is as expected, and the reason why it is not, or why it fails as expected."""
     rounded = FORMAT_FAILURES.get((outcome.precision or "", outcome.program))
     if rounded is not None and outcome.status == "wrong":
         return True, rounded
@@ -82,5 +85,8 @@ def expected_failure(outcome: Outcome) -> tuple[bool, str]:
 
 
 def _is_counted_only(outcome: Outcome) -> bool:
-    """PyTorch's database asks for more than devices promise: what they cannot compile of it falls back."""
+    """Return whether the outcome only counts as not compiled.
+
+    PyTorch's database has more samples than devices promise to support; the others fall back.
+    """
     return outcome.program.startswith("opinfo.") and outcome.status == "not compiled"

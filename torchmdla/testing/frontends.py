@@ -1,7 +1,7 @@
-"""The frontends on which programs are run: name → how to make a callable of a module or function and its inputs.
+"""Table of the frontends that run programs: each makes a callable from a module or function and its inputs.
 
-A frontend has variants, ways that end in other graphs (traced, scripted, frozen). A variant takes what its frontend can
-hold: tracing fixes what a program chooses, TorchScript's compiler does not read all of Python.
+A frontend has variants that capture different graphs (traced, scripted, frozen). A variant supports the programs that
+its frontend can represent: tracing records only one branch, and TorchScript's compiler supports only a part of Python.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 import torchmdla
 from torchmdla import lazy
 from torchmdla.capture.function_module import FunctionModule
+from torchmdla.errors import unknown_name
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.program import is_scriptable
 
 Methods = tuple[str, ...]
 
-# What a frontend makes: the callables of a program's methods, by name ("forward" for a function).
+# The captured methods of a program, by name ("forward" for a function).
 Captured = Mapping[str, Callable[..., Any]]
 
-# From the module or function, the inputs of a call, and the methods; the inputs may be written to.
+# Arguments: the module or function, the inputs of a call, and the methods. The inputs may be written to.
 Capture = Callable[[Any, tuple[Any, ...], Methods], Captured]
 
 
 class NotAvailableError(Exception):
-    """There is no such frontend, variant or device, or what it needs is not installed."""
+    """Error: a frontend, variant or device does not exist, or a package that it needs is not installed."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way on a frontend.
+    """Variant of a frontend.
 
     Attributes:
         capture: makes the callables.
-        takes: whether a program can go this way at all.
-        owns_state: whether the result has parameters and buffers of its own, those of the module left as they were.
-        device: PyTorch's device that programs run on, with module and inputs moved there and results moved back.
-        prepare: makes that device known, with torchmdla's device in use behind it.
-        only_for: the torchmdla device that alone can be behind it; empty: any.
-        alone: makes the callables by PyTorch alone. What these do otherwise than eager is not torchmdla's fault. None:
+        takes: whether the variant supports a program.
+        owns_state: whether the result has its own parameters and buffers, and leaves those of the module unchanged.
+        device: PyTorch's device that programs run on; the module and the inputs are moved to it, and results back.
+        prepare: registers that device, with torchmdla's device in use as its backend.
+        only_for: the only torchmdla device that supports this variant; empty: any.
+        alone: makes the callables with PyTorch only. A difference of these from eager is not torchmdla's fault. None:
             ``capture`` itself, which adds nothing while torchmdla is switched off.
-        has_memory: whether strides, and sharing of memory, are what can be seen of tensors of this device.
+        has_memory: whether strides and aliases of tensors on this device are observable.
     """
 
     capture: Capture
@@ -64,20 +65,23 @@ class Variant:
 
     @property
     def has_device(self) -> bool:
-        """Whether PyTorch runs programs on another device than the CPU. Nothing switches torchmdla off there."""
+        """Return whether PyTorch runs programs on another device than the CPU.
+
+        torchmdla cannot be switched off there.
+        """
         return self.device != "cpu"
 
 
 @dataclass(frozen=True)
 class Frontend:
-    """A frontend: what it is, and its variants."""
+    """Frontend with its help text and its variants."""
 
     help: str
     variants: Mapping[str, Variant]
 
 
 def uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    """The methods of a module, or a function, as they are."""
+    """Return the methods of a module, or a function, without capture."""
     return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
 
 
@@ -89,7 +93,7 @@ def _trace(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
         traced = torch.jit.trace_module(subject, dict.fromkeys(methods, inputs), check_trace=False, strict=False)
         return _methods(traced, methods)
 
-    def program(*args: Any) -> Any:  # tracing wants a function with a name, which builtins have not
+    def program(*args: Any) -> Any:  # tracing needs a function with a name, which builtins lack
         return subject(*args)
 
     return {"forward": torch.jit.trace(program, inputs, check_trace=False, strict=False)}
@@ -102,24 +106,30 @@ def _script(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured
 
 
 def _scripted_anew(module: nn.Module) -> Any:
-    """Script ``module`` as a type of its own: PyTorch keeps types, and their plans of runs, by class and attributes."""
+    """Script ``module`` as a new type.
+
+    PyTorch caches types, and their execution plans, by class and attributes.
+    """
     _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
     return torch.jit.script(module)
 
 
 def _copied(function: FunctionType) -> FunctionType:
-    """The same function as another object: of one object PyTorch keeps what it once scripted, and its plans of runs."""
-    made = FunctionType(
+    """Return a copy of the function object.
+
+    PyTorch caches the scripted form of a function object, and its execution plans.
+    """
+    result = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-    made.__kwdefaults__, made.__annotations__ = function.__kwdefaults__, function.__annotations__
-    made.__qualname__, made.__module__ = function.__qualname__, function.__module__
-    return made
+    result.__kwdefaults__, result.__annotations__ = function.__kwdefaults__, function.__annotations__
+    result.__qualname__, result.__module__ = function.__qualname__, function.__module__
+    return result
 
 
 def _freeze(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    kept = [name for name in methods if name != "forward"]
-    return _methods(torch.jit.freeze(_scripted_anew(subject), preserved_attrs=kept), methods)
+    preserved = [name for name in methods if name != "forward"]
+    return _methods(torch.jit.freeze(_scripted_anew(subject), preserved_attrs=preserved), methods)
 
 
 def _methods(module: Any, methods: Methods) -> Captured:
@@ -174,7 +184,7 @@ def _anything(program: Program, subject: Any) -> bool:
 
 
 def _dispatch(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
-    """Functions over tensors alone: the leaves of the inputs in, those of the results out."""
+    """Return functions over tensors only: they receive the leaves of the inputs and return those of the results."""
     builder = torchmdla.ModuleBuilder()  # type: ignore[attr-defined]
     leaves, _ = tree_flatten(inputs)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -187,9 +197,9 @@ def _dispatch(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captur
 
     def calling(name: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            given = tree_flatten(args)[0]
-            made = compiled[name](*[given[index] for index in places])
-            return tree_unflatten(made if isinstance(made, list | tuple) else [made], results[name])
+            leaves_of_call = tree_flatten(args)[0]
+            returned = compiled[name](*[leaves_of_call[index] for index in places])
+            return tree_unflatten(returned if isinstance(returned, list | tuple) else [returned], results[name])
 
         return call
 
@@ -243,49 +253,51 @@ FRONTENDS: Mapping[str, Frontend] = {
 
 
 def ways(text: str) -> list[str]:
-    """The ways that ``text`` asks for, as ``frontend:variant``: names of frontends or of ways, between commas.
+    """Return the variants that ``text`` requests, as ``frontend:variant``.
+
+    ``text`` lists names of frontends or of variants, separated by commas.
 
     Raises:
-        NotAvailableError: there is no such frontend or variant.
+        NotAvailableError: a frontend or variant does not exist.
     """
-    found: list[str] = []
+    names: list[str] = []
     for part in text.split(","):
         frontend, _, variant = part.partition(":")
         if frontend not in FRONTENDS:
-            raise NotAvailableError(f"no frontend {frontend!r}; there are {', '.join(FRONTENDS)}")
+            raise NotAvailableError(unknown_name("frontend", frontend, FRONTENDS))
         variants = FRONTENDS[frontend].variants
         if variant and variant not in variants:
             raise NotAvailableError(f"frontend {frontend!r} has no variant {variant!r}; it has {', '.join(variants)}")
-        found += [f"{frontend}:{name}" for name in ([variant] if variant else variants)]
-    return list(dict.fromkeys(found))
+        names += [f"{frontend}:{name}" for name in ([variant] if variant else variants)]
+    return list(dict.fromkeys(names))
 
 
 def variant_of(way: str) -> Variant:
-    """The variant that a way of :func:`ways` names."""
+    """Return the variant that a name of :func:`ways` specifies."""
     frontend, _, variant = way.partition(":")
     return FRONTENDS[frontend].variants[variant]
 
 
 def device_options(text: str) -> dict[str, Any]:
-    """``"precision=fixed8,clusters=2"`` as keywords of :func:`torchmdla.enable`; digits are numbers.
+    """Parse ``"precision=fixed8,clusters=2"`` to keyword arguments of :func:`torchmdla.enable`; digits become numbers.
 
     Raises:
-        ValueError: not of this form.
+        ValueError: the text has another form.
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
         if not name.isidentifier() or not equals:
             raise ValueError(f"{part!r} is not NAME=VALUE")
-        found[name] = int(value) if value.isdecimal() else value
-    return found
+        options[name] = int(value) if value.isdecimal() else value
+    return options
 
 
 def check_device(name: str, options: str, chosen: Sequence[str]) -> None:
-    """Configures the device as jobs on the ways ``chosen`` will.
+    """Configure the device as jobs on the variants ``chosen`` will.
 
     Raises:
-        NotAvailableError: no such device is registered, it has no such options, or a way cannot run on it.
+        NotAvailableError: no such device is registered, it has no such options, or a variant cannot run on it.
     """
     try:
         torchmdla.devices.get(name).configure(**device_options(options))
@@ -294,7 +306,9 @@ def check_device(name: str, options: str, chosen: Sequence[str]) -> None:
     refused = [way for way in chosen if variant_of(way).only_for not in ("", name)]
     if refused:
         others = [
-            frontend for frontend in FRONTENDS if all(not one.only_for for one in FRONTENDS[frontend].variants.values())
+            frontend
+            for frontend in FRONTENDS
+            if all(not variant.only_for for variant in FRONTENDS[frontend].variants.values())
         ]
         taken = variant_of(refused[0]).only_for
         raise NotAvailableError(

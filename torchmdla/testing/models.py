@@ -1,12 +1,12 @@
-"""The models that torchmdla is tested and measured with, in plain torch: no download, weights drawn from a seed.
+"""Models that torchmdla is tested and measured with, in plain torch: no download, weights drawn from a seed.
 
-:data:`MODELS` is the table to read. A :class:`ModelSpec` builds a model and draws inputs for it; ``spec.small`` is the
-same architecture with less width, depth and resolution, for tests that must be quick.
+:data:`MODELS` is the main table. A :class:`ModelSpec` builds a model and draws inputs for it; ``spec.small`` is the
+same architecture with less width, depth and resolution, for fast tests.
 
 The architectures are in :mod:`torchmdla.testing.architectures`. Weights are random, so that a comparison means
-something only if activations stay in range: convolutions and linear layers keep the second moment of their input (He
-et al. 2015, arXiv:1502.01852), and :func:`calibrate` sets the statistics of batch norms from the data that passes
-through them.
+something only if activations stay in range. Convolutions and linear layers keep the second moment of their input (He et
+al. 2015, arXiv:1502.01852). :func:`calibrate` sets the statistics of batch norms from the data that passes through
+them.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model, the inputs it takes, and what may be done with it.
+    """Model, its inputs, and the operations that it supports.
 
     Attributes:
-        architecture: makes the module, with PyTorch's own random weights.
-        draw: ``draw(batch, size, generator)`` makes inputs; what ``size`` counts is said by ``size_of``.
+        architecture: makes the module, with PyTorch's random weights.
+        draw: ``draw(batch, size, generator)`` makes inputs; ``size_of`` specifies the meaning of ``size``.
         batch: the batch size that the model is measured with.
-        sizes: sizes that the model takes, the one that it is measured with first.
-        size_of: what a size is: ``"image side"``, ``"sequence length"`` or ``"nothing"`` (the batch says it all).
-        layers: how many layers that sum (convolutions, products of matrices, steps of a recurrence) an output has
-            behind it: rounding errors grow with its root, see :func:`torchmdla.testing.compare.assert_matches`.
-        scriptable: whether ``torch.jit.script`` takes the module.
+        sizes: sizes that the model supports. Measurements use the first one.
+        size_of: the meaning of a size: ``"image side"``, ``"sequence length"`` or ``"nothing"`` (only the batch
+            varies).
+        layers: the number of chained layers that sum (convolutions, products of matrices, steps of a recurrence).
+            Rounding errors grow with its root, see :func:`torchmdla.testing.compare.assert_matches`.
+        scriptable: whether ``torch.jit.script`` supports the module.
         small: the reduced variant; ``None`` for a variant that is reduced itself.
     """
 
@@ -65,7 +66,10 @@ class ModelSpec:
     small: ModelSpec | None = None
 
     def build(self, seed: int = 0) -> nn.Module:
-        """The module in eval mode, float32; the same weights for the same seed. PyTorch's own generator is kept."""
+        """Return the module in eval mode, float32, with the same weights for the same seed.
+
+        PyTorch's global random generator keeps its state.
+        """
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             module = self.architecture().eval()
@@ -74,12 +78,12 @@ class ModelSpec:
         return module
 
     def inputs(self, batch: int | None = None, size: int | None = None, seed: int = 0) -> Inputs:
-        """Inputs for ``batch`` samples of ``size``; the measured ones where not given."""
+        """Return inputs for ``batch`` samples of ``size``; the default is the measured batch and size."""
         generator = torch.Generator().manual_seed(seed)
         return self.draw(self.batch if batch is None else batch, self.sizes[0] if size is None else size, generator)
 
     def reduced(self) -> ModelSpec:
-        """The small variant, or this one when it is small already."""
+        """Return the small variant, or this one if it is small already."""
         return self.small or self
 
 
@@ -87,7 +91,10 @@ class ModelSpec:
 
 
 def initialise(module: nn.Module) -> None:
-    """Redraws the weights of convolutions, linear layers and norms, in place. Recurrent layers keep PyTorch's."""
+    """Redraw the weights of convolutions, linear layers and norms, in place.
+
+    Recurrent layers keep PyTorch's weights.
+    """
     for layer in module.modules():
         if isinstance(layer, nn.ConvTranspose2d):
             # With kernel and stride equal, every output reads one tap of each input channel.
@@ -106,11 +113,11 @@ def _draw_weights(layer: nn.ConvTranspose2d | nn.Conv2d | nn.Linear, fan_in: int
 
 
 def calibrate(module: nn.Module, *inputs: Tensor) -> None:
-    """Runs ``module`` once and sets the running statistics of each batch norm near those of what it is given.
+    """Run ``module`` once and set the running statistics of each batch norm near those of its input.
 
-    The variance is moved by up to 30 %, so that a wrong use of the statistics shows. It is kept above 0.3 of the
-    mean square over all channels, so that a channel that hardly moves for these inputs does not explode for others,
-    nor subtracting its mean amplify rounding errors.
+    The variance is changed by up to 30 %, so that a wrong use of the statistics shows. It stays above 0.3 of the mean
+    square over all channels. Otherwise a channel that hardly varies for these inputs would explode for others, and
+    subtracting its mean would amplify rounding errors.
     """
 
     def measure(norm: nn.Module, args: Inputs) -> None:
@@ -145,7 +152,7 @@ def tokens(vocabulary: int) -> Draw:
 
 
 def masked_tokens(vocabulary: int) -> Draw:
-    """Tokens and a mask under which the last sample is padded for its last quarter."""
+    """Return a function that draws tokens and a mask; the mask pads the last quarter of the last sample."""
 
     def draw(batch: int, length: int, generator: torch.Generator) -> Inputs:
         mask = torch.ones(batch, length, dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""Calls of every operator that the cpu device lists, by schema name with overload: positional arguments only.
+"""Sample calls of every operator that the cpu device lists, by schema name with overload; positional arguments only.
 
-Arguments that are left out take the schema's defaults. Tensors are float32 where the operator takes floats; the tests
-change their dtype.
+Omitted arguments have the schema's defaults. Tensors are float32 where the operator supports floats; the tests change
+their dtype.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::feature_dropout": [(IMAGE, 0.5, False)],
     "aten::alpha_dropout": [(X, 0.5, False)],
     "aten::positive": [(X,)],
-    # Whether autocast is on for GPUs and for CPUs, and the dtypes of either.
+    # Arguments: whether autocast is on for GPUs and for CPUs, and the dtypes of both.
     "aten::_autocast_to_reduced_precision": [(X, True, False, torch.float16, torch.bfloat16)],
     "aten::_autocast_to_full_precision": [(X, False, True), (X.bfloat16(), False, True)],
-    # Integers that stand for floats
+    # Quantised values
     "quantized_decomposed::choose_qparams.tensor": [
         (X, 0, 255, 1e-6, torch.uint8),
         (-X.abs(), -128, 127, 1e-6, torch.int8),

@@ -1,7 +1,7 @@
 """PyTorch's operator database as programs: every sample of every operator, form and dtype.
 
-The forms of an operator are those that PyTorch's own tests check: see :data:`FORMS`. The database is part of PyTorch's
-own tests; importing it needs the package ``expecttest``.
+:data:`FORMS` lists the forms of an operator, which PyTorch's own tests also check. The database is part of PyTorch's
+tests; importing it needs the package ``expecttest``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ import numpy
 import torch
 from torch import Tensor
 
+from torchmdla.errors import unknown_name
 from torchmdla.testing.frontends import NotAvailableError
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.inputs import copied
 from torchmdla.testing.programs.operators import grouped, on_tensors
 from torchmdla.testing.programs.program import Tag, constantly
 
-# What is run unless asked for otherwise: the dtypes that devices take.
+# The default dtypes: those that devices support.
 DTYPES = ("float32", "int64", "bool", "float64", "int32", "bfloat16", "float16", "int16", "int8", "uint8")
 
 _HALVES = (torch.float16, torch.bfloat16)
 
-# Their results are memory that nobody has written.
+# Operators whose results are uninitialised memory.
 UNWRITTEN = frozenset(
     {
         "empty",
@@ -43,13 +44,13 @@ UNWRITTEN = frozenset(
     }
 )
 
-# Made for GPUs: eager itself does not run them on a CPU.
+# Operators for GPUs: eager does not run them on a CPU.
 _PREFIX_OF_OTHER_DEVICES = "jiterator"
 
 
 @lru_cache(maxsize=1)
 def operators() -> dict[str, Any]:
-    """PyTorch's operators by their full names in the database.
+    """Return PyTorch's operators by their full names in the database.
 
     Raises:
         NotAvailableError: ``expecttest`` is not installed.
@@ -58,7 +59,7 @@ def operators() -> dict[str, Any]:
         from torch.testing._internal import common_methods_invocations as database
     except ModuleNotFoundError as error:
         raise NotAvailableError(f"PyTorch's operator database needs the package {error.name}: pip install it") from None
-    # Operators that draw random numbers seed themselves there, which no capture sees; a check seeds each call.
+    # The database seeds operators that draw random numbers, which no capture sees. A check seeds each call instead.
     database.wrapper_set_seed = _called  # type: ignore[attr-defined, assignment]
     return {info.full_name: info for info in database.op_db if not info.name.startswith(_PREFIX_OF_OTHER_DEVICES)}
 
@@ -68,18 +69,19 @@ def _called(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def names(dtypes: Sequence[str], forms: Sequence[str] = ("plain",)) -> list[str]:
-    """``opinfo.operator.dtype`` for every operator and those of ``dtypes`` that it takes, and ``…@form`` for every
-    form that it has but the plain one.
+    """Return ``opinfo.operator.dtype`` for every operator and each of ``dtypes`` that it supports.
+
+    Forms other than "plain" add ``@form``, for the operators that have the form.
 
     Raises:
-        NotAvailableError: no such dtype or form, or the database is not there.
+        NotAvailableError: a dtype or form does not exist, or the database is not installed.
     """
     for name in dtypes:
         if not isinstance(getattr(torch, name, None), torch.dtype):
             raise NotAvailableError(f"no dtype {name!r}")
     for form in forms:
         if form not in FORMS:
-            raise NotAvailableError(f"no form {form!r}; there are {', '.join(FORMS)}")
+            raise NotAvailableError(unknown_name("form", form, FORMS))
     return [
         f"opinfo.{operator}.{dtype}" + ("" if form == "plain" else f"@{form}")
         for form in forms
@@ -90,7 +92,7 @@ def names(dtypes: Sequence[str], forms: Sequence[str] = ("plain",)) -> list[str]
 
 
 def programs(name: str, seed: int = 0, limit: int | None = None) -> Iterator[Program]:
-    """One program for each sample of a name, ``limit`` of them evenly spread; the same each time."""
+    """Yield one program for each sample of a name, in a reproducible order; at most ``limit``, evenly spread."""
     whole, _, form = name.partition("@")
     operator, _, dtype = whole.removeprefix("opinfo.").rpartition(".")
     info, kind = operators()[operator], FORMS[form or "plain"]
@@ -99,26 +101,26 @@ def programs(name: str, seed: int = 0, limit: int | None = None) -> Iterator[Pro
     count = len(samples) if limit is None else min(limit, len(samples))
     for number in range(count):
         index = number * len(samples) // count
-        made = _program(f"{name}:{index}", info, samples[index], kind)
-        if made is not None:
-            yield made
+        program = _program(f"{name}:{index}", info, samples[index], kind)
+        if program is not None:
+            yield program
 
 
 def _seed(seed: int) -> None:
-    """Samples are drawn by PyTorch, NumPy and Python."""
+    """Seed PyTorch, NumPy and Python, which all draw samples."""
     torch.default_generator.manual_seed(seed)
     numpy.random.seed(seed)
     random.seed(seed)
 
 
 def _program(name: str, info: Any, sample: Any, form: Form) -> Program | None:
-    found = form.call(info, sample)
-    if found is None:
+    call = form.call(info, sample)
+    if call is None:
         return None
-    function, tensors = on_tensors(*found)
+    function, tensors = on_tensors(*call)
     tags: frozenset[Tag] = frozenset({"sparse"} if "sparse" in info.name else ())
     make = constantly(grouped(_plain(function)))
-    # Samples of a few elements cancel: what eager's own rounding leaves of these is no reference in 16 bits.
+    # Samples of a few elements cancel. In 16 bits, eager's own rounding makes them useless as a reference.
     is_half = any(isinstance(tensor, Tensor) and tensor.dtype in _HALVES for tensor in tensors)
     return Program(
         name,
@@ -134,19 +136,19 @@ def _program(name: str, info: Any, sample: Any, form: Form) -> Program | None:
 
 # --- forms -------------------------------------------------------------------------------------------------------
 
-# A function of positional arguments and keywords, and these.
+# A function of positional arguments and keywords, and its arguments.
 Call = tuple[Callable[[Any, Any], Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Form:
-    """A way in which an operator may be called.
+    """Form of an operator call.
 
     Attributes:
-        help: what it is.
+        help: a description of the form.
         exists: whether an operator has it.
-        samples: of an operator and a dtype.
-        call: what a sample becomes; None: the form does not take it.
+        samples: the samples of an operator and a dtype.
+        call: the call for a sample; None if the form does not support it.
         is_refused: whether eager raises.
     """
 
@@ -158,9 +160,9 @@ class Form:
 
 
 def _samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
-    # By itself the database seeds all devices anew for each sample, which costs more than making it.
-    found: Iterator[Any] = info.sample_inputs("cpu", dtype, requires_grad=False, set_seed=False)
-    return found
+    # By default the database seeds all devices for each sample, which costs more than making the sample.
+    samples: Iterator[Any] = info.sample_inputs("cpu", dtype, requires_grad=False, set_seed=False)
+    return samples
 
 
 def _strided_samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
@@ -169,7 +171,7 @@ def _strided_samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
 
 
 def _error_samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
-    # They have dtypes of their own: those of one are those of all.
+    # These samples have their own dtypes, so they are the same for every dtype.
     if dtype == torch.float32:
         with suppress(NotImplementedError):
             yield from (error.sample_input for error in info.error_inputs("cpu"))
@@ -180,18 +182,18 @@ def _plainly(info: Any, sample: Any) -> Call:
 
 
 def _refused(info: Any, sample: Any) -> Call | None:
-    found = _calling(info.op, sample)
-    return None if _runs(found) else found
+    call = _calling(info.op, sample)
+    return None if _runs(call) else call
 
 
 def _strided(info: Any, sample: Any) -> Call | None:
-    # Some operators want their inputs contiguous.
-    found = _calling(info.op, sample)
-    return found if _runs(found) else None
+    # Some operators need contiguous inputs.
+    call = _calling(info.op, sample)
+    return call if _runs(call) else None
 
 
 def _runs(call: Call) -> bool:
-    """Whether eager runs a call on copies of its tensors, of which none share memory."""
+    """Return whether eager runs the call on copies of its tensors; the copies do not share memory."""
     function, tensors = on_tensors(*call)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -210,42 +212,42 @@ def _calling(function: Callable[..., Any], sample: Any) -> Call:
 
 
 def _in_place(info: Any, sample: Any) -> Call | None:
-    # Results of another size or dtype than the input have no place in it.
-    made = _result(info, sample)
-    if sample.broadcasts_input or not _is_like(made, sample.input):
+    # A result of another size or dtype does not fit into the input.
+    result = _result(info, sample)
+    if sample.broadcasts_input or not _is_like(result, sample.input):
         return None
     return _calling(info.inplace_variant, sample)
 
 
 def _into(info: Any, sample: Any) -> Call | None:
-    made = _result(info, sample)
-    tensors = made if isinstance(made, tuple) else (made,)
-    if not tensors or not all(isinstance(one, Tensor) and one.layout == torch.strided for one in tensors):
+    result = _result(info, sample)
+    tensors = result if isinstance(result, tuple) else (result,)
+    if not tensors or not all(isinstance(tensor, Tensor) and tensor.layout == torch.strided for tensor in tensors):
         return None
-    places: Any = tuple(torch.zeros_like(one) for one in tensors)
+    places: Any = tuple(torch.zeros_like(tensor) for tensor in tensors)
 
     def call(arguments: Any, keywords: Any) -> Any:
-        *given, out = arguments
-        return info.op(*given, **keywords, out=out)
+        *operands, out = arguments
+        return info.op(*operands, **keywords, out=out)
 
-    # The result's place says on which device it is.
+    # ``out=`` determines the device.
     keywords = {name: value for name, value in sample.kwargs.items() if name != "device"}
-    found = call, ((sample.input, *sample.args, places if isinstance(made, tuple) else places[0]), keywords)
-    return found if _runs(found) else None
+    changed = call, ((sample.input, *sample.args, places if isinstance(result, tuple) else places[0]), keywords)
+    return changed if _runs(changed) else None
 
 
 def _result(info: Any, sample: Any) -> Any:
-    """What eager makes of a sample; None where it does not run."""
+    """Return the result of eager for a sample; None if eager raises."""
     with warnings.catch_warnings(), suppress(Exception), torch.no_grad():
         warnings.simplefilter("ignore")
         return info.op(sample.input, *sample.args, **sample.kwargs)
     return None
 
 
-def _is_like(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+def _is_like(result: Any, other: Any) -> bool:
+    if not isinstance(result, Tensor) or not isinstance(other, Tensor):
         return False
-    return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
+    return result.shape == other.shape and result.dtype == other.dtype and result.layout == other.layout
 
 
 def _always(info: Any) -> bool:
@@ -256,7 +258,7 @@ FORMS: Mapping[str, Form] = {
     "plain": Form("as a function", _always, _samples, _plainly),
     "inplace": Form("writing to its input", lambda info: info.inplace_variant is not None, _samples, _in_place),
     "out": Form("writing to what out= gives", lambda info: bool(info.supports_out), _samples, _into),
-    # Sparse tensors are neither: PyTorch raises where it makes such samples of them.
+    # Exclude sparse tensors: PyTorch raises when it makes noncontiguous samples of them.
     "strided": Form(
         "inputs that are not contiguous", lambda info: "sparse" not in info.name, _strided_samples, _strided
     ),
@@ -266,12 +268,15 @@ FORMS: Mapping[str, Form] = {
 }
 
 
-# Samples are small; an operator such as a decomposition of a matrix has many sums behind it.
+# Samples are small, but an operator such as a matrix decomposition chains many sums.
 _LAYERS = 4
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Results as plain tuples, which tracing takes: operators return kinds of their own."""
+    """Return ``function`` with results as plain tuples, which tracing supports.
+
+    Operators return their own classes.
+    """
 
     def call(*tensors: Tensor) -> Any:
         return _as_tuples(function(*tensors))

@@ -1,7 +1,7 @@
-"""What became of programs, written as it comes: a run that is interrupted keeps what it had, and can be taken up again.
+"""Record of outcomes, written as they arrive, so that an interrupted run keeps its outcomes and can be resumed.
 
-A file of JSON lines: one for each outcome, and one for each job that is done. A program may stand there twice, since a
-job that was interrupted is run again; its last line counts.
+The file contains JSON lines: one for each outcome, and one for each job that is done. An interrupted job runs again, so
+a program may have two lines; the last one counts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _OUTCOME = [field.name for field in fields(Outcome)]
 
 
 class Record:
-    """A file of outcomes and of the jobs that are done; a context manager that closes it.
+    """File of outcomes and of finished jobs; a context manager that closes it.
 
     Args:
-        file: where; None: in memory alone.
-        resumed: go on behind what the file holds. Otherwise it begins anew.
+        file: the path; None: keep the record in memory only.
+        resumed: append to the contents of the file, instead of overwriting them.
 
     Raises:
-        ValueError: ``file`` holds something else.
+        ValueError: ``file`` has other contents.
     """
 
     def __init__(self, file: Path | None, resumed: bool = False) -> None:
@@ -41,10 +41,10 @@ class Record:
         self._stream = None if file is None else file.open("a" if resumed else "w", encoding="utf-8")
 
     def read(self, file: Path) -> int:
-        """Takes what another file holds; returns how many bytes of a torn line are at its end.
+        """Read the contents of another file. Return the number of bytes of an incomplete line at its end.
 
         Raises:
-            ValueError: it holds something else.
+            ValueError: the file has other contents.
         """
         whole, _, torn = file.read_bytes().rpartition(b"\n")
         for number, line in enumerate(whole.splitlines(), 1):
@@ -63,11 +63,11 @@ class Record:
             self._outcomes[outcome.program, outcome.way] = outcome
 
     def left_of(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those of ``jobs`` that are not done."""
+        """Return those of ``jobs`` that are not done."""
         return [job for job in jobs if job not in self._done]
 
     def add(self, event: Judged | Job) -> None:
-        """Writes what :func:`torchmdla.testing.runner.run` yields."""
+        """Write an event that :func:`torchmdla.testing.runner.run` yields."""
         if isinstance(event, Job):
             self._done.add(event)
             self._write({"done": asdict(event)})
@@ -78,12 +78,12 @@ class Record:
 
     def _write(self, entry: dict[str, Any]) -> None:
         if self._stream is not None:
-            # Flushed by line, whole: whatever ends this process leaves at most one torn line behind.
+            # Flush whole lines, so that a killed process leaves at most one incomplete line.
             self._stream.write(json.dumps(entry) + "\n")
             self._stream.flush()
 
     def results(self) -> list[Judged]:
-        """Every outcome, those of before included, against what is expected now."""
+        """Return every outcome, earlier runs included, compared with the current expectations."""
         return [judged(outcome) for outcome in self._outcomes.values()]
 
     def __enter__(self) -> Record:
@@ -96,13 +96,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs of the same programs, each named by program and way.
+    """Comparison of two runs of the same programs, each named by program and variant.
 
     Attributes:
-        same: those that ended alike and compiled to the same code.
-        code: those whose code differs.
-        status: those that ended otherwise.
-        only_one: those of one run alone.
+        same: names with the same status and the same code.
+        code: names whose code differs.
+        status: names whose status differs.
+        only_one: names that occur in one run only.
     """
 
     same: list[str]
@@ -112,11 +112,11 @@ class Comparison:
 
 
 def compared(before: Path, after: Path) -> Comparison:
-    """What differs between the runs that two files hold.
+    """Return the differences between the runs in two files.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a file holds something else.
+        ValueError: a file has other contents.
     """
     runs = []
     for file in (before, after):
@@ -124,12 +124,18 @@ def compared(before: Path, after: Path) -> Comparison:
         record.read(file)
         runs.append({f"{o.outcome.program} on {o.outcome.way}": o.outcome for o in record.results()})
     old, new = runs
-    found = Comparison([], [], [], sorted(old.keys() ^ new.keys()))
+    result = Comparison([], [], [], sorted(old.keys() ^ new.keys()))
     for name in (name for name in old if name in new):
-        one, other = old[name], new[name]
-        kind = found.status if one.status != other.status else found.code if one.code != other.code else found.same
+        earlier, later = old[name], new[name]
+        kind = (
+            result.status
+            if earlier.status != later.status
+            else result.code
+            if earlier.code != later.code
+            else result.same
+        )
         kind.append(name)
-    return found
+    return result
 
 
 # --- pages -------------------------------------------------------------------------------------------------------
@@ -138,13 +144,16 @@ _HEADING = "## Results\n"
 
 
 def write_table(results: Sequence[Judged], page: Path) -> None:
-    """Write what programs ended as behind the heading ``Results`` of a page in Markdown. What stands above it stays."""
+    """Write the results below the heading ``Results`` of a page in Markdown. The text above the heading stays."""
     before, _, _ = page.read_text(encoding="utf-8").partition(_HEADING)
     page.write_text("\n".join([before.rstrip("\n"), "", _HEADING, *_tables(results)]) + "\n", encoding="utf-8")
 
 
 def _tables(results: Sequence[Judged]) -> Iterator[str]:
-    """The lines of three tables: counts, each program on each way, and why some are not ``ok``."""
+    """Yield the lines of three tables.
+
+    They show counts, each program on each variant, and the reasons for other statuses than ``ok``.
+    """
     outcomes = sorted((result.outcome for result in results), key=lambda outcome: outcome.program)
     ways = list(dict.fromkeys(result.outcome.way for result in results))
     counts = Counter((outcome.way, outcome.status) for outcome in outcomes)
@@ -152,14 +161,14 @@ def _tables(results: Sequence[Judged]) -> Iterator[str]:
     yield from _head("way", *statuses)
     yield from (_row(way, *(str(counts[way, status] or "") for status in statuses)) for way in ways)
     yield ""
-    # A program and the same with gradients are one row: "ok / fallback".
+    # A program and its variant with gradients share one row: "ok / fallback".
     cells: dict[str, dict[str, list[str]]] = {}
     for outcome in outcomes:
         name = outcome.program.partition(":")[0]
         cells.setdefault(name, {}).setdefault(outcome.way, []).append(outcome.status)
     yield from _head("program", *ways)
-    for name, found in cells.items():
-        yield _row(name, *(" / ".join(dict.fromkeys(found.get(way, []))) for way in ways))
+    for name, by_way in cells.items():
+        yield _row(name, *(" / ".join(dict.fromkeys(by_way.get(way, []))) for way in ways))
     yield ""
     reasons = Counter((outcome.status, outcome.detail) for outcome in outcomes if outcome.status != "ok")
     yield from _head("programs", "ended as", "reason")

@@ -1,4 +1,4 @@
-"""Runs programs in processes of their own, several at a time: a crash costs one program, not the run."""
+"""Runner of programs in separate processes, several at a time: a crash costs one program, not the run."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from torchmdla.testing.expected import expected_failure
 from torchmdla.testing.frontends import device_options, variant_of
 from torchmdla.testing.programs import Program
 
-# What a process may take beyond the time of a program, to begin.
+# The time for starting a process, in addition to the time of a program.
 _START_SECONDS = 300
 
-# A process is replaced after so many programs, or at this part of its memory, so that what compilers keep does not pile
-# up.
+# A process is replaced after this number of programs, or at this fraction of its memory, because the caches of
+# compilers grow.
 _PROGRAMS_PER_PROCESS = 2000
 _MOST_USED = 0.5
 
 
 @dataclass(frozen=True)
 class Job:
-    """Programs to run on one way in one go.
+    """Programs to run on one variant in one go.
 
     Attributes:
         source: the module whose ``programs(name, seed, limit)`` finds them.
-        name: of the program, or of an operator and a dtype in PyTorch's database.
+        name: the name of the program, or of an operator and a dtype in PyTorch's database.
         way: ``frontend:variant``.
-        limit: at most so many programs of it, of an operator's samples; None for all.
-        begin: the first program to run, counted among those of the job.
-        options: the device's own, as :func:`torchmdla.testing.frontends.device_options` reads them.
+        limit: the maximum number of programs, of an operator's samples; None for all.
+        begin: the index of the first program to run, among those of the job.
+        options: options of the device, as :func:`torchmdla.testing.frontends.device_options` reads them.
     """
 
     source: str
@@ -55,14 +55,14 @@ class Job:
     options: str = ""
 
     def programs(self) -> Iterator[Program]:
-        """The programs, in an order that is the same in each process."""
-        found: Iterator[Program] = import_module(self.source).programs(self.name, self.seed, self.limit)
-        return found
+        """Return the programs, in the same order in each process."""
+        result: Iterator[Program] = import_module(self.source).programs(self.name, self.seed, self.limit)
+        return result
 
 
 @dataclass(frozen=True)
 class Judged:
-    """An outcome, and whether it is as it should be: passing, or failing as it is listed to fail."""
+    """Outcome with the information whether it is expected: it passes, or fails as listed."""
 
     outcome: Outcome
     expected: bool
@@ -72,14 +72,14 @@ class Judged:
 def run(
     jobs: Iterable[Job | None], processes: int = 1, timeout: float = 300.0, memory: int = 0
 ) -> Iterator[Judged | Job]:
-    """Runs ``jobs``; yields what became of each program, and each job when it is done.
+    """Run ``jobs``. Yield the outcome of each program, and each job when it is done.
 
     Args:
-        jobs: each is asked for when a process is free, after all that came of others was yielded; None: not now, ask
-            again when a process is done.
-        processes: how many at a time.
+        jobs: the next job is requested when a process is free, after all earlier events were yielded. None: no job is
+            ready; it is requested again when a process is done.
+        processes: the number of processes.
         timeout: seconds that one program may take.
-        memory: bytes that a process may take; 0: any.
+        memory: bytes that a process may use; 0: no limit.
     """
     coming = iter(jobs)
     waiting: deque[Job] = deque()
@@ -107,13 +107,13 @@ def run(
 
 
 def judged(outcome: Outcome) -> Judged:
-    """Compares an outcome with what is listed for its name."""
-    found = expected_failure(outcome)
-    return Judged(outcome, *found)
+    """Compare an outcome with the expectation for its name."""
+    expectation = expected_failure(outcome)
+    return Judged(outcome, *expectation)
 
 
 class _Worker:
-    """One process, seen from outside."""
+    """Handle of one worker process in the parent process."""
 
     def __init__(self, memory: int) -> None:
         self.job: Job | None = None
@@ -126,7 +126,7 @@ class _Worker:
         self._used = 0
 
     def start(self, job: Job) -> None:
-        """Gives the process a job. Starts a process where there is none, or an old one."""
+        """Send a job to the process. Start a process first if it does not exist or must be replaced."""
         is_full = self._memory and self._used > _MOST_USED * self._memory
         if self._process is not None and (self._count > _PROGRAMS_PER_PROCESS or is_full):
             self.stop()
@@ -143,12 +143,12 @@ class _Worker:
         self._pipe.send(job)
 
     def handles(self) -> list[Any]:
-        """What becomes ready when something happens."""
+        """Return the handles that become ready when the process sends a message or ends."""
         assert self._process is not None
         return [self._pipe, self._process.sentinel]
 
     def events(self, timeout: float) -> Iterator[Outcome | Job]:
-        """What has happened: outcomes, and the job when it is over, with a ``begin`` where some of it is left."""
+        """Yield new outcomes, and the job when it is over; its ``begin`` is positive if some programs are left."""
         assert self._pipe is not None and self._process is not None and self.job is not None
         try:
             while self._pipe.poll():
@@ -175,7 +175,7 @@ class _Worker:
         index, name = self._at or (-1, job.name)
         yield Outcome(name, job.way, status, detail, seconds=round(monotonic() - self._since, 3))
         self.stop()
-        # Where no program was begun, none will be: the job is over.
+        # If no program was begun, none will be: the job is over.
         yield self._over(replace(job, begin=index + 1))
 
     def _over(self, job: Job) -> Job:
@@ -183,7 +183,7 @@ class _Worker:
         return job
 
     def stop(self) -> None:
-        """Ends the process."""
+        """End the process."""
         if self._process is None:
             return
         assert self._pipe is not None
@@ -206,7 +206,7 @@ def _cause_of_death(code: int) -> str:
 
 
 def _serve(pipe: Connection[Any, Any], memory: int) -> None:
-    """Run jobs until the other side closes the pipe; send the most bytes that were used after each."""
+    """Run jobs until the parent closes the pipe. After each job, send the peak memory use in bytes."""
     limit_memory(memory)
     import torch
 
@@ -234,7 +234,7 @@ def _serve(pipe: Connection[Any, Any], memory: int) -> None:
 
 
 def _silence() -> None:
-    """Programs, and what dies under them, write where nobody reads."""
+    """Redirect standard output and standard error to the null device, including messages of crashes."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (sys.__stdout__, sys.__stderr__):
         if descriptor is not None:

@@ -1,8 +1,8 @@
-"""Measures what the cost model decides otherwise: the tuner, for whatever runs in compiled groups.
+"""Tuner, which measures decisions of the cost model for all programs of compiled groups.
 
-A model is called, and its kernels are timed. Then each program of its groups goes to a process of its own
-(``process.py``), in which the device measures decisions for the kernels that take most time. What wins is kept on disk
-(:mod:`torchmdla.compile_service.records`), and goes into all programs that are made from then on, of whatever model.
+A model is called, and its kernels are timed. Then each program of its groups is sent to a separate process
+(``process.py``). There the device measures decisions for the most expensive kernels. The best decisions are kept on
+disk (:mod:`torchmdla.compile_service.records`). They go into all programs that are made from then on, of any model.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from torchmdla.support import logs
 from torchmdla.tuning.process import Step, measured
 from torchmdla.tuning.report import TuningReport
 
-# Seconds to measure, where nothing else is said.
+# Default time to measure, in seconds.
 SECONDS = 120.0
 
-# Calls of the model are timed for so long, within these bounds.
+# Seconds for which calls of the model are timed, and the least and most calls.
 _CALL_SECONDS, _LEAST_CALLS, _MOST_CALLS = 1.0, 5, 200
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """A program that a call runs: seconds of each of its kernels in a call of the model."""
+    """Program that a call runs, with the seconds of each of its kernels in a call of the model."""
 
     program: Program
     places: Sequence[float]
@@ -48,30 +48,34 @@ class _Timed:
 
 
 def tune(call: Callable[[], Any], seconds: float = SECONDS) -> TuningReport:
-    """Measures decisions for the kernels of what ``call`` runs, and keeps those that are fastest. Programs that are
-    compiled from then on use them; what is compiled already stays as it is.
+    """Measure decisions for the kernels that ``call`` runs, and keep the fastest.
+
+    Programs that are compiled from then on use them. Compiled programs do not change.
 
     Args:
-        call: calls a compiled model, which has been called before, and runs on a device that can be tuned.
-        seconds: to take at most, beside the model's own calls.
+        call: function that calls a compiled model. The model has been called before and runs on a device that can be
+            tuned.
+        seconds: most seconds to spend, beside the model's own calls.
 
     Raises:
         ValueError: no group runs compiled for a device that can be tuned.
     """
     begin = time.monotonic()
     timed = _timed_programs(call)
-    total = sum(one.seconds for one in timed)
+    total = sum(entry.seconds for entry in timed)
     kernels, reasons = dict[str, TunedKernel](), list[str]()
     problem = ""
     with _Bar(seconds) as bar:
-        for one in sorted(timed, key=lambda one: -one.seconds):
+        for entry in sorted(timed, key=lambda entry: -entry.seconds):
             left = begin + seconds - time.monotonic()
-            rest = sum(other.seconds for other in timed if other.seconds <= one.seconds)
-            records = Records(devices.get(one.program.target.device))
+            rest = sum(other.seconds for other in timed if other.seconds <= entry.seconds)
+            records = Records(devices.get(entry.program.target.device))
             try:
-                for kernel in measured(one.program, one.places, left * one.seconds / rest, records.load(), bar.show):
-                    kernels[f"{one.program.key} {kernel.kernel}"] = kernel
-                    # At once: who interrupts a tuner keeps what was found.
+                for kernel in measured(
+                    entry.program, entry.places, left * entry.seconds / rest, records.load(), bar.show
+                ):
+                    kernels[f"{entry.program.key} {kernel.kernel}"] = kernel
+                    # Stored at once, so that an interrupted tuner keeps its results.
                     if kernel.record is not None and not records.add([kernel.record]):
                         problem = records.problem
             except CompileError as error:
@@ -92,33 +96,35 @@ def _timed_programs(call: Callable[[], Any]) -> list[_Timed]:
             while calls < _LEAST_CALLS or (time.perf_counter() - begin < _CALL_SECONDS and calls < _MOST_CALLS):
                 call()
                 calls += 1
-    found = [one for report in called for one in executables_of(report) if one.times.sums()["calls"]]
-    tunable = list(_by_program(found, calls))
+    executables = [
+        executable for report in called for executable in executables_of(report) if executable.times.sums()["calls"]
+    ]
+    tunable = list(_by_program(executables, calls))
     if not tunable:
         raise ValueError("there is nothing to tune: no group runs compiled, on a device that can be tuned")
     return tunable
 
 
-def _by_program(found: Sequence[Compiled], calls: int) -> Iterator[_Timed]:
-    """Equal programs, of layers that are alike, as one."""
+def _by_program(executables: Sequence[Compiled], calls: int) -> Iterator[_Timed]:
+    """Yield the timed programs; equal programs, of layers that are alike, are merged."""
     places: dict[str, list[float]] = {}
     programs: dict[str, Program] = {}
-    for compiled in found:
+    for compiled in executables:
         program, sums = Program.from_bytes(compiled.program), compiled.times.sums()
         device = devices.get(program.target.device)
-        # What the device was configured otherwise for would be kept under another machine's name.
+        # A device with other settings would store its results under another machine's name.
         if not device.machine or program.target != device.target():
             continue
-        own = [least * 1e-9 * sums["calls"] / calls for _, least in sums["kernels"]]
+        seconds = [least * 1e-9 * sums["calls"] / calls for _, least in sums["kernels"]]
         key = compiled.manifest.program
         programs[key] = program
-        places[key] = [a + b for a, b in zip(places.get(key, [0.0] * len(own)), own, strict=True)]
+        places[key] = [a + b for a, b in zip(places.get(key, [0.0] * len(seconds)), seconds, strict=True)]
     for key, program in programs.items():
         yield _Timed(program, places[key])
 
 
 class _Bar:
-    """A progress bar of the seconds that there are, on a terminal."""
+    """Progress bar of the available seconds, on a terminal."""
 
     def __init__(self, seconds: float) -> None:
         form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}"

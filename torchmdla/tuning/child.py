@@ -1,4 +1,4 @@
-"""Measures the kernels of one program in a process of its own, which may die of it.
+"""Measure the kernels of one program in a separate process, which may crash.
 
 ``torchmdla.tuning.process`` starts this file as a script, with a request in JSON on standard input::
 
@@ -6,8 +6,8 @@
      by torchmdla), "program": …, "places": [seconds], "seconds": …, "known": [records], "skip": [kernels],
      "threads": …}
 
-and reads lines of JSON: ``{"step": {kernel}, "tried": …, "gain": …}`` while a kernel is measured, ``{"kernel": {…}}``
-when it is, ``{"error": {the fields of a CompileError}}``, and ``{"end": true}``.
+The parent reads lines of JSON. While a kernel is measured they are ``{"step": {kernel}, "tried": …, "gain": …}``, and
+``{"kernel": {…}}`` at its end. Others are ``{"error": {the fields of a CompileError}}`` and ``{"end": true}``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    # Python put this file's folder first; its modules must not stand in for others.
+    # Python put this file's folder first. Its modules must not shadow others.
     del sys.path[0]
 
 import json
@@ -25,7 +25,7 @@ from typing import IO, Any
 
 def main() -> None:
     request = json.load(sys.stdin)
-    # What native code prints must not get between the lines.
+    # Output of native code must not get between the lines.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path = request["path"]

@@ -1,4 +1,4 @@
-"""Measures the kernels of one program in another process, seen from the one that asks for it."""
+"""Parent's side of the process that measures the kernels of one program."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from torchmdla.support.processes import how_it_ended
 
 _CHILD = Path(__file__).with_name("child.py")
 
-# Seconds beyond those that are asked for, of a process that gets ready, or is stuck; how often one that died is
-# replaced; how much is kept of what it printed.
+# Extra seconds for a process that starts, or is stuck; most replacements of a crashed process; bytes that are kept of
+# its output.
 _GRACE = 90.0
 _MOST_DEATHS = 3
 _LAST_WORDS = 2048
@@ -33,7 +33,7 @@ _LAST_WORDS = 2048
 
 @dataclass(frozen=True)
 class Step:
-    """What is known while a kernel is measured: how many decisions were tried, and the gain so far."""
+    """Progress of a kernel's measurement: number of decisions that were tried, and the gain so far."""
 
     kernel: TunedKernel
     tried: int
@@ -41,7 +41,7 @@ class Step:
 
 
 class _Died(Exception):
-    """The process ended before it was done, while it measured ``kernel``."""
+    """Error of a process that ended early, while it measured ``kernel``."""
 
     def __init__(self, kernel: str, diagnostic: str) -> None:
         super().__init__(diagnostic)
@@ -55,8 +55,9 @@ def measured(
     known: Mapping[str, Record],
     tell: Callable[[Step], object],
 ) -> Iterator[TunedKernel]:
-    """What :meth:`torchmdla.devices.device.Device.tune` yields, a kernel once more where more is known of it. One that
-    ends the process is left alone by the next one.
+    """Yield the kernels of :meth:`torchmdla.devices.device.Device.tune`, and again when more is known of one.
+
+    A kernel that ends the process is skipped by the next process.
 
     Raises:
         CompileError: the program cannot be compiled, or the process ends before any kernel is measured.
@@ -75,7 +76,7 @@ def measured(
             return
         except _Died as death:
             if not death.kernel or death.kernel in skip:
-                # Perhaps of what was found: nothing of it is kept.
+                # The decisions that were found may be the cause, so none of them are kept.
                 for kernel in done.values():
                     if kernel.record is not None:
                         yield replace(kernel, record=kernel.record.without_decisions)

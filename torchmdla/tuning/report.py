@@ -1,4 +1,4 @@
-"""How far what the cost model chooses is from the best that was found."""
+"""Report of a tuning: the distance of the cost model's choices from the best that were found."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from rich.text import Text
 from torchmdla.compiler.records import TunedKernel
 from torchmdla.report.rendering import as_text, counted, new_table, time_text
 
-# Kernels that are shown, those that take most of the time; ``to_dict`` has all.
+# Most kernels that are shown, the most expensive ones; ``to_dict`` has all.
 _MOST_KERNELS = 24
 
 
 @dataclass(frozen=True)
 class TuningReport:
-    """What tuning a model came to.
+    """Result of tuning a model.
 
     Attributes:
-        kernels: of its programs, those that take most time first.
-        seconds: that a call of the model spends in compiled groups.
+        kernels: kernels of its programs, the most expensive first.
+        seconds: seconds that a call of the model spends in compiled groups.
         spent: seconds that tuning took.
         reasons: why programs were not tuned.
-        problem: why nothing is kept on disk; empty where all is.
-        before, after: seconds of a call of the model by the cost model's choices and by the best, timed in turn; None
-            where that was not done.
+        problem: why nothing is kept on disk; empty if all is kept.
+        before: seconds of a call of the model with the cost model's choices; None if it was not timed.
+        after: seconds of a call of the model with the best decisions, timed in alternation with ``before``; None if it
+            was not timed.
     """
 
     kernels: tuple[TunedKernel, ...]
@@ -42,39 +43,39 @@ class TuningReport:
 
     @property
     def measured(self) -> int:
-        """Kernels of which schedules were measured, now or before."""
+        """Return the number of kernels whose schedules were measured, now or before."""
         return sum(kernel.record is not None for kernel in self._scheduled)
 
     @property
     def algorithms(self) -> int:
-        """Contractions of which algorithms were measured."""
+        """Return the number of contractions whose algorithms were measured."""
         return len(self.kernels) - len(self._scheduled)
 
     @property
     def _scheduled(self) -> list[TunedKernel]:
-        """Those that are kernels."""
+        """Return the entries that are kernels, not contractions."""
         return [kernel for kernel in self.kernels if not kernel.is_algorithm]
 
     @property
     def covered(self) -> float:
-        """The part of the time that they take."""
+        """Return the fraction of the time in compiled groups that the measured kernels take."""
         return (
             sum(kernel.seconds for kernel in self._scheduled if kernel.record) / self.seconds if self.seconds else 0.0
         )
 
     @property
     def improved(self) -> int:
-        """Kernels and contractions for which something faster was found."""
+        """Return the number of kernels and contractions for which faster decisions were found."""
         return sum(kernel.record is not None and bool(kernel.record.decisions) for kernel in self.kernels)
 
     @property
     def distance(self) -> float:
-        """The part of the time in compiled groups that the best decisions save, by the kernels' own times."""
+        """Return the fraction of the time in compiled groups that the best decisions save, by the kernels' times."""
         return sum(kernel.saved for kernel in self.kernels) / self.seconds if self.seconds else 0.0
 
     @property
     def summary(self) -> str:
-        """In one line."""
+        """Return the report in one line."""
         algorithms = f", and the algorithms of {counted(self.algorithms, 'contraction')}" if self.algorithms else ""
         return (
             f"{counted(self.measured, 'kernel')} measured, {self.covered * 100:.0f} % of the time{algorithms}; "
@@ -83,7 +84,7 @@ class TuningReport:
         )
 
     def timed(self, before: float, after: float) -> TuningReport:
-        """With the times of the model's calls."""
+        """Return the report with the times of the model's calls."""
         return replace(self, before=before, after=after)
 
     def to_dict(self) -> dict[str, Any]:

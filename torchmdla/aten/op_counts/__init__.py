@@ -1,17 +1,18 @@
-"""How much work an op is: counts of scalar operations by kind, from the sizes of its operands.
+"""Work of an op: counts of scalar operations by kind, from the sizes of its operands.
 
-The rules are tables, one module for each family. A rule is keyed by the schema's name without namespace, with its
-overload (``max.dim``) or, for all overloads, without; an in-place op has the rule of its functional twin.
+The rules are tables, one module for each op family. The key of a rule is the schema's name without namespace. A key
+with an overload (``max.dim``) applies to that overload, a key without one to all overloads. An in-place op has the rule
+of its functional counterpart.
 
-What is counted: the operations that a plain implementation performs once for each element, in these conventions.
+The counts are those of a plain implementation that performs each operation once per element. The conventions are:
 
-- A sum starts from an initial value, so n terms are n additions; a maximum starts from its first element, so n elements
+- A sum starts from an initial value, so n terms are n additions. A maximum starts from its first element, so n elements
   are n − 1 comparisons.
 - A mean is a sum and one multiplication by the reciprocal of the number of terms, which is known.
 - Elements are centred by adding the negated mean: one ``-`` for each mean, one ``+`` for each element.
 - A multiplication whose product is added at once is one ``MAC``.
 - Windows that reach into padding are counted in full.
-- Broadcasting, moving and converting data, indices and random numbers count nothing.
+- Broadcasting, moving and converting data, indices and random numbers are not counted.
 """
 
 from torchmdla.aten.op_counts.kinds import KINDS, Counts, Rule

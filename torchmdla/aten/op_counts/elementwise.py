@@ -1,4 +1,4 @@
-"""Elementwise ops: so many operations for each element of the result."""
+"""Operation counts of elementwise ops, per element of the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOFTPLUS: Mapping[str, int] = {
 GELU: Mapping[str, int] = {"*": 3, "erf": 1, "+": 1}  # x · ½ · (1 + erf(x · √½))
 GELU_TANH: Mapping[str, int] = {"*": 6, "+": 2, "tanh": 1}  # ½x · (1 + tanh(c · (x + 0.044715·x·x·x)))
 
-# For each element of the result.
+# Counts per element of the result.
 _EACH: Mapping[str, Mapping[str, int]] = {
     **{
         name: {name: 1}
@@ -82,7 +82,7 @@ _EACH: Mapping[str, Mapping[str, int]] = {
     "lerp": {"-": 1, "MAC": 1},
     "addcdiv": {"/": 1, "MAC": 1},
     "addcmul": {"*": 1, "MAC": 1},
-    # Gradients, of the result g and what the forward saved
+    # Gradients, computed from the incoming gradient g and the tensors saved by the forward pass
     "threshold_backward": {">": 1, "?": 1},
     "hardtanh_backward": {">": 2, "?": 1},
     "hardswish_backward": {">": 2, "*": 2, "+": 1, "?": 2},
@@ -101,7 +101,7 @@ def _each(each: Mapping[str, int]) -> Rule:
 
 
 def _sum(sign: str) -> Rule:
-    """Of ``a ± alpha·b``."""
+    """Return the rule for ``a ± alpha·b``."""
 
     def rule(call: Call) -> Counts:
         scaled = call.arguments.get("alpha", 1) != 1
@@ -152,7 +152,7 @@ RULES: Mapping[str, Rule] = {
     "div": _division,
     "pow": _power,
     "gelu": _gelu(GELU, GELU_TANH),
-    # The derivative needs the density, or the square of tanh, too.
+    # The derivative also needs the density, or the square of tanh.
     "gelu_backward": _gelu(
         total(GELU, {"*": 4, "exp": 1, "+": 1}),
         total(GELU_TANH, {"*": 6, "+": 2, "-": 1}),

@@ -1,4 +1,4 @@
-"""The kinds of operations that are counted, and arithmetic on counts."""
+"""Kinds of operations that are counted, and arithmetic on counts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torchmdla.aten.calls import Call
 
 
 def words(text: str) -> list[str]:
-    """The words of a table."""
+    """Return the words of ``text``."""
     return text.split()
 
 
-# What a kind stands for. Comparisons, the selection of one of two by comparing, and tests for special values are one.
+# Meaning of each kind. Comparisons, minimum, maximum, and tests for special values are one kind.
 KINDS: Mapping[str, str] = {
     "MAC": "multiplication and addition of the product",
     "+": "addition",
@@ -38,7 +38,7 @@ Rule = Callable[[Call], Counts]
 
 
 def total(*parts: Mapping[str, int]) -> Counts:
-    """The sum of counts; kinds that come to nothing are left out."""
+    """Return the sum of counts; kinds with a sum of zero are left out."""
     result: Counts = {}
     for part in parts:
         for kind, number in part.items():
@@ -47,5 +47,5 @@ def total(*parts: Mapping[str, int]) -> Counts:
 
 
 def times(number: int, each: Mapping[str, int]) -> Counts:
-    """``each``, so many times."""
+    """Return ``each`` multiplied by ``number``."""
     return {kind: number * count for kind, count in each.items()}

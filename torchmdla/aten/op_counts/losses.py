@@ -1,4 +1,7 @@
-"""Losses: elementwise terms, then their sum or mean where the op has a ``reduction`` (0 none, 1 mean, 2 sum)."""
+"""Operation counts of losses: elementwise terms, then their sum or mean.
+
+An op with the argument ``reduction`` reduces the terms (0 none, 1 mean, 2 sum).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from torchmdla.aten.calls import Call
 from torchmdla.aten.op_counts.kinds import Counts, Rule, times, total
 from torchmdla.aten.op_counts.reductions import log_softmax, rows_of
 
-# For each element of the input.
+# Counts per element of the input.
 _TERMS: Mapping[str, Mapping[str, int]] = {
     "mse_loss": {"-": 1, "*": 1},
     "l1_loss": {"-": 1, "abs": 1},
     # Quadratic below a bound, linear above
     "smooth_l1_loss": {"-": 2, "abs": 1, ">": 1, "*": 2, "/": 1, "?": 1},
     "huber_loss": {"-": 2, "abs": 1, ">": 1, "*": 3, "?": 1},
-    # −(t · log p + (1 − t) · log(1 − p)), logarithms held above −100
+    # −(t · log p + (1 − t) · log(1 − p)), logarithms clamped to at least −100
     "binary_cross_entropy": {"log": 2, "-": 3, "*": 1, "MAC": 1, ">": 2},
     # max(x, 0) − x·t + log(1 + exp(−|x|))
     "binary_cross_entropy_with_logits": {">": 1, "*": 1, "-": 2, "+": 2, "abs": 1, "exp": 1, "log": 1},
@@ -33,19 +36,25 @@ def _term(each: Mapping[str, int]) -> Rule:
 
 
 def _gathered(call: Call, terms: int) -> Counts:
-    """The sum or mean of the terms."""
+    """Return the counts of the sum or mean of the terms."""
     return ({}, {"+": terms, "*": 1}, {"+": terms})[call["reduction"]]
 
 
 def _kl_div(call: Call) -> Counts:
-    """t · (log t − x); a target given as a logarithm needs its exponential instead."""
+    """Return the counts of t · (log t − x).
+
+    A target in logarithmic form needs its exponential instead.
+    """
     elements = call["self"].numel
     logarithm = {"exp": 1} if call["log_target"] else {"log": 1, ">": 1}
     return total(times(elements, {**logarithm, "-": 1, "*": 1}), _gathered(call, elements))
 
 
 def _nll_loss(call: Call) -> Counts:
-    """One element of each row, negated, by its class's weight; a mean divides by the sum of weights."""
+    """Return the counts of the negated target element of each row, scaled by its class's weight.
+
+    A mean divides by the sum of weights.
+    """
     rows = call["target"].numel
     weighted = {"*": rows} if call.arguments.get("weight") is not None else {}
     gathered = ({}, {"+": 2 * rows, "/": 1}, {"+": rows})[call["reduction"]]
@@ -62,7 +71,7 @@ def _cross_entropy(call: Call) -> Counts:
     value = call["self"]
     rows = rows_of(value, 1 if len(value.shape) > 1 else 0)
     logarithms = log_softmax(value.numel, rows)
-    if call["target"].is_float:  # probabilities of classes
+    if call["target"].is_float:  # class probabilities
         return total(logarithms, {"MAC": value.numel, "-": rows}, _gathered(call, rows))
     return total(logarithms, _nll_loss(call))
 

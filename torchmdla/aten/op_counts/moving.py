@@ -1,4 +1,4 @@
-"""Ops that compute nothing: they move data, give it another view, fill it, or deal with sizes and other numbers."""
+"""Operation counts of ops that move, view or fill data, or compute with sizes and other numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from torchmdla.importer import schemas
 
 
 def nothing(call: Call) -> Counts:
-    """Of what computes nothing."""
+    """Return zero counts."""
     return {}
 
 
 def _dropout(call: Call) -> Counts:
-    """In training each element that is kept is scaled, and a mask applied; drawing it is not counted."""
+    """Return the counts of dropout.
+
+    In training, elements are scaled and a mask is applied. Drawing the mask is not counted.
+    """
     if not call["train"]:
         return {}
     return {"*": call.out.numel, "?": call.out.numel}
@@ -26,11 +29,11 @@ def _alpha_dropout(call: Call) -> Counts:
 
 
 def _accumulated(call: Call) -> Counts:
-    """``index_put`` may add what it puts."""
+    """Return the counts of ``index_put``, which adds its values if ``accumulate`` is set."""
     return {"+": call["values"].numel} if call["accumulate"] else {}
 
 
-# Those that ask a tensor for its type only, as they are called here.
+# Ops that read only a tensor's type, without the namespace.
 METADATA = frozenset(name.partition("::")[2] for name in schemas.METADATA)
 
 _MOVING = """
@@ -47,7 +50,7 @@ item Int Float Bool IntImplicit FloatImplicit ScalarImplicit floordiv __not__ __
 mul.left_t
 """
 
-# Arithmetic on sizes shares its names with that on tensors.
+# Arithmetic on sizes. Its names are shared with ops on tensors, so the overload is required.
 _ON_NUMBERS = """
 add.default sub.default mul.default div.default floordiv.default remainder.default
 add.int sub.int mul.int div.int remainder.int neg.int pow.int pow.int_to_int sqrt.int ceil.int floor.int

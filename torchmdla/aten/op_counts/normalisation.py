@@ -1,14 +1,17 @@
-"""Normalisations of N elements in R rows (channels of a batch norm, groups of a group norm, …).
+"""Operation counts of normalisations of N elements in R rows.
 
-With statistics of the data, as in training, for each row: the mean is a sum of N/R terms and one multiplication by the
-reciprocal of their number; it is negated; elements are centred by adding it; squares are summed, starting from eps
-times the number of terms; one multiplication by the reciprocal of that number gives variance plus eps; then a square
-root and a division. For each element a multiplication by that, by the weight, and the addition of the bias. With both:
+A row is a channel of a batch norm, a group of a group norm, and so on.
+
+With statistics of the data, as in training, the counts of each row are as follows. The mean is a sum of N/R terms and
+one multiplication by the reciprocal of their number. It is negated, and elements are centred by adding it. Squares are
+summed, starting from eps times the number of terms. One multiplication by the reciprocal of that number gives variance
+plus eps. A square root and a division follow. Each element is multiplied by the result and by the weight, and the bias
+is added. With weight and bias:
 
     * 3·N + 2·R     + 4·N     - R     / R     sqrt R
 
-Updating running statistics is not counted. With running statistics a row has one factor and one summand, weight /
-√(var + eps) and bias − mean · factor, and an element one multiplication and one addition.
+Updates of running statistics are not counted. With running statistics a row has one factor and one summand: weight /
+√(var + eps) and bias − mean · factor. Each element needs one multiplication and one addition.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from torchmdla.aten.op_counts.kinds import Counts, Rule, total
 
 
 def normalised(elements: int, rows: int, *, weight: bool, bias: bool) -> Counts:
-    """By statistics of the data."""
+    """Return the counts of a normalisation with statistics of the data."""
     return {
         "*": (2 + weight) * elements + 2 * rows,
         "+": (3 + bias) * elements,
@@ -32,7 +35,10 @@ def normalised(elements: int, rows: int, *, weight: bool, bias: bool) -> Counts:
 
 
 def _by_running(elements: int, rows: int, *, weight: bool, bias: bool) -> Counts:
-    """By running statistics; without a bias a row's summand is −mean · factor."""
+    """Return the counts of a normalisation with running statistics.
+
+    Without a bias the summand of a row is −mean · factor.
+    """
     scales = rows if weight else 0
     return total(
         {"*": elements, "+": elements},
@@ -76,7 +82,7 @@ def _group_norm(groups: str) -> Rule:
 
 
 def _rms_norm(call: Call) -> Counts:
-    """x / √(mean of squares + eps), times the weight."""
+    """Return the counts of x / √(mean of squares + eps), times the weight."""
     elements = call["input"].numel
     row = math.prod(call["normalized_shape"])
     rows = elements // row if row else 0
@@ -85,14 +91,20 @@ def _rms_norm(call: Call) -> Counts:
 
 
 def _batch_norm_backward(call: Call) -> Counts:
-    """Σ g and Σ g·x̂ for each channel, then weight/σ · (g − mean g − x̂ · mean g·x̂), with x̂ made anew."""
+    """Return the counts of the gradients of a batch norm.
+
+    Σ g and Σ g·x̂ are computed for each channel, then weight/σ · (g − mean g − x̂ · mean g·x̂). x̂ is computed again.
+    """
     elements = call["input"].numel
     channels = call["input"].shape[1]
     return {"+": 2 * elements, "-": 2 * elements, "*": 3 * elements + 3 * channels, "MAC": elements}
 
 
 def _layer_norm_backward(call: Call) -> Counts:
-    """As of a batch norm, with the gradients of weight and bias summed apart from those of the rows."""
+    """Return the counts of the gradients of a layer norm.
+
+    They are as those of a batch norm. The gradients of weight and bias are summed separately from those of the rows.
+    """
     elements, rows = call["input"].numel, call["mean"].numel
     return {"+": 3 * elements, "-": 2 * elements, "*": 4 * elements + 3 * rows, "MAC": 2 * elements}
 

@@ -1,4 +1,4 @@
-"""Matrix products, contractions and attention."""
+"""Operation counts of matrix products, contractions and attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchmdla.aten.op_counts.reductions import softmax
 
 
 def _product(left: str) -> Rule:
-    """Of a product of matrices or vectors: the depth is the last size of ``left``."""
+    """Return the rule for a product of matrices or vectors; the depth is the last size of ``left``."""
     return lambda call: {"MAC": call.out.numel * _depth(call[left])}
 
 
@@ -23,7 +23,7 @@ def _depth(left: Tensor) -> int:
 
 
 def _added(left: str) -> Rule:
-    """Of ``beta · self + alpha · (left @ right)``."""
+    """Return the rule for ``beta · self + alpha · (left @ right)``."""
 
     def rule(call: Call) -> Counts:
         scales = sum(call[name] != 1 for name in ("beta", "alpha"))
@@ -34,7 +34,7 @@ def _added(left: str) -> Rule:
 
 
 def linear(rows: int, weight: Tensor, bias: Tensor | None) -> Counts:
-    """Of ``rows`` rows times a weight of [outputs, inputs]."""
+    """Return the counts of ``rows`` rows times a weight of shape [outputs, inputs]."""
     outputs = weight.numel // max(_depth(weight), 1)
     return total({"MAC": rows * weight.numel, "+": rows * outputs if bias is not None else 0})
 
@@ -46,12 +46,15 @@ def _linear(call: Call) -> Counts:
 def _bilinear(call: Call) -> Counts:
     first, second = _depth(call["input1"]), _depth(call["input2"])
     bias = call.out.numel if call["bias"] is not None else 0
-    # For each output first · second terms, summed over the second, then over the first.
+    # Each output has first · second terms, which are summed over the second, then over the first.
     return total({"MAC": call.out.numel * (first * second + first), "+": bias})
 
 
 def _einsum(call: Call) -> Counts:
-    """Operands are joined from the left; an index that no later one has is summed as it disappears."""
+    """Return the counts of an einsum, whose operands are joined from the left.
+
+    An index is summed in the first step after which neither a later operand nor the result has it.
+    """
     inputs, _, output = call["equation"].replace(" ", "").partition("->")
     subscripts = inputs.split(",")
     if "..." in inputs or "->" not in call["equation"]:
@@ -71,8 +74,10 @@ def _einsum(call: Call) -> Counts:
     return total(*steps)
 
 
-def _explicit(subscripts: Sequence[str], output: str, given: bool, tensors: Sequence[Tensor]) -> tuple[list[str], str]:
-    """The equation with a letter for every dimension of an ellipsis, and with its result's indices."""
+def _explicit(
+    subscripts: Sequence[str], output: str, has_output: bool, tensors: Sequence[Tensor]
+) -> tuple[list[str], str]:
+    """Return the equation with a letter for every dimension of an ellipsis, and with its result's indices."""
     free = list(map(chr, range(0x3B1, 0x3CA)))
     named = [subscript.replace("...", "") for subscript in subscripts]
     ranks = [len(tensor.shape) - len(name) for name, tensor in zip(named, tensors, strict=True)]
@@ -81,7 +86,7 @@ def _explicit(subscripts: Sequence[str], output: str, given: bool, tensors: Sequ
         subscript.replace("...", widest[len(widest) - rank :] if rank else "")
         for subscript, rank in zip(subscripts, ranks, strict=True)
     ]
-    if given:
+    if has_output:
         return full, output.replace("...", widest)
     letters = "".join(named)
     return full, widest + "".join(sorted(letter for letter in set(letters) if letters.count(letter) == 1))
@@ -92,7 +97,10 @@ def _tensordot(call: Call) -> Counts:
 
 
 def attention(batch: int, queries: int, keys: int, depth: int, values: int) -> Counts:
-    """Scaled dot products of ``queries`` × ``keys`` of ``depth``, softmax, and their mix of ``values`` columns."""
+    """Return the counts of scaled dot-product attention.
+
+    It computes products of ``queries`` × ``keys`` of ``depth``, a softmax, and their mix of ``values`` columns.
+    """
     scores = batch * queries * keys
     return total({"MAC": scores * (depth + values), "*": scores}, softmax(scores, batch * queries))
 
@@ -108,7 +116,10 @@ def _scaled_dot_product_attention(call: Call) -> Counts:
 
 
 def _multi_head(batch: int, length: int, width: int, heads: int, weights: Sequence[Any]) -> Counts:
-    """Projections in and out, each of ``weights`` a pair of weight and bias, and attention between them."""
+    """Return the counts of the input and output projections and of the attention between them.
+
+    Each of ``weights`` is a pair of weight and bias.
+    """
     projections = [linear(batch * length, weight, bias) for weight, bias in weights]
     head = width // heads
     return total(*projections, attention(batch * heads, length, length, head, head))

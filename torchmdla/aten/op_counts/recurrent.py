@@ -1,4 +1,4 @@
-"""Recurrent cells and whole recurrent networks: products with the weights, gates, and the update of the state."""
+"""Operation counts of recurrent cells and networks: products with weights, gates, and the state's update."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torchmdla.aten.calls import Call, Tensor
 from torchmdla.aten.op_counts.elementwise import SIGMOID
 from torchmdla.aten.op_counts.kinds import Counts, Rule, times, total
 
-# For each element of the hidden state and each step, beside the products: the two products of each gate are added (for
-# the candidate of a GRU after one was multiplied by the reset gate), then functions, then the new state.
+# Counts per element of the hidden state and per step, without the products. The two products of each gate are added.
+# For the candidate of a GRU, one of them is first multiplied by the reset gate. Activations and the new state follow.
 _UPDATES: Mapping[str, Mapping[str, int]] = {
     "lstm": total({"+": 4}, times(3, SIGMOID), {"tanh": 2}, {"*": 2, "MAC": 1}),
     "gru": total({"+": 2, "MAC": 1}, times(2, SIGMOID), {"tanh": 1}, {"-": 1, "MAC": 1}),
@@ -30,12 +30,12 @@ def _cell(kind: str) -> Rule:
 
 
 def _network(kind: str) -> Rule:
-    """Of every layer and direction at every step."""
+    """Return the rule for every layer and direction at every step."""
 
     def rule(call: Call) -> Counts:
         value, weights = call["input"], call["params"]
         rows = value.numel // max(value.shape[-1], 1)
-        # Each layer and direction has one weight [gates · hidden, input] of the input; those of the state come second.
+        # The first weight of each layer and direction is [gates · hidden, input]; the weights of the state follow.
         size = (4 if call["has_biases"] else 2) + _is_projected(kind, call)
         cells = [weights[start].shape[0] // _GATES[kind] for start in range(0, len(weights), size)]
         return total(_products(rows, weights), *(times(rows * hidden, _UPDATES[kind]) for hidden in cells))
@@ -44,7 +44,7 @@ def _network(kind: str) -> Rule:
 
 
 def _is_projected(kind: str, call: Call) -> bool:
-    """Whether each cell has one more weight, by which its state is projected."""
+    """Return whether each cell has one more weight, which projects its state."""
     if kind != "lstm":
         return False
     layers = call["num_layers"] * (2 if call["bidirectional"] else 1)
@@ -52,7 +52,7 @@ def _is_projected(kind: str, call: Call) -> bool:
 
 
 def _products(rows: int, weights: list[Tensor]) -> Counts:
-    """Every row by every matrix, and every bias added."""
+    """Return the counts of multiplying every row by every matrix and adding every bias."""
     matrices = sum(weight.numel for weight in weights if len(weight.shape) == 2)
     biases = sum(weight.numel for weight in weights if len(weight.shape) == 1)
     return total({"MAC": rows * matrices, "+": rows * biases})

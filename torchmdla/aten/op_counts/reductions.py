@@ -1,4 +1,4 @@
-"""Reductions, scans and softmax. N elements are reduced in rows to R results."""
+"""Operation counts of reductions, scans and softmax, which reduce N elements in rows to R results."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _ByRows = Callable[[int, int], Counts]
 
 
 def _reduced(count: _ByRows) -> Rule:
-    """Of the tensor ``self``, N elements, and the results, R."""
+    """Return the rule that counts for the N elements of the tensor ``self`` and the R results."""
     return lambda call: count(call["self"].numel, call.out.numel)
 
 
 def comparisons(elements: int, rows: int) -> Counts:
-    """Of an extremum of each row."""
+    """Return the counts of an extremum of each row."""
     return {">": max(elements - rows, 0)}
 
 
 def mean(elements: int, rows: int) -> Counts:
-    """Of the mean of each row."""
+    """Return the counts of the mean of each row."""
     return {"+": elements, "*": rows}
 
 
 def variance(elements: int, rows: int) -> Counts:
-    """Of the variance of each row about its mean: sum, centre, square, sum."""
+    """Return the counts of the variance of each row about its mean: sum, centre, square, sum."""
     return {"+": 3 * elements, "*": elements + 2 * rows, "-": rows}
 
 
@@ -35,12 +35,15 @@ def _deviation(elements: int, rows: int) -> Counts:
 
 
 def softmax(elements: int, rows: int) -> Counts:
-    """Of each row, less its maximum."""
+    """Return the counts of the softmax of each row, with its maximum subtracted."""
     return total(comparisons(elements, rows), {"-": elements, "exp": elements, "+": elements, "/": elements})
 
 
 def log_softmax(elements: int, rows: int) -> Counts:
-    """Of each row, less its maximum: the logarithm of the sum is subtracted."""
+    """Return the counts of the log-softmax of each row.
+
+    The row's maximum is subtracted first, and the logarithm of the sum last.
+    """
     return total(comparisons(elements, rows), {"-": 2 * elements, "exp": elements, "+": elements, "log": rows})
 
 
@@ -49,14 +52,14 @@ def _logsumexp(elements: int, rows: int) -> Counts:
 
 
 def rows_of(tensor: Tensor, dim: int) -> int:
-    """Number of rows along ``dim``."""
+    """Return the number of rows along ``dim``."""
     if not tensor.shape or not tensor.numel:
         return tensor.numel
     return tensor.numel // tensor.shape[dim]
 
 
 def _along_dim(count: _ByRows, name: str = "self") -> Rule:
-    """Of ops whose result has every element: R is the number of rows along ``dim``."""
+    """Return the rule for ops whose result has every element; R is the number of rows along ``dim``."""
     return lambda call: count(call[name].numel, rows_of(call[name], call["dim"]))
 
 

@@ -1,4 +1,4 @@
-"""All rules in one table, and the data that an op moves."""
+"""Table of all rules, and the number of elements that an op reads and writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RULES: Mapping[str, Rule] = {
     **moving.RULES,
 }
 
-# Ops that look a few elements up read those only: which argument, and how many of its elements.
+# Lookup ops read only some elements of an argument: the argument's name, and the number of its elements read.
 _LOOKED_UP: Mapping[str, tuple[str, Callable[[Call], int]]] = {
     "embedding": ("weight", lambda call: call.out.numel),
     "index_select": ("self", lambda call: call.out.numel),
@@ -40,7 +40,7 @@ _LOOKED_UP: Mapping[str, tuple[str, Callable[[Call], int]]] = {
     "nll_loss": ("self", lambda call: call["target"].numel),
     "nll_loss_nd": ("self", lambda call: call["target"].numel),
     "nll_loss_forward": ("self", lambda call: call["target"].numel),
-    # They ask their argument for its sizes only.
+    # These ops read only the sizes of their argument.
     **{
         name: ("self", lambda call: 0)
         for name in (
@@ -53,10 +53,11 @@ _LOOKED_UP: Mapping[str, tuple[str, Callable[[Call], int]]] = {
 
 @dataclass(frozen=True)
 class Work:
-    """What one op reads, computes and writes.
+    """Elements that one op reads and writes, and the operations that it computes.
 
-    ``read``: elements read of each tensor argument, by the value's name; an argument that is used twice is read once.
-    ``written``: elements of the results. ``counts``: operations by kind, None where there is no rule for the op.
+    ``read`` has the number of elements read of each tensor argument, by value name. An argument that is used twice is
+    read once. ``written`` is the number of elements of the results. ``counts`` has the operations by kind, or None for
+    an op without a rule.
     """
 
     read: Mapping[str, int] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class Work:
 
 
 def rule_of(schema: OpSchema) -> Rule | None:
-    """The rule for an op, None if there is none."""
+    """Return the rule for an op, or None if it has no rule."""
     overload = schema.schema.overload_name or "default"
     base = schema.base
     names = [f"{base}.{overload}", base]
@@ -75,7 +76,7 @@ def rule_of(schema: OpSchema) -> Rule | None:
 
 
 def work_of(call: Call) -> Work:
-    """What an op reads, computes and writes, in elements and operations."""
+    """Return the elements that an op reads and writes, and the operations that it computes."""
     rule = rule_of(call.schema)
     counts = None if rule is None else total(rule(call))
     if is_view(call):
@@ -91,7 +92,7 @@ def work_of(call: Call) -> Work:
 
 
 def is_view(call: Call) -> bool:
-    """Whether the op touches no data: its results have its argument's elements where they are."""
+    """Return whether the op touches no data: its results alias the elements of its argument."""
     if not call.schema.is_view or rule_of(call.schema) is not moving.nothing:
         return False
     first = call.inputs[0].element if call.inputs else ""

@@ -1,4 +1,4 @@
-"""Convolutions, pooling and resizing: a window of the input for each element of the result."""
+"""Operation counts of convolutions, pooling and resizing, which read a window of the input for each result."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torchmdla.aten.op_counts.kinds import Counts, Rule, total
 
 
 def _products(outside: Tensor, inside: Tensor, weight: Tensor, *, transposed: bool) -> int:
-    """Multiplications of a convolution from ``inside`` to ``outside``.
+    """Return the number of multiplications of a convolution from ``inside`` to ``outside``.
 
-    A weight is [outputs, inputs / groups, …]: each output element takes ``weight.numel / outputs`` of them. Transposed
-    it is [inputs, outputs / groups, …], and each input element gives to as many.
+    A weight has the shape [outputs, inputs / groups, …]. Each output element needs ``weight.numel / outputs`` products.
+    A transposed weight has the shape [inputs, outputs / groups, …]. Each input element needs ``weight.numel / inputs``
+    products.
     """
     spread = inside if transposed else outside
     return spread.numel * weight.numel // max(weight.shape[0], 1)
 
 
 def _convolution(transposed: bool | None) -> Rule:
-    """``transposed`` None: the op has an argument for it."""
+    """Return the rule for a convolution; ``transposed`` None means that the op has an argument for it."""
 
     def rule(call: Call) -> Counts:
         swapped = call["transposed"] if transposed is None else transposed
@@ -31,7 +32,11 @@ def _convolution(transposed: bool | None) -> Rule:
 
 
 def _convolution_backward(call: Call) -> Counts:
-    """As many products for the input's gradient as forward, and for the weight's; the bias's is a sum."""
+    """Return the counts of the gradients of a convolution.
+
+    The gradients of the input and of the weight each need as many products as the forward pass. The gradient of the
+    bias is a sum.
+    """
     gradient = call["grad_output"]
     products = _products(gradient, call["input"], call["weight"], transposed=call["transposed"])
     of_input, of_weight, of_bias = call["output_mask"]
@@ -52,7 +57,10 @@ def _average_pool(dims: int) -> Rule:
 
 
 def _taken(call: Call, dims: int) -> int:
-    """Elements in all windows of an adaptive pooling; window i of n over s is [⌊is/n⌋, ⌈(i+1)s/n⌉)."""
+    """Return the number of elements in all windows of an adaptive pooling.
+
+    Window i of n over s is [⌊is/n⌋, ⌈(i+1)s/n⌉).
+    """
     sizes, results = call["self"].shape[-dims:], call.out.shape[-dims:]
     windows: list[int] = [
         sum(-(-(index + 1) * size // result) - index * size // result for index in range(result))
@@ -70,17 +78,24 @@ def _adaptive_maximum(dims: int) -> Rule:
 
 
 def _interpolated(points: int) -> Rule:
-    """Each element a weighted sum of ``points`` others; the weights are known from the sizes."""
+    """Return the rule for ops whose results are weighted sums of ``points`` elements.
+
+    The sizes determine the weights.
+    """
     return lambda call: {"MAC": points * call.out.numel}
 
 
 def _grid_sampler(call: Call) -> Counts:
-    """Places are scaled to the input, ``MAC`` and ``*`` for each coordinate; distances to them make the weights."""
+    """Return the counts of a grid sampler.
+
+    Positions are scaled to the input with a ``MAC`` and a ``*`` for each coordinate. The weights are computed from the
+    distances to them.
+    """
     dims = len(call["input"].shape) - 2
     places = call["grid"].numel // dims
     nearest = {"round": dims * places}
     corners = 2**dims
-    # A weight is a product of as many distances as there are coordinates.
+    # A weight is a product of one distance per coordinate.
     weights = {"round": dims * places, "-": 2 * dims * places, "*": corners * (dims - 1) * places}
     bilinear = total(weights, {"MAC": corners * call.out.numel})
     cubic = {"MAC": 4**dims * call.out.numel + 16 * dims * places, "round": dims * places, "-": dims * places}

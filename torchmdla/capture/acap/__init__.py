@@ -1,6 +1,7 @@
-"""The device type ``acap``, registered with PyTorch, and what its users call.
+"""Device type ``acap``, registered with PyTorch, and its functions for users.
 
-The C++ side (``src/acap/``) writes ops down and runs their graphs; here is what PyTorch asks of a device in Python.
+The C++ side (``src/acap/``) records ops and runs their graphs. This package has the Python part that PyTorch requires
+of a device.
 """
 
 from __future__ import annotations
@@ -14,28 +15,30 @@ __all__ = ["acap_device", "is_pending", "mark_step", "set_most_pending_nodes"]
 
 
 def mark_step() -> None:
-    """Computes whatever tensors of the device are pending, of all threads, as one graph.
+    """Compute all pending tensors of the device, of all threads, as one graph.
 
-    A training loop that looks at no value calls it once a step.
+    A training loop that reads no value calls this function once per step.
 
     Raises:
-        RuntimeError, IndexError: an op fails, as it would have failed in eager PyTorch. What does not depend on it is
-            computed all the same.
+        RuntimeError, IndexError: an op fails, as it would have failed in eager PyTorch. Tensors that do not depend on
+            it are computed all the same.
     """
     _C.acap.mark_step()
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor``, on the device, has not been computed yet.
+    """Return whether ``tensor``, which is on the device, is still to be computed.
 
     Raises:
-        ValueError: it is on another device.
+        ValueError: ``tensor`` is on another device.
     """
     return _C.acap.is_pending(tensor)
 
 
 def set_most_pending_nodes(most: int) -> None:
-    """Computes everything as :func:`mark_step` does when more than ``most`` ops are pending; 20000 at first.
+    """Set the number of pending ops above which everything is computed as by :func:`mark_step`.
+
+    The initial value is 20000.
 
     Raises:
         ValueError: ``most`` is negative.

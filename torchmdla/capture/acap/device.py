@@ -1,4 +1,4 @@
-"""Registers the device type ``acap`` with PyTorch."""
+"""Registration of the device type ``acap`` with PyTorch."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torchmdla.capture.acap import modules, printing
 
 NAME = "acap"
 
-# The torchmdla device that compiles for it.
+# The torchmdla device that compiles for acap.
 _RUNS_ON = "cpu"
 
 
 def acap_device() -> torch.device:
-    """The device ``acap:0``, for ``.to(device)`` and ``device=``.
+    """Return the device ``acap:0``, for ``.to(device)`` and ``device=``.
 
-    The first call registers the device type with PyTorch, under the name ``"acap"``, as the process's PrivateUse1.
+    The first call registers the device type with PyTorch under the name ``"acap"``, as the process's PrivateUse1.
 
     Raises:
-        RuntimeError: something else in this process is PyTorch's PrivateUse1 already.
+        RuntimeError: another device type of this process is PyTorch's PrivateUse1 already.
     """
     _register()
     return torch.device(NAME, 0)
@@ -49,9 +49,9 @@ def _register() -> None:
 
 
 class _Engine(torch._C._ImperativeEngine):
-    """PyTorch's autograd engine, which runs each backward pass in the thread that asks for it.
+    """PyTorch's autograd engine, limited to the thread that requests a backward pass.
 
-    The engine has a thread for a device only if the device was registered before the process's first backward pass, and
+    The engine has a thread for a device only if the device was registered before the process's first backward pass. It
     fails without one. This device gains nothing from such a thread.
     """
 
@@ -62,7 +62,7 @@ class _Engine(torch._C._ImperativeEngine):
 
 
 def _device_module() -> types.ModuleType:
-    """``torch.acap``, with what PyTorch asks of a device's module."""
+    """Return the module ``torch.acap`` with the functions that PyTorch requires of a device's module."""
     module: Any = types.ModuleType(f"torch.{NAME}", __doc__)
     functions = (
         current_device,
@@ -85,17 +85,17 @@ def _device_module() -> types.ModuleType:
 
 
 def is_available() -> bool:
-    """Always."""
+    """Return True: the device is always available."""
     return True
 
 
 def is_initialized() -> bool:
-    """Always."""
+    """Return True: the device is always initialised."""
     return True
 
 
 class device:  # noqa: N801  (as torch.cuda.device)
-    """``with torch.acap.device(…):`` does nothing, there is one."""
+    """Context manager ``torch.acap.device(…)``, which does nothing because there is only one device."""
 
     def __init__(self, device: object) -> None:
         pass
@@ -108,43 +108,43 @@ class device:  # noqa: N801  (as torch.cuda.device)
 
 
 def device_count() -> int:
-    """There is one."""
+    """Return 1: there is only one device."""
     return 1
 
 
 def current_device() -> int:
-    """The only one."""
+    """Return 0, the index of the only device."""
     return 0
 
 
 def set_device(device: object) -> None:
-    """There is no other one to set."""
+    """Do nothing: there is only one device."""
 
 
 def synchronize(device: object = None) -> None:
-    """Computes whatever is pending."""
+    """Compute all pending tensors."""
     _C.acap.mark_step()
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """What ``torch.autocast("acap")`` may compute in."""
+    """Return the dtypes that ``torch.autocast("acap")`` may compute in."""
     return [torch.bfloat16, torch.float16]
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the device's generator, which draws from the CPU's stream."""
+    """Seed the device's generator, which draws from the CPU's stream."""
     torch.default_generator.manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
-    """``torch.manual_seed`` has seeded the CPU's stream already, and the device draws from that."""
+    """Do nothing: ``torch.manual_seed`` has seeded the CPU's stream already, and the device draws from it."""
 
 
 def get_rng_state(device: object = NAME) -> torch.Tensor:
-    """The state of the CPU's generator."""
+    """Return the state of the CPU's generator."""
     return torch.default_generator.get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: object = NAME) -> None:
-    """Sets the state of the CPU's generator."""
+    """Set the state of the CPU's generator."""
     torch.default_generator.set_state(new_state)

@@ -1,8 +1,8 @@
-"""Moving of modules to and from the device.
+"""Moves of modules to and from the device.
 
-PyTorch lets a parameter keep its identity when its data moves between the devices that it knows; of a device from
-outside, ``module.to(…)`` makes new parameters, which unties tied weights and leaves optimisers with the old ones. Here
-parameters move first, in place, so that nothing is left for PyTorch to replace.
+PyTorch keeps a parameter's identity when its data moves between its own devices. For an external device
+``module.to(…)`` makes new parameters, which unties tied weights and leaves optimisers with the old parameters. Here
+parameters move first and in place, so that PyTorch replaces none of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchmdla import _C
 
 
 def install() -> None:
-    """Lets modules keep their parameters when they move to the device or away. Once in a process."""
+    """Make modules keep their parameters when they move to or from the device. Call it once per process."""
     apply: Callable[..., Any] = nn.Module._apply
 
     def applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
@@ -28,7 +28,7 @@ def install() -> None:
 
 
 def _move(parameters: Any, function: Callable[[Tensor], Tensor]) -> None:
-    """Moves those parameters, and their gradients, that ``function`` moves to the device or away."""
+    """Move the parameters, with their gradients, that ``function`` moves to or from the device."""
     moves: dict[torch.device, bool] = {}
     with torch.no_grad():
         for parameter in list(parameters):

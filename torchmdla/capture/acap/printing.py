@@ -1,6 +1,7 @@
 """Printing of acap tensors.
 
-PyTorch formats a tensor by ops on it: many small graphs. Its elements are looked at once, on the CPU, instead.
+PyTorch formats a tensor with ops on it, which would be many small graphs. Instead the elements are copied to the CPU
+once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import _tensor_str
 
 
 def install() -> None:
-    """Lets ``repr`` of a tensor on the device go by a copy on the CPU. Once in a process."""
+    """Make ``repr`` of a tensor on the device use a copy on the CPU. Call it once per process."""
     format_elements: Callable[..., str] = _tensor_str._tensor_str
 
     def on_the_cpu(tensor: torch.Tensor, *arguments: Any) -> str:

@@ -1,4 +1,4 @@
-"""The cpu device: generated kernels for the processor that PyTorch itself runs on."""
+"""CPU device: generated kernels for the processor that PyTorch itself runs on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
 from torchmdla.devices.device import Device, LoadedCode, OpSupport, Tell
+from torchmdla.errors import unknown_name
 
 
 class CpuDevice(Device):
-    """x86-64 and AArch64 through LLVM. Its option ``processor`` is what :func:`processors.target_of` takes,
-    ``algorithms`` one of :data:`machine.Algorithms`, ``tuned`` whether what was measured on this machine is used."""
+    """CPU device: x86-64 and AArch64 through LLVM.
+
+    Options of :meth:`configure`:
+
+    - ``processor``: a name that :func:`processors.target_of` accepts.
+    - ``algorithms``: one of :data:`machine.Algorithms`.
+    - ``tuned``: whether results that were measured on this machine are used.
+    """
 
     name = "cpu"
 
@@ -34,8 +41,8 @@ class CpuDevice(Device):
         tuned = options.pop("tuned", True)
         super().configure(**options)
         if algorithms not in get_args(Algorithms):
-            raise ValueError(f"no algorithms {algorithms!r}; there are {', '.join(get_args(Algorithms))}")
-        if tuned not in (True, False):  # As numbers, too: a command line has these.
+            raise ValueError(unknown_name("algorithms", algorithms, get_args(Algorithms)))
+        if tuned not in (True, False):  # 0 and 1 are valid too: a command line passes them.
             raise ValueError(f"tuned is True or False, not {tuned!r}")
         from torchmdla import _C
 
@@ -50,7 +57,7 @@ class CpuDevice(Device):
 
     @property
     def dtypes(self) -> frozenset[str]:
-        # Asked at every start, where nothing may need LLVM.
+        # Every start reads this property, so it must not load LLVM.
         from torchmdla import _C
         from torchmdla.devices.cpu.ops import DTYPES
 
@@ -79,7 +86,8 @@ class CpuDevice(Device):
     def _with_options(self, target: Target) -> Target:
         from torchmdla.devices.cpu.machine import ALGORITHMS, CHECK_BOUNDS
 
-        # Features, so that programs of other kinds are other programs to every cache.
+        # These are stored as features, so that every cache distinguishes programs that were compiled with other
+        # options.
         features = [target.features]
         if self._algorithms != "fast":
             features.append(f"{ALGORITHMS}{self._algorithms}")

@@ -1,4 +1,4 @@
-"""Buffers, and where in them a nest reads and writes: indices that are affine in its loops."""
+"""Buffers and the accesses of a nest to them: indices that are affine in the nest's loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 from torchmdla.compiler.sizes import AnySize, is_positive
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 
-# What sizes and strides are.
+# The type of sizes and strides.
 Number = TypeVar("Number", bound=AnySize, covariant=True, default=int)
 
 Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", "local", "view"]
@@ -21,10 +21,17 @@ Kind = Literal["input", "parameter", "result", "temporary", "global", "packed", 
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory of its own. ``element``: MLIR's type of the elements. ``position``: the place among arguments and results
-    of what the caller gives. ``symbol``: the name of a global. ``fixed``: something else than nests relies on where
-    its elements lie; it has one dimension, its memory. ``bits``: how many of its integers' bits were enough for what a
-    parameter held; 0 if all are needed."""
+    """Memory that no other buffer shares.
+
+    Attributes:
+        kind: the role of the memory.
+        element: the MLIR type of the elements.
+        sizes: the size of each dimension.
+        position: the position among the caller's arguments or results, if the caller provides the memory.
+        symbol: the name of a global.
+        fixed: whether code other than nests depends on the element order. Such a buffer has one dimension, its memory.
+        bits: the number of bits that were sufficient for a parameter's integers; 0 if all bits are needed.
+    """
 
     kind: Kind
     element: str
@@ -36,7 +43,7 @@ class Buffer:
 
     @property
     def count(self) -> AnySize:
-        """How many elements it has."""
+        """Return the number of elements."""
         return math.prod(self.sizes)
 
     @property
@@ -45,13 +52,16 @@ class Buffer:
 
     @property
     def strides(self) -> tuple[AnySize, ...]:
-        """Elements from one index of each dimension to the next."""
+        """Return the stride of each dimension, in elements."""
         return tuple(math.prod(self.sizes[d + 1 :]) for d in range(len(self.sizes)))
 
 
 @dataclass(eq=False)
 class Scalar:
-    """A value of the entry. ``argument``: the place among the arguments of one that the caller gives."""
+    """Scalar value of the entry function.
+
+    ``argument`` is the position among the arguments, if the caller passes the value.
+    """
 
     type: str
     argument: int = -1
@@ -59,38 +69,44 @@ class Scalar:
 
 @dataclass(frozen=True)
 class AffineExpr:
-    """An index: ``constant`` plus each loop's index times its factor."""
+    """Affine index: ``constant`` plus the sum of each loop's index times its factor."""
 
     factors: tuple[AnySize, ...]
     constant: AnySize = 0
 
     @classmethod
     def of_loop(cls, loop: int, loops: int, constant: AnySize = 0) -> AffineExpr:
-        """The index of one of ``loops`` loops, and a constant."""
+        """Return the index of loop ``loop``, of ``loops`` loops, plus a constant."""
         return cls(tuple(int(loop == k) for k in range(loops)), constant)
 
     @cached_property
     def loops(self) -> tuple[int, ...]:
-        """The loops that it varies with."""
+        """Return the loops that the index varies with."""
         return tuple(loop for loop, factor in enumerate(self.factors) if factor)
 
     def is_loop(self) -> bool:
-        """Whether it is the index of one loop, and nothing else."""
+        """Return whether the index is the index of one loop and nothing else."""
         return not self.constant and len(self.loops) == 1 and self.factors[self.loops[0]] == 1
 
     def at(self, loop: int, number: int) -> AffineExpr:
-        """The same at one iteration of a loop."""
+        """Return the index at iteration ``number`` of a loop."""
         factors = (*self.factors[:loop], 0, *self.factors[loop + 1 :])
         return AffineExpr(factors, self.constant + number * self.factors[loop])
 
     def along(self, indices: Mapping[int, AffineExpr], loops: int) -> AffineExpr:
-        """The same over ``loops`` others: ``indices`` say what each of its own is."""
+        """Return the index as a function of ``loops`` other loops.
+
+        ``indices`` maps each old loop to its index in terms of the new loops. Other old loops are at iteration 0.
+        """
         parts = [(factor, indices[loop]) for loop, factor in enumerate(self.factors) if factor and loop in indices]
         factors = tuple(sum(factor * part.factors[k] for factor, part in parts) for k in range(loops))
         return AffineExpr(factors, self.constant + sum(factor * part.constant for factor, part in parts))
 
     def range(self, sizes: Sequence[AnySize]) -> tuple[AnySize, AnySize]:
-        """The least and the largest value over loops of ``sizes``; a factor of unknown sign counts in both."""
+        """Return the minimum and the maximum over loops of ``sizes``.
+
+        A factor of unknown sign contributes to both.
+        """
         least = most = self.constant
         for factor, size in zip(self.factors, sizes, strict=True):
             reach = factor * (size - 1)
@@ -103,61 +119,68 @@ class AffineExpr:
 
 @dataclass(frozen=True)
 class Access:
-    """Which element of ``buffer`` each iteration touches: an index for each of its dimensions. ``word``: the type as
-    which it is read together with those behind it in memory, if it is (two bfloat16 as one ``i32``)."""
+    """Element of ``buffer`` that each iteration touches: one index for each dimension of the buffer.
+
+    ``word`` is the type of one load of several neighbouring elements (two bfloat16 as one ``i32``); empty otherwise.
+    """
 
     buffer: Buffer
     indices: tuple[AffineExpr, ...]
     word: str = ""
-    # What `flat` has found, for these sizes of the buffer.
+    # The cached result of `flat`, and the buffer sizes that it was computed for.
     _flat: tuple[tuple[AnySize, ...], AffineExpr] | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of_loops(cls, buffer: Buffer, loops: Iterable[int], count: int) -> Access:
-        """At the indices of ``loops``, one for each dimension, among the ``count`` loops of a nest."""
+        """Return the access at the indices of ``loops``, one for each dimension, in a nest of ``count`` loops."""
         return cls(buffer, tuple(AffineExpr.of_loop(loop, count) for loop in loops))
 
     @classmethod
     def whole(cls, buffer: Buffer) -> Access:
-        """By a nest that has a loop for each dimension, in order."""
+        """Return the access of a nest that has one loop for each dimension, in order."""
         return cls.of_loops(buffer, range(len(buffer.sizes)), len(buffer.sizes))
 
     @property
     def element(self) -> str:
-        """MLIR's type of what is touched."""
+        """Return the MLIR type of the touched value."""
         return self.word or self.buffer.element
 
     @property
     def width(self) -> int:
-        """How many elements of the buffer are touched at once."""
+        """Return the number of buffer elements that one iteration touches."""
         return ELEMENT_BYTES[stored(self.element)] // ELEMENT_BYTES[stored(self.buffer.element)]
 
     @cached_property
     def loops(self) -> frozenset[int]:
-        """The loops that it varies with."""
+        """Return the loops that the access varies with."""
         return frozenset(loop for index in self.indices for loop in index.loops)
 
     def instead(self, old: Buffer, new: Buffer) -> Access:
-        """The same access to ``new`` if it is one to ``old``."""
+        """Return the access with ``new`` as its buffer if its buffer is ``old``."""
         return replace(self, buffer=new) if self.buffer is old else self
 
     def at(self, loop: int, number: int) -> Access:
-        """The same access at one iteration of a loop."""
+        """Return the access at iteration ``number`` of a loop."""
         return replace(self, indices=tuple(index.at(loop, number) for index in self.indices))
 
     def along(self, indices: Mapping[int, AffineExpr], loops: int) -> Access:
-        """The same access by a nest of so many loops, of which ``indices`` say where each of this one's loops is. Those
-        that they leave out have one iteration."""
+        """Return the same access in a nest of ``loops`` loops.
+
+        ``indices`` maps each old loop to its index in terms of the new loops. Old loops that are missing have one
+        iteration.
+        """
         return replace(self, indices=tuple(index.along(indices, loops) for index in self.indices))
 
     def over(self, loops: Sequence[int]) -> Access:
-        """The same access by a step with these loops alone, in this order."""
+        """Return the access in a step that has only ``loops``, in this order."""
         indices = [replace(index, factors=tuple(index.factors[loop] for loop in loops)) for index in self.indices]
         return replace(self, indices=tuple(indices))
 
     def flat(self, loops: int) -> AffineExpr:
-        """The element's place in the buffer's memory, by a nest of so many loops. The only index of a buffer of several
-        dimensions is that place already."""
+        """Return the element's offset in the buffer's memory, in a nest of ``loops`` loops.
+
+        If the access has one index, that index is already the offset, whatever the number of dimensions.
+        """
         if len(self.indices) < 2:
             return self.indices[0] if self.indices else AffineExpr((0,) * loops)
         known = self._flat
@@ -171,8 +194,13 @@ class Access:
 
 @dataclass(frozen=True)
 class Table(Generic[Number]):
-    """A buffer that a nest reads at computed indices: the type of its elements in registers, its sizes and element
-    strides."""
+    """Description of a buffer that a nest reads at computed indices.
+
+    Attributes:
+        element: the type of the elements in registers.
+        sizes: the size of each dimension.
+        strides: the stride of each dimension, in elements.
+    """
 
     element: str
     sizes: tuple[Number, ...]
@@ -181,7 +209,7 @@ class Table(Generic[Number]):
 
 @dataclass(frozen=True)
 class TableAccess:
-    """A buffer that a nest reads at computed indices, as a table from element ``offset`` on."""
+    """Buffer that a nest reads at computed indices, as a table that begins at element ``offset``."""
 
     buffer: Buffer
     table: Table[AnySize]

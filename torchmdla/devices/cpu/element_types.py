@@ -1,18 +1,18 @@
-"""MLIR's element types: how values of them lie in memory and in registers, and how their constants are written."""
+"""MLIR's element types: their storage in memory, their type in registers, and the text of their constants."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-# The types in memory: a bool is one byte, and an index is 64 bits wide on every target. A bfloat16 is an integer: where
-# the processor has no instructions for them, LLVM takes vectors of bfloat16 apart and calls a function for each.
+# The types in memory. A bool is one byte. An index has 64 bits on every target. A bfloat16 is stored as an integer: on
+# a processor without bfloat16 instructions, LLVM splits vectors of bfloat16 and calls a function for each element.
 _STORED = {"i1": "i8", "index": "i64", "bf16": "i16"}
 
-# Bytes of every element type that kernels may touch.
+# The size in bytes of every element type that kernels may touch.
 ELEMENT_BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 
-# How MLIR writes what is not finite: by its bits.
+# MLIR's text of values that are not finite: their bits.
 NOT_FINITE: Mapping[str, Mapping[str, str]] = {
     "f16": {"inf": "0x7C00", "-inf": "0xFC00", "nan": "0x7E00"},
     "bf16": {"inf": "0x7F80", "-inf": "0xFF80", "nan": "0x7FC0"},
@@ -22,28 +22,31 @@ NOT_FINITE: Mapping[str, Mapping[str, str]] = {
 
 
 class NotANestError(Exception):
-    """The op is no nest of linear accesses around a straight-line body; it is lowered by upstream's passes."""
+    """Op that is not a nest of linear accesses around a straight-line body.
+
+    Upstream's passes lower such an op.
+    """
 
 
 def stored(element: str) -> str:
-    """The element type in memory of a value of type ``element``.
+    """Return the element type in memory of a value of type ``element``.
 
     Raises:
-        NotANestError: values of this type have no place in a kernel's memory.
+        NotANestError: values of this type cannot be stored in a kernel's memory.
     """
-    kept = _STORED.get(element, element)
-    if kept not in ELEMENT_BYTES:
+    storage = _STORED.get(element, element)
+    if storage not in ELEMENT_BYTES:
         raise NotANestError(f"element type {element}")
-    return kept
+    return storage
 
 
 def computed(element: str) -> str:
-    """The type in registers of a value of MLIR type ``element``."""
+    """Return the type in registers of a value of MLIR type ``element``."""
     return "i64" if element == "index" else element
 
 
 def constant_text(number: float | int, type: str) -> str:
-    """A number as MLIR writes it; of a floating type exactly."""
+    """Return a number in MLIR's syntax. The text of a float is exact."""
     if type == "i1":
         return "true" if number else "false"
     if type.startswith("i"):
@@ -56,5 +59,5 @@ def constant_text(number: float | int, type: str) -> str:
 
 
 def typed_constant(number: float | int, type: str) -> str:
-    """A number with its type, as an attribute: of a boolean MLIR writes none."""
+    """Return a number with its type, as an attribute. MLIR writes a boolean without a type."""
     return constant_text(number, type) + (f" : {type}" if type != "i1" else "")

@@ -1,7 +1,8 @@
-"""What a nest computes in an iteration: a graph of expressions, each built of others and of leaves.
+"""Expression graphs: the values that a nest computes in one iteration.
 
-Expressions are hash-consed: equal ones are one object, so that what several read is computed once, ``is`` compares,
-and none has a number that another could change. ``max(a[i] * b[i] + 1.0, 0.0)`` is::
+Each expression is built of other expressions and of leaves. Expressions are hash-consed: equal expressions are one
+object. So a common subexpression is computed once, and ``is`` compares expressions. Expressions are not numbered, so
+changing one does not renumber others. ``max(a[i] * b[i] + 1.0, 0.0)`` is::
 
     operation("arith.maximumf", [
         operation("arith.addf", [
@@ -24,20 +25,30 @@ from torchmdla.devices.cpu.element_types import computed
 
 
 class Expression:
-    """A value of an iteration.
+    """Value of one iteration.
+
+    ``op`` is the name of an MLIR op, or one of these:
+
+    - ``load``: ``payload`` is an :class:`Access`.
+    - ``scalar``: ``payload`` is a :class:`Scalar`.
+    - ``index``: ``payload`` is a loop.
+    - ``constant``: ``payload`` is a number.
+    - ``size``: ``payload`` is a :class:`~torchmdla.compiler.sizes.Size`.
+    - ``accumulator``: the current accumulator of the nest's output number ``payload``.
+    - ``reduced``: in an epilogue, the final accumulator of output number ``payload``.
+    - ``gather``: the element of the :class:`TableAccess` ``payload`` at the operands.
+    - ``lookup`` (kernels only): one of the 16 floats in ``attributes``, indexed by the lowest four bits of the ``i32``
+      operand.
+    - ``scale`` (kernels only): the first operand times two to the power of the second, an integer. Both are ``f32``.
+    - ``dot`` (kernels only): the sum of products of the parts of two ``i32`` words. For type ``f32`` the parts are two
+      bfloat16. For ``i32`` they are four integers of 8 bits, unsigned in the first word and signed in the second.
 
     Attributes:
-        op: the name of an MLIR op; or of a leaf: ``load`` (``payload``: an :class:`Access`), ``scalar`` (a
-            :class:`Scalar`), ``index`` (a loop), ``constant`` (a number), ``size`` (a
-            :class:`~torchmdla.compiler.sizes.Size`), ``accumulator`` (what output of the nest, by number, has been
-            reduced so far), ``reduced`` (what it has been reduced to, in an epilogue); or ``gather``: the element of
-            a :class:`TableAccess` at its operands. In kernels also ``lookup``: that of the 16 floats in
-            ``attributes`` which the operand, an ``i32``, numbers by its lowest four bits; and ``scale``: the first
-            operand times two to the power of the second, an integer, both ``f32``. ``dot``: the sum of the products of
-            what lies in one ``i32`` with what lies in another: in ``f32`` of two bfloat16, in ``i32`` of four
-            integers of 8 bits, those of the first without a sign, those of the second with a sign.
+        op: the operation or the kind of leaf.
+        operands: the expressions that it is computed from.
         type: MLIR's element type, in registers.
-        attributes: of an MLIR op, as text.
+        attributes: the attributes of an MLIR op, as text.
+        payload: the leaf's data, or a number.
     """
 
     __slots__ = ("__weakref__", "attributes", "op", "operands", "payload", "type")
@@ -53,16 +64,16 @@ class Expression:
         return f"{self.op}({', '.join([*of, *map(repr, self.operands)])})"
 
     def of(self, operands: tuple[Expression, ...], payload: Hashable) -> Expression:
-        """The same of other operands, with another payload."""
+        """Return the expression with other operands and another payload."""
         return _consed(self.op, operands, self.type, self.attributes, payload)
 
     def with_operands(self, operands: tuple[Expression, ...]) -> Expression:
-        """The same of other operands."""
+        """Return the expression with other operands."""
         return self if operands == self.operands else self.of(operands, self.payload)
 
 
 class _Known(threading.local):
-    """The expressions that there are, of each thread that compiles."""
+    """All live expressions of one compiling thread."""
 
     def __init__(self) -> None:
         self.expressions: WeakValueDictionary[Hashable, Expression] = WeakValueDictionary()
@@ -74,74 +85,82 @@ _known = _Known()
 def _consed(
     op: str, operands: tuple[Expression, ...], type: str, attributes: str = "", payload: Hashable = None
 ) -> Expression:
-    # 0.0 and -0.0, 1 and True are equal, but not alike.
+    # 0.0 == -0.0 and 1 == True, but these must be different constants.
     key = (op, operands, type, attributes, repr(payload) if op == "constant" else payload)
-    found = _known.expressions.get(key)
-    if found is None:
-        found = Expression()
-        found.op, found.operands, found.type, found.attributes, found.payload = op, operands, type, attributes, payload
-        _known.expressions[key] = found
-    return found
+    expression = _known.expressions.get(key)
+    if expression is None:
+        expression = Expression()
+        expression.op, expression.operands, expression.type, expression.attributes, expression.payload = (
+            op,
+            operands,
+            type,
+            attributes,
+            payload,
+        )
+        _known.expressions[key] = expression
+    return expression
 
 
 def numbered(op: str, type: str, number: int, operands: Iterable[Expression] = ()) -> Expression:
-    """A value that is known by a number: an operand's element, say, before its access is known, or in a kernel."""
+    """Return a value that is identified by a number: an operand in a kernel, or one whose access is not yet known."""
     return _consed(op, tuple(operands), type, payload=number)
 
 
 def operation(op: str, operands: Iterable[Expression], type: str, attributes: str = "") -> Expression:
-    """What an MLIR op makes of its operands."""
+    """Return the result of an MLIR op on operands."""
     return _consed(op, tuple(operands), type, attributes)
 
 
 def load(access: Access) -> Expression:
-    """The element that an iteration touches."""
+    """Return the element that an iteration loads."""
     return _consed("load", (), computed(access.element), payload=access)
 
 
 def gather(table: TableAccess, indices: Iterable[Expression]) -> Expression:
-    """The element of a table at computed indices (``i64``)."""
+    """Return the element of a table at computed indices (``i64``)."""
     return _consed("gather", tuple(indices), table.table.element, payload=table)
 
 
 def scalar(value: Scalar) -> Expression:
-    """A value of the entry, the same in all iterations."""
+    """Return a scalar of the entry. It has the same value in all iterations."""
     return _consed("scalar", (), value.type, payload=value)
 
 
 def index(loop: int) -> Expression:
-    """The index of a loop."""
+    """Return the index of a loop."""
     return _consed("index", (), "i64", payload=loop)
 
 
 def constant(number: float | int, type: str) -> Expression:
-    """A number: a float of a floating type, exactly; an integer of another."""
+    """Return a constant: an integer for types that begin with ``i``, an exact float otherwise."""
     return _consed("constant", (), type, payload=number if type.startswith("i") else float(number))
 
 
 def size(value: Size, type: str) -> Expression:
-    """A size that varies between calls, as a number of ``type``."""
+    """Return a size that varies between calls, as a number of ``type``."""
     return _consed("size", (), type, payload=value)
 
 
 def accumulator(output: int, type: str) -> Expression:
-    """What an output of the nest has been reduced to so far."""
+    """Return the current accumulator of the nest's output number ``output``."""
     return _consed("accumulator", (), type, payload=output)
 
 
 def reduced(output: int, type: str) -> Expression:
-    """What an output of the nest has been reduced to, for its epilogue."""
+    """Return the final accumulator of the nest's output number ``output``, for its epilogue."""
     return _consed("reduced", (), type, payload=output)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What expressions are built of.
+    """Subexpressions of a set of root expressions.
 
     Attributes:
-        expressions: all, each behind those that it is built of.
-        loads, scalars, tables: in the order in which they are come upon, each once.
-        loops: whose index is used as a value.
+        expressions: all subexpressions. Operands precede their users.
+        loads: the accesses of loads, each once, in order of appearance.
+        scalars: the scalars, each once, in order of appearance.
+        tables: the tables of gathers, each once, in order of appearance.
+        loops: the loops whose index is used as a value.
     """
 
     expressions: tuple[Expression, ...]
@@ -151,13 +170,13 @@ class Contents:
     loops: frozenset[int]
 
     def readers(self, expression: Expression) -> list[Expression]:
-        """The expressions that ``expression`` is an operand of."""
+        """Return the users of ``expression``."""
         return [e for e in self.expressions if expression in e.operands]
 
 
 @lru_cache(maxsize=8192)
 def contents(roots: tuple[Expression, ...]) -> Contents:
-    """What ``roots`` are built of."""
+    """Return the subexpressions of ``roots``."""
     ordered = tuple(_ordered(roots))
 
     def payloads(op: str) -> tuple[Any, ...]:
@@ -167,7 +186,10 @@ def contents(roots: tuple[Expression, ...]) -> Contents:
 
 
 def _ordered(roots: Iterable[Expression]) -> Iterator[Expression]:
-    """Operands before what reads them; without recursion, since bodies may be long."""
+    """Yield all subexpressions, operands before their users.
+
+    This is iterative, since long bodies would exceed the recursion limit.
+    """
     seen: set[Expression] = set()
     waiting = [(root, False) for root in reversed(list(roots))]
     while waiting:
@@ -181,43 +203,47 @@ def _ordered(roots: Iterable[Expression]) -> Iterator[Expression]:
 
 
 def substituted(roots: Sequence[Expression], replacements: Mapping[Expression, Expression]) -> tuple[Expression, ...]:
-    """``roots`` with other expressions in the place of some."""
+    """Return ``roots`` with subexpressions replaced."""
     if not replacements:
         return tuple(roots)
-    made: dict[Expression, Expression] = {}
+    results: dict[Expression, Expression] = {}
     for expression in contents(tuple(roots)).expressions:
         same = replacements.get(expression)
-        made[expression] = same or expression.with_operands(tuple(made[operand] for operand in expression.operands))
-    return tuple(made[root] for root in roots)
+        results[expression] = same or expression.with_operands(
+            tuple(results[operand] for operand in expression.operands)
+        )
+    return tuple(results[root] for root in roots)
 
 
 def rewritten(
     roots: Sequence[Expression], function: Callable[[Expression], Expression | None]
 ) -> tuple[Expression, ...]:
-    """``roots`` with ``function`` of each expression in its place where that is not None, operands first: a function
-    sees what its operands have become."""
-    made: dict[Expression, Expression] = {}
+    """Return ``roots`` with each expression ``e`` replaced by ``function(e)`` where that is not None.
+
+    Operands are rewritten first, so ``function`` sees the new operands.
+    """
+    results: dict[Expression, Expression] = {}
     for expression in contents(tuple(roots)).expressions:
-        current = expression.with_operands(tuple(made[operand] for operand in expression.operands))
-        made[expression] = function(current) or current
-    return tuple(made[root] for root in roots)
+        current = expression.with_operands(tuple(results[operand] for operand in expression.operands))
+        results[expression] = function(current) or current
+    return tuple(results[root] for root in roots)
 
 
 def accessing(roots: Sequence[Expression], function: Callable[[Access], Access]) -> tuple[Expression, ...]:
-    """``roots`` with other accesses in their loads."""
+    """Return ``roots`` with ``function`` applied to the access of each load."""
     moved = {access: function(access) for access in contents(tuple(roots)).loads}
     return substituted(roots, {load(old): load(new) for old, new in moved.items() if new is not old})
 
 
 def gathering(roots: Sequence[Expression], function: Callable[[TableAccess], TableAccess]) -> tuple[Expression, ...]:
-    """``roots`` with other tables."""
+    """Return ``roots`` with ``function`` applied to the table of each gather."""
     if not contents(tuple(roots)).tables:
         return tuple(roots)
     return rewritten(roots, lambda e: gather(function(e.payload), e.operands) if e.op == "gather" else None)
 
 
 def reindexed(roots: Sequence[Expression], function: Callable[[int], int]) -> tuple[Expression, ...]:
-    """``roots`` with other loops where indices are values."""
+    """Return ``roots`` with ``function`` applied to each loop whose index is used as a value."""
     if not contents(tuple(roots)).loops:
         return tuple(roots)
     return rewritten(roots, lambda e: index(function(e.payload)) if e.op == "index" else None)

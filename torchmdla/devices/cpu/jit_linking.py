@@ -1,4 +1,4 @@
-"""Object code that is no image (of other processors than x86-64), linked by LLVM's JIT linker in this process."""
+"""Linking of object code that is not an image (processors other than x86-64) with LLVM's JIT linker in this process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from torchmdla.support import forks
 
 _serial = itertools.count()
 
-# An LLJIT keeps some kilobytes of every library that it ever linked. After this many there is a new one; the old one
-# goes with the last of its libraries.
+# An LLJIT keeps some kilobytes of every library that it ever linked. After this many libraries a new LLJIT is created.
+# The old one is freed with the last of its libraries.
 _LIBRARIES_OF_A_JIT = 256
 
 
 def link(artifact: Artifact, imports: Mapping[str, int]) -> tuple[object, Callable[[str], int]]:
-    """What keeps the code of ``artifact`` there, and the addresses of the manifest's symbols.
+    """Link the code of ``artifact`` into this process.
+
+    Returns:
+        the object that keeps the code alive, and a function that returns the address of a manifest's symbol.
 
     Raises:
         CompileError: the object code is not for this machine.
@@ -41,7 +44,7 @@ def link(artifact: Artifact, imports: Mapping[str, int]) -> tuple[object, Callab
         library = builder.link(jit, f"torchmdla{serial}")
     except RuntimeError as error:
         raise CompileError("the object code cannot be linked", diagnostic=str(error)) from error
-    # The owner's parts are dropped from the last on.
+    # The owner's parts are released in reverse order, so the library goes first.
     return (jit, library), lambda name: int(library[name])
 
 
@@ -49,7 +52,7 @@ def link(artifact: Artifact, imports: Mapping[str, int]) -> tuple[object, Callab
 def _jit(generation: int) -> binding.LLJIT:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    # One thread at a time is in LLVM, and has this lock; also one that lets go of code.
+    # LLVM runs one thread at a time, which holds this lock. A thread that releases code holds it too.
     forks.held(binding.ffi.lib._lock._lock)
     machine = binding.Target.from_default_triple().create_target_machine(jit=True)
     return binding.create_lljit_compiler(machine)

@@ -1,15 +1,15 @@
-"""What a kernel computes: a loop nest over flat buffers, free of MLIR objects.
+"""Kernel specifications: the computation of a kernel, as a loop nest over flat buffers without MLIR objects.
 
-Every access is linear in the loop indices, so an operand is a base pointer and one stride per loop. What a nest stores
-are expressions of operands by number; two steps that do the same to different buffers give equal nests, and equal nests
-become one kernel::
+Every access is linear in the loop indices, so an operand is a base pointer and one stride per loop. The values that a
+nest stores are expressions of numbered operands. Two steps that do the same on different buffers have equal nests, and
+equal nests become one kernel::
 
     nest d0:4 d1:6+ { … input0[d0, d1] … } and nest d0:4 d1:6+ { … temporary3[d0, d1] … }
                                                              →   nest d0:4 d1:6+ { … operand0 strides [6, 1] … }
 
-A *dynamic* nest has sizes, strides and constants that are polynomials in symbols, whose values its kernel is given.
-They may be whatever the polynomials are from 0 on. ``KernelSpec`` is a static one to the type checker, ``AnyNest``
-either.
+A *dynamic* nest has sizes, strides and constants that are polynomials in symbols. Its kernel receives the values of the
+symbols. A polynomial may have any value from 0 on. For the type checker, ``KernelSpec`` is a static nest, and
+``AnyNest`` is a static or a dynamic one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,15 @@ from torchmdla.devices.cpu.expressions import Expression, constant, contents, op
 
 @dataclass(frozen=True)
 class Operand(Generic[Number]):
-    """One buffer: the type of its elements in registers (``i1`` is stored as ``i8``), and an element stride for each
-    loop. An operand with a ``base`` has no pointer of its own: it begins ``offset`` elements behind the operand of that
-    number, whose strides are the same."""
+    """Buffer operand of a kernel.
+
+    Attributes:
+        element: the type of the elements in registers (``i1`` is stored as ``i8``).
+        strides: the element stride of each loop.
+        base: the number of the operand that provides the pointer; None if this operand has its own pointer. Both have
+            the same strides.
+        offset: the distance from the ``base`` operand, in elements.
+    """
 
     element: str
     strides: tuple[Number, ...]
@@ -39,9 +45,11 @@ class Operand(Generic[Number]):
 
 @dataclass(frozen=True)
 class KernelEpilogue(Generic[Number]):
-    """What a nest with a reduction does to its results while they are in registers, before anything is stored:
-    ``values`` of what is ``reduced`` are stored to ``outputs``, instead of the nest's own outputs. All strides are over
-    the nest's loops, 0 for loops that reduce."""
+    """Computation on the results of a reduction while they are in registers.
+
+    ``values``, which use the reduced results, are stored to ``outputs`` instead of the nest's own outputs. All strides
+    are over the nest's loops, and 0 for loops that reduce.
+    """
 
     inputs: tuple[Operand[Number], ...]
     outputs: tuple[Operand[Number], ...]
@@ -50,25 +58,32 @@ class KernelEpilogue(Generic[Number]):
 
     @cached_property
     def body(self) -> tuple[Expression, ...]:
-        """What is computed, operands before what reads them."""
+        """Return the computed expressions, operands before their users."""
         return _computed(self.values)
 
 
 @dataclass(frozen=True)
 class KernelSpec(Generic[Number]):
-    """In each iteration ``values`` are stored to ``outputs``. Loops marked in ``reduction`` carry the outputs: there
-    ``values`` are what the outputs' accumulators become, from the constant ``initial`` on if there is one, from what
-    lies in memory otherwise. With an ``epilogue`` the outputs are not stored, and ``initial`` must be set. The call
-    fails unless all ``checks`` hold. ``scalars`` are the types of values that are fixed over the nest.
+    """Computation of a kernel: each iteration stores ``values`` to ``outputs``.
 
-    Expressions are as :class:`~torchmdla.devices.cpu.expressions.Expression` says, but that what they read is
-    numbered: ``operand`` (``payload``: the place among ``operands``), ``scalar`` (the place among ``all_scalars``),
-    ``gather`` (the place among ``tables``). An ``accumulator`` of a nest that reduces nothing is the
-    output's old value.
+    Loops marked in ``reduction`` carry the outputs: ``values[i]`` is the new accumulator of output i. Accumulators
+    start at the constant ``initial``, or at the output's current value if ``initial`` is not set. With an ``epilogue``
+    the nest's own outputs are not stored, and ``initial`` must be set. The call fails unless all ``checks`` hold.
+    ``scalars`` are the types of values that are constant over the nest.
 
-    A kernel's arguments are pointers: to ``operands`` that have no base, to ``tables``, to scalars (the nest's, then
-    the epilogue's), to a status if the nest may fail, to the values of all symbols (``int64_t``) if the nest is
-    dynamic, and to what its schedule fetches beside operands."""
+    Expressions are those of :class:`~torchmdla.devices.cpu.expressions.Expression`, except that leaves are numbered.
+    ``payload`` is the position in ``operands`` for ``operand``, in ``all_scalars`` for ``scalar``, and in ``tables``
+    for ``gather``. In a nest without a reduction, an ``accumulator`` is the output's old value.
+
+    A kernel's arguments are pointers, in this order:
+
+    - to the ``operands`` that have no base;
+    - to the ``tables``;
+    - to the scalars of the nest, then of the epilogue;
+    - to a status, if the nest may fail;
+    - to the values of all symbols (``int64_t``), if the nest is dynamic;
+    - to the buffers beside the operands that its schedule prefetches.
+    """
 
     sizes: tuple[Number, ...]
     reduction: tuple[bool, ...]
@@ -83,43 +98,49 @@ class KernelSpec(Generic[Number]):
 
     @cached_property
     def body(self) -> tuple[Expression, ...]:
-        """What each iteration computes, operands before what reads them; then its checks, each an ``assert``."""
+        """Return the expressions of an iteration, operands before their users, then an ``assert`` for each check."""
         return (*_computed((*self.values, *self.checks)), *self.asserts)
 
     @property
     def all_computed(self) -> tuple[Expression, ...]:
-        """What the nest computes, then its epilogue."""
+        """Return the expressions of the nest, then those of its epilogue."""
         return self.body + (self.epilogue.body if self.epilogue else ())
 
     @cached_property
     def loads(self) -> tuple[Expression, ...]:
-        """The elements of inputs that each iteration reads."""
-        found = contents((*self.values, *self.checks)).expressions
-        return tuple(sorted((e for e in found if e.op == "operand"), key=lambda e: e.payload))
+        """Return the input elements that each iteration reads."""
+        expressions = contents((*self.values, *self.checks)).expressions
+        return tuple(sorted((e for e in expressions if e.op == "operand"), key=lambda e: e.payload))
 
     @cached_property
     def asserts(self) -> tuple[Expression, ...]:
-        """The checks as ops that report one that does not hold."""
+        """Return the checks as ops that report a failed check."""
         return tuple(operation("assert", [check], "i1") for check in self.checks)
 
     @property
     def accumulates(self) -> bool:
-        """Whether outputs have values before they are stored: also where all loops that reduce had one iteration."""
+        """Return whether outputs have an accumulator.
+
+        This includes nests whose reduction loops were removed because they had one iteration.
+        """
         return any(self.reduction) or self.initial is not None or self.epilogue is not None
 
     @property
     def may_fail(self) -> bool:
-        """Whether the kernel reports a status: it checks indices or conditions."""
+        """Return whether the kernel reports a status because it checks indices or conditions."""
         return bool(self.tables or self.checks)
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether some number of it is a polynomial, so that its kernel is given the values of the symbols."""
+        """Return whether a size, stride or constant is a polynomial.
+
+        The kernel of such a nest receives the values of the symbols.
+        """
         return any(isinstance(number, Size) for number in _numbers(self))
 
     @property
     def operands(self) -> tuple[Operand[Number], ...]:
-        """The buffers that the kernel touches at the loops' indices, in the order of its pointers."""
+        """Return the buffers that the kernel accesses at the loops' indices, in the order of its pointers."""
         if self.epilogue:
             return self.inputs + self.epilogue.inputs + self.epilogue.outputs
         return self.inputs + self.outputs
@@ -131,7 +152,7 @@ class KernelSpec(Generic[Number]):
 
     @property
     def all_scalars(self) -> tuple[str, ...]:
-        """The types of the nest's scalars, then of the epilogue's."""
+        """Return the types of the nest's scalars, then of the epilogue's."""
         return self.scalars + (self.epilogue.scalars if self.epilogue else ())
 
 
@@ -139,7 +160,7 @@ AnyNest = KernelSpec[int | Size]
 AnyOperand = Operand[int | Size]
 AnyTable = Table[int | Size]
 
-# What expressions are built of at no cost.
+# Leaves: they cost no computation.
 _LEAVES = frozenset(("operand", "scalar", "accumulator", "reduced"))
 
 
@@ -148,7 +169,7 @@ def _computed(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
 
 
 def _numbers(nest: AnyNest) -> Iterator[object]:
-    """Every number of a nest that may vary with symbols."""
+    """Return every number of a nest that may depend on symbols."""
     operands = nest.inputs + nest.outputs + (nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else ())
     body = nest.all_computed + ((nest.initial,) if nest.initial else ())
     return itertools.chain(
@@ -160,7 +181,10 @@ def _numbers(nest: AnyNest) -> Iterator[object]:
 
 
 def static(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
-    """The static nest where the symbols have ``values``: every loop and operand keeps its place."""
+    """Return the static nest for the given values of the symbols.
+
+    Every loop and operand keeps its position.
+    """
 
     def numbers(sizes: tuple[int | Size, ...]) -> tuple[int, ...]:
         return tuple(at(size, values) for size in sizes)
@@ -190,7 +214,7 @@ def static(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
 
 
 def simplified(nest: AnyNest) -> AnyNest:
-    """The nest without loops of one iteration, and with those joined that walk memory as one."""
+    """Return the nest without loops of one iteration, and with loops merged that are contiguous in all operands."""
     drop = [d for d, size in enumerate(nest.sizes) if size == 1 and d not in _indexed(nest)]
     nest = _keep_loops(nest, [d for d in range(len(nest.sizes)) if d not in drop])
     while (pair := _joinable(nest)) is not None:
@@ -199,7 +223,7 @@ def simplified(nest: AnyNest) -> AnyNest:
 
 
 def _indexed(nest: AnyNest) -> frozenset[int]:
-    """Loops whose index the nest uses as a value."""
+    """Return the loops whose index the nest uses as a value."""
     return contents((*nest.values, *nest.checks, *(nest.epilogue.values if nest.epilogue else ()))).loops
 
 
@@ -220,23 +244,23 @@ def _join(nest: AnyNest, outer: int, inner: int) -> AnyNest:
     return _keep_loops(replace(nest, sizes=tuple(sizes)), [d for d in range(len(sizes)) if d != outer])
 
 
-def _keep_loops(nest: AnyNest, kept: list[int]) -> AnyNest:
+def _keep_loops(nest: AnyNest, loops: list[int]) -> AnyNest:
     def narrowed(operands: tuple[AnyOperand, ...]) -> tuple[AnyOperand, ...]:
-        return tuple(replace(o, strides=tuple(o.strides[d] for d in kept)) for o in operands)
+        return tuple(replace(o, strides=tuple(o.strides[d] for d in loops)) for o in operands)
 
     epilogue = nest.epilogue
     if epilogue is not None:
-        values = reindexed(epilogue.values, kept.index)
+        values = reindexed(epilogue.values, loops.index)
         epilogue = replace(
             epilogue, inputs=narrowed(epilogue.inputs), outputs=narrowed(epilogue.outputs), values=values
         )
     return replace(
         nest,
-        sizes=tuple(nest.sizes[d] for d in kept),
-        reduction=tuple(nest.reduction[d] for d in kept),
+        sizes=tuple(nest.sizes[d] for d in loops),
+        reduction=tuple(nest.reduction[d] for d in loops),
         inputs=narrowed(nest.inputs),
         outputs=narrowed(nest.outputs),
-        values=reindexed(nest.values, kept.index),
-        checks=reindexed(nest.checks, kept.index),
+        values=reindexed(nest.values, loops.index),
+        checks=reindexed(nest.checks, loops.index),
         epilogue=epilogue,
     )

@@ -1,4 +1,4 @@
-"""Makes an artifact of the cpu device callable in this process."""
+"""Loader: makes an artifact of the CPU device callable in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmdla.errors import CompileError
 
 
 def load(artifact: Artifact) -> LoadedCode:
-    """The code of ``artifact``, with the device calls and the math library of PyTorch.
+    """Return the loaded code of ``artifact``, linked with the device calls and PyTorch's math library.
 
     Raises:
         CompileError: a symbol cannot be resolved, or the code is not for this machine.
@@ -22,45 +22,46 @@ def load(artifact: Artifact) -> LoadedCode:
 
 
 def address_of(name: str) -> int:
-    """The address of a device call, of one of SLEEF's functions in libtorch, or of one of the C library's.
+    """Return the address of a device call, of a SLEEF function in libtorch, or of a C library function.
 
     Raises:
-        CompileError: none of them has it.
+        CompileError: the process does not have a function of this name.
     """
     if address := _C.address_of_symbol(name):
         return address
     raise CompileError(f"compiled code calls {name}, which this process does not have")
 
 
-# What keeps code there, and the addresses of its symbols.
+# An object that keeps code alive, and a function that returns the addresses of its symbols.
 Code = tuple[object, Callable[[str], int]]
 
 
-def code_of(artifact: Artifact, given: Mapping[str, int]) -> Code:
-    """The code of ``artifact`` in this process. What it calls is at the addresses that are ``given``, and else where
-    :func:`address_of` finds it.
+def code_of(artifact: Artifact, addresses: Mapping[str, int]) -> Code:
+    """Return the code of ``artifact`` in this process.
+
+    Functions that it calls are resolved in ``addresses`` first, then by :func:`address_of`.
 
     Raises:
-        CompileError: as :func:`load`; so do the addresses of symbols that are not there.
+        CompileError: as for :func:`load`. Looking up the address of a missing symbol raises it too.
     """
     if is_image(artifact.object_code):
-        return _mapped(artifact.object_code, given)
-    # LLVM is 40 MiB of the process, which images do without.
+        return _mapped(artifact.object_code, addresses)
+    # LLVM uses 40 MiB of memory, and images do not need it.
     from torchmdla.devices.cpu.jit_linking import link
 
     calls = artifact.manifest.device_calls
-    return link(artifact, {name: given[name] if name in given else address_of(name) for name in calls})
+    return link(artifact, {name: addresses[name] if name in addresses else address_of(name) for name in calls})
 
 
-def _mapped(data: bytes, given: Mapping[str, int]) -> Code:
+def _mapped(data: bytes, addresses: Mapping[str, int]) -> Code:
     try:
-        image = _C.Image(data, given)
+        image = _C.Image(data, addresses)
     except _C.ImageError as error:
         raise CompileError("the image cannot be loaded", diagnostic=str(error)) from error
 
     def address(name: str) -> int:
-        if found := image.symbol(name):
-            return found
+        if location := image.symbol(name):
+            return location
         raise CompileError(f"the image has no function {name}")
 
     return image, address

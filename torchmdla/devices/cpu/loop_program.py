@@ -1,9 +1,9 @@
-"""What an executable does, as plain data: a list of steps on base buffers, read from linalg on tensors.
+"""Loop program: an executable as plain data, a list of steps on base buffers, read from linalg on tensors.
 
-Passes change the list; ``plan.py`` decides how it is computed, and ``code/entry`` writes it. A buffer is contiguous,
-its last dimension innermost, so a change of layout is another buffer and other accesses. Accesses are as the program
-has them: loops are dropped and joined only when the final :class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec` is
-made, by :attr:`LoopNest.kernel`.
+Passes change the list. ``plan.py`` chooses its schedules, and ``code/entry`` generates its code. A buffer is
+contiguous, with its last dimension innermost, so a change of layout is another buffer with other accesses. Accesses
+have the loops of the program. Loops are dropped and merged only by :attr:`LoopNest.kernel`, which makes the final
+:class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ from torchmdla.devices.cpu.expressions import (
 from torchmdla.devices.cpu.expressions import size as size_of
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelEpilogue, KernelSpec, Operand, simplified
 
-# A nest's body has no more operations: a pass copies a body with each that joins it, and LLVM's passes take time that
-# grows faster than a body.
+# The limit on operations in a nest's body. Passes duplicate a body for each nest that it is fused with, and the time of
+# LLVM's passes grows faster than linearly.
 LONGEST_BODY = 200
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What is stored instead of a nest's results: ``values`` of what is ``reduced``, to ``outputs``; all over the
-    nest's loops."""
+    """Computation on a nest's reduced results.
+
+    ``values``, which use the reduced results, are stored to ``outputs`` instead of those results. Both are over the
+    nest's loops.
+    """
 
     outputs: tuple[Access, ...]
     values: tuple[Expression, ...]
@@ -55,10 +58,11 @@ class Epilogue:
 class LoopNest:
     """Loops of ``sizes`` that store an expression to each output in each iteration.
 
-    Loops marked in ``reduction`` carry the outputs: there ``values`` are what the outputs' accumulators become, from
-    the constant ``initial`` on if there is one, from what lies in memory otherwise. With an epilogue the outputs have
-    no memory, and ``initial`` is set. The call fails unless all ``checks`` hold in every iteration. ``nodes`` are the
-    numbers of the group's nodes that it computes, for people."""
+    Loops marked in ``reduction`` carry the outputs: ``values[i]`` is the new accumulator of output i. Accumulators
+    start at the constant ``initial``, or at the output's current value if ``initial`` is not set. With an epilogue the
+    outputs are not in memory, and ``initial`` is set. The call fails unless all ``checks`` hold in every iteration.
+    ``nodes`` are the numbers of the group's nodes that the nest computes, for debugging.
+    """
 
     sizes: tuple[AnySize, ...]
     reduction: tuple[bool, ...]
@@ -70,19 +74,19 @@ class LoopNest:
     nodes: frozenset[int] = frozenset()
 
     def __setattr__(self, name: str, value: object) -> None:
-        # Passes ask for these many times between changes, and what they follow from cannot change itself.
+        # Passes read the derived properties many times between changes. The values that they derive from are immutable.
         for derived in _DERIVED.intersection(self.__dict__):
             del self.__dict__[derived]
         super().__setattr__(name, value)
 
     @classmethod
     def elementwise(cls, sizes: tuple[AnySize, ...], output: Access, value: Expression) -> LoopNest:
-        """A nest that stores ``value`` to ``output``."""
+        """Return a nest that stores ``value`` to ``output``."""
         return cls(sizes, (False,) * len(sizes), (output,), (value,))
 
     @cached_property
     def body(self) -> Contents:
-        """What it computes, but for its epilogue."""
+        """Return the expressions that the nest computes, without its epilogue."""
         return contents((*self.values, *self.checks))
 
     @cached_property
@@ -99,12 +103,12 @@ class LoopNest:
 
     @cached_property
     def read_accesses(self) -> tuple[Access, ...]:
-        """What it reads, with the outputs' old values where they matter."""
+        """Return the accesses that the nest reads, including outputs whose old values it uses."""
         return self.inputs + self.carried + (self.epilogue.body.loads if self.epilogue else ())
 
     @cached_property
     def carried(self) -> tuple[Access, ...]:
-        """The outputs that are reduced from what lies in memory on."""
+        """Return the outputs whose accumulators start from the values in memory."""
         reduced = {e.payload for e in self.body.expressions if e.op == "accumulator"}
         return tuple(a for k, a in enumerate(self.outputs) if k in reduced) if self.initial is None else ()
 
@@ -122,17 +126,17 @@ class LoopNest:
 
     @cached_property
     def accesses(self) -> tuple[Access, ...]:
-        """What the kernel touches at the loops' indices, in the order of its operands."""
+        """Return the accesses of the kernel at the loops' indices, in the order of its operands."""
         return self.inputs + (self.epilogue.body.loads + self.epilogue.outputs if self.epilogue else self.outputs)
 
     @cached_property
     def all_scalars(self) -> tuple[Scalar, ...]:
-        """The scalars of the body, then those of the epilogue."""
+        """Return the scalars of the body, then those of the epilogue."""
         return self.scalars + (self.epilogue.body.scalars if self.epilogue else ())
 
     @cached_property
     def kernel(self) -> AnyNest:
-        """Return what the step's kernel computes."""
+        """Return the specification of the step's kernel."""
         return simplified(_kernel(self))
 
     @cached_property
@@ -143,43 +147,45 @@ class LoopNest:
 
     @cached_property
     def pointed(self) -> list[int]:
-        """Return the numbers of the places that the kernel has pointers to, in the order of the pointers."""
+        """Return the numbers of the places that the kernel has pointers to, in pointer order."""
         return [*self.kernel.pointed, *range(len(self.accesses), len(self.places))]
 
     @cached_property
     def indexed_loops(self) -> frozenset[int]:
-        """Loops whose index it uses as a value."""
+        """Return the loops whose index is used as a value."""
         return self.body.loops | (self.epilogue.body.loops if self.epilogue else frozenset())
 
     def walks(self, access: Access) -> bool:
-        """Whether the access varies with every loop: what is computed once for each of its elements is computed once
-        for each iteration."""
+        """Return whether the access varies with every loop.
+
+        Then a value that is computed once for each accessed element is computed once for each iteration.
+        """
         return all(size == 1 or loop in access.loops for loop, size in enumerate(self.sizes))
 
     def map_accesses(self, function: Callable[[Access], Access]) -> None:
-        """Replaces every access (tables stay)."""
+        """Apply ``function`` to every access, except to tables."""
         self.outputs = tuple(map(function, self.outputs))
         self.map_expressions(lambda roots: accessing(roots, function))
         if self.epilogue:
             self.epilogue = replace(self.epilogue, outputs=tuple(map(function, self.epilogue.outputs)))
 
     def map_expressions(self, function: Callable[[tuple[Expression, ...]], tuple[Expression, ...]]) -> None:
-        """Replaces the body's roots, and those of the epilogue, by what ``function`` makes of them."""
+        """Apply ``function`` to the roots of the body and to those of the epilogue."""
         self.map_body(function)
         if self.epilogue:
             self.epilogue = replace(self.epilogue, values=function(self.epilogue.values))
 
     def map_body(self, function: Callable[[tuple[Expression, ...]], tuple[Expression, ...]]) -> None:
-        """Replaces the body's roots alone."""
+        """Apply ``function`` to the roots of the body, not of the epilogue."""
         roots = function((*self.values, *self.checks))
         self.values, self.checks = roots[: len(self.values)], roots[len(self.values) :]
 
     def read_instead(self, old: Access, new: Access) -> None:
-        """Lets the body read another place than ``old``."""
+        """Replace the access ``old`` by ``new`` in the loads of the body."""
         self.map_body(lambda roots: accessing(roots, lambda access: new if access == old else access))
 
 
-# Operands in one buffer from which on they have one pointer.
+# The least number of operands in one buffer that share one pointer.
 _SHARING_A_POINTER = 4
 
 _DERIVED = frozenset(name for name, member in vars(LoopNest).items() if isinstance(member, cached_property))
@@ -187,8 +193,10 @@ _DERIVED = frozenset(name for name, member in vars(LoopNest).items() if isinstan
 
 @dataclass(eq=False)
 class OutlinedRegion:
-    """A call of the function ``@symbol`` (``text``): pointers to inputs, outputs and temporaries, then scalars; see
-    ``outlined_regions.py``."""
+    """Call of the function ``@symbol``, whose MLIR is ``text``.
+
+    Its arguments are pointers to inputs, outputs and temporaries, then scalars; see ``outlined_regions.py``.
+    """
 
     symbol: str
     text: str
@@ -210,8 +218,10 @@ class OutlinedRegion:
 
 @dataclass(eq=False)
 class ElementStep:
-    """Moves ``scalar`` from or to the element of ``buffer`` at ``offset`` plus the sum of ``indices`` times
-    ``strides``."""
+    """Copy between ``scalar`` and one element of ``buffer``.
+
+    The element's index is ``offset`` plus the sum of ``indices`` times ``strides``.
+    """
 
     scalar: Scalar
     buffer: Buffer
@@ -222,7 +232,7 @@ class ElementStep:
 
 @dataclass(eq=False)
 class LoadStep(ElementStep):
-    """The scalar becomes the element."""
+    """Load of the element into the scalar."""
 
     @property
     def reads(self) -> list[Buffer]:
@@ -235,7 +245,7 @@ class LoadStep(ElementStep):
 
 @dataclass(eq=False)
 class StoreStep(ElementStep):
-    """The element becomes the scalar."""
+    """Store of the scalar to the element."""
 
     @property
     def reads(self) -> list[Buffer]:
@@ -248,7 +258,10 @@ class StoreStep(ElementStep):
 
 @dataclass(eq=False)
 class ScalarStep:
-    """A scalar op of MLIR, ``attributes`` as text; or ``constant``: ``value`` as a number of the result's type."""
+    """Scalar op of MLIR, with ``attributes`` as text.
+
+    For the op ``constant``, ``value`` is a number of the result's type.
+    """
 
     name: str
     operands: tuple[Scalar, ...]
@@ -262,7 +275,7 @@ class ScalarStep:
 
 @dataclass(eq=False)
 class AssertStep:
-    """The call fails unless the condition holds."""
+    """Check that makes the call fail unless the condition holds."""
 
     condition: Scalar
 
@@ -272,11 +285,17 @@ class AssertStep:
 
 @dataclass(eq=False)
 class TileLoop:
-    """Nests that run tile by tile: for each tile of the axes, loops that all share, all members in order.
+    """Nests that run tile by tile.
 
-    ``members`` are over one full tile. ``loops``: for each member the loop of each axis. ``extents``: the iterations of
-    each axis; ``tile``: those of a full tile, the last one along an axis may be shorter. ``locals``: buffers (of kind
-    ``local``) for what passes between members within a tile; each has room for a full one.
+    For each tile of the axes, which all members share, all members run in order.
+
+    Attributes:
+        members: the nests, over one full tile.
+        loops: for each member, its loop for each axis.
+        extents: the number of iterations of each axis.
+        tile: the iterations of a full tile. The last tile along an axis may be shorter.
+        locals: buffers of kind ``local`` for values that pass between members within a tile, large enough for a full
+            tile.
     """
 
     members: tuple[LoopNest, ...]
@@ -298,14 +317,14 @@ class TileLoop:
             member.map_accesses(function)
 
     def part(self, member: int, extents: Sequence[AnySize]) -> LoopNest:
-        """A member over a tile of other ``extents``."""
+        """Return a member over a tile of other ``extents``."""
         sizes = list(self.members[member].sizes)
         for loop, extent in zip(self.loops[member], extents, strict=True):
             sizes[loop] = extent
         return replace(self.members[member], sizes=tuple(sizes))
 
     def strides(self, member: int, number: int) -> tuple[AnySize, ...]:
-        """Bytes from tile to tile along each axis for operand ``number`` of a member."""
+        """Return the distance in bytes from tile to tile along each axis, for operand ``number`` of a member."""
         access = self.members[member].accesses[number]
         if access.buffer.kind == "local":
             return (0,) * len(self.tile)
@@ -317,8 +336,10 @@ class TileLoop:
 
 @dataclass(eq=False)
 class View:
-    """``buffer``, of kind ``view``, is the memory of ``base`` from element ``offset`` on, ``distance`` elements further
-    in each iteration."""
+    """View into ``base``: ``buffer``, of kind ``view``, begins at element ``offset``.
+
+    Each iteration moves it by ``distance`` elements.
+    """
 
     buffer: Buffer
     base: Buffer
@@ -328,8 +349,10 @@ class View:
 
 @dataclass(eq=False)
 class RepeatLoop:
-    """Runs ``steps`` ``count`` times, one after the other. What differs between iterations is where their ``views``
-    lie; buffers are as they are for all other steps."""
+    """Loop that runs ``steps`` ``count`` times, sequentially.
+
+    Iterations differ only in the positions of their ``views``. All other buffers are the same in each iteration.
+    """
 
     count: AnySize
     steps: tuple[LoopNest | TileLoop, ...]
@@ -345,7 +368,7 @@ class RepeatLoop:
 
     @property
     def nests(self) -> list[LoopNest]:
-        """Everything that an iteration computes, in order."""
+        """Return all nests of one iteration, in order."""
         return [n for step in self.steps for n in (step.members if isinstance(step, TileLoop) else (step,))]
 
     def _seen(self, buffers: list[Buffer]) -> list[Buffer]:
@@ -353,7 +376,7 @@ class RepeatLoop:
         return [bases.get(b, b) for b in buffers]
 
     def rename(self, function: Callable[[Buffer], Buffer]) -> None:
-        """Replaces every buffer (views stay)."""
+        """Apply ``function`` to every buffer, except to views."""
         for step in self.steps:
             step.map_accesses(lambda access: replace(access, buffer=function(access.buffer)))
         self.views = tuple(replace(view, base=function(view.base)) for view in self.views)
@@ -363,7 +386,7 @@ Step = LoopNest | TileLoop | RepeatLoop | OutlinedRegion | LoadStep | StoreStep 
 
 
 def flattened(steps: Iterable[Step]) -> Iterator[Step]:
-    """LoopProgram, and those that they repeat."""
+    """Yield all steps, each repeat loop before the steps inside it."""
     for step in steps:
         yield step
         if isinstance(step, RepeatLoop):
@@ -372,23 +395,30 @@ def flattened(steps: Iterable[Step]) -> Iterator[Step]:
 
 @dataclass
 class Packing:
-    """The steps that make the packed buffer ``buffer`` from parameters."""
+    """Steps that compute the packed buffer ``buffer`` from parameters."""
 
     buffer: Buffer
     steps: list[Step]
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """Places of the parameters that it reads."""
-        found = {b.position for s in self.steps for b in s.reads if b.kind == "parameter"}
-        return tuple(sorted(found))
+        """Return the positions of the parameters that it reads."""
+        positions = {b.position for s in self.steps for b in s.reads if b.kind == "parameter"}
+        return tuple(sorted(positions))
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum of products that more than one algorithm computes, ``count`` times in a program. ``loops``: the sizes of
-    the nest that does so plainly, for people; ``nodes``: those of the group that it computes; ``algorithm``: which one
-    is taken; ``is_exact``: whether its errors allow that it is taken for its speed, not only where it is asked for."""
+    """Sum of products for which there are several algorithms.
+
+    Attributes:
+        loops: the sizes of the nest that computes it directly, for debugging.
+        nodes: the group's nodes that it computes.
+        algorithm: the chosen algorithm.
+        count: the number of its occurrences in the program.
+        is_exact: whether the algorithm's error is small enough to choose it for speed. Otherwise it is used only on
+            request.
+    """
 
     loops: str
     nodes: frozenset[int]
@@ -399,14 +429,20 @@ class Contraction:
 
 @dataclass
 class LoopProgram:
-    """The whole of an executable: ``steps`` in order, the text of every global that they use, by symbol, and what is
-    packed ahead, in the order of the packed buffers' ``position``.
+    """Loop program of a whole executable.
 
-    The steps of a dynamic program have sizes (:class:`~torchmdla.compiler.sizes.Size`) where those of a static one have
-    integers; ``typical`` are values of the symbols, to choose schedules for. ``not_negative`` are the numbers that each
-    call has to find not to be negative. ``varying``: of a sample of a dynamic program, the sizes that other samples
-    have others in the place of. ``measured``: the algorithms that were measured to be the fastest, by the names of
-    contractions; ``contractions``: those for which one was chosen."""
+    In a dynamic program, sizes are :class:`~torchmdla.compiler.sizes.Size` instead of integers.
+
+    Attributes:
+        steps: the steps, in order.
+        globals: the text of every global that the steps use, by symbol.
+        packings: the computations of packed buffers ahead of calls, in the order of the buffers' ``position``.
+        typical: values of the symbols for which schedules are chosen.
+        not_negative: the numbers that each call must check to be non-negative.
+        varying: in a sample of a dynamic program, the sizes that other samples replace by other sizes.
+        measured: the algorithm that was measured to be the fastest, by the contraction's name.
+        contractions: the contractions for which an algorithm was chosen, by name.
+    """
 
     steps: list[Step]
     globals: dict[str, str]
@@ -418,15 +454,15 @@ class LoopProgram:
     contractions: dict[str, Contraction] = field(default_factory=dict, init=False)
 
     def varies(self, size: AnySize) -> bool:
-        """Whether a size differs between calls."""
+        """Return whether a size differs between calls."""
         return isinstance(size, Size) or size in self.varying
 
     def users(self, buffer: Buffer) -> list[Step]:
-        """The steps that read or write a buffer, in order."""
+        """Return the steps that read or write a buffer, in order."""
         return [s for s in self.steps if buffer in s.reads or buffer in s.writes]
 
     def replace_step(self, step: Step, others: Sequence[Step]) -> None:
-        """Put others in the place of a step."""
+        """Replace a step by ``others``."""
         place = self.steps.index(step)
         self.steps[place : place + 1] = others
 
@@ -434,12 +470,12 @@ class LoopProgram:
         return [s for s in self.steps if isinstance(s, LoopNest)]
 
     def buffers(self) -> list[Buffer]:
-        """Every buffer in use, in order of appearance."""
+        """Return every buffer in use, in order of appearance."""
         return list(dict.fromkeys(b for s in self.steps for b in [*s.reads, *s.writes]))
 
 
 def first_and_last_uses(steps: Iterable[Step]) -> tuple[dict[Buffer, int], dict[Buffer, int]]:
-    """The positions of the first and of the last step that use each buffer, in order of appearance."""
+    """Return the positions of each buffer's first and last user, in order of appearance."""
     first: dict[Buffer, int] = {}
     last: dict[Buffer, int] = {}
     for position, step in enumerate(steps):
@@ -450,7 +486,10 @@ def first_and_last_uses(steps: Iterable[Step]) -> tuple[dict[Buffer, int], dict[
 
 
 class Users:
-    """The steps that use each buffer, in order: an index for passes that ask for many, which they keep up."""
+    """Index from each buffer to its users, in order.
+
+    It is for passes with many queries, which must keep it up to date.
+    """
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self._found: dict[Buffer, list[Step]] = {}
@@ -459,11 +498,11 @@ class Users:
                 self._found.setdefault(buffer, []).append(step)
 
     def of(self, buffer: Buffer) -> list[Step]:
-        """The steps that read or write a buffer."""
+        """Return the steps that read or write a buffer."""
         return self._found.get(buffer, [])
 
     def take_over(self, old: Step, new: Step) -> None:
-        """Lets ``new`` be the user of what ``old`` used, in its place."""
+        """Replace ``old`` by ``new`` among the users of the buffers that ``old`` uses."""
         for buffer in dict.fromkeys([*old.reads, *old.writes]):
             self._found[buffer] = [new if s is old else s for s in self._found[buffer] if s is not new]
 
@@ -472,7 +511,7 @@ class Users:
 
 
 def covers(step: LoopNest, access: Access) -> bool:
-    """Whether the loops that do not reduce write each element of the access's buffer exactly once."""
+    """Return whether the loops that do not reduce write each element of the access's buffer exactly once."""
     flat = access.flat(len(step.sizes))
     expected: AnySize = 1
     loops = [(f, s) for f, s, r in zip(flat.factors, step.sizes, step.reduction, strict=True) if not r and s != 1]
@@ -484,25 +523,24 @@ def covers(step: LoopNest, access: Access) -> bool:
 
 
 def is_found_by_index(step: LoopNest, access: Access) -> bool:
-    """Whether a step writes all of the access's buffer, each element by the indices of loops, one for each
-    dimension."""
+    """Return whether a step writes the access's whole buffer at one loop index per dimension."""
     return all(index.is_loop() or not index.loops for index in access.indices) and covers(step, access)
 
 
 def filled_with(step: Step) -> Expression | None:
-    """The constant that a step writes to all of its only output, if that is all it does."""
+    """Return the constant that a step fills its only output with, or None if the step does anything else."""
     if not isinstance(step, LoopNest) or step.epilogue or step.checks or any(step.reduction) or len(step.outputs) != 1:
         return None
     return step.values[0] if step.values[0].op == "constant" and covers(step, step.outputs[0]) else None
 
 
 def is_copy(step: Step) -> bool:
-    """Whether a step only moves elements, each to one place."""
+    """Return whether a step only copies elements, each to one place."""
     return isinstance(step, LoopNest) and is_elementwise(step) and [e.op for e in step.values] == ["load"]
 
 
 def is_elementwise(step: Step) -> bool:
-    """Whether a step is no more than a computation of each element of its outputs on its own."""
+    """Return whether a step only computes each element of its outputs independently."""
     return (
         isinstance(step, LoopNest)
         and not any(step.reduction)
@@ -515,24 +553,24 @@ def is_elementwise(step: Step) -> bool:
 
 
 def sums_from_zero(step: LoopNest) -> bool:
-    """Return whether what a step reduces starts from zero."""
+    """Return whether a step's accumulators start from zero."""
     return step.initial is not None and step.initial.payload == 0
 
 
 def starts_from_zero(step: LoopNest) -> bool:
-    """Whether what a step with one output reduces starts from zero, and nothing is checked meanwhile."""
+    """Return whether a step without checks has one accumulator that starts from zero."""
     return not step.checks and sums_from_zero(step)
 
 
 def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:
-    """Whether nothing between a step and a later one writes what the first one reads."""
+    """Return whether no step between ``step`` and ``later`` writes a buffer that ``step`` reads."""
     between = steps.steps[steps.steps.index(step) + 1 : steps.steps.index(later)]
     written = {buffer for other in between for buffer in other.writes}
     return not written & set(step.reads)
 
 
 def _kernel(step: LoopNest) -> AnyNest:
-    """Return what the kernel of a step computes, with all loops of the step."""
+    """Return the specification of a step's kernel, with all loops of the step."""
     loops, roots = len(step.sizes), by_number((*step.values, *step.checks))
     return KernelSpec(
         sizes=step.sizes,
@@ -549,8 +587,11 @@ def _kernel(step: LoopNest) -> AnyNest:
 
 
 def _operands(accesses: Sequence[Access], loops: int, first: int = 0) -> tuple[AnyOperand, ...]:
-    """Return the operands of ``accesses``, whose numbers begin with ``first``. Many that are a constant distance apart
-    in one buffer have one pointer. A few have one each, so that kernels that differ in the distance alone are equal."""
+    """Return the operands of ``accesses``, whose numbers begin with ``first``.
+
+    Many operands at constant distances in one buffer share one pointer. A few operands have a pointer each, so that
+    kernels that differ only in the distance are equal.
+    """
     flats = [access.flat(loops) for access in accesses]
     operands = [Operand(computed(a.element), _in_words(a, f.factors)) for a, f in zip(accesses, flats, strict=True)]
     alike: dict[tuple[Buffer, int, tuple[AnySize, ...]], list[int]] = {}
@@ -567,7 +608,7 @@ def _operands(accesses: Sequence[Access], loops: int, first: int = 0) -> tuple[A
 
 
 def _in_words(access: Access, factors: tuple[AnySize, ...]) -> tuple[AnySize, ...]:
-    """Distances in elements of a buffer as distances in what an access touches at once."""
+    """Return distances in elements of the access's buffer as distances in words of the access."""
     if access.width == 1:
         return factors
     distances = [quotient(factor, access.width) for factor in factors]
@@ -584,12 +625,12 @@ def _epilogue(step: LoopNest, epilogue: Epilogue) -> KernelEpilogue[AnySize]:
 
 @lru_cache(maxsize=8192)
 def by_number(roots: tuple[Expression, ...], first_operand: int = 0, first_scalar: int = 0) -> tuple[Expression, ...]:
-    """``roots`` with the numbers, among a kernel's, of what they read."""
-    found = contents(roots)
+    """Return ``roots`` with leaves replaced by their numbers in the kernel."""
+    body = contents(roots)
     numbers: dict[tuple[str, Any], tuple[str, int]] = {
-        **{("load", access): ("operand", first_operand + k) for k, access in enumerate(found.loads)},
-        **{("scalar", value): ("scalar", first_scalar + k) for k, value in enumerate(found.scalars)},
-        **{("gather", table): ("gather", k) for k, table in enumerate(found.tables)},
+        **{("load", access): ("operand", first_operand + k) for k, access in enumerate(body.loads)},
+        **{("scalar", value): ("scalar", first_scalar + k) for k, value in enumerate(body.scalars)},
+        **{("gather", table): ("gather", k) for k, table in enumerate(body.tables)},
     }
 
     def leaf(expression: Expression) -> Expression | None:
@@ -600,18 +641,20 @@ def by_number(roots: tuple[Expression, ...], first_operand: int = 0, first_scala
 
 
 def split_loop(step: LoopNest, loop: int, sizes: Sequence[AnySize]) -> None:
-    """Replaces ``loop`` by loops of ``sizes``, outermost first, at its place."""
+    """Replace ``loop`` by loops of ``sizes``, outermost first, at the same position."""
     steps = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
 
     def split(index: AffineExpr) -> AffineExpr:
-        own = tuple(index.factors[loop] * s for s in steps)
-        return replace(index, factors=index.factors[:loop] + own + index.factors[loop + 1 :])
+        current = tuple(index.factors[loop] * s for s in steps)
+        return replace(index, factors=index.factors[:loop] + current + index.factors[loop + 1 :])
 
     step.map_accesses(lambda access: replace(access, indices=tuple(map(split, access.indices))))
     step.sizes = step.sizes[:loop] + tuple(sizes) + step.sizes[loop + 1 :]
     step.reduction = step.reduction[:loop] + (step.reduction[loop],) * len(sizes) + step.reduction[loop + 1 :]
     shift = len(sizes) - 1
-    step.map_expressions(lambda roots: reindexed(roots, lambda own: own + shift if own >= loop else own))
+    step.map_expressions(
+        lambda roots: reindexed(roots, lambda current: current + shift if current >= loop else current)
+    )
     innermost = index(loop + shift)
     if loop + shift in step.indexed_loops:
         whole = reduce(_plus, (_times(index(loop + k), s) for k, s in enumerate(steps[:-1])), innermost)
@@ -628,7 +671,7 @@ def _plus(left: Expression, right: Expression) -> Expression:
 
 
 def contracts(step: LoopNest) -> bool:
-    """Whether loops that reduce run over several inputs: a product of matrices, a convolution."""
+    """Return whether the loops that reduce index several inputs, as in a matrix product or a convolution."""
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag}
     if not reduced:
         return False

@@ -1,4 +1,4 @@
-"""From a program to an artifact for the CPU: the order of the stages, and nothing else."""
+"""Lowering of a program to an artifact for the CPU: only the order of the stages."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from torchmdla.errors import CompileError
 from torchmdla.support import trace
 from torchmdla.support.sharing import shared
 
-# What LLVM may call in code of other formats, where the symbols are not read.
+# Functions that LLVM may call. They are listed here for object formats whose symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
 
 
 def lower(program: Program) -> Artifact:
-    """Compiles a program for the CPU that its target names.
+    """Compile a program for the CPU of its target.
 
     Raises:
         torchmdla.CompileError: the program cannot be compiled; names the op and the diagnostic.
@@ -52,7 +52,7 @@ def lower(program: Program) -> Artifact:
         parts = divided(code)
         compiled = partial(_compiled, code, program, seconds)
         start = time.perf_counter()
-        # Only this process writes down what stages make.
+        # Dumps are written only by this process, so compile all parts here if dumping is on.
         objects = list(map(compiled, parts)) if dump.is_on() else shared(compiled, parts)
         seconds["waiting"] = time.perf_counter() - start - seconds["llvm"] - seconds["object"]
     with _timed(seconds, "image"):
@@ -61,20 +61,22 @@ def lower(program: Program) -> Artifact:
 
 
 def loop_program_text(program: Program) -> str:
-    """What a static program is before any pass of the device's own.
+    """Return the text of a static program's loop program before any pass of the device.
 
     Raises:
-        torchmdla.CompileError: as :func:`lower`.
+        torchmdla.CompileError: as for :func:`lower`.
     """
     with new_context(), ir.Location.unknown():
         return program_text(_read(program, {}))
 
 
 def optimised(text: str, passes: Sequence[str], target: Target) -> Iterator[tuple[str, LoopProgram]]:
-    """The name of each pass, of all where ``passes`` are empty, and the loop program that ``text`` is after it.
+    """Yield the name of each pass, and the loop program of ``text`` after that pass.
+
+    All passes run if ``passes`` is empty.
 
     Raises:
-        torchmdla.CompileError: there is no such pass, the text is no loop program, or lark is not installed.
+        torchmdla.CompileError: a pass does not exist, the text is not a loop program, or lark is not installed.
     """
     try:
         from torchmdla.devices.cpu.parser import parse_program
@@ -82,23 +84,23 @@ def optimised(text: str, passes: Sequence[str], target: Target) -> Iterator[tupl
         raise CompileError(f"loop programs are read with {error.name}: pip install 'torchmdla[tools]'") from None
     steps = parse_program(text)
     verify(steps, "reading")
-    for one in pipeline.named(passes) if passes else pipeline.PASSES:
-        pipeline.run(one, steps, Machine.of(target))
-        yield one.name, steps
+    for loop_pass in pipeline.named(passes) if passes else pipeline.PASSES:
+        pipeline.run(loop_pass, steps, Machine.of(target))
+        yield loop_pass.name, steps
 
 
 def generated_module(program: Program) -> ir.Module:
-    """What :func:`lower` makes object code of, in the LLVM dialect, in the current context.
+    """Return the module that :func:`lower` makes object code from, in the LLVM dialect, in the current context.
 
     Raises:
-        torchmdla.CompileError: as :func:`lower`.
+        torchmdla.CompileError: as for :func:`lower`.
     """
     code, _ = _generate(program, {})
     return _in_llvm(code.text, code, program)
 
 
 def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
-    """The generated code, and the decisions that it was made by."""
+    """Return the generated code and the schedules that it was generated with."""
     steps, tiles = loop_program(program, seconds)
     with _timed(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
@@ -111,7 +113,7 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
 
 
 def _compiled(code: Code, program: Program, seconds: dict[str, float], part: Part) -> bytes:
-    """The object code of a part of ``code``."""
+    """Return the object code of a part of ``code``."""
     with _timed(seconds, "llvm"):
         generated = _in_llvm(part.text, code, program)
     dump.write("llvm.ll", lambda: to_llvm_ir(generated))
@@ -124,7 +126,7 @@ def _compiled(code: Code, program: Program, seconds: dict[str, float], part: Par
 
 
 def _linked(objects: Sequence[bytes]) -> bytes:
-    """The parts of a module as one image, or joined as they are, for the loader to link."""
+    """Return the parts of a module as one image, or concatenated for the loader to link if they cannot be an image."""
     try:
         return linked(objects).to_bytes()
     except NotLinkable:
@@ -132,7 +134,7 @@ def _linked(objects: Sequence[bytes]) -> bytes:
 
 
 def _in_llvm(text: str, code: Code, program: Program) -> ir.Module:
-    """A module that is ``text``, of ``code``, in the LLVM dialect, in the current context."""
+    """Return the module ``text``, a part of ``code``, in the LLVM dialect, in the current context."""
     with explained("the generated code is not valid"):
         generated = ir.Module.parse(text)
     dump.write("generated.mlir", lambda: str(generated))
@@ -147,34 +149,36 @@ def _in_llvm(text: str, code: Code, program: Program) -> ir.Module:
 
 
 def loop_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgram, Tiles]:
-    """What kernels are made of, after all passes, in the current context, and the tiles of the loops that run it tile
-    by tile. ``seconds`` are added up by stage.
+    """Return the loop program after all passes, in the current context, and the tiles of its tile loops.
+
+    The time of each stage is added to ``seconds``.
 
     Raises:
-        torchmdla.CompileError: as :func:`lower`.
+        torchmdla.CompileError: as for :func:`lower`.
     """
     written = [program.sample(k) for k in range(len(program.samples))] or [program]
-    samples, given = [_read(sample, seconds) for sample in written], Given.of(program)
-    with _timed(seconds, "steps"), _fitting(given.tiles):
-        return transform(program, samples, given.tiles, given.algorithms)
+    samples, decisions = [_read(sample, seconds) for sample in written], Given.of(program)
+    with _timed(seconds, "steps"), _fitting(decisions.tiles):
+        return transform(program, samples, decisions.tiles, decisions.algorithms)
 
 
 @contextmanager
-def _fitting(given: Tiles | None) -> Iterator[None]:
-    """
+def _fitting(tiles: Tiles | None) -> Iterator[None]:
+    """Report mismatching tiles as a CompileError.
+
     Raises:
-        CompileError: ``given`` are not the tiles of the program's loops.
+        CompileError: ``tiles`` are not the tiles of the program's loops.
     """
     try:
         yield
     except ValueError as error:
-        if given is None:
+        if tiles is None:
             raise
         raise CompileError(f"the tiles that are given are not this program's: {error}") from None
 
 
 def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
-    """The steps of a static program, as its author has them."""
+    """Return the loop program of a static program, before any pass."""
     with _timed(seconds, "linalg"):
         module = to_linalg(program)
     dump.write("linalg.mlir", lambda: located_text(module))
@@ -208,7 +212,7 @@ def _manifest(
 
 
 def _device_calls(objects: Sequence[bytes], code: Code) -> tuple[str, ...]:
-    """Every symbol to resolve, also what LLVM makes of loops (``memset``) and of intrinsics."""
+    """Return every symbol to resolve, including those that LLVM calls for loops (``memset``) and intrinsics."""
     if all(map(is_elf, objects)):
         return tuple(undefined_symbols(objects))
     return (*code.externals, *_LIKELY_SYMBOLS)

@@ -1,4 +1,4 @@
-"""The processor that code is generated for, as far as schedules depend on it."""
+"""Properties of the target processor that schedules depend on."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any, Literal, cast
 from torchmdla.compiler import records
 from torchmdla.compiler.program import Target
 
-# Among a target's features: generated code checks its accesses (``code/checks``).
+# A target's feature: generated code checks its accesses (``code/checks``).
 CHECK_BOUNDS = "check-bounds"
 
-# Among a target's features, before one of these: sums of products in whatever way takes least time (``fast``), only
-# convolutions in another way than plainly (``winograd``), or all plainly (``direct``); or, for tests, in Winograd's way
-# by tiles of two, four or six results, or in Strassen's, wherever that applies, whatever it costs.
+# The prefix of a target's feature that selects the algorithms of contractions.
+# ``fast``: the fastest algorithm of each. ``winograd``: other algorithms only for convolutions. ``direct``: only the
+# direct algorithm.
+# The others are for tests: Winograd's algorithm with tiles of 2, 4 or 6 results, or Strassen's, wherever it applies.
 ALGORITHMS = "algorithms="
 Algorithms = Literal["fast", "winograd", "direct", "winograd2", "winograd4", "winograd6", "strassen"]
 
-# Among a target's features: generated code calls functions of the C library alone, none on vectors that libtorch has.
+# A target's feature: generated code calls only functions of the C library, not the vector functions of libtorch.
 SCALAR_FUNCTIONS = "scalar-functions"
 
-# LLVM's names of processors on which norms and softmax of what comes from memory take less time without instructions
-# that fetch ahead (Zen 4: 0.75 to 1, measured), where others (Zen 5) take 1.1 to 1.8 times as long.
+# LLVM's names of processors on which norms and softmax of data in memory are faster without prefetch instructions (Zen
+# 4: 0.75 to 1 times as long, measured). On others (Zen 5) they take 1.1 to 1.8 times as long.
 _FORESEEING = frozenset({"znver4"})
 
-# Processors that compute a vector of 64 bytes in two halves (AMD, Software Optimization Guide for the Zen4
-# Microarchitecture, 2.11), by LLVM's names: what is known of them before anything is measured.
+# LLVM's names of processors that compute a 64-byte vector in two halves (AMD, Software Optimization Guide for the Zen4
+# Microarchitecture, 2.11). This is the default until it is measured.
 _SPLITTING = frozenset(("znver4",))
 
-# Fields of a machine that are measured on it (``tuning/calibration.py``): their type, and what they lie between.
+# Fields that are measured on the machine (``tuning/calibration.py``): the type, and the lower and upper bound.
 MEASURED: Mapping[str, tuple[type, float, float]] = {
     "splits": (bool, 0, 1),
     "memory_bytes": (float, 1, 1 << 10),
@@ -41,15 +42,30 @@ MEASURED: Mapping[str, tuple[type, float, float]] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """The widest vector in bytes, how many vector registers there are, and whether arithmetic takes an operand from
-    memory broadcast to all lanes. Caches are those of a common core of the kind, in bytes, with the ways and line of
-    the second level; smaller ones cost speed, not correctness. ``fused``: multiply-add is one instruction;
-    ``scales``: so is a product with a power of two; ``looks_up``: a lookup in a table of 16 floats; ``dots_bf16``:
-    two products of bfloat16 and their sum; ``dots_bytes``: four products of integers of 8 bits, one without and
-    one with a sign, and their sum; ``foresees``: it fetches what a tile walks next as well as instructions that say so
-    would. ``splits``: an operation on the widest vector takes as long as two on halves of it;
-    ``memory_bytes``: how many bytes come in a cycle from memory that no second cache holds. A cycle is one in which two
-    operations begin. ``calls_vectors``: there are library functions of vectors."""
+    """Processor that code is generated for.
+
+    A cycle is the time in which two vector operations begin. Cache sizes are those of a common core of the kind. If a
+    cache is smaller, code is slower but still correct.
+
+    Attributes:
+        vector_bytes: the size of the widest vector.
+        registers: the number of vector registers.
+        embeds_broadcasts: whether an arithmetic instruction can broadcast an operand from memory to all lanes.
+        first_level: the size of the first-level cache, in bytes.
+        second_level: the size of the second-level cache, in bytes.
+        ways: the ways of the second-level cache.
+        line: the size of a line of the second-level cache, in bytes.
+        fused: whether multiply-add is one instruction.
+        scales: whether multiplication by a power of two is one instruction.
+        looks_up: whether a lookup in a table of 16 floats is one instruction.
+        dots_bf16: whether two products of bfloat16 and their sum are one instruction.
+        dots_bytes: whether four products of an unsigned and a signed 8-bit integer and their sum are one instruction.
+        foresees: whether the hardware prefetches a tile's data as well as prefetch instructions do.
+        splits: whether an operation on the widest vector takes as long as two operations on halves of it.
+        memory_bytes: the bytes per cycle that come from memory beyond the second-level cache.
+        algorithms: the algorithms that contractions may use.
+        calls_vectors: whether there are library functions on vectors.
+    """
 
     vector_bytes: int
     registers: int
@@ -71,32 +87,38 @@ class Machine:
 
     @property
     def called_vector_bytes(self) -> int:
-        """The widest vector that functions of libraries take; 0 where they take none."""
+        """Return the size of the widest vector that library functions support; 0 if they support none."""
         return self.vector_bytes if self.calls_vectors else 0
 
     @property
     def operation(self) -> float:
-        """Cycles of an operation on the widest vector."""
+        """Return the cycles of one operation on the widest vector."""
         return 1.0 if self.splits else 0.5
 
     @property
     def blocks(self) -> Sequence[int]:
-        """How many floats to compute at once, the widest vectors first, then halves of them that are as fast."""
+        """Return the numbers of floats per vector to choose from: full vectors, then halves if they are as fast."""
         lanes = self.vector_bytes // 4
         return (lanes, lanes // 2) if self.splits else (lanes,)
 
     def far(self, count: float) -> float:
-        """The time, in operations on the widest vectors, to fetch so many bytes of weights, or to store as many: where
-        the second cache does not hold them, other layers have filled all caches since."""
+        """Return the time to fetch or store ``count`` bytes, in operations on the widest vectors.
+
+        It is 0 for data that fits the second-level cache. Larger data is in no cache, since other layers have run in
+        between.
+        """
         return count / self.memory_bytes / self.operation if count > self.second_level else 0.0
 
     def streams(self, count: int) -> bool:
-        """Whether so many bytes, walked once, come from behind the second cache."""
+        """Return whether ``count`` bytes that are read once come from beyond the second-level cache."""
         return count >= 2 * self.second_level
 
     @classmethod
     def of(cls, target: Target, options: Iterable[tuple[str, str]] = ()) -> Machine:
-        """The machine that ``target``'s features promise, with what a program's ``options`` say was measured of it."""
+        """Return the machine with the target's features and a program's measured constants.
+
+        The measured constants are in ``options``.
+        """
         features = set(target.features.split(","))
         chosen = next((f.removeprefix(ALGORITHMS) for f in features if f.startswith(ALGORITHMS)), "fast")
         promised = cls._promised(target, features)
@@ -131,22 +153,22 @@ class Machine:
 
 
 def converts_bf16(target: Target) -> bool:
-    """Whether float32 is rounded to bfloat16 by instructions."""
+    """Return whether float32 is rounded to bfloat16 by instructions."""
     return not {"+avx512bf16", "+avxneconvert", "+bf16"}.isdisjoint(target.features.split(","))
 
 
 def converts_f16(target: Target) -> bool:
-    """Whether float16 is converted by instructions: of x86's processors by those of AVX2."""
+    """Return whether float16 is converted by instructions. On x86, processors with AVX2 have them."""
     features = target.features.split(",")
     return not target.triple.startswith("x86_64") or "+f16c" in features or "+avx512f" in features
 
 
 def _measured(text: str) -> dict[str, Any]:
-    """The fields that a JSON text has, without those that are none or out of bounds."""
+    """Return the measured fields in a JSON text, without unknown fields and values out of bounds."""
     try:
         raw = json.loads(text)
     except ValueError:
         return {}
     numbers = raw.items() if isinstance(raw, dict) else ()
-    made = {name: value for name, value in numbers if name in MEASURED and isinstance(value, int | float)}
-    return {name: MEASURED[name][0](n) for name, n in made.items() if MEASURED[name][1] <= n <= MEASURED[name][2]}
+    known = {name: value for name, value in numbers if name in MEASURED and isinstance(value, int | float)}
+    return {name: MEASURED[name][0](n) for name, n in known.items() if MEASURED[name][1] <= n <= MEASURED[name][2]}

@@ -1,4 +1,4 @@
-"""Which library function computes an op of the ``math`` dialect: SLEEF on vectors, the C library on scalars."""
+"""Library functions for ops of the ``math`` dialect: SLEEF on vectors, the C library on scalars."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FUNCTIONS = {
     "math.tanh": ("tanh", "u10"),
 }
 
-# Ops that become instructions, on scalars and on vectors alike.
+# Ops that become instructions, on scalars and on vectors.
 _NATIVE = frozenset(
     f"math.{name}"
     for name in (
@@ -39,28 +39,32 @@ _NATIVE = frozenset(
     )
 )  # fmt: skip
 
-# Vectors that SLEEF has functions for, by the target's widest vector in bytes: the 128-bit ones are not exported on
-# every platform.
+# Vectors that SLEEF has functions for, by the size of the target's widest vector in bytes. The functions on 128-bit
+# vectors are not exported on every platform.
 _SLEEF_VECTORS = {64: ("f32x16", "f32x8", "f64x8", "f64x4"), 32: ("f32x8", "f64x4")}
 
 
-# A float to an integer power: products if the power is a small constant, a call of ``math.powf`` otherwise.
+# A float to an integer power. It becomes products if the power is a small constant, and a call of ``math.powf``
+# otherwise.
 INTEGER_POWER = "math.fpowi"
 
 
 def is_call(name: str) -> bool:
-    """Whether the op ``name`` is computed by a library function."""
+    """Return whether a library function computes the op ``name``."""
     return name in _FUNCTIONS
 
 
 def is_known(name: str) -> bool:
-    """Whether kernels can compute the ``math`` op ``name``."""
+    """Return whether kernels can compute the ``math`` op ``name``."""
     return name in _FUNCTIONS or name in _NATIVE or name == INTEGER_POWER
 
 
 def vector_function(name: str, element: str, lanes: int, vector_bytes: int) -> str | None:
-    """The symbol that computes op ``name`` on a vector of ``lanes`` values of type ``element``; None if there is
-    none where library functions take vectors of ``vector_bytes`` at most (:attr:`Machine.called_vector_bytes`)."""
+    """Return the symbol that computes op ``name`` on ``lanes`` values of type ``element``.
+
+    Return None if libraries do not have such a function for vectors of at most ``vector_bytes``
+    (:attr:`Machine.called_vector_bytes`).
+    """
     if f"{element}x{lanes}" not in _SLEEF_VECTORS.get(vector_bytes, ()):
         return None
     stem, accuracy = _FUNCTIONS[name]
@@ -68,5 +72,5 @@ def vector_function(name: str, element: str, lanes: int, vector_bytes: int) -> s
 
 
 def scalar_function(name: str, element: str) -> str:
-    """The C library's symbol that computes op ``name`` on one value of type ``element`` (``f32`` or ``f64``)."""
+    """Return the C library's symbol that computes op ``name`` on one ``f32`` or ``f64``."""
     return _FUNCTIONS[name][0] + ("f" if element == "f32" else "")

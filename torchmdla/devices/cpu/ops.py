@@ -1,11 +1,16 @@
-"""The operators that the cpu device takes.
+"""Operators that the CPU device supports.
 
 Every entry lowers through torch-mlir to linalg and was compared with eager by ``tests/cpu/test_cpu_ops.py``. Operators
-that draw random numbers are absent, and max pooling with indices: upstream's index of a NaN is -1.
+that draw random numbers are not supported. Max pooling with indices is not supported either: upstream's index of a NaN
+is -1.
 
-Refused where they occur, so that their group runs in PyTorch's interpreter: ``copy``, ``select_scatter`` and
-``slice_scatter`` of a tensor with gaps in its memory as results (eager's have the gaps, too), powers of integers other
-than by a constant exponent or of 2, ``mse_loss_backward`` and ``max_pool3d`` of integers, bicubic ``grid_sampler``.
+Some uses of these operators are rejected, so their group runs in PyTorch's interpreter:
+
+- ``copy``, ``select_scatter`` and ``slice_scatter`` whose result has gaps in memory (eager's results have the gaps,
+  too);
+- powers of integers, except with a constant exponent or with base 2;
+- ``mse_loss_backward`` and ``max_pool3d`` of integers;
+- bicubic ``grid_sampler``.
 """
 
 from __future__ import annotations
@@ -15,11 +20,11 @@ from collections.abc import Mapping
 from torchmdla.devices.device import OpSupport
 from torchmdla.devices.shape_ops import SHAPE_OPS, entries
 
-# Of tensors in groups; float16, too, where the processor converts it.
+# The dtypes of tensors in groups. float16 is supported too where the processor converts it.
 _DTYPES = "float32 float64 bfloat16 int64 int32 int16 int8 uint8 bool qint8 quint8"
 DTYPES = frozenset(_DTYPES.split())
 
-# Anchors: each is worth a kernel of its own.
+# Anchors: each of them justifies a kernel.
 _COMPUTE = """
 sum sum.dim_IntList nansum mean mean.dim var var.dim var.correction std std.dim std.correction
 var_mean var_mean.dim var_mean.correction amax amin aminmax max min max.dim min.dim argmax argmin prod prod.dim_int
@@ -44,7 +49,7 @@ nll_loss nll_loss_nd nll_loss_forward nll_loss2d nll_loss2d_forward kl_div
 _softmax_backward_data _log_softmax_backward_data convolution_backward nll_loss_backward nll_loss2d_backward
 """
 
-# One pass over memory: worth a kernel together with another.
+# One pass over memory: worth a kernel together with another operator.
 _ELEMENTWISE = """
 abs neg relu relu6 sigmoid tanh exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square
 sin cos tan asin acos atan sinh cosh asinh acosh atanh erf floor ceil round trunc frac sign sgn
@@ -75,7 +80,7 @@ zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arang
 linspace eye scalar_tensor copy fill.Scalar fill.Tensor zero
 """
 
-# Those that return their argument when there is nothing to do are among them: casts, contiguous, sum_to_size.
+# These include operators that return their argument when there is nothing to do: casts, contiguous, sum_to_size.
 _VIEW = """
 slice.Tensor select.int narrow view reshape view_as reshape_as flatten.using_ints unflatten.int permute transpose.int t
 numpy_T mT movedim.int swapaxes expand expand_as broadcast_to squeeze squeeze.dim squeeze.dims unsqueeze unbind.int
@@ -85,7 +90,7 @@ _autocast_to_reduced_precision _autocast_to_full_precision
 _grad_sum_to_size sum_to_size
 """
 
-# Of torch.ops.quantized_decomposed: what exported programs say of integers that stand for floats.
+# Operators of torch.ops.quantized_decomposed: exported programs use them for quantised integers.
 _QUANTISED = """
 quantize_per_tensor quantize_per_tensor.tensor quantize_per_channel quantize_per_token
 dequantize_per_tensor dequantize_per_tensor.tensor dequantize_per_channel dequantize_per_channel_group
@@ -106,7 +111,7 @@ add_scalar add_scalar_relu mul_scalar mul_scalar_relu cat cat_relu
 hardswish sigmoid elu
 """
 
-# Random numbers, statistics to update or no decomposition, unless these arguments are constants.
+# Operators that draw random numbers, update statistics or have no decomposition, unless these arguments are constants.
 _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::dropout": OpSupport("view", {"train": False}),
     "aten::feature_dropout": OpSupport("view", {"train": False}),
@@ -122,8 +127,8 @@ _CONDITIONAL: Mapping[str, OpSupport] = {
 }
 
 
-# Of tensors that are quantised as PyTorch has them, and of weights that are packed: what eager-mode and FX quantisation
-# leave in TorchScript.
+# Operators on PyTorch's quantised tensors and on packed weights. Eager-mode and FX quantisation leave these in
+# TorchScript.
 QUANTISED_TENSORS: Mapping[str, OpSupport] = {
     **entries("aten", "quantize_per_tensor quantize_per_tensor.tensor_qparams dequantize.self", "cheap"),
     **entries("quantized", _PRODUCTS_OF_QUANTISED, "compute"),

@@ -1,7 +1,7 @@
-"""Loop programs from their text, as ``printer.py`` writes it.
+"""Parser of loop programs, in the text form that ``printer.py`` writes.
 
-What the text has no word for is derived: the type of a constant or of a size from what reads it, the inputs of a nest
-from what it computes.
+Properties that the text omits are derived. The type of a constant or size follows from its user, and the inputs of a
+nest follow from its expressions.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ _parser = lark.Lark(GRAMMAR, parser="lalr", maybe_placeholders=True)
 
 
 def parse_program(text: str) -> LoopProgram:
-    """The loop program that ``text`` is.
+    """Return the loop program with the text ``text``.
 
     Raises:
-        CompileError: it is none; names the line.
+        CompileError: the text is not a loop program; names the line.
     """
     try:
         return _Builder().start(_parser.parse(text))
@@ -132,21 +132,24 @@ def parse_program(text: str) -> LoopProgram:
         raise CompileError(f"no loop program: line {error.line} is not understood", diagnostic=context) from None
 
 
-# Trees of the grammar's rules, and what they become, are of as many types as there are rules.
+# Each grammar rule has its own type of tree and of result.
 _Tree = Any
 
 _Named = TypeVar("_Named")
 
 
 class _Builder(Interpreter[lark.Token, Any]):
-    """A method for each rule. Walks from the top, since names are known from what stands above."""
+    """Builder of a loop program, with a method for each grammar rule.
+
+    It visits trees from the root, since names are defined before their uses.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._texts: dict[str, dict[str, str]] = {"global": {}, "region": {}}
         self._buffers: dict[str, Buffer] = {}
         self._scalars: dict[str, Scalar] = {}
-        # Of the nest that is read: how many loops it has, and its values by name.
+        # The nest that is being read: its number of loops, and its values by name.
         self._loops = 0
         self._values: dict[str, Any] = {}
 
@@ -167,17 +170,17 @@ class _Builder(Interpreter[lark.Token, Any]):
 
     def buffer(self, tree: _Tree) -> None:
         name, element, sizes, *marks = tree.children
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "fixed": "fixed" in marks,
             "bits": sum(int(mark.removeprefix("bits")) for mark in marks if mark.startswith("bits")),
         }
         kind: Any = "global"
         if name.startswith("@"):
-            given["symbol"] = name[1:]
+            arguments["symbol"] = name[1:]
         else:
             kind, number = _parts(name)
-            given |= {"position": number} if kind not in NUMBERED else {}
-        self._buffers[name] = Buffer(kind, str(element), self.visit(sizes), **given)
+            arguments |= {"position": number} if kind not in NUMBERED else {}
+        self._buffers[name] = Buffer(kind, str(element), self.visit(sizes), **arguments)
 
     def packing(self, tree: _Tree) -> Packing:
         name, block = tree.children
@@ -217,8 +220,8 @@ class _Builder(Interpreter[lark.Token, Any]):
 
     def _epilogue(self, tree: _Tree, values: Sequence[Expression]) -> Epilogue:
         self._values = {f"o{k}": reduced(k, value.type) for k, value in enumerate(values)}
-        found = [self.visit(line) for line in tree.children]
-        outputs, stored = zip(*filter(None, found), strict=True)
+        lines = [self.visit(line) for line in tree.children]
+        outputs, stored = zip(*filter(None, lines), strict=True)
         return Epilogue(outputs, stored)
 
     def given(self, tree: _Tree) -> None:
@@ -277,7 +280,7 @@ class _Builder(Interpreter[lark.Token, Any]):
         return AffineExpr(tuple(factors), constants)
 
     def _operand(self, tree: _Tree, kind: str) -> Any:
-        """What an operand is; of type ``kind`` if it says no other."""
+        """Return the value of an operand, of type ``kind`` if the text does not specify a type."""
         if tree.data == "value":
             return self._known(self._values, tree.children[0])
         if tree.data == "loop_index":
@@ -288,9 +291,9 @@ class _Builder(Interpreter[lark.Token, Any]):
 
     def _constant(self, tree: _Tree, type: str) -> int | float | Size:
         (number,) = tree.children
-        found: int | float | Size
-        found = _literal(number, type) if isinstance(number, lark.Token) else self.visit(number)
-        return found
+        result: int | float | Size
+        result = _literal(number, type) if isinstance(number, lark.Token) else self.visit(number)
+        return result
 
     # Other steps.
 
@@ -318,9 +321,9 @@ class _Builder(Interpreter[lark.Token, Any]):
     def defining(self, tree: _Tree) -> Step:
         *definitions, step = tree.children
         scalars = [Scalar(str(definition.children[1])) for definition in definitions]
-        made: Step = _MAKERS[step.data](self, step, scalars)
+        result: Step = _MAKERS[step.data](self, step, scalars)
         self._scalars.update((str(d.children[0]), each) for d, each in zip(definitions, scalars, strict=True))
-        return made
+        return result
 
     def _call(self, tree: _Tree, results: list[Scalar]) -> OutlinedRegion:
         symbol, *lists = tree.children
@@ -401,15 +404,15 @@ _MAKERS: Mapping[str, Callable[[_Builder, _Tree, Any], Step]] = {
 
 
 def _parts(name: str) -> tuple[str, int]:
-    """The kind and the number that a name is made of."""
-    found = re.fullmatch(r"([a-z]+)(\d+)", name)
-    if found is None:
+    """Return the kind and the number in a name."""
+    match = re.fullmatch(r"([a-z]+)(\d+)", name)
+    if match is None:
         raise CompileError(f"no loop program: {name} is no name")
-    return found[1], int(found[2])
+    return match[1], int(match[2])
 
 
 def _literal(text: str, type: str) -> float | int:
-    """A number as MLIR writes it."""
+    """Return a number from its MLIR text."""
     if text in ("true", "false"):
         return int(text == "true")
     if type.startswith("i"):

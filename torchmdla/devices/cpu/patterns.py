@@ -1,10 +1,10 @@
-"""Patterns of expressions, and rules that rewrite the nests whose values match them.
+"""Patterns of expressions, and rules that rewrite nests whose values match them.
 
-A pattern is written as what it matches looks like; what has a name is given to the rewrite::
+A pattern has the structure of the expressions that it matches. Named subexpressions are passed to the rewrite::
 
     op("arith.addf", op("accumulator"), op("arith.mulf", op("load", name="left"), op("load", name="right")))
 
-matches the value of a nest that sums products of its inputs, in any order of the operands of a commutative op.
+matches the value of a nest that sums products of its inputs. Operands of a commutative op may be in any order.
 """
 
 from __future__ import annotations
@@ -28,33 +28,38 @@ Captured = Mapping[str, Expression]
 
 @dataclass(frozen=True)
 class Pattern:
-    """Expressions of an op, any if it is empty, whose operands match ``operands``, any if these are None. What has one
-    name is one expression."""
+    """Pattern of an expression.
+
+    Attributes:
+        op: the op of matching expressions; empty for any op.
+        operands: the patterns of the operands; None for any operands.
+        name: the name of the matched expression. Equal names in a pattern must match the same expression.
+    """
 
     op: str
     operands: tuple[Pattern, ...] | None = None
     name: str = ""
 
     def matches(self, expression: Expression) -> Iterator[dict[str, Expression]]:
-        """The expressions with names, for each way in which the pattern matches."""
-        own = {self.name: expression} if self.name else {}
+        """Yield the named expressions of each match."""
+        captures = {self.name: expression} if self.name else {}
         if self.op and expression.op != self.op:
             return
         if self.operands is None:
-            yield own
+            yield captures
         elif len(self.operands) == len(expression.operands):
             is_commutative = expression.op in _COMMUTATIVE
             for order in itertools.permutations(expression.operands) if is_commutative else [expression.operands]:
                 pairs = zip(self.operands, order, strict=True)
-                for found in itertools.product(*(pattern.matches(operand) for pattern, operand in pairs)):
-                    named = [own, *found]
+                for inner in itertools.product(*(pattern.matches(operand) for pattern, operand in pairs)):
+                    named = [captures, *inner]
                     merged = {name: each for part in named for name, each in part.items()}
                     if all(merged[name] is each for part in named for name, each in part.items()):
                         yield merged
 
 
 def op(kind: str, *operands: Pattern, name: str = "") -> Pattern:
-    """An op of these operands; without any, of whatever operands."""
+    """Return the pattern of an op. Without ``operands``, its operands may be any expressions."""
     return Pattern(kind, operands or None, name)
 
 
@@ -63,27 +68,27 @@ def anything(name: str) -> Pattern:
 
 
 def within(pattern: Pattern, roots: Iterable[Expression]) -> Iterator[dict[str, Expression]]:
-    """The matches of ``pattern`` among everything that ``roots`` are built of."""
+    """Yield the matches of ``pattern`` among all subexpressions of ``roots``."""
     for expression in contents(tuple(roots)).expressions:
         yield from pattern.matches(expression)
 
 
-# What a rule knows of the nest that it is about to rewrite.
+# The data that a rule has about the nest that it is about to rewrite.
 Case = TypeVar("Case")
 
 
 @dataclass(frozen=True, eq=False)
 class Rule(Generic[Case]):
-    """A rewrite of nests that keeps the values of programs.
+    """Rewrite of nests that preserves the values of programs.
 
     Attributes:
-        value: the pattern of the value of a nest of one output; None for a rule of all nests.
-        reader: is called once for the program and the machine. It returns a function of a nest and of what has names in
-            the pattern. That one returns what ``requires`` and ``rewrite`` need to know, or None: then the rewrite does
-            not pay, or there is nothing that it could rewrite.
-        rewrite: changes the nest in place, and may put steps before it.
-        requires: preconditions, by what they say in words. Without any one of them the rewrite would change what some
-            program computes.
+        value: the pattern of the value of a nest with one output; None for a rule that applies to all nests.
+        reader: a function that is called once for the program and the machine. It returns a function of a nest and the
+            pattern's named expressions. That function returns the data for ``requires`` and ``rewrite``, or None if the
+            rewrite does not pay or does not apply.
+        rewrite: a function that changes the nest in place, and may insert steps before it.
+        requires: preconditions, by a description in words. If one of them were dropped, the rewrite would change the
+            values of some program.
     """
 
     value: Pattern | None
@@ -92,10 +97,13 @@ class Rule(Generic[Case]):
     requires: Mapping[str, Callable[[Case], bool]] = field(default_factory=dict)
 
     def case(self, read: Callable[[LoopNest, Captured], Case | None], step: LoopNest) -> Case | None:
-        """Return what may be rewritten of a nest, where its value matches and all requirements hold.
+        """Return the data of a possible rewrite of a nest, or None.
+
+        The nest's value must match, and all requirements must hold.
 
         Args:
-            read: what ``reader`` has returned for the program.
+            read: the function that ``reader`` returned for the program.
+            step: the nest.
         """
         if self.value is None:
             matches: Iterable[Captured] = [{}]
@@ -109,7 +117,7 @@ class Rule(Generic[Case]):
 
 
 def apply(rules: Iterable[Rule[Any]], steps: LoopProgram, machine: Machine) -> None:
-    """Rewrites every nest by each of the rules, in order. What nobody reads after one of them goes."""
+    """Rewrite every nest by each of the rules, in order. After each rule, steps with unused results are removed."""
     for rule in rules:
         read = rule.reader(steps, machine)
         for step in steps.nests():
@@ -119,11 +127,11 @@ def apply(rules: Iterable[Rule[Any]], steps: LoopProgram, machine: Machine) -> N
         remove_unread(steps)
 
 
-# What many rules are about.
+# Patterns that many rules use.
 SUM_OF_PRODUCTS = op(
     "arith.addf", op("accumulator"), op("arith.mulf", op("load", name="left"), op("load", name="right"))
 )
-# Of integers of 32 bits in 64, as the Torch dialect's products have them.
+# Products of 32-bit integers in 64 bits, as in the Torch dialect.
 SUM_OF_INTEGER_PRODUCTS = op(
     "arith.addi",
     op("accumulator"),

@@ -1,8 +1,8 @@
-"""Loop programs, nests and schedules as text, for people to read, whether they are valid or not.
+"""Printer of loop programs, nests and schedules as text for humans. It also prints invalid ones.
 
-The text of a loop program is all of it: ``parser.py`` reads it back.
+The text of a loop program is complete: ``parser.py`` reads it back.
 
-A product of matrices with a bias, after epilogues have merged::
+A matrix product with a bias, after epilogue fusion::
 
     nest d0:4 d1:8 d2:64+ {                       // + marks loops that reduce
       i0 = input0[d0, d2]
@@ -10,7 +10,7 @@ A product of matrices with a bias, after epilogues have merged::
       o0 = from 0.0
       v0 : f32 = arith.mulf i0, i1
       v1 : f32 = arith.addf o0, v0
-      yield v1 as temporary0[d0, d1]            // what would be stored without the rest
+      yield v1 as temporary0[d0, d1]            // the stored value without the epilogue
     } then {
       i0 = parameter2[d1]
       v0 : f32 = arith.addf o0, i0
@@ -47,20 +47,20 @@ from torchmdla.devices.cpu.schedule import Schedule
 
 _INDENT = "  "
 
-# The kinds of buffers that are numbered in the order in which they appear; others by their positions.
+# The kinds of buffers that are numbered in order of appearance. Other buffers are numbered by position.
 NUMBERED = ("temporary", "local", "view")
 
-# What the scalars are called that the caller gives, before their places among the arguments.
+# The name prefixes of the caller's scalars. The position among the arguments follows.
 GIVEN = {"f64": "argument", "i64": "integer"}
 
 
 def program_text(steps: LoopProgram) -> str:
-    """Every buffer, then what is packed of parameters, then the entry's steps, then what these have in other words."""
+    """Return the text of a program: buffers, packings, the entry's steps, then the texts of globals and regions."""
     return "\n".join(StepsPrinter(steps).lines()) + "\n"
 
 
 class StepsPrinter:
-    """Names what the steps of one executable use, and prints them."""
+    """Printer of one executable's steps, which also names their buffers and scalars."""
 
     def __init__(self, steps: LoopProgram) -> None:
         self._steps = steps
@@ -98,7 +98,7 @@ class StepsPrinter:
             yield f'region @{symbol} """\n{text}"""'
 
     def step(self, step: Step) -> str:
-        """One step."""
+        """Return the text of one step."""
         return "\n".join(self._lines_of(step))
 
     def _indented(self, steps: Iterable[Step]) -> Iterator[str]:
@@ -114,7 +114,7 @@ class StepsPrinter:
             self._names[thing] = name
         return self._names[thing]
 
-    # LoopProgram.
+    # Steps.
 
     @singledispatchmethod
     def _lines_of(self, step: Step) -> Iterator[str]:
@@ -145,7 +145,7 @@ class StepsPrinter:
         yield "}"
 
     def _given(self, body: Contents) -> Iterator[str]:
-        """What a body is computed from."""
+        """Yield the definitions of a body's inputs."""
         for k, access in enumerate(body.loads):
             yield f"{_INDENT}i{k} = {self._access(access)}"
         for k, scalar in enumerate(body.scalars):
@@ -221,8 +221,11 @@ class StepsPrinter:
 
 
 class _Names:
-    """What the expressions of a body are called: ``i`` what is read, ``c`` scalars, ``o`` what is reduced, ``d`` the
-    indices of loops, ``v`` what is computed; constants by what they are."""
+    """Names of the expressions of a body.
+
+    The prefix is ``i`` for inputs, ``c`` for scalars, ``o`` for accumulators, ``d`` for loop indices and ``v`` for
+    computed values. Constants are printed as numbers.
+    """
 
     def __init__(self, body: Contents) -> None:
         self._body = body
@@ -230,7 +233,7 @@ class _Names:
         self._numbers = {expression: k for k, expression in enumerate(self._computed)}
 
     def of(self, expression: Expression, type: str = "") -> str:
-        """Its name. Constants and sizes say their type where it is not ``type``."""
+        """Return the name of an expression. A constant or size is followed by its type unless that is ``type``."""
         write = _LEAVES.get(expression.op)
         if write is not None:
             is_typed = expression.op in ("constant", "size") and expression.type != type
@@ -259,7 +262,7 @@ _LEAVES: Mapping[str, Callable[[Contents, Expression], str]] = {
 
 
 def _place(those: Sequence[object], payload: object) -> int:
-    """The number of what is read, which a kernel has already."""
+    """Return the number of a leaf's payload. In kernels, the payload is that number."""
     return payload if isinstance(payload, int) else those.index(payload)
 
 
@@ -267,13 +270,13 @@ def _place(those: Sequence[object], payload: object) -> int:
 
 
 def nest_text(nest: AnyNest) -> str:
-    """A kernel's nest: operands are numbered as the kernel's pointers are."""
+    """Return the text of a kernel's nest. Operands have the numbers of the kernel's pointers."""
     lines = [f"nest {_loops(nest.sizes, nest.reduction)} {{"]
     names = _Names(contents((*nest.values, *nest.checks)))
     operands = [_operand(number, operand) for number, operand in enumerate(nest.operands)]
     stored = nest.epilogue.outputs if nest.epilogue else nest.outputs
     read = operands[: len(operands) - len(stored)]
-    lines += [f"{_INDENT}i{k} = {own}" for k, own in enumerate(read[: len(nest.inputs)])]
+    lines += [f"{_INDENT}i{k} = {text}" for k, text in enumerate(read[: len(nest.inputs)])]
     initial = f"from {names.of(nest.initial)}" if nest.initial else "old"
     lines += [f"{_INDENT}o{k} = {initial}" for k in range(len(nest.outputs))]
     lines += [f"{_INDENT}c{k} : {kind} = scalar" for k, kind in enumerate(nest.scalars)]
@@ -287,11 +290,11 @@ def nest_text(nest: AnyNest) -> str:
     if nest.epilogue:
         lines += [f"{_INDENT}yield {', '.join(map(names.of, values))}", "} then {"]
         names, values = _Names(contents(nest.epilogue.values)), nest.epilogue.values
-        lines += [f"{_INDENT}i{k} = {own}" for k, own in enumerate(read) if k >= len(nest.inputs)]
+        lines += [f"{_INDENT}i{k} = {text}" for k, text in enumerate(read) if k >= len(nest.inputs)]
         first = len(nest.scalars)
         lines += [f"{_INDENT}c{first + k} : {kind} = scalar" for k, kind in enumerate(nest.epilogue.scalars)]
         lines += names.lines()
-    lines += [f"{_INDENT}{own} = {names.of(v)}" for own, v in zip(operands[len(read) :], values, strict=False)]
+    lines += [f"{_INDENT}{text} = {names.of(v)}" for text, v in zip(operands[len(read) :], values, strict=False)]
     return "\n".join([*lines, "}"])
 
 
@@ -301,18 +304,18 @@ def _operand(number: int, operand: AnyOperand) -> str:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """Every decision, a line each."""
+    """Return the text of a schedule, one decision per line."""
     names = ("levels", "reduction", "tiles", "unroll", "vector", "lanes", "ranged", "iterations", "grain", "prefetch")
     return "\n".join(f"{name}: {getattr(schedule, name)}" for name in (*names, "ahead"))
 
 
 def kernel_text(nest: AnyNest, schedule: Schedule) -> str:
-    """What a kernel computes, and how, as comments before its code."""
-    said = f"{nest_text(nest)}\n\n{schedule_text(schedule)}"
-    return "".join(f"// {line}".rstrip() + "\n" for line in said.splitlines()) + "\n"
+    """Return the nest and the schedule of a kernel as comments for its code."""
+    text = f"{nest_text(nest)}\n\n{schedule_text(schedule)}"
+    return "".join(f"// {line}".rstrip() + "\n" for line in text.splitlines()) + "\n"
 
 
-# --- what nests and steps share -----------------------------------------------------------------------------------
+# --- shared by nests and steps --------------------------------------------------------------------------------------
 
 
 def _loops(sizes: Sequence[int | Size], reduction: Sequence[bool]) -> str:
@@ -321,7 +324,7 @@ def _loops(sizes: Sequence[int | Size], reduction: Sequence[bool]) -> str:
 
 
 def _number(number: int | Size) -> str:
-    """A number, in parentheses if it is a sum."""
+    """Return the text of a number, in parentheses if it is a sum."""
     return f"({number})" if isinstance(number, Size) and len(number.terms) > 1 else str(number)
 
 
@@ -338,7 +341,7 @@ def _list(numbers: Iterable[int | Size]) -> str:
 
 
 def _all_buffers(steps: LoopProgram) -> list[Buffer]:
-    """Every buffer, those inside of chains and repeated steps too, in order of appearance."""
+    """Return every buffer in order of appearance, including those in tile loops and repeat loops."""
     packed = [step for packing in steps.packings for step in packing.steps]
     seen = (b for step in flattened([*packed, *steps.steps]) for b in _buffers(step))
     return list(dict.fromkeys([*(packing.buffer for packing in steps.packings), *seen]))

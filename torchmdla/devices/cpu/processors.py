@@ -1,4 +1,4 @@
-"""Processors to generate code for: this one, or as much of it as all of a level of x86-64 have."""
+"""Target processors: the host's, or the features that all processors of an x86-64 level have."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from torchmdla.compiler.program import Target
+from torchmdla.errors import unknown_name
 
 NATIVE = "native"
 
-# LLVM's names of what each level has beside the levels before it (System V ABI for AMD64, "Micro-Architecture Levels").
+# LLVM's names of the features that each level adds to the levels before it (System V ABI for AMD64, "Micro-Architecture
+# Levels").
 LEVELS: Mapping[str, str] = {
     "x86-64-v2": "cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2",
     "x86-64-v3": "avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave",
@@ -20,7 +22,7 @@ LEVELS: Mapping[str, str] = {
 }
 _BASE = "cmov cx8 fxsr mmx sse sse2 64bit"
 
-# Of LLVM's names, those of instructions for systems, cryptography, random numbers and the like.
+# LLVM's names of features for system software, cryptography, random numbers and the like.
 _SYSTEMS = """
 adx aes cldemote clflushopt clwb clzero cmpccxadd enqcmd fsgsbase hreset invpcid kl lwp movdir64b movdiri movrs mwaitx
 pclmul pconfig pku prefetchi prfchw ptwrite raoint rdpid rdpru rdrnd rdseed rtm serialize sgx sha sha512 shstk sm3 sm4
@@ -30,78 +32,85 @@ FOR_SYSTEMS = frozenset(_SYSTEMS.split())
 
 
 def target_of(processor: str) -> Target:
-    """The target ``processor``: ``"native"``, or a level of x86-64 as ``"x86-64-v3"``, whose code runs on every
-    processor of that level.
+    """Return the target for ``processor``.
+
+    It is ``"native"``, or a level of x86-64 such as ``"x86-64-v3"``. Code for a level runs on every processor of that
+    level.
 
     Raises:
-        ValueError: there is none of this name, or this machine is none of that level.
+        ValueError: the level does not exist, or this machine is not of that level.
     """
-    own = host()
+    native = host()
     if processor == NATIVE:
-        return own
-    if missing := sorted(features_of_level(processor) - _features_in(own)):
-        raise ValueError(f"this processor, {own.cpu}, is no {processor}: it has no {', '.join(missing)}")
+        return native
+    if missing := sorted(features_of_level(processor) - _features_in(native)):
+        raise ValueError(f"this processor, {native.cpu}, is no {processor}: it has no {', '.join(missing)}")
     return level_of(processor)
 
 
 def level_of(processor: str) -> Target:
-    """As :func:`target_of`, whether this machine is of the level or not.
+    """Return the target as :func:`target_of` does, even if this machine is not of the level.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: the level does not exist.
     """
-    own = host()
+    native = host()
     if processor == NATIVE:
-        return own
+        return native
     wanted = features_of_level(processor)
-    listed = [feature[1:] for feature in own.features.split(",") if feature]
+    listed = [feature[1:] for feature in native.features.split(",") if feature]
     features = ",".join(f"{'+' if name in wanted else '-'}{name}" for name in listed)
-    return replace(own, cpu=processor, features=features)
+    return replace(native, cpu=processor, features=features)
 
 
 def used_features(target: Target) -> tuple[str, ...]:
-    """What code for ``target`` may use of a processor, by LLVM's names, sorted: without what the code generator makes
-    no instructions of by itself."""
+    """Return the LLVM features that code for ``target`` may use, sorted.
+
+    Features whose instructions the code generator does not emit by itself are left out.
+    """
     return tuple(sorted(_features_in(target) - FOR_SYSTEMS))
 
 
 def described(target: Target) -> str:
-    """The machine that measurements of code for ``target`` hold for: processor, features and caches."""
+    """Return a description of the machine: processor, features and caches.
+
+    Measurements of code for ``target`` are valid only for machines with the same description.
+    """
     features = " ".join(sorted(_features_in(target)))
     return f"{target.triple} {target.cpu}\n{features}\n{_caches()}"
 
 
 def second_cache() -> tuple[int, int] | None:
-    """Bytes and ways of the second cache, as Linux tells them; None elsewhere."""
-    found = [own for own in _described("level", "type", "size", "ways_of_associativity") if own[0] == "2"]
-    if not found or not found[0][2].endswith("K"):
+    """Return the bytes and ways of the second-level cache as Linux reports them; None on other systems."""
+    caches = [cache for cache in _described("level", "type", "size", "ways_of_associativity") if cache[0] == "2"]
+    if not caches or not caches[0][2].endswith("K"):
         return None
-    return int(found[0][2].removesuffix("K")) << 10, int(found[0][3])
+    return int(caches[0][2].removesuffix("K")) << 10, int(caches[0][3])
 
 
 def _caches() -> str:
-    """Level, type and size of each cache; empty where none is told of."""
+    """Return the level, type and size of each cache; empty if they are unknown."""
     return ", ".join(map(" ".join, _described("level", "type", "size")))
 
 
 @lru_cache(maxsize=2)
 def _described(*names: str) -> list[list[str]]:
-    """Properties of each cache of the first core."""
-    found = []
+    """Return properties of each cache of the first core."""
+    caches = []
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         with contextlib.suppress(OSError):
-            found.append([(folder / name).read_text().strip() for name in names])
-    return found
+            caches.append([(folder / name).read_text().strip() for name in names])
+    return caches
 
 
 def features_of_level(processor: str) -> frozenset[str]:
-    """LLVM's names of what all processors of a level have.
+    """Return LLVM's names of the features that all processors of a level have.
 
     Raises:
-        ValueError: there is no such level.
+        ValueError: the level does not exist.
     """
     if processor not in LEVELS:
-        raise ValueError(f"no processor {processor!r}; there are {', '.join((NATIVE, *LEVELS))}")
+        raise ValueError(unknown_name("processor", processor, (NATIVE, *LEVELS)))
     names = list(LEVELS)
     levels = names[: names.index(processor) + 1]
     return frozenset(" ".join((_BASE, *(LEVELS[level] for level in levels))).split())
@@ -115,13 +124,13 @@ _known_host: Target | None = None
 
 
 def set_host(target: Target) -> None:
-    """Has :func:`host` be ``target``, without asking LLVM."""
+    """Set the target that :func:`host` returns, so that LLVM is not queried."""
     global _known_host
     _known_host = target
 
 
 def host() -> Target:
-    """The target that this machine is."""
+    """Return the target for this machine."""
     return _known_host or _llvm_host()
 
 

@@ -1,20 +1,25 @@
-"""Functions of single precision as straight-line code: a nest's ``math`` ops become ``arith`` instructions.
+"""Single-precision functions as straight-line code: a nest's ``math`` ops become ``arith`` instructions.
 
-The instructions know nothing of lanes, so a scalar, a vector of any width and a masked rest run the same code and give
-the same values. Every function is within 4 ulp of the exact value for all of the 2³² floats, keeps NaNs, infinities
-and the sign of zero, and rounds results below the normal range once (``tests/cpu/test_vector_math.py``). Half-precision
-values are computed in single precision; double precision stays with the library.
+The instructions do not depend on lanes. A scalar, a vector of any width and a masked rest run the same code and have
+the same values. Every function is within 4 ulp of the exact value for all of the 2³² floats. It preserves NaNs,
+infinities and the sign of zero, and rounds results below the normal range once (``tests/cpu/test_vector_math.py``).
+Half-precision values are computed in single precision; double precision uses the library.
 
-Methods. exp, exp2, expm1 and tanh: reduction by multiples of ln 2 in two steps (W. J. Cody and W. Waite, Software
-Manual for the Elementary Functions, 1980), here exact by fused multiply-add, rounding to an integer by adding 1.5·2²³;
-then a polynomial, then a power of two. tanh(x) = expm1(2x) / (expm1(2x) + 2), halved throughout.
-erf(x) = -expm1(-x·Q(x)) for x ≥ 0 with Q(x) = -ln(erfc(x)) / x, which is smooth, so one polynomial serves the whole
-range; where a lookup in sixteen floats is one instruction, a table of polynomials around sixteen points takes half the
-time. log: mantissa in [√½, √2), log1p(f) = f - f²/2 + f³·P(f), as in Cephes (S. L. Moshier).
+exp, exp2, expm1 and tanh reduce the argument by multiples of ln 2 in two steps (W. J. Cody and W. Waite, Software
+Manual for the Elementary Functions, 1980). Fused multiply-add makes the reduction exact. Adding 1.5·2²³ rounds to an
+integer. A polynomial and a power of two follow. tanh(x) = expm1(2x) / (expm1(2x) + 2), with numerator and denominator
+halved.
 
-Coefficients are weighted minimax fits in double precision, by Lawson's iteration (C. L. Lawson, 1961: least squares on
-2000 Chebyshev nodes, weights multiplied by the error until it is level), then rounded to single precision. Each table
-names function, weight and interval; the error that it leaves is below 0.6·2⁻²⁴ of the result.
+erf(x) = -expm1(-x·Q(x)) for x ≥ 0 with Q(x) = -ln(erfc(x)) / x. Q is smooth, so one polynomial is enough for the whole
+range. Where a lookup in sixteen floats is one instruction, a table of polynomials around sixteen points takes half the
+time.
+
+log: mantissa in [√½, √2), log1p(f) = f - f²/2 + f³·P(f), as in Cephes (S. L. Moshier).
+
+Coefficients are weighted minimax fits in double precision, by Lawson's iteration (C. L. Lawson, 1961), then rounded to
+single precision. The iteration repeats least squares on 2000 Chebyshev nodes, and multiplies weights by the error until
+the error is level. The comment of each table names the function, the weight and the interval. The remaining error is
+below 0.6·2⁻²⁴ of the result.
 """
 
 from __future__ import annotations
@@ -37,8 +42,9 @@ _ERF = (
     0.0012518726289272308, -0.0003810438502114266, 4.071366129210219e-05,
 )  # fmt: skip
 
-# erf(k·h + d) as polynomials in d, weighted by 1/erf, for k = 0 … 15 and |d| ≤ h/2: by power of d, of all k. The first
-# is fixed to 0 at the least k, the last to 1, which erf is to single precision from 3.92 on.
+# erf(k·h + d) as polynomials in d, weighted by 1/erf, for k = 0 … 15 and |d| ≤ h/2. Each row has the coefficients of
+# one power of d, for all k. The constant term of the first polynomial is 0. That of the last one is 1, since erf is 1
+# in single precision from 3.92 on.
 _ERF_STEP = 67 / 256
 _ERF_TABLE = (
     (
@@ -85,12 +91,12 @@ _LOG = (
     -0.13160182535648346, 0.1276157796382904, -0.07634499669075012,
 )  # fmt: skip
 
-# Adding this to a float of at most 2²² in size rounds it to an integer, which is then in the sum's lowest bits.
+# Adding this to a float of at most 2²² in size rounds it to an integer. The integer is in the lowest bits of the sum.
 _ROUNDER = 1.5 * 2.0**23
 
 _ROUNDER_BITS, _MOST_ROUNDED = 0x4B400000, 2.0**22
 
-# ln 2 = hi + lo: hi is ln 2 in single precision, lo what it lacks.
+# ln 2 = hi + lo: hi is ln 2 in single precision, lo is the rest.
 _LN2_HI = 0.693147182464599609375
 _LN2_LO = math.log(2.0) - _LN2_HI
 
@@ -100,7 +106,7 @@ _SMALLEST_NORMAL = 2.0**-126
 
 _PREDICATES = {"oeq": 1, "ogt": 2, "olt": 4, "ole": 5}
 
-# Comparisons whose choices are lower bounds: of a NaN the bound, or NaN.
+# The predicates of selects that are lower bounds. NaN becomes the bound with the first, and stays NaN with the second.
 _IS_GREATER = "{predicate = 2 : i64}"
 _LOWER_BOUNDS = (_IS_GREATER, "{predicate = 10 : i64}")
 
@@ -112,7 +118,7 @@ def _op(name: str, *operands: Expression, type: str = "f32", attributes: str = "
 
 
 def _number(value: float) -> Expression:
-    """The float nearest to ``value``."""
+    """Return the float nearest to ``value``."""
     return constant(struct.unpack("<f", struct.pack("<f", value))[0], "f32")
 
 
@@ -145,7 +151,7 @@ def _select(condition: Expression, a: Expression, b: Expression) -> Expression:
 
 
 def _at_most(x: Expression, limit: float) -> Expression:
-    """The smaller one; a NaN stays. This form is one instruction on x86."""
+    """Return the smaller of ``x`` and ``limit``. NaN stays NaN. This form is one instruction on x86."""
     bound = _number(limit)
     return _select(_compare("olt", bound, x), bound, x)
 
@@ -156,7 +162,7 @@ def _at_least(x: Expression, limit: float) -> Expression:
 
 
 def _above(x: Expression, limit: float) -> Expression:
-    """The larger one; of a NaN the limit."""
+    """Return the larger of ``x`` and ``limit``. NaN becomes the limit."""
     bound = _number(limit)
     return _select(_compare("ogt", x, bound), x, bound)
 
@@ -174,7 +180,7 @@ def _int_op(name: str, a: Expression, b: Expression) -> Expression:
 
 
 def _polynomial(x: Expression, coefficients: Sequence[float]) -> Expression:
-    """By Horner's rule, lowest coefficient first."""
+    """Return the value of a polynomial by Horner's rule. The lowest coefficient is first."""
     total = _number(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         total = _fma(total, x, _number(coefficient))
@@ -182,19 +188,19 @@ def _polynomial(x: Expression, coefficients: Sequence[float]) -> Expression:
 
 
 def _lookup(index: Expression, values: Sequence[float]) -> Expression:
-    """That of sixteen floats which the lowest four bits of ``index`` number."""
+    """Return one of sixteen floats, indexed by the lowest four bits of ``index``."""
     bits = ", ".join(f"0x{b:08X}" for b in struct.unpack("<16I", struct.pack("<16f", *values)))
     return _op("lookup", index, attributes=f"[{bits}]")
 
 
 def _power_of_two(exponent: Expression) -> Expression:
-    """2ⁿ for the integer in the lowest 9 bits of ``exponent``, from -126 to 127."""
+    """Return 2ⁿ for the integer n in the lowest 9 bits of ``exponent``, from -126 to 127."""
     shifted = _int_op("shli", exponent, _integer(_MANTISSA_BITS))
     return _float_of(_int_op("addi", shifted, _integer(_ONE_BITS)))
 
 
 def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
-    """``x = n·ln 2 + r`` with ``|r| ≤ ln(2)/2``: ``n`` with the rounder added, ``n`` and ``r``."""
+    """Return n with the rounder added, n, and r, where ``x = n·ln 2 + r`` and ``|r| ≤ ln(2)/2``."""
     shifted = _fma(x, _number(1 / math.log(2.0)), _number(_ROUNDER))
     n = _sub(shifted, _number(_ROUNDER))
     r = _fma(n, _number(-_LN2_HI), x)
@@ -202,27 +208,27 @@ def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
 
 
 def _exp_near_zero(r: Expression) -> Expression:
-    """``exp(r)`` for ``|r| ≤ ln(2)/2``."""
+    """Return ``exp(r)`` for ``|r| ≤ ln(2)/2``."""
     return _polynomial(r, (1.0, 1.0, *_EXP))
 
 
 def _expm1_near_zero(r: Expression) -> Expression:
-    """``exp(r) - 1`` for ``|r| ≤ ln(2)/2``."""
+    """Return ``exp(r) - 1`` for ``|r| ≤ ln(2)/2``."""
     return _fma(_mul(r, r), _polynomial(r, _EXP), r)
 
 
-# What an exponential is made of: x·2ⁿ for n from -250 to 250, as x, n with the rounder added, and n.
+# The parts of an exponential: x·2ⁿ for n from -250 to 250, as x, n with the rounder added, and n.
 _Parts = tuple[Expression, Expression, Expression]
 
 
 def _scaled(parts: _Parts) -> Expression:
-    """By one instruction."""
+    """Return x·2ⁿ by one instruction."""
     x, _, n = parts
     return _op("scale", x, n)
 
 
 def _scaled_twice(parts: _Parts) -> Expression:
-    """By two factors, so that results outside of the normal range are right."""
+    """Return x·2ⁿ by two multiplications, so that results outside of the normal range are right."""
     x, shifted, _ = parts
     exponent = _bits(shifted)
     half = _int_op("shrsi", exponent, _integer(1))
@@ -244,7 +250,8 @@ def _exp2(x: Expression) -> _Parts:
 
 
 def _expm1(x: Expression) -> Expression:
-    # Half the result, doubled at last: the power of two of the largest results is no float.
+    # Compute half of the result and double it at the end: the power of two of the largest results is not a finite
+    # float.
     shifted, _, r = _reduced(_at_most(_at_least(x, -20.0), 89.0))
     half_power = _power_of_two(_int_op("subi", _bits(shifted), _integer(1)))
     half = _fma(half_power, _expm1_near_zero(r), _sub(half_power, _number(0.5)))
@@ -306,7 +313,7 @@ def _log(x: Expression) -> Expression:
 
 
 def _log_of_specials(x: Expression, result: Expression) -> Expression:
-    """``result`` for finite positive ``x``; infinity and NaN are their own logarithms."""
+    """Return ``result`` for finite positive ``x``, and the logarithm of special values otherwise."""
     zero = _number(0.0)
     outside = _select(_compare("oeq", x, zero), _number(-math.inf), _number(math.nan))
     result = _select(_compare("olt", x, _number(math.inf)), result, x)
@@ -314,7 +321,10 @@ def _log_of_specials(x: Expression, result: Expression) -> Expression:
 
 
 def _extreme(expression: Expression) -> Expression | None:
-    """A maximum or minimum with a constant; with zero it has its sign to keep."""
+    """Return a maximum or minimum with a nonzero constant as a select, else None.
+
+    Zero is excluded because the sign of zero must be preserved.
+    """
     bound, x = sorted(expression.operands, key=lambda operand: operand.op != "constant")
     if bound.op != "constant" or not bound.payload or bound.payload != bound.payload or expression.type != "f32":
         return None
@@ -322,7 +332,10 @@ def _extreme(expression: Expression) -> Expression | None:
 
 
 def _rounded_to_integer(expression: Expression) -> Expression | None:
-    """What is rounded and of no more than 2²² in size, for any sign of zero: what a quantised value is made of."""
+    """Return a cheaper conversion of a rounded float to an integer, else None.
+
+    It applies to values that are bounded by 2²² in size, as in quantisation, where the sign of zero does not matter.
+    """
     if (expression.op, expression.type) != ("arith.fptosi", "i32"):
         return None
     (x,) = expression.operands
@@ -337,7 +350,10 @@ def _rounded_to_integer(expression: Expression) -> Expression | None:
 
 
 def _float_of_four_bits(expression: Expression) -> Expression | None:
-    """Four bits with a sign, of anywhere in a word: converted are those that are shifted to its end and back."""
+    """Return a table lookup for a float that is converted from a signed four-bit field, else None.
+
+    Such a field is shifted to the top of the word and back.
+    """
     if (expression.op, expression.type) != ("arith.sitofp", "f32"):
         return None
     word, down = _shifted(expression.operands[0], "arith.shrsi")
@@ -349,15 +365,20 @@ def _float_of_four_bits(expression: Expression) -> Expression | None:
 
 
 def _shifted(value: Expression, op: str) -> tuple[Expression, int]:
-    """What a value shifts by a constant, and by how many bits."""
+    """Return the operand that ``op`` shifts by a constant, and the number of bits.
+
+    Other values are returned with 0 bits.
+    """
     if value.op != op or value.operands[1].op != "constant":
         return value, 0
     return value.operands[0], int(value.operands[1].payload)
 
 
 def _bounded(x: Expression) -> tuple[Expression, _Bounds]:
-    """What is kept between two bounds, with those of what it is a positive multiple of: to multiply and round keeps the
-    order of floats."""
+    """Return ``x`` without its clamps to constants, and the bounds of these clamps.
+
+    Clamps before multiplications by positive constants are included, since multiplication and rounding are monotonic.
+    """
     bounds = _Bounds()
     factors: list[float] = []
     while True:
@@ -378,15 +399,17 @@ def _bounded(x: Expression) -> tuple[Expression, _Bounds]:
 
 @dataclass
 class _Bounds:
-    """``takes_nan``: NaN becomes the least."""
+    """Bounds of a value. ``takes_nan``: whether NaN becomes the lower bound."""
 
     least: float = -math.inf
     most: float = math.inf
     takes_nan: bool = False
 
     def tightened(self, x: Expression, bound: float) -> bool:
-        """Whether values that ``x`` keeps at one side of ``bound`` need not be so before: then within these bounds they
-        are the same."""
+        """Tighten the bounds by the clamp ``x``, and return whether that is possible.
+
+        If so, the clamp can be removed: the final clamp to these bounds has the same result.
+        """
         is_least = x.op != "arith.minimumf"
         least, most = (max(self.least, bound), self.most) if is_least else (self.least, min(self.most, bound))
         if not least <= most or (self.takes_nan and least != self.least):
@@ -397,11 +420,11 @@ class _Bounds:
 
 
 def _and_constant(x: Expression) -> tuple[Expression | None, float]:
-    """The operand and the constant of a product or a bound, a rectifier among these; None where it is neither."""
+    """Return the other operand and the constant of a product, a bound or a rectifier; None if ``x`` is neither."""
     if x.op == "arith.select":
-        condition, kept, bound = x.operands
-        is_bound = condition.attributes in _LOWER_BOUNDS and condition.operands == (kept, bound)
-        return (kept if is_bound and bound.op == "constant" else None), bound.payload
+        condition, value, bound = x.operands
+        is_bound = condition.attributes in _LOWER_BOUNDS and condition.operands == (value, bound)
+        return (value if is_bound and bound.op == "constant" else None), bound.payload
     if x.op not in ("arith.mulf", *_BOUNDS):
         return None, 0.0
     first, second = sorted(x.operands, key=lambda operand: operand.op == "constant")
@@ -420,7 +443,7 @@ _BOUNDS: Mapping[str, Callable[[Expression, float], Expression]] = {
 }
 
 
-# What an op is on a machine with a feature; the first row whose feature a machine has.
+# The expansion of an op on a machine with a feature. The first row whose feature the machine has is used.
 _EXPANSIONS: Sequence[tuple[str, str, Callable[[Expression], Expression]]] = (
     ("math.erf", "looks_up", _erf_by_table),
     ("math.erf", "fused", _erf_by_exponential),
@@ -435,8 +458,10 @@ _EXPANSIONS: Sequence[tuple[str, str, Callable[[Expression], Expression]]] = (
 
 
 def expand(nest: AnyNest, machine: Machine) -> AnyNest:
-    """The nest with every function that this module knows written out, in its body and in its epilogue. A machine
-    without fused multiply-add keeps the library's functions."""
+    """Return the nest with all functions that this module supports expanded, in the body and the epilogue.
+
+    A machine without fused multiply-add calls the library's functions instead.
+    """
     if not machine.fused:
         return nest
     known = {name: function for name, feature, function in reversed(_EXPANSIONS) if getattr(machine, feature)}

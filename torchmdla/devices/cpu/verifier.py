@@ -1,9 +1,13 @@
-"""What must hold of steps between passes: ``TORCHMDLA_VERIFY=1`` checks it after each, as the tests do.
+"""Verifier of loop programs. It runs after each pass if ``TORCHMDLA_VERIFY=1``, as in the tests.
 
-Indices fit buffers and loops, operands have the types of their ops, only reductions carry values, only results,
-temporaries and packed buffers are written, and nothing is read before it is written (memory that nothing ever writes
-may be: ``torch.empty``). That every access lies inside of its buffer is shown by
-:mod:`~torchmdla.devices.cpu.passes.bounds`.
+It checks these invariants:
+
+- Indices match the buffers and the loops, and operands have the types of their ops.
+- Only reductions carry values.
+- Only results, temporaries and packed buffers are written.
+- A buffer is not read before it is written. Memory that is never written may be read: ``torch.empty``.
+
+:mod:`~torchmdla.devices.cpu.passes.bounds` proves that every access is inside its buffer.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from torchmdla.devices.cpu.loop_program import (
 from torchmdla.devices.cpu.printer import StepsPrinter
 from torchmdla.errors import CompileError
 
-# What a step may write to.
+# The kinds of buffers that a step may write.
 _WRITABLE = frozenset(("result", "temporary", "packed", "local", "view"))
 
 # Ops whose operands and result have one type.
@@ -34,20 +38,20 @@ _OF_ONE_TYPE = re.compile(
     r"arith\.(add|sub|mul|div|rem|max|min|neg|and|or|xor|sh[lr])|math\.(exp|log|sqrt|rsqrt|tanh|fma)"
 )
 
-# What has content before the first step.
+# The kinds of buffers that have content before the first step.
 _GIVEN = frozenset(("input", "parameter", "global", "packed"))
 
 
 def is_asked_for() -> bool:
-    """Whether the environment asks for verification."""
+    """Return whether the environment requests verification."""
     return os.environ.get("TORCHMDLA_VERIFY", "0") not in ("", "0")
 
 
 def verify(steps: LoopProgram, after: str) -> None:
-    """Checks ``steps``.
+    """Check ``steps``.
 
     Raises:
-        CompileError: something does not hold; names it, the step, and the stage ``after`` which it does not.
+        CompileError: an invariant does not hold; names it, the step, and the stage ``after`` which it is violated.
     """
     for packing in steps.packings:
         _verify(steps, packing.steps, after)
@@ -65,11 +69,11 @@ def _verify(steps: LoopProgram, those: Sequence[Step], after: str) -> None:
 
 
 def _faults(step: Step, written: set[Buffer]) -> Iterator[str]:
-    """What does not hold of a step, in words."""
+    """Yield a description of each invariant that a step violates."""
     yield from _CHECKS.get(type(step), _no_faults)(step, written)
     if any(b.kind not in _WRITABLE for b in step.writes):
         yield "writes to what is given"
-    # What holds others reads what these write.
+    # A tile or repeat loop reads values that its own steps write.
     if not isinstance(step, TileLoop | RepeatLoop):
         yield from _unwritten(step.reads, written)
 
@@ -120,7 +124,10 @@ def _access_faults(access: Access, loops: int) -> Iterator[str]:
 
 
 def _body_faults(body: Contents, loops: int, carried: Mapping[str, int]) -> Iterator[str]:
-    """``carried``: what values of reductions the body may use, and how many of them there are."""
+    """Yield the faults of a body.
+
+    ``carried``: the number of values of reductions that the body may use, by op.
+    """
     if any(not 0 <= loop < loops for loop in body.loops):
         yield "uses the index of a loop that it does not have"
     for expression in body.expressions:
@@ -145,7 +152,7 @@ def _chain_faults(step: TileLoop, written: set[Buffer]) -> Iterator[str]:
 
 
 def _repeat_faults(step: RepeatLoop, written: set[Buffer]) -> Iterator[str]:
-    # An iteration may read what the one before has written.
+    # An iteration may read values that the previous one has written.
     inside = written | {view.buffer for view in step.views} | set(step.writes)
     for part in step.steps:
         yield from _faults(part, inside)

@@ -1,13 +1,13 @@
-"""Winograd's transforms: a convolution of few products, as matrices and what they make of expressions.
+"""Winograd's transforms: matrices for convolutions with few products, and their application to expressions.
 
-``m`` neighbouring results of a filter of ``r`` taps are ``AT [(G g) * (BT d)]``, where ``d`` are the ``n = m + r - 1``
-inputs, ``g`` the taps, and ``*`` multiplies element by element: ``n`` products in place of ``m r``. In two dimensions
-each matrix is applied along either.
+``m`` neighbouring results of a filter of ``r`` taps are ``AT [(G g) * (BT d)]``. Here ``d`` are the ``n = m + r - 1``
+inputs, ``g`` are the taps, and ``*`` multiplies elementwise. That takes ``n`` products instead of ``m r``. In two
+dimensions, each matrix is applied along both.
 
-The construction is Toom's and Cook's at points of the line, transposed (Blahut, Fast Algorithms for Signal Processing,
-2010, section 5.2; Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, 2015): row ``j`` of ``G`` and
-column ``j`` of ``AT`` hold the powers of point ``j``, row ``j`` of ``BT`` the coefficients of the polynomial that is
-zero at all other points.
+The matrices are the transposed Toom-Cook construction at points of the line (Blahut, Fast Algorithms for Signal
+Processing, 2010, section 5.2; Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, 2015). Row ``j`` of
+``G`` and column ``j`` of ``AT`` contain the powers of point ``j``. Row ``j`` of ``BT`` contains the coefficients of the
+polynomial that is zero at all other points.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ZERO = constant(0.0, KIND)
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
-# The finite points of transforms, by the number of places, of which infinity is the last. Of pairs of both signs, whose
-# rows have terms in common, these have the least error, or nearly (random images and taps, root of the mean square): of
+# The finite points of transforms, by the number of points including infinity. Rows of points of opposite sign share
+# terms. Among such sets these have the least error, or nearly: the root mean square over random images and taps. For
 # three taps and four results, 5/8 and 3/2 have 0.42 of the error of the usual 1 and 2.
 _POINTS: Mapping[int, Sequence[Fraction]] = {
     places: [Fraction(value) for value in values.split()]
@@ -42,13 +42,13 @@ _POINTS: Mapping[int, Sequence[Fraction]] = {
 
 
 def has_transforms(results: int, taps: int) -> bool:
-    """Whether there are transforms of so many results and taps."""
+    """Return whether there are transforms for ``results`` and ``taps``."""
     return results + taps - 1 in _POINTS
 
 
 @dataclass(frozen=True)
 class Transforms:
-    """``inputs`` is ``BT`` (n×n), ``taps`` is ``G`` (n×r), ``outputs`` is ``AT`` (m×n)."""
+    """Matrices of an algorithm: ``inputs`` is ``BT`` (n×n), ``taps`` is ``G`` (n×r), ``outputs`` is ``AT`` (m×n)."""
 
     inputs: Matrix
     taps: Matrix
@@ -56,33 +56,36 @@ class Transforms:
 
     @property
     def results(self) -> int:
-        """m, the results of a tile along a dimension."""
+        """Return m, the results of a tile along a dimension."""
         return len(self.outputs)
 
     @property
     def products(self) -> int:
-        """n, the inputs of a tile along a dimension, and its products."""
+        """Return n, the inputs of a tile along a dimension, which is also the number of products."""
         return len(self.inputs)
 
     def of_fewer_taps(self) -> Transforms:
-        """Those for one tap less at the same points but infinity, whose product would be zero."""
+        """Return the transforms for one tap less, at the same points without infinity.
+
+        The product at infinity would be zero.
+        """
         inputs, taps = (_matrix([row[:-1] for row in matrix[:-1]]) for matrix in (self.inputs, self.taps))
         return replace(self, inputs=inputs, taps=taps)
 
 
 @cache
 def transforms(results: int, taps: int) -> Transforms:
-    """Those of tiles of ``results`` for so many ``taps``.
+    """Return the transforms for tiles of ``results`` results and ``taps`` taps.
 
     Raises:
-        KeyError: there are none (:func:`has_transforms`).
+        KeyError: the transforms do not exist (:func:`has_transforms`).
     """
     points = _POINTS[results + taps - 1]
     scales = [math.prod(p - q for q in points if q != p) for p in points]
     last = len(points)
 
     def powers(count: int) -> list[list[Fraction]]:
-        """A row for each power, a column for each point, infinity the last."""
+        """Return a row for each power, and a column for each point. The last column is infinity."""
         return [[*(p**k for p in points), Fraction(int(k == count - 1))] for k in range(count)]
 
     outputs = powers(results)
@@ -93,12 +96,12 @@ def transforms(results: int, taps: int) -> Transforms:
 
 
 def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
-    """The coefficients, of the constant first, of the product of ``x - root``."""
-    found = [Fraction(1)]
+    """Return the coefficients of the product of ``x - root``, the constant first."""
+    coefficients = [Fraction(1)]
     for root in roots:
-        shifted = [Fraction(0), *found]
-        found = [high - root * low for high, low in zip(shifted, [*found, Fraction(0)], strict=True)]
-    return found
+        shifted = [Fraction(0), *coefficients]
+        coefficients = [high - root * low for high, low in zip(shifted, [*coefficients, Fraction(0)], strict=True)]
+    return coefficients
 
 
 def _matrix(rows: Sequence[Sequence[Fraction]]) -> Matrix:
@@ -111,50 +114,56 @@ def _matrix(rows: Sequence[Sequence[Fraction]]) -> Matrix:
 def transformed(
     matrices: Sequence[Matrix], values: Mapping[tuple[int, ...], Expression], fused: bool
 ) -> dict[tuple[int, ...], Expression]:
-    """A matrix along each dimension of ``values`` (f32), which are named by their places; in order of places.
-    ``fused``: multiply-add is one instruction."""
-    found = dict(values)
+    """Return ``values`` (f32) multiplied by a matrix along each dimension, in the order of their positions.
+
+    ``values`` are indexed by position. ``fused``: multiply-add is one instruction.
+    """
+    results = dict(values)
     for d, matrix in enumerate(matrices):
         lines: dict[tuple[int, ...], dict[int, Expression]] = {}
-        for place, value in found.items():
+        for place, value in results.items():
             lines.setdefault((*place[:d], *place[d + 1 :]), {})[place[d]] = value
-        found = {
+        results = {
             (*rest[:d], k, *rest[d:]): value
             for rest, line in lines.items()
             for k, value in enumerate(_product(matrix, [line[j] for j in sorted(line)], fused))
         }
-    return dict(sorted(found.items()))
+    return dict(sorted(results.items()))
 
 
 def _product(matrix: Matrix, vector: Sequence[Expression], fused: bool) -> list[Expression]:
-    """A matrix times a vector."""
-    made: list[Expression] = []
+    """Return a matrix times a vector."""
+    results: list[Expression] = []
     for first, op, second in _rows(matrix):
         value = _sum(first, vector, fused)
-        made.append(value if not op else binary(op, value, _sum(second, vector, fused)))
-    return made
+        results.append(value if not op else binary(op, value, _sum(second, vector, fused)))
+    return results
 
 
-# Terms of a sum: those of one factor, which some have with the other sign, together.
+# Terms of a sum, grouped by factor. Each group has the positions of its values, and whether they are added or
+# subtracted.
 _Terms = tuple[tuple[float, tuple[tuple[bool, int], ...]], ...]
 
 
 @cache
 def _rows(matrix: Matrix) -> list[tuple[_Terms, str, _Terms]]:
-    """Each row as a sum of two, or as one and none. Rows that differ in signs alone, as those of points of both signs
-    do, are the sum and the difference of what they have in common and of what they have not."""
-    made: list[tuple[_Terms, str, _Terms]] = []
+    """Return each row as a sum or difference of two parts, or as one part.
+
+    Rows of points of opposite sign differ only in signs. They are the sum and the difference of their common and their
+    other terms.
+    """
+    results: list[tuple[_Terms, str, _Terms]] = []
     for number, row in enumerate(matrix):
         partner = next((k for k, other in enumerate(matrix) if _is_mirrored(row, other)), None)
         if partner is None:
-            made.append((_terms(row), "", ()))
+            results.append((_terms(row), "", ()))
             continue
         first, second = sorted((number, partner))
         pairs = list(zip(matrix[first], matrix[second], strict=True))
         common = _terms([a if a == b else Fraction(0) for a, b in pairs])
         other = _terms([a if a != b else Fraction(0) for a, b in pairs])
-        made.append((common, "arith.addf" if number == first else "arith.subf", other))
-    return made
+        results.append((common, "arith.addf" if number == first else "arith.subf", other))
+    return results
 
 
 def _is_mirrored(row: Sequence[Fraction], other: Sequence[Fraction]) -> bool:
@@ -163,8 +172,11 @@ def _is_mirrored(row: Sequence[Fraction], other: Sequence[Fraction]) -> bool:
 
 
 def _terms(factors: Sequence[Fraction]) -> _Terms:
-    """Values whose factors are alike up to their signs are added first, since rows may share that; those that no number
-    multiplies come before others."""
+    """Return the terms of a row, grouped by the size of their factor.
+
+    Values with the same factor up to sign are added first, since rows may share that sum. Groups with factor 1 or -1
+    come first.
+    """
     alike: dict[Fraction, list[int]] = {}
     for place, factor in enumerate(factors):
         if factor:
@@ -185,7 +197,7 @@ def _sum(terms: _Terms, values: Sequence[Expression], fused: bool) -> Expression
 
 
 def _plus(total: Expression, factor: float, value: Expression, fused: bool) -> Expression:
-    """``total`` and ``factor`` times ``value``."""
+    """Return ``total`` plus ``factor`` times ``value``."""
     if value is ZERO:
         return total
     if factor in (1, -1):
@@ -197,7 +209,7 @@ def _plus(total: Expression, factor: float, value: Expression, fused: bool) -> E
 
 
 def binary(op: str, left: Expression, right: Expression) -> Expression:
-    """A sum or a difference, of f32."""
+    """Return a sum or a difference, of f32."""
     if right is ZERO and op in ("arith.addf", "arith.subf"):
         return left
     return right if left is ZERO and op == "arith.addf" else operation(op, [left, right], KIND)

@@ -1,6 +1,6 @@
-"""What the kernels of a loop program do in numbers: floating-point operations, and bytes read and written.
+"""Amount of work of a loop program's kernels: floating-point operations, and bytes read and written.
 
-Counts are for people: a roofline, not a schedule (whose costs are in ``schedule/``).
+The counts are for humans, as in a roofline. Costs for schedules are in ``schedule/``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.expressions import Contents, Expression
 from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoop
 
-# Of MLIR's operations on floats, those that compute nothing but choose, compare or convert.
+# MLIR's operations on floats that only choose, compare or convert.
 _FREE = frozenset(("arith.select", "arith.cmpf", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp"))
 _FLOATS = frozenset(("f32", "f64", "f16", "bf16"))
 _OPERATIONS = {"math.fma": 2, "dot": 3}
@@ -23,7 +23,14 @@ _OPERATIONS = {"math.fma": 2, "dot": 3}
 
 @dataclass(frozen=True)
 class Work:
-    """``loops``: the sizes of a step's nests, ``2x64 reduce 128``; ``nodes``: of the group, those that it computes."""
+    """Work of a step.
+
+    Attributes:
+        loops: the sizes of its nests, for example ``2x64 reduce 128``.
+        flops: the number of floating-point operations.
+        bytes: the number of bytes that are read and written.
+        nodes: the group's nodes that the step computes.
+    """
 
     loops: str
     flops: int | Size
@@ -32,8 +39,10 @@ class Work:
 
 
 def work_of(step: LoopNest | TileLoop | OutlinedRegion, repeats: int | Size = 1) -> Work:
-    """What a step does in a call of the entry that runs it ``repeats`` times; of a region, whose loops are not known,
-    the bytes alone."""
+    """Return the work of a step that runs ``repeats`` times in a call of the entry.
+
+    For a region, only the bytes are counted, since its loops are unknown.
+    """
     if isinstance(step, OutlinedRegion):
         moved = _sum(buffer.bytes for buffer in (*step.inputs, *step.outputs))
         return Work("", 0, moved * repeats, tuple(sorted(step.nodes)))
@@ -47,16 +56,16 @@ def work_of(step: LoopNest | TileLoop | OutlinedRegion, repeats: int | Size = 1)
 
 
 def _whole_nests(step: LoopNest | TileLoop) -> Sequence[LoopNest]:
-    """The nests of a step, those of a tile loop over all tiles."""
+    """Return the nests of a step. Those of a tile loop are over all tiles."""
     if isinstance(step, LoopNest):
         return [step]
     return [step.part(member, step.extents) for member in range(len(step.members))]
 
 
 def _loops(nest: LoopNest) -> str:
-    own = "x".join(str(n) for n, reduces in zip(nest.sizes, nest.reduction, strict=True) if not reduces and n != 1)
+    parallel = "x".join(str(n) for n, reduces in zip(nest.sizes, nest.reduction, strict=True) if not reduces and n != 1)
     reduced = "x".join(str(n) for n, reduces in zip(nest.sizes, nest.reduction, strict=True) if reduces and n != 1)
-    return " ".join([own or "1", *(["reduce", reduced] if reduced else [])])
+    return " ".join([parallel or "1", *(["reduce", reduced] if reduced else [])])
 
 
 def _flops(nest: LoopNest) -> int | Size:
@@ -75,7 +84,7 @@ def _operations_of(expression: Expression) -> int:
 
 
 def _bytes(nest: LoopNest) -> int | Size:
-    """Elements that several accesses touch are counted once for each."""
+    """Return the bytes of all accesses. Elements are counted once for each access."""
     touched = [_touched(nest, access) for access in (*nest.read_accesses, *nest.written_accesses)]
     return _sum([*touched, *(table.buffer.bytes for table in nest.tables)])
 

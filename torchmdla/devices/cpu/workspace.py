@@ -1,4 +1,4 @@
-"""Where buffers lie in the workspace: those that are never needed at one time share memory."""
+"""Placement of buffers in the workspace. Buffers whose lifetimes do not overlap share memory."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Lifetime:
-    """``size`` bytes that are needed from step ``first`` to step ``last``, both included."""
+    """Lifetime of ``size`` bytes, from step ``first`` to step ``last``, both included."""
 
     size: AnySize
     first: int
     last: int
 
     def meets(self, other: Lifetime) -> bool:
-        """Whether both are needed at some step."""
+        """Return whether both are live at some step."""
         return self.first <= other.last and other.first <= self.last
 
 
 def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
-    """Offsets of the buffers in one workspace, and its bytes: largest first, each at the lowest free offset.
+    """Return the offset of each buffer in one workspace, and the size of the workspace in bytes.
 
-    Buffers whose lifetimes meet never overlap; every offset is a multiple of 64 bytes.
+    The largest buffer is placed first, each at the lowest free offset. Buffers whose lifetimes overlap never share
+    memory. Every offset is a multiple of 64 bytes.
     """
     offsets, sizes = [0] * len(lifetimes), [static(lifetime.size) for lifetime in lifetimes]
     placed: list[int] = []
     for k in sorted(range(len(lifetimes)), key=lambda k: -sizes[k]):
-        own = lifetimes[k]
-        busy = sorted((offsets[j], offsets[j] + sizes[j]) for j in placed if own.meets(lifetimes[j]))
+        current = lifetimes[k]
+        busy = sorted((offsets[j], offsets[j] + sizes[j]) for j in placed if current.meets(lifetimes[j]))
         for start, end in busy:
             if start - offsets[k] >= sizes[k]:
                 break

@@ -11,7 +11,7 @@ from torchmdla.devices.mdla.options import Options
 
 
 class MdlaDevice(Device):
-    """The accelerator, or whatever library has its C API: by default the emulator beside this file."""
+    """Device of the accelerator, or of any library with its C API; the default is the emulator in this folder."""
 
     name = "mdla"
 
@@ -39,12 +39,14 @@ class MdlaDevice(Device):
         return self._options.precision or "fixed16"
 
     def configure(self, **options: object) -> None:
-        """``library``, ``precision``, ``clusters``, ``fpgas``, ``debug``, ``options``: see
-        :class:`torchmdla.devices.mdla.options.Options`. What is not given has its default."""
+        """Set ``library``, ``precision``, ``clusters``, ``fpgas``, ``debug``, ``options`` and the other options.
+
+        See :class:`torchmdla.devices.mdla.options.Options`. Omitted options get their defaults.
+        """
         self._options = Options.of(options)
 
     def target(self) -> Target:
-        # As part of the program the options are part of every key that its code is kept under.
+        # The options are part of the target, hence of every key under which the code is stored.
         return Target(self.name, features=self._options.located().to_text())
 
     def lower(self, program: Program) -> Artifact:

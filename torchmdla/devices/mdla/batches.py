@@ -1,4 +1,4 @@
-"""How a group's batch is run: as one inference, or in parts that are pipelined."""
+"""Execution of a group's batch: as one inference, or in pipelined parts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from torchmdla.support import forks
 
 @dataclass(frozen=True)
 class Inferences:
-    """A call of a group: ``parts`` inferences by one binary, each on as much of every input and output; ``cycles`` are
-    those of all, with their transfers, by the library's own count (0: it does not tell)."""
+    """Inferences of one call of a group.
+
+    The ``parts`` inferences use one binary and equal parts of every input and output. ``cycles`` is the total for all
+    parts including transfers, as the library reports it (0: it does not report cycles).
+    """
 
     parts: int
     binary: bytes
@@ -28,20 +31,20 @@ class Inferences:
 
 
 _lock = forks.held(threading.RLock())
-# Into how many parts the batches of models were found to be computed soonest, by model and options.
+# The number of parts with the lowest cost, by model and options.
 _chosen: dict[tuple[str, str], int] = {}
 
 
 def arranged(model: bytes, program: DeviceProgram, options: Options, samples: Sequence[Sequence[Array]]) -> Inferences:
-    """``model``, an ONNX file with its weights, compiled as ``options.batches`` says:
+    """Compile ``model``, an ONNX file with its weights, as ``options.batches`` specifies.
 
-    - ``"whole"``: as it is;
-    - ``"items"``: in as many parts as it can be divided into;
-    - None: in the parts with which the library's own count of cycles, transfers included, is the lowest. A library that
-      does not tell its cycles computes the batch as one.
+    - ``"whole"``: the batch is one inference.
+    - ``"items"``: the batch is divided into the maximum number of parts.
+    - None: the number of parts minimises the library's own count of cycles, transfers included. If the library does not
+      report cycles, the batch is one inference.
 
     Raises:
-        DeviceError: the library has failed, crashed or taken too long.
+        DeviceError: the library failed, crashed or timed out.
     """
     batch = _Batch(model, program.inputs, options, samples)
     if options.batches == "whole":
@@ -53,15 +56,15 @@ def arranged(model: bytes, program: DeviceProgram, options: Options, samples: Se
     with _lock:
         chosen = _chosen.get(key)
     if chosen is None:
-        made = batch.soonest()
+        inferences = batch.soonest()
         with _lock:
-            _chosen[key] = made.parts
-        return made
+            _chosen[key] = inferences.parts
+        return inferences
     return batch.whole() if chosen == 1 else next(batch.in_parts(*d) for d in batch.divisions([chosen]))
 
 
 class _Batch:
-    """A model of a whole batch, and those of its parts."""
+    """Model of a whole batch, and the models of its parts."""
 
     def __init__(
         self, model: bytes, inputs: Sequence[Port], options: Options, samples: Sequence[Sequence[Array]]
@@ -72,8 +75,10 @@ class _Batch:
         self._samples = samples
 
     def divisions(self, among: Iterable[int] | None = None) -> Iterator[tuple[int, bytes]]:
-        """Into how many parts it can be divided, of all numbers or ``among`` these, from few to many, and the model of
-        one of them."""
+        """Yield the possible numbers of parts, in ascending order, each with the model of one part.
+
+        If ``among`` is not None, only its numbers are considered.
+        """
         import onnx
 
         from torchmdla.devices.mdla.division import divided, parts_possible
@@ -84,22 +89,25 @@ class _Batch:
                 yield parts, part.SerializeToString()
 
     def soonest(self) -> Inferences:
-        """In the parts with the fewest cycles; fewer parts are tried first, as long as more of them help."""
+        """Return the inferences with the fewest cycles.
+
+        The number of parts increases as long as this reduces the cycles.
+        """
         best = self.whole()
         if not best.cycles:
             return best
         for division in self.divisions():
-            made = self.in_parts(*division)
-            if made.cycles >= best.cycles:
+            candidate = self.in_parts(*division)
+            if candidate.cycles >= best.cycles:
                 break
-            best = made
+            best = candidate
         return best
 
     def whole(self) -> Inferences:
         return _of(1, compiling.binary_of(self._model, self._inputs, self._options, self._samples))
 
     def in_parts(self, parts: int, model: bytes) -> Inferences:
-        """By the ``model`` of one of so many parts."""
+        """Return the inferences for ``parts`` parts, where ``model`` is the model of one part."""
         inputs = [Port(port.position, (port.shape[0] // parts, *port.shape[1:])) for port in self._inputs]
         samples = [
             [np.split(array, parts)[part] for array in sample] for sample in self._samples for part in range(parts)

@@ -1,8 +1,8 @@
-"""Calibration inputs: what ``ie_compile_vfp`` chooses number formats by.
+"""Calibration inputs, from which ``ie_compile_vfp`` chooses number formats.
 
-They are kept by the model (:attr:`DeviceProgram.model_key`), so that they serve in another precision than the one that
-they were gathered in; and by its structure, for groups that other frontends form of the same layers. They count in
-contexts that are loaded later.
+They are stored by model (:attr:`DeviceProgram.model_key`), so that they can be used in another precision than the one
+in which they were gathered. They are also stored by the structure of the model, for groups that other frontends form of
+the same layers. They affect contexts that are loaded later.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torchmdla.errors import DeviceError
 from torchmdla.support import forks
 
 _lock = forks.held(threading.RLock())
-# By models' keys, and by hashes of their structure.
+# By keys of models, and by hashes of their structure.
 _samples: dict[str, list[tuple[Array, ...]]] = {}
 
 
 def add_sample(program: DeviceProgram, inputs: Sequence[Array]) -> None:
-    """One more set of the model's inputs, copied."""
+    """Add a copy of one set of the model's inputs."""
     sample = tuple(array.copy() for array in inputs)
     keys = program.model_key, _structure_of(program)
     with _lock:
@@ -34,11 +34,12 @@ def add_sample(program: DeviceProgram, inputs: Sequence[Array]) -> None:
 
 
 def samples_for(program: DeviceProgram, options: Options) -> list[tuple[Array, ...]]:
-    """The sets of inputs to choose formats by, where the precision asks for some: those of the model, or else those of
-    models with its structure.
+    """Return the calibration inputs, or an empty list if the precision does not need them.
+
+    Samples of the model itself have priority over samples of models with the same structure.
 
     Raises:
-        DeviceError: it does, and there are none.
+        DeviceError: the precision needs calibration inputs and there are not any.
     """
     if options.precision != "variable":
         return []
@@ -54,13 +55,13 @@ _NEEDS_SAMPLES = "precision 'variable' needs calibration inputs of this group: s
 
 
 def forget() -> None:
-    """Drops all of them."""
+    """Drop all calibration inputs."""
     with _lock:
         _samples.clear()
 
 
 def _structure_of(program: DeviceProgram) -> str:
-    """SHA-256 of the model without names, in hexadecimal: operations, attributes, shapes, and who reads whom."""
+    """Return the SHA-256 of the model without names, in hexadecimal: operations, attributes, shapes and edges."""
     import onnx
 
     from torchmdla.devices.mdla.onnx_graph import sizes_of

@@ -1,4 +1,7 @@
-"""From an ONNX model with its weights to the device's binary, by the library's compiler in a process of its own."""
+"""Compilation of an ONNX model with its weights to the device's binary.
+
+The library's compiler runs in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -30,45 +33,50 @@ from torchmdla.support.processes import how_it_ended
 
 _SCRIPT = Path(__file__).with_name("compile_process.py")
 
-# How many binaries a process keeps for models that come again with the same weights.
+# The maximum number of binaries that a process caches, for models that recur with the same weights.
 _MOST_KEPT = 32
 
-# How much of what the library printed a fault tells, in characters.
+# The number of trailing characters of the library's output in an error message.
 _TAIL = 2000
 
 
 @lru_cache(maxsize=1)
 def _folder() -> Path:
-    """Of this process's binaries; removed at its end."""
+    """Return the folder of this process's binaries, which is removed when the process ends."""
     path = Path(tempfile.mkdtemp(prefix="torchmdla-mdla-"))
     atexit.register(_remove, path, os.getpid())
     return path
 
 
 def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # A forked child ends, too.
+    if os.getpid() == owner:  # A forked child also runs this.
         shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Cycles of one inference, by the library's own count: its inputs to the card, computing, its outputs from the
-    card. 0 where the library does not tell."""
+    """Cycles of one inference, as the library reports them.
+
+    The parts are the transfer of inputs to the card, the computation, and the transfer of outputs from the card. 0 if
+    the library does not report cycles.
+    """
 
     input: int
     compute: int
     output: int
 
     def of_stream(self, inferences: int) -> int:
-        """Of so many, one after the other: what the card does for them overlaps, but for the first input and the last
-        output."""
+        """Return the cycles of consecutive ``inferences``.
+
+        The card overlaps their stages, except for the first input and the last output.
+        """
         longest = max(self.input, self.compute, self.output)
         return self.input + self.compute + self.output + (inferences - 1) * longest
 
 
 @dataclass(frozen=True)
 class Binary:
-    """What the library's compiler wrote, and what it costs."""
+    """Output of the library's compiler, and its cost."""
 
     content: bytes
     cost: Cost
@@ -80,7 +88,7 @@ _binaries: OrderedDict[str, tuple[Path, Cost]] = OrderedDict()
 
 def _after_fork_in_child() -> None:
     _folder.cache_clear()
-    _binaries.clear()  # They are the parent's, and go with it.
+    _binaries.clear()  # They belong to the parent, which removes them.
 
 
 if hasattr(os, "register_at_fork"):
@@ -88,25 +96,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def binary_of(model: bytes, inputs: Sequence[Port], options: Options, samples: Sequence[Sequence[Array]]) -> Binary:
-    """What ``ie_compile`` makes of ``model``, an ONNX file with its weights; or ``ie_compile_vfp``, with ``samples``
-    (arrays for the model's inputs), where there are any.
+    """Compile ``model``, an ONNX file with its weights, with ``ie_compile``.
 
-    Equal models are compiled once in a process, as long as there are not too many others.
+    ``ie_compile_vfp`` is used if there are ``samples`` (arrays for the model's inputs). Binaries are cached: equal
+    models are compiled once in a process, unless too many others follow.
 
     Raises:
-        DeviceError: the library has failed, crashed or taken too long.
+        DeviceError: the library failed, crashed or timed out.
     """
     flags, shapes = options.flags(), shapes_text(inputs)
     key = _key(model, shapes, options.library, flags, samples)
     with _lock:
-        kept = _binaries.get(key)
-        if kept is not None:
+        cached = _binaries.get(key)
+        if cached is not None:
             _binaries.move_to_end(key)
-            path, cost = kept
+            path, cost = cached
             return Binary(path.read_bytes(), cost)
     with tempfile.TemporaryDirectory(dir=_folder()) as place:
-        made, cost = _compile(Path(place), model, shapes, options, samples)
-        binary = Binary(made.read_bytes(), cost)
+        file, cost = _compile(Path(place), model, shapes, options, samples)
+        binary = Binary(file.read_bytes(), cost)
     path = _folder() / key
     path.write_bytes(binary.content)
     with _lock:
@@ -118,7 +126,7 @@ def binary_of(model: bytes, inputs: Sequence[Port], options: Options, samples: S
 
 
 def shapes_text(inputs: Sequence[Port]) -> str:
-    """``"1x3x224x224;1x8"``."""
+    """Return the shapes as text: ``"1x3x224x224;1x8"``."""
     return ";".join("x".join(map(str, port.shape)) for port in inputs)
 
 
@@ -136,7 +144,7 @@ def _key(
 def _compile(
     place: Path, model: bytes, shapes: str, options: Options, samples: Sequence[Sequence[Array]]
 ) -> tuple[Path, Cost]:
-    """The binary's file in the folder ``place``, and what it costs."""
+    """Return the path of the binary in the folder ``place``, and its cost."""
     function = "ie_compile_vfp" if samples else "ie_compile"
     onnx_file, binary = place / "model.onnx", place / "model.bin"
     onnx_file.write_bytes(model)
@@ -160,10 +168,10 @@ def _compile(
 
 
 def _run(function: str, job: Mapping[str, object]) -> Cost:
-    """What the library's ``function`` says, which does a ``job`` in a process of its own.
+    """Run the library's ``function`` for a ``job`` in a separate process, and return the cost.
 
     Raises:
-        DeviceError: it has failed, crashed or taken too long.
+        DeviceError: the library failed, crashed or timed out.
     """
     seconds = Limits.from_environment().seconds or None
     try:
@@ -189,7 +197,7 @@ def _run(function: str, job: Mapping[str, object]) -> Cost:
 
 
 def forget() -> None:
-    """Drops the binaries that are kept."""
+    """Drop the cached binaries."""
     with _lock:
         while _binaries:
             _, (path, _) = _binaries.popitem()

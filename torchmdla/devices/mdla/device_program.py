@@ -1,4 +1,4 @@
-"""What an artifact of the mdla device holds: an ONNX model, where its weights come from, and the options it is for."""
+"""Content of an artifact of the mdla device: an ONNX model, the recipes of its weights, and its options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of the model: its ``position`` among the program's arguments or results, and its sizes."""
+    """Input or output of the model: its ``position`` among the program's arguments or results, and its sizes."""
 
     position: int
     shape: tuple[int, ...]
@@ -22,8 +22,11 @@ class Port:
 
 @dataclass(frozen=True)
 class DeviceProgram:
-    """``model`` is an ``onnx.ModelProto`` whose weights are inputs without data; ``weights`` says by name what to make
-    them of; ``target`` is the text of the options (:class:`torchmdla.devices.mdla.options.Options`)."""
+    """Program for the mdla device.
+
+    ``model`` is an ``onnx.ModelProto`` whose weights are inputs without data. ``weights`` contains the recipe of each
+    weight, by name. ``target`` is the text of the options (:class:`torchmdla.devices.mdla.options.Options`).
+    """
 
     model: bytes
     weights: dict[str, Recipe]
@@ -33,16 +36,16 @@ class DeviceProgram:
 
     @property
     def key(self) -> str:
-        """SHA-256 of all of it, in hexadecimal."""
+        """Return the SHA-256 of the whole program, in hexadecimal."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     @property
     def model_key(self) -> str:
-        """SHA-256 of the model alone: the same whatever the options."""
+        """Return the SHA-256 of the model alone, independent of the options."""
         return hashlib.sha256(self.model).hexdigest()
 
     def parameters(self) -> tuple[int, ...]:
-        """The program's arguments that weights are made of, in order."""
+        """Return the positions of the program's arguments that the weights are made of, in order."""
         return tuple(sorted(set[int]().union(*(recipe.arguments() for recipe in self.weights.values()))))
 
     def to_bytes(self) -> bytes:

@@ -1,8 +1,8 @@
-"""Batches in parts: a model that computes a part of its batch, where every operation works on each item alone.
+"""Division of batches: a model that computes a part of its batch, if every operation works on each item alone.
 
-A tensor is *divided* along one axis: its elements there are those of the parts, one part after the other. Inputs and
-outputs are divided along their first axis, so that a part of them lies in one piece. Where an operation mixes parts, or
-no rule below covers it, the model cannot be divided.
+A tensor is *divided* along one axis: along that axis it is the concatenation of the parts' elements. Inputs and outputs
+are divided along their first axis, so that each part is contiguous. If an operation mixes parts, or no rule below
+covers it, the model cannot be divided.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from torchmdla.devices.mdla.onnx_graph import sizes_of
 
 
 class _Mixes(Exception):
-    """A result of one part depends on another part, or it is not known not to."""
+    """Error for a result of one part that depends, or may depend, on another part."""
 
 
 def parts_possible(model: onnx.ModelProto) -> Iterator[int]:
-    """Into how many equal parts the sizes of the model's inputs and outputs can be divided, from two on."""
+    """Return the numbers of equal parts, from 2 on, that divide the first axis of all inputs and outputs."""
     leading = [sizes_of(info)[0] for info in (*model.graph.input, *model.graph.output)]
     items = math.gcd(*leading)
     return (parts for parts in range(2, items + 1) if items % parts == 0)
 
 
 def divided(model: onnx.ModelProto, parts: int) -> onnx.ModelProto | None:
-    """The model of one of ``parts`` equal parts of the batch; None where there is none that computes the same.
+    """Return the model of one of ``parts`` equal parts of the batch; None if the model cannot be divided.
 
-    ``model`` has its weights in it, and the shape of every value.
+    ``model`` contains its weights and the shape of every value.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    part = onnx.ModelProto()
+    part.CopyFrom(model)
     try:
-        _Divider(made.graph, parts).divide()
+        _Divider(part.graph, parts).divide()
     except _Mixes:
         return None
-    return made
+    return part
 
 
 class _Divider:
-    """Walks the graph and writes each node for one part."""
+    """Rewriter of a graph that converts each node to the size of one part."""
 
     def __init__(self, graph: onnx.GraphProto, parts: int) -> None:
         self.parts = parts
@@ -68,33 +68,40 @@ class _Divider:
             size = self._infos[name].type.tensor_type.shape.dim[axis]
             size.dim_value //= self.parts
         read = {name for node in self._graph.node for name in node.input}
-        kept = [tensor for tensor in self._graph.initializer if tensor.name in read]
+        initializers = [tensor for tensor in self._graph.initializer if tensor.name in read]
         del self._graph.initializer[:]
-        self._graph.initializer.extend(kept)
+        self._graph.initializer.extend(initializers)
 
     def axis(self, name: str) -> int | None:
-        """Along which a value is divided; None: it is a constant."""
+        """Return the axis along which a value is divided; None if it is a constant."""
         return self._axes.get(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the value for the whole batch."""
+        """Return the shape of the value for the whole batch."""
         return self._constants[name].shape if name in self._constants else self._shapes[name]
 
     def constant(self, name: str) -> Any:
-        """Its elements."""
+        """Return the elements of a constant.
+
+        Raises:
+            _Mixes: the value is not a constant.
+        """
         if name not in self._constants:
             raise _Mixes
         return self._constants[name]
 
     def replace(self, node: onnx.NodeProto, place: int, value: Any) -> None:
-        """Gives the node another constant as an operand."""
+        """Replace an operand of the node by another constant."""
         name = f"{node.name}_part_{place}"
         node.input[place] = name
         self._constants[name] = value
         self._graph.initializer.append(numpy_helper.from_array(value, name))
 
     def shorten(self, node: onnx.NodeProto, place: int, axis: int) -> None:
-        """Divides a constant operand whose parts are equal along an axis; where that is 1 or not there, all have it."""
+        """Divide a constant operand along an axis, if its parts are equal.
+
+        If the axis has size 1 or does not exist, the operand is unchanged: it is broadcast to all parts.
+        """
         value = self.constant(node.input[place])
         if axis < 0 or value.shape[axis] == 1:
             return
@@ -112,7 +119,9 @@ class _Divider:
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
-    return next((helper.get_attribute_value(given) for given in node.attribute if given.name == name), default)
+    return next(
+        (helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name), default
+    )
 
 
 def _given_axis(divider: _Divider, name: str) -> int:
@@ -123,7 +132,7 @@ def _given_axis(divider: _Divider, name: str) -> int:
 
 
 def _elementwise(divider: _Divider, node: onnx.NodeProto) -> int:
-    """Of one operand; the others are numbers."""
+    """Return the axis of the result of an operation on one operand; the other operands are numbers."""
     for name in filter(None, node.input[1:]):
         if divider.constant(name).size != 1:
             raise _Mixes
@@ -131,7 +140,7 @@ def _elementwise(divider: _Divider, node: onnx.NodeProto) -> int:
 
 
 def _by_image(divider: _Divider, node: onnx.NodeProto) -> int:
-    """On each element of the first axis alone, by constants."""
+    """Return the axis of an operation that processes each element of the first axis alone, with constant parameters."""
     for name in filter(None, node.input[1:]):
         divider.constant(name)
     return _first(_given_axis(divider, node.input[0]))
@@ -160,7 +169,7 @@ def _divide_size(divider: _Divider, node: onnx.NodeProto, place: int, axis: int)
 
 
 def _gemm(divider: _Divider, node: onnx.NodeProto) -> int:
-    """Rows of a product with a constant matrix."""
+    """Return the axis of a product with a constant matrix, which is divided by rows."""
     if _attribute(node, "transA", 0):
         raise _Mixes
     divider.constant(node.input[1])
@@ -170,7 +179,7 @@ def _gemm(divider: _Divider, node: onnx.NodeProto) -> int:
 
 
 def _matmul(divider: _Divider, node: onnx.NodeProto) -> int:
-    """Products of equally many matrices, or rows of a product with a constant one."""
+    """Return the axis of a batched product, or of a product with a constant matrix that is divided by rows."""
     left, right = node.input
     axis, rank = _given_axis(divider, left), len(divider.shape(left))
     if divider.axis(right) is None:
@@ -183,7 +192,10 @@ def _matmul(divider: _Divider, node: onnx.NodeProto) -> int:
 
 
 def _broadcast(divider: _Divider, node: onnx.NodeProto) -> int:
-    """Of operands that are divided along the same axis, and constants that are the same for all parts."""
+    """Return the axis of an elementwise operation with broadcast operands.
+
+    Operands are divided along the same axis, and constants are equal for all parts.
+    """
     shape = divider.shape(node.output[0])
     before = {name: len(shape) - len(divider.shape(name)) for name in node.input}
     axes = {before[name] + axis for name in node.input if (axis := divider.axis(name)) is not None}
@@ -224,7 +236,11 @@ def _transpose(divider: _Divider, node: onnx.NodeProto) -> int:
 
 
 def _reshape(divider: _Divider, node: onnx.NodeProto) -> int:
-    """The elements stay where they are, so the parts do where an axis begins with them again."""
+    """Return the axis along which the reshaped value is divided.
+
+    The elements keep their order. The division is preserved if an axis of the result has the same product of preceding
+    sizes as the divided axis.
+    """
     axis = _given_axis(divider, node.input[0])
     before = math.prod(divider.shape(node.input[0])[:axis])
     sizes = [int(size) for size in divider.constant(node.input[1])]
@@ -243,7 +259,7 @@ def _pad(divider: _Divider, node: onnx.NodeProto) -> int:
     return axis
 
 
-# A node's kind -> along which axis its result is divided.
+# Kind of a node -> function that returns the axis along which its result is divided.
 _RULES: Mapping[str, Callable[[_Divider, onnx.NodeProto], int]] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "BatchNormalization"), _by_image),
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalAveragePool"), _by_image),

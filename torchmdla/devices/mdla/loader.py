@@ -1,8 +1,8 @@
-"""Makes an artifact of the mdla device callable in this process.
+"""Loader of artifacts of the mdla device.
 
-The entry is one function of the binding for all programs. What differs is in the packed buffer: a context, which the
-program's pack loads with the model and the weights of the moment. The pack is Python, called by the runtime without the
-GIL and without it holding anything that Python could wait for.
+The entry is one function of the binding for all programs. The packed buffer contains the differences: a context, which
+the program's pack loads with the model and the current weights. The pack is a Python function. The runtime calls it
+without the GIL, and without holding a lock that Python could wait for.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from torchmdla.devices.mdla.weights import evaluate
 from torchmdla.devices.shared_code import SharedCode
 from torchmdla.errors import CompileError, DeviceError
 
-# An entry, or a pack.
+# The type of an entry or a pack.
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
-# The entry's buffers before the arguments, and a pack's before its parameters.
+# The number of buffers before the arguments of an entry, the index of a pack's destination, and the number of buffers
+# before a pack's parameters.
 BEFORE_ARGUMENTS, _DESTINATION, _BEFORE_PARAMETERS = 3, 1, 2
 
-# A pack's statuses: the same weights would fail again; an exception is held.
+# Statuses of a pack: a permanent failure for these weights; an exception is held.
 FAILED, _INTERRUPTED = 1, -1
 
 
 def load(artifact: Artifact) -> LoadedCode:
-    """The program's entry and pack. The device's library is not touched before the pack runs.
+    """Return the program's entry and pack. The device's library is not used before the pack runs.
 
     Raises:
         CompileError: torchmdla was built without the binding.
@@ -64,7 +65,7 @@ _shared = SharedCode(_load)
 
 
 class Packer:
-    """A program's pack, as a function of the ABI: leaves the address of a context in its destination."""
+    """Pack of a program, as a function of the ABI: it stores the address of a context in its destination."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.program = DeviceProgram.from_bytes(artifact.object_code)
@@ -85,10 +86,10 @@ class Packer:
         return 0
 
     def context(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> int:
-        """What is left for the entry, from the buffers of the pack.
+        """Return the address of a context for the entry, from the buffers of the pack.
 
         Raises:
-            DeviceError: the library fails, or the precision needs calibration inputs that are not there.
+            DeviceError: the library failed, or the precision needs calibration inputs and there are not any.
         """
         program, options = self.program, Options.from_text(self.program.target)
         samples = calibration.samples_for(program, options)
@@ -96,10 +97,10 @@ class Packer:
         return load_context(options, inferences, program.inputs, program.outputs, len(self.arguments))
 
     def model(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> bytes:
-        """The ONNX file with the weights in it."""
+        """Return the ONNX file that contains the weights."""
         try:
             import onnx
-        except ModuleNotFoundError:  # The artifact comes from a cache.
+        except ModuleNotFoundError:  # The artifact is from a cache, so lowering did not check this.
             raise DeviceError(f"ie_compile: {NEEDS_ONNX}") from None
         from torchmdla.devices.mdla.onnx_graph import with_weights
 
@@ -110,7 +111,7 @@ class Packer:
         weights = {name: evaluate(recipe, parameters) for name, recipe in self.program.weights.items()}
         try:
             file: bytes = with_weights(onnx.load_from_string(self.program.model), weights).SerializeToString()
-        except ValueError as error:  # Above 2 GiB.
+        except ValueError as error:  # The file exceeds 2 GiB.
             raise DeviceError(f"ie_compile: the model is too large for an ONNX file: {error}") from error
         return file
 
@@ -127,7 +128,7 @@ def load_context(
     outputs: tuple[ProgramPort, ...],
     first_result: int,
 ) -> int:
-    """The address of a context on the device; free it by ``mdla_unload``.
+    """Return the address of a new context on the device; free it by ``mdla_unload``.
 
     ``inputs`` and ``outputs`` are those of a call of the entry, which is one or more ``inferences``. ``first_result``
     is the number of arguments of the entry.

@@ -1,4 +1,4 @@
-"""From a program to an artifact for the mdla device. Nothing of the device's library is called."""
+"""Compilation of a program to an artifact for the mdla device, without a call of the device's library."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torchmdla.errors import CompileError
 
 NEEDS_ONNX = "the mdla device needs the package onnx: pip install 'torchmdla[mdla]'"
 
-# What the pack leaves for the entry: the address of the context.
+# Size in bytes of the buffer that the pack fills for the entry: it contains the address of the context.
 CONTEXT_BYTES = 64
 
 
 def lower(program: Program) -> Artifact:
-    """The program as an ONNX model, and a pack that loads it on the device with the weights.
+    """Convert the program to an ONNX model, and a pack that loads it on the device with the weights.
 
     Raises:
-        CompileError: the device cannot compute it, or the package ``onnx`` is not installed.
+        CompileError: the device cannot compute the program, or the package ``onnx`` is not installed.
     """
     if program.symbols:
         raise CompileError("the mdla device takes no sizes that vary")

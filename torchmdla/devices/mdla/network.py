@@ -1,4 +1,4 @@
-"""A compiled network on the device, called with arrays: no PyTorch, no group."""
+"""Compiled network on the device, called with arrays, without PyTorch or groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 
-# Types of ``ie_getinfo``'s values.
+# The types of values that ``ie_getinfo`` returns.
 _STRING = 1
 _READERS: dict[int, Any] = {2: ctypes.c_bool, 3: ctypes.c_int32, 4: ctypes.c_int64, 5: ctypes.c_float}
 
@@ -24,10 +24,12 @@ _TEXT_BYTES = 1 << 20
 
 
 class Network:
-    """A context of its own. Any thread may use it; :meth:`close` it, or use it in a ``with`` statement.
+    """Network with its own context on the device.
+
+    Any thread may use it. :meth:`close` it, or use it in a ``with`` statement.
 
     Args:
-        binary: what ``ie_compile`` wrote.
+        binary: the output of ``ie_compile``.
         inputs, outputs: their shapes.
         options: the library, and the flags of the context.
 
@@ -45,18 +47,18 @@ class Network:
         )
 
     def run(self, *inputs: Array, software: bool = False) -> list[Array]:
-        """One inference; with ``software`` by the library's reference software, in the device's number formats.
+        """Run one inference; with ``software``, use the library's reference software in the device's number formats.
 
         Raises:
-            ValueError: not as many inputs as there are, or of other shapes.
+            ValueError: the number or the shapes of the inputs are wrong.
             DeviceError: the library reported an error.
         """
-        given, outputs = self._given(inputs), self._empty()
-        self._check(runtime_library.runtime().mdla_run(self._context, _array(given), _array(outputs), software))
+        arrays, outputs = self._given(inputs), self._empty()
+        self._check(runtime_library.runtime().mdla_run(self._context, _array(arrays), _array(outputs), software))
         return outputs
 
     def submit(self, *inputs: Array, user: int = 0) -> None:
-        """Starts an inference (``ie_putinput``, which copies the inputs and waits where no buffer is free).
+        """Start an inference (``ie_putinput``, which copies the inputs and waits while no buffer is free).
 
         Raises:
             ValueError, DeviceError: as :meth:`run`.
@@ -64,7 +66,7 @@ class Network:
         self._check(runtime_library.runtime().mdla_submit(self._context, _array(self._given(inputs)), user))
 
     def collect(self) -> tuple[list[Array], int]:
-        """The results of the oldest inference that was submitted (``ie_getresult``), and its ``user``.
+        """Return the results of the oldest submitted inference (``ie_getresult``), and its ``user``.
 
         Raises:
             DeviceError: the library reported an error.
@@ -75,10 +77,10 @@ class Network:
         return outputs, user.value or 0
 
     def info(self, name: str) -> str | bool | int | float | None:
-        """A measurement or flag of the library (``ie_getinfo``); None where it has no value.
+        """Return a measurement or flag of the library (``ie_getinfo``); None if it does not have a value.
 
         Raises:
-            KeyError: the library knows nothing of that name.
+            KeyError: the library does not know this name.
         """
         buffer = ctypes.create_string_buffer(_TEXT_BYTES)
         kind = runtime_library.runtime().mdla_info(self._context, name.encode(), buffer, len(buffer))
@@ -92,7 +94,7 @@ class Network:
         return value
 
     def close(self) -> None:
-        """Takes the network off the device. More than once is harmless."""
+        """Remove the network from the device. Repeated calls are harmless."""
         context, self._context = self._context, 0
         runtime_library.runtime().mdla_unload(context)
 

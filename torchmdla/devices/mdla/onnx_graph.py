@@ -1,4 +1,4 @@
-"""An ONNX graph in the making: names, nodes, shapes, and the weights that it needs."""
+"""Builder of an ONNX graph: names, nodes, shapes, and the weights that it needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from torchmdla.devices.mdla.weights import Array, BatchNorm, Recipe, Weight
 
-# What accelerators' tools read.
+# The versions that accelerators' tools support.
 OPSET = 13
 IR_VERSION = 7
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value of the graph that depends on inputs, float32. ``used_once``: the program uses it in one place."""
+    """Value of the graph that depends on inputs, float32.
+
+    ``used_once``: the value has a single use in the program.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -29,22 +32,25 @@ Value = Tensor | Weight
 
 
 def sizes_of(info: onnx.ValueInfoProto) -> tuple[int, ...]:
-    """The shape that a model tells of a value, all of it known."""
+    """Return the shape of a value in a model; all sizes are static."""
     return tuple(size.dim_value for size in info.type.tensor_type.shape.dim)
 
 
 @dataclass
 class _Anchor:
-    """A node with weights that a batch norm after it may go into."""
+    """Node with weights into which a subsequent batch norm may be folded."""
 
     node: onnx.NodeProto
     weight: Weight
     bias: Weight | None
-    axis: int  # of the output channels in the weight
+    axis: int  # axis of the output channels in the weight
 
 
 class OnnxGraph:
-    """Collects nodes in order. ``label`` names the nodes that come (``conv2d_3``) until it is set again."""
+    """Builder that collects nodes in order.
+
+    ``label`` is the name of subsequent nodes (``conv2d_3``) until it changes.
+    """
 
     def __init__(self) -> None:
         self.label = "op"
@@ -58,7 +64,7 @@ class OnnxGraph:
         self._anchors: dict[str, _Anchor] = {}
 
     def input(self, name: str, shape: Sequence[int], used_once: bool) -> Tensor:
-        """The graph's next input."""
+        """Add an input to the graph."""
         self._inputs.append(name)
         self._used.add(name)
         self._shapes[name] = tuple(shape)
@@ -72,7 +78,10 @@ class OnnxGraph:
         used_once: bool = False,
         **attributes: Any,
     ) -> Tensor:
-        """A node with one result; operands are values, names of integers, or None for one that is left out."""
+        """Add a node with one result.
+
+        Operands are values, names of integers, or None for an omitted operand.
+        """
         name = self._fresh(self.label)
         inputs = [self._name_of(operand) for operand in operands]
         while inputs and not inputs[-1]:
@@ -82,13 +91,13 @@ class OnnxGraph:
         return Tensor(name, tuple(shape), used_once)
 
     def anchor(self, result: Tensor, weight: Value, bias: Value | None, axis: int) -> Tensor:
-        """Notes that the node of ``result``, which has just been written, computes by ``weight`` and ``bias``."""
+        """Record that the last node, which computes ``result``, uses ``weight`` and ``bias``."""
         if isinstance(weight, Weight) and not isinstance(bias, Tensor) and result.used_once:
             self._anchors[result.name] = _Anchor(self._nodes[-1], weight, bias, axis)
         return result
 
     def fold(self, value: Tensor, norm: BatchNorm) -> Tensor | None:
-        """``value`` with the norm in the weights of the node that computes it; None where that cannot be."""
+        """Return ``value`` with the norm folded into the weights of its producer; None if that is not possible."""
         anchor = self._anchors.pop(value.name, None)
         if anchor is None:
             return None
@@ -99,16 +108,17 @@ class OnnxGraph:
         return value
 
     def integers(self, values: Sequence[int]) -> str:
-        """The name of a constant list of integers."""
+        """Return the name of a constant list of integers."""
         key = tuple(values)
         if key not in self._integers:
             self._integers[key] = self._fresh("sizes")
         return self._integers[key]
 
     def model(self, results: Sequence[Value]) -> tuple[onnx.ModelProto, dict[str, Weight]]:
-        """The model, and its weights by name. They are inputs of the graph behind its own: it holds none of their data.
+        """Return the model, and its weights by name.
 
-        ``results`` become the graph's outputs in this order.
+        The weights follow the graph's own inputs as inputs without data. ``results`` become the graph's outputs in this
+        order.
         """
         outputs: list[str] = []
         for result in results:
@@ -161,11 +171,11 @@ def _infos(shapes: Mapping[str, Sequence[int]]) -> list[onnx.ValueInfoProto]:
 
 
 def with_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
-    """A copy of the ``model`` that :meth:`OnnxGraph.model` made with arrays for its weights: no inputs any more."""
+    """Return a copy of a model from :meth:`OnnxGraph.model` whose weights are initializers instead of inputs."""
     filled = onnx.ModelProto()
     filled.CopyFrom(model)
-    own = [info for info in filled.graph.input if info.name not in weights]
+    inputs = [info for info in filled.graph.input if info.name not in weights]
     del filled.graph.input[:]
-    filled.graph.input.extend(own)
+    filled.graph.input.extend(inputs)
     filled.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     return filled

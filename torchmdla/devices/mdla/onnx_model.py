@@ -1,4 +1,4 @@
-"""From a program in the Torch dialect to an ONNX model, op by op."""
+"""Conversion of a program in the Torch dialect to an ONNX model, op by op."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from torchmdla.devices.mdla.writers import WRITERS, Op
 from torchmdla.errors import CompileError
 
 _TENSOR = re.compile(r"!torch\.vtensor<\[([\d,]*)\],\s*(\w+)>")
-# ``"aten::conv2d"("graph":3:0)``: what the importer calls an op of the user's program.
+# A location from the importer, ``"aten::conv2d"("graph":3:0)``: an op of the user's program.
 _ORIGIN = re.compile(r'"\w+::(\w+)[\w.]*"\("graph":(\d+)')
 
 
 def onnx_model(program: Program) -> tuple[onnx.ModelProto, dict[str, Weight], tuple[Port, ...], tuple[Port, ...]]:
-    """The model, which passes ``onnx.checker``, its weights by name, its inputs and its outputs.
+    """Return the model, its weights by name, its inputs and its outputs.
+
+    The model passes ``onnx.checker``.
 
     Raises:
-        CompileError: an op, or a use of one, that the device has no operation for; or no result depends on an input.
+        CompileError: the device does not support an op or a use of it, or no result depends on an input.
     """
     with new_context(), ir.Location.unknown():
         with explained("the program is not valid"):
@@ -46,7 +48,7 @@ def onnx_model(program: Program) -> tuple[onnx.ModelProto, dict[str, Weight], tu
 
 
 class _Reader:
-    """Walks the function and writes the graph."""
+    """Reader of a function that writes the graph."""
 
     def __init__(self, program: Program, function: Any) -> None:
         self.graph = OnnxGraph()
@@ -60,7 +62,7 @@ class _Reader:
                 self._values[value] = self._input(position, value)
 
     def results(self) -> list[Value]:
-        """Writes every op; what the function returns."""
+        """Write every op, and return the values that the function returns."""
         for op in self._block.operations:
             if op.operation.name == "func.return":
                 return [self._values[operand] for operand in op.operation.operands]  # type: ignore[misc]
@@ -97,25 +99,25 @@ def _uses(value: Any) -> int:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """The sizes of a tensor on the device: one that has no dimensions has one there.
+    """Return the sizes of a tensor on the device. A tensor without dimensions has one dimension there.
 
     Raises:
-        CompileError: another dtype than float32, no tensor, or no elements.
+        CompileError: the dtype is not float32, the value is not a tensor, or it does not have elements.
     """
-    found = _TENSOR.fullmatch(str(value.type))
-    if found is None or found[2] != "f32":
+    match = _TENSOR.fullmatch(str(value.type))
+    if match is None or match[2] != "f32":
         raise CompileError(f"the mdla device has no values of type {value.type}")
-    shape = tuple(int(size) for size in found[1].split(",") if size) or (1,)
+    shape = tuple(int(size) for size in match[1].split(",") if size) or (1,)
     if 0 in shape:
         raise CompileError(f"the mdla device has no tensors of sizes {list(shape)}", scope="sizes")
     return shape
 
 
 def _origin(op: Any) -> tuple[str, str]:
-    """The op's own name, ``aten::relu``, and a name for the nodes that it becomes."""
+    """Return the op's own name, ``aten::relu``, and a name for its ONNX nodes."""
     name = op.name.removeprefix("torch.").replace(".", "::", 1)
-    found = _ORIGIN.search(str(op.location))
-    return name, f"{found[1]}_{found[2]}" if found else name.partition("::")[2].partition(".")[0]
+    match = _ORIGIN.search(str(op.location))
+    return name, f"{match[1]}_{match[2]}" if match else name.partition("::")[2].partition(".")[0]
 
 
 def _literal(op: Any) -> Weight:

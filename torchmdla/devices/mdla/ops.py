@@ -1,8 +1,12 @@
-"""The operators that the mdla device takes: what an accelerator for convolutional and recurrent networks computes.
+"""Operators that the mdla device supports: those of convolutional and recurrent networks.
 
-Refused where they occur, so that their group runs in PyTorch's interpreter: sizes of adaptive pooling that do not
-divide the input's, averages over other axes than all the spatial ones, average pooling that counts padding beside
-windows cut short by ``ceil_mode``, numbers known only at run time, tensors without elements as inputs or results.
+The following uses are refused, so that their group runs in PyTorch's interpreter:
+
+- adaptive pooling whose sizes do not divide the input's sizes
+- averages over axes other than all the spatial ones
+- average pooling that counts padding and has windows cut short by ``ceil_mode``
+- numbers known only at run time
+- tensors without elements as inputs or results
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ squeeze squeeze.dim squeeze.dims unsqueeze unbind.int split split.Tensor split.s
 contiguous detach alias
 """
 
-# What the device computes with these arguments alone.
+# Operators that the device supports only with these arguments.
 _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::dropout": OpSupport("view", {"train": False}),
     "aten::feature_dropout": OpSupport("view", {"train": False}),
@@ -70,5 +74,5 @@ upsample_nearest1d upsample_nearest2d upsample_nearest1d.vec upsample_nearest2d.
 upsample_bilinear2d upsample_bilinear2d.vec
 """
 
-# The device has operations of its own for these, which the importer writes in terms of others.
+# The device has its own operations for these operators, so the importer must not decompose them.
 WHOLE = frozenset(f"aten::{name}" for name in _WHOLE.split())

@@ -1,4 +1,4 @@
-"""What users say of the mdla device: its library, and the flags that its contexts get."""
+"""User options of the mdla device: its library, and the flags of its contexts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from torchmdla.errors import unknown_name
+
 LIBRARY_VARIABLE = "TORCHMDLA_MDLA_LIBRARY"
 
 EMULATOR = Path(__file__).with_name("libtorchmdla_mdla_emulator.so")
 
 
 def library_path() -> str:
-    """Where the emulator's shared library is, which C programs may link against, too."""
+    """Return the path of the emulator's shared library. C programs may also link against it."""
     return str(EMULATOR)
 
 
 def include_path() -> str:
-    """The folder with ``microndla.h``, the C API of the emulator and of the vendor's library."""
+    """Return the folder with ``microndla.h``, the C API of the emulator and of the vendor's library."""
     return str(EMULATOR.parent / "include")
 
 
 PRECISIONS = ("fixed16", "fixed8", "variable", "float32")
 
-# An option's name -> its flag's name in ``ie_setflag``. What is None is not set, so that the library's default holds.
+# Name of an option -> name of its flag in ``ie_setflag``. An option with the value None is not set, so the library's
+# default applies.
 _FLAGS: Mapping[str, str] = {
     "precision": "precision",
     "clusters": "nclusters",
@@ -56,20 +59,23 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """
+    """Options of the mdla device.
+
     Attributes:
-        library: path of the shared library that drives the device; empty for the environment's, else the emulator's.
+        library: path of the shared library that drives the device. If it is empty, the environment's library is used,
+            else the emulator.
         precision: ``"fixed16"`` (16 bits, 8 of them fractional, the default of the device), ``"fixed8"``,
             ``"variable"`` (fixed point chosen for each layer from calibration data) or ``"float32"``.
         clusters, fpgas: how many of them to use.
-        debug: which debug output the library prints, in its own letters.
-        options: the compiler's options, in the library's own words.
-        headroom: bits that formats chosen from calibration data have above the largest value of the data, so that what
-            is up to ``2 ** headroom`` times as large does not saturate.
-        batches: ``"whole"``, a group's batch is one inference; ``"items"``, it is as many as it can be divided into;
-            None, what takes the fewest cycles by the library's own count (:mod:`torchmdla.devices.mdla.batches`).
-        timeout: in seconds; a library that has inferences and gives no result for so long is not asked again.
-            0 is no limit, None ten minutes.
+        debug: letters that select the debug output of the library.
+        options: the compiler's options, in the library's syntax.
+        headroom: bits between the largest value of the calibration data and the largest value of the chosen format.
+            Values up to ``2 ** headroom`` times as large do not saturate.
+        batches: ``"whole"``, a group's batch is one inference; ``"items"``, the batch is divided into the maximum
+            number of inferences; None, the division with the fewest cycles by the library's own count
+            (:mod:`torchmdla.devices.mdla.batches`).
+        timeout: in seconds. A library with pending inferences that gives no result for this time is not used again. 0
+            is unlimited; None is ten minutes.
     """
 
     library: str = ""
@@ -84,44 +90,44 @@ class Options:
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> Options:
-        """Options by name, checked; those that are None are as if they were not there.
+        """Check options by name and return them; None counts as not set.
 
         Raises:
-            TypeError: no such option, or a value of the wrong type.
-            ValueError: no such precision, no such way to run batches, or a number that is too small.
+            TypeError: the option does not exist, or a value has the wrong type.
+            ValueError: the precision or the batch mode does not exist, or a number is too small.
         """
         known = [field.name for field in fields(cls)]
-        given = {name: value for name, value in options.items() if value is not None}
-        for name, value in given.items():
+        settings = {name: value for name, value in options.items() if value is not None}
+        for name, value in settings.items():
             if name not in known:
-                raise TypeError(f"device 'mdla' has no option {name!r}; there are {', '.join(known)}")
+                raise TypeError(f"device 'mdla': {unknown_name('option', name, known)}")
             if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
                 raise TypeError(f"option {name!r} of device 'mdla' cannot be a {type(value).__name__}")
-        if "library" in given:
-            given["library"] = os.fspath(given["library"])  # type: ignore[call-overload]
-        made = cls(**given)  # type: ignore[arg-type]
-        if made.precision not in (None, *PRECISIONS):
-            raise ValueError(f"no precision {made.precision!r}; there are {', '.join(PRECISIONS)}")
-        if made.batches not in (None, *BATCHES):
-            raise ValueError(f"batches cannot be run as {made.batches!r}; there are {', '.join(BATCHES)}")
+        if "library" in settings:
+            settings["library"] = os.fspath(settings["library"])  # type: ignore[call-overload]
+        result = cls(**settings)  # type: ignore[arg-type]
+        if result.precision not in (None, *PRECISIONS):
+            raise ValueError(unknown_name("precision", result.precision, PRECISIONS))
+        if result.batches not in (None, *BATCHES):
+            raise ValueError(unknown_name("value of batches", result.batches, BATCHES))
         for name, least in _LEAST.items():
-            count = getattr(made, name)
+            count = getattr(result, name)
             if count is not None and not count >= least:
                 raise ValueError(f"option {name!r} must be at least {least}, got {count}")
-        return made
+        return result
 
     def located(self) -> Options:
-        """With the path of the library that is meant."""
+        """Return the options with the path of the actual library."""
         path = self.library or os.environ.get(LIBRARY_VARIABLE) or str(EMULATOR)
         return Options(**{**asdict(self), "library": path})
 
     def flags(self) -> list[tuple[str, str]]:
-        """Names and values for ``ie_setflag``."""
+        """Return names and values for ``ie_setflag``."""
         return [(flag, str(getattr(self, name))) for name, flag in _FLAGS.items() if getattr(self, name) is not None]
 
     @property
     def seconds(self) -> float:
-        """The time limit; 0 where there is none."""
+        """Return the time limit in seconds; 0 means unlimited."""
         return _SECONDS if self.timeout is None else float(self.timeout)
 
     def to_text(self) -> str:

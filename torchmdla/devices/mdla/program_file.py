@@ -1,4 +1,4 @@
-"""A compiled program with its weights as a file: versioned, checksummed, and refused before anything of it runs."""
+"""File of a compiled program with its weights: versioned, checksummed, and validated before use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmdla.structures import structure_from
 
 
 class DamagedProgram(ValueError):
-    """A file holds no program, another version's, or one that was altered or cut short."""
+    """Error for a file that is not a program, has another version, or was altered or truncated."""
 
 
 _FORMAT = Format(
@@ -26,15 +26,16 @@ _FORMAT = Format(
 
 @dataclass(frozen=True)
 class ProgramFile:
-    """
+    """Content of a program file.
+
     Attributes:
-        binary: what the library's compiler wrote, the weights in it.
+        binary: the output of the library's compiler, including the weights.
         inputs: shapes of the program's inputs.
-        used: for each of the device's inputs the program's.
+        used: for each input of the device, the index of the program's input.
         outputs: shapes of the device's outputs.
-        results: for each leaf of the results the device's output.
-        structure: of the results, as ``torch.utils._pytree`` writes it.
-        options: flags of the context by the name of their option; no library.
+        results: for each leaf of the results, the index of the device's output.
+        structure: structure of the results, as ``torch.utils._pytree`` writes it.
+        options: flags of the context by option name, without the library.
     """
 
     binary: bytes
@@ -52,16 +53,16 @@ class ProgramFile:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ProgramFile:
-        """The inverse of :meth:`to_bytes`.
+        """Return the content of a file that :meth:`to_bytes` wrote.
 
         Raises:
-            DamagedProgram: see there.
+            DamagedProgram: the data is not valid.
         """
         return _FORMAT.open(data, cls._of)
 
     @classmethod
     def _of(cls, description: dict[str, Any], binary: bytes) -> ProgramFile:
-        made = cls(
+        result = cls(
             binary,
             inputs=_shapes(description["inputs"]),
             used=tuple(description["used"]),
@@ -70,14 +71,14 @@ class ProgramFile:
             structure=description["structure"],
             options=description["options"],
         )
-        _check_places(made.used, len(made.inputs))
-        _check_places(made.results, len(made.outputs))
-        leaves = structure_from(made.structure).num_leaves
-        if leaves != len(made.results):
-            raise ValueError(f"a structure of {leaves} results, of which there are {len(made.results)}")
-        if Options.of(made.options).library:
+        _check_places(result.used, len(result.inputs))
+        _check_places(result.results, len(result.outputs))
+        leaves = structure_from(result.structure).num_leaves
+        if leaves != len(result.results):
+            raise ValueError(f"a structure of {leaves} results, of which there are {len(result.results)}")
+        if Options.of(result.options).library:
             raise ValueError("a library, which is the user's to choose")
-        return made
+        return result
 
 
 _MOST_ELEMENTS = 1 << 40

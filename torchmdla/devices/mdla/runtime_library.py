@@ -1,6 +1,6 @@
-"""The C++ binding (runtime/binding.h) as Python calls it.
+"""Python interface of the C++ binding (runtime/binding.h).
 
-Imports nothing of torchmdla: the compile process uses it, too.
+This module does not import torchmdla, because the compile process also uses it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ PATH = Path(__file__).with_name("libtorchmdla_mdla.so")
 
 
 class Port(ctypes.Structure):
-    """``mdla_port``."""
+    """The struct ``mdla_port``."""
 
     _fields_ = (("position", ctypes.c_uint64), ("elements", ctypes.c_uint64))
 
 
 class Cost(ctypes.Structure):
-    """``mdla_cost``."""
+    """The struct ``mdla_cost``."""
 
     _fields_ = (("input", ctypes.c_int64), ("compute", ctypes.c_int64), ("output", ctypes.c_int64))
 
@@ -30,7 +30,7 @@ class Cost(ctypes.Structure):
 _TEXT, _POINTER, _COUNT = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint
 _FLAGS, _PORTS = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(Port)
 
-# Function -> what it returns, what it takes.
+# Function -> result type, argument types.
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mdla_fault": (_TEXT, []),
     "mdla_set_fault": (None, [_TEXT]),
@@ -52,10 +52,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 @lru_cache(maxsize=1)
 def runtime() -> Any:
-    """The binding, loaded.
+    """Load and return the binding.
 
     Raises:
-        OSError: it is not beside this file: torchmdla was built without it.
+        OSError: the library is not beside this file, because torchmdla was built without it.
     """
     library = ctypes.CDLL(str(PATH))
     for name, (result, arguments) in _SIGNATURES.items():
@@ -65,7 +65,7 @@ def runtime() -> Any:
 
 
 def array_at(address: int | None, shape: Sequence[int]) -> Any:
-    """The floats at ``address``, not copied."""
+    """Return the float array at ``address``, without a copy."""
     import numpy as np
 
     count = math.prod(shape)
@@ -75,16 +75,16 @@ def array_at(address: int | None, shape: Sequence[int]) -> Any:
 
 
 def address_of(name: str) -> int:
-    """The address of a function of the binding."""
+    """Return the address of a function of the binding."""
     return ctypes.cast(getattr(runtime(), name), ctypes.c_void_p).value or 0
 
 
 def flag_array(flags: Sequence[tuple[str, str]]) -> Any:
-    """Names and values as ``mdla_flags``."""
+    """Return names and values as ``mdla_flags``."""
     texts = [text.encode() for pair in flags for text in pair]
     return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
 
 
 def fault() -> str:
-    """What went wrong in the latest call of this thread, beginning with the library's function."""
+    """Return the error of the latest call of this thread. It begins with the name of the library's function."""
     return str(runtime().mdla_fault().decode(errors="replace"))

@@ -1,7 +1,7 @@
-"""Which weights an ONNX model needs, as recipes over a program's parameters: made by the compiler, carried out where
-the parameters are.
+"""Recipes of the weights of an ONNX model, in terms of a program's parameters.
 
-A recipe is data (nested operations of the table below), so that an artifact can hold it.
+The compiler creates recipes; the process that has the parameters evaluates them. A recipe is data (nested operations of
+the table below), so that an artifact can contain it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Recipe:
-    """``operation`` of the ``operands``' values, and of ``settings`` (numbers, or tuples of them)."""
+    """Operation on the values of ``operands``, with ``settings`` (numbers, or tuples of numbers)."""
 
     operation: str
     operands: tuple[Recipe, ...] = ()
@@ -34,13 +34,16 @@ class Recipe:
         return cls(operation, tuple(cls.from_json(operand) for operand in operands), tuple(frozen))
 
     def arguments(self) -> set[int]:
-        """The program's arguments that it is made of."""
-        own = {self.settings[0]} if self.operation == "argument" else set()
-        return own.union(*(operand.arguments() for operand in self.operands))
+        """Return the positions of the program's arguments that the recipe uses."""
+        positions = {self.settings[0]} if self.operation == "argument" else set()
+        return positions.union(*(operand.arguments() for operand in self.operands))
 
 
 def evaluate(recipe: Recipe, arguments: Mapping[int, Array]) -> Array:
-    """The weight: dense, float32. ``arguments`` are the program's parameters by their position among its arguments."""
+    """Return the weight as a dense float32 array.
+
+    ``arguments`` are the program's parameters by their position among its arguments.
+    """
     return np.ascontiguousarray(_value(recipe, arguments), dtype=np.float32)
 
 
@@ -56,19 +59,22 @@ def _literal(values: Sequence[float], shape: Sequence[int]) -> Any:
 
 
 def _factor(variance: Any, *rest: Any) -> Any:
-    """What a batch norm multiplies a channel by: ``weight / √(variance + eps)``; without a weight it is 1."""
+    """Return the factor of a batch norm for each channel: ``weight / √(variance + eps)``.
+
+    A missing weight counts as 1.
+    """
     *weight, eps = rest
     factor = 1 / np.sqrt(variance.astype(np.float64) + eps)
     return factor * weight[0] if weight else factor
 
 
 def _term(mean: Any, factor: Any, *bias: Any) -> Any:
-    """What a batch norm adds to a channel then."""
+    """Return the term that a batch norm adds to each scaled channel."""
     return (bias[0] if bias else 0) - mean * factor
 
 
 def _scaled(weight: Any, factor: Any, axis: int) -> Any:
-    """With each slice along ``axis`` multiplied by its factor."""
+    """Multiply each slice of ``weight`` along ``axis`` by its factor."""
     return weight * factor.reshape([-1 if d == axis else 1 for d in range(weight.ndim)])
 
 
@@ -94,7 +100,7 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of a program that depends on parameters alone."""
+    """Tensor of a program that depends only on parameters."""
 
     shape: tuple[int, ...]
     recipe: Recipe
@@ -125,13 +131,13 @@ class Weight:
         return Weight(tuple(shape), Recipe("sliced", (self.recipe,), (axis, start, stop, step)))
 
     def combined(self, operation: str, other: Weight, shape: Sequence[int]) -> Weight:
-        """The ``"sum"``, ``"difference"`` or ``"product"`` of both, broadcast to ``shape``."""
+        """Return the ``"sum"``, ``"difference"`` or ``"product"`` of both, broadcast to ``shape``."""
         return Weight(tuple(shape), Recipe(operation, (self.recipe, other.recipe)))
 
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """A batch norm by running statistics: ``x · factor + term`` for each channel."""
+    """Batch norm with running statistics: ``x · factor + term`` for each channel."""
 
     weight: Weight | None
     bias: Weight | None
@@ -144,14 +150,14 @@ class BatchNorm:
         return Recipe("factor", (self.variance.recipe, *weight), (self.eps,))
 
     def into_weight(self, weight: Weight, axis: int) -> Weight:
-        """The weight of an anchor before the norm, whose output channels are along ``axis``."""
+        """Return the weight of the preceding anchor with the norm folded in; its output channels are along ``axis``."""
         return Weight(weight.shape, Recipe("scaled", (weight.recipe, self._factor()), (axis,)))
 
     def into_bias(self, bias: Weight | None) -> Weight:
-        """Its bias."""
+        """Return the bias of the preceding anchor with the norm folded in."""
         factor = self._factor()
-        own = () if self.bias is None else (self.bias.recipe,)
-        term = Recipe("term", (self.mean.recipe, factor, *own))
+        norm_bias = () if self.bias is None else (self.bias.recipe,)
+        term = Recipe("term", (self.mean.recipe, factor, *norm_bias))
         if bias is None:
             return Weight(self.mean.shape, term)
         return Weight(self.mean.shape, Recipe("sum", (Recipe("product", (bias.recipe, factor)), term)))

@@ -1,7 +1,7 @@
-"""Which ONNX nodes an op of the Torch dialect becomes: one table, name to writer.
+"""Table of writers that convert an op of the Torch dialect to ONNX nodes, by op name.
 
-A writer gets the op with its operands by position, as ATen's schema has them: tensors as values of the graph,
-everything else as Python has it.
+A writer receives the op and its operands by position, in the order of ATen's schema. Tensors are values of the graph.
+All other operands are Python values.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torchmdla.errors import CompileError
 
 @dataclass(frozen=True)
 class Op:
-    """What a writer knows of its op beside the operands: the graph, and the result's shape and uses."""
+    """Context of an op for its writer: the graph, and the shape and uses of the result."""
 
     graph: OnnxGraph
     shape: tuple[int, ...]
     used_once: bool
 
     def node(self, kind: str, *operands: Value | str | None, **attributes: Any) -> Tensor:
-        """The node that makes the op's result."""
+        """Add and return the node that computes the op's result."""
         return self.graph.node(kind, operands, self.shape, self.used_once, **attributes)
 
 
@@ -62,8 +62,10 @@ def _convolution(
     rank = len(op.shape) - 2
     if isinstance(bias, Tensor):
         unbiased = replace(op, used_once=True)
-        made = _convolution(unbiased, x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
-        return op.node("Add", made, _by_channel(op, bias))
+        convolved = _convolution(
+            unbiased, x, weight, None, stride, padding, dilation, transposed, output_padding, groups
+        )
+        return op.node("Add", convolved, _by_channel(op, bias))
     if isinstance(weight, Tensor):
         if transposed or groups != 1:
             kind = "transposed" if transposed else "grouped"
@@ -71,8 +73,8 @@ def _convolution(
                 f"a {kind} convolution with a weight that depends on inputs is not supported", scope="place"
             )
         sizes = (_per_axis(numbers, rank) for numbers in (stride, padding, dilation))
-        made = _convolution_as_product(op, x, weight, *sizes)
-        return made if bias is None else op.node("Add", made, _by_channel(op, bias))
+        convolved = _convolution_as_product(op, x, weight, *sizes)
+        return convolved if bias is None else op.node("Add", convolved, _by_channel(op, bias))
     attributes: dict[str, Any] = {
         "kernel_shape": list(weight.shape[2:]),
         "strides": _per_axis(stride, rank),
@@ -84,20 +86,23 @@ def _convolution(
         attributes["output_padding"] = _per_axis(output_padding, rank)
     result = op.node("ConvTranspose" if transposed else "Conv", x, weight, bias, **attributes)
     if transposed and groups != 1:
-        return result  # The output channels lie along two axes of the weight.
+        return result  # The output channels are spread over two axes of the weight.
     return op.graph.anchor(result, weight, bias, axis=1 if transposed else 0)
 
 
 def _by_channel(op: Op, values: Value) -> Value:
-    """Numbers for each channel of the op's result, so that they broadcast to it."""
+    """Reshape one number per channel so that it broadcasts to the op's result."""
     return _reshaped(op.graph, values, (values.shape[0], *[1] * (len(op.shape) - 2)))
 
 
 def _convolution_as_product(
     op: Op, x: Value, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Value:
-    """What each element of the kernel meets, one after the other along the channels, and its product with the weight:
-    the device's own convolution has constant weights."""
+    """Write a convolution as a product of the weight and the unfolded input (im2col).
+
+    The input slices for the kernel elements are concatenated along the channels. The device's own convolution only
+    supports constant weights.
+    """
     graph, kernel, new = op.graph, weight.shape[2:], op.shape[2:]
     images, channels = x.shape[:2]
     if any(padding):
@@ -105,25 +110,25 @@ def _convolution_as_product(
         borders = graph.integers([0, 0, *padding] * 2)
         x = graph.node("Pad", [x, borders, Weight.of_numbers([0.0], ())], shape, mode="constant")
     axes, steps = graph.integers(range(2, len(op.shape))), graph.integers(stride)
-    met = []
+    slices = []
     for place in itertools.product(*map(range, kernel)):
         first = [index * step for index, step in zip(place, dilation, strict=True)]
         last = [start + (size - 1) * step + 1 for start, size, step in zip(first, new, stride, strict=True)]
         bounds = [graph.integers(first), graph.integers(last)]
-        met.append(graph.node("Slice", [x, *bounds, axes, steps], (images, channels, *new)))
-    length = channels * len(met)
-    columns = met[0] if len(met) == 1 else graph.node("Concat", met, (images, length, *new), axis=1)
+        slices.append(graph.node("Slice", [x, *bounds, axes, steps], (images, channels, *new)))
+    length = channels * len(slices)
+    columns = slices[0] if len(slices) == 1 else graph.node("Concat", slices, (images, length, *new), axis=1)
     flat = _reshaped(graph, columns, (images, length, math.prod(new)))
-    turned = graph.node(
+    transposed = graph.node(
         "Transpose", [weight], (weight.shape[0], *kernel, channels), perm=[0, *range(2, len(op.shape)), 1]
     )
-    rows = _reshaped(graph, turned, (weight.shape[0], length))
+    rows = _reshaped(graph, transposed, (weight.shape[0], length))
     product = graph.node("MatMul", [rows, flat], (images, weight.shape[0], math.prod(new)))
     return _reshaped(graph, product, op.shape, op.used_once)
 
 
 def _linear(op: Op, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """With every leading dimension in the rows of one product."""
+    """Write a linear layer as one product, with all leading dimensions flattened into rows."""
     rows = (math.prod(x.shape[:-1]), x.shape[-1])
     flat = op if len(op.shape) == 2 else replace(op, shape=(rows[0], weight.shape[0]))
     result = flat.node("Gemm", _reshaped(op.graph, x, rows), weight, bias, transB=1)
@@ -147,7 +152,7 @@ def _addmm(op: Op, bias: Value, left: Value, right: Value, beta: float, alpha: f
 
 
 def _scaled(op: Op, x: Value, factor: float) -> Value:
-    """``x · factor``."""
+    """Return ``x · factor``."""
     scaled = _arithmetic("Mul", "product")
     return x if factor == 1 else scaled(replace(op, shape=x.shape, used_once=True), x, float(factor))
 
@@ -158,7 +163,10 @@ def _scaled(op: Op, x: Value, factor: float) -> Value:
 def _ends(
     op: Op, x: Value, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int] | None = None
 ) -> list[int]:
-    """How far the last windows go beyond the input, the padding included; ``ceil_mode`` may make it more than that."""
+    """Return how far the last windows extend beyond the input, at least by the padding.
+
+    With ``ceil_mode``, they may extend further.
+    """
     rank = len(kernel)
     dilation = dilation or [1] * rank
     lengths, new = x.shape[-rank:], op.shape[-rank:]
@@ -236,7 +244,10 @@ def _mean(op: Op, x: Value, axes: Sequence[int] | None, keepdim: bool, dtype: ob
 
 
 def _arithmetic(kind: str, operation: str) -> Writer:
-    """``x + y`` and the like; a third operand (``alpha``) multiplies ``y``, which may be a number."""
+    """Return a writer of an operation such as ``x + y``.
+
+    A third operand (``alpha``) multiplies ``y``, which may be a number.
+    """
 
     def write(op: Op, x: Value, y: Value | float, alpha: float = 1) -> Value:
         other = y if isinstance(y, Weight | Tensor) else Weight.of_numbers([float(y)], ())
@@ -277,11 +288,14 @@ def _batch_norm(
     eps: float,
     cudnn: bool,
 ) -> Value:
-    """In the weights of the node before where that is the norm's alone."""
+    """Fold the norm into the weights of the preceding node, if the norm is the only use of that node.
+
+    Otherwise write nodes for the norm.
+    """
     if training:
         raise CompileError("a batch norm in training is not supported")
-    given = (weight, bias, mean, variance)
-    if isinstance(x, Tensor) and not any(isinstance(value, Tensor) for value in given):
+    parameters = (weight, bias, mean, variance)
+    if isinstance(x, Tensor) and not any(isinstance(value, Tensor) for value in parameters):
         assert isinstance(mean, Weight) and isinstance(variance, Weight)
         norm = BatchNorm(weight, bias, mean, variance, eps)  # type: ignore[arg-type]
         folded = op.graph.fold(x, norm)
@@ -291,10 +305,10 @@ def _batch_norm(
         raise CompileError("a batch norm by statistics that depend on inputs is not supported", scope="place")
     if isinstance(weight, Tensor) or isinstance(bias, Tensor):
         inner = replace(op, used_once=True)
-        made = _batch_norm(inner, x, None, None, mean, variance, training, momentum, eps, cudnn)
+        normalised = _batch_norm(inner, x, None, None, mean, variance, training, momentum, eps, cudnn)
         if weight is not None:
-            made = inner.node("Mul", made, _by_channel(op, weight))
-        return made if bias is None else op.node("Add", made, _by_channel(op, bias))
+            normalised = inner.node("Mul", normalised, _by_channel(op, weight))
+        return normalised if bias is None else op.node("Add", normalised, _by_channel(op, bias))
     channels = mean.shape
     affine = [weight or Weight.filled(1.0, channels), bias or Weight.filled(0.0, channels)]
     return op.node("BatchNormalization", x, *affine, mean, variance, epsilon=eps)
@@ -320,11 +334,11 @@ def _permute(op: Op, x: Value, order: Sequence[int]) -> Value:
     return x.permuted(axes) if isinstance(x, Weight) else op.node("Transpose", x, perm=axes)
 
 
-def _transpose(op: Op, x: Value, one: int = 0, other: int = 1) -> Value:
+def _transpose(op: Op, x: Value, dim0: int = 0, dim1: int = 1) -> Value:
     axes = list(range(len(x.shape)))
     if len(axes) < 2:
         return x
-    axes[one], axes[other] = axes[other], axes[one]
+    axes[dim0], axes[dim1] = axes[dim1], axes[dim0]
     return _permute(op, x, axes)
 
 
@@ -362,7 +376,7 @@ def _concatenate(op: Op, values: Sequence[Value], dim: int) -> Value:
 
 
 def _pad(op: Op, x: Value, sizes: Sequence[int], number: float) -> Value:
-    """``sizes``: before and after, the last dimension's pair first."""
+    """Pad with a constant. ``sizes`` are pairs (before, after), the last dimension's pair first."""
     pairs = [(sizes[k], sizes[k + 1]) for k in range(0, len(sizes), 2)]
     by_axis = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs[::-1]
     before, after = zip(*by_axis, strict=True)
@@ -373,12 +387,12 @@ def _pad(op: Op, x: Value, sizes: Sequence[int], number: float) -> Value:
 
 
 def _resize(op: Op, x: Value, scales: Sequence[float | None], **attributes: Any) -> Value:
-    """To the op's shape; ``scales`` are what the user gave instead, which then say where the samples lie."""
+    """Resize to the op's shape. ``scales`` are the user's scale factors, which determine the sample positions."""
     ratios = [scale if scale else new / old for scale, new, old in zip(scales, op.shape[2:], x.shape[2:], strict=True)]
     single = [float(np.float32(ratio)) for ratio in ratios]
     if [math.floor(old * scale) for old, scale in zip(x.shape[2:], single, strict=True)] == list(op.shape[2:]):
         return op.node("Resize", x, None, Weight.of_numbers([1.0, 1.0, *single], (len(op.shape),)), **attributes)
-    # A ratio's rounding would lose an element.
+    # Use sizes, because the rounded ratio would lose an element.
     return op.node("Resize", x, None, None, op.graph.integers(op.shape), **attributes)
 
 

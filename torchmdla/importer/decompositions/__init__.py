@@ -1,1 +1,1 @@
-"""Ops written in terms of others, in families; ``registry.py`` says which op is written how."""
+"""Decompositions of ops into others, by family. ``registry.py`` maps each op to its decomposition."""

@@ -1,4 +1,4 @@
-"""Attention and the transformer encoder layer in plain matrix products, softmax and norms."""
+"""Attention and the transformer encoder layer as plain matrix products, softmax and norms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """``softmax(scale · query keyᵀ + mask) value``; query ``[…, L, E]``, key ``[…, S, E]``, value ``[…, S, Ev]``."""
+    """Compute ``softmax(scale · query keyᵀ + mask) value``.
+
+    Shapes: query ``[…, L, E]``, key ``[…, S, E]``, value ``[…, S, Ev]``.
+    """
     if dropout_p != 0.0:
         raise CompileError("attention with dropout draws random numbers", op="aten::scaled_dot_product_attention")
     if enable_gqa:
@@ -37,22 +40,22 @@ def scaled_dot_product_attention(
 
 
 def _hidden(scores: Tensor, keep: Tensor, *, adds: bool) -> Tensor:
-    """Return the scores with ``-inf`` at the positions that are not kept.
+    """Return the scores with ``-inf`` at the positions where ``keep`` is false.
 
-    ``adds``: it is added, as eager adds the numbers of a mask, so that NaN and ``inf`` there become NaN.
+    With ``adds``, ``-inf`` is added to the scores, as eager adds a mask. NaN and ``inf`` there become NaN.
     """
     return torch.where(keep, scores, scores - math.inf if adds else -math.inf)
 
 
 def _is_fused(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether eager has one kernel for the attention, which fills in where it is causal."""
+    """Return whether eager computes the attention with one fused kernel, whose causal mask overwrites the scores."""
     if query.dim() != 4 or not query.shape[:2] == key.shape[:2] == value.shape[:2]:
         return False
     return query.size(-1) == key.size(-1) == value.size(-1)
 
 
 def _safe_softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last dimension; a row of ``-inf`` is zero. Both bounds matter to such rows alone."""
+    """Return the softmax over the last dimension. A row of ``-inf`` gives zeros; both clamps affect only such rows."""
     largest = torch.clamp_min(torch.amax(scores, -1, keepdim=True), torch.finfo(scores.dtype).min)
     powers = torch.exp(scores - largest)
     return powers / torch.clamp_min(torch.sum(powers, -1, keepdim=True), torch.finfo(scores.dtype).tiny)
@@ -64,12 +67,12 @@ def _causal_mask(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def _repeat_heads(query: Tensor, value: Tensor) -> Tensor:
-    """A head of ``value`` for each of ``query``, whose heads follow one another in groups that share one."""
-    heads, own = query.size(-3), value.size(-3)
-    if heads == own:
+    """Repeat each head of ``value`` for the group of consecutive query heads that share it."""
+    heads, value_heads = query.size(-3), value.size(-3)
+    if heads == value_heads:
         return value
     *batch, _, length, width = value.shape
-    shared = value.unsqueeze(-3).expand([*batch, own, heads // own, length, width])
+    shared = value.unsqueeze(-3).expand([*batch, value_heads, heads // value_heads, length, width])
     return shared.reshape([*batch, heads, length, width])
 
 
@@ -88,7 +91,7 @@ def native_multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Self or cross attention of ``[N, L, E]`` with one packed projection; ``mask`` is true where to look away."""
+    """Compute self or cross attention of ``[N, L, E]`` with one packed projection. ``mask`` is true where hidden."""
     projected = zip((query, key, value), qkv_weight.split(embed_dim), qkv_bias.split(embed_dim), strict=True)
     q, k, v = (_split_heads(functional.linear(x, weight, bias), num_head) for x, weight, bias in projected)
     scores = torch.matmul(q * (1.0 / math.sqrt(embed_dim // num_head)), k.transpose(-2, -1))
@@ -105,14 +108,14 @@ def _split_heads(value: Tensor, heads: int) -> Tensor:
     return value.view(batch, length, heads, width // heads).transpose(1, 2)
 
 
-# The meanings of mask_type in eager: [L, L], [N, L] and the whole [N, heads, L, L].
+# Shape of the mask for each mask_type of eager: [L, L], [N, L] and the whole [N, heads, L, L].
 _MASK_SHAPES = {0: lambda m: m.view(1, 1, *m.shape), 1: lambda m: m.view(m.size(0), 1, 1, m.size(1)), 2: lambda m: m}
 
 
 def _hidden_softmax(scores: Tensor, mask: Tensor, mask_type: int | None) -> Tensor:
     if mask_type not in _MASK_SHAPES:
         raise CompileError(f"a mask of type {mask_type}", op="aten::_native_multi_head_attention")
-    # Attention to nothing is NaN here, as in eager's fused layers, and zero in scaled_dot_product_attention.
+    # A row that is hidden completely is NaN here, as in eager's fused layers. scaled_dot_product_attention gives zero.
     return torch.softmax(torch.masked_fill(scores, _MASK_SHAPES[mask_type](mask.to(torch.bool)), -math.inf), -1)
 
 
@@ -138,7 +141,7 @@ def transformer_encoder_layer(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor:
-    """The fast path of ``nn.TransformerEncoderLayer`` on ``[N, L, E]``."""
+    """Compute the fast path of ``nn.TransformerEncoderLayer`` on ``[N, L, E]``."""
     weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
 
     def attend(x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Transposed convolutions, and gradients of convolutions, as plain convolutions of stride 1.
+"""Transposed convolutions and gradients of convolutions, as plain convolutions of stride 1.
 
-Spreading an input by the stride, as a transposed convolution is defined, multiplies zeros. Here the results that lie
-equally far from the strides' grid, a *phase*, are a convolution with those taps that meet the grid. Few phases are
-convolutions of their own; of many, those that meet as many taps are channels of one. Likewise in a weight's gradient:
-taps a stride apart are one phase.
+The definition of a transposed convolution inserts zeros between input elements, and multiplies them. Here the results
+with the same offset from the grid of strides form a *phase*. A phase is a convolution with the taps that meet the
+grid. If there are few phases, each is a separate convolution. Otherwise, phases with equally many taps become the
+channels of one convolution. Gradients of weights use the same scheme: taps that are a stride apart form one phase.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def convolution(
     output_padding: Sizes,
     groups: int,
 ) -> Tensor:
-    """Return the result of plain convolutions."""
+    """Compute ``aten::convolution`` with plain convolutions."""
     spatial = value.dim() - 2
     stride, padding, dilation = (_repeated(n, spatial) for n in (stride, padding, dilation))
     if not transposed:
@@ -43,7 +43,7 @@ def convolution(
 
 
 def convolution_of_script(*arguments: Any) -> Tensor:
-    """``aten::_convolution``: what follows the groups chooses among eager's implementations."""
+    """Compute ``aten::_convolution``. The arguments after the groups choose among eager's implementations."""
     return convolution(*arguments[:9])
 
 
@@ -60,7 +60,7 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of a convolution's input, weight and bias; None where ``output_mask`` asks for none."""
+    """Return the gradients of a convolution's input, weight and bias, or None where ``output_mask`` is false."""
     spatial = value.dim() - 2
     stride, padding, dilation = (_repeated(n, spatial) for n in (stride, padding, dilation))
     of_value = of_weight = of_bias = None
@@ -86,9 +86,12 @@ def _plain(
     dilation: Sizes,
     groups: int,
 ) -> Tensor:
-    """Return a convolution that is not transposed. One of groups in three dimensions, which compilers do not take, is
-    the sum over the taps along the first of them: each a convolution in two dimensions, of as many images as results
-    along the first."""
+    """Compute a convolution that is not transposed.
+
+    Compilers do not support grouped convolutions in three dimensions. Such a convolution becomes a sum over the taps
+    of the first dimension. Each term is a convolution in two dimensions, whose batch includes the results along the
+    first dimension.
+    """
     spatial = len(stride)
     if groups == 1 or spatial < 3:
         return torch.convolution(value, weight, bias, stride, padding, dilation, False, [0] * spatial, groups)
@@ -98,8 +101,8 @@ def _plain(
 
     def at_tap(tap: int) -> Tensor:
         images = frames[:, tap * spread : tap * spread + (depth - 1) * step + 1 : step].flatten(0, 1)
-        own_bias = bias if tap == 0 else None
-        return _plain(images, weight.select(2, tap), own_bias, stride[1:], padding[1:], dilation[1:], groups)
+        tap_bias = bias if tap == 0 else None
+        return _plain(images, weight.select(2, tap), tap_bias, stride[1:], padding[1:], dilation[1:], groups)
 
     result = reduce(torch.add, map(at_tap, range(weight.size(2))))
     return result.view([value.size(0), depth, *result.shape[1:]]).transpose(1, 2)
@@ -108,17 +111,17 @@ def _plain(
 def result_sizes(
     sizes: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes
 ) -> list[int]:
-    """The last dimensions of a convolution's result, from those of its input and its weight."""
+    """Return the last dimensions of a convolution's result, from those of its input and its weight."""
     spatial = len(sizes)
-    given = (_repeated(n, spatial) for n in (stride, padding, dilation, output_padding))
-    found = []
-    for size, taps, step, border, spread, more in zip(sizes, kernel, *given, strict=True):
+    arguments = (_repeated(n, spatial) for n in (stride, padding, dilation, output_padding))
+    results = []
+    for size, taps, step, border, spread, more in zip(sizes, kernel, *arguments, strict=True):
         reach = spread * (taps - 1)
         if transposed:
-            found.append((size - 1) * step - 2 * border + reach + more + 1)
+            results.append((size - 1) * step - 2 * border + reach + more + 1)
         else:
-            found.append((size + 2 * border - reach - 1) // step + 1)
-    return found
+            results.append((size + 2 * border - reach - 1) // step + 1)
+    return results
 
 
 def result_shape(
@@ -131,7 +134,7 @@ def result_shape(
     output_padding: Sizes,
     groups: int,
 ) -> list[int]:
-    """All dimensions of the result of ``aten::convolution``, from those of its input and its weight."""
+    """Return the shape of the result of ``aten::convolution``, from the shapes of its input and its weight."""
     channels = weight[1] * groups if transposed else weight[0]
     return [
         value[0],
@@ -141,24 +144,24 @@ def result_shape(
 
 
 def _repeated(numbers: Sizes, count: int) -> list[int]:
-    """One number stands for all dimensions."""
+    """Return ``numbers`` repeated to ``count``: one number applies to all dimensions."""
     return list(numbers) * (count // len(numbers))
 
 
 class _Phases(NamedTuple):
-    """Phases ``start`` to ``stop`` of one dimension, each of ``taps`` taps, a stride apart."""
+    """Phases ``start`` to ``stop`` of one dimension, each with ``taps`` taps that are a stride apart."""
 
     start: int
     stop: int
     taps: int
 
 
-# A convolution of its own for each phase lets layouts through, but takes time to compile.
+# A separate convolution for each phase allows layouts to propagate, but it takes time to compile.
 _FEW = 8
 
 
 def _phases(kernel: Sizes, stride: Sizes) -> list[list[_Phases]]:
-    """All phases of each dimension: those before the remainder have one tap more."""
+    """Return all phases of each dimension. The phases before the remainder have one tap more."""
     if math.prod(stride) <= _FEW:
         return [
             [_Phases(n, n + 1, (k - n - 1) // s + 1) for n in range(s)] for k, s in zip(kernel, stride, strict=True)
@@ -171,15 +174,21 @@ def _phases(kernel: Sizes, stride: Sizes) -> list[list[_Phases]]:
 def _transposed(
     value: Tensor, weight: Tensor, sizes: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
-    """The result ``i`` adds up ``value[j] · weight[k]`` where ``i + padding = j · stride + k · dilation``.
+    """Compute a transposed convolution.
+
+    Result ``i`` is the sum of ``value[j] · weight[k]`` over ``i + padding = j · stride + k · dilation``.
 
     Args:
         value: (N, in, …).
         weight: (in, out / groups, kernel…).
-        sizes: the results' last dimensions.
+        sizes: the last dimensions of the result.
+        stride: one number for each of the last dimensions.
+        padding: likewise.
+        dilation: likewise.
+        groups: the number of groups of channels.
     """
     spatial = len(sizes)
-    # Dilated taps meet the grid of strides in no simple order.
+    # Dilated taps do not meet the grid of strides in a simple order.
     for dim in range(spatial):
         if stride[dim] > 1 and dilation[dim] > 1:
             value = _spread(value, 2 + dim, stride[dim])
@@ -206,7 +215,7 @@ def _transposed(
 
 
 def _taps(weight: Tensor, chosen: Sequence[_Phases], stride: Sizes) -> Tensor:
-    """The taps of some phases, last first: (out · phases, in / groups, taps…)."""
+    """Return the taps of the chosen phases in reverse order: (out · phases, in / groups, taps…)."""
     spatial = len(chosen)
     kernel = weight.shape[2:]
     blocks = [-(-k // s) for k, s in zip(kernel, stride, strict=True)]
@@ -225,20 +234,27 @@ def _taps(weight: Tensor, chosen: Sequence[_Phases], stride: Sizes) -> Tensor:
 def _of_weight(
     wide: Tensor, narrow: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
-    """The tap ``k`` adds up ``narrow[j] · wide[j · stride + k · dilation - padding]`` over the batch and ``j``.
+    """Compute the gradient of a convolution's weight.
+
+    Tap ``k`` is the sum of ``narrow[j] · wide[j · stride + k · dilation - padding]`` over the batch and ``j``.
 
     Args:
-        wide: (N, in, …), the convolution's larger side: its input, or the gradient of a transposed one.
+        wide: (N, in, …), the larger side: the convolution's input, or the gradient of a transposed convolution.
         narrow: (N, out, …).
+        kernel: the last dimensions of the weight.
+        stride: one number for each of the last dimensions.
+        padding: likewise.
+        dilation: likewise.
+        groups: the number of groups of channels.
 
     Returns:
-        (out, in / groups, kernel…).
+        The gradient, (out, in / groups, kernel…).
     """
     spatial = len(kernel)
     step = [s if d == 1 else 1 for s, d in zip(stride, dilation, strict=True)]
     every = [[phases for phases in some if phases.taps] for some in _phases(kernel, step)]
     most = [phases[0].taps for phases in every]
-    # A stride that is no step spreads the narrow side.
+    # A stride that does not become a step of phases spreads the narrow side.
     spread = [s // n for s, n in zip(stride, step, strict=True)]
     reach = [(n - 1) * s + 1 for n, s in zip(narrow.shape[2:], spread, strict=True)]
     blocks = [r + (n - 1) * d for r, n, d in zip(reach, most, dilation, strict=True)]
@@ -273,7 +289,10 @@ def _of_all_phases(
     first: int = 2,
     chosen: tuple[_Phases, ...] = (),
 ) -> Tensor:
-    """What ``of_phases`` makes of each choice, joined along the phases' dimensions, ``first`` and the next."""
+    """Apply ``of_phases`` to each combination of phases.
+
+    The results are concatenated along the dimensions of the phases, which begin at ``first``.
+    """
     if len(chosen) == len(every):
         return of_phases(chosen)
     parts = [_of_all_phases(every, of_phases, first, (*chosen, phases)) for phases in every[len(chosen)]]
@@ -281,7 +300,7 @@ def _of_all_phases(
 
 
 def _interleaved(value: Tensor, lead: int, phases: Sizes) -> Tensor:
-    """(lead…, phases…, blocks…) → (lead…, blocks · phases…)."""
+    """Rearrange (lead…, phases…, blocks…) to (lead…, blocks · phases…)."""
     if math.prod(phases) == 1:
         return value.view([*value.shape[:lead], *value.shape[lead + len(phases) :]])
     spatial = len(phases)
@@ -292,7 +311,7 @@ def _interleaved(value: Tensor, lead: int, phases: Sizes) -> Tensor:
 
 
 def _convolved(value: Tensor, weight: Tensor, pads: Sequence[tuple[int, int]], dilation: Sizes, groups: int) -> Tensor:
-    """With zeros added (or values left out, where negative) at both ends of each dimension."""
+    """Convolve ``value`` after padding both ends of each dimension with zeros. Negative pads crop."""
     spatial = len(pads)
     common = [max(0, min(pair)) for pair in pads]
     value = _extended(value, [(a - n, b - n) for (a, b), n in zip(pads, common, strict=True)])
@@ -300,7 +319,7 @@ def _convolved(value: Tensor, weight: Tensor, pads: Sequence[tuple[int, int]], d
 
 
 def _extended(value: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
-    """With zeros added, or values left out where negative, at both ends of each of the last dimensions."""
+    """Pad both ends of each of the last dimensions with zeros. Negative pads crop."""
     sizes = [n for pair in reversed(pads) for n in pair]
     value = cropped(value, sizes)
     added = [max(0, n) for n in sizes]
@@ -308,14 +327,14 @@ def _extended(value: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def _spread(value: Tensor, dim: int, stride: int) -> Tensor:
-    """With ``stride - 1`` zeros between any two along ``dim``."""
+    """Insert ``stride - 1`` zeros between neighbours along ``dim``."""
     pairs = torch.nn.functional.pad(value.unsqueeze(dim + 1), [0, 0] * (value.dim() - 1 - dim) + [0, stride - 1])
     flat = pairs.flatten(dim, dim + 1)
     return flat.narrow(dim, 0, flat.size(dim) - stride + 1)
 
 
 def _exchanged(weight: Tensor, groups: int) -> Tensor:
-    """(in, out / groups, …) → (out, in / groups, …)."""
+    """Rearrange (in, out / groups, …) to (out, in / groups, …)."""
     if groups == 1:
         return weight.transpose(0, 1)
     split = weight.reshape([groups, weight.size(0) // groups, *weight.shape[1:]])

@@ -1,7 +1,7 @@
 """Elementwise ops whose lowerings in torch-mlir are missing, inexact or wrong.
 
-Comparisons are written so that NaN goes the way it goes in PyTorch. A number may be a 0-d tensor instead: a float that
-is known only at run time.
+Comparisons are written so that NaN selects the same branch as in PyTorch. A number may also be a 0-d tensor, which is
+a float that is known only at run time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torchmdla.importer.types import COMPUTED
 
 
 def gelu(value: Tensor, approximate: str = "none") -> Tensor:
-    """The tanh form is written out: upstream's has an error of 5e-5."""
+    """Compute GELU. The tanh form is written out, because upstream's has an error of 5e-5."""
     if approximate == "none":
         return torch.ops.aten.gelu(value)  # type: ignore[no-any-return]
     inner = math.sqrt(2.0 / math.pi) * (value + 0.044715 * (value * value * value))
@@ -25,52 +25,55 @@ def gelu(value: Tensor, approximate: str = "none") -> Tensor:
 
 
 def softshrink(value: Tensor, lambd: float = 0.5) -> Tensor:
-    """Moves towards zero by ``lambd``; NaN stays NaN."""
+    """Move each element towards zero by ``lambd``. NaN stays NaN."""
     return value - torch.clamp(value, -lambd, lambd)
 
 
 def prelu(value: Tensor, weight: Tensor) -> Tensor:
-    """One slope for all, or one for each channel (dimension 1)."""
+    """Multiply negative elements by one slope for all, or by one slope for each channel (dimension 1)."""
     if weight.dim() == 1 and weight.numel() != 1:
         weight = weight.view([-1 if dim == 1 else 1 for dim in range(value.dim())])
     return torch.where(value > 0, value, value * weight)
 
 
 def leaky_relu(value: Tensor, slope: float = 0.01) -> Tensor:
-    """A choice: upstream adds both sides, and one is NaN where an infinite slope meets the other's zero."""
+    """Compute leaky ReLU with a select.
+
+    Upstream adds both sides. One side is NaN where an infinite slope meets the zero of the other side.
+    """
     return torch.where(value > 0, value, value * slope)
 
 
 def isfinite(value: Tensor) -> Tensor:
-    """Integers are always finite."""
+    """Return whether each element is finite. Integers are always finite."""
     if not value.is_floating_point():
         return torch.ones_like(value, dtype=torch.bool)
     return torch.abs(value) < math.inf
 
 
 def hypot(value: Tensor, other: Tensor) -> Tensor:
-    """Without squares that overflow; an infinity decides, also beside a NaN."""
-    one, two = torch.abs(value), torch.abs(other)
-    large, small = torch.maximum(one, two), torch.minimum(one, two)
+    """Compute the hypotenuse without squares that overflow. It is infinite if one side is, even beside a NaN."""
+    first, second = torch.abs(value), torch.abs(other)
+    large, small = torch.maximum(first, second), torch.minimum(first, second)
     ratio = small / large
     length = torch.where(large == 0, large, large * torch.sqrt(1.0 + ratio * ratio))
-    return torch.where((one == math.inf) | (two == math.inf), math.inf, length)
+    return torch.where((first == math.inf) | (second == math.inf), math.inf, length)
 
 
 def logaddexp(value: Tensor, other: Tensor) -> Tensor:
-    """``log(exp(value) + exp(other))`` from the larger of both on."""
+    """Compute ``log(exp(value) + exp(other))``, with the larger of both factored out."""
     apart = torch.maximum(value, other) + torch.log1p(torch.exp(-torch.abs(value - other)))
     return torch.where((value == other) & (torch.abs(value) == math.inf), value, apart)
 
 
 def sinc(value: Tensor) -> Tensor:
-    """``sin(πx) / (πx)``, 1 at 0."""
+    """Compute ``sin(πx) / (πx)``, which is 1 at 0."""
     angle = value * math.pi
     return torch.where(value == 0, 1.0, torch.sin(angle) / angle)
 
 
 def xlogy(value: Tensor, other: Tensor) -> Tensor:
-    """``x log y``, 0 where x is, unless y is NaN."""
+    """Compute ``x log y``, which is 0 where x is 0, unless y is NaN."""
     product = torch.where(value == 0, 0.0, value * torch.log(other))
     return torch.where(torch.isnan(other), math.nan, product)
 
@@ -78,7 +81,7 @@ def xlogy(value: Tensor, other: Tensor) -> Tensor:
 def nan_to_num(
     value: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
-    """Replaces NaN by 0 and infinities by the largest finite numbers unless told otherwise."""
+    """Replace NaN by 0 and infinities by the largest finite numbers, unless the arguments give replacements."""
     if not value.is_floating_point():
         return value.clone()
     limits = torch.finfo(value.dtype)
@@ -88,17 +91,20 @@ def nan_to_num(
 
 
 def reciprocal(value: Tensor) -> Tensor:
-    """A division: upstream's lowering ends the process on a zero."""
+    """Divide 1 by each element: upstream's lowering of ``reciprocal`` ends the process on a zero."""
     return torch.div(1.0, value)
 
 
 def neg(value: Tensor) -> Tensor:
-    """Integers by a subtraction: upstream's lowering goes by way of floats, which hold no large ones."""
+    """Negate each element, integers by a subtraction.
+
+    Upstream's lowering converts integers to floats, which cannot represent large integers.
+    """
     return torch.neg(value) if value.is_floating_point() else torch.rsub(value, 0)
 
 
 def clamp(value: Tensor, smallest: float | None = None, largest: float | None = None) -> Tensor:
-    """Keep -0 above a bound of 0, and 0 below one of -0: maxima and minima order zeros."""
+    """Clamp, and keep -0 above a bound of 0, and 0 below a bound of -0: maxima and minima order zeros."""
     if value.is_floating_point() and smallest == 0 and math.copysign(1, smallest) == 1:
         value, smallest = torch.relu(value), None
     if value.is_floating_point() and largest == 0 and math.copysign(1, largest) == -1:
@@ -112,7 +118,10 @@ def clamp_max(value: Tensor, largest: float) -> Tensor:
 
 
 def clamp_between(value: Tensor, smallest: Tensor | None = None, largest: Tensor | None = None) -> Tensor:
-    """Keep zeros as :func:`clamp` does where a bound is one number. Upstream orders booleans by their signs."""
+    """Clamp between tensors, and keep zeros as :func:`clamp` does where a bound is one number.
+
+    Upstream orders booleans as signed numbers.
+    """
     value = value if smallest is None else _limited(torch.maximum, value, smallest)
     return value if largest is None else _limited(torch.minimum, value, largest)
 
@@ -128,45 +137,48 @@ def _limited(extremum: Callable[[Tensor, Tensor], Tensor], value: Tensor, bound:
 
 
 def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:
-    """``value`` where it is larger than ``threshold``, or NaN."""
+    """Return ``value`` where it is larger than ``threshold`` or NaN, and ``replacement`` elsewhere."""
     return torch.where(value <= threshold, replacement, value)
 
 
 def threshold_backward(grad: Tensor, value: Tensor, threshold: float) -> Tensor:
-    """Zero where :func:`threshold` put the replacement."""
+    """Return ``grad``, with zeros where :func:`threshold` inserted the replacement."""
     return torch.where(value <= threshold, 0, grad)
 
 
 def hardtanh_backward(grad: Tensor, value: Tensor, smallest: float, largest: float) -> Tensor:
-    """Zero where ``hardtanh`` clamped, on the limits, and at NaN."""
+    """Return ``grad``, with zeros where ``hardtanh`` clamped, on the limits, and at NaN."""
     return torch.where((value > smallest) & (value < largest), grad, 0)
 
 
 def hardswish_backward(grad: Tensor, value: Tensor) -> Tensor:
-    """The slope is 0 up to -3, 1 from 3 on, and ``x / 3 + 1 / 2`` between."""
+    """Compute the gradient of hardswish. The slope is 0 up to -3, 1 from 3, and ``x / 3 + 1 / 2`` between."""
     return torch.where(value <= -3, 0, torch.where(value >= 3, grad, grad * (value / 3 + 0.5)))
 
 
 def elu(value: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
-    """``scale · x`` above 0, ``scale · alpha · (exp(input_scale · x) - 1)`` below, without cancellation near 0."""
+    """Compute ``scale · x`` above 0, and ``scale · alpha · (exp(input_scale · x) - 1)`` below.
+
+    The result does not suffer from cancellation near 0.
+    """
     below = torch.expm1(value if _is_one(input_scale) else value * input_scale) * (alpha * scale)
     return torch.where(value < 0, below, value if _is_one(scale) else value * scale)
 
 
 def selu(value: Tensor) -> Tensor:
-    """:func:`elu` with the constants of Klambauer et al., Self-Normalizing Neural Networks, 2017."""
+    """Compute :func:`elu` with the constants of Klambauer et al., Self-Normalizing Neural Networks, 2017."""
     return elu(value, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 
 def celu(value: Tensor, alpha: float = 1) -> Tensor:
-    """``alpha · (exp(x / alpha) - 1)`` below 0."""
+    """Compute ``alpha · (exp(x / alpha) - 1)`` below 0, and x above."""
     return elu(value, alpha, 1, 1 / alpha)
 
 
 def elu_backward(
     grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, value: Tensor
 ) -> Tensor:
-    """The gradient of :func:`elu` by its input, or by its result; NaN stays NaN."""
+    """Compute the gradient of :func:`elu` from its input, or from its result. NaN stays NaN."""
     slope = input_scale * (value + alpha * scale) if is_result else _exponential_slope(value, alpha, scale, input_scale)
     return torch.where(value > 0, grad * scale, grad * slope)
 
@@ -176,7 +188,7 @@ def _exponential_slope(value: Tensor, alpha: float, scale: float, input_scale: f
 
 
 def lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
-    """From ``start`` to ``end``, exact at both."""
+    """Interpolate linearly from ``start`` to ``end``. The result is exact at both ends."""
     if isinstance(weight, Tensor):
         return torch.where(torch.abs(weight) < 0.5, _from_start(start, end, weight), _from_end(start, end, weight))
     return (_from_start if abs(weight) < 0.5 else _from_end)(start, end, weight)
@@ -191,32 +203,32 @@ def _from_end(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
 
 
 def hardshrink(value: Tensor, lambd: float = 0.5) -> Tensor:
-    """Zero within ``lambd`` of zero; NaN stays."""
+    """Replace the elements within ``lambd`` of zero by zero. NaN stays NaN."""
     return torch.where((value >= -lambd) & (value <= lambd), 0, value)
 
 
 def tanh_backward(grad: Tensor, output: Tensor) -> Tensor:
-    """The gradient of tanh by its result; operands may broadcast."""
+    """Compute the gradient of tanh from its result. Operands may broadcast."""
     return grad * (1 - output * output)
 
 
 def sigmoid_backward(grad: Tensor, output: Tensor) -> Tensor:
-    """The gradient of sigmoid by its result; operands may broadcast."""
+    """Compute the gradient of sigmoid from its result. Operands may broadcast."""
     return grad * (1 - output) * output
 
 
 def heaviside(value: Tensor, at_zero: Tensor) -> Tensor:
-    """The step function; ``at_zero`` at 0, and 0 at NaN."""
+    """Compute the step function, which is ``at_zero`` at 0, and 0 at NaN."""
     return torch.where(value == 0, at_zero, (value > 0).to(value.dtype))
 
 
 def addcmul(value: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
-    """``value + factor · left · right``."""
+    """Compute ``value + factor · left · right``."""
     return value + (left if _is_one(factor) else left * factor) * right
 
 
 def addcdiv(value: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
-    """``value + factor · left / right``."""
+    """Compute ``value + factor · left / right``."""
     return value + (left if _is_one(factor) else left * factor) / right
 
 
@@ -225,12 +237,12 @@ def _is_one(factor: float | Tensor) -> bool:
 
 
 def log_sigmoid(value: Tensor) -> Tensor:
-    """``min(x, 0) - log(1 + exp(-|x|))``, which does not overflow."""
+    """Compute ``min(x, 0) - log(1 + exp(-|x|))``, which does not overflow."""
     return torch.clamp(value, max=0) - torch.log1p(torch.exp(-torch.abs(value)))
 
 
 def logit(value: Tensor, eps: float | None = None) -> Tensor:
-    """``log(x / (1 - x))`` of x, which is first moved into ``[eps, 1 - eps]``, limits that x's dtype holds."""
+    """Compute ``log(x / (1 - x))`` after clamping x to ``[eps, 1 - eps]``. The limits are rounded to x's dtype."""
     if eps is not None:
         least = torch.fill(value, eps)
         most = 1 - least
@@ -240,15 +252,17 @@ def logit(value: Tensor, eps: float | None = None) -> Tensor:
 
 
 def softplus(value: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    """``log(1 + exp(beta · x)) / beta``, which overflows as eager's does, and x where ``beta · x`` is above the
-    threshold."""
+    """Compute ``log(1 + exp(beta · x)) / beta``, or x where ``beta · x`` is above the threshold.
+
+    The logarithm overflows where eager's does.
+    """
     scaled = value if _is_one(beta) else value * beta
     smooth = torch.log1p(torch.exp(scaled))
     return torch.where(scaled > threshold, value, smooth if _is_one(beta) else smooth / beta)
 
 
 def asinh(value: Tensor) -> Tensor:
-    """``log(|x| + √(x² + 1))`` with the sign of x, where x² neither overflows nor loses a small x."""
+    """Compute ``log(|x| + √(x² + 1))`` with the sign of x. x² does not overflow, and small x keep their precision."""
     value = _floating(value)
     size = torch.abs(value)
     square = size * size
@@ -258,7 +272,7 @@ def asinh(value: Tensor) -> Tensor:
 
 
 def acosh(value: Tensor) -> Tensor:
-    """``log(x + √(x² - 1))``, where x² does not overflow."""
+    """Compute ``log(x + √(x² - 1))``. x² does not overflow."""
     value = _floating(value)
     less = value - 1
     small = torch.log1p(less + torch.sqrt(less) * torch.sqrt(value + 1))
@@ -269,12 +283,12 @@ def _floating(value: Tensor) -> Tensor:
     return value if value.is_floating_point() else value.to(torch.get_default_dtype())
 
 
-# From here on x² + 1 is x², in double precision too, and x² is far from overflow.
+# From this value on, x² + 1 equals x² even in double precision, and x² is far from overflow.
 _SQUARES_LOSE_ONE = 2.0**28
 
 
 def fmod(value: Tensor, divisor: Tensor | float) -> Tensor:
-    """The remainder of the quotient rounded to zero: it has the sign of ``value``."""
+    """Return the remainder of the quotient rounded to zero. It has the sign of ``value``."""
     if _is_integral(value, divisor):  # the least integer has no absolute value
         return value - torch.div(value, divisor, rounding_mode="trunc") * divisor
     size = torch.abs(divisor) if isinstance(divisor, Tensor) else abs(divisor)
@@ -284,24 +298,24 @@ def fmod(value: Tensor, divisor: Tensor | float) -> Tensor:
 
 
 def trunc(value: Tensor) -> Tensor:
-    """Rounded towards zero, which keeps its sign; integers are."""
+    """Round towards zero, and keep the sign of a zero. Integers stay unchanged."""
     if not value.is_floating_point():
         return value.clone()
     return torch.where(value < 0, torch.ceil(value), torch.floor(value))
 
 
 def frac(value: Tensor) -> Tensor:
-    """What :func:`trunc` takes off."""
+    """Return the fractional part, which :func:`trunc` removes."""
     return value - trunc(value)
 
 
 def floor_divide(value: Tensor, divisor: Tensor | float) -> Tensor:
-    """The quotient rounded down."""
+    """Return the quotient rounded down."""
     return divide(value, divisor, "floor")
 
 
 def divide(value: Tensor, divisor: Tensor | float, rounding_mode: str | None) -> Tensor:
-    """The quotient, rounded down, towards zero, or not at all."""
+    """Return the quotient rounded down, rounded towards zero, or not rounded."""
     if rounding_mode is None:
         return torch.div(value, divisor)
     return _DIVISIONS[rounding_mode, _is_integral(value, divisor)](value, divisor)
@@ -312,7 +326,10 @@ def _is_integral(*operands: Tensor | float) -> bool:
 
 
 def _floor_of_floats(value: Tensor, divisor: Tensor | float) -> Tensor:
-    """By way of an exact remainder, as eager: a quotient may be rounded up to the next integer."""
+    """Return the quotient rounded down, from an exact remainder as in eager.
+
+    A plain quotient may be rounded up to the next integer.
+    """
     rest = torch.fmod(value, divisor)
     quotient = (value - rest) / divisor
     quotient = torch.where((rest != 0) & ((rest < 0) != (divisor < 0)), quotient - 1, quotient)
@@ -330,7 +347,7 @@ def _trunc_of_floats(value: Tensor, divisor: Tensor | float) -> Tensor:
 
 
 def _floor_of_integers(value: Tensor, divisor: Tensor | float) -> Tensor:
-    """Without floats, which hold no large integers."""
+    """Return the quotient rounded down, without floats, which cannot represent large integers."""
     quotient = torch.div(value, divisor, rounding_mode="trunc")
     rest = value - quotient * divisor
     return torch.where((rest != 0) & ((rest < 0) != (divisor < 0)), quotient - 1, quotient)
@@ -361,7 +378,7 @@ _POWERS: Mapping[float, Callable[[Tensor], Tensor]] = {
 
 
 def pow_by_number(value: Tensor, exponent: float) -> Tensor:
-    """The exponents that eager, too, does without ``pow``; integers by repeated squaring."""
+    """Raise to a power. Some exponents avoid ``pow``, as in eager, and integers use repeated squaring."""
     if value.is_floating_point() and exponent in _POWERS:
         return _POWERS[exponent](value)
     if value.is_floating_point() or isinstance(exponent, float):
@@ -382,7 +399,10 @@ def _integer_power(value: Tensor, exponent: int) -> Tensor:
 
 
 def power_of_number(base: float, exponent: Tensor) -> Tensor:
-    """``base ** exponent``. Integers: only powers of two, by shifts, 0 where the exponent is negative."""
+    """Compute ``base ** exponent``.
+
+    Integers support only powers of two, which are shifts. The result is 0 where the exponent is negative.
+    """
     if exponent.is_floating_point() or isinstance(base, float):
         power: Tensor = torch.ops.aten.pow.Scalar(base, exponent)
         return power
@@ -392,14 +412,17 @@ def power_of_number(base: float, exponent: Tensor) -> Tensor:
 
 
 def left_shift(value: Tensor, count: Tensor) -> Tensor:
-    """Shift every bit out by a count beyond the width, or by a negative one; MLIR leaves such a shift open."""
+    """Shift left. A count that is negative or beyond the width gives 0; MLIR leaves such a shift undefined."""
     last = torch.iinfo(value.dtype).bits - 1
     shifted = torch.bitwise_left_shift(value, torch.clamp(count, 0, last))
     return torch.where((count < 0) | (count > last), torch.zeros_like(shifted), shifted)
 
 
 def right_shift(value: Tensor, count: Tensor) -> Tensor:
-    """Leave the sign alone by a count beyond the width, or by a negative one; MLIR leaves such a shift open."""
+    """Shift right. A count that is negative or beyond the width leaves the sign only.
+
+    MLIR leaves such a shift undefined.
+    """
     last = torch.iinfo(value.dtype).bits - 1
     is_outside = (count < 0) | (count > last)
     shifted = torch.bitwise_right_shift(value, torch.where(is_outside, torch.full_like(count, last), count))
@@ -407,5 +430,5 @@ def right_shift(value: Tensor, count: Tensor) -> Tensor:
 
 
 def rsub(value: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
-    """``other - alpha · value``."""
+    """Compute ``other - alpha · value``."""
     return torch.sub(other, value, alpha=alpha)

@@ -1,4 +1,4 @@
-"""Sampling at the places of a grid: upstream reads beyond the image, and does not lower every kind."""
+"""Sampling at the points of a grid. Upstream reads beyond the image, and does not lower every mode."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ from torch import Tensor
 
 from torchmdla.errors import CompileError
 
-# ATen's numbers of the ways to interpolate and to pad (ATen/native/GridSamplerUtils.h).
+# ATen's numbers of the interpolation and padding modes (ATen/native/GridSamplerUtils.h).
 _BILINEAR, _NEAREST = 0, 1
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
 
 
 def grid_sampler(image: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool) -> Tensor:
-    """``aten::grid_sampler``: ``image`` [N, C, *sizes] at ``grid`` [N, *places, len(sizes)], the last dimension first.
+    """Compute ``aten::grid_sampler``.
+
+    The grid's coordinates name the last dimension first.
+
+    Args:
+        image: [N, C, *sizes].
+        grid: [N, *places, len(sizes)].
+        interpolation: ATen's number of the interpolation mode.
+        padding: ATen's number of the padding mode.
+        align_corners: whether -1 and 1 are the centres of the corner elements, not their outer corners.
 
     Raises:
-        CompileError: bicubic interpolation.
+        CompileError: If the interpolation is bicubic.
     """
     if interpolation not in (_BILINEAR, _NEAREST):
         raise CompileError("bicubic interpolation", op="aten::grid_sampler")
@@ -44,7 +53,7 @@ def grid_sampler(image: Tensor, grid: Tensor, interpolation: int, padding: int, 
 
 
 def _placed(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
-    """From -1 … 1 to 0 … size - 1, and back into these where the padding says so."""
+    """Map -1 … 1 to 0 … size - 1. The padding mode may reflect or clamp the result to this range."""
     x = (x + 1) * ((size - 1) / 2) if align_corners else ((x + 1) * size - 1) / 2
     if padding == _REFLECTION:
         x = _reflected(x, 0, 2 * (size - 1)) if align_corners else _reflected(x, -1, 2 * size - 1)
@@ -52,7 +61,7 @@ def _placed(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
 
 
 def _reflected(x: Tensor, twice_low: int, twice_high: int) -> Tensor:
-    """``x`` reflected at both bounds until it is between them."""
+    """Return ``x`` reflected at both bounds until it is between them."""
     if twice_low == twice_high:
         return torch.zeros_like(x)
     low, span = twice_low / 2, (twice_high - twice_low) / 2
@@ -63,7 +72,7 @@ def _reflected(x: Tensor, twice_low: int, twice_high: int) -> Tensor:
 
 
 def _read(image: Tensor, at: Sequence[Tensor]) -> Tensor:
-    """[N, C, *places]: the elements at whole numbers, 0 beyond the image."""
+    """Return [N, C, *places]: the elements at whole numbers, or 0 beyond the image."""
     count, channels, *sizes = image.shape
     inside = [(x >= 0) & (x <= size - 1) for x, size in zip(at, sizes, strict=True)]
     places = [

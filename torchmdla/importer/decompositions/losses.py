@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmdla.errors import CompileError
 from torchmdla.importer.decompositions.elementwise import log_sigmoid
 
-# ATen's numbers of reductions; 0 leaves a loss as it is.
+# ATen's numbers of reductions. The number 0 leaves a loss unreduced.
 _MEAN, _SUM = 1, 2
 
 
@@ -19,9 +19,9 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = _MEAN,
 ) -> Tensor:
-    """``(1 - target) · value - factor · log sigmoid(value)``, where ``factor`` weights the positive targets.
+    """Compute ``(1 - target) · value - factor · log sigmoid(value)``, where ``factor`` weights the positive targets.
 
-    Upstream's takes the size of the loss from ``pos_weight``.
+    Upstream's lowering derives the size of the loss from ``pos_weight``.
     """
     likelihood = log_sigmoid(value)
     if pos_weight is not None:
@@ -31,9 +31,9 @@ def binary_cross_entropy_with_logits(
 
 
 def kl_div(value: Tensor, target: Tensor, reduction: int = _MEAN, log_target: bool = False) -> Tensor:
-    """``target · (log target - value)``, where ``value``, and ``target`` if so said, are logarithms.
+    """Compute ``target · (log target - value)``, where ``value`` holds logarithms.
 
-    A target of zero adds nothing; upstream's adds NaN.
+    ``target`` holds logarithms if ``log_target`` is set. A target of zero adds nothing; upstream's adds NaN.
     """
     if log_target:
         return _reduced(torch.exp(target) * (target - value), reduction)
@@ -41,17 +41,17 @@ def kl_div(value: Tensor, target: Tensor, reduction: int = _MEAN, log_target: bo
 
 
 def mse_loss(value: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
-    """The square of the difference, which eager rounds before it is squared."""
+    """Compute the square of the difference. Eager also rounds the difference before it squares it."""
     difference = value - target
     return _reduced(difference * difference, reduction)
 
 
 def mse_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """PyTorch's own, of floats; of integers eager rounds in between."""
+    """Compute PyTorch's decomposition, for floats only: for integers eager rounds intermediate results."""
     if not value.is_floating_point():
         raise CompileError("integers", op="aten::mse_loss_backward")
-    own = torch._decomp.decomposition_table[torch.ops.aten.mse_loss_backward.default]
-    return own(grad, value, target, reduction)  # type: ignore[no-any-return]
+    decomposition = torch._decomp.decomposition_table[torch.ops.aten.mse_loss_backward.default]
+    return decomposition(grad, value, target, reduction)  # type: ignore[no-any-return]
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Normalisations: batch, instance, group and RMS norms in terms of means, factors and terms."""
+"""Normalisations: batch, instance, group and RMS norms as means, factors and terms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchmdla.errors import CompileError
 
 
 def instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled):  # type: ignore[no-untyped-def]
-    """Normalises each channel of each sample by its own statistics, or by the running ones."""
+    """Normalise each channel of each sample by its own statistics, or by the running ones."""
     if not use_input_stats:
         return torch.batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, False)
     if running_mean is not None:
@@ -18,20 +18,20 @@ def instance_norm(input, weight, bias, running_mean, running_var, use_input_stat
 
 
 def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):  # type: ignore[no-untyped-def]
-    """Normalises each group of channels of each sample."""
+    """Normalise each group of channels of each sample."""
     grouped = _normalised(_in_groups(input, num_groups), eps)[0]
     return _affine(grouped.reshape(input.shape), weight, bias)
 
 
 def native_group_norm(input, weight, bias, N, C, HxW, group, eps):  # type: ignore[no-untyped-def] # noqa: N803
-    """The same, with the mean and the reciprocal deviation of each group."""
+    """Compute :func:`group_norm`, and also the mean and the reciprocal deviation of each group."""
     grouped, mean, deviation = _normalised(_in_groups(input, group), eps)
     statistics = (value.reshape(N, group) for value in (mean, deviation))
     return (_affine(grouped.reshape(input.shape), weight, bias), *statistics)
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None):  # type: ignore[no-untyped-def]
-    """Divides by the root of the mean square. Without an ``eps`` it is the dtype's; upstream takes 0."""
+    """Divide by the root of the mean square. The default ``eps`` is the dtype's; upstream uses 0."""
     dims = list(range(input.dim() - len(normalized_shape), input.dim()))
     mean = (input * input).mean(dims, keepdim=True)
     normalised = input * torch.rsqrt(mean + (torch.finfo(input.dtype).eps if eps is None else eps))
@@ -39,7 +39,10 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):  # type: ignore[no
 
 
 def batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):  # type: ignore[no-untyped-def]
-    """By running statistics as eager computes it: a factor and a term for each channel, of the parameters alone."""
+    """Normalise by running statistics, as eager does, with a factor and a term for each channel.
+
+    Both are computed from the parameters only.
+    """
     if training or input.dtype != running_var.dtype:
         return torch.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, False)
     factor = torch.rsqrt(running_var + eps)
@@ -54,7 +57,7 @@ def _in_groups(value: Tensor, groups: int) -> Tensor:
 
 
 def _normalised(value: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """By the statistics of all dimensions but two; then these: the mean and the reciprocal deviation."""
+    """Normalise by the statistics of all dimensions but two. Also return the mean and the reciprocal deviation."""
     dims = list(range(2, value.dim()))
     mean = value.mean(dims, keepdim=True)
     centred = value - mean

@@ -1,5 +1,8 @@
-"""Padding: upstream lowers neither the circular kind, nor reflections in space, nor negative sizes, which crop, and
-copies what it replicates element by element, so that compiling takes as long as the padding is wide."""
+"""Padding in cases that upstream does not lower well.
+
+Upstream lowers neither circular padding, nor reflections in space, nor negative sizes, which crop. It replicates
+element by element, so its compile time grows with the width of the padding.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +13,35 @@ from torch import Tensor
 
 
 def pad(value: Tensor, sizes: Sequence[int], mode: str = "constant", number: float | None = None) -> Tensor:
-    """``aten::pad``; ``sizes``: how much is added before and after, the last dimension's pair first."""
+    """Compute ``aten::pad``. ``sizes`` are the amounts before and after, beginning with the last dimension's pair."""
     if mode != "circular":
         return torch.ops.aten.pad(value, sizes, mode, number)  # type: ignore[no-any-return]
-    # What is cropped is gone before the rest goes round.
+    # Crop first: the cropped elements must not wrap around.
     return _padded(cropped(value, sizes), sizes, _wrapped)
 
 
 def reflection_pad(value: Tensor, sizes: Sequence[int]) -> Tensor:
-    """``aten::reflection_pad1d`` and those of more dimensions, one dimension after the other."""
+    """Compute ``aten::reflection_pad1d`` and its variants of more dimensions, one dimension after the other."""
     return cropped(_padded(value, sizes, _reflected), sizes)
 
 
 def replication_pad(value: Tensor, sizes: Sequence[int]) -> Tensor:
-    """``aten::replication_pad1d`` and those of more dimensions, one dimension after the other."""
+    """Compute ``aten::replication_pad1d`` and its variants of more dimensions, one dimension after the other."""
     return cropped(_padded(value, sizes, _replicated), sizes)
 
 
 def crops(sizes: Sequence[int]) -> bool:
-    """Whether a padding by ``sizes`` takes something away."""
+    """Return whether a padding by ``sizes`` removes elements."""
     return min(sizes, default=0) < 0
 
 
 def _by_dim(value: Tensor, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Dimension, size before, size after."""
+    """Return the dimension, the size before, and the size after, for each padded dimension."""
     return [(value.dim() - 1 - k // 2, sizes[k], sizes[k + 1]) for k in range(0, len(sizes), 2)]
 
 
 def cropped(value: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Without what negative ``sizes`` take away."""
+    """Return ``value`` without the elements that negative ``sizes`` remove."""
     for dim, before, after in _by_dim(value, sizes):
         first, last = max(-before, 0), max(-after, 0)
         if first or last:
@@ -47,19 +50,19 @@ def cropped(value: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def constant_pad_nd(value: Tensor, sizes: Sequence[int], *number: float) -> Tensor:
-    """``aten::constant_pad_nd``, which may take negative sizes: what is added is added to the whole of the value."""
+    """Compute ``aten::constant_pad_nd``, also with negative sizes. Padding is applied before cropping."""
     if not crops(sizes):
         return torch.constant_pad_nd(value, sizes, *number)
     added = [max(size, 0) for size in sizes]
     return cropped(torch.constant_pad_nd(value, added, *number) if max(added) else value, sizes)
 
 
-# What one dimension gets before and after it, none where that is nothing.
+# The tensors before and after a dimension. An empty one is ``None``.
 Ends = tuple[Tensor | None, Tensor | None]
 
 
 def _padded(value: Tensor, sizes: Sequence[int], ends: Callable[[Tensor, int, int, int], Ends]) -> Tensor:
-    """``value`` with ``ends(value, dim, before, after)`` around it, one dimension after the other."""
+    """Concatenate ``value`` with ``ends(value, dim, before, after)``, one dimension after the other."""
     for dim, before, after in _by_dim(value, sizes):
         first, last = ends(value, dim, max(before, 0), max(after, 0))
         pieces = [piece for piece in (first, value, last) if piece is not None]

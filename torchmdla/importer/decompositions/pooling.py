@@ -1,4 +1,4 @@
-"""Adaptive pooling: upstream takes only some of the sizes, and has no index of a NaN."""
+"""Adaptive pooling. Upstream supports only some of the sizes, and does not give the index of a NaN."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 def adaptive_average(spatial: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
-    """Pools the last ``spatial`` dimensions to given sizes. The windows are boxes: one dimension at a time."""
+    """Return a function that pools the last ``spatial`` dimensions to given sizes, one dimension at a time.
+
+    This is exact, because the windows are boxes.
+    """
 
     def pool(value: Tensor, sizes: Sequence[int]) -> Tensor:
         dims = range(value.dim() - spatial, value.dim())
@@ -24,7 +27,7 @@ def adaptive_average(spatial: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
     return pool
 
 
-# Windows that are written as slices, each for itself, which are faster than a lookup.
+# Maximum number of windows that are written as separate slices, which are faster than a lookup.
 _MOST_SLICES = 32
 
 
@@ -41,7 +44,7 @@ def _pool_dim(value: Tensor, dim: int, size: int) -> Tensor:
 
 
 def _mean_of_places(value: Tensor, dim: int, size: int) -> Tensor:
-    """The mean of each window, by a lookup of all: the program is as long for any number of windows."""
+    """Return the mean of each window by one lookup. The length of the program does not depend on the window count."""
     start, end = _bounds(value.size(dim), size, value.device)
     counts, places = end - start, _places(value.size(dim), size, value.device)
     windows = value.index_select(dim, places.flatten()).unflatten(dim, places.shape)
@@ -51,15 +54,19 @@ def _mean_of_places(value: Tensor, dim: int, size: int) -> Tensor:
 
 
 def _windows(length: int, size: int) -> list[tuple[int, int]]:
-    """Start and length of window i of ``size``: from floor(i · length / size) to ceil((i + 1) · length / size)."""
+    """Return start and length of each window.
+
+    Window i ranges from floor(i · length / size) to ceil((i + 1) · length / size).
+    """
     bounds = [(i * length // size, -(-(i + 1) * length // size)) for i in range(size)]
     return [(start, end - start) for start, end in bounds]
 
 
 def adaptive_maximum(spatial: int) -> Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]:
-    """The largest value of each window of the last ``spatial`` dimensions, and where it lies in them, flattened.
+    """Return a function that finds the largest value of each window of the last ``spatial`` dimensions.
 
-    Of equal values the first counts, of NaNs the last, as in eager.
+    The function also returns the flat index of that value in these dimensions. Among equal values it selects the
+    first, and among NaNs the last, as in eager.
     """
 
     def pool(value: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -80,21 +87,21 @@ def adaptive_maximum(spatial: int) -> Callable[[Tensor, Sequence[int]], tuple[Te
 
 
 def _places(length: int, size: int, device: torch.device) -> Tensor:
-    """The places in each window of one dimension, ``[size, widest]``; shorter windows repeat their last place."""
+    """Return the places in each window of one dimension, ``[size, widest]``. Shorter windows repeat the last place."""
     widest = max(inside for _, inside in _windows(length, size))
     start, end = _bounds(length, size, device)
     return torch.minimum(start + torch.arange(widest, device=device), end - 1)
 
 
 def _bounds(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the windows of one dimension start and end, ``[size, 1]`` each."""
+    """Return the starts and the ends of the windows of one dimension, ``[size, 1]`` each."""
     cell = torch.arange(size, device=device).unsqueeze(1)
     start = torch.div(cell * length, size, rounding_mode="trunc")
     return start, torch.div((cell + 1) * length + (size - 1), size, rounding_mode="trunc")
 
 
 def _flat_places(places: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """The flat index of each place of each window, ``[*cells, places of a window]``."""
+    """Return the flat index of each place of each window, ``[*cells, places of a window]``."""
     rank = len(places)
     flat: Tensor | int = 0
     for dim, (place, length) in enumerate(zip(places, lengths, strict=True)):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``value weightᵀ + bias``: every leading dimension goes into the rows of one product.
+    """Compute ``value weightᵀ + bias``. All leading dimensions become the rows of one product.
 
     Upstream repeats the weight for each batch instead.
     """
@@ -21,7 +21,7 @@ def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """``aten::matmul`` as one product: a matrix on the right takes every leading dimension as rows."""
+    """Compute ``aten::matmul`` as one product. If the right operand is a matrix, all leading dimensions become rows."""
     if right.dim() == 1:
         product = torch.mm(_rows(left), right.unsqueeze(1))
         return product.view(left.shape[:-1])
@@ -36,7 +36,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _rows(value: Tensor) -> Tensor:
-    """A matrix of every leading dimension as rows."""
+    """Return a matrix whose rows are all leading dimensions."""
     return value.reshape(math.prod(value.shape[:-1]), value.size(-1))
 
 
@@ -52,8 +52,10 @@ def _batched(value: Tensor, batch: list[int]) -> Tensor:
 
 
 def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """``beta · value + alpha · product(left, right)``: the ``addmm`` family. A ``beta`` of 0 drops NaN in ``value``.
-    Numbers that are known only at run time are 0-d tensors."""
+    """Return a function for ``beta · value + alpha · product(left, right)``, which is the ``addmm`` family.
+
+    A ``beta`` of 0 drops NaN in ``value``. Numbers that are known only at run time are 0-d tensors.
+    """
 
     def add(value: Tensor, left: Tensor, right: Tensor, beta: float | Tensor = 1, alpha: float | Tensor = 1) -> Tensor:
         result = product(left, right)

@@ -1,7 +1,10 @@
-"""The operators of ``quantized_decomposed`` and of torchao, with which exported programs say how tensors are quantised:
-integers of 8 bits or less in the place of floats, ``(integer - zero_point) * scale``. Their own kernels
-(torch/ao/quantization/fx/_decomposed.py, torchao/quantization/quant_primitives.py) are the reference: floats of 16 bits
-are quantised as float32."""
+"""Decompositions of the operators of ``quantized_decomposed`` and of torchao.
+
+Exported programs describe quantised tensors with these operators. Integers of 8 bits or less represent the floats
+``(integer - zero_point) * scale``. The reference is the operators' own kernels
+(torch/ao/quantization/fx/_decomposed.py, torchao/quantization/quant_primitives.py). Floats of 16 bits are quantised as
+float32.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from torch import Tensor
 def quantize(
     value: Tensor, scale: float | Tensor, zero_point: int | Tensor, least: int, most: int, dtype: torch.dtype
 ) -> Tensor:
-    """``quantize_per_tensor``: ``round(value / scale) + zero_point``, within ``least`` and ``most``."""
-    # The reference takes the numbers out of tensors, and divides in double precision.
+    """Compute ``quantize_per_tensor``: ``round(value / scale) + zero_point``, clamped to ``least`` and ``most``."""
+    # The reference reads the numbers from tensors, and divides in double precision.
     factor = 1.0 / scale if isinstance(scale, float) else (1.0 / scale.double()).float().reshape(())
     zero_point = zero_point.reshape(()) if isinstance(zero_point, Tensor) else zero_point
     return _stored(value.float() * factor, zero_point, least, most, dtype)
@@ -24,7 +27,7 @@ def quantize(
 def choose_parameters(
     value: Tensor, least: int, most: int, epsilon: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """``choose_qparams``: what is best for the least and the largest element; vectors of one."""
+    """Compute ``choose_qparams``: the best scale and zero point for the range of ``value``, each in a vector of one."""
     lowest, highest = torch.clamp(value.amin(), max=0.0), torch.clamp(value.amax(), min=0.0)
     scale = torch.clamp((highest - lowest) / float(most - least), min=epsilon)
     zero_point = torch.clamp(least - torch.round(lowest / scale).to(torch.int32), least, most)
@@ -34,7 +37,7 @@ def choose_parameters(
 def quantize_per_channel(
     value: Tensor, scales: Tensor, zero_points: Tensor, axis: int, least: int, most: int, dtype: torch.dtype
 ) -> Tensor:
-    """With a scale and a zero point for each index of dimension ``axis``."""
+    """Quantise with one scale and one zero point for each index of dimension ``axis``."""
     sizes = _along(value, axis)
     return _stored(value.float() * (1.0 / scales.view(sizes)), zero_points.view(sizes), least, most, dtype)
 
@@ -42,13 +45,16 @@ def quantize_per_channel(
 def quantize_per_token(
     value: Tensor, scales: Tensor, zero_points: Tensor, least: int, most: int, dtype: torch.dtype
 ) -> Tensor:
-    """With a scale and a zero point for each row: ``[…, 1]``. Rounds behind the zero point is added."""
+    """Quantise with one scale and one zero point for each row: ``[…, 1]``. The zero point is added before rounding."""
     return torch.clamp(torch.round(value * (1.0 / scales) + zero_points), least, most).to(dtype)
 
 
 def _stored(scaled: Tensor, zero_point: int | Tensor, least: int, most: int, dtype: torch.dtype) -> Tensor:
-    """Rounds and moves what is scaled. The same as to clamp what is rounded and moved by the zero point: the bounds are
-    integers. NaN becomes 0, as it does in C++."""
+    """Round scaled values, and add the zero point.
+
+    Clamping comes before rounding. The result equals clamping after the zero point is added, because the bounds are
+    integers. NaN becomes 0, as in C++.
+    """
     if isinstance(zero_point, Tensor):
         zero_point = zero_point.to(torch.int32)
         lowest, highest = (least - zero_point).float(), (most - zero_point).float()
@@ -56,8 +62,8 @@ def _stored(scaled: Tensor, zero_point: int | Tensor, least: int, most: int, dty
         lowest, highest = (torch.full_like(scaled, bound - zero_point) for bound in (least, most))
     if least:
         scaled = torch.where(scaled == scaled, scaled, -zero_point)
-    kept = torch.minimum(torch.where(scaled > lowest, scaled, lowest), highest)
-    return (torch.round(kept).to(torch.int32) + zero_point).to(dtype)
+    clamped = torch.minimum(torch.where(scaled > lowest, scaled, lowest), highest)
+    return (torch.round(clamped).to(torch.int32) + zero_point).to(dtype)
 
 
 def dequantize(
@@ -69,7 +75,7 @@ def dequantize(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``dequantize_per_tensor``. The reference takes the numbers out of tensors."""
+    """Compute ``dequantize_per_tensor``. The reference reads the numbers from tensors."""
     if isinstance(scale, Tensor):
         scale = scale.reshape(()).to(out_dtype or torch.float32)
     if isinstance(zero_point, Tensor):
@@ -102,7 +108,7 @@ def dequantize_per_channel_group(
     group_size: int = 128,
     output_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """``[rows, columns]`` with a scale and a zero point for ``group_size`` elements of a row each."""
+    """Dequantise ``[rows, columns]`` with one scale and one zero point for each ``group_size`` elements of a row."""
     if group_size > value.shape[-1] and scales.shape[-1] == 1:
         group_size = value.shape[-1]
     points = None if zero_points is None else zero_points.reshape(-1, 1)
@@ -123,11 +129,11 @@ def dequantize_per_token(
 
 
 def product_of_integers(left: Tensor, right: Tensor) -> Tensor:
-    """``_int_mm``, which the Torch dialect lacks: of integers of 8 bits, in 32 bits."""
+    """Compute ``_int_mm``, which the Torch dialect lacks: a product of 8-bit integers, accumulated in 32 bits."""
     return torch.mm(left.to(torch.int32), right.to(torch.int32))
 
 
-# Of torchao: a scale and a zero point for each block of a tensor.
+# Operators of torchao: a scale and a zero point for each block of a tensor.
 
 
 def choose_block_parameters(
@@ -142,7 +148,7 @@ def choose_block_parameters(
     zero_point_dtype: torch.dtype | None = None,
     keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """``choose_qparams_affine``: what is best for the least and the largest value of each block."""
+    """Compute ``choose_qparams_affine``: the best scale and zero point for the range of each block."""
     least, most = _bounds(target, least, most)
     blocks = _in_blocks(value, block)
     within = [d for d in range(1, blocks.dim(), 2) if blocks.shape[d] > 1]
@@ -160,8 +166,8 @@ def choose_block_parameters(
             scale = torch.maximum(lowest / float(least), highest / float(most))
         scale = torch.clamp(scale, min=smallest)
         zero_point = torch.full_like(scale, int((most + least + 1) / 2))
-    counts = [size // own for size, own in zip(value.shape, block, strict=True)]
-    sizes = counts if keepdim else [n for n, own in zip(counts, block, strict=True) if n > 1 or own == 1]
+    counts = [size // length for size, length in zip(value.shape, block, strict=True)]
+    sizes = counts if keepdim else [n for n, length in zip(counts, block, strict=True) if n > 1 or length == 1]
     return (
         scale.reshape(sizes).to(scale_dtype or value.dtype),
         zero_point.reshape(sizes).to(zero_point_dtype or scale.dtype),
@@ -177,7 +183,7 @@ def quantize_blocks(
     least: float | None = None,
     most: float | None = None,
 ) -> Tensor:
-    """``quantize_affine``."""
+    """Compute ``quantize_affine``."""
     least, most = map(int, _bounds(dtype, least, most))
     blocks = _in_blocks(value, block)
     scaled = blocks * (1.0 / _of_blocks(scale, value, block))
@@ -195,7 +201,7 @@ def dequantize_blocks(
     most: float | None = None,
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """``dequantize_affine``."""
+    """Compute ``dequantize_affine``."""
     integers = _in_blocks(value, block).to(torch.int32)
     if zero_point is not None:
         integers = integers - _of_blocks(zero_point, value, block).to(torch.int32)
@@ -208,13 +214,13 @@ def _bounds(dtype: torch.dtype, least: float | None, most: float | None) -> tupl
 
 
 def _in_blocks(value: Tensor, block: Sequence[int]) -> Tensor:
-    """Two dimensions for each: the blocks, and what is in one."""
-    return value.reshape([n for size, own in zip(value.shape, block, strict=True) for n in (size // own, own)])
+    """Split each dimension into two: the number of blocks, and the length of a block."""
+    return value.reshape([n for size, length in zip(value.shape, block, strict=True) for n in (size // length, length)])
 
 
 def _of_blocks(parameters: Tensor, value: Tensor, block: Sequence[int]) -> Tensor:
-    """A number for each block, for a tensor in blocks."""
-    return parameters.reshape([n for size, own in zip(value.shape, block, strict=True) for n in (size // own, 1)])
+    """Reshape the parameters, one for each block, to broadcast over a tensor in blocks."""
+    return parameters.reshape([n for size, length in zip(value.shape, block, strict=True) for n in (size // length, 1)])
 
 
 def _original(value: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
@@ -222,7 +228,7 @@ def _original(value: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tens
 
 
 def _along(value: Tensor, axis: int) -> Sequence[int]:
-    """Sizes in which a vector runs along one dimension of ``value``."""
+    """Return the shape in which a vector broadcasts along one dimension of ``value``."""
     sizes = [1] * value.dim()
     sizes[axis] = -1
     return sizes

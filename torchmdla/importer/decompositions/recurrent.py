@@ -1,7 +1,8 @@
-"""Recurrent networks, written out over time.
+"""Recurrent networks, unrolled over time.
 
-The projection of the inputs does not depend on the state: it is one matrix product for all steps, outside of the loop.
-A device may make a loop of the steps again (the cpu device does), and of several lengths one program for all of them.
+The projection of the inputs does not depend on the state. It is one matrix product for all steps, outside of the loop.
+A device may turn the unrolled steps back into a loop (the cpu device does). It may also use one program for several
+lengths.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from torch.nn import functional
 from torchmdla.errors import CompileError
 from torchmdla.importer.types import HALVES
 
-# Steps of all layers and directions. What comes out is no longer than that of a few, but until a device has made a loop
-# of them each is a dozen ops, and more steps take minutes.
+# Maximum number of steps over all layers and directions. After a device has built a loop, the program is as short as
+# for a few steps. Until then each step is a dozen ops, and more steps take minutes.
 _MOST_STEPS = 512
 
 State = tuple[Tensor, ...]
@@ -51,7 +52,7 @@ def _relu_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | N
 def _direction(
     cell: Cell, sequence: Tensor, state: State, weights: Sequence[Tensor], reverse: bool
 ) -> tuple[Tensor, State]:
-    """One layer in one direction over ``[T, N, input]``; gives ``[T, N, hidden]`` and the last state."""
+    """Run one layer in one direction over ``[T, N, input]``. Return ``[T, N, hidden]`` and the last state."""
     bias_input, bias_hidden = (weights[2], weights[3]) if len(weights) > 2 else (None, None)
     steps = list(functional.linear(sequence, weights[0], bias_input).unbind(0))
     outputs = []
@@ -73,10 +74,10 @@ def _network(  # type: ignore[no-untyped-def]
     bidirectional,
     batch_first,
 ) -> tuple[Tensor, ...]:
-    """Every layer and direction; ``initial`` holds the states, each ``[layers · directions, N, hidden]``."""
+    """Run all layers and directions. ``initial`` holds the states, each ``[layers · directions, N, hidden]``."""
     rest = has_biases, num_layers, dropout, train, bidirectional, batch_first
     if input.dtype in HALVES:
-        starts, weights = ([tensor.float() for tensor in those] for those in (initial, params))
+        starts, weights = ([tensor.float() for tensor in tensors] for tensors in (initial, params))
         results = _network(_rounding(cell, input.dtype), input.float(), starts, weights, *rest)
         return tuple(result.to(input.dtype) for result in results)
     if dropout != 0.0 and train and num_layers > 1:
@@ -107,7 +108,7 @@ def _network(  # type: ignore[no-untyped-def]
 
 
 def _rounding(cell: Cell, dtype: torch.dtype) -> Cell:
-    """A cell in float32 whose output is rounded to ``dtype``, which the next step reads."""
+    """Return a cell in float32 that rounds its output to ``dtype``. The next step reads the rounded output."""
 
     def step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
         hidden, *others = cell(projected, state, weight, bias)
@@ -117,17 +118,17 @@ def _rounding(cell: Cell, dtype: torch.dtype) -> Cell:
 
 
 def _stack(parts: Sequence[Tensor]) -> Tensor:
-    """``torch.stack``, whose meta kernel imports torch._dynamo."""
+    """Return ``torch.stack`` of the parts. The meta kernel of ``torch.stack`` imports torch._dynamo."""
     return torch.cat([part.unsqueeze(0) for part in parts])
 
 
 def lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]
-    """``aten::lstm.input``: gates in the order input, forget, cell, output."""
+    """Compute ``aten::lstm.input``. The order of the gates is input, forget, cell, output."""
     return _network(_lstm_step, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
 
 def _plain(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
-    """A network whose state is the hidden one alone, in the signature of ``aten::gru.input``."""
+    """Return a network whose state is only the hidden state, in the signature of ``aten::gru.input``."""
 
     def network(input, hx, *rest):  # type: ignore[no-untyped-def]
         return _network(cell, input, (hx,), *rest)
@@ -141,12 +142,12 @@ rnn_relu = _plain(_relu_step)
 
 
 def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-untyped-def]
-    """``aten::lstm_cell``: gives the hidden state and the cell state."""
+    """Compute ``aten::lstm_cell``. Return the hidden state and the cell state."""
     return _lstm_step(functional.linear(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
 
 
 def _plain_cell(cell: Cell) -> Callable[..., Tensor]:
-    """One step, in the signature of ``aten::gru_cell``."""
+    """Return a function for one step, in the signature of ``aten::gru_cell``."""
 
     def step(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-untyped-def]
         return cell(functional.linear(input, w_ih, b_ih), (hx,), w_hh, b_hh)[0]

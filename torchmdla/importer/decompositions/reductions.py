@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def logsumexp(value: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    """The largest value is taken out first; a row of infinities gives that infinity."""
+    """Compute ``log(sum(exp(value)))`` with the largest value factored out. A row of infinities gives that infinity."""
     if not value.is_floating_point():
         value = value.to(torch.get_default_dtype())
     largest = torch.amax(value, dim, keepdim=True)
@@ -22,7 +22,7 @@ def logsumexp(value: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
 def nansum(
     value: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """A sum that takes a NaN as 0."""
+    """Return the sum, with NaN counted as 0."""
     if value.is_floating_point():
         value = torch.where(torch.isnan(value), 0.0, value)
     dims = list(range(value.dim())) if dim is None else list(dim)
@@ -30,7 +30,7 @@ def nansum(
 
 
 def count_nonzero(value: Tensor, dim: int | None = None) -> Tensor:
-    """``aten::count_nonzero``; upstream's has no 0-d tensors."""
+    """Compute ``aten::count_nonzero``. Upstream does not support 0-d tensors."""
     return torch.sum(value != 0, [] if dim is None else [dim], dtype=torch.int64)
 
 
@@ -41,7 +41,7 @@ def vector_norm(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The ``ord``-norm over ``dim`` (all when None)."""
+    """Compute the ``ord``-norm over ``dim`` (all dimensions when None)."""
     dims = list(range(value.dim())) if dim is None else list(dim)
     size = torch.abs(value if dtype is None else value.to(dtype))
     if abs(ord) == math.inf:
@@ -52,26 +52,26 @@ def vector_norm(
         return torch.sum(size, dims, keepdim=keepdim)
     if ord == 2:
         return torch.sqrt(torch.sum(size * size, dims, keepdim=keepdim))
-    if abs(ord) > torch.finfo(size.dtype).max:  # Eager's kernel has it in the dtype that it computes in.
+    if abs(ord) > torch.finfo(size.dtype).max:  # Eager's kernel converts ord to the dtype of the computation.
         ord = math.copysign(math.inf, ord)
     return torch.pow(torch.sum(torch.pow(size, ord), dims, keepdim=keepdim), 1.0 / ord)
 
 
 def norm(value: Tensor, p: float = 2) -> Tensor:
-    """``aten::norm.Scalar``: over all dimensions."""
+    """Compute ``aten::norm.Scalar`` over all dimensions."""
     return vector_norm(value, p)
 
 
 def norm_of_dims(value: Tensor, p: float | None, dim: Sequence[int], keepdim: bool = False) -> Tensor:
-    """``aten::norm.ScalarOpt_dim``: an empty ``dim`` is every dimension."""
+    """Compute ``aten::norm.ScalarOpt_dim``. An empty ``dim`` selects all dimensions."""
     return vector_norm(value, 2 if p is None else p, dim or None, keepdim)
 
 
 def sum_to_size(value: Tensor, size: Sequence[int] | None) -> Tensor:
-    """Sums over what broadcasting ``size`` had added; None leaves the value as it is."""
+    """Sum over the dimensions that broadcasting from ``size`` added. None leaves the value unchanged."""
     if size is None:
         return value
-    if not size:  # This sum of integers is int64.
+    if not size:  # The sum of integers is int64 in this case.
         return torch.sum(value)
     if list(size) == list(value.shape):
         return value
@@ -81,7 +81,7 @@ def sum_to_size(value: Tensor, size: Sequence[int] | None) -> Tensor:
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """The gradient of softmax; the sum is taken off first, as in eager, so that infinities stay apart."""
+    """Compute the gradient of softmax. The sum is subtracted first, as in eager, so that infinities do not combine."""
     return (grad - torch.sum(grad * output, dim, keepdim=True)) * output
 
 
@@ -89,9 +89,10 @@ Extremum = Callable[..., Tensor]
 
 
 def extremum_of_dim(largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
-    """``aten::max.dim`` or ``aten::min.dim``: the extreme value, NaN before all, and where it comes first.
+    """Return a function for ``aten::max.dim`` or ``aten::min.dim``: the extreme value and its first index.
 
-    Upstream's index passes over NaN. Integers have none, and stay the op that they are.
+    NaN counts as more extreme than all numbers. Upstream's index skips NaN. Integers cannot be NaN, and keep the
+    original op.
     """
     whole = torch.max if largest else torch.min
     extremum: Extremum = torch.amax if largest else torch.amin
@@ -100,8 +101,8 @@ def extremum_of_dim(largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
         if value.dim() == 0:
             return torch.clone(value), torch.zeros([], dtype=torch.int64, device=value.device)
         if not value.is_floating_point():
-            found = whole(value, dim, keepdim)
-            return found.values, found.indices
+            result = whole(value, dim, keepdim)
+            return result.values, result.indices
         extreme = extremum(value, dim, keepdim=True)
         index = _first_place(value, extreme, dim)
         return (extreme, index) if keepdim else (extreme.squeeze(dim), index.squeeze(dim))
@@ -110,7 +111,10 @@ def extremum_of_dim(largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def place_of_extremum(largest: bool) -> Callable[..., Tensor]:
-    """``aten::argmax`` or ``aten::argmin``, as :func:`extremum_of_dim`; over all dimensions when ``dim`` is None."""
+    """Return a function for ``aten::argmax`` or ``aten::argmin``.
+
+    NaN counts as in :func:`extremum_of_dim`. The index is over all dimensions when ``dim`` is ``None``.
+    """
     whole = torch.argmax if largest else torch.argmin
     extremum: Extremum = torch.amax if largest else torch.amin
 
@@ -129,7 +133,7 @@ def place_of_extremum(largest: bool) -> Callable[..., Tensor]:
 
 
 def _first_place(value: Tensor, extreme: Tensor, dim: int) -> Tensor:
-    """Where ``extreme``, or a NaN, comes first along ``dim``, which stays with size 1."""
+    """Return the first index of ``extreme``, or of a NaN, along ``dim``. The result keeps ``dim`` with size 1."""
     length, after = value.size(dim), value.dim() - 1 - dim % value.dim()
     places = torch.arange(length, device=value.device).view([-1] + [1] * after)
     return torch.where((value == extreme) | torch.isnan(value), places, length).amin(dim, keepdim=True)

@@ -1,7 +1,7 @@
 """Resizing of images, one dimension at a time: each output element is a weighted sum of a few input elements.
 
-Coordinates are those of PyTorch's kernels: with ``align_corners`` the corner elements meet, otherwise the corners of
-the corner elements do.
+Coordinates are those of PyTorch's kernels. With ``align_corners`` the centres of the corner elements coincide.
+Otherwise the outer corners of the corner elements coincide.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The numbers of the new elements, the old length, the step between samples, align_corners -> [(indices, weights or
-# None)].
+# Arguments: the indices of the new elements, the old length, the step between samples, align_corners. Result:
+# [(indices, weights or None)].
 Taps = Callable[[Tensor, int, float, bool], "list[tuple[Tensor, Tensor | None]]"]
 
 
@@ -27,7 +27,7 @@ def _nearest_of_centres(numbers: Tensor, length: int, step: float, align: bool) 
 
 
 def _element_at(place: Tensor, length: int) -> Tensor:
-    """Return the element at a place, which PyTorch's kernels round to float32 even in float64."""
+    """Return the index of the element at a place. PyTorch's kernels round places to float32 even in float64."""
     return torch.floor(place.to(torch.float32)).to(torch.int64).clamp(0, length - 1)
 
 
@@ -95,23 +95,23 @@ def _resize(taps: Taps, value: Tensor, sizes: Sequence[int], scales: Sequence[fl
         dtype = torch.float64 if dtype == torch.float64 and not is_vectorised else torch.float32
         ratios = ratios if is_vectorised else ()
     scales = _without_needless(scales, ratios, value.shape[first:], sizes)
-    # The innermost dimension first, as PyTorch's kernels sum.
+    # PyTorch's kernels sum the innermost dimension first.
     for offset in reversed(range(len(sizes))):
         value = _resize_dim(taps, value, first + offset, sizes[offset], scales[offset], align, dtype)
     return value
 
 
-# The kernels of PyTorch that ignore the scale of a dimension, and its new length in parts of the old one then: the
-# linear ones copy, and the vectorised one of the nearest element copies or halves places.
+# PyTorch's kernels that ignore the scale of a dimension, and the ratios of new to old length at which they do. The
+# linear kernels copy. The vectorised nearest-element kernel copies or halves places.
 _RATIOS_WITHOUT_SCALE: Mapping[Taps, Sequence[int]] = {_linear: (1,), _nearest: (1, 2)}
 
-# The largest sum of the two sizes of an image that PyTorch's vectorised kernel takes in every memory format.
+# The largest sum of an image's two sizes for which PyTorch uses its vectorised kernel in every memory format.
 _SMALL_IMAGE = 128
 _CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 def _is_vectorised(value: Tensor, sizes: Sequence[int]) -> bool:
-    """Return whether PyTorch finds nearest elements by its vectorised kernel, which is for images and volumes."""
+    """Return whether PyTorch finds nearest elements with its vectorised kernel, which is for images and volumes."""
     if len(sizes) not in _CHANNELS_LAST:
         return False
     if len(sizes) == 2 and sizes[0] + sizes[1] <= _SMALL_IMAGE:
@@ -122,7 +122,7 @@ def _is_vectorised(value: Tensor, sizes: Sequence[int]) -> bool:
 def _without_needless(
     scales: Sequence[float | None], ratios: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
 ) -> Sequence[float | None]:
-    """Return the scales without those of dimensions whose new length is one of ``ratios`` times the old one."""
+    """Return the scales, with None for dimensions whose new length is one of ``ratios`` times the old one."""
     return [
         None if scale is None or any(new == ratio * length for ratio in ratios) else scale
         for scale, length, new in zip(scales, lengths, sizes, strict=True)
@@ -130,9 +130,9 @@ def _without_needless(
 
 
 def resize(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tensor]:
-    """The overload that takes output sizes and then, optionally, one scale for each dimension.
+    """Return a function for the overload that accepts output sizes and then, optionally, one scale per dimension.
 
-    ``aligns``: whether the op has an argument ``align_corners`` after the sizes.
+    ``aligns`` is true if the op has an argument ``align_corners`` after the sizes.
     """
 
     def call(value: Tensor, sizes: Sequence[int], *rest: object) -> Tensor:
@@ -143,7 +143,7 @@ def resize(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tensor]:
 
 
 def resize_vec(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tensor]:
-    """The overload ``.vec``: output sizes or scale factors, the other being None."""
+    """Return a function for the overload ``.vec``. Of output sizes and scale factors, one is ``None``."""
 
     def call(value: Tensor, sizes: Sequence[int] | None, *rest: object) -> Tensor:
         align, factors = (bool(rest[0]), rest[1]) if aligns else (False, rest[0])
@@ -155,7 +155,7 @@ def resize_vec(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tenso
 
 
 def result_sizes(lengths: Sequence[int], sizes: Sequence[int] | None, factors: Any) -> Sequence[int]:
-    """The sizes of an image of ``lengths`` that is resized to ``sizes`` or, where these are None, by ``factors``."""
+    """Return the sizes of an image of ``lengths`` resized to ``sizes``, or by ``factors`` if ``sizes`` is ``None``."""
     if sizes is not None:
         return sizes
     return [
@@ -164,7 +164,7 @@ def result_sizes(lengths: Sequence[int], sizes: Sequence[int] | None, factors: A
     ]
 
 
-# Name of the op -> (taps, dimensions, whether it has align_corners).
+# Name of the op -> (taps, number of dimensions, whether it has align_corners).
 _KINDS: dict[str, tuple[Taps, int, bool]] = {
     "upsample_nearest1d": (_nearest, 1, False),
     "upsample_nearest2d": (_nearest, 2, False),
@@ -180,7 +180,7 @@ _KINDS: dict[str, tuple[Taps, int, bool]] = {
 
 
 def resized(spatial: int, *, vec: bool) -> Callable[..., list[int]]:
-    """The sizes of the result of an op of that many dimensions, of the arguments of its overload."""
+    """Return a function from the arguments of an overload to the result's shape, for ``spatial`` dimensions."""
 
     def shape(value: Tensor, sizes: Sequence[int] | None, *rest: object) -> list[int]:
         first = value.dim() - spatial
@@ -189,7 +189,7 @@ def resized(spatial: int, *, vec: bool) -> Callable[..., list[int]]:
     return shape
 
 
-# Name of the op -> the sizes of its result.
+# Name of the op -> function that returns the shape of its result.
 RESIZED_SHAPES: dict[str, Callable[..., list[int]]] = {
     f"aten::{name}{'.vec' if vec else ''}": resized(spatial, vec=vec)
     for name, (_, spatial, _) in _KINDS.items()

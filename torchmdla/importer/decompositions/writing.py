@@ -1,4 +1,4 @@
-"""Ops that return a tensor with something written into it: scatters, fills, copies."""
+"""Ops that return a tensor with values written into it: scatters, fills and copies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from torchmdla.importer.types import COMPUTED
 
 
 def scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> Tensor:
-    """With the dimension counted from the front: upstream's lowering ends the process on others. 0-d is a row. A number
-    may be a 0-d tensor."""
+    """Scatter with ``dim`` counted from the front: upstream's lowering ends the process on negative dimensions.
+
+    0-d tensors become rows of one element. A number may be a 0-d tensor.
+    """
     if isinstance(source, Tensor) and source.dim() == 0:
         source = source.to(value.dtype).expand(index.shape)
     tensors = [value, index, source] if isinstance(source, Tensor) else [value, index]
@@ -25,10 +27,10 @@ def scatter(value: Tensor, dim: int, index: Tensor, source: Tensor | float) -> T
 
 
 def index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, accumulate: bool = False) -> Tensor:
-    """Return ``value`` with ``source`` at the indices, by forms that upstream lowers.
+    """Return ``value`` with ``source`` at the indices, in a form that upstream lowers.
 
-    Indexed dimensions come first where whole dimensions are between them, as those of the source do then. An index of
-    no dimensions becomes one of one dimension.
+    If whole dimensions are between indexed ones, the indexed dimensions move to the front. The dimensions of the source
+    already have that order. A 0-d index becomes an index of one dimension.
     """
     indexed = [dim for dim, index in enumerate(indices) if index is not None]
     adjacent = not indexed or indexed[-1] - indexed[0] + 1 == len(indexed)
@@ -40,14 +42,14 @@ def index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, a
     if adjacent:
         return put(value, indices, source, accumulate)
     order = [*indexed, *(dim for dim in range(value.dim()) if dim not in indexed)]
-    given = [indices[dim] for dim in indexed]
-    return put(value.permute(order), given, source, accumulate).permute(
+    leading = [indices[dim] for dim in indexed]
+    return put(value.permute(order), leading, source, accumulate).permute(
         [order.index(dim) for dim in range(value.dim())]
     )
 
 
 def select_scatter(value: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """A slice of one: upstream takes a negative index into a vector for one behind its end."""
+    """Write a slice of one element. Upstream treats a negative index into a vector as an index beyond its end."""
     index = index + value.size(dim) if index < 0 else index
     return torch.slice_scatter(value, source.unsqueeze(dim), dim, index, index + 1)
 
@@ -63,10 +65,10 @@ def fill(value: Tensor, number: Tensor | float) -> Tensor:
 def linspace(
     start: float | Tensor, end: float | Tensor, steps: int, dtype: torch.dtype | None = None, *_: object
 ) -> Tensor:
-    """Count from the start for the first half, and back from the end for the other.
+    """Count from the start for the first half, and back from the end for the second half.
 
     Raises:
-        CompileError: of integers; eager drops fractions that depend on how its own kernel was compiled.
+        CompileError: If the result has integers. Eager drops fractions there depending on how its kernel was compiled.
     """
     dtype = dtype or torch.get_default_dtype()
     if not dtype.is_floating_point:
@@ -78,41 +80,44 @@ def linspace(
     return torch.where((place < steps // 2) | (place == 0), forwards, backwards)
 
 
-# Integers below are added and multiplied in float32 without an error.
+# Integers below this limit are added and multiplied in float32 without an error.
 _EXACT_IN_FLOAT32 = 2.0**24
 
 
 def arange(start: float, end: float, dtype: torch.dtype | None = None, *_: object) -> Tensor:
-    """Count by one."""
+    """Compute a range with step one."""
     return arange_by_step(start, end, 1, dtype)
 
 
 def arange_by_step(start: float, end: float, step: float, dtype: torch.dtype | None = None, *_: object) -> Tensor:
-    """Compute floats of 32 bits in double precision, as eager does those that fill no vector; upstream rounds them at
-    each step. Dtypes that are only stored are computed in others."""
+    """Compute a range. Floats of 32 bits are computed in double precision; upstream rounds them at each step.
+
+    Eager also uses double precision for the elements that do not fill a vector. Dtypes that are only stored are
+    computed in other dtypes.
+    """
     floats = [number for number in (start, step) if isinstance(number, float)]
     is_exact = all(number.is_integer() and abs(number) < _EXACT_IN_FLOAT32 for number in floats)
-    made = dtype or torch.get_default_dtype()
-    if made == torch.float32 and not is_exact:
+    result_dtype = dtype or torch.get_default_dtype()
+    if result_dtype == torch.float32 and not is_exact:
         place = torch.arange(math.ceil((end - start) / step))
-        return (start + step * place.double()).to(made)
-    if made in COMPUTED:
-        return torch.arange(start, end, step, dtype=COMPUTED[made]).to(made)
+        return (start + step * place.double()).to(result_dtype)
+    if result_dtype in COMPUTED:
+        return torch.arange(start, end, step, dtype=COMPUTED[result_dtype]).to(result_dtype)
     return torch.arange(start, end, step, dtype=dtype)
 
 
 def tril(value: Tensor, diagonal: int | Tensor = 0) -> Tensor:
-    """Return the elements up to a diagonal, which may be known at run time only: upstream has it as a literal."""
+    """Return the elements up to a diagonal, which may be known only at run time. Upstream requires a literal."""
     return torch.where(_diagonals(value) <= diagonal, value, value.new_zeros(()))
 
 
 def triu(value: Tensor, diagonal: int | Tensor = 0) -> Tensor:
-    """Return the elements from a diagonal on, which may be known at run time only."""
+    """Return the elements from a diagonal on, which may be known only at run time."""
     return torch.where(_diagonals(value) >= diagonal, value, value.new_zeros(()))
 
 
 def _diagonals(value: Tensor) -> Tensor:
-    """Return the number of the diagonal that each element of a matrix is on."""
+    """Return the number of the diagonal that contains each element of a matrix."""
     rows, columns = value.shape[-2:]
     device = value.device
     return torch.arange(columns, device=device) - torch.arange(rows, device=device).unsqueeze(1)

@@ -1,1 +1,1 @@
-"""TorchScript as it stands, in the Torch dialect, for people to read and passes to run."""
+"""Import of TorchScript without changes into the Torch dialect, for humans and passes."""

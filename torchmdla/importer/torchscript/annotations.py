@@ -1,4 +1,4 @@
-"""What users know of a scripted module and TorchScript does not say: who may call what, with which tensors."""
+"""Facts about a scripted module that TorchScript does not contain: its exported members and their tensor arguments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from torchmdla.importer.types import element_type
 
 @dataclass(frozen=True)
 class Annotations:
-    """Annotations of a scripted module; paths lead from it through submodules, as ``"encoder.layer.forward"``.
+    """Annotations of a scripted module.
 
-    They belong to the classes that the paths lead to: other modules of these classes have them too.
+    Paths lead from the module through submodules, as in ``"encoder.layer.forward"``. Annotations belong to the classes
+    at the ends of the paths. They also apply to other modules of these classes.
 
     Attributes:
         exports: the methods and attributes that can be used from outside; None for all.
         arguments: method → argument → sizes and dtype of that tensor.
-        mutable: method → those of ``arguments`` that callers and the program see each other write to. The others have
-            value semantics: callers promise that they need no writes to them. Upstream's passes ask for that.
+        mutable: method → those of ``arguments`` whose writes are visible to both the caller and the program. The others
+            have value semantics: callers promise that they need no writes to them. Upstream's passes require that.
     """
 
     exports: Sequence[str] | None = None
@@ -28,10 +29,10 @@ class Annotations:
 
 
 def bound_of(spec: TensorSpec, is_mutable: bool) -> str:
-    """The type that is known of an argument, ``"!torch.vtensor<[?,3],f32>"``.
+    """Return the known type of an argument, ``"!torch.vtensor<[?,3],f32>"``.
 
     Raises:
-        CompileError: the dialect has no such dtype.
+        CompileError: If the dialect does not have the dtype.
     """
     sizes = ",".join("?" if size is None else str(size) for size in spec.shape)
     return f"!torch.{'tensor' if is_mutable else 'vtensor'}<[{sizes}],{element_type(spec.dtype)}>"

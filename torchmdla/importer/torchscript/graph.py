@@ -1,4 +1,4 @@
-"""Writes graphs of TorchScript as functions in the Torch dialect, as they stand: calls, control flow, containers."""
+"""Writer of TorchScript graphs as functions in the Torch dialect, with their calls, control flow and containers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torchmdla.importer.sources import source_of
 from torchmdla.importer.torchscript.types import dialect_type
 from torchmdla.importer.torchscript.writer import ScriptWriter
 
-# A graph's parameter and result types, as the dialect writes them.
+# A graph's parameter types and result type, as the dialect writes them.
 Callee = tuple[Sequence[str], str]
 
 
 class Program:
-    """What a graph may call.
+    """Callees that a graph may use.
 
     Args:
         is_registered: whether the Torch dialect has an op of this name.
-        methods: (class, method) → what it takes and returns.
-        functions: the function of a constant of type ``Function``, imported; None where nobody knows it.
+        methods: (class, method) → parameter types and result type.
+        functions: returns the imported function of a constant of type ``Function``, or None if it is unknown.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class Program:
 
 
 def callee_of(graph: Any) -> Callee:
-    """What a graph takes and returns.
+    """Return the parameter types and the result type of a graph.
 
     Raises:
-        CompileError: a type has no form in the dialect.
+        CompileError: If a type has no form in the dialect.
     """
     (result,) = graph.outputs()
     return [dialect_type(value.type()) for value in graph.inputs()], dialect_type(result.type())
 
 
 def has_unknown_calls(graph: Any, program: Program) -> bool:
-    """Whether ``graph`` calls functions that only PyTorch's inliner finds, as those of a loaded archive."""
+    """Return whether ``graph`` calls functions that only PyTorch's inliner finds, as in a loaded archive."""
     calls = graph.findAllNodes("prim::CallFunction")
     return any(program.functions(next(call.inputs()).node().output().type()) is None for call in calls)
 
@@ -58,14 +58,18 @@ def has_unknown_calls(graph: Any, program: Program) -> bool:
 def write_graph(
     writer: ScriptWriter, program: Program, name: str, graph: Any, *, visibility: str, bounds: Sequence[str]
 ) -> None:
-    """Writes ``graph`` as the function ``name``.
+    """Write ``graph`` as the function ``name``.
 
     Args:
+        writer: receives the text.
+        program: the callees.
+        name: the function's name.
+        graph: a TorchScript graph.
         visibility: ``"private"`` or ``"public"``.
-        bounds: of each argument the type that is known of it; empty where nothing is.
+        bounds: the known type of each argument, or an empty string.
 
     Raises:
-        CompileError: something has no form in the dialect; names the node and its place.
+        CompileError: If a part of the graph has no form in the dialect. The error names the node and its place.
     """
     _Function(writer, program).write(name, graph, visibility, bounds)
 
@@ -80,9 +84,9 @@ class _Function:
     def write(self, name: str, graph: Any, visibility: str, bounds: Sequence[str]) -> None:
         arguments = []
         for value, bound in zip(graph.inputs(), bounds, strict=True):
-            made = self._define(value)
+            parameter = self._define(value)
             attributes = f" {{torch.type_bound = {bound}}}" if bound else ""
-            arguments.append(f"{made.name}: {made.type}{attributes}")
+            arguments.append(f"{parameter.name}: {parameter.type}{attributes}")
         result = callee_of(graph)[1]
         self._writer.line(f"func.func {visibility} @{symbol(name)}({', '.join(arguments)}) -> {result} {{")
         with self._writer.indented():
@@ -115,9 +119,9 @@ class _Function:
     def _constant(self, node: Any) -> None:
         output = node.output()
         if output.type().kind() == "FunctionType":
-            # Inlining leaves constants of functions that nobody calls.
-            if (found := self._program.functions(output.type())) is not None:
-                self._called[output.unique()] = found
+            # Inlining leaves constants of functions without calls.
+            if (callee := self._program.functions(output.type())) is not None:
+                self._called[output.unique()] = callee
         else:
             self._bind(node, [write_value(self._writer, output.toIValue(), output.type())])
 
@@ -125,7 +129,7 @@ class _Function:
         self._op(node, "torch.prim.ListConstruct", self._inputs(node))
 
     def _tuple(self, node: Any) -> None:
-        wanted = [dialect_type(one) for one in node.output().type().containedTypes()]
+        wanted = [dialect_type(contained) for contained in node.output().type().containedTypes()]
         self._op(node, "torch.prim.TupleConstruct", self._adjusted(self._inputs(node), wanted))
 
     def _dict(self, node: Any) -> None:
@@ -191,7 +195,10 @@ class _Function:
         return [self._adjust(value, type_) for value, type_ in zip(values, wanted, strict=True)]
 
     def _adjust(self, value: Value, wanted: str) -> Value:
-        """TorchScript passes a value where one of a wider type is asked for, the dialect does not."""
+        """Return a value converted to the type ``wanted``, which may be wider.
+
+        TorchScript converts such values implicitly; the dialect does not.
+        """
         if value.type == wanted:
             return value
         is_tensor = value.type.startswith("!torch.tensor") and wanted == "!torch.tensor"
@@ -202,8 +209,8 @@ class _Function:
         return [self._values[value.unique()] for value in node.inputs()]
 
     def _define(self, value: Any) -> Value:
-        made = self._values[value.unique()] = self._writer.fresh(dialect_type(value.type()))
-        return made
+        result = self._values[value.unique()] = self._writer.fresh(dialect_type(value.type()))
+        return result
 
     def _bind(self, node: Any, results: Sequence[Value]) -> None:
         for value, result in zip(node.outputs(), results, strict=True):
@@ -225,14 +232,14 @@ _WRITERS: Mapping[str, Callable[[_Function, Any], None]] = {
 
 
 def write_value(writer: ScriptWriter, value: Any, type_: Any) -> Value:
-    """A constant of TorchScript, or the value of an attribute.
+    """Write a constant of TorchScript, or the value of an attribute.
 
     Raises:
-        CompileError: it has no form in the dialect.
+        CompileError: If the value has no form in the dialect.
     """
     kind = type_.kind()
     if kind == "TensorType" and isinstance(value, bool | int | float):
-        # What a trace made of a number.
+        # A trace made a tensor of a number.
         value = torch.tensor(value, dtype=type_.dtype())
     if kind == "OptionalType" and value is not None:
         return write_value(writer, value, type_.getElementType())
@@ -241,7 +248,7 @@ def write_value(writer: ScriptWriter, value: Any, type_: Any) -> Value:
         operands = [write_value(writer, item, element) for item in value]
         return writer.op("torch.prim.ListConstruct", operands, [dialect_type(type_)])[0]
     if kind == "TupleType":
-        parts = [write_value(writer, *one) for one in zip(value, type_.containedTypes(), strict=True)]
+        parts = [write_value(writer, *pair) for pair in zip(value, type_.containedTypes(), strict=True)]
         joined = ", ".join(part.type.removeprefix("!torch.") for part in parts)
         return writer.op("torch.prim.TupleConstruct", parts, [f"!torch.tuple<{joined}>"])[0]
     if kind == "DictType":

@@ -1,8 +1,8 @@
-"""TorchScript as it stands, in the Torch dialect: functions, and modules as graphs of objects.
+"""Import of TorchScript functions, and of modules as graphs of objects, without changes into the Torch dialect.
 
-A module becomes a ``torch.class_type`` for each class, with its attributes and methods, a private function for each
-method, and a ``torch.nn_module`` for each object, which holds the values that its attributes have now. Upstream's
-``torchscript-module-to-torch-backend-pipeline`` goes on from there.
+Each class becomes a ``torch.class_type`` with its attributes and methods. Each method becomes a private function. Each
+object becomes a ``torch.nn_module``, which holds the current values of its attributes. Upstream's
+``torchscript-module-to-torch-backend-pipeline`` processes the result further.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmdla.errors import CompileError
+from torchmdla.errors import CompileError, unknown_name
 from torchmdla.importer.emitter import Value, quote, symbol
 from torchmdla.importer.literals import Literals
 from torchmdla.importer.torchscript.annotations import Annotations, bound_of
@@ -25,7 +25,7 @@ from torchmdla.importer.torchscript.writer import ScriptWriter
 
 @dataclass(frozen=True)
 class ImportedScript:
-    """A module's text, what its resources must hold, and its functions and classes by name."""
+    """Text of a module, the content of its resources, and the names of its functions and classes."""
 
     text: str
     resources: Mapping[str, Tensor]
@@ -38,16 +38,17 @@ def import_script_function(
     is_registered: Callable[[str], bool],
     known: Collection[str] = (),
 ) -> ImportedScript:
-    """Writes a scripted or traced function under its qualified name, public, and those that it calls, private.
+    """Write a scripted or traced function as public, under its qualified name, and its callees as private.
 
     Args:
-        bounds: the type that is known of an argument, by its name.
+        function: the scripted or traced function.
+        bounds: the known types of arguments, by name.
         is_registered: whether the Torch dialect has an op of this name.
-        known: functions that the module has already: they are only declared.
+        known: functions that the module already contains. They are only declared.
 
     Raises:
-        ValueError: the function has no such argument.
-        CompileError: something has no form in the dialect; names the node and its place.
+        ValueError: If the function does not have an argument of ``bounds``.
+        CompileError: If a part has no form in the dialect. The error names the node and its place.
     """
     importer = _Importer(is_registered, known, is_python=True)
     importer.function(function.qualified_name, function, bounds, "public")
@@ -60,14 +61,17 @@ def import_script_module(
     is_registered: Callable[[str], bool],
     known: Collection[str] = (),
 ) -> ImportedScript:
-    """Writes a scripted module with its classes, methods and objects.
+    """Write a scripted module with its classes, methods and objects.
 
     Args:
-        is_registered, known: as for :func:`import_script_function`.
+        module: the scripted module.
+        annotations: the module's annotations.
+        is_registered: as for :func:`import_script_function`.
+        known: as for :func:`import_script_function`.
 
     Raises:
-        ValueError: the annotations speak of what is not there.
-        CompileError: something has no form in the dialect; names it.
+        ValueError: If the annotations refer to a missing member.
+        CompileError: If a part has no form in the dialect. The error names it.
     """
     root = module._c
     type_ = root._type()
@@ -79,7 +83,7 @@ def import_script_module(
 
 @dataclass(frozen=True)
 class _Class:
-    """A class, by one of its objects: what TorchScript tells of it."""
+    """Class of TorchScript, represented by one of its objects."""
 
     example: Any
 
@@ -88,7 +92,7 @@ class _Class:
         return self.example._type().qualified_name()  # type: ignore[no-any-return]
 
     def attributes(self) -> dict[str, Any]:
-        """The types of its attributes but submodules, by name."""
+        """Return the types of its attributes except submodules, by name."""
         concrete: Any = torch._C.ConcreteModuleType.from_jit_type(self.example._type())  # type: ignore[attr-defined]
         return {name: type_ for name, (type_, _) in sorted(concrete.get_attributes().items())}
 
@@ -109,12 +113,12 @@ class _Importer:
         self._functions: dict[str, Any] = {}
         self._symbols: set[str] = set()
         self._program = Program(is_registered, self._methods, self._called)
-        # Of the objects' tensors, by the memory that they show.
+        # Constants of the objects' tensors, keyed by the memory that the tensors view.
         self._tensors: dict[object, Value] = {}
         self._storages: set[int] = set()
 
     def finish(self) -> ImportedScript:
-        """With the functions that are called; of those that the module has, declarations."""
+        """Return the imported text with the called functions, or declarations of those that the module contains."""
         while missing := self._functions.keys() - self._symbols - self._known:
             for name in sorted(missing):
                 self.function(name, self._functions[name], {}, "private")
@@ -124,20 +128,20 @@ class _Importer:
         return ImportedScript(self._writer.text(), self._literals.resources, frozenset(self._symbols))
 
     def function(self, name: str, function: Any, bounds: Mapping[str, str], visibility: str) -> None:
-        """A function or a method."""
+        """Write a function or a method."""
         graph = function.graph
         if has_unknown_calls(graph, self._program):
             graph = function.inlined_graph
         names = [argument.name for argument in function.schema.arguments]
         for argument in bounds:
             if argument not in names:
-                raise ValueError(f"{name} has no argument {argument!r}; there are {', '.join(names)}")
-        known = [bounds.get(one, "") for one in names]
+                raise ValueError(unknown_name(f"argument of {name}", argument, names))
+        known = [bounds.get(argument_name, "") for argument_name in names]
         write_graph(self._writer, self._program, name, graph, visibility=visibility, bounds=known)
         self._symbols.add(name)
 
     def _called(self, type_: Any) -> tuple[str, Callee] | None:
-        """A function that a graph calls. Those of a loaded archive cannot be looked up from Python."""
+        """Return a function that a graph calls. Functions of a loaded archive cannot be looked up from Python."""
         name = str(type_)
         cu: Any = torch.jit._state._python_cu  # type: ignore[attr-defined]
         function = cu.find_function(name) if self._is_python else None
@@ -149,47 +153,47 @@ class _Importer:
     # Modules
 
     def module(self, root: Any, annotations: Annotations) -> None:
-        """Classes, methods, objects."""
-        classes = {_Class(one).name: _Class(one) for one in _objects(root)}
+        """Write classes, methods and objects."""
+        classes = {_Class(member).name: _Class(member) for member in _objects(root)}
         exports = _exports(root, annotations)
         bounds = _bounds(root, annotations)
-        for name, one in classes.items():
-            for method in one.methods():
-                self._methods[name, method] = callee_of(one.example._get_method(method).graph)
-        for one in classes.values():
-            self._class(one, exports)
-        for name, one in classes.items():
-            for method in one.methods():
+        for name, member in classes.items():
+            for method in member.methods():
+                self._methods[name, method] = callee_of(member.example._get_method(method).graph)
+        for member in classes.values():
+            self._class(member, exports)
+        for name, member in classes.items():
+            for method in member.methods():
                 known = bounds.get((name, method), {})
-                self.function(_method_symbol(name, method), one.example._get_method(method), known, "private")
+                self.function(_method_symbol(name, method), member.example._get_method(method), known, "private")
         self._writer.location = "loc(unknown)"
         self._object(root)
 
-    def _class(self, one: _Class, exports: Collection[tuple[str, str]] | None) -> None:
+    def _class(self, class_: _Class, exports: Collection[tuple[str, str]] | None) -> None:
         def head(kind: str, name: str) -> str:
-            is_private = exports is not None and (one.name, name) not in exports
+            is_private = exports is not None and (class_.name, name) not in exports
             return f"torch.{kind} {'private ' * is_private}{quote(name)}"
 
-        self._symbols.add(one.name)
-        self._writer.line(f"torch.class_type @{symbol(one.name)} {{")
+        self._symbols.add(class_.name)
+        self._writer.line(f"torch.class_type @{symbol(class_.name)} {{")
         with self._writer.indented():
-            types = one.attributes() | {name: child._type() for name, child in one.submodules().items()}
+            types = class_.attributes() | {name: child._type() for name, child in class_.submodules().items()}
             for name, type_ in types.items():
-                with _blaming(f"attribute {name!r} of {one.name}"):
+                with _blaming(f"attribute {name!r} of {class_.name}"):
                     self._writer.line(f"{head('attr', name)} : {dialect_type(type_)}")
-            for name in one.methods():
-                self._writer.line(f"{head('method', name)}, @{symbol(_method_symbol(one.name, name))}")
+            for name in class_.methods():
+                self._writer.line(f"{head('method', name)}, @{symbol(_method_symbol(class_.name, name))}")
         self._writer.line("}")
 
-    def _object(self, one: Any) -> Value:
-        class_ = _Class(one)
+    def _object(self, instance: Any) -> Value:
+        class_ = _Class(instance)
         slots = {}
         for name, type_ in class_.attributes().items():
             with _blaming(f"attribute {name!r} of {class_.name}"):
-                slots[name] = self._value(one.getattr(name), type_)
+                slots[name] = self._value(instance.getattr(name), type_)
         for name, child in class_.submodules().items():
             slots[name] = self._object(child)
-        value = self._writer.fresh(dialect_type(one._type()))
+        value = self._writer.fresh(dialect_type(instance._type()))
         self._writer.line(f"{value.name} = torch.nn_module {{")
         with self._writer.indented():
             for name, slot in slots.items():
@@ -198,7 +202,7 @@ class _Importer:
         return value
 
     def _value(self, value: Any, type_: Any) -> Value:
-        """An attribute's value; tensors that are one are one value, so that a write to one is seen in the other."""
+        """Return an attribute's value. Equal views of memory share one value, so that a write to one affects all."""
         if not isinstance(value, Tensor):
             return write_value(self._writer, value, type_)
         storage = value.untyped_storage()._cdata
@@ -212,7 +216,7 @@ class _Importer:
 
 
 class _blaming:  # noqa: N801  (a context manager that reads like a function)
-    """Says of a ``CompileError`` where it comes from."""
+    """Context manager that adds a place to a ``CompileError``."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -229,8 +233,8 @@ def _method_symbol(class_name: str, method: str) -> str:
     return f"{class_name}.{method}"
 
 
-def _submodules(one: Any) -> dict[str, Any]:
-    return dict(torch._C.ModuleDict(one).items())  # type: ignore[attr-defined]
+def _submodules(instance: Any) -> dict[str, Any]:
+    return dict(torch._C.ModuleDict(instance).items())  # type: ignore[attr-defined]
 
 
 def _objects(root: Any) -> Iterator[Any]:
@@ -240,7 +244,7 @@ def _objects(root: Any) -> Iterator[Any]:
 
 
 def _exports(root: Any, annotations: Annotations) -> set[tuple[str, str]] | None:
-    """The (class, member) that can be used from outside, with the submodules on the way to them; None for all."""
+    """Return the exported (class, member) pairs, and the submodules on the paths to them. None means all."""
     if annotations.exports is None:
         return None
     exports = set()
@@ -257,7 +261,7 @@ def _exports(root: Any, annotations: Annotations) -> set[tuple[str, str]] | None
 
 
 def _bounds(root: Any, annotations: Annotations) -> dict[tuple[str, str], Mapping[str, str]]:
-    """(class, method) → the types that are known of its arguments."""
+    """Return (class, method) → the known types of its arguments."""
     bounds: dict[tuple[str, str], Mapping[str, str]] = {}
     for path, arguments in annotations.arguments.items():
         owner, name = _found(root, path)
@@ -270,7 +274,7 @@ def _bounds(root: Any, annotations: Annotations) -> dict[tuple[str, str], Mappin
 
 
 def _found(root: Any, path: str) -> tuple[Any, str]:
-    """The object that has the member at ``path``, and the member's name."""
+    """Return the object that has the member at ``path``, and the member's name."""
     *parents, name = path.split(".")
     owner = root
     for parent in parents:

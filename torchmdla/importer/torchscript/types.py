@@ -10,12 +10,12 @@ from torchmdla.importer.emitter import quote
 
 
 def dialect_type(type_: Any) -> str:
-    """A type of TorchScript as the Torch dialect writes it: ``"!torch.list<optional<int>>"``.
+    """Return a type of TorchScript as the Torch dialect writes it: ``"!torch.list<optional<int>>"``.
 
-    Tensors are ``!torch.tensor``: what a trace saw of their sizes need not hold.
+    Tensors are ``!torch.tensor``, because the sizes that a trace recorded need not hold.
 
     Raises:
-        CompileError: the dialect has no such type.
+        CompileError: If the dialect does not have the type.
     """
     return f"!torch.{_inner(type_)}"
 
@@ -30,7 +30,7 @@ def _inner(type_: Any) -> str:
 
 
 def _several(name: str) -> Callable[[Any], str]:
-    return lambda type_: f"{name}<{', '.join(_inner(one) for one in type_.containedTypes())}>"
+    return lambda type_: f"{name}<{', '.join(_inner(contained) for contained in type_.containedTypes())}>"
 
 
 _PLAIN: Mapping[str, str] = {

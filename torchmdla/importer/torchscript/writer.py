@@ -1,4 +1,4 @@
-"""Writes text of the Torch dialect with regions, as TorchScript's programs need it."""
+"""Writer of Torch dialect text with regions, which TorchScript's programs need."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchmdla.importer.literals import Literals, literal_type
 
 
 class ScriptWriter:
-    """Collects lines; a value is made by the line that defines it.
+    """Collector of lines. The line that defines a value makes it.
 
     Attributes:
-        location: given to every op until it is set again.
+        location: the location of every op until it is set again.
     """
 
     def __init__(self, literals: Literals) -> None:
@@ -27,16 +27,16 @@ class ScriptWriter:
         self._count = 0
 
     def fresh(self, type_: str) -> Value:
-        """A value that a caller defines by a line of its own: an argument."""
+        """Return a new value that the caller defines by its own line, such as an argument."""
         self._count += 1
         return Value(f"%v{self._count}", type_)
 
     def line(self, text: str) -> None:
-        """A line as it is."""
+        """Add a line unchanged."""
         self._lines.append("  " * self._depth + text)
 
     def op(self, name: str, operands: Sequence[Value], types: Sequence[str], attributes: str = "") -> list[Value]:
-        """An op in the generic form; ``attributes`` without the braces."""
+        """Write an op in the generic form and return its results. ``attributes`` has no braces."""
         results, head = self._head(name, operands, types, attributes)
         self.line(f"{head} {_signature(operands, types)} {self.location}")
         return results
@@ -45,17 +45,17 @@ class ScriptWriter:
     def region_op(
         self, name: str, operands: Sequence[Value], types: Sequence[str], results: list[Value]
     ) -> Iterator[None]:
-        """An op whose regions are written inside of the ``with``, each in a :meth:`region`; fills ``results``."""
-        made, head = self._head(name, operands, types, "")
+        """Write an op whose regions are written inside the ``with``, each in a :meth:`region`. Fill ``results``."""
+        op_results, head = self._head(name, operands, types, "")
         location = self.location
-        results += made
+        results += op_results
         self.line(f"{head} (")
         yield
         self.line(f") {_signature(operands, types)} {location}")
 
     @contextmanager
     def region(self, arguments: Sequence[Value] = (), *, is_last: bool = True) -> Iterator[None]:
-        """A region of one block."""
+        """Write a region of one block."""
         listed = ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
         self.line("{" + (f" ^bb0({listed}):" if arguments else ""))
         with self.indented():
@@ -64,7 +64,7 @@ class ScriptWriter:
 
     @contextmanager
     def indented(self) -> Iterator[None]:
-        """Lines that stand deeper."""
+        """Indent the lines inside the ``with``."""
         self._depth += 1
         yield
         self._depth -= 1
@@ -80,10 +80,10 @@ class ScriptWriter:
     # Constants
 
     def constant(self, value: object) -> Value:
-        """None, a number, a string, a device, or a tensor; the last in a type that tells its sizes and dtype.
+        """Write None, a number, a string, a device or a tensor. The type of a tensor includes its sizes and dtype.
 
         Raises:
-            CompileError: the dialect has no such dtype.
+            CompileError: If the dialect does not have the dtype.
         """
         if isinstance(value, Tensor):
             attributes = f"value = {self._literals.attribute(value)}"
@@ -92,7 +92,7 @@ class ScriptWriter:
         return self.op(f"torch.constant.{name}", [], [f"!torch.{type_}"], attributes)[0]
 
     def text(self) -> str:
-        """Everything so far, as a module."""
+        """Return all lines so far, as a module."""
         return "module {\n" + "\n".join(self._lines) + "\n}\n"
 
 
@@ -101,7 +101,7 @@ def _signature(operands: Sequence[Value], types: Sequence[str]) -> str:
 
 
 def _constant(value: object) -> tuple[str, str, str]:
-    """Name and type of the op, and its attributes."""
+    """Return name and type of the op, and its attributes."""
     if value is None:
         return "none", "none", ""
     if isinstance(value, bool):

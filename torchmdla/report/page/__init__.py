@@ -1,7 +1,7 @@
-"""A report as one HTML file: the model's graph, what each stage made of a kernel, a roofline, a timeline, tables.
+"""Report as one HTML file: the model's graph, the stages of each kernel, a roofline, a timeline, and tables.
 
-The files beside this one are the page, as they are: its text, its style, its scripts in the order of ``_SCRIPTS``.
-``vendor/`` has what lays graphs out, which ``setup.py`` puts there.
+The files in this folder are the unchanged parts of the page: its text, its style, and its scripts in the order of
+``_SCRIPTS``. ``vendor/`` has the library that lays graphs out; ``setup.py`` puts it there.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FOLDER = Path(__file__).parent
 _VENDOR = _FOLDER / "vendor"
 _SCRIPTS = ("dom", "data", "kernel", "kernels", "layout", "graph", "roofline", "timeline", "tables", "main")
 
-# As many programs are compiled at a time as there are compiler processes.
+# Number of concurrent compilations, equal to the number of compiler processes.
 _COMPILES = 2
 
 
 def save(explanation: Explanation, path: str | Path) -> None:
-    """Writes the page.
+    """Write the page.
 
     Raises:
-        OSError: ``path`` cannot be written; said before anything is compiled.
-        RuntimeError: there is nothing to lay graphs out with.
+        OSError: ``path`` cannot be written; this is raised before any compilation.
+        RuntimeError: the library that lays graphs out is missing.
     """
     parts = _parts()
     with Path(path).open("w", encoding="utf-8") as file:
@@ -48,7 +48,10 @@ def save(explanation: Explanation, path: str | Path) -> None:
 
 
 def _parts() -> dict[str, str]:
-    """What is the same of all pages. The policy lets nothing run but the page's scripts, and nothing be fetched."""
+    """Return the parts that all pages share.
+
+    The policy permits only the page's own scripts, and no fetches.
+    """
     try:
         library = (_VENDOR / "dagre.min.js").read_text(encoding="utf-8")
         licence = (_VENDOR / "LICENSE").read_text(encoding="utf-8")
@@ -82,7 +85,7 @@ def _hash(text: str) -> str:
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:
-    """Once through the template, so that nothing is replaced in what has been filled in."""
+    """Fill the template in one pass, so that filled-in text is not replaced again."""
     pieces = template.split("{{")
     filled = (f"{parts[name]}{rest}" for name, _, rest in (piece.partition("}}") for piece in pieces[1:]))
     return "".join([pieces[0], *filled])
@@ -91,10 +94,10 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
 def _data(explanation: Explanation) -> dict[str, Any]:
     texts: dict[str, int] = {}
     called = [
-        one.key
+        specialisation.key
         for group in explanation.groups
-        for one in group.specialisations
-        if any(kernel.seconds for kernel in one.kernels)
+        for specialisation in group.specialisations
+        if any(kernel.seconds for kernel in specialisation.kernels)
     ]
     code = {
         key: [
@@ -120,20 +123,25 @@ def _stages(explanation: Explanation, keys: Iterable[str]) -> Iterator[tuple[str
         return stages_of(Program.from_bytes(program), kernels)
 
     with ThreadPoolExecutor(_COMPILES) as threads:
-        made = tqdm(threads.map(stages, known), desc="torchmdla: stages", total=len(known), leave=False, disable=None)
-        yield from zip(known, made, strict=True)
+        results = tqdm(
+            threads.map(stages, known), desc="torchmdla: stages", total=len(known), leave=False, disable=None
+        )
+        yield from zip(known, results, strict=True)
 
 
 def _places(explanation: Explanation) -> Iterator[str]:
-    """Every line of the program that the page names."""
+    """Yield every line of the program that the page names."""
     graphs = [explanation.graph, *(group.graph for group in explanation.groups)]
-    yield from (one.source for graph in graphs for one in graph.operators)
+    yield from (item.source for graph in graphs for item in graph.operators)
     for group in explanation.groups:
         yield group.source
-        yield from (kernel.source for one in group.specialisations for kernel in one.kernels)
+        yield from (kernel.source for item in group.specialisations for kernel in item.kernels)
     yield from (source for reason in explanation.reasons for source in reason.sources)
 
 
 def _compressed(text: str) -> str:
-    """Of some megabytes some ten kilobytes; the browser has what undoes it."""
+    """Return the compressed text, which the browser decompresses.
+
+    Some megabytes become some ten kilobytes.
+    """
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -1,4 +1,4 @@
-"""What each stage of a compile made, and which lines of that are a kernel's."""
+"""Output of each stage of a compilation, and the lines of it that belong to each kernel."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from torchmdla.compiler.artifact import KernelCall
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
 
-# The first line and the one behind the last, counted from 0.
+# The first line and the line after the last, counted from 0.
 Lines = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """``lines``: for each kernel the parts of ``text`` that are its; none where that cannot be told."""
+    """One stage of a compilation.
+
+    ``lines`` has the ranges of ``text`` for each kernel. They are empty if they cannot be determined.
+    """
 
     name: str
     text: str
@@ -28,10 +31,11 @@ class Stage:
 
 
 def stages_of(program: Program, kernels: Sequence[KernelCall]) -> list[Stage]:
-    """Every stage of compiling ``program`` anew, to the one that fails if one does."""
+    """Compile ``program`` again and return every stage, up to the first that fails."""
     with tempfile.TemporaryDirectory(prefix="torchmdla-") as temporary:
         folder = Path(temporary)
-        with contextlib.suppress(CompileError):  # Its memory or time was over, say: what there is is shown.
+        # After a failure (a memory or time limit, for example), the completed stages are shown.
+        with contextlib.suppress(CompileError):
             service.write_stages(program, folder)
         read = ((name, read(folder), split) for name, read, split in _STAGES)
         return [Stage(name, *split(text, kernels)) for name, text, split in read if text]
@@ -41,7 +45,7 @@ def stages_of(program: Program, kernels: Sequence[KernelCall]) -> list[Stage]:
 
 
 def _last(pattern: str, *others: str) -> Callable[[Path], str]:
-    """The file that was written last of those that fit, but for those that fit ``others``."""
+    """Return a reader of the last written file that matches ``pattern`` and none of ``others``."""
 
     def read(folder: Path) -> str:
         skipped = {path for other in others for path in folder.glob(other)}
@@ -52,12 +56,12 @@ def _last(pattern: str, *others: str) -> Callable[[Path], str]:
 
 
 def _parts(pattern: str) -> Callable[[Path], str]:
-    """The files that fit, one behind the other: a large module is compiled in parts."""
+    """Return a reader that joins all matching files, because a large module is compiled in parts."""
     return lambda folder: "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob(pattern)))
 
 
 def _kernels(folder: Path) -> str:
-    """Every kernel, indented."""
+    """Return the text of every kernel, indented."""
     written = sorted(folder.glob("*-*.mlir"))
     kernels = [path for path in written if not _WHOLE.fullmatch(path.stem.partition("-")[2])]
     return "\n".join("\n".join(_indented(path.read_text(encoding="utf-8"))) for path in kernels)
@@ -74,14 +78,14 @@ def _indented(text: str) -> Iterator[str]:
         depth += line.endswith("{")
 
 
-# What files of MLIR that hold no kernel are called.
+# Names of MLIR files that do not contain a kernel.
 _WHOLE = re.compile(r"torch(-sample\d+)?|linalg|fused|generated")
 
 # --- lines of kernels ---------------------------------------------------------------------------------------------
 
 Split = tuple[str, tuple[tuple[Lines, ...], ...]]
 
-# A place; its end, where it is another's: loc("aten::relu"("graph":8:0)), loc(#loc3), loc("aten::relu"(#loc3)).
+# A location; also one that refers to another: loc("aten::relu"("graph":8:0)), loc(#loc3), loc("aten::relu"(#loc3)).
 _LOC = re.compile(r" ?loc\((?:[^()\"]|\"[^\"]*\"|\((?:[^()]|\([^()]*\))*\))*\)")
 _ALIAS = re.compile(r"^(#loc\d*) = (loc\(.*\))$")
 _USED_ALIAS = re.compile(r"#loc\d*")
@@ -89,8 +93,11 @@ _NODE = re.compile(r'"graph":(\d+)')
 
 
 def _by_nodes(text: str, kernels: Sequence[KernelCall]) -> Split:
-    """Of MLIR with places: the operations of the nodes that a kernel computes. The places go."""
-    aliases = {found[1]: found[2] for line in text.splitlines() if (found := _ALIAS.match(line))}
+    """Split MLIR with locations: a kernel has the operations of the nodes that it computes.
+
+    The locations are removed from the text.
+    """
+    aliases = {match[1]: match[2] for line in text.splitlines() if (match := _ALIAS.match(line))}
     known: dict[str, frozenset[int]] = {}
 
     def nodes_of(place: str) -> frozenset[int]:
@@ -107,7 +114,7 @@ def _by_nodes(text: str, kernels: Sequence[KernelCall]) -> Split:
             continue
         places = _LOC.findall(line)
         lines.append(_LOC.sub("", line))
-        # Those of a block's arguments say nothing of the block.
+        # Locations of a block's arguments do not describe the block.
         nodes.append(nodes_of(places[-1]) if places and not line.lstrip().startswith("^") else frozenset())
     for first, behind in _operations(lines):
         whole = frozenset[int]().union(*nodes[first:behind])
@@ -116,7 +123,7 @@ def _by_nodes(text: str, kernels: Sequence[KernelCall]) -> Split:
 
 
 def _operations(lines: Sequence[str]) -> Iterator[Lines]:
-    """Operations of several lines in the body of a function."""
+    """Yield the line ranges of multi-line operations in the body of a function."""
     opened = None
     for number, line in enumerate(lines):
         if re.match(r" {4}[%\"a-z]", line) and line.endswith("{"):
@@ -127,10 +134,10 @@ def _operations(lines: Sequence[str]) -> Iterator[Lines]:
 
 
 def _runs(nodes: Sequence[frozenset[int]], wanted: frozenset[int]) -> tuple[Lines, ...]:
-    """Lines that follow each other and are of a wanted node."""
+    """Return the ranges of consecutive lines that belong to a wanted node."""
     runs: list[Lines] = []
-    for number, own in enumerate(nodes):
-        if own & wanted:
+    for number, line_nodes in enumerate(nodes):
+        if line_nodes & wanted:
             adjacent = runs and runs[-1][1] == number
             runs[-1:] = [(runs[-1][0], number + 1)] if adjacent else [*runs[-1:], (number, number + 1)]
     return tuple(runs)
@@ -140,16 +147,19 @@ _STEP = re.compile(r"nest |tiles |([^@]* = )?call @")
 
 
 def _by_steps(text: str, kernels: Sequence[KernelCall]) -> Split:
-    """Of a loop program: the steps of the entry that run kernels, which are in the order of the kernels."""
+    """Split a loop program: a kernel has the step of the entry that runs it.
+
+    The steps are in the order of the kernels.
+    """
     lines = text.splitlines()
-    found: list[Lines] = []
+    steps: list[Lines] = []
     depth, opened = "", None
     start = lines.index("entry {") if "entry {" in lines else len(lines)
     for number in range(start + 1, len(lines)):
         line = lines[number]
         if opened is not None:
             if line == f"{depth}}}":
-                found.append((opened, number + 1))
+                steps.append((opened, number + 1))
                 opened = None
         elif line == "}":
             break
@@ -157,24 +167,27 @@ def _by_steps(text: str, kernels: Sequence[KernelCall]) -> Split:
             depth = depth[:-2]
         else:
             depth = depth or "  "
-            own = line.removeprefix(depth)
-            if own.startswith("repeat "):
+            content = line.removeprefix(depth)
+            if content.startswith("repeat "):
                 depth += "  "
-            elif _STEP.match(own) and own.endswith("{"):
+            elif _STEP.match(content) and content.endswith("{"):
                 opened = number
-            elif _STEP.match(own):
-                found.append((number, number + 1))
-    exact = len(found) == len(kernels)
-    return text, tuple((one,) for one in found) if exact else ((),) * len(kernels)
+            elif _STEP.match(content):
+                steps.append((number, number + 1))
+    exact = len(steps) == len(kernels)
+    return text, tuple((step,) for step in steps) if exact else ((),) * len(kernels)
 
 
 def _by_functions(begins: str, ends: str) -> Callable[[str, Sequence[KernelCall]], Split]:
-    """The functions of kernels, and those that they call. ``begins``: a line that begins one, with its ``name``."""
+    """Return a split by functions: a kernel has its functions and those that they call.
+
+    ``begins`` matches the first line of a function and has a group ``name``.
+    """
     first, last = re.compile(begins), re.compile(ends)
 
     def split(text: str, kernels: Sequence[KernelCall]) -> Split:
         lines = text.splitlines()
-        found: dict[str, Lines] = {}
+        ranges: dict[str, Lines] = {}
         name, opened = "", -1
         comments = 0
         for number, line in enumerate(lines):
@@ -182,11 +195,11 @@ def _by_functions(begins: str, ends: str) -> Callable[[str, Sequence[KernelCall]
                 name, opened = begun["name"], number - comments
             comments = comments + 1 if line.startswith("//") or (comments and not line) else 0
             if opened >= 0 and last.match(line):
-                found[name], opened = (opened, number + 1), -1
+                ranges[name], opened = (opened, number + 1), -1
         if opened >= 0:
-            found[name] = (opened, len(lines))
-        called = {name: _called("\n".join(lines[one:behind])) for name, (one, behind) in found.items()}
-        return text, tuple(_functions(kernel.symbol, found, called) for kernel in kernels)
+            ranges[name] = (opened, len(lines))
+        called = {name: _called("\n".join(lines[start:behind])) for name, (start, behind) in ranges.items()}
+        return text, tuple(_functions(kernel.symbol, ranges, called) for kernel in kernels)
 
     return split
 
@@ -195,10 +208,10 @@ def _called(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[@<](\w+)", text))
 
 
-def _functions(symbol: str, found: dict[str, Lines], called: dict[str, frozenset[str]]) -> tuple[Lines, ...]:
-    """Of a kernel, and of the kernels that it calls."""
+def _functions(symbol: str, ranges: dict[str, Lines], called: dict[str, frozenset[str]]) -> tuple[Lines, ...]:
+    """Return the line ranges of a kernel and of the kernels that it calls."""
     wanted = [symbol, *sorted(called.get(symbol, frozenset()) - {symbol})]
-    return tuple(found[name] for name in wanted if name in found)
+    return tuple(ranges[name] for name in wanted if name in ranges)
 
 
 # --- all of them --------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""The registry of programs that every frontend is checked with: :data:`PROGRAMS`, by name.
+"""Registry of the programs that every frontend is checked with: :data:`PROGRAMS`, by name.
 
-A family is a module here; it lists its programs in tables, :mod:`torchmdla.testing.programs.program` says of what.
+A family is a module here. It lists its programs in tables; :mod:`torchmdla.testing.programs.program` defines the
+entries.
 """
 
 from __future__ import annotations
@@ -63,17 +64,17 @@ FAMILIES = (
 
 
 def _registry() -> dict[str, Program]:
-    found: dict[str, Program] = {}
+    registry: dict[str, Program] = {}
     for program in chain.from_iterable(family.PROGRAMS for family in FAMILIES):
-        if program.name in found:
+        if program.name in registry:
             raise ValueError(f"two programs are named {program.name}")
-        found[program.name] = program
-    return found
+        registry[program.name] = program
+    return registry
 
 
 PROGRAMS: Mapping[str, Program] = _registry()
 
 
 def programs(name: str, seed: int, limit: int | None) -> Iterator[Program]:
-    """The program of that name, whatever the seed: it draws its inputs itself."""
+    """Yield the program of that name. The seed has no effect, because the program draws its inputs itself."""
     yield PROGRAMS[name]

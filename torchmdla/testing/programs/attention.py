@@ -1,4 +1,4 @@
-"""Attention: PyTorch's own, by hand, masked, causal, grouped; transformer layers."""
+"""Attention programs: PyTorch's implementation and explicit ones; masked, causal, grouped; transformer layers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rotary(x: Tensor) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Heads cut from one projection, the causal mask a buffer."""
+    """Self-attention with heads split from one projection, and a causal mask in a buffer."""
 
     mask: Tensor
 

@@ -1,4 +1,4 @@
-"""Branches and loops that depend on data, on sizes, on numbers; several methods; early returns; assertions."""
+"""Branches and loops that depend on data, sizes or numbers; several methods; early returns; assertions."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def number_from_data(x: Tensor) -> Tensor:
 
 
 class Gated(nn.Module):
-    """Layers in a list, one left out when its input is small."""
+    """Module with layers in a list; a layer is skipped when the mean of its input is small."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Gated(nn.Module):
 
 
 class Coder(nn.Module):
-    """Two methods beside forward, which calls them."""
+    """Module with two methods besides forward, which calls them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Coder(nn.Module):
 
 
 class Counting(nn.Module):
-    """Keeps a buffer and chooses by it."""
+    """Module that counts calls in a buffer and branches on it."""
 
     calls: Tensor
 

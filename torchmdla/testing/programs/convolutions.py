@@ -1,4 +1,4 @@
-"""Convolutions of every rank: strides, padding, dilation, groups, transposed, channels-last, fused with neighbours."""
+"""Convolutions of every rank: strides, padding, dilation, groups, transposed, channels-last, fused with other ops."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class _Residual(nn.Module):
 
 
 class _Shared(nn.Module):
-    """One layer, used three times."""
+    """Layer that is used three times."""
 
     def __init__(self) -> None:
         super().__init__()

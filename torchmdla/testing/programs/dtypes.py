@@ -1,4 +1,4 @@
-"""Every dtype, taken or not, conversions between them, and promotion."""
+"""Programs of every dtype, supported or not, conversions between dtypes, and promotion."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def to_float_and_back(x: Tensor) -> Tensor:
 
 
 def _pairs() -> Iterator[Program]:
-    """Arithmetic of every two dtypes that devices take, and conversions of each into each."""
+    """Yield arithmetic of every pair of dtypes that devices support, and conversions between them."""
     taken = {name: DTYPES[name] for name in ("float64", "float32", "int64", "int32", "bool")}
     for left, x in taken.items():
         for right, y in taken.items():
@@ -133,7 +133,7 @@ OTHERS = {
 
 
 class _Outputs(nn.Module):
-    """What a recurrent network gives for each step."""
+    """Module that returns the output of a recurrent network for each step."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -144,8 +144,10 @@ class _Outputs(nn.Module):
 
 
 class _Quantised(nn.Module):
-    """A convolution and a linear layer as exported programs have them quantised: pairs of quantise and dequantise
-    around each, weights of int8, one scale for each channel."""
+    """Convolution and linear layer, quantised as in exported programs.
+
+    Pairs of quantise and dequantise surround each layer. The weights are int8, with one scale for each channel.
+    """
 
     filters: Tensor
     scales: Tensor

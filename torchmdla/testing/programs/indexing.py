@@ -1,4 +1,4 @@
-"""Reading and writing by index: slices, tensors of indices, masks, embeddings, scattering."""
+"""Programs that read and write by index: slices, index tensors, masks, embeddings, scattering."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ EMBEDDINGS = {
 
 
 class Positions(nn.Module):
-    """Tokens plus places, as language models have them."""
+    """Sum of token and position embeddings, as in language models."""
 
     def __init__(self) -> None:
         super().__init__()

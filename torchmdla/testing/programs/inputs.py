@@ -1,4 +1,4 @@
-"""Inputs of programs, said rather than made: each call of a program draws its own from a seed."""
+"""Declarations of program inputs: each call of a program draws its inputs from a seed."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from torch.utils._pytree import tree_map
 
 @dataclass(frozen=True)
 class Draw:
-    """A tensor that is yet to be drawn."""
+    """Declaration of a tensor that is drawn later."""
 
     make: Callable[[torch.Generator], Tensor]
 
     def then(self, change: Callable[[Tensor], Tensor]) -> Draw:
-        """What ``change`` makes of the tensor, as another memory layout."""
+        """Return a declaration that applies ``change`` to the drawn tensor, for example another memory layout."""
         return Draw(lambda generator: change(self.make(generator)))
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Draw:
-    """Normally distributed floats."""
+    """Declare normally distributed floats."""
     return Draw(lambda generator: torch.randn(shape, generator=generator, dtype=dtype))
 
 
 def between(low: float, high: float, *shape: int, dtype: torch.dtype = torch.float32) -> Draw:
-    """Floats from ``low`` to ``high``."""
+    """Declare floats from ``low`` to ``high``."""
     return Draw(lambda generator: torch.rand(shape, generator=generator, dtype=dtype) * (high - low) + low)
 
 
 def positive(*shape: int, dtype: torch.dtype = torch.float32) -> Draw:
-    """Floats from 0.5 to 1.5."""
+    """Declare floats from 0.5 to 1.5."""
     return between(0.5, 1.5, *shape, dtype=dtype)
 
 
 def integers(*shape: int, low: int = 0, high: int = 4, dtype: torch.dtype = torch.int64) -> Draw:
-    """Integers from ``low`` to ``high - 1``."""
+    """Declare integers from ``low`` to ``high - 1``."""
     return Draw(lambda generator: torch.randint(low, high, shape, generator=generator, dtype=dtype))
 
 
 def booleans(*shape: int) -> Draw:
-    """True and False, each as likely."""
+    """Declare True and False with equal probability."""
     return Draw(lambda generator: torch.rand(shape, generator=generator) > 0.5)
 
 
 def booleans_of_any_byte(*shape: int) -> Draw:
-    """True and False, each as likely. True is any byte but 0, as in a view of other memory."""
+    """Declare True and False with equal probability. True is any byte but 0, as in a view of other memory."""
     return Draw(
         lambda generator: (
             (torch.randint(1, 256, shape, generator=generator) * torch.randint(2, shape, generator=generator))
@@ -59,44 +59,44 @@ def booleans_of_any_byte(*shape: int) -> Draw:
 
 
 def permutation(count: int) -> Draw:
-    """0 to ``count - 1`` in any order."""
+    """Declare 0 to ``count - 1`` in random order."""
     return Draw(lambda generator: torch.randperm(count, generator=generator))
 
 
 def channels_last(draw: Draw) -> Draw:
-    """Channels innermost in memory, of 4 or 5 dimensions."""
+    """Make channels innermost in memory, for 4 or 5 dimensions."""
     return draw.then(
         lambda x: x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
     )
 
 
 def transposed(draw: Draw) -> Draw:
-    """The first and the last dimension exchanged in memory."""
+    """Exchange the first and the last dimension in memory."""
     return draw.then(lambda x: x.transpose(0, -1).contiguous().transpose(0, -1))
 
 
 def strided(draw: Draw) -> Draw:
-    """Every other element of memory."""
+    """Use every second element of memory."""
     return draw.then(lambda x: torch.stack([x, x], -1)[..., 1])
 
 
 def offset(draw: Draw) -> Draw:
-    """Without the first row of what is drawn, so that it does not begin where its memory begins."""
+    """Drop the first row, so that the tensor starts at an offset into its storage."""
     return draw.then(lambda x: x[1:])
 
 
 def repeated(draw: Draw) -> Draw:
-    """The first row again and again, without a copy."""
+    """Repeat the first row, without a copy."""
     return draw.then(lambda x: x[:1].expand(x.shape) if x.dim() else x)
 
 
 def overlapping(draw: Draw) -> Draw:
-    """Each element shares memory with others: a step along any dimension is the same element further."""
+    """Make elements share memory: a step along any dimension moves by one element."""
     return draw.then(lambda x: x.flatten().as_strided(x.shape, [1] * x.dim()) if x.numel() else x)
 
 
 def varied(draw: Draw) -> Draw:
-    """In one memory layout or another, from call to call."""
+    """Use a random memory layout for each call."""
     layouts = [draw, transposed(draw), strided(draw), strided(transposed(draw))]
 
     def make(generator: torch.Generator) -> Tensor:
@@ -112,20 +112,23 @@ def expanded(draw: Draw, *sizes: int) -> Draw:
 
 
 def drawn(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
-    """The inputs of one call: what is to be drawn, drawn; tensors copied with their strides; the rest as it is."""
+    """Return the inputs of one call.
+
+    Declarations are drawn, tensors are copied with their strides, other values are unchanged.
+    """
     generator = torch.Generator().manual_seed(seed)
 
-    def one(leaf: Any) -> Any:
+    def draw_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Draw):
             return leaf.make(generator)
         return copied(leaf) if isinstance(leaf, Tensor) else leaf
 
-    result: tuple[Any, ...] = tree_map(one, inputs)
+    result: tuple[Any, ...] = tree_map(draw_leaf, inputs)
     return result
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """The same values in memory of its own, laid out in the same way: gaps and repeated elements are kept."""
+    """Return the values in new memory with the same layout, including gaps and repeated elements."""
     tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized or not tensor.numel():
         return tensor.clone()

@@ -1,4 +1,4 @@
-"""Inputs that are not contiguous: channels-last, transposed, with gaps, with an offset, broadcast; results likewise."""
+"""Inputs and results that are not contiguous: channels-last, transposed, with gaps, with an offset, broadcast."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ LOSSES = {
     "binary_logits": (nn.BCEWithLogitsLoss, LOGITS, FLAGS),
     "kl": (nn.KLDivLoss, LOGITS, DISTRIBUTION),
     "poisson": (nn.PoissonNLLLoss, LOGITS, positive(6, 5)),
-    # Labels are integers, so that no gradient of them is asked for: eager has none.
+    # Labels are integers, because eager has no gradient of them.
     "soft_margin": (nn.SoftMarginLoss, LOGITS, booleans(6, 5).then(lambda x: x.long() * 2 - 1)),
     "hinge_embedding": (nn.HingeEmbeddingLoss, LOGITS, FLAGS.then(lambda x: x * 2 - 1)),
     "margin_ranking": (nn.MarginRankingLoss, normal(6), normal(6), SIGNS),

@@ -1,4 +1,4 @@
-"""The small variants of the model collection."""
+"""Small variants of the model collection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-place operators, writes through views, of inputs and buffers; results that share memory."""
+"""Programs with in-place operators, writes through views, to inputs and to buffers; results that share memory."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def views_of_input(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def swap(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    kept = x.clone()
+    original = x.clone()
     x.copy_(y)
-    y.copy_(kept)
+    y.copy_(original)
     return x + y, x - y
 
 
 class Cache(nn.Module):
-    """Writes what comes into a buffer, place by place."""
+    """Module that writes its input into the next row of a buffer."""
 
     memory: Tensor
     place: Tensor
@@ -130,7 +130,7 @@ class Cache(nn.Module):
 
 
 class Momentum(nn.Module):
-    """Moves a buffer towards what comes."""
+    """Module with a buffer that holds a moving average of its input."""
 
     mean: Tensor
 
@@ -144,7 +144,7 @@ class Momentum(nn.Module):
 
 
 class WithInPlaceActivations(nn.Module):
-    """As in most convolutional networks."""
+    """Network with in-place activations, as in most convolutional networks."""
 
     def __init__(self) -> None:
         super().__init__()

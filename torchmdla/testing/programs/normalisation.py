@@ -1,4 +1,4 @@
-"""Normalisation layers, evaluating and training."""
+"""Normalisation layers in eval and in training mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS, SIGNAL, IMAGE, VOLUME = normal(6, 8), normal(3, 4, 9), normal(2, 4, 7, 5),
 
 
 def with_statistics(make: Callable[[int], nn.Module], channels: int) -> Callable[[], nn.Module]:
-    """A batch norm whose running statistics and affine parameters are not those that it begins with."""
+    """Return a factory of batch norms with random running statistics and affine parameters."""
 
     def made() -> nn.Module:
         norm = make(channels)
@@ -41,9 +41,9 @@ BATCH_NORMS = {
 
 
 def rms_and_products() -> nn.Module:
-    made = nn.Sequential(nn.RMSNorm(64), nn.Linear(64, 8), nn.GELU())
-    nn.init.uniform_(made[0].weight)  # type: ignore[arg-type]
-    return made
+    module = nn.Sequential(nn.RMSNorm(64), nn.Linear(64, 8), nn.GELU())
+    nn.init.uniform_(module[0].weight)  # type: ignore[arg-type]
+    return module
 
 
 OTHERS = {

@@ -1,4 +1,4 @@
-"""One operator each: every sample call of every operator that the cpu device takes."""
+"""Programs of one operator: every sample call of every operator that the cpu device supports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchmdla.testing.programs.program import Program, constantly
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, whose results are used by enough elementwise ops that even a cheap operator becomes a group."""
+    """Return ``function`` with enough elementwise users of its results that even a cheap operator becomes a group."""
 
     def program(*args: Any) -> Any:
         results = function(*args)
@@ -23,7 +23,7 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     return program
 
 
-# PyTorch computes next to nothing in these.
+# PyTorch supports hardly any operator on these dtypes.
 _UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
@@ -37,21 +37,21 @@ def _twice(value: Any) -> Any:
 
 
 def on_tensors(function: Callable[..., Any], arguments: Any) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
-    """``function`` as one of the tensors among ``arguments`` alone, and these: the rest is bound."""
+    """Return ``function`` over the tensors among ``arguments``, with the other arguments bound, and these tensors."""
     leaves, spec = tree_flatten(arguments)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def program(*tensors: Tensor) -> Any:
-        given = list(leaves)
+        values = list(leaves)
         for place, tensor in zip(places, tensors, strict=True):
-            given[place] = tensor
-        return function(*tree_unflatten(given, spec))
+            values[place] = tensor
+        return function(*tree_unflatten(values, spec))
 
     return program, tuple(leaves[index] for index in places)
 
 
 def operator(name: str) -> Any:
-    """The operator of a schema name with overload; ``None`` where Python does not reach it."""
+    """Return the operator of a schema name with overload; ``None`` if Python cannot access it."""
     space, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     try:
@@ -71,7 +71,7 @@ def _programs() -> Iterator[Program]:
 
 
 def _by_position(called: Any) -> Callable[..., Any]:
-    """Takes keyword-only arguments by position, too."""
+    """Return ``called`` with keyword-only arguments accepted by position."""
 
     def call(*values: Any) -> Any:
         names = [argument.name for argument in called._schema.arguments if argument.kwarg_only]

@@ -1,4 +1,4 @@
-"""A program: what is captured, and what it is called with."""
+"""Definition of a program: the function or module to capture, and its inputs."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from torchmdla.testing.programs.inputs import Draw
 
 Mode = Literal["inference", "gradients", "training"]
 
-# "chooses": what it does depends on values, so that one run does not tell it all.
-# "python": TorchScript's compiler does not take it. "random": it draws random numbers.
-# "scripted": only TorchScript's compiler is asked: other captures take too long. "sparse": it makes sparse tensors.
+# "chooses": control flow depends on values, so that one run does not cover the program.
+# "python": TorchScript's compiler does not support it. "random": it draws random numbers.
+# "scripted": only TorchScript captures it, because other captures take too long. "sparse": it makes sparse tensors.
 Tag = Literal["chooses", "python", "random", "scripted", "sparse"]
 
 
 @dataclass(frozen=True)
 class Program:
-    """One program.
+    """Test program.
 
     Attributes:
         name: ``family.program``, unique, without spaces.
         make: makes the module or the function. It is called under a seed, once for each side of the comparison.
-        inputs: the arguments of a call, in nested tuples, lists and dicts. A :class:`Draw` is drawn anew for each
-            call, a tensor copied, anything else passed as it is.
-        layers: how many layers that sum a result has behind it, see :func:`torchmdla.testing.compare.assert_matches`.
-        mode: ``"inference"`` runs without gradients; ``"gradients"`` compares those of inputs and parameters too, by
-            a weighted sum of all outputs; ``"training"`` takes steps of ``optimiser`` on what the program returns, a
-            loss.
+        inputs: the arguments of a call, in nested tuples, lists and dicts. A :class:`Draw` is drawn for each call,
+            a tensor is copied, other values are passed unchanged.
+        layers: the number of chained layers that sum, see :func:`torchmdla.testing.compare.assert_matches`.
+        mode: ``"inference"`` runs without gradients. ``"gradients"`` also compares the gradients of inputs and
+            parameters, of a weighted sum of all outputs. ``"training"`` runs steps of ``optimiser`` on the loss that
+            the program returns.
         methods: the methods of a module that are called, in this order.
-        tags: what a frontend must know, see :data:`Tag`.
-        optimiser: of a program in training, from its parameters.
-        values: whether values are compared; otherwise only what describes them, for memory that nobody has written.
-        series: the inputs of each call, where they are not the same from call to call but for the values drawn. A call
-            on which eager raises is one that must raise. ``inputs`` are what capture sees.
-        rewritten: what the frontend is given in place of what ``make`` makes. It computes the same values in another
-        way. in_doubt: whether an element may be as far off as eager's own results are from one another when its inputs
-            are rounded otherwise, and from those in float64: what a program drawn at random does to rounding errors
-            no tolerance knows.
+        tags: properties that a frontend must know, see :data:`Tag`.
+        optimiser: makes the optimiser of a program in training, from its parameters.
+        values: whether values are compared; otherwise only dtypes, sizes and strides, for uninitialised memory.
+        series: the inputs of each call, if calls differ in more than the drawn values. If eager raises on a call, the
+            frontend must raise, too. Capture uses ``inputs``.
+        rewritten: makes the program that the frontend receives instead of the result of ``make``. It computes the same
+            values differently.
+        in_doubt: whether an element may differ as much as eager's own results with inputs rounded differently, or in
+            float64. No fixed tolerance fits the rounding errors of a randomly generated program.
         options: arguments of :func:`torchmdla.enable` while it runs.
-        environment: variables of the environment that are set meanwhile.
+        environment: environment variables that are set while it runs.
         errors: whether an error of a call in the series must be eager's, by class and message.
-        is_refused: whether eager raises, on every call, and so must a frontend: in capture or in the call.
+        is_refused: whether eager raises on every call, so that a frontend must raise, too, in capture or in the call.
     """
 
     name: str
@@ -69,53 +69,53 @@ class Program:
 
     @property
     def family(self) -> str:
-        """The first part of the name."""
+        """Return the first part of the name."""
         return self.name.partition(".")[0]
 
     @property
     def takes_tensors_only(self) -> bool:
-        """Whether every input is a tensor, as tracing wants them."""
+        """Return whether every input is a tensor, as tracing requires."""
         return all(isinstance(leaf, Draw | Tensor) for leaf in tree_leaves(self.inputs))
 
 
 def is_scriptable(subject: object) -> bool:
-    """Whether TorchScript's compiler may take ``subject``: a module, or a function with a source of its own."""
+    """Return whether TorchScript's compiler may support ``subject``: a module, or a function with its own source."""
     if isinstance(subject, nn.Module):
         return True
     return isinstance(subject, types.FunctionType) and subject.__name__ != "<lambda>" and subject.__closure__ is None
 
 
-# An entry of a table: the function, or what makes the module, and the inputs.
+# An entry of a table: the function, or the factory of the module, and the inputs.
 Entry = tuple[Any, ...]
 
 
 def functions(family: str, table: Mapping[str, Entry], *tags: Tag, layers: int = 1) -> Iterator[Program]:
-    """Programs that call a function: name → function, inputs."""
+    """Yield programs that call a function; ``table``: name → function, inputs."""
     for name, (function, *inputs) in table.items():
         yield Program(f"{family}.{name}", constantly(function), tuple(inputs), layers, tags=frozenset(tags))
 
 
 def modules(family: str, table: Mapping[str, Entry], *tags: Tag, layers: int = 1) -> Iterator[Program]:
-    """Programs that call a module: name → what makes it, inputs."""
+    """Yield programs that call a module; ``table``: name → factory of the module, inputs."""
     for name, (make, *inputs) in table.items():
         yield Program(f"{family}.{name}", make, tuple(inputs), layers, tags=frozenset(tags))
 
 
 def in_eval(programs: Iterator[Program]) -> Iterator[Program]:
-    """The same with modules in eval mode."""
+    """Yield the programs with their modules in eval mode."""
     for program in programs:
         yield replace(program, make=_evaluating(program.make))
 
 
 def with_gradients(programs: Iterator[Program]) -> Iterator[Program]:
-    """Each program, and once more with its gradients."""
+    """Yield each program twice: as it is, and with gradients."""
     for program in programs:
         yield program
         yield replace(program, name=f"{program.name}:gradients", mode="gradients", layers=2 * program.layers)
 
 
 def constantly(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
-    """What makes a program of ``function``."""
+    """Return a factory that returns ``function``, for :attr:`Program.make`."""
     return lambda: function
 
 

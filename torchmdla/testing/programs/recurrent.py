@@ -12,7 +12,7 @@ TIME_FIRST, BATCH_FIRST = normal(5, 3, 4), normal(3, 5, 4)
 
 
 class Unrolled(nn.Module):
-    """A cell in a loop over time, its results stacked."""
+    """Cell in a loop over time, with stacked results."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sums and the like, over some dimensions or all, kept or not."""
+"""Sums and other reductions, over some dimensions or all, with and without ``keepdim``."""
 
 from __future__ import annotations
 

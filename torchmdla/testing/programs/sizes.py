@@ -1,4 +1,4 @@
-"""The same programs at empty, single and large sizes, and at ranks from 0 on."""
+"""Programs at empty, single and large sizes, and at ranks from 0."""
 
 from __future__ import annotations
 

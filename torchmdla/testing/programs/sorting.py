@@ -1,4 +1,4 @@
-"""What no device takes yet, between ops that it takes: sorting, searching, decompositions, transforms."""
+"""Operators that no device supports, between supported ones: sorting, searching, decompositions, transforms."""
 
 from __future__ import annotations
 

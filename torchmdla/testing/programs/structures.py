@@ -1,4 +1,4 @@
-"""Lists, dicts, tuples and named tuples, in and out, nested; several and no results."""
+"""Lists, dicts, tuples and named tuples as inputs and results, nested; several results and no results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ X, Y = normal(4, 6), normal(4, 6)
 
 
 class Point(NamedTuple):
-    """Two tensors with names."""
+    """Pair of named tensors."""
 
     place: Tensor
     weight: Tensor
@@ -97,7 +97,7 @@ def dict_changed(x: Tensor) -> dict[int, Tensor]:
 
 
 class State(nn.Module):
-    """Hands a state from call to call through its arguments."""
+    """Module that passes a state from call to call through its arguments."""
 
     def __init__(self) -> None:
         super().__init__()

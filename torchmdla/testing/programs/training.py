@@ -1,4 +1,4 @@
-"""Steps of training: loss, gradients, optimiser; parameters and buffers after each."""
+"""Training steps: loss, gradients, optimiser; parameters and buffers after each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmdla.testing.programs.program import Program
 
 
 class Supervised(nn.Module):
-    """A network and what its result is measured by."""
+    """Network with its loss."""
 
     def __init__(self, network: nn.Module, loss: nn.Module) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Supervised(nn.Module):
 
 
 class Last(nn.Module):
-    """A recurrent layer, of which only the last step counts."""
+    """Recurrent layer of which only the last step is used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Last(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Its loss has a term for the code, which depends on a sample."""
+    """Variational autoencoder: its loss has a term for the code, which depends on a random sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ OPTIMISERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "adagrad": partial(torch.optim.Adagrad, lr=0.05),
 }
 
-# Errors grow from step to step, and by what optimisers divide by.
+# Errors grow from step to step, and with the divisions of the optimisers.
 _LAYERS = 400
 
 

@@ -1,1 +1,1 @@
-"""The code around kernels: entries, chains, vector functions, object files."""
+"""Code generation: kernels, tile loops, the functions of the ABI, object files and images."""

@@ -1,4 +1,4 @@
-"""From MLIR text to object code."""
+"""Lowering of MLIR to object code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchmdla.devices.cpu.machine import converts_bf16
 from torchmdla.devices.cpu.verifier import is_asked_for
 from torchmdla.errors import CompileError
 
-# Regions that kernels do not cover (see outlined_regions.py) go to loops by upstream's passes.
+# Upstream's passes lower the regions that kernels do not cover (see outlined_regions.py) to loops.
 _REGIONS = (
     "func.func(tm-tensor-to-loops,refback-munge-memref-copy,convert-linalg-to-loops)",
     "lower-affine",
@@ -31,14 +31,14 @@ _REGIONS = (
     "cse",
 )
 
-# Operations in bfloat16 as ones in float32, then conversions as integer operations: ahead of everything that makes
-# others of them.
+# Operations in bfloat16 become operations in float32, then conversions become integer operations. These passes run
+# before all passes that lower these operations.
 _WITHOUT_BF16 = (
     "arith-emulate-unsupported-floats{source-types=bf16 target-type=f32}",
     "arith-expand{include-bf16=true}",
 )
 
-# What is written for kernels is not cleaned up first: LLVM does so, and makes the same code of it.
+# The code of kernels is not cleaned up first: LLVM does this, and generates the same code.
 _TO_LLVM = (
     "convert-scf-to-cf",
     "arith-expand",
@@ -51,21 +51,26 @@ _TO_LLVM = (
 
 
 def to_llvm(module: ir.Module, target: Target, has_regions: bool, has_bf16: bool = True) -> None:
-    """Lowers the assembled module to the LLVM dialect, in place. Where the processor does not convert to bfloat16, LLVM
-    would call a function for each element."""
+    """Lower the assembled module to the LLVM dialect, in place.
+
+    If the processor does not convert to bfloat16, conversions are expanded: LLVM would call a function per element.
+    """
     ahead = _WITHOUT_BF16 if has_bf16 and not converts_bf16(target) else ()
     with explained("the generated code does not lower to LLVM"):
         if has_regions:
             run(module, *_REGIONS)
-        # To verify a module takes longer than most of these passes do.
+        # Verifying a module takes longer than most of these passes.
         run(module, *ahead, *_TO_LLVM, verify_each=is_asked_for())
         if has_regions:
             _read_bools_as_bytes(module)
 
 
 def _read_bools_as_bytes(module: ir.Module) -> None:
-    """Make every byte but 0 a true bool. Kernels read bools so; LLVM takes the lowest bit of what regions read."""
-    from torch_mlir.dialects import llvm  # Its classes take longer to import than most programs to compile.
+    """Replace loads of bools by loads of bytes; every byte except 0 is true.
+
+    Kernels read bools in the same manner. Without this, LLVM would use the lowest bit of the bools that regions read.
+    """
+    from torch_mlir.dialects import llvm  # Importing its classes takes longer than compiling most programs.
 
     with module.context:
         bit, byte = (ir.IntegerType.get_signless(width) for width in (1, 8))
@@ -81,18 +86,18 @@ def _read_bools_as_bytes(module: ir.Module) -> None:
 
 
 def fold(module: ir.Module) -> None:
-    """Folds what conversions to the LLVM dialect leave behind: buffers' descriptors that are made and taken apart."""
+    """Fold the buffer descriptors that conversions to the LLVM dialect build and take apart again."""
     run(module, "canonicalize", "cse")
 
 
 def to_object(module: ir.Module, entry: str, externals: Iterable[str]) -> bytes:
-    """Object code of a module in the LLVM dialect.
+    """Return the object code of a module in the LLVM dialect.
 
-    The engine links before it hands the code out. The runtime's functions do not exist in this process and are never
-    called here, so each gets an address that is only there to be linked.
+    The engine links the code before it returns it. The runtime's functions do not exist in this process and are never
+    called here. Each gets an address that serves only the linking.
 
     Raises:
-        CompileError: LLVM does not take the module.
+        CompileError: LLVM rejects the module.
     """
     configure()
     try:
@@ -121,7 +126,7 @@ def to_llvm_ir(module: ir.Module) -> str:
 
 
 def disassembled(object_code: bytes) -> str:
-    """The instructions of object code, by what the machine has of ``llvm-objdump`` and ``objdump``."""
+    """Return the disassembly of object code, by ``llvm-objdump`` or else ``objdump``."""
     tool = shutil.which("llvm-objdump") or shutil.which("objdump")
     if tool is None:
         return "# neither llvm-objdump nor objdump is installed\n"

@@ -1,31 +1,31 @@
-"""Images: linked code that a process maps as it is. Whatever could be decided about addresses is decided.
+"""Images: linked code that a process maps unchanged. Only the addresses that a loader determines are open.
 
-An image has an address space of its own, from 0 on, in which three segments lie at multiples of 4096 bytes, one behind
-the other: *code*, *constants* and *data*. A loader maps as much memory anywhere, copies the segments, writes addresses
-into the words that imports and fixups name, and protects code from writes, constants from writes and execution, data
-from execution. All functions are symbols, so that loaders find those of the ABI and debuggers name the others.
+An image has its own address space, which begins at 0. Three segments follow one another at multiples of 4096 bytes:
+*code*, *constants* and *data*. A loader allocates the memory at any address, copies the segments, and writes addresses
+into the words that imports and fixups name. It then protects code from writes, constants from writes and execution, and
+data from execution. All functions are symbols: loaders find the ABI's functions, and debuggers name the others.
 
-Numbers are little-endian, of 32 bits. The parts of the file stand in this order, each where the one before it ends:
+Numbers are little-endian and have 32 bits. The parts of the file have this order, without gaps:
 
 ===========  =========================================================================================================
 header       ``mdlaimg`` and a zero; version of the format; ELF's number of the machine (62: x86-64);
-             for each segment: offset in the file, bytes in the file, address, bytes in memory (the rest are zeros);
+             for each segment: offset in the file, bytes in the file, address, bytes in memory (padded with zeros);
              for each of the four tables below: offset in the file, number of entries;
              address and bytes of the unwind table, which is part of the constants
 code, constants, data
-             what the segments begin with
-imports      for each word of 64 bits that is to hold the address of something outside: offset of its name in the
-             names, address of the word. Words of constants and data only, at multiples of 8, by address
-symbols      for each function: offset of its name in the names, address, size. By name, in the order of bytes; names
-             are different
-fixups       for each word of 64 bits that holds an address of this image, to which the loader adds where the image is:
-             the word's address. As with imports
-names        printable characters of ASCII, each name with a zero behind it. Its entries are bytes
+             the first bytes of the segments
+imports      for each 64-bit word that receives the address of an external symbol: offset of its name in the names,
+             address of the word. Only words of constants and data, at multiples of 8, sorted by address
+symbols      for each function: offset of its name in the names, address, size. Sorted by name, in the order of bytes;
+             names are unique
+fixups       for each 64-bit word that holds an address in this image: the word's address. The loader adds the address
+             of the image to the word. The words have the same restrictions and order as those of imports
+names        printable ASCII characters, each name with a zero after it. The entries of this table are bytes
 ===========  =========================================================================================================
 
-The unwind table is ELF's ``.eh_frame``, with four zeros at its end: exceptions of device calls pass through the code.
+The unwind table is ELF's ``.eh_frame`` with four zeros at its end. Exceptions of device calls pass through the code.
 
-``src/runtime/image_file.cpp`` reads images, ``image.cpp`` there loads them.
+``src/runtime/image_file.cpp`` reads images, and ``image.cpp`` in the same folder loads them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNWINDING = struct.Struct("<II")
 
 @dataclass(frozen=True)
 class Segment:
-    """``size`` bytes from ``address`` on, which begin with ``content``."""
+    """Segment of ``size`` bytes from ``address`` on. It begins with ``content``; the other bytes are zero."""
 
     address: int
     content: bytes
@@ -58,7 +58,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the code segment."""
+    """Function in the code segment."""
 
     name: str
     address: int
@@ -67,8 +67,18 @@ class Function:
 
 @dataclass(frozen=True)
 class Image:
-    """An image; ``imports`` are names and addresses of words, ``fixups`` addresses of words, ``unwinding`` is an
-    address and a number of bytes."""
+    """Image of linked code.
+
+    Attributes:
+        machine: ELF's number of the machine.
+        code: the segment of code.
+        constants: the segment of constants.
+        data: the segment of data.
+        imports: names of external symbols, with the addresses of words.
+        functions: the functions in the code.
+        fixups: addresses of words.
+        unwinding: the address of the unwind table and its size in bytes.
+    """
 
     machine: int
     code: Segment
@@ -80,13 +90,13 @@ class Image:
     unwinding: tuple[int, int]
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Return the contents of the image's file."""
         names = _Names()
         imports = [
-            _IMPORT.pack(names.offset(name), word) for name, word in sorted(self.imports, key=lambda one: one[1])
+            _IMPORT.pack(names.offset(name), word) for name, word in sorted(self.imports, key=lambda item: item[1])
         ]
-        functions = sorted(self.functions, key=lambda one: one.name)
-        symbols = [_SYMBOL.pack(names.offset(one.name), one.address, one.size) for one in functions]
+        functions = sorted(self.functions, key=lambda item: item.name)
+        symbols = [_SYMBOL.pack(names.offset(item.name), item.address, item.size) for item in functions]
         fixups = [_FIXUP.pack(word) for word in sorted(self.fixups)]
         segments = (self.code, self.constants, self.data)
         tables = (_table(imports), _table(symbols), _table(fixups), (bytes(names.text), len(names.text)))
@@ -99,16 +109,16 @@ class Image:
             header += _TABLE.pack(offset, count)
             offset += len(content)
         header += _UNWINDING.pack(*self.unwinding)
-        return b"".join((header, *(one.content for one in segments), *(content for content, _ in tables)))
+        return b"".join((header, *(item.content for item in segments), *(content for content, _ in tables)))
 
 
 def is_image(data: bytes) -> bool:
-    """Whether ``data`` says that it is an image. Whether it is one, the loader finds out."""
+    """Return whether ``data`` begins like an image. The loader checks the rest."""
     return data.startswith(_MAGIC)
 
 
 class _Names:
-    """The names, each once."""
+    """Table of names, each of which is stored once."""
 
     def __init__(self) -> None:
         self.text = bytearray()
@@ -122,5 +132,5 @@ class _Names:
 
 
 def _table(entries: Iterable[bytes]) -> tuple[bytes, int]:
-    kept = list(entries)
-    return b"".join(kept), len(kept)
+    items = list(entries)
+    return b"".join(items), len(items)

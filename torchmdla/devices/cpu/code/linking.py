@@ -1,9 +1,9 @@
-"""Object files of x86-64 linked into an image (:mod:`torchmdla.devices.cpu.code.image`).
+"""Linker of x86-64 object files into an image (:mod:`torchmdla.devices.cpu.code.image`).
 
-Object code refers to symbols by addresses of 64 bits that are part of instructions: the code may lie far from what it
-refers to, and nobody knows where. In an image both are known. So ``movabs`` of an address becomes, in as many bytes,
-``lea`` of what is in the image, and a load from a *slot* of what is not: a word of the constants that the loader
-writes. The unwind tables of all files are one.
+Object code refers to symbols by 64-bit addresses in its instructions, because the distance to a symbol may be large and
+is not known. In an image, the distances are known. The linker therefore replaces each ``movabs`` of an address by code
+of the same size. It is ``lea`` for a target in the image, and a load from a *slot* for an external symbol. A slot is a
+word of the constants that the loader writes. The unwind tables of all files are merged into one.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torchmdla.devices.cpu.code.object_file import NO_BITS, UNDEFINED, ObjectFil
 
 _X86_64 = 62
 
-# Of sections: flags, names of those that a process would run, and the largest number of one.
+# Sections: flags, names of the sections that a process would run, and the largest section number.
 _WRITE, _ALLOCATED, _EXECUTABLE, _THREAD_LOCAL = 0x1, 0x2, 0x4, 0x400
 _RUN_BY_THE_PROCESS = (".preinit_array", ".init_array", ".fini_array", ".ctors", ".dtors")
 _LAST_SECTION = 0xFEFF
 
-# Of symbols: kinds and bindings.
+# Symbols: kinds and bindings.
 _FUNCTION, _RESOLVED_BY_CALL = 2, 10
 _LOCAL, _WEAK = 0, 2
 
 
 class _Kind(IntEnum):
-    """Of relocations, as the processor's ABI numbers and names them (behind ``R_X86_64_``)."""
+    """Kinds of relocations, with the numbers and names of the processor's ABI (after ``R_X86_64_``)."""
 
     ABSOLUTE = 1  # R_X86_64_64
     PC32 = 2
@@ -53,32 +53,32 @@ _OF_64_BITS = frozenset((_Kind.PC64, _Kind.GOTOFF64, _Kind.GOT64, _Kind.GOTPC64,
 _WORD = struct.Struct("<Q")
 _WORD_BYTES = 8
 
-# Of unwind tables: a record's length and reference, what records that others refer to say next, and the end.
+# Unwind tables: a record's length and reference, the next bytes of a common record, and the end of the table.
 _RECORD = struct.Struct("<II")
 _COMMON_RECORDS = (b"\x01zR\0\x01\x78\x10\x01\x1b", b"\x01zR\0\x01\x78\x10\x01\x1c")
 _TABLE_END = bytes(4)
 
-# movabs: a prefix that may extend the number of the register, the operation with that number, the value.
+# movabs: a prefix that may extend the register number, the operation with the register number, the value.
 _MOVABS_PREFIXES = (0x48, 0x49)
 _MOVABS = 0xB8
-# lea and mov have the register elsewhere, and the distance from the instruction's end.
+# lea and mov encode the register in another byte, and the distance from the end of the instruction.
 _WIDE, _LEA, _LOAD, _FROM_HERE, _SHORT_BYTES = 0x48, 0x8D, 0x8B, 0x05, 7
 _NOP = b"\x0f\x1f\x00"
-# jmp to what a word at a distance holds.
+# jmp to the address that a word at a distance holds.
 _JUMP, _JUMP_BYTES = b"\xff\x25", 6
 
 
 class NotLinkable(ValueError):
-    """Object code that no image is made of; says why."""
+    """Error for object code that cannot be linked into an image. The message is the reason."""
 
 
-# Where something is: the name of what is elsewhere, or the number of a file, that of a section in it, and an offset.
+# A location: the name of an external symbol, or the number of a file, the number of a section in it, and an offset.
 _Target = str | tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """A relocation of the file of this number, and what it refers to."""
+    """Relocation in the file with number ``file``, and its target."""
 
     file: int
     relocation: Relocation
@@ -90,10 +90,10 @@ class _Reference:
 
 
 def linked(objects: Sequence[bytes]) -> Image:
-    """An image of ``objects``. What none of them defines is an import.
+    """Link ``objects`` into an image. Symbols that none of them defines become imports.
 
     Raises:
-        NotLinkable: they are for another machine, or have something that there is nothing for in an image.
+        NotLinkable: they are for another machine, or contain something that an image does not support.
     """
     if not all(map(is_elf, objects)):
         raise NotLinkable("the object code is in another format than ELF")
@@ -104,7 +104,7 @@ def linked(objects: Sequence[bytes]) -> Image:
 
 
 class _Linker:
-    """What references need (stubs, slots) is known first, then where everything goes, then what is written there."""
+    """Linker of object files. It finds the stubs and slots, then assigns addresses, then writes the contents."""
 
     def __init__(self, files: Sequence[ObjectFile]) -> None:
         self._files = files
@@ -112,9 +112,13 @@ class _Linker:
         self._addresses: dict[tuple[int, int], int] = {}
         self._imports: list[tuple[str, int]] = []
         self._fixups: list[int] = []
-        calls = (one for one in self._references if one.is_import and one.relocation.kind in _OF_CALLS)
-        self._stubs = _numbers(one.target for one in calls)
-        self._slots = _numbers(one.target for one in self._references if self._needs_slot(one))
+        calls = (
+            reference
+            for reference in self._references
+            if reference.is_import and reference.relocation.kind in _OF_CALLS
+        )
+        self._stubs = _numbers(reference.target for reference in calls)
+        self._slots = _numbers(reference.target for reference in self._references if self._needs_slot(reference))
 
     def image(self) -> Image:
         code = self._lay_out(0, len(self._stubs) * _WORD_BYTES, _EXECUTABLE)
@@ -139,13 +143,13 @@ class _Linker:
             unwinding=unwinding,
         )
 
-    # --- what is there ---
+    # --- symbols and references ---
 
     def _all_references(self) -> Iterator[_Reference]:
         for number, file in enumerate(self._files):
-            for one in file.relocations:
-                if _is_kept(file.sections[one.section]):
-                    yield _Reference(number, one, self._target(number, file.symbols[one.symbol]))
+            for relocation in file.relocations:
+                if _is_kept(file.sections[relocation.section]):
+                    yield _Reference(number, relocation, self._target(number, file.symbols[relocation.symbol]))
 
     def _target(self, file: int, symbol: Symbol) -> _Target:
         if symbol.section == UNDEFINED:
@@ -156,19 +160,19 @@ class _Linker:
 
     @cached_property
     def _definitions(self) -> dict[str, _Target]:
-        """Where what other files see is. A weak definition counts where there is no other."""
-        found: dict[str, tuple[int, Symbol]] = {}
+        """Return the locations of global symbols. A strong definition overrides a weak one."""
+        definitions: dict[str, tuple[int, Symbol]] = {}
         for number, file in enumerate(self._files):
             for symbol in file.symbols:
                 if symbol.binding == _LOCAL or symbol.section == UNDEFINED:
                     continue
-                _, other = found.setdefault(symbol.name, (number, symbol))
+                _, other = definitions.setdefault(symbol.name, (number, symbol))
                 if other is symbol or symbol.binding == _WEAK:
                     continue
                 if other.binding != _WEAK:
                     raise NotLinkable(f"{symbol.name} is defined twice")
-                found[symbol.name] = (number, symbol)
-        return {name: _place(*where) for name, where in found.items()}
+                definitions[symbol.name] = (number, symbol)
+        return {name: _place(*where) for name, where in definitions.items()}
 
     def _needs_slot(self, reference: _Reference) -> bool:
         kind = reference.relocation.kind
@@ -181,7 +185,7 @@ class _Linker:
         return self._files[reference.file].sections[reference.relocation.section]
 
     def _functions(self) -> Iterator[Function]:
-        """All functions. One that others do not see is called otherwise where its name is another's."""
+        """Yield all functions. A local function gets a new name if its name is already used."""
         taken = set(self._definitions)
         for number, file in enumerate(self._files):
             for symbol in file.symbols:
@@ -194,10 +198,10 @@ class _Linker:
                     continue
                 yield Function(_printable(name), self._address(place), symbol.size)
 
-    # --- where it goes ---
+    # --- addresses ---
 
     def _lay_out(self, address: int, reserved: int, kind: int) -> _Content:
-        """A segment of the sections of a kind, behind bytes that are ``reserved``."""
+        """Lay out the sections of a kind in a segment, after ``reserved`` bytes, and return the segment."""
         segment = _Content(address, bytearray(reserved), reserved)
         sections = [
             (number, index, section)
@@ -205,15 +209,17 @@ class _Linker:
             for index, section in enumerate(file.sections)
             if _is_kept(section) and section.flags & (_WRITE | _EXECUTABLE) == kind
         ]
-        # What has no bytes in a file comes last.
-        for number, index, section in sorted(sections, key=lambda one: one[2].kind == NO_BITS):
+        # Sections without bytes in the file come last.
+        for number, index, section in sorted(sections, key=lambda entry: entry[2].kind == NO_BITS):
             if not _is_unwinding(section):
                 self._addresses[number, index] = segment.add(section.data, section.size, section.alignment)
         return segment
 
     def _lay_out_unwinding(self, constants: _Content) -> tuple[int, int]:
-        """Address and bytes of the unwind table, behind the other constants. Between its parts there is nothing, which
-        would be its end."""
+        """Append the unwind table to the constants; return its address and its size in bytes.
+
+        Its parts are stored without gaps: a gap would end the table.
+        """
         start = constants.add(b"", 0, _WORD_BYTES)
         for number, file in enumerate(self._files):
             for index, section in enumerate(file.sections):
@@ -242,7 +248,7 @@ class _Linker:
     def _callee(self, target: _Target) -> int:
         return self._stubs[target] * _WORD_BYTES if target in self._stubs else self._address(target)
 
-    # --- what is written there ---
+    # --- contents ---
 
     def _write_stubs(self) -> None:
         for target, number in self._stubs.items():
@@ -255,7 +261,7 @@ class _Linker:
             self._write_address(self._slot(target), target, 0)
 
     def _write_address(self, word: int, target: _Target, addend: int) -> None:
-        """A word of constants or data that is to hold an address."""
+        """Write an address into a word of constants or data, or register the word as an import."""
         if word % _WORD_BYTES:
             raise NotLinkable("an address in the object code's data is not aligned")
         if isinstance(target, str):
@@ -270,19 +276,22 @@ class _Linker:
         self._fixups.append(word)
 
     def _resolve(self, reference: _Reference) -> None:
-        one, target = reference.relocation, reference.target
-        place = self._address((reference.file, one.section, one.offset))
-        if one.kind == _Kind.ABSOLUTE:
+        relocation, target = reference.relocation, reference.target
+        place = self._address((reference.file, relocation.section, relocation.offset))
+        if relocation.kind == _Kind.ABSOLUTE:
             if self._section(reference).flags & _EXECUTABLE:
-                self._shorten(place, target, one.addend)
+                self._shorten(place, target, relocation.addend)
             else:
-                self._write_address(place, target, one.addend)
+                self._write_address(place, target, relocation.addend)
             return
-        value = self._distance(one.kind, target, place) + one.addend
-        self._write(place, _packed(value, 8 if one.kind in _OF_64_BITS else 4))
+        value = self._distance(relocation.kind, target, place) + relocation.addend
+        self._write(place, _packed(value, 8 if relocation.kind in _OF_64_BITS else 4))
 
     def _distance(self, kind: int, target: _Target, place: int) -> int:
-        """A relocation's value but for its addend. The table of offsets that some are relative to is that of slots."""
+        """Return the value of a relocation without its addend.
+
+        The slots are the global offset table that some relocations are relative to.
+        """
         match kind:
             case _Kind.PC32 | _Kind.PC64:
                 return self._address(target) - place
@@ -301,7 +310,7 @@ class _Linker:
         raise NotLinkable(f"the object code has a relocation of kind {kind}")
 
     def _shorten(self, place: int, target: _Target, addend: int) -> None:
-        """Makes ``movabs`` whose value is at ``place`` an instruction that needs no address."""
+        """Replace the ``movabs`` whose value is at ``place`` by an instruction with a relative distance."""
         start = place - 2
         prefix, operation = self._read(start, 2)
         register = operation - _MOVABS
@@ -333,7 +342,7 @@ class _Linker:
 
 @dataclass
 class _Content:
-    """A segment that is being filled."""
+    """Segment that is being filled."""
 
     address: int
     content: bytearray
@@ -344,7 +353,7 @@ class _Content:
         return self.address + self.size
 
     def add(self, data: bytes, size: int, alignment: int) -> int:
-        """Where ``size`` bytes go, which begin with ``data``."""
+        """Append ``size`` bytes that begin with ``data``, and return their address."""
         if alignment > PAGE:
             raise NotLinkable(f"a section wants an alignment of {alignment} bytes")
         start = -(-self.size // alignment) * alignment
@@ -358,7 +367,7 @@ class _Content:
 
 
 def _is_kept(section: Section) -> bool:
-    """Whether a section is part of the image."""
+    """Return whether a section is part of the image."""
     if not section.flags & _ALLOCATED or not section.size:
         return False
     both = section.flags & _WRITE and section.flags & _EXECUTABLE
@@ -372,8 +381,11 @@ def _is_unwinding(section: Section) -> bool:
 
 
 def _unwind_table(section: Section) -> bytes:
-    """A section, if it has the form that LLVM gives it and loaders take: records, each behind its length; those that
-    others refer to begin with zeros, and say how."""
+    """Return the data of an unwind section, if it has the form that LLVM emits and loaders support.
+
+    Each record follows its length. Common records, which other records refer to, have a reference of zero and begin
+    with one of the known byte sequences.
+    """
     data, at = section.data, 0
     while at < len(data):
         length, reference = _RECORD.unpack_from(data, at)
@@ -390,17 +402,17 @@ def _place(file: int, symbol: Symbol) -> _Target:
 
 
 def _behind(segment: _Content) -> int:
-    """Where the next segment may begin."""
+    """Return the first address at which the next segment may begin."""
     return -(-segment.end // PAGE) * PAGE
 
 
 def _numbers(targets: Iterable[_Target]) -> dict[_Target, int]:
-    """Different targets, numbered in their order."""
+    """Return the distinct targets, numbered in order of appearance."""
     return {target: number for number, target in enumerate(dict.fromkeys(targets))}
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """``name``, or it with a number where it is taken; it is taken then."""
+    """Return ``name``, with a number appended if it is in ``taken``; add the result to ``taken``."""
     number, free = 0, name
     while free in taken:
         number += 1

@@ -1,4 +1,4 @@
-"""Object files: several as one (an archive, as ``ar`` writes it), and what is in them (ELF, 64 bits)."""
+"""Object files: archives of several files, as ``ar`` writes them, and the contents of 64-bit ELF files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ _RELOCATION = struct.Struct("<QQq")
 _SYMBOL_TABLE = 2
 _RELOCATIONS = 4
 
-# A kind of sections, and the section of symbols that are elsewhere.
+# The kind of sections without bytes in the file, and the section number of undefined symbols.
 NO_BITS = 8
 UNDEFINED = 0
 
-# What an archive begins with, and what stands before each file in it: name, time, owner, group, mode, size, end mark.
+# The first bytes of an archive, and the header of each file in it: name, time, owner, group, mode, size, end mark.
 _ARCHIVE = b"!<arch>\n"
 _MEMBER = struct.Struct("16s12s6s6s8s10s2s")
 _MEMBER_END = b"`\n"
 
-# The linker makes this one itself.
+# The linker defines this symbol itself.
 _LINKER_MADE = "_GLOBAL_OFFSET_TABLE_"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section; ``kind`` and ``flags`` are ELF's ``sh_type`` and ``sh_flags``. ``data`` is empty where the file has no
-    bytes of it, which are zero then."""
+    """Section of an object file.
+
+    ``kind`` and ``flags`` are ELF's ``sh_type`` and ``sh_flags``. ``data`` is empty if the file does not contain the
+    section's bytes; these are zero then.
+    """
 
     name: str
     kind: int
@@ -41,7 +44,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A symbol; ``kind`` and ``binding`` are the halves of ELF's ``st_info``, ``section`` is a number of a section."""
+    """Symbol; ``kind`` and ``binding`` are the halves of ELF's ``st_info``, ``section`` is a section's number."""
 
     name: str
     kind: int
@@ -53,7 +56,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Relocation:
-    """A place in the section of this number, which depends on where the symbol of this number is."""
+    """Place in section number ``section`` that depends on the address of symbol number ``symbol``."""
 
     section: int
     offset: int
@@ -64,7 +67,7 @@ class Relocation:
 
 @dataclass(frozen=True)
 class ObjectFile:
-    """A relocatable file."""
+    """Relocatable object file."""
 
     machine: int
     sections: tuple[Section, ...]
@@ -73,7 +76,7 @@ class ObjectFile:
 
     @classmethod
     def of(cls, data: bytes) -> ObjectFile:
-        """What an ELF file (:func:`is_elf`) holds."""
+        """Return the contents of an ELF file (:func:`is_elf`)."""
         header = _HEADER.unpack_from(data)
         start, size, count, names = header[6], header[11], header[12], header[13]
         raw = [_SECTION.unpack_from(data, start + k * size) for k in range(count)]
@@ -86,27 +89,30 @@ class ObjectFile:
             elif kind == _RELOCATIONS:
                 relocations += _relocations(content, target)
         return cls(
-            header[2], tuple(_section(one, data, raw[names][4]) for one in raw), tuple(symbols), tuple(relocations)
+            header[2],
+            tuple(_section(fields, data, raw[names][4]) for fields in raw),
+            tuple(symbols),
+            tuple(relocations),
         )
 
 
 def joined(objects: Sequence[bytes]) -> bytes:
-    """Object files as one: an archive of them, or the only one as it is."""
+    """Return object files as one file: an archive, or the only file unchanged."""
     return objects[0] if len(objects) == 1 else _ARCHIVE + b"".join(map(_member, range(len(objects)), objects))
 
 
 def separated(data: bytes) -> list[bytes]:
-    """The inverse of :func:`joined`."""
+    """Return the object files in ``data``, which is a result of :func:`joined`."""
     return list(_members(data)) if data.startswith(_ARCHIVE) else [data]
 
 
 def is_elf(data: bytes) -> bool:
-    """Whether ``data`` is a 64-bit little-endian ELF file."""
+    """Return whether ``data`` is a 64-bit little-endian ELF file."""
     return data[:6] == b"\x7fELF\x02\x01"
 
 
 def undefined_symbols(objects: Sequence[bytes]) -> list[str]:
-    """The names that ``objects`` need and none of them defines, sorted. They are ELF files (:func:`is_elf`)."""
+    """Return the sorted names that the ELF files ``objects`` need and that none of them defines."""
     needed: set[str] = set()
     defined: set[str] = set()
     for data in objects:

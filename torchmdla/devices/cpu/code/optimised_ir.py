@@ -1,7 +1,7 @@
-"""LLVM IR after LLVM's passes, as instructions are selected of it.
+"""LLVM IR after LLVM's passes, before instruction selection.
 
-MLIR's execution engine hands out object code alone. LLVM prints the IR, where an option of its command line says so, on
-the standard error stream of the process: it goes to a file instead while it does.
+MLIR's execution engine returns only object code. With a command-line option, LLVM prints the IR to the standard error
+stream of the process. The stream is redirected to a file during that time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import IO
 from torchmdla.devices.cpu.code.llvm_options import set_options
 from torchmdla.support import forks
 
-# The options are the process's, and so is the stream.
+# The options and the stream belong to the whole process.
 _lock = forks.held(threading.RLock())
 
 _HEADING = re.compile(r"^\*\*\* .* \*\*\*\n", re.MULTILINE)
 
-# What the engine links beside the module.
+# Functions that the engine links to the module.
 _OF_THE_LINKER = re.compile(r"^define .*@(?:atexit|__lljit\w*)\(", re.MULTILINE)
 
 
 class Printed:
-    """What LLVM printed, once its block has ended."""
+    """Text that LLVM printed. It is set at the end of the block."""
 
     text = ""
 
 
 @contextmanager
 def printed(is_wanted: bool = True) -> Iterator[Printed]:
-    """What LLVM makes object code of in the block, in any thread; nothing unless it ``is_wanted``."""
+    """Capture the IR that any thread compiles to object code in the block; capture nothing unless ``is_wanted``."""
     result = Printed()
     if not is_wanted:
         yield result
@@ -53,10 +53,10 @@ def printed(is_wanted: bool = True) -> Iterator[Printed]:
 
 @contextmanager
 def _standard_error(file: IO[bytes]) -> Iterator[None]:
-    kept = os.dup(2)
+    saved = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)

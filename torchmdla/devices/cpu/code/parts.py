@@ -1,8 +1,8 @@
-"""A module in parts, which are compiled side by side: LLVM has one thread for each module.
+"""Partition of a module into parts that are compiled in parallel: LLVM uses one thread for each module.
 
-Functions that call each other directly stay together, so that what LLVM makes of them is the same. Kernels that the
-functions of the ABI call are not copied there (``entry/calls.py``): these may be in other parts. How a module is
-divided follows from its text alone, so that a program's code is the same wherever it is compiled.
+Functions that call each other directly stay together, so that LLVM generates the same code for them. Kernels that the
+ABI's functions call are not inlined there (``entry/calls.py``), so they may be in other parts. The partition depends
+only on the module's text, so that a program's code is the same on every machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torchmdla.devices.cpu.code.entry import ENTRY, KERNEL_TYPE, Code, declaration
 
-# Characters of text that are worth a part, and the most parts.
+# The number of characters of text for which a part pays off, and the largest number of parts.
 _PART = 250_000
 _MOST_PARTS = 4
 
@@ -22,7 +22,13 @@ _NAME = re.compile(r"@(\w+)")
 
 @dataclass(frozen=True)
 class Part:
-    """The ``text`` of a module; ``symbol``: one of its functions that others see; ``externals``: what it calls."""
+    """Part of a module.
+
+    Attributes:
+        text: the part as a module of its own.
+        symbol: one of its public functions.
+        externals: the functions outside the part that it calls.
+    """
 
     text: str
     symbol: str
@@ -30,14 +36,14 @@ class Part:
 
 
 def divided(code: Code) -> list[Part]:
-    """The parts of a module, about as large as each other."""
+    """Divide a module into parts of about equal size."""
     most = min(_MOST_PARTS, len(code.text) // _PART)
-    if most < 2 or code.fault:  # What checks bounds adds to the module as a whole.
+    if most < 2 or code.fault:  # The instrumentation of checks needs the whole module.
         return [Part(code.text, ENTRY, code.externals)]
     parts: list[list[str]] = [[] for _ in range(most)]
     sizes = [0] * most
     groups = ((_size(code, group), group) for group in _groups(code.functions, code.kernel_symbols))
-    for size, group in sorted(groups, key=lambda one: -one[0]):
+    for size, group in sorted(groups, key=lambda item: -item[0]):
         smallest = sizes.index(min(sizes))
         parts[smallest] += group
         sizes[smallest] += size
@@ -50,7 +56,7 @@ def _size(code: Code, group: Iterable[str]) -> int:
 
 
 def _groups(functions: Mapping[str, str], kernels: frozenset[str]) -> list[list[str]]:
-    """The functions that must be in one part, in the order of the module."""
+    """Return the groups of functions that must be in one part, in the order of the module."""
     leader = {symbol: symbol for symbol in functions}
 
     def find(symbol: str) -> str:
@@ -69,14 +75,14 @@ def _groups(functions: Mapping[str, str], kernels: frozenset[str]) -> list[list[
 
 
 def _named(text: str, known: Mapping[str, str]) -> list[str]:
-    """What of the ``known`` is named in a text, in order."""
+    """Return the ``known`` names that occur in a text, in order."""
     return [name for name in dict.fromkeys(_NAME.findall(text)) if name in known]
 
 
-def _part(code: Code, callers: str, own: frozenset[str]) -> Part:
-    inside = {symbol: text for symbol, text in code.functions.items() if symbol in own}
+def _part(code: Code, callers: str, members: frozenset[str]) -> Part:
+    inside = {symbol: text for symbol, text in code.functions.items() if symbol in members}
     text = "\n".join(inside.values())
-    elsewhere = [symbol for symbol in _named(text, code.functions) if symbol not in own]
+    elsewhere = [symbol for symbol in _named(text, code.functions) if symbol not in members]
     for symbol in code.kernel_symbols.intersection(_named(callers, inside)):
         text = _seen(text, symbol)
     head = [code.declarations[name] for name in _named(text, code.declarations)]
@@ -89,9 +95,11 @@ def _part(code: Code, callers: str, own: frozenset[str]) -> Part:
 
 
 def _seen(text: str, symbol: str) -> str:
-    """``text`` whose kernel ``symbol`` is seen by others. The engine adds a function that calls it, as to the ABI's
-    (``entry/module.py``)."""
+    """Return ``text`` with a public kernel ``symbol``.
+
+    The engine adds a function that calls the kernel, as for the ABI's functions (``entry/attributes.py``).
+    """
     text = text.replace(f"llvm.func internal @{symbol}(", f"llvm.func @{symbol}(", 1)
-    if f"call @{symbol}(" in text:  # by a kernel, which may hold a copy of it
+    if f"call @{symbol}(" in text:  # A kernel calls it and may inline it.
         return text
     return re.sub(rf"(llvm\.func @{symbol}\(.* attributes {{)", r"\1no_inline, ", text, count=1)

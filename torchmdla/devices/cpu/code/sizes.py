@@ -1,4 +1,4 @@
-"""Sizes computed by generated code, and buffers laid out by sizes that are known at run time only."""
+"""Sizes computed by generated code, and layouts of buffers whose sizes are known only at run time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime
 
 
 class SizeCode:
-    """Writes ``i64`` values into a function in which ``symbols`` are the names of the symbols' values. ``define`` adds
-    an op to the function and gives its result's name."""
+    """Writer of ``i64`` values into a function.
+
+    ``symbols`` are the names of the symbols' values. ``define`` adds an op to the function and returns the name of its
+    result.
+    """
 
     def __init__(self, define: Callable[[str], str], symbols: Sequence[str]) -> None:
         self._define = define
@@ -21,7 +24,7 @@ class SizeCode:
 
     @classmethod
     def loading(cls, define: Callable[[str], str], pointer: str, symbols: int) -> SizeCode:
-        """In a function where ``pointer`` points to the values of ``symbols`` symbols."""
+        """Return a writer for a function in which ``pointer`` points to the values of ``symbols`` symbols."""
         names = []
         for k in range(symbols):
             place = define(f"llvm.getelementptr {pointer}[{k}] : (!llvm.ptr) -> !llvm.ptr, i64")
@@ -29,7 +32,7 @@ class SizeCode:
         return cls(define, names)
 
     def value(self, number: int | Size) -> str:
-        """The name of the value of ``number``."""
+        """Return the name of the value of ``number``."""
         if not isinstance(number, Size):
             return self._define(f"arith.constant {number} : i64")
         total = ""
@@ -42,11 +45,11 @@ class SizeCode:
         return total
 
     def op(self, name: str, left: str, right: str) -> str:
-        """The result of an op of ``arith`` on two values."""
+        """Return the name of the result of an ``arith`` op on two values."""
         return self._define(f"arith.{name} {left}, {right} : i64")
 
     def count(self, blocks: Blocks) -> str:
-        """How many blocks there are of all loops together."""
+        """Return the name of the number of blocks of all loops together."""
         total = ""
         for size, step in blocks:
             if isinstance(size, Size):
@@ -60,16 +63,20 @@ class SizeCode:
         return total if static == 1 else self.op("muli", total, self.value(static))
 
     def laid_out(self, lifetimes: Mapping[Buffer, Lifetime], typical: Sequence[int]) -> tuple[dict[Buffer, str], str]:
-        """The offsets of buffers, in slots that are shared as they may be where the symbols have the values
-        ``typical``, and where the last slot ends."""
+        """Return the names of the offsets of buffers and of the end of the last slot.
+
+        Buffers share slots. The slots are chosen for symbols that have the values ``typical``.
+        """
         buffers = list(lifetimes)
-        slots = share_slots([replace(own, size=at(own.size, typical)) for own in lifetimes.values()])
+        slots = share_slots([replace(lifetime, size=at(lifetime.size, typical)) for lifetime in lifetimes.values()])
         offsets, end = self._in_a_row([[buffers[k].bytes for k in slot] for slot in slots])
         return {buffers[k]: offset for slot, offset in zip(slots, offsets, strict=True) for k in slot}, end
 
     def _in_a_row(self, slots: Sequence[Sequence[int | Size]]) -> tuple[list[str], str]:
-        """The offsets of ``slots`` one after the other, each aligned and as large as the largest of its numbers, and
-        where the last one ends."""
+        """Return the names of the offsets of consecutive ``slots`` and of the end of the last one.
+
+        Each slot is aligned and as large as the largest of its sizes.
+        """
         offsets, end = [], self.value(0)
         for sizes in slots:
             offsets.append(end)
@@ -83,20 +90,22 @@ class SizeCode:
 
 
 def _candidates(sizes: Sequence[int | Size]) -> list[int | Size]:
-    """The numbers of which one is the largest, whatever the symbols."""
+    """Return the sizes that may be the largest, depending on the values of the symbols."""
     distinct = list(dict.fromkeys(sizes))
     return [a for a in distinct if not any(a is not b and _is_never_larger(a, b) for b in distinct)]
 
 
 def _is_never_larger(first: int | Size, second: int | Size) -> bool:
-    """Whether the difference has no term that symbols, which are positive, could make larger."""
+    """Return whether ``first - second`` has only negative terms. Symbols are positive, so it is always negative."""
     difference = first - second
     return all(f < 0 for _, f in difference.terms) if isinstance(difference, Size) else difference < 0
 
 
 def share_slots(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
-    """Which of the buffers may lie at one place: none are in a slot whose lifetimes meet. Those of about one size come
-    together, by the sizes that are given."""
+    """Return groups of buffers that may share memory: the lifetimes of a group's buffers do not meet.
+
+    The largest buffers are placed first, so that buffers of similar size share a slot.
+    """
     slots: list[list[int]] = []
     for k in sorted(range(len(lifetimes)), key=lambda k: -static(lifetimes[k].size)):
         free = next((slot for slot in slots if not any(lifetimes[k].meets(lifetimes[j]) for j in slot)), None)

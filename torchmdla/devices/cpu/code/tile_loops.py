@@ -1,4 +1,4 @@
-"""The code of a tile loop: a kernel whose range is a grid of tiles, and which calls its members' kernels on each."""
+"""Code of a tile loop: a kernel whose range is a grid of tiles. It calls the kernels of its members for each tile."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ SCRATCH = "mdla_scratch"
 
 @dataclass(frozen=True)
 class MemberKernel:
-    """The kernel of a member: its symbol, the blocks that it runs, and whether it is given the symbols' values."""
+    """Kernel of a member: its symbol, the blocks that it runs, and whether it receives the symbols' values."""
 
     symbol: str
     blocks: Blocks
     is_dynamic: bool
 
 
-# Gives the kernel of a nest that fetches ahead.
+# Returns the kernel of a nest with these prefetches.
 Kernels = Callable[[LoopNest, Ahead], MemberKernel]
 
 
 @dataclass(frozen=True)
 class TileLoopCode:
-    """MLIR text of one function (``{symbol}`` stands for its name). Its operands are pointers to the elements
-    ``places`` (buffer, offset), then to ``scalars``, then, if a member may fail, to the status, then, in a dynamic
-    program, to the symbols' values."""
+    """MLIR text of one function, in which ``{symbol}`` stands for its name.
+
+    The function's operands are pointers to the elements ``places`` (buffer, offset), then to ``scalars``. A pointer to
+    the status follows if a member may fail. A pointer to the symbols' values follows in a dynamic program.
+    """
 
     text: str
     places: tuple[tuple[Buffer, AnySize], ...]
@@ -48,8 +50,11 @@ class TileLoopCode:
 def write_tile_loop(
     step: TileLoop, schedule: TileSchedule, kernel: Kernels, attributes: str, symbols: Symbols, marks: Marks | None
 ) -> TileLoopCode:
-    """The kernel of a tile loop. ``kernel`` gives the kernel of a member, or of one over a shorter tile; ``marks`` are
-    there where accesses are to be checked."""
+    """Return the kernel of a tile loop.
+
+    ``kernel`` returns the kernel of a member, or of a member over a shorter tile. ``marks`` are set if accesses are
+    checked.
+    """
     return _TileLoopWriter(step, schedule, kernel, attributes, symbols, marks).write()
 
 
@@ -136,10 +141,10 @@ class _TileLoopWriter:
     def _moved_by(self, pointer: str, distance: str) -> str:
         return self._define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, i8")
 
-    # What the function computes first.
+    # Code before the loop.
 
     def _marked_locals(self) -> dict[Buffer, str]:
-        """The addresses of the locals, marked where accesses are checked."""
+        """Return the addresses of the locals, marked if accesses are checked."""
         places = self._lay_out_locals()
         if self._marks is None:
             return places
@@ -151,9 +156,12 @@ class _TileLoopWriter:
         }
 
     def _lay_out_locals(self) -> dict[Buffer, str]:
-        """The addresses of the locals, in one block: on the stack, unless it is as large as the sizes are."""
+        """Return the addresses of the locals in one block.
+
+        The block is on the stack, or in the runtime's scratch memory if its size depends on symbols.
+        """
         used = _lifetimes(self._step)
-        if not any(isinstance(own.size, Size) for own in used.values()):
+        if not any(isinstance(lifetime.size, Size) for lifetime in used.values()):
             offsets, size = plan(list(used.values()))
             block = self._allocate(self._constant(max(size, 1)), "i8", " {alignment = 64 : i64}")
             return {buffer: self._moved(block, offset) for buffer, offset in zip(used, offsets, strict=True)}
@@ -164,8 +172,10 @@ class _TileLoopWriter:
         return {buffer: moved[place] for buffer, place in places.items()}
 
     def _name_last_extents(self) -> None:
-        """Makes room for a tile's extents along axes of which it is not known where their tiles end. Members' kernels
-        find their values behind the program's symbols."""
+        """Allocate memory for a tile's extents along axes whose last tile has an unknown extent.
+
+        The kernels of members find these extents after the values of the program's symbols.
+        """
         self._member_symbols = self._pointers[-1] if self._symbols.is_used else ""
         if self._schedule.cut:
             program = self._sizes.symbols
@@ -178,7 +188,7 @@ class _TileLoopWriter:
         self._lines.append(f"llvm.store {value}, {place} : i64, !llvm.ptr")
 
     def _delinearised(self, tile: str) -> list[str]:
-        """The tile's place along each axis."""
+        """Return the tile's index along each axis."""
         indices = []
         for block in reversed(self._blocks[1:]):
             size = self._sizes.count([block])
@@ -189,7 +199,7 @@ class _TileLoopWriter:
     # Calls.
 
     def _call_tile(self, extents: Extents, indices: Sequence[str]) -> None:
-        """Calls all members for the tile at ``indices``, of ``extents`` along the first axes."""
+        """Call all members for the tile at ``indices``, of ``extents`` along the first axes."""
         axis = len(extents)
         if axis == len(indices):
             self._call_cut_tile(extents, indices)
@@ -207,7 +217,7 @@ class _TileLoopWriter:
         self._lines.append("}")
 
     def _call_cut_tile(self, extents: Extents, indices: Sequence[str]) -> None:
-        """Calls all members for the tile at ``indices``: kernels for a full one, or those for any."""
+        """Call all members for the tile at ``indices``: kernels for a full tile, or kernels for any extents."""
         if not self._schedule.cut:
             self._call_members(extents, indices)
             return
@@ -234,7 +244,7 @@ class _TileLoopWriter:
             self._call(position, extents, indices)
 
     def _call(self, position: int, extents: Sequence[int | Size], indices: Sequence[str]) -> None:
-        """Calls the kernel of a member for the tile of ``extents`` at ``indices``."""
+        """Call the kernel of a member for the tile of ``extents`` at ``indices``."""
         member, fetched = self._step.part(position, extents), self._schedule.fetched[position]
         kernel = self._kernel(member, fetched.ahead)
         operands = [self._operand(position, number, indices) for number in member.pointed]
@@ -250,18 +260,18 @@ class _TileLoopWriter:
         self._lines.append(f"llvm.call @{kernel.symbol}({self._array}, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
 
     def _operand(self, position: int, number: int, indices: Sequence[str]) -> str:
-        """The address of operand ``number`` of a member at the tile at ``indices``."""
+        """Return the address of operand ``number`` of a member for the tile at ``indices``."""
         buffer, offset = self._step.members[position].places[number]
         return self._at_tile(self._base(buffer, offset), position, number, indices)
 
     def _base(self, buffer: Buffer, offset: AnySize) -> str:
-        """The address of a buffer's element ``offset``, for the first tile."""
+        """Return the address of a buffer's element ``offset``, for the first tile."""
         if buffer.kind != "local":
             return self._pointers[self._places[buffer, offset]]
         return self._moved(self._locals[buffer], offset * ELEMENT_BYTES[stored(buffer.element)])
 
     def _at_tile(self, base: str, position: int, number: int, indices: Sequence[str]) -> str:
-        """The address of operand ``number`` of a member at the current tile."""
+        """Return ``base``, the address of operand ``number`` of a member, moved to the tile at ``indices``."""
         for index, stride in zip(indices, self._step.strides(position, number), strict=True):
             if stride:
                 base = self._moved_by(base, self._define(f"arith.muli {index}, {self._constant(stride)} : i64"))
@@ -269,12 +279,12 @@ class _TileLoopWriter:
 
 
 def described(buffer: Buffer) -> str:
-    """A buffer's elements and sizes, for messages."""
+    """Return a buffer's element type and sizes, for messages."""
     sizes = "x".join("?" if isinstance(size, Size) else str(size) for size in buffer.sizes)
     return f"({buffer.element}, {sizes or 'one'})"
 
 
 def _lifetimes(step: TileLoop) -> dict[Buffer, Lifetime]:
-    """Of the locals, in members."""
+    """Return the lifetimes of the locals, as positions of members."""
     first, last = first_and_last_uses(step.members)
     return {b: Lifetime(b.bytes, first[b], last[b]) for b in step.locals}

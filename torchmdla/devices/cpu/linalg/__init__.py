@@ -1,1 +1,1 @@
-"""From the Torch dialect to steps: what a program computes, on which buffers."""
+"""Translation of a program from the Torch dialect to steps on buffers."""

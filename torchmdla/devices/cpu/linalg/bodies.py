@@ -1,4 +1,4 @@
-"""The body of a ``linalg.generic`` as expressions of its operands."""
+"""Body of a ``linalg.generic`` as expressions of its operands."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from torchmdla.devices.cpu.accesses import Scalar
 from torchmdla.devices.cpu.element_types import NotANestError, computed
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, index, numbered, operation, scalar
 
-# Leaves that stand for what is not known yet: the element of an operand, and an element of a table.
+# Placeholder expressions: the element of an operand, and an element of a table.
 OPERAND, LOOKUP = "operand", "lookup in table"
 
 
 class BodyReader:
-    """Turns the block of a ``linalg.generic`` into expressions, and lists what it reads at computed indices.
+    """Reader of the block of a ``linalg.generic`` as expressions.
 
     Attributes:
-        tables: tensors, by the numbers in :data:`LOOKUP` expressions, whose operands are indices.
-        yields: the outputs' new values, of operands (:data:`OPERAND`, by number).
-        checks: what must hold.
+        tables: the tensors that the block reads at computed indices. A :data:`LOOKUP` expression contains the number
+            of its table, and its operands are the indices.
+        yields: the outputs' new values, as expressions of operands (:data:`OPERAND`, by number).
+        checks: the conditions that must hold.
     """
 
     def __init__(self, block: Any, scalars: Mapping[Any, Scalar], inputs: int, reduces: bool) -> None:
-        """``scalars``: what values from outside are; the first ``inputs`` arguments of the block are the inputs'
-        elements, the others those of outputs."""
+        """Read the block.
+
+        ``scalars`` are the scalars of values from outside. The first ``inputs`` arguments of the block are elements of
+        inputs, and the others are elements of outputs.
+        """
         self.tables: list[Any] = []
         self.checks: list[Expression] = []
         self._scalars = scalars
@@ -45,7 +49,7 @@ class BodyReader:
         self.yields = [self._value(value) for value in ops[-1].operands]
 
     def _value(self, value: Any) -> Expression:
-        """A value of the body, or of outside: constants of those are part of the code, not operands."""
+        """Return a value of the body or from outside. Constants from outside are part of the code, not operands."""
         if value not in self._values:
             self._values[value] = constant_of(value) or scalar(self._scalars[value])
         return self._values[value]
@@ -68,8 +72,10 @@ class BodyReader:
         return operation(op.name, map(self._value, op.operands), _type(op.results[0]), attributes_text(op))
 
     def _read_conversion(self, op: Any) -> Expression:
-        """An integer as a float. Upstream's canonical form of one that is rounded twice, as eager's floats of 16 bits
-        are, is one conversion, which takes a call of a function on most processors."""
+        """Return the conversion of an integer to a float. For floats of 16 bits, it rounds twice, as eager mode does.
+
+        Upstream's canonical form is a single conversion. On most processors, this needs a call of a function.
+        """
         kind = _type(op.results[0])
         if kind not in ("f16", "bf16"):
             return self._read_operation(op)
@@ -93,7 +99,7 @@ _READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {
 
 
 def constant_of(value: Any) -> Expression | None:
-    """The number that a value always is."""
+    """Return the constant that a value is, or None if it is not a constant."""
     owner = value.owner.operation if isinstance(value, ir.OpResult) else None
     if owner is None or owner.name != "arith.constant":
         return None
@@ -101,10 +107,10 @@ def constant_of(value: Any) -> Expression | None:
 
 
 def number(attribute: Any, kind: str) -> Expression:
-    """A constant of type ``kind`` from its attribute.
+    """Return a constant of type ``kind`` from its attribute.
 
     Raises:
-        NotANestError: it is no number.
+        NotANestError: the attribute is not a number.
     """
     if isinstance(attribute, ir.FloatAttr):
         return constant(attribute.value, kind)
@@ -117,12 +123,12 @@ def _type(value: Any) -> str:
     return computed(str(value.type))
 
 
-# What every op says that says nothing.
+# Attributes with default values, which do not have an effect.
 _DEFAULTS = re.compile(r"(fastmath = #arith\.fastmath<none>|overflowFlags = #arith\.overflow<none>)(, )?")
 
 
 def attributes_text(op: Any) -> str:
-    """The attributes of a scalar op as MLIR text; indices are 64-bit integers in kernels."""
+    """Return the attributes of a scalar op as MLIR text. Indices are 64-bit integers in kernels."""
     items = ", ".join(f"{name} = {op.attributes[name]}" for name in op.attributes)
     text = _DEFAULTS.sub("", items).removesuffix(", ").replace(": index", ": i64")
     return f"{{{text}}}" if text else ""

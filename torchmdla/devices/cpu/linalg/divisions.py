@@ -1,6 +1,7 @@
-"""Quotients and rests of integers by -1, for which processors end the process where the dividend is the least integer.
+"""Guards of integer quotients and remainders with the divisor -1.
 
-Eager's wrap around. A divisor of zero never comes here: the importer has the call fail first.
+If the dividend is the least integer, processors end the process. Eager mode wraps around. A divisor of zero does not
+occur here: the importer makes the call fail first.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _EQUAL = 0
 
 
 def guard(module: ir.Module) -> None:
-    """Lets the module's divisions divide by 1 in the place of -1, and negates what they give."""
+    """Replace the divisor -1 of the module's divisions by 1, and negate the quotients."""
     for op in ops_named(module.operation, {_QUOTIENT, _REST}):
         if not _never_minus_one(op.operands[1]):
             _guard(op)
 
 
 def _never_minus_one(divisor: Any) -> bool:
-    """Whether it is a constant that is something else; sizes, too, are not negative."""
+    """Return whether a divisor is a constant other than -1, or a size, which is not negative."""
     if isinstance(divisor.type, ir.IndexType):
         return True
     constant = divisor.owner.operation if isinstance(divisor, ir.OpResult) else None

@@ -1,7 +1,7 @@
-"""Maxima and minima that are NaN where an operand is NaN, and rectifiers that keep a zero's sign, as PyTorch's are.
+"""Maxima and minima that propagate NaN, and rectifiers that keep a zero's sign, as in PyTorch.
 
-Upstream lowers them to a comparison and a select, which drops the NaN of one side and cannot be told from a ``where``
-of the user's. So the ops are marked, through their locations, before they are lowered.
+Upstream lowers them to a comparison and a select. This drops the NaN of one side, and cannot be distinguished from a
+``where`` in the user's program. The ops are therefore marked, by their locations, before they are lowered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNORDERED_GREATER, _UNORDERED_GREATER_OR_EQUAL = 9, 10
 
 
 def mark(module: ir.Module) -> None:
-    """Marks the module's maxima, minima, clamps and rectifiers, in the Torch dialect."""
+    """Mark the module's maxima, minima, clamps and rectifiers, in the Torch dialect."""
     for op in ops_named(module.operation, _MARKS):
         location = ir.Location.name(_MARKS[op.name], op.location)
         with ir.InsertionPoint(op):
@@ -37,8 +37,10 @@ def mark(module: ir.Module) -> None:
 
 
 def restore(module: ir.Module) -> None:
-    """Turns what extrema were lowered to into ``arith.maximumf`` and ``arith.minimumf``, and lets rectifiers choose
-    their operand where it is equal to zero: that is one instruction of x86, too."""
+    """Replace lowered extrema by ``arith.maximumf`` and ``arith.minimumf``; make rectifiers keep zeros.
+
+    A rectifier chooses its operand if that is equal to zero. This is also one instruction of x86.
+    """
     for select in ops_named(module.operation, {"arith.select"}):
         location = str(select.location)
         if f'"{_EXTREMUM}"' in location:
@@ -48,7 +50,7 @@ def restore(module: ir.Module) -> None:
 
 
 def _comparison(select: Any) -> tuple[Any, int]:
-    """The comparison of floats that a select chooses by, and its predicate; None and 0 if it is none."""
+    """Return the comparison of floats that is a select's condition, and its predicate; otherwise None and 0."""
     condition = select.operands[0]
     compare = condition.owner.operation if isinstance(condition, ir.OpResult) else None
     if compare is None or compare.name != "arith.cmpf":

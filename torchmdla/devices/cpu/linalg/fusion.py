@@ -1,4 +1,4 @@
-"""Which computations share a kernel: decided on tensors, carried out by upstream's elementwise fusion."""
+"""Fusion of computations into kernels, by upstream's elementwise fusion. The fused ops are chosen on tensors."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ _GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-name
 _FUSE = "func.func(linalg-fuse-elementwise-ops)"
 _CLEAN = "func.func(canonicalize,cse),lower-affine"
 
-# Ops that only change a value's type: cheaper to repeat than to store.
+# Ops that only change a value's type. Repeating them is cheaper than storing their results.
 _CASTS = frozenset(f"arith.{name}" for name in ("extf", "truncf", "extsi", "extui", "trunci", "sitofp", "uitofp"))
 
 _RESHAPES = frozenset(f"tensor.{name}" for name in ("expand_shape", "collapse_shape", "cast", "extract_slice"))
 
 
 def fuse(module: ir.Module) -> None:
-    """Generalises every linalg op and fuses elementwise producers into their only consumer, in place.
+    """Generalise every linalg op, and fuse elementwise producers into their only consumer, in place.
 
-    A producer that computes stays apart where fusing it would compute its values more than once: where a consumer's
-    loops outnumber the operand's dimensions and the consumer is a contraction, or the producer calls the library. So
-    does what lies between two reductions: it becomes the epilogue of the first one, in registers and with factors that
-    weights can take.
+    A producer is not fused if this would compute its values more than once at some cost. The consumer then has more
+    loops than the operand has dimensions. In addition, the consumer is a contraction, or the producer calls the
+    library.
+
+    A producer between two reductions is not fused into the second one. It becomes the epilogue of the first one, in
+    registers and with factors that can be folded into weights.
     """
     with explained("fusion failed"):
         run(module, _GENERALISE)
@@ -51,7 +53,7 @@ def _generics(function: Any) -> Iterator[Any]:
 
 
 def _kept_apart(op: Any) -> Iterator[Any]:
-    """Values that fusing into ``op`` would compute more than once at some cost, or take from an epilogue."""
+    """Yield values that fusion into ``op`` would compute more than once at some cost, or remove from an epilogue."""
     maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
     contracts = _reduces(op)
     for value, affine_map in zip(op.operands, maps, strict=True):
@@ -65,15 +67,15 @@ def _kept_apart(op: Any) -> Iterator[Any]:
 
 
 def _ends_of_bodies(function: Any) -> Iterator[Any]:
-    """The values that end a kernel, as it would be too long with what comes behind."""
-    lengths: dict[Any | None, int] = {}  # of the bodies that ops with one user have once they are fused
+    """Yield the values that end a kernel because it would be too long with the ops after them."""
+    lengths: dict[Any | None, int] = {}  # The lengths of the fused bodies of ops with one user.
     for op in _generics(function):
         sources = dict.fromkeys(source for value in op.operands if (source := _source(value)) in lengths)
-        own = len(_body(op))
-        length = own + sum(lengths[source] for source in sources)
+        size = len(_body(op))
+        length = size + sum(lengths[source] for source in sources)
         if length > LONGEST_BODY:
             yield from (source.results[0] for source in sources if source is not None)
-            length = own
+            length = size
         if len(op.results) == 1 and len(list(op.results[0].uses)) == 1 and not _reduces(op):
             lengths[op] = length
 
@@ -83,14 +85,17 @@ def _reduces(op: Any) -> bool:
 
 
 def _accumulates_nothing(op: Any) -> bool:
-    """Whether an op starts from its outputs' values, as a reduction does, but has no loop that reduces: the sum of a
-    tensor of no dimensions. In the loops of a consumer upstream would have it add up."""
+    """Return whether an op starts from its outputs' values, like a reduction, but does not have a reduction loop.
+
+    An example is the sum of a tensor without dimensions. If it were fused, it would accumulate in the loops of its
+    consumer.
+    """
     outputs = list(op.regions[0].blocks[0].arguments)[len(op.operands) - len(op.results) :]
     return not _reduces(op) and any(next(iter(value.uses), None) is not None for value in outputs)
 
 
 def _follows_reduction(op: Any) -> bool:
-    """Whether an op is elementwise on as many values of an op that reduces, or of others that are so."""
+    """Return whether an op is elementwise on equally many results of a reduction, maybe through other such ops."""
     waiting, seen = [op], set()
     while waiting:
         current = waiting.pop()
@@ -108,7 +113,7 @@ def _count(op: Any) -> int:
 
 
 def _source(value: Any) -> Any | None:
-    """The generic op that computes a value, past ops that only move data."""
+    """Return the generic op that computes a value, past ops that only move data, or None."""
     while isinstance(value, ir.OpResult):
         op = value.owner.operation
         if op.name == "linalg.generic":
@@ -129,7 +134,10 @@ def _computes(op: Any) -> bool:
 
 
 def _widens(op: Any) -> bool:
-    """Whether a contraction has its factor widened ahead: in a pack of weights, or where the factor is computed."""
+    """Return whether an op widens values.
+
+    Factors are widened before a contraction: in a pack of weights, or by the producer of the factor.
+    """
     return "arith.extf" in _body(op)
 
 
@@ -138,7 +146,7 @@ def _calls(op: Any) -> bool:
 
 
 def _set_returned(function: Any, extra: list[Any]) -> None:
-    """Returns ``extra`` values, too: with this second use upstream leaves their producers alone."""
+    """Make the function also return ``extra`` values. Upstream does not fuse their producers due to this second use."""
     _replace_return(function, list(_return_of(function).operands) + extra)
 
 

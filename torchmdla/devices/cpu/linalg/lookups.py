@@ -1,4 +1,4 @@
-"""Table lookups at linear indices: a body that reads another buffer so has one more operand (a flip, a shift)."""
+"""Table lookups at linear indices. Such a lookup (of a flip or a shift) becomes an additional operand of the body."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ Index = tuple[dict[int, int], int]
 def as_operands(
     roots: Sequence[Expression], operands: int, sizes: Sequence[int], shapes: Sequence[Sequence[int]]
 ) -> tuple[tuple[Expression, ...], list[tuple[int, tuple[Index, ...]]]]:
-    """Makes operands of the lookups in ``roots`` whose indices are linear in the loops' and never out of bounds.
+    """Replace lookups by operands if their indices are linear in the loops' indices and never out of bounds.
 
     Args:
-        operands: how many there are already.
-        sizes: of the loops.
-        shapes: of the tables.
+        roots: the expressions that contain lookups.
+        operands: the number of operands that exist already.
+        sizes: the sizes of the loops.
+        shapes: the shapes of the tables.
 
     Returns:
-        The roots, and the table and the indices of each further operand.
+        The new roots, and the table and the indices of each additional operand.
     """
     known: dict[Expression, Index] = {}
     replaced: dict[Expression, Expression] = {}
-    found: list[tuple[int, tuple[Index, ...]]] = []
+    lookups: list[tuple[int, tuple[Index, ...]]] = []
     for expression in contents(tuple(roots)).expressions:
         if (linear := _linear(expression, known)) is not None:
             known[expression] = linear
         elif expression.op == LOOKUP and all(operand in known for operand in expression.operands):
             table, place = expression.payload, tuple(known[operand] for operand in expression.operands)
             if _is_inside(place, sizes, shapes[table]):
-                replaced[expression] = numbered(OPERAND, expression.type, operands + len(found))
-                found.append((table, place))
-    return substituted(roots, replaced), found
+                replaced[expression] = numbered(OPERAND, expression.type, operands + len(lookups))
+                lookups.append((table, place))
+    return substituted(roots, replaced), lookups
 
 
 def _linear(expression: Expression, known: Mapping[Expression, Index]) -> Index | None:
-    """The index that an expression is, of operands that are ``known``."""
+    """Return the linear index that an expression computes from ``known`` indices, or None."""
     write = _LINEAR.get(expression.op)
     if write is None or expression.type != "i64" or not all(operand in known for operand in expression.operands):
         return None

@@ -1,6 +1,6 @@
-"""How a nest finds the elements of its operands: indices of a tensor's dimensions become indices of a buffer's.
+"""Accesses of a nest to its operands: indices of a tensor's dimensions become indices of a buffer's dimensions.
 
-Where an operand sees the two dimensions of a buffer as one, the loop along that becomes two::
+If an operand merges two dimensions of a buffer into one, the loop along that dimension becomes two loops::
 
     for d0 in 20: … %1[d0] …        →    for d0 in 4: for d1 in 5: … b[d0, d1] …
 """
@@ -19,7 +19,7 @@ from torchmdla.devices.cpu.linalg.views import View
 
 
 class NoStridesError(Exception):
-    """An operand, by its ``number``, has to be copied: what its nest needs of it has no strides in its buffer."""
+    """Error for operand ``number``, which must be copied: the elements that its nest uses do not have strides."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -28,11 +28,11 @@ class NoStridesError(Exception):
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the operands of a nest are.
+    """Accesses to the operands of a nest.
 
     Attributes:
-        accesses: one for each operand.
-        parts: the sizes of the loops that each loop has become.
+        accesses: one access for each operand.
+        parts: for each original loop, the sizes of the loops that replace it.
     """
 
     accesses: list[Access]
@@ -40,31 +40,32 @@ class Placed:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the loops that there are now."""
+        """Return the sizes of the new loops."""
         return tuple(size for loop in self.parts for size in loop)
 
     def first(self, loop: int) -> int:
-        """The first of the loops that a loop has become."""
+        """Return the number of the first loop that replaces an original loop."""
         return sum(map(len, self.parts[:loop]))
 
 
 def placed(
     operands: Sequence[tuple[View, Sequence[Index]]], sizes: Sequence[int], indexed: Collection[int] = ()
 ) -> Placed:
-    """Where operands are that loops of ``sizes`` touch at these indices of views. ``indexed``: loops whose index the
-    body uses, which stay one loop each.
+    """Return the accesses of loops of ``sizes`` to operands, which are views with indices.
+
+    ``indexed`` are the loops whose index the body uses. Each of them remains one loop.
 
     Raises:
-        NoStridesError: an operand is not to be had without a copy.
-        NotANestError: nor are elements of its type.
+        NoStridesError: an operand must be copied.
+        NotANestError: the element type of an operand is not supported.
     """
-    own = [_Operand(number, view, indices, sizes) for number, (view, indices) in enumerate(operands)]
-    parts = [_parts(own, loop, size, loop in indexed) for loop, size in enumerate(sizes)]
-    return Placed([operand.access(parts) for operand in own], parts)
+    entries = [_Operand(number, view, indices, sizes) for number, (view, indices) in enumerate(operands)]
+    parts = [_parts(entries, loop, size, loop in indexed) for loop, size in enumerate(sizes)]
+    return Placed([operand.access(parts) for operand in entries], parts)
 
 
 class _Operand:
-    """An operand and its indices: for each dimension of the view the factors of the loops and a constant."""
+    """Operand and its indices: for each dimension of the view, the factors of the loops and a constant."""
 
     def __init__(self, number: int, view: View, indices: Sequence[Index], sizes: Sequence[int]) -> None:
         stored(view.buffer.element)
@@ -75,7 +76,7 @@ class _Operand:
             self.use_memory()
 
     def use_memory(self) -> None:
-        """Gives up the view's dimensions: the buffer is its memory."""
+        """Replace the view by a view of the buffer's memory, which has one dimension."""
         view = self.view.strided()
         if view is None:
             raise NoStridesError(self._number)
@@ -83,7 +84,7 @@ class _Operand:
         self.view.buffer.fixed = True
 
     def _has_digits(self, dim: int, sizes: Sequence[int]) -> bool:
-        """Whether the index of a dimension has digits to give to each of its atoms."""
+        """Return whether the index of a dimension can be split into one digit for each of its atoms."""
         atoms = self.view.dims[dim]
         if len(atoms) < 2:
             return True
@@ -93,53 +94,55 @@ class _Operand:
         return whole or not (factors or constant)
 
     def loop_of(self, dim: int) -> int:
-        """The loop whose digits a dimension of several needs; -1 if there is none."""
+        """Return the loop whose digits a dimension of several atoms needs, or -1."""
         factors, _ = self._indices[dim]
         return next(iter(factors), -1) if len(self.view.dims[dim]) > 1 else -1
 
     def access(self, parts: Sequence[Sequence[int]]) -> Access:
-        """The access over loops split into ``parts``."""
+        """Return the access over loops that are split into ``parts``."""
         total = sum(map(len, parts))
         factors = [[0] * total for _ in self.view.constants]
         constants = list(self.view.constants)
         for dim, atoms in enumerate(self.view.dims):
-            for (_, unit), (own, constant) in zip(atoms, self._atom_indices(dim, parts), strict=True):
+            for (_, unit), (coefficients, constant) in zip(atoms, self._atom_indices(dim, parts), strict=True):
                 for base, scale in enumerate(unit):
                     constants[base] += scale * constant
-                    for loop, factor in own.items():
+                    for loop, factor in coefficients.items():
                         factors[base][loop] += scale * factor
         indices = tuple(AffineExpr(tuple(f), c) for f, c in zip(factors, constants, strict=True))
         return Access(self.view.buffer, indices)
 
     def _atom_indices(self, dim: int, parts: Sequence[Sequence[int]]) -> list[tuple[dict[int, int], int]]:
-        """For each atom of a dimension, the factors of the split loops and a constant."""
+        """Return the factors of the split loops and a constant, for each atom of a dimension."""
         factors, constant = self._indices[dim]
         first = [sum(map(len, parts[:loop])) for loop in range(len(parts))]
         atoms = self.view.dims[dim]
         if len(atoms) < 2:
-            own: dict[int, int] = {}
+            coefficients: dict[int, int] = {}
             for loop, factor in factors.items():
                 for k in range(len(parts[loop])):
-                    own[first[loop] + k] = factor * math.prod(parts[loop][k + 1 :])
-            return [(own, constant)] * len(atoms)
+                    coefficients[first[loop] + k] = factor * math.prod(parts[loop][k + 1 :])
+            return [(coefficients, constant)] * len(atoms)
         if not factors:
             return [({}, 0)] * len(atoms)
         loop = self.loop_of(dim)
         digits: list[tuple[dict[int, int], int]] = []
         k = len(parts[loop])
         for size, _ in reversed(atoms):
-            own, weight = {}, 1
+            coefficients, weight = {}, 1
             while weight < size:
                 k -= 1
-                own[first[loop] + k] = weight
+                coefficients[first[loop] + k] = weight
                 weight *= parts[loop][k]
-            digits.insert(0, (own, 0))
+            digits.insert(0, (coefficients, 0))
         return digits
 
 
 def _parts(operands: Sequence[_Operand], loop: int, size: int, indexed: bool) -> tuple[int, ...]:
-    """The loops that replace ``loop``, so that each operand finds its digits. One that cannot is given up as memory, as
-    is any if the body uses the loop's index."""
+    """Return the sizes of the loops that replace ``loop``, so that each operand has a loop for each of its digits.
+
+    If an operand does not permit this, or if the body uses the loop's index, the operand uses its memory instead.
+    """
     parts: tuple[int, ...] = (size,)
     for operand in operands:
         for dim in range(len(operand.view.dims)):
@@ -155,7 +158,7 @@ def _parts(operands: Sequence[_Operand], loop: int, size: int, indexed: bool) ->
 
 
 def _refined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
-    """The coarsest digits of which both lists are groups; None if there are none."""
+    """Return the coarsest digits that can be grouped to each of both lists, or None."""
     weights = {math.prod(sizes[k:]) for sizes in (first, second) for k in range(len(sizes))}
     ordered = sorted(weights | {1}, reverse=True)
     pairs = list(itertools.pairwise(ordered))

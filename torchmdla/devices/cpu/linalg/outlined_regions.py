@@ -1,6 +1,6 @@
-"""Ops that are no nest (scans, sorts, loops around computations) as one serial function each.
+"""Outlining of ops that are not nests (scans, sorts, loops around computations) into serial functions.
 
-The op moves into a function of its own, which upstream bufferises, and which then takes bare pointers::
+The op moves into its own function. Upstream bufferises the function, which then receives bare pointers::
 
     %7:2 = tm_tensor.scan … ins(%1) outs(%4, %6)    →    func.func private @region_0(%in: !llvm.ptr, …) {
                                                            %0 = … : memref<4x5xf32>
@@ -22,7 +22,7 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, NotANestError, co
 from torchmdla.devices.cpu.linalg.scans import write_loops
 from torchmdla.errors import CompileError
 
-# Upstream's tensor-matching ops bufferise by a pass of their own, which knows nothing of what is changed in place.
+# Upstream's tensor-matching ops have their own bufferisation pass, which does not know about changes in place.
 _BUFFERIZE = (
     "func.func(tm-tensor-bufferize)",
     "one-shot-bufferize{bufferize-function-boundaries=1 function-boundary-type-conversion=identity-layout-map "
@@ -36,8 +36,11 @@ _BUFFERIZE = (
 
 @dataclass(frozen=True)
 class Region:
-    """A function ``@symbol`` in MLIR text. It takes pointers to the inputs ``tensors``, to the op's results that are
-    tensors, to temporaries of ``temporaries`` bytes, then the values ``scalars``; it returns the other results."""
+    """Function ``@symbol`` in MLIR text.
+
+    Its arguments are pointers to the inputs ``tensors``, to the op's results that are tensors, and to temporaries of
+    ``temporaries`` bytes, then the values ``scalars``. It returns the other results.
+    """
 
     symbol: str
     text: str
@@ -47,7 +50,7 @@ class Region:
 
 
 def outline(op: Any, symbol: str) -> Region:
-    """The op as a function.
+    """Return the op as a function.
 
     Raises:
         CompileError: upstream cannot bufferise it, or it needs buffers whose sizes are not known at compile time.
@@ -69,7 +72,7 @@ def outline(op: Any, symbol: str) -> Region:
 
 
 def _captured(op: Any) -> list[Any]:
-    """Values that the op and what it contains take from outside, in order of appearance."""
+    """Return the values from outside that the op and its regions use, in order of appearance."""
     outer: dict[Any, None] = {}
     inside = set()
 
@@ -86,7 +89,7 @@ def _captured(op: Any) -> list[Any]:
 
 
 def _is_rematerialised(value: Any) -> bool:
-    """Whether the function makes a value itself: a number, or a tensor that is empty or filled with a number."""
+    """Return whether the function recreates a value: a number, or a tensor that is empty or filled with a number."""
     owner = value.owner.operation if isinstance(value, ir.OpResult) else None
     if owner is None:
         return False
@@ -97,7 +100,7 @@ def _is_rematerialised(value: Any) -> bool:
 
 
 def _module(op: Any, symbol: str, captured: list[Any]) -> ir.Module:
-    """A module whose one function does what ``op`` does, of ``captured`` values."""
+    """Return a module whose only function computes ``op`` from ``captured`` values."""
     module = ir.Module.create()
     kinds = [value.type for value in captured]
     with ir.InsertionPoint(module.body):
@@ -113,7 +116,7 @@ def _module(op: Any, symbol: str, captured: list[Any]) -> ir.Module:
 
 
 def _cloned(op: Any, names: dict[Any, Any]) -> Any:
-    """A copy of the op at the current place, and of the ops that make what it uses, but for what has ``names``."""
+    """Clone the op and the producers of its operands, except values in ``names``, at the current insertion point."""
     for value in _captured(op):
         if value not in names:
             owner = value.owner.operation
@@ -138,7 +141,7 @@ def _function(module: ir.Module) -> Any:
 
 
 def _take_results(function: Any) -> None:
-    """Makes an argument of each buffer that the function returns; the numbers that it returns, it returns."""
+    """Replace each buffer that the function returns by an argument. The function still returns numbers."""
     block = function.regions[0].blocks[0]
     last = block.operations[len(block.operations) - 1].operation
     numbers = []
@@ -167,7 +170,7 @@ def _contiguous(value: Any) -> Any:
 
 
 def _take_temporaries(function: Any) -> tuple[int, ...]:
-    """Makes an argument of each buffer that the function allocates; their bytes."""
+    """Replace each buffer that the function allocates by an argument; return the sizes in bytes."""
     allocations = ops_named(function, {"memref.alloc", "memref.alloca"})
     for allocation in allocations:
         place = function.regions[0].blocks[0].add_argument(allocation.results[0].type, allocation.location)
@@ -179,10 +182,10 @@ def _take_temporaries(function: Any) -> tuple[int, ...]:
 
 
 def _memory_bytes(buffer: Any) -> int:
-    """Bytes of a statically shaped, contiguous buffer.
+    """Return the size in bytes of a statically shaped, contiguous buffer.
 
     Raises:
-        CompileError: its sizes are not known at compile time.
+        CompileError: its sizes are not known at compile time, or its element type is not supported.
     """
     kind = _contiguous(buffer)
     try:
@@ -192,21 +195,21 @@ def _memory_bytes(buffer: Any) -> int:
 
 
 def _of_pointers(function: Any, symbol: str, scalars: list[str]) -> str:
-    """The text of the function with its buffers as bare pointers, and ``scalars`` behind them."""
+    """Return the text of the function with bare pointers as buffers, followed by ``scalars``."""
     old = function.regions[0].blocks[0]
     buffers = [value for value in old.arguments if isinstance(value.type, ir.MemRefType)]
     numbers = [value for value in old.arguments if not isinstance(value.type, ir.MemRefType)]
     *ops, last = (op.operation for op in old.operations)
     results = [str(value.type) for value in last.operands]
     skeleton = ir.Module.parse(_skeleton(symbol, [b.type for b in buffers], scalars, results))
-    made = _function(skeleton)
-    block = made.regions[0].blocks[0]
+    target = _function(skeleton)
+    block = target.regions[0].blocks[0]
     end = block.operations[len(block.operations) - 1].operation
     casts = [op.operation.results[0] for op in block.operations if op.operation.name == _CAST]
     indices = (op.operation.results[0] for op in block.operations if op.operation.name == "arith.index_cast")
     plain = list(block.arguments)[len(buffers) :]
-    given = [next(indices) if kind == "index" else value for kind, value in zip(scalars, plain, strict=True)]
-    names = {**dict(zip(buffers, casts, strict=True)), **dict(zip(numbers, given, strict=True))}
+    arguments = [next(indices) if kind == "index" else value for kind, value in zip(scalars, plain, strict=True)]
+    names = {**dict(zip(buffers, casts, strict=True)), **dict(zip(numbers, arguments, strict=True))}
     with ir.InsertionPoint(end), ir.Location.unknown():
         for op in ops:
             copy = op.clone()
@@ -214,14 +217,14 @@ def _of_pointers(function: Any, symbol: str, scalars: list[str]) -> str:
             names.update(zip(op.results, copy.results, strict=True))
         func.ReturnOp([names[value] for value in last.operands])
     end.erase()
-    return str(made.get_asm(use_local_scope=True))
+    return str(target.get_asm(use_local_scope=True))
 
 
 _CAST = "builtin.unrealized_conversion_cast"
 
 
 def _skeleton(symbol: str, kinds: list[Any], scalars: list[str], results: list[str]) -> str:
-    """The function without its body: arguments turned into buffers."""
+    """Return the function without its body: only the conversions of arguments to buffers."""
     arguments = [f"%p{k}: !llvm.ptr" for k in range(len(kinds))]
     arguments += [f"%s{k}: {computed(kind)}" for k, kind in enumerate(scalars)]
     lines = [line for k, kind in enumerate(kinds) for line in _buffer_of_pointer(k, kind)]
@@ -234,7 +237,10 @@ def _skeleton(symbol: str, kinds: list[Any], scalars: list[str], results: list[s
 
 
 def _buffer_of_pointer(number: int, kind: Any) -> list[str]:
-    """The memref over a pointer to its first element. Its descriptor: two pointers, offset, sizes, strides."""
+    """Return lines that create a memref from a pointer to its first element.
+
+    The memref's descriptor contains two pointers, the offset, the sizes and the strides.
+    """
     strides, offset = ir.MemRefType(kind).get_strides_and_offset()
     rank = len(strides)
     arrays = f", array<{rank} x i64>, array<{rank} x i64>" if rank else ""

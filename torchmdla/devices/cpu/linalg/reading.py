@@ -1,13 +1,13 @@
-"""From linalg on tensors to a loop program: each value that is computed has a buffer of its own.
+"""Translation from linalg on tensors to a loop program, in which each computed value has its own buffer.
 
-An op of linalg becomes a nest that stores to a new buffer, reshapes and slices become views (``views.py``), and a
-tensor that holds one number throughout that number, wherever it is read::
+An op of linalg becomes a nest that stores to a new buffer. Reshapes and slices become views (``views.py``). A tensor
+whose elements are all the same constant becomes this constant, wherever it is read::
 
     %2 = linalg.generic … outs(%init) { yield %zero }             (nothing)
     %3 = linalg.generic … ins(%0, %1) outs(%2) { %0 * %1 + %2 }   t0[d0, d1] += a[d0, d2] * b[d2, d1], from 0
     %4 = tensor.insert_slice %3 into %x[0, 5] [4, 5] [1, 1]       t1[d0, d1] = x[d0, d1]; t1[d0, d1 + 5] = t0[d0, d1]
 
-The buffer of a tensor that nobody reads afterwards is written on by the op that changes it.
+If a tensor is not read after an op that changes it, the op updates its buffer in place.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from torchmdla.errors import CompileError
 
 
 def read_program(module: ir.Module, program: Program) -> LoopProgram:
-    """The loop program of the module's ``@forward`` on tensors.
+    """Return the loop program of the module's ``@forward`` on tensors.
 
     Raises:
-        CompileError: something in it is not known at compile time.
+        CompileError: a required fact is not known at compile time.
     """
     return _Reader(forward_of(module), program).read()
 
 
 class _Reader:
-    """Walks the function's ops in order; each becomes steps, or a view that steps use."""
+    """Reader of a function's ops, in order. Each op becomes steps, or a view that steps use."""
 
     def __init__(self, function: Any, program: Program) -> None:
         self._block = function.regions[0].blocks[0]
@@ -61,7 +61,7 @@ class _Reader:
         self._steps: list[Step] = []
         self._globals: dict[str, str] = {}
         self._views: dict[Any, View] = {}
-        # What tensors hold that hold one number throughout; None where they hold nothing that anyone may read.
+        # The constants of uniform tensors; None if the tensor's elements are undefined.
         self._uniform: dict[Any, Expression | None] = {}
         self._scalars: dict[Any, Scalar] = {}
         self._regions = 0
@@ -105,7 +105,7 @@ class _Reader:
     # Values in memory.
 
     def _view_of(self, value: Any) -> View:
-        """Where a tensor is in memory."""
+        """Return the view that holds a tensor in memory."""
         if value not in self._views:
             if value not in self._uniform:
                 raise CompileError(f"a tensor of unknown origin: {value}")
@@ -113,7 +113,7 @@ class _Reader:
         return self._views[value]
 
     def _filled(self, value: Any, constant: Expression | None) -> View:
-        """A new buffer for a tensor, which holds one number, or nothing."""
+        """Return a new buffer for a tensor, filled with a constant if there is one."""
         view = _new(value)
         if constant is not None:
             self._fill(view, constant)
@@ -125,7 +125,7 @@ class _Reader:
             self._steps.append(LoopNest.elementwise(place.sizes, place.accesses[0], constant))
 
     def _strided(self, value: Any) -> View:
-        """A tensor as strides over its buffer's memory, for uses that rely on where elements lie."""
+        """Return a tensor as a strided view of its buffer's memory, for uses that rely on the layout."""
         view = self._view_of(value)
         strided = view.strided() or self._copied(view).strided()
         assert strided is not None
@@ -133,7 +133,7 @@ class _Reader:
         return strided
 
     def _contiguous(self, value: Any) -> Buffer:
-        """A buffer that holds a tensor's elements in order, and nothing else."""
+        """Return a buffer that holds exactly a tensor's elements, in order."""
         view = self._view_of(value)
         if not view.is_all_in_order:
             view = self._copied(view)
@@ -141,7 +141,7 @@ class _Reader:
         return view.buffer
 
     def _copied(self, view: View) -> View:
-        """A new buffer with the elements of ``view``."""
+        """Return a new buffer with the elements of ``view``."""
         copy = _temporary(view.buffer.element, view.shape)
         self._copy(view, copy)
         return copy
@@ -154,7 +154,7 @@ class _Reader:
             self._steps.append(LoopNest.elementwise(place.sizes, written, load(read)))
 
     def _to_change(self, value: Any, op: Any) -> View:
-        """A buffer that holds a tensor, and that ``op`` may change: the tensor's own if ``op`` is its last use."""
+        """Return a buffer of a tensor that ``op`` may change: the tensor's own buffer if ``op`` is its last user."""
         if value in self._uniform:
             return self._filled(value, self._uniform[value])
         view = self._view_of(value)
@@ -163,7 +163,7 @@ class _Reader:
         return view if view.is_linear else self._strided(value)
 
     def _ends(self, value: Any, op: Any) -> bool:
-        """Whether ``op`` is the last to use a tensor or what is a view of the same, and uses it once."""
+        """Return whether ``op`` is the last user of a tensor and of all views of it, and uses it once."""
         while isinstance(value, ir.OpResult) and value.owner.operation.name in VIEWS:
             value = value.owner.operation.operands[0]
         position = self._position[op]
@@ -171,7 +171,7 @@ class _Reader:
         return max(uses) == position and uses.count(position) == 1
 
     def _uses(self, value: Any) -> Iterator[int]:
-        """The positions of ops that use a tensor, through views and within regions."""
+        """Yield the positions of ops that use a tensor, also through views and in regions."""
         for use in value.uses:
             owner = use.owner.operation
             if owner.name in VIEWS:
@@ -180,7 +180,7 @@ class _Reader:
                 owner = owner.parent.operation
             yield self._position[owner]
 
-    # Tensors that are no nests.
+    # Tensors that are not computed by nests.
 
     def _constant(self, op: Any) -> None:
         value, attribute = op.results[0], op.attributes["value"]
@@ -203,14 +203,14 @@ class _Reader:
             self._uniform[result] = self._uniform.get(source)
             return
         view = self._view_of(source)
-        found = viewed(view, op)
-        if found is None and len(op.operands) > 1:
-            self._region(op)  # A slice from somewhere that is known only at run time.
+        derived = viewed(view, op)
+        if derived is None and len(op.operands) > 1:
+            self._region(op)  # The slice's offset is known only at run time.
             return
-        found = found or viewed(self._strided(source), op) or viewed(self._copied(view), op)
-        if found is None:
+        derived = derived or viewed(self._strided(source), op) or viewed(self._copied(view), op)
+        if derived is None:
             raise CompileError("a view that is not understood", diagnostic=str(op))
-        self._views[result] = found
+        self._views[result] = derived
 
     def _insert_slice(self, op: Any) -> None:
         source, whole = op.operands[0], op.operands[1]
@@ -223,7 +223,7 @@ class _Reader:
         self._write(source, part)
 
     def _write(self, value: Any, destination: View) -> None:
-        """Stores a tensor."""
+        """Store a tensor to ``destination``."""
         if value not in self._uniform:
             self._copy(self._view_of(value), destination)
         elif (constant := self._uniform[value]) is not None:
@@ -335,7 +335,7 @@ class _Reader:
         self._views.update(zip(op.results, (view for view, _ in outputs), strict=True))
 
     def _with_uniform(self, roots: Sequence[Expression], values: Sequence[Any]) -> tuple[Expression, ...]:
-        """``roots`` with the numbers that operands hold throughout in their place."""
+        """Return ``roots`` in which the operands that are uniform tensors are replaced by their constants."""
 
         def known(expression: Expression) -> Expression | None:
             is_uniform = expression.op == OPERAND and values[expression.payload] in self._uniform
@@ -344,7 +344,7 @@ class _Reader:
         return rewritten(roots, known)
 
     def _output(self, op: Any, number: int, reduces: bool) -> tuple[View, Expression | None]:
-        """Where a nest stores a result, and what its reduction starts from if that is one number."""
+        """Return the view to which a nest stores a result, and the constant from which its reduction starts, if any."""
         init = _inits(op)[number]
         start = self._uniform.get(init)
         if reduces and (init not in self._uniform or (start is not None and len(op.results) > 1)):
@@ -358,8 +358,10 @@ class _Reader:
         sizes: Sequence[int],
         indexed: frozenset[int] = frozenset(),
     ) -> Placed:
-        """Where operands are, of which those are copied that there is no other way to read. What is written is all of a
-        buffer or a block of one, which always has strides."""
+        """Return the accesses to operands. Operands that cannot be read otherwise are copied.
+
+        An output is a whole buffer or a block of a buffer, which always has strides.
+        """
         while True:
             try:
                 return placed(list(zip(views, indices, strict=True)), sizes, indexed)
@@ -418,7 +420,7 @@ def _buffer(kind: Any, value: Any, **more: Any) -> Buffer:
 
 
 def _new(value: Any) -> View:
-    """A buffer for a tensor."""
+    """Return a new buffer for a tensor."""
     return _temporary(_element(value), shape_of(value))
 
 
@@ -435,25 +437,25 @@ def _element(value: Any) -> str:
 
 
 def _identity(view: View) -> list[Index]:
-    """The indices of all of a view's elements."""
+    """Return the indices of all elements of a view."""
     return [({loop: 1}, 0) for loop in range(len(view.shape))]
 
 
 def _inits(op: Any) -> list[Any]:
-    """The tensors that an op of linalg starts its results from."""
+    """Return the tensors from which an op of linalg starts its results."""
     values = list(op.operands)
     return values[len(values) - ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"])[1] :]
 
 
 def _yielded_constant(op: Any) -> Expression | None:
-    """The number that an op fills its only result with, if that is all it does."""
+    """Return the constant with which an op fills its only result, or None if the op does anything else."""
     body = list(op.regions[0].blocks[0].operations)
     if len(op.results) != 1 or len(body) > 1:
         return None
     return constant_of(body[0].operation.operands[0])
 
 
-# The scalars that a step takes.
+# The scalars that a step uses.
 _TAKEN: Mapping[type, Callable[[Any], Iterable[Scalar]]] = {
     LoopNest: lambda step: step.all_scalars,
     OutlinedRegion: lambda step: step.scalars,
@@ -465,18 +467,18 @@ _TAKEN: Mapping[type, Callable[[Any], Iterable[Scalar]]] = {
 
 
 def _without_unused_scalars(steps: Sequence[Step]) -> list[Step]:
-    """``steps`` without the scalars that nothing takes: the bodies of nests have constants of their own."""
+    """Return ``steps`` without unused scalars: the bodies of nests have their own constants."""
     taken: set[Scalar] = set()
-    kept: list[Step] = []
+    remaining: list[Step] = []
     for step in reversed(steps):
         if not isinstance(step, ScalarStep) or step.result in taken:
             taken.update(_TAKEN[type(step)](step))
-            kept.append(step)
-    return kept[::-1]
+            remaining.append(step)
+    return remaining[::-1]
 
 
 def _flatten_fixed(step: LoopNest) -> None:
-    """Gives accesses of fixed buffers one index."""
+    """Replace the indices of accesses to fixed buffers by one flat index."""
     loops = len(step.sizes)
 
     def flat(access: Access) -> Access:
@@ -486,7 +488,7 @@ def _flatten_fixed(step: LoopNest) -> None:
 
 
 def _loop_sizes(maps: Sequence[Any], values: Sequence[Any], loops: int) -> list[int]:
-    """Loop sizes: each loop is, by the definition of linalg, a plain dimension of some operand."""
+    """Return the sizes of loops. By the definition of linalg, each loop is a plain dimension of some operand."""
     sizes: dict[int, int] = {}
     for affine_map, value in zip(maps, values, strict=True):
         for expression, size in zip(affine_map.results, shape_of(value), strict=True):
@@ -498,7 +500,7 @@ def _loop_sizes(maps: Sequence[Any], values: Sequence[Any], loops: int) -> list[
 
 
 def _linear(expression: Any) -> Index:
-    """The factor of each loop in a linear expression, and its constant."""
+    """Return the factor of each loop in a linear expression, and its constant."""
     if isinstance(expression, ir.AffineDimExpr):
         return {expression.position: 1}, 0
     if isinstance(expression, ir.AffineConstantExpr):
@@ -513,7 +515,7 @@ def _linear(expression: Any) -> Index:
 
 
 def _global_text(symbol: str, value: Any, attribute: Any) -> str:
-    """A constant tensor as an LLVM global."""
+    """Return a constant tensor as an LLVM global."""
     text = str(attribute)
     if text.startswith("dense_resource"):
         raise CompileError("a constant that lies outside of the program's text")

@@ -1,6 +1,6 @@
-"""Running sums and products as loops that accumulate as eager's do: floats in double precision.
+"""Running sums and products as loops that accumulate floats in double precision, as eager mode does.
 
-Upstream's loops read each result back from memory to go on from it, rounded.
+Upstream's loops continue from each rounded result, which they read back from memory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torchmdla.compiler.mlir import ops_named
 
 _SCAN = "tm_tensor.scan"
 
-# What combines two values, and what it starts from.
+# The ops that combine two values, with the initial value.
 _STARTS: Mapping[str, int] = {"arith.addf": 0, "arith.addi": 0, "arith.mulf": 1, "arith.muli": 1}
 _EQUAL = 0
 
 
 def write_loops(function: Any) -> None:
-    """Replaces the scans among the ops of a function of buffers."""
+    """Replace the scans in a function on buffers by loops."""
     for op in ops_named(function, {_SCAN}):
         combine, *rest = (inner.operation for inner in op.regions[0].blocks[0].operations)
         if len(rest) == 1 and combine.name in _STARTS:
@@ -47,7 +47,7 @@ class _Scan:
             self._start = arith.ConstantOp(self._wide, float(self._number) if self._is_float else self._number).result
             along = self._sizes[self._dim + 1 :]
             kind = ir.MemRefType.get(along, self._wide)
-            # One register is enough where the running values are walked one after the other.
+            # One register is enough if the scan is along the innermost dimension.
             self._running = memref.AllocOp(kind, [], []).result if along else None
             self._loops([])
 
@@ -60,7 +60,7 @@ class _Scan:
         return isinstance(self._wide, ir.FloatType)
 
     def _loops(self, place: Sequence[Any]) -> None:
-        """The loops over the dimensions from that of ``len(place)`` on."""
+        """Write the loops over the dimensions from ``len(place)`` on."""
         if len(place) == len(self._sizes):
             self._accumulate(place)
             return
@@ -75,14 +75,14 @@ class _Scan:
                 scf.YieldOp([])
 
     def _accumulate(self, place: Sequence[Any]) -> None:
-        """One value, added to what runs in memory."""
+        """Combine one value with the running value in memory."""
         along = list(place[self._dim + 1 :])
         is_first = arith.CmpIOp(_EQUAL, place[self._dim], _index(0)).result
         before = arith.SelectOp(is_first, self._start, memref.LoadOp(self._running, along).result).result
         memref.StoreOp(self._added(place, before), self._running, along)
 
     def _added(self, place: Sequence[Any], before: Any) -> Any:
-        """``before`` and the value at ``place``, which is stored there as result."""
+        """Combine ``before`` with the value at ``place``, store the result there, and return it."""
         value = memref.LoadOp(self._source, place).result
         narrow = self._wide != self._element
         wide = arith.ExtFOp(self._wide, value).result if narrow else value

@@ -1,4 +1,4 @@
-"""From the Torch dialect to linalg on tensors, by upstream's passes; what they refuse becomes a ``CompileError``."""
+"""Lowering of the Torch dialect to linalg on tensors by upstream's passes. Their errors become ``CompileError``."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.linalg import divisions, extrema
 from torchmdla.errors import CompileError
 
-# What programs need of upstream's pipeline to its backend contract: the record has made every operator functional, and
-# has typed every value. The pipeline makes its passes anew for each program.
+# The passes that programs need from upstream's pipeline to its backend contract. The record already made every operator
+# functional and typed every value. The upstream pipeline creates its passes again for each program.
 _TORCH_PIPELINE = "func.func(canonicalize,torch-recompose-complex-ops,torch-decompose-complex-ops,canonicalize)"
 _LINALG_PIPELINE = "torch-backend-to-linalg-on-tensors-backend-pipeline"
 
-# Upstream's passes end the process on unsigned and quantised types (programs hold uint8 as int8); kernels have no
-# complex numbers.
+# Upstream's passes end the process on unsigned and quantised types (programs hold uint8 as int8). Kernels do not
+# support complex numbers.
 _ELEMENTS = frozenset(("i1", "si8", "si16", "si32", "si64", "f16", "bf16", "f32", "f64"))
 _TENSOR_ELEMENT = re.compile(r"!torch\.vtensor<\[[^\]]*\],\s*([^>]+)>")
 
 
 def to_linalg(program: Program) -> ir.Module:
-    """The program as linalg on tensors, in the current context. One that is so already stays as it is.
+    """Return the program as linalg on tensors, in the current context. A program in linalg is not lowered.
 
     Raises:
-        CompileError: the text does not parse, or holds a type or an op that upstream does not lower.
+        CompileError: the text does not parse, or contains a type or an op that upstream does not lower.
     """
     for element in sorted(set(_TENSOR_ELEMENT.findall(program.mlir))):
         if element not in _ELEMENTS:
@@ -53,7 +53,7 @@ def _lower(module: ir.Module) -> None:
 
 
 def _take_scalars_inside(module: ir.Module) -> None:
-    """Lets the bodies of fills use their number where it is computed: operands of kernels are buffers."""
+    """Replace fills with computed numbers by ops whose bodies use the number: operands of kernels are buffers."""
     for fill in ops_named(module.operation, {"linalg.fill"}):
         if _is_constant(fill.operands[0]):
             continue
@@ -64,7 +64,7 @@ def _take_scalars_inside(module: ir.Module) -> None:
 
 
 def filled_with(number: Any, destination: Any) -> Any:
-    """A tensor like ``destination`` that holds ``number`` throughout, made by an op whose body yields that."""
+    """Return a tensor like ``destination`` whose elements are all ``number``, from an op whose body yields it."""
     kind = ir.RankedTensorType(destination.type)
     parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
     attributes = {

@@ -1,6 +1,6 @@
-"""Views of buffers: which element of a base buffer each index of a tensor means.
+"""Views of buffers: the map from the indices of a tensor to the elements of a base buffer.
 
-A tensor that is a reshape or a slice of another is no copy of it, but the same buffer, read otherwise::
+A tensor that is a reshape or a slice of another tensor is not a copy, but a view of the same buffer::
 
     %1 = tensor.collapse_shape %0 [[0, 1]] : tensor<4x5xf32> into tensor<20xf32>
     %2 = tensor.extract_slice %0[0, 2] [4, 1] [1, 1] : tensor<4x5xf32> to tensor<4xf32>
@@ -24,15 +24,18 @@ from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.errors import CompileError
 
-# A part of a view's dimension that is linear in the base buffer: its size, and the factor that its index has in each
-# of the buffer's dimensions.
+# A part of a view's dimension that is linear in the base buffer: its size, and the factor of its index in each of the
+# buffer's dimensions.
 Atom = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class View:
-    """Each dimension of the tensor is a list of atoms, outermost first, like the digits of a number. ``constants`` are
-    added to the indices of the buffer's dimensions."""
+    """View of a buffer as a tensor.
+
+    Each dimension of the tensor is a list of atoms, outermost first, like the digits of a number. ``constants`` are
+    added to the indices of the buffer's dimensions.
+    """
 
     buffer: Buffer
     constants: tuple[int, ...]
@@ -52,11 +55,14 @@ class View:
 
     @property
     def is_linear(self) -> bool:
-        """Whether each dimension's index is linear in those of the buffer."""
+        """Return whether the indices of the buffer are linear in the index of each dimension."""
         return all(len(atoms) < 2 for atoms in self.dims)
 
     def strided(self) -> View | None:
-        """The same over the buffer's memory, which has one dimension; None if a dimension has no one stride there."""
+        """Return the same view of the buffer's memory, which has one dimension.
+
+        Return None if a dimension does not have a single stride there.
+        """
         is_whole = len(self.constants) == len(self.buffer.sizes)
         strides = list(map(static, self.buffer.strides)) if is_whole else [1]
         dims: list[tuple[Atom, ...]] = []
@@ -70,23 +76,23 @@ class View:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Elements from one index of each dimension to the next, of a view of memory."""
+        """Return the stride of each dimension in elements. The view must be a view of memory."""
         return tuple(atoms[0][1][0] if atoms else 0 for atoms in self.dims)
 
     @property
     def is_all_in_order(self) -> bool:
-        """Whether its elements are those of the buffer, in the order in which they lie there."""
+        """Return whether the elements are all elements of the buffer, in the order of memory."""
         row = replace(self, dims=(tuple(itertools.chain(*self.dims)),)).strided()
         return row is not None and row.constants == (0,) and row.shape == (self.buffer.count,)
 
 
 def viewed(view: View, op: Any) -> View | None:
-    """The view that ``op`` takes of ``view``; None if it is not made of linear parts."""
+    """Return the view that is the result of ``op`` on ``view``, or None if it does not consist of linear parts."""
     return VIEWS[op.name](view, op)
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """The sizes of a tensor.
+    """Return the sizes of a tensor.
 
     Raises:
         CompileError: they are not known at compile time.
@@ -98,8 +104,11 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def block(view: View, op: Any, shape: Sequence[int]) -> View | None:
-    """The block of ``view``, in the shape ``shape``, that ``op`` reads (``tensor.extract_slice``) or writes
-    (``tensor.insert_slice``); None if that is known only at run time, or not made of linear parts."""
+    """Return the block of ``view`` that ``op`` accesses, in the shape ``shape``.
+
+    ``op`` is a ``tensor.extract_slice``, which reads the block, or a ``tensor.insert_slice``, which writes it. Return
+    None if the block is known only at run time, or does not consist of linear parts.
+    """
     dynamic = ir.ShapedType.get_dynamic_stride_or_offset()
     offsets, sizes, strides = (
         list(ir.DenseI64ArrayAttr(op.attributes[f"static_{name}"])) for name in ("offsets", "sizes", "strides")
@@ -120,23 +129,26 @@ def block(view: View, op: Any, shape: Sequence[int]) -> View | None:
 
 
 def _digits(atoms: Sequence[Atom], place: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Each atom's part of an index, with its factors."""
+    """Yield each atom's part of an index, with its factors."""
     for length, factors in reversed(atoms):
         place, digit = divmod(place, length)
         yield digit, factors
 
 
 def _kept_dims(sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """The dimensions that a slice keeps. Which of several of size 1 it drops makes no difference."""
-    kept: list[int] = []
+    """Return the dimensions that a slice keeps. Dimensions of size 1 are interchangeable."""
+    dims: list[int] = []
     for d, size in enumerate(sizes):
-        if len(kept) < len(shape) and size == shape[len(kept)]:
-            kept.append(d)
-    return kept
+        if len(dims) < len(shape) and size == shape[len(dims)]:
+            dims.append(d)
+    return dims
 
 
 def regrouped(atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[tuple[Atom, ...], ...] | None:
-    """Distributes the digits ``atoms`` over dimensions of ``sizes``, splitting some; None where they do not fit."""
+    """Distribute the digits ``atoms`` over dimensions of ``sizes``. Split digits if needed.
+
+    Return None if they do not fit.
+    """
     rest = list(atoms)
     dims: list[tuple[Atom, ...]] = []
     for size in reversed(sizes):
@@ -177,7 +189,7 @@ def _reassociation(op: Any) -> list[list[int]]:
     return [[int(i) for i in group] for group in op.attributes["reassociation"]]
 
 
-# Ops whose result is (a part of) their first operand, read otherwise.
+# Ops whose result is a view of (a part of) their first operand.
 VIEWS: Mapping[str, Callable[[View, Any], View | None]] = {
     "tensor.cast": lambda view, op: view,
     "tensor.collapse_shape": _collapse,

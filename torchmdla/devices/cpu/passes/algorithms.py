@@ -1,5 +1,8 @@
-"""Which algorithm computes a contraction: the one that all are told to take, or that was measured to be the fastest for
-it, or else the one that costs least, which is for the passes to say (``winograd.py``, ``strassen.py``)."""
+"""Choice of the algorithm of a contraction.
+
+It is the algorithm that the machine's settings require, or the one that was measured to be the fastest. Otherwise the
+passes compare costs (``winograd.py``, ``strassen.py``).
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,30 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.printer import nest_text
 from torchmdla.devices.cpu.work import work_of
 
-# By which of a machine's algorithms what was measured counts.
+# Measurements count only if the machine's setting of algorithms is this one.
 _CHOOSING = "fast"
 
 
 def contraction_name(step: LoopNest) -> str:
-    """A hash of what a contraction computes. No kernel has such a name, not that of its plain sum either."""
+    """Return a hash of the computation of a contraction.
+
+    No kernel has the same name, not even that of the plain sum.
+    """
     return hashlib.sha256(f"algorithm of {nest_text(step.kernel)}".encode()).hexdigest()[:16]
 
 
 def algorithm_for(steps: LoopProgram, step: LoopNest, machine: Machine) -> str:
-    """One of :data:`~torchmdla.devices.cpu.machine.Algorithms`; ``fast`` leaves it to costs."""
+    """Return one of :data:`~torchmdla.devices.cpu.machine.Algorithms`; ``fast`` leaves the choice to cost models."""
     if machine.algorithms == _CHOOSING and steps.measured:
         return steps.measured.get(contraction_name(step), _CHOOSING)
     return machine.algorithms
 
 
 def note(steps: LoopProgram, step: LoopNest, algorithm: str, is_exact: bool = True) -> None:
-    """Lists a contraction, of which there may be several that are equal, with the algorithm that is taken."""
+    """List a contraction with the algorithm that was chosen for it.
+
+    Equal contractions share one entry, which counts them.
+    """
     name = contraction_name(step)
     equal = steps.contractions.get(name)
     nodes, count = (step.nodes | equal.nodes, equal.count + 1) if equal else (step.nodes, 1)

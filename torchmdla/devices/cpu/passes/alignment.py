@@ -1,4 +1,4 @@
-"""Which loops of two steps walk a buffer in the same way."""
+"""Alignment of the loops of two steps that walk the same buffer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from torchmdla.compiler.sizes import AnySize, estimate, quotient
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, split_loop
 
-# How to find an access again after a step's loops were split.
+# A function that returns the same access again after a step's loops were split.
 Getter = Callable[[LoopNest], Access]
 
 
 def places(step: LoopNest, access: Access) -> dict[AnySize, int] | None:
-    """The loop at each place value of the access, as if a buffer's element numbers were written in mixed radix; loops
-    that the access does not vary with have none. None if some element is touched by no iteration of these loops, or
-    by several."""
+    """Return the loop of each place value of the access, where element numbers of the buffer are in mixed radix.
+
+    Loops that the access does not vary with have no place value. Return None if some element is touched by no iteration
+    of these loops, or by several.
+    """
     flat = access.flat(len(step.sizes))
     loops = [(factor, loop) for loop, factor in enumerate(flat.factors) if factor and step.sizes[loop] != 1]
     expected: AnySize = 1
@@ -28,20 +30,26 @@ def places(step: LoopNest, access: Access) -> dict[AnySize, int] | None:
 
 
 def align(first: LoopNest, of_first: Getter, second: LoopNest, of_second: Getter) -> list[tuple[int, int]] | None:
-    """Pairs of loops, outermost first, that walk the accessed buffer alike. Loops are split where that is needed.
+    """Return pairs of loops, outermost first, that walk the accessed buffer alike.
+
+    Loops are split where necessary.
 
     Returns:
-        None if the accesses do not each touch all of the buffer once (over the loops that they vary with), if their
-        loops cannot be split to agree, or if a body uses the index of a loop that would have to be.
+        None if the accesses do not each touch the whole buffer once (over the loops that they vary with). None also if
+            their loops cannot be split to agree, or if a body uses the index of a loop that needs a split.
     """
     sides = [(first, of_first), (second, of_second)]
-    found = [places(step, get(step)) for step, get in sides]
-    if found[0] is None or found[1] is None:
+    loops_by_value = [places(step, get(step)) for step, get in sides]
+    if loops_by_value[0] is None or loops_by_value[1] is None:
         return None
-    values = sorted(found[0].keys() | found[1].keys(), key=estimate)
+    values = sorted(loops_by_value[0].keys() | loops_by_value[1].keys(), key=estimate)
     if any(quotient(outer, inner) is None for inner, outer in pairwise(values)):
         return None
-    splits = [_splits(step, known, values) for (step, _), known in zip(sides, found, strict=True) if known is not None]
+    splits = [
+        _splits(step, known, values)
+        for (step, _), known in zip(sides, loops_by_value, strict=True)
+        if known is not None
+    ]
     for (step, _), wanted in zip(sides, splits, strict=True):
         if step.indexed_loops & wanted.keys():
             return None
@@ -54,7 +62,7 @@ def align(first: LoopNest, of_first: Getter, second: LoopNest, of_second: Getter
 
 
 def _splits(step: LoopNest, known: dict[AnySize, int], values: list[AnySize]) -> dict[int, list[AnySize]]:
-    """The sizes that each loop has to be split into, outermost first."""
+    """Return the sizes that each loop has to be split into, outermost first."""
     wanted = {}
     for start, loop in known.items():
         end = start * step.sizes[loop]

@@ -1,7 +1,7 @@
-"""Every access lies inside of its buffer, at all sizes: shown here, or checked by each call.
+"""Bounds of accesses: each is proved here for all sizes, or checked by each call.
 
-An access is linear in the loops of its step, so the least and the largest place that it touches are polynomials of the
-symbols, as is the number of elements of its buffer. Indices that are data are checked by the kernels that use them
+An access is linear in the loops of its step. Its least and its largest place are therefore polynomials of the symbols,
+as is the number of elements of its buffer. Kernels check indices that are data themselves
 (:class:`~torchmdla.devices.cpu.kernel_spec.Table`).
 """
 
@@ -17,30 +17,32 @@ from torchmdla.errors import CompileError
 
 
 def conditions_of_bounds(steps: LoopProgram) -> list[Size]:
-    """The numbers that have to be 0 or larger in a call, so that nothing is touched outside of its buffer.
+    """Return the numbers that must not be negative in a call, so that no access is outside of its buffer.
 
     Raises:
-        CompileError: an access does not lie inside of its buffer, whatever the sizes: a fault of a pass.
+        CompileError: an access is outside of its buffer for all sizes, which is a bug of a pass.
     """
     everything = [*steps.steps, *(step for packing in steps.packings for step in packing.steps)]
-    found: dict[Size, None] = {}
+    conditions: dict[Size, None] = {}
     for room in (room for step in everything for room in _rooms(step)):
         if is_positive(room + 1):
             continue
         if not isinstance(room, Size):
             raise CompileError(f"internal error: an access is {-room} elements outside of its buffer")
-        found[room] = None
-    return list(found)
+        conditions[room] = None
+    return list(conditions)
 
 
-# The view that a buffer is in a repeated step, and how often the step is repeated.
+# The view of each buffer of a repeated step, and the number of repetitions.
 _Views = Mapping[Buffer, tuple[View, AnySize]]
 
 
 def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[AnySize]:
-    """For each access how many elements are in front of its least place, and how many behind its largest; and how often
-    steps are repeated: some iterations of a loop that was written out are steps of their own, so that there may be no
-    others, but not fewer."""
+    """Yield the number of elements before the least and after the largest place of each access.
+
+    Also yield the repetition count of repeated steps. Peeled iterations are separate steps, so the count may be 0, but
+    not negative.
+    """
     if isinstance(step, LoopNest):
         for access in (*step.accesses, *step.read_accesses):
             yield from _room(access, step.sizes, views)
@@ -51,9 +53,9 @@ def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[AnySize
                 yield from _room(access, nest.sizes if access.buffer.kind == "local" else whole.sizes, views)
     elif isinstance(step, RepeatLoop):
         yield step.count
-        own = {view.buffer: (view, step.count) for view in step.views}
+        inner_views = {view.buffer: (view, step.count) for view in step.views}
         for part in step.steps:
-            yield from _rooms(part, own)
+            yield from _rooms(part, inner_views)
 
 
 def _room(access: Access, sizes: Sequence[AnySize], views: _Views) -> tuple[AnySize, AnySize]:

@@ -1,4 +1,4 @@
-"""Values that are stored once in the place of several times: what is computed of a tensor that is expanded.
+"""Temporaries computed from expanded tensors: equal elements are stored once.
 
 ::
 
@@ -17,7 +17,7 @@ from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, User
 
 
 def shrink_broadcasts(steps: LoopProgram) -> None:
-    """Lets temporaries have one element along each dimension along which all that is stored is equal, in place."""
+    """Shrink temporaries to size 1 along each dimension with equal elements, in place."""
     users = Users(steps.steps)
     for maker in steps.nests():
         if not is_elementwise(maker) or len(maker.outputs) != 1 or not is_found_by_index(maker, maker.outputs[0]):
@@ -29,13 +29,13 @@ def shrink_broadcasts(steps: LoopProgram) -> None:
 
 
 def _repeated(maker: LoopNest, access: Access) -> list[int]:
-    """The dimensions along which a step stores the same."""
-    read = {loop for own in maker.inputs for loop in own.loops}
+    """Return the dimensions along which all elements that a step stores are equal."""
+    read = {loop for operand in maker.inputs for loop in operand.loops}
     return [d for d, index in enumerate(access.indices) if index.loops and read.isdisjoint(index.loops)]
 
 
 def _is_alone(users: Sequence[Step], maker: LoopNest, buffer: Buffer) -> bool:
-    """Whether all that uses what a step makes reads it in nests."""
+    """Return whether all other users of the buffer are nests that only read it."""
     if buffer.kind != "temporary" or buffer.fixed or buffer in maker.reads:
         return False
     readers = [step for step in users if step is not maker]

@@ -1,8 +1,8 @@
-"""Products with a constant matrix: the constant goes back to memory.
+"""Products with a constant matrix: the constant is moved to a buffer in memory.
 
-Upstream's fusion puts a matrix that holds one constant throughout (the state that a recurrent network starts from)
-into the body of the product with it. That has one input then, so nothing that is done for products is done for it.
-From a filled buffer it is the nest of any other state. It is still computed: the other factor may hold NaN::
+Upstream's fusion folds a constant matrix, such as the initial state of a recurrent network, into the body of its
+product. The product then has one input, and the passes for products skip it. With a filled buffer, it is the same nest
+as for any other state. It is still computed, as the other factor may hold NaN::
 
     nest d0:4 d1:8 d2:6+ { … arith.mulf i0, 0.0 … }   →   nest d0:4 d1:6 { temporary1[d0, d1] = 0.0 }
                                                           nest d0:4 d1:8 d2:6+ { … arith.mulf i0, i1 … }
@@ -27,8 +27,10 @@ _MOST_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class _Constant:
-    """A matrix that holds ``factor`` throughout, which ``step`` multiplies in ``product``. ``loops``: those of the step
-    that walk it; ``sizes``: how far they do."""
+    """Matrix of the constant ``factor``, an operand of ``product`` in ``step``.
+
+    ``loops`` are the loops of the step that walk the matrix, and ``sizes`` are their sizes.
+    """
 
     steps: LoopProgram
     step: LoopNest
@@ -41,18 +43,18 @@ class _Constant:
         return tuple(self.step.sizes[loop] for loop in self.loops)
 
 
-def _constant(steps: LoopProgram, step: LoopNest, found: Captured) -> _Constant | None:
-    own = found["input"].payload.loops
-    if all(reduced or step.sizes[d] == 1 or d in own for d, reduced in enumerate(step.reduction)):
+def _constant(steps: LoopProgram, step: LoopNest, match: Captured) -> _Constant | None:
+    input_loops = match["input"].payload.loops
+    if all(reduced or step.sizes[d] == 1 or d in input_loops for d, reduced in enumerate(step.reduction)):
         return None
-    # Its rows, which the input does not vary with, and what is summed over.
-    loops = [d for d, reduced in enumerate(step.reduction) if reduced or d not in own]
-    case = _Constant(steps, step, found["product"], found["factor"], loops)
+    # The rows of the constant, which the input does not vary with, and the reduced loops.
+    loops = [d for d, reduced in enumerate(step.reduction) if reduced or d not in input_loops]
+    case = _Constant(steps, step, match["product"], match["factor"], loops)
     return case if estimate(math.prod(case.sizes)) <= _MOST_ELEMENTS else None
 
 
 def _store(case: _Constant) -> None:
-    """Gives a sum of products of one input with a constant a second input, filled with that constant."""
+    """Replace the constant factor by a load from a new buffer that is filled with the constant."""
     buffer = Buffer("temporary", case.factor.type, case.sizes)
     fill = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), case.factor)
     case.steps.steps.insert(case.steps.steps.index(case.step), fill)

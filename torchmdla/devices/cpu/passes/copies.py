@@ -1,4 +1,4 @@
-"""Copies of copies (a weight that is transposed, mirrored, laid out for its kernel) become one."""
+"""Chains of copies (of a transposed, mirrored or packed weight) are merged into one copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmdla.devices.cpu.passes.rematerialise import through
 
 
 def merge_copies(steps: LoopProgram) -> None:
-    """Lets copies of what is only copied copy its source, in place."""
+    """Replace copies of copies by copies of the first source, in place."""
     for maker in steps.nests():
         readers = _only_copies(steps, maker)
         for reader in readers:
@@ -25,26 +25,31 @@ def merge_copies(steps: LoopProgram) -> None:
 
 
 def _only_copies(steps: LoopProgram, maker: LoopNest) -> list[LoopNest]:
-    """The readers of what a step copies, if these are copies alone that may read its source."""
+    """Return the readers of the destination of a copy, or nothing.
+
+    The list is empty if some reader is not a copy, or if the source may be overwritten before a reader runs.
+    """
     if not is_copy(maker) or not is_found_by_index(maker, maker.outputs[0]):
         return []
     position = steps.steps.index(maker)
-    made, source = maker.outputs[0].buffer, maker.inputs[0].buffer
-    if made.kind != "temporary" or made.fixed or source is made:
+    copied, source = maker.outputs[0].buffer, maker.inputs[0].buffer
+    if copied.kind != "temporary" or copied.fixed or source is copied:
         return []
-    users = [step for step in steps.users(made) if step is not maker]
-    readers = [step for step in users if isinstance(step, LoopNest) and is_copy(step) and made not in step.writes]
+    users = [step for step in steps.users(copied) if step is not maker]
+    readers = [step for step in users if isinstance(step, LoopNest) and is_copy(step) and copied not in step.writes]
     if not readers or len(readers) != len(users):
         return []
     until = steps.steps.index(readers[-1])
-    # A reader that writes to the source itself would meet what it has just written.
+    # A reader that writes to the source itself would read elements that it has just overwritten.
     overwritten = any(source in step.writes for step in steps.steps[position : until + 1])
     return [] if overwritten or steps.steps.index(readers[0]) < position else readers
 
 
 def _walk_upwards(step: LoopNest) -> None:
-    """Turns loops of a copy round along which the source falls in smaller steps than the destination rises: the code
-    for copies reads along the source's memory."""
+    """Reverse loops of a copy along which the source's stride is negative and smaller than the destination's.
+
+    The code for copies reads along the source's memory.
+    """
     loops = len(step.sizes)
     source, destination = step.inputs[0].flat(loops), step.outputs[0].flat(loops)
     pairs = enumerate(zip(source.factors, destination.factors, strict=True))

@@ -1,4 +1,4 @@
-"""Steps whose results nobody reads."""
+"""Removal of steps whose results are unused."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 
 
 def remove_unread(steps: LoopProgram) -> None:
-    """Drops steps that only write temporaries that nobody reads, until there are none."""
-    kept = steps.steps
+    """Remove steps that only write unread temporaries, until no such step is left."""
+    remaining = steps.steps
     while True:
-        needed = {b for s in kept for b in s.reads}
-        steps.steps = [s for s in kept if not isinstance(s, LoopNest) or _is_needed(s, needed)]
-        if len(steps.steps) == len(kept):
+        needed = {b for s in remaining for b in s.reads}
+        steps.steps = [s for s in remaining if not isinstance(s, LoopNest) or _is_needed(s, needed)]
+        if len(steps.steps) == len(remaining):
             return
-        kept = steps.steps
+        remaining = steps.steps
 
 
 def _is_needed(step: LoopNest, needed: set[Buffer]) -> bool:

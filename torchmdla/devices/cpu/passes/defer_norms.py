@@ -1,6 +1,7 @@
-"""RMS norm in front of products: its factor of each row multiplies the sums, its weights those of the products.
+"""RMS norms before products: the row factor scales the sums, and the norm's weights scale the product's weights.
 
-A sum of the row's products is at most the row's norm times that of the weights, so none overflows that did not before::
+A sum of the row's products is at most the row's norm times the norm of the weights. Thus no sum overflows that did not
+overflow before::
 
     nest d0 d1 { normed[d0, d1] = x[d0, d1] * rsqrt(squares[d0] …) * scale[d1] }
     nest d0 d1 d2+ { … normed[d0, d2] * weights[d2, d1] … }
@@ -24,7 +25,7 @@ from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op
 
-# Sums of fewer products than this take less time than the row factor, once for each tile of results.
+# Sums of fewer products than this take less time than the row factor, which each tile of results needs once.
 _LEAST_PRODUCTS = 64
 
 _TERM = op("load", name="term")
@@ -34,9 +35,11 @@ _NORM = op("arith.mulf", op("arith.mulf", _TERM, op("math.rsqrt", name="row")), 
 
 @dataclass(frozen=True)
 class _Norm:
-    """A norm that ``maker`` stores, and ``step`` reads as ``read`` to multiply it by ``weights`` and to sum the
-    products. ``found``: its parts, over the maker's loops; ``total``: the sum of squares among them. ``term``,
-    ``scale`` and ``row``: the parts over the step's loops."""
+    """Norm that ``maker`` stores, and that ``step`` multiplies by ``weights`` and sums.
+
+    ``step`` reads the norm as ``read``. ``parts`` has the norm's parts over the maker's loops, and ``total`` is their
+    sum of squares. ``term``, ``scale`` and ``row`` are the parts over the step's loops.
+    """
 
     steps: LoopProgram
     users: Users
@@ -44,15 +47,15 @@ class _Norm:
     read: Access
     weights: Access
     maker: LoopNest
-    found: Captured
+    parts: Captured
     total: Access
     term: Access
     scale: Access
     row: Expression
 
 
-def _norm(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, found: Captured) -> _Norm | None:
-    read, weights = found["left"].payload, found["right"].payload
+def _norm(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, match: Captured) -> _Norm | None:
+    read, weights = match["left"].payload, match["right"].payload
     maker = writer_of(users, read)
     norm = next(_NORM.matches(maker.values[0]), None) if maker and read.buffer.kind == "temporary" else None
     products = math.prod(size for size, is_summed in zip(step.sizes, step.reduction, strict=True) if is_summed)
@@ -84,7 +87,7 @@ DEFER_NORMS = Rule(
         "a product has one norm": lambda case: case.read != case.weights,
         "the row's factor is one for all terms of a sum": lambda case: can_scale_sum(case.step, case.row),
         "the row's factor is of the squares of its elements": lambda case: reduces(
-            case.users, _SQUARES, 0.0, case.total, case.found["term"].payload
+            case.users, _SQUARES, 0.0, case.total, case.parts["term"].payload
         ),
         "a weight has one scale": lambda case: case.weights.loops >= case.scale.loops,
     },

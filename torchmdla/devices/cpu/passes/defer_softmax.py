@@ -1,6 +1,7 @@
-"""Softmax in front of a product: its epilogue divides the sums of products, instead of each weight before it.
+"""Softmax before a product: the product's epilogue divides the sums, instead of each weight.
 
-There are more weights than results, and divided ones need not be stored (T. Dao, FlashAttention-2, 2023, section 3.1)::
+There are more weights than results, and divided weights need not be stored (T. Dao, FlashAttention-2, 2023, section
+3.1)::
 
     nest d0 d1 { weights[d0, d1] = exp[d0, d1] / sum[d0] }
     nest d0 d1 d2+ { … arith.mulf weights[d0, d2], values[d2, d1] … }
@@ -28,7 +29,7 @@ _AT_LEAST = op("arith.maximumf", op("load", name="sum"), op("constant", name="le
 _LARGEST = op("arith.maximumf", op("accumulator"), _TERM)
 _SUM = op("arith.addf", op("accumulator"), _TERM)
 
-# Exponentials up to 1: the first of these kinds has 1 among them.
+# Exponentials that are at most 1. With the first pattern, one of them is 1.
 _WITH_1 = op("math.exp", op("arith.subf", _TERM, _ROW_LARGEST))
 _UP_TO_1 = op("math.exp", op("arith.subf", _TERM, op("arith.maximumf", _ROW_LARGEST, op("constant"))))
 
@@ -37,8 +38,10 @@ _SMALLEST_NORMAL = {"f32": 2.0**-126, "f64": 2.0**-1022}
 
 @dataclass(frozen=True)
 class _Division:
-    """The quotients ``term / divisor`` that ``maker`` stores, and ``step`` reads as ``read`` to multiply each by
-    ``factor`` and to sum the products. ``total``: what the divisor is, or is not less than."""
+    """Quotients ``term / divisor`` that ``maker`` stores, and that ``step`` multiplies by ``factor`` and sums.
+
+    ``step`` reads them as ``read``. The divisor is ``total``, but at least ``least``.
+    """
 
     users: Users
     step: LoopNest
@@ -52,15 +55,15 @@ class _Division:
 
     @cached_property
     def divisor_of_step(self) -> Expression:
-        """The divisor over the loops of the step."""
+        """Return the divisor over the loops of the step."""
         return accessing((self.divisor,), lambda access: through(access, self.maker, self.read))[0]
 
 
-def _division(users: Users, step: LoopNest, found: Captured) -> _Division | None:
-    read, factor = found["left"].payload, found["right"].payload
+def _division(users: Users, step: LoopNest, match: Captured) -> _Division | None:
+    read, factor = match["left"].payload, match["right"].payload
     maker = writer_of(users, read)
     divided = next(_DIVIDED.matches(maker.values[0]), None) if maker else None
-    # If others read the quotients, too, they are computed anyway.
+    # If other steps read the quotients, too, they are computed anyway.
     readers = [user for user in users.of(read.buffer) if read.buffer in user.reads]
     if maker is None or divided is None or readers != [step] or read.buffer.kind != "temporary":
         return None
@@ -74,22 +77,24 @@ def _division(users: Users, step: LoopNest, found: Captured) -> _Division | None
 
 def _defer(case: _Division) -> None:
     case.step.read_instead(case.read, through(case.term.payload, case.maker, case.read))
-    one = constant(1.0, case.term.type)
-    scale_sum(case.step, operation("arith.divf", [one, case.divisor_of_step], case.term.type))
+    unit = constant(1.0, case.term.type)
+    scale_sum(case.step, operation("arith.divf", [unit, case.divisor_of_step], case.term.type))
     case.users.take_over(case.maker, case.step)
     case.users.set(case.read.buffer, [])
 
 
 def _has_finite_reciprocal(case: _Division) -> bool:
     """Return whether terms are exponentials up to 1, with 1 among them or a divisor that is at least a normal number.
-    Their sum is finite then, too."""
+
+    Their sum is then finite, too.
+    """
     maker = maker_of(case.users, case.term.payload)
     if maker is None:
         return False
     (power,) = maker.values
     is_normal = case.least >= _SMALLEST_NORMAL.get(power.type, math.inf)
-    found = [*_WITH_1.matches(power), *(_UP_TO_1.matches(power) if is_normal else ())]
-    return any(reduces(case.users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in found)
+    exponentials = [*_WITH_1.matches(power), *(_UP_TO_1.matches(power) if is_normal else ())]
+    return any(reduces(case.users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in exponentials)
 
 
 DEFER_SOFTMAX = Rule(

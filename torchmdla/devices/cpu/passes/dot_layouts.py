@@ -1,5 +1,7 @@
-"""Sums of products of narrow elements, several of which lie in a word of 32 bits: which loop walks words, and how their
-factors lie in memory for this."""
+"""Layouts for sums of products of narrow elements, several of which are packed in a word of 32 bits.
+
+This module selects the loop that walks words, and the layouts of the factors in memory.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Rows:
-    """Words lie along the last dimension of a buffer, as elements do."""
+    """Layout in which words are along the last dimension of a buffer, as elements are."""
 
 
 @dataclass(frozen=True)
 class Interleaved:
-    """The elements of a word, along ``dimension`` of a buffer, lie in one more dimension, the last one. The rest of a
-    word is zero where the buffer has fewer."""
+    """Layout in which the elements of a word, along ``dimension`` of a buffer, are in an additional last dimension.
+
+    The rest of a word is zero where the buffer has fewer elements.
+    """
 
     dimension: int
 
@@ -35,8 +39,10 @@ Layout = Rows | Interleaved
 
 @dataclass(frozen=True)
 class Product:
-    """A nest that sums products, those of a word in each iteration of ``loop`` if its factors are laid out so; its
-    ``sizes`` and ``values``, with joined loops."""
+    """Nest that sums products, those of a word in each iteration of ``loop`` if its factors have ``layouts``.
+
+    ``sizes`` and ``values`` are those of the nest after loops were joined.
+    """
 
     loop: int
     layouts: Mapping[Buffer, Layout]
@@ -45,19 +51,22 @@ class Product:
 
 
 def product_of_words(step: LoopNest, count: int) -> Product | None:
-    """How a sum of products may read words of ``count`` elements. Loops that reduce and walk memory as one become one
-    where words would end with each of them: those over channels and pixels of what is flattened."""
+    """Return the loop and layouts with which a sum of products can read words of ``count`` elements.
+
+    Reduced loops that walk memory as one loop are joined where words would end with each of them. The loops over
+    channels and pixels of a flattened image are an example.
+    """
     return _by_rows(step, count) or _by_rows(_joined(step), count)
 
 
 def _by_rows(step: LoopNest, count: int) -> Product | None:
-    """How a nest may read words, with as many factors by rows as possible."""
-    found = (_along(step, loop, count) for loop, reduces in enumerate(step.reduction) if reduces)
-    return max(filter(None, found), key=_count_rows, default=None)
+    """Return the product of words with as many factors in :class:`Rows` as possible."""
+    candidates = (_along(step, loop, count) for loop, reduces in enumerate(step.reduction) if reduces)
+    return max(filter(None, candidates), key=_count_rows, default=None)
 
 
-def _count_rows(found: Product) -> int:
-    return sum(isinstance(layout, Rows) for layout in found.layouts.values())
+def _count_rows(product: Product) -> int:
+    return sum(isinstance(layout, Rows) for layout in product.layouts.values())
 
 
 def _along(step: LoopNest, loop: int, count: int) -> Product | None:
@@ -68,7 +77,7 @@ def _along(step: LoopNest, loop: int, count: int) -> Product | None:
 
 
 def _joined(step: LoopNest) -> LoopNest:
-    """A copy in which loops that reduce and walk memory as one are one."""
+    """Return a copy in which reduced loops that walk memory as one loop are joined."""
     joined = replace(step)
     while (pair := _joinable(joined)) is not None:
         outer, inner = pair
@@ -80,17 +89,21 @@ def _joined(step: LoopNest) -> LoopNest:
 
 
 def _joinable(step: LoopNest) -> tuple[int, int] | None:
-    loops = [d for d, own in enumerate(step.reduction) if own and step.sizes[d] != 1 and d not in step.indexed_loops]
+    loops = [
+        d for d, entry in enumerate(step.reduction) if entry and step.sizes[d] != 1 and d not in step.indexed_loops
+    ]
     flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
     for outer, inner in itertools.permutations(loops, 2):
-        if all(own[outer] == own[inner] * step.sizes[inner] and own[inner] for own in flats):
+        if all(entry[outer] == entry[inner] * step.sizes[inner] and entry[inner] for entry in flats):
             return outer, inner
     return None
 
 
 def _by_place(access: Access, loop: int, inner: int) -> Access:
-    """Without ``loop``, which the loop ``inner`` goes on to walk: where both are not of one dimension by its place in
-    memory."""
+    """Return ``access`` without ``loop``, whose iterations the loop ``inner`` covers in addition.
+
+    If the loops index different dimensions, the access is by its place in memory.
+    """
     dimensions = [d for d, index in enumerate(access.indices) if index.factors[loop] or index.factors[inner]]
     if len(dimensions) == 1:
         return access.at(loop, 0)
@@ -99,12 +112,12 @@ def _by_place(access: Access, loop: int, inner: int) -> Access:
 
 
 def without(factors: tuple[AnySize, ...], loop: int) -> tuple[AnySize, ...]:
-    """The factors of an index that does not vary with ``loop``."""
+    """Return the factors of an index without that of ``loop``."""
     return (*factors[:loop], 0, *factors[loop + 1 :])
 
 
 def _layout(access: Access, loop: int, count: int) -> Layout | None:
-    """How words of what is read along ``loop`` may lie."""
+    """Return the layout of words for an access whose words are along ``loop``."""
     dimensions = [d for d, index in enumerate(access.indices) if index.factors[loop]]
     if len(dimensions) != 1 or access.width != 1:
         return None
@@ -119,33 +132,38 @@ def _layout(access: Access, loop: int, count: int) -> Layout | None:
 
 
 def _in_words(size: AnySize, count: int) -> bool:
-    """Whether so many elements are whole words, or a part of a single one."""
+    """Return whether ``size`` elements are whole words, or a part of a single word."""
     return quotient(size, count) is not None or is_part_of_word(size, count)
 
 
 def is_part_of_word(size: AnySize, count: int) -> bool:
-    """Whether so many elements are a part of one word. Two elements are a word of their own for pairs."""
+    """Return whether ``size`` elements are a part of one word.
+
+    Two elements are a full word where words are pairs.
+    """
     return isinstance(size, int) and 1 < size < count
 
 
 def agreed_layouts(
     products: Iterable[Product], count: int, users: Callable[[Buffer], Sequence[Step]]
 ) -> dict[Buffer, Layout]:
-    """The layouts of factors that all their products agree on, and that all other steps can follow."""
+    """Return the layouts of factors that all their products agree on, and that all other steps support."""
     agreed = list(products)
     while True:
         wanted: dict[Buffer, set[Layout]] = {}
-        for found in agreed:
-            for buffer, layout in found.layouts.items():
+        for product in agreed:
+            for buffer, layout in product.layouts.items():
                 wanted.setdefault(buffer, set()).add(layout)
-        refused = {b for b, own in wanted.items() if len(own) > 1 or not may_follow(b, own, count, users(b))}
+        refused = {
+            b for b, choices in wanted.items() if len(choices) > 1 or not may_follow(b, choices, count, users(b))
+        }
         if not refused:
             return {buffer: layout for buffer, (layout,) in wanted.items()}
-        agreed = [found for found in agreed if refused.isdisjoint(found.layouts)]
+        agreed = [product for product in agreed if refused.isdisjoint(product.layouts)]
 
 
 def may_follow(buffer: Buffer, layouts: Iterable[Layout], count: int, users: Iterable[Step]) -> bool:
-    """Whether all that use a buffer can use it in any of ``layouts``."""
+    """Return whether all users of a buffer can use it in any of ``layouts``."""
     nests = [step for step in users if isinstance(step, LoopNest)]
     return all(_follows(step, buffer, layout, count) for step in nests for layout in layouts)
 
@@ -162,7 +180,7 @@ def _follows(step: LoopNest, buffer: Buffer, layout: Layout, count: int) -> bool
 
 
 def laid_out(buffer: Buffer, element: str, layout: Layout, count: int) -> Buffer:
-    """A buffer of other elements in a layout."""
+    """Return a buffer of another element type in a layout."""
     sizes = list(buffer.sizes)
     if isinstance(layout, Interleaved):
         size = sizes[layout.dimension]
@@ -172,5 +190,5 @@ def laid_out(buffer: Buffer, element: str, layout: Layout, count: int) -> Buffer
 
 
 def word_along(access: Access, inner: int) -> Access:
-    """All elements that an access touches along the loop ``inner``, as a word."""
+    """Return an access to all elements along the loop ``inner``, as a word."""
     return replace(access.at(inner, 0), word=WORD)

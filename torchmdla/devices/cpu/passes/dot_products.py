@@ -1,8 +1,8 @@
-"""Sums of products of narrow elements, all those in a word at once, where the processor has an instruction for these.
+"""Sums of products of narrow elements, a word at a time, where the processor has an instruction for it.
 
-Where all that is written to a factor's buffer can be narrow (bfloat16 that is widened, say), the buffer holds narrow
-elements, and those that are summed one after the other lie in words: as the rows of a matrix have them, or, of weights,
-in one more dimension::
+If all values that are stored in a factor's buffer can be narrow (widened bfloat16, for example), the buffer holds
+narrow elements. Elements that are summed one after the other are then packed in words. These are along the rows of a
+matrix or, for weights, in an additional dimension::
 
     nest d0:64 d1:32 { w[d0, d1] = extf input1[d1, d0] }         nest d0:32 d1:32 d2:2 { w[d0, d1, d2] = input1[d1, …] }
     nest d0:8 d1:32 d2:64+ {                                     nest d0:8 d1:32 d2:32+ {
@@ -45,15 +45,17 @@ from torchmdla.devices.cpu.passes.word_stores import store_words
 
 
 def use_dot_products(steps: LoopProgram, machine: Machine) -> None:
-    """Lets sums of products read words of narrow elements, in place."""
+    """Replace sums of products of narrow elements by dot products of words, in place."""
     _use(steps, QuantisedBuffers(steps, machine))
     _use(steps, NarrowHalves(steps, machine, "bf16"))
     _use(steps, NarrowHalves(steps, machine, "f16"))
 
 
 def blocks_of_channels(steps: LoopProgram, machine: Machine) -> Sequence[int]:
-    """How many channels of an image may lie next to each other, best first. Words of channels outside of blocks would
-    be computed by pixels, and so read and stored far apart."""
+    """Return the possible block sizes of an image's channels, best first.
+
+    Without blocks, words of channels would be computed by pixels. They would then be read and stored far apart.
+    """
     if not machine.dots_bytes:
         return machine.blocks
     narrow = QuantisedBuffers(steps, machine)
@@ -63,7 +65,7 @@ def blocks_of_channels(steps: LoopProgram, machine: Machine) -> Sequence[int]:
 
 def _use(steps: LoopProgram, narrow: NarrowBuffers) -> None:
     count = WORD_BYTES // ELEMENT_BYTES[narrow.element]
-    products = {step: found for step in steps.nests() if (found := _product(step, narrow, count)) is not None}
+    products = {step: product for step in steps.nests() if (product := _product(step, narrow, count)) is not None}
     layouts = agreed_layouts(products.values(), count, narrow.users)
     others = narrow.worth_storing(steps, bool(layouts))
     layouts |= {buffer: Rows() for buffer in others if buffer not in layouts}
@@ -79,7 +81,7 @@ def _use(steps: LoopProgram, narrow: NarrowBuffers) -> None:
 
 
 def _fill(steps: LoopProgram, buffers: Collection[Buffer]) -> None:
-    """Lets buffers be zero before anything is written to them: the rest of words that are used in part has to be."""
+    """Fill buffers with zeros before their first write, as the unused rest of partial words has to be zero."""
     for buffer in buffers:
         first = next(k for k, step in enumerate(steps.steps) if buffer in step.writes)
         zero = constant(0, buffer.element)
@@ -87,11 +89,11 @@ def _fill(steps: LoopProgram, buffers: Collection[Buffer]) -> None:
 
 
 def _product(step: LoopNest, narrow: NarrowBuffers, count: int) -> Product | None:
-    """How a nest may sum products of words."""
+    """Return the product of words that a nest can compute, or None."""
     if len(step.outputs) != 1 or step.tables or step.checks or not _has_narrow_factors(step, narrow):
         return None
-    found = product_of_words(step, count)
-    return found if found is not None and narrow.multiplies(step, found) else None
+    product = product_of_words(step, count)
+    return product if product is not None and narrow.multiplies(step, product) else None
 
 
 def _has_narrow_factors(step: LoopNest, narrow: NarrowBuffers) -> bool:
@@ -100,32 +102,35 @@ def _has_narrow_factors(step: LoopNest, narrow: NarrowBuffers) -> bool:
 
 
 def _layouts_of_sources(layouts: Mapping[Buffer, Layout], narrow: NarrowBuffers, count: int) -> dict[Buffer, Layout]:
-    """Those of what is copied to the buffers that have layouts: as they are."""
-    found: dict[Buffer, Layout] = {}
+    """Return plain layouts for the sources of copies into the buffers that have layouts."""
+    source_layouts: dict[Buffer, Layout] = {}
     waiting = list(layouts)
     while waiting:
         for source in narrow.sources(waiting.pop()):
-            if source not in layouts and source not in found:
-                found[source] = Rows()
+            if source not in layouts and source not in source_layouts:
+                source_layouts[source] = Rows()
                 waiting.append(source)
-    assert all(may_follow(b, [layout], count, narrow.users(b)) for b, layout in found.items())
-    return found
+    assert all(may_follow(b, [layout], count, narrow.users(b)) for b, layout in source_layouts.items())
+    return source_layouts
 
 
 def _read_parameters(steps: LoopProgram, narrow: Collection[Buffer]) -> None:
-    """Lets products read parameters where these are in the layout already."""
+    """Replace packed copies of parameters that already have the required layout by the parameters."""
     for copy in [step for step in steps.nests() if is_copy(step) and step.outputs[0].buffer in narrow]:
-        (source,), (made,) = copy.inputs, copy.outputs
-        are_equal = source.indices == made.indices and covers(copy, source) and covers(copy, made)
+        (source,), (target,) = copy.inputs, copy.outputs
+        are_equal = source.indices == target.indices and covers(copy, source) and covers(copy, target)
         if source.buffer.kind == "parameter" and are_equal:
             steps.steps.remove(copy)
             for step in steps.nests():
-                step.map_accesses(partial(Access.instead, old=made.buffer, new=source.buffer))
+                step.map_accesses(partial(Access.instead, old=target.buffer, new=source.buffer))
 
 
 class _Rewriter:
-    """Lets one step use narrow buffers in their layouts, and read words where it is a product of them. ``in_parts``
-    gets the buffers of words that are used in part, and not stored as wholes."""
+    """Rewriter of one step for narrow buffers in their layouts.
+
+    A product of words reads words. ``in_parts`` receives the buffers of partial words that are not stored as whole
+    words.
+    """
 
     def __init__(
         self,
@@ -143,7 +148,7 @@ class _Rewriter:
         self._count, self._in_parts = count, in_parts
 
     def rewrite(self) -> list[LoopNest]:
-        """Returns what has to come before the step."""
+        """Rewrite the step and return the steps that have to run before it."""
         if self._product is not None:
             self._step.sizes, self._step.values = self._product.sizes, self._product.values
         inner = self._split_loops()
@@ -159,7 +164,7 @@ class _Rewriter:
         return before
 
     def _store_words(self) -> None:
-        """Lets the step store whole words, where it can."""
+        """Store whole words where the step can do so."""
         for buffer, layout in self._layouts.items():
             changed = self._changed[buffer]
             if not isinstance(layout, Interleaved) or changed not in self._step.writes:
@@ -170,7 +175,11 @@ class _Rewriter:
                 self._in_parts.add(changed)
 
     def _split_loops(self) -> int | None:
-        """Splits the loops that walk words; returns the one over a word's elements, if the step is a product."""
+        """Split the loops that walk words.
+
+        Returns:
+            The loop over a word's elements, if the step is a product, else None.
+        """
         split = {loop for access in self._step.accesses if (loop := self._loop_of_words(access)) is not None}
         if self._product and not is_part_of_word(self._step.sizes[self._product.loop], self._count):
             split.add(self._product.loop)
@@ -181,7 +190,7 @@ class _Rewriter:
         return self._product.loop + sum(loop <= self._product.loop for loop in split)
 
     def _loop_of_words(self, access: Access) -> int | None:
-        """The loop along which what an access touches lies in words, one after the other."""
+        """Return the loop along which the accessed elements are in consecutive words, or None."""
         layout = self._layouts.get(access.buffer)
         if not isinstance(layout, Interleaved) or self._has_one_word(access.buffer, layout):
             return None
@@ -197,7 +206,7 @@ class _Rewriter:
         return before
 
     def _moved(self, access: Access) -> Access:
-        """An access in the layout of its buffer, by loops that are split."""
+        """Return an access in the layout of its buffer, after the loops were split."""
         layout, buffer = self._layouts[access.buffer], self._changed[access.buffer]
         if isinstance(layout, Rows):
             return replace(access, buffer=buffer)
@@ -210,7 +219,7 @@ class _Rewriter:
         return replace(access, buffer=buffer, indices=(*indices, AffineExpr.of_loop(inner, loops)))
 
     def _widened(self, roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
-        """With what is read of the buffers as float32."""
+        """Return ``roots`` with all loads from the buffers widened to float32."""
         read = [access for access in contents(roots).loads if access.buffer in self._changed]
         return substituted(roots, {load(access): self._narrow.widened(access, self._moved) for access in read})
 
@@ -219,9 +228,11 @@ class _Rewriter:
     ) -> tuple[tuple[Access, ...], tuple[Expression, ...]]:
         narrow = [access.buffer in self._changed for access in outputs]
         return (
-            tuple(self._moved(access) if own else access for access, own in zip(outputs, narrow, strict=True)),
             tuple(
-                self._narrow.narrowed(value, access, self._moved) if own else value
-                for value, access, own in zip(values, outputs, narrow, strict=True)
+                self._moved(access) if is_narrow else access for access, is_narrow in zip(outputs, narrow, strict=True)
+            ),
+            tuple(
+                self._narrow.narrowed(value, access, self._moved) if is_narrow else value
+                for value, access, is_narrow in zip(values, outputs, narrow, strict=True)
             ),
         )

@@ -1,7 +1,7 @@
-"""Padding and joining without copies: what is copied into a part of a larger buffer is computed there at once.
+"""Padding and concatenation without copies: values are computed in their block of the larger buffer.
 
-A padded image is a fill and a copy into its interior, a concatenation is a copy for each of its parts. The copies
-disappear, everybody works on the larger buffer, and of a fill only the borders are left.
+A padded image is a fill and a copy into its interior; a concatenation is one copy for each part. The copies are
+removed, all steps use the larger buffer, and fills are reduced to the borders.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, User
 
 
 def elide_insert_copies(steps: LoopProgram) -> None:
-    """Removes copies of temporaries into blocks of other buffers where the source can be computed there."""
+    """Remove copies of temporaries into blocks of other buffers where the source can be computed in the block."""
     users, touched = Users(steps.steps), _Touched()
     order = {step: k for k, step in enumerate(steps.steps)}
     for copy in [s for s in steps.nests() if is_copy(s)]:
@@ -39,18 +39,20 @@ def elide_insert_copies(steps: LoopProgram) -> None:
             users.set(whole, sorted(both, key=order.__getitem__))
 
 
-# Which copies.
+# Selection of copies.
 
 
 def _block(copy: LoopNest) -> tuple[AffineExpr, ...] | None:
-    """The place in the destination of each element of the source: indices over the source's dimensions. None if the
-    copy does not move all of the source, moves an element to several places, or changes the order of elements."""
+    """Return the indices of the destination for each element of the source, over the source's dimensions.
+
+    Return None if the copy moves only a part of the source, moves an element to several places, or reorders elements.
+    """
     source, destination = copy.inputs[0], copy.outputs[0]
     if source.buffer.kind != "temporary" or destination.buffer.kind not in ("temporary", "result"):
         return None
     if source.buffer is destination.buffer or source.buffer.fixed or destination.buffer.fixed:
         return None
-    if not source.buffer.sizes:  # It has no index to say where it lies.
+    if not source.buffer.sizes:  # It has no index that specifies its place.
         return None
     dims: dict[int, int] = {}
     for d, (index, size) in enumerate(zip(source.indices, source.buffer.sizes, strict=True)):
@@ -78,7 +80,7 @@ def _block(copy: LoopNest) -> tuple[AffineExpr, ...] | None:
 
 
 def _may_move(users: Sequence[Step], source: Buffer, copy: LoopNest) -> bool:
-    """Whether only nests use the source, and none writes it after the copy."""
+    """Return whether only nests use the source, and no step writes it after the copy."""
     after = users[users.index(copy) + 1 :]
     nests = all(isinstance(s, LoopNest) and all(t.buffer is not source for t in s.tables) for s in users)
     return nests and all(source not in s.writes for s in after)
@@ -89,18 +91,18 @@ _Spans = list[tuple[AnySize, AnySize]]
 
 
 class _Touched:
-    """Which blocks of buffers steps touch, worked out once for all copies."""
+    """Cache of the blocks of buffers that steps touch, shared by all copies."""
 
     def __init__(self) -> None:
         self._found: dict[Step, dict[Buffer, tuple[list[_Spans], list[_Spans]]]] = {}
 
     def of(self, step: LoopNest, buffer: Buffer) -> tuple[list[_Spans], list[_Spans]]:
-        """What a step writes of a buffer, and what it reads."""
-        found = self._found.setdefault(step, {})
-        if buffer not in found:
+        """Return the blocks of a buffer that a step writes, and those that it reads."""
+        blocks = self._found.setdefault(step, {})
+        if buffer not in blocks:
             written = [_spans(step.sizes, a) for a in step.written_accesses if a.buffer is buffer]
-            found[buffer] = written, [_spans(step.sizes, a) for a in step.read_accesses if a.buffer is buffer]
-        return found[buffer]
+            blocks[buffer] = written, [_spans(step.sizes, a) for a in step.read_accesses if a.buffer is buffer]
+        return blocks[buffer]
 
     def forget(self, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -108,8 +110,10 @@ class _Touched:
 
 
 def _is_alone(users: Sequence[Step], whole: Buffer, copy: LoopNest, touched: _Touched) -> bool:
-    """Whether nobody else touches the copy's block in a buffer before the copy or writes it afterwards, but a fill of
-    all of the buffer that comes first."""
+    """Return whether no other step touches the copy's block before the copy, or writes it afterwards.
+
+    A fill of the whole buffer that comes first is permitted.
+    """
     position = users.index(copy)
     block = _spans(copy.sizes, copy.outputs[0])
     for k, step in enumerate(users):
@@ -124,7 +128,7 @@ def _is_alone(users: Sequence[Step], whole: Buffer, copy: LoopNest, touched: _To
 
 
 def are_apart(step: LoopNest, access: Access, other_step: LoopNest, other: Access) -> bool:
-    """Whether no element of a buffer is touched by both accesses, as one of its dimensions alone tells."""
+    """Return whether no element is touched by both accesses; the ranges of a single dimension have to prove it."""
     return _apart(_spans(step.sizes, access), _spans(other_step.sizes, other))
 
 
@@ -139,11 +143,11 @@ def _spans(sizes: Sequence[AnySize], access: Access) -> _Spans:
     return [index.range(sizes) for index in access.indices]
 
 
-# The change.
+# Rewriting.
 
 
 def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequence[AffineExpr]) -> None:
-    """Lets every access of ``source`` touch its block of ``whole``."""
+    """Redirect every access of ``source`` to its block of ``whole``."""
 
     def moved(access: Access) -> Access:
         if access.buffer is not source:
@@ -156,7 +160,7 @@ def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequen
 
 
 def _composed(outer: AffineExpr, inner: Sequence[AffineExpr]) -> AffineExpr:
-    """``outer``, an index over dimensions, with the indices of these put in."""
+    """Return ``outer``, an index over dimensions, with ``inner`` substituted for the dimensions."""
     pairs = [(factor, index) for factor, index in zip(outer.factors, inner, strict=True) if factor]
     loops = len(inner[0].factors)
     factors = tuple(sum(f * index.factors[loop] for f, index in pairs) for loop in range(loops))
@@ -166,8 +170,10 @@ def _composed(outer: AffineExpr, inner: Sequence[AffineExpr]) -> AffineExpr:
 def _fill_first(
     steps: LoopProgram, fill: LoopNest, whole: Buffer, sizes: tuple[AnySize, ...], block: tuple[AffineExpr, ...]
 ) -> None:
-    """Fills the borders around a block, or everything where there may be other blocks, before the buffer's first
-    use."""
+    """Fill the borders around a block before the buffer's first use.
+
+    The whole buffer is filled where there may be other blocks.
+    """
     constant = filled_with(fill)
     assert constant is not None
     steps.steps.remove(fill)
@@ -184,8 +190,10 @@ def _fill_first(
 def _borders(
     constant: Expression, padded: Buffer, sizes: tuple[AnySize, ...], offsets: tuple[AnySize, ...]
 ) -> Iterator[LoopNest]:
-    """Fills of what lies before and after the interior: of the first dimensions over the whole of those that follow,
-    and within the interior of those before."""
+    """Yield fills of the elements before and after the interior, one dimension after the other.
+
+    A dimension's fills cover the whole of the dimensions that follow, and the interior of those before.
+    """
     lengths = list(padded.sizes)
     starts: list[AnySize] = [0] * len(sizes)
     for d, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
@@ -208,7 +216,7 @@ def _block_fill(
     twice: int = -1,
     distance: AnySize = 0,
 ) -> LoopNest:
-    """Fills a block; a second one ``distance`` further in dimension ``twice``, if that is given."""
+    """Return a fill of a block, and of a second one ``distance`` further in dimension ``twice`` if given."""
     loops = len(lengths) + 1
     sizes = (*lengths, 2 if twice >= 0 else 1)
     indices = []

@@ -1,9 +1,9 @@
-"""Elementwise steps that become part of the contraction whose result they read, while it is in registers.
+"""Elementwise steps that are fused into the contraction whose result they read, while it is in registers.
 
-What an elementwise step does to a reduction's result (bias, batch norm, residual, activation, change of type or of
-layout) becomes the reduction's :class:`~torchmdla.devices.cpu.loop_program.Epilogue`, and its result is never stored. A
-start value that is not a constant (a bias written to the output before a convolution adds to it) becomes an epilogue,
-too.
+A reduction's elementwise reader (bias, batch norm, residual, activation, change of type or of layout) becomes its
+:class:`~torchmdla.devices.cpu.loop_program.Epilogue`. The reduction's own result is then never stored. A start value
+that is not a constant becomes an epilogue, too. An example is a bias that is written to the output before a convolution
+adds to it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torchmdla.devices.cpu.expressions import constant, contents, load, operatio
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, covers, is_elementwise, may_move
 from torchmdla.devices.cpu.passes.alignment import align
 
-# The start of a sum that gets what it started from at its end: adding to -0.0 changes no value.
+# The start of a sum whose original start value is added at the end: adding to -0.0 changes no value.
 _ZERO = {kind: constant(-0.0, kind) for kind in ("f32", "f64")}
 
 
 def merge_epilogues(steps: LoopProgram) -> None:
-    """Merges every elementwise step that can be into the reduction before it, in place."""
+    """Merge every elementwise step that can be fused into the reduction before it, in place."""
     users = Users(steps.steps)
     for step in list(steps.steps):
         if isinstance(step, LoopNest) and _reduces(step):
@@ -35,7 +35,7 @@ def merge_epilogues(steps: LoopProgram) -> None:
 
 
 def _reduces(step: LoopNest) -> bool:
-    """Whether a step reduces into one buffer, each element of which it writes once."""
+    """Return whether a step reduces into one buffer and writes each of its elements once."""
     return any(step.reduction) and len(step.outputs) == 1 and covers(step, _written(step))
 
 
@@ -43,11 +43,11 @@ def _written(step: LoopNest) -> Access:
     return step.written_accesses[0]
 
 
-# What follows a reduction.
+# Readers of a reduction.
 
 
 def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
-    """Merges the only reader of the step's result into it, in the reader's place."""
+    """Merge the only reader of the step's result into the step, and move the step to the reader's place."""
     if len(step.written_accesses) != 1:
         return False
     buffer = _written(step).buffer
@@ -81,8 +81,10 @@ def _of_buffer(buffer: Buffer, step: LoopNest) -> Access:
 
 
 def _stays_in_place(step: LoopNest, reader: LoopNest) -> bool:
-    """Whether what the reader writes is no operand of the reduction, and read by the reader only at the same place:
-    tiles of the merged step are stored while others still have to be computed."""
+    """Return whether the reader's outputs are not operands of the reduction, and are read only at the same indices.
+
+    Tiles of the merged step are stored before others are computed.
+    """
     written = {access.buffer: access.indices for access in reader.outputs}
     if any(buffer in written for buffer in step.reads):
         return False
@@ -94,13 +96,15 @@ def _covers_loops(step: LoopNest, loops: Sequence[int]) -> bool:
 
 
 def _over_loops_of(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, int]]) -> LoopNest:
-    """A copy of ``other`` with its accesses over the loops of ``step``; loops that are in no pair have one iteration.
-    The copy's sizes mean nothing."""
+    """Return a copy of ``other`` with its accesses over the loops of ``step``.
+
+    Loops that are in no pair have one iteration. The copy's sizes are meaningless.
+    """
 
     def moved_index(index: AffineExpr) -> AffineExpr:
         factors: list[AnySize] = [0] * len(step.sizes)
-        for own, its in pairs:
-            factors[own] = index.factors[its]
+        for loop, other_loop in pairs:
+            factors[loop] = index.factors[other_loop]
         return replace(index, factors=tuple(factors))
 
     def moved(access: Access) -> Access:
@@ -111,11 +115,11 @@ def _over_loops_of(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, i
     return result
 
 
-# What a sum starts from.
+# Start values of sums.
 
 
 def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
-    """Adds what the output was set to before a sum at the end of the sum instead."""
+    """Move the addition of a sum's start value to the end of the sum."""
     if step.initial is not None or step.epilogue is not None or not _sums(step) or step.values[0].type not in _ZERO:
         return
     buffer = step.outputs[0].buffer
@@ -144,7 +148,7 @@ def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
 
 
 def _sums(step: LoopNest) -> bool:
-    """Whether a step of one output adds to it what does not depend on the sum so far."""
+    """Return whether a step of one output adds a value to it that does not depend on the accumulator."""
     value = step.values[0]
     added = [operand for operand in value.operands if operand.op != "accumulator"]
     depends = any(e.op == "accumulator" for e in contents(tuple(added)).expressions)

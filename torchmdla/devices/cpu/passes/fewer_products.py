@@ -1,6 +1,7 @@
-"""What algorithms with fewer products have in common: sums of either factor, products of these, sums of the products.
+"""Common parts of algorithms with fewer products: sums of each factor, products of these, sums of the products.
 
-Each step is over loops of the contraction that it takes the place of; products have one more, over themselves, first.
+Each step has the loops of the contraction that it replaces. Products have one additional first loop, over the products
+themselves.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torchmdla.devices.cpu.expressions import Expression, accumulator, load, ope
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, sums_from_zero
 from torchmdla.devices.cpu.winograd import KIND, ZERO
 
-# The part of the time to fetch weights that products take longer by: most is fetched while they are computed. Threads
-# share the memory: two fetch so much of it in the time in which one would fetch its half.
+# The first is the share of the time to fetch weights by which products take longer: most fetches overlap with products.
+# The second is for shared memory: two threads fetch all weights in this multiple of the time that one needs for half.
 _WAITING = 0.15
 _SHARING = 1.7
 
 
-# Requirements of these algorithms, of the step of a case.
+# Requirements of these algorithms for the step of a case.
 CAN_TAKE_FEWER_PRODUCTS: Mapping[str, Callable[[Any], bool]] = {
     "the sum starts from zero": lambda case: sums_from_zero(case.step),
     "nothing is checked of the products": lambda case: not case.step.checks,
@@ -33,25 +34,28 @@ CAN_TAKE_FEWER_PRODUCTS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def time_of_products(computing: float, fetching: float) -> float:
-    """Of products that take ``computing``, and whose weights take ``fetching``."""
+    """Return the time of products that take ``computing``, and whose weights take ``fetching``."""
     return max(computing + _WAITING * fetching, _SHARING * fetching)
 
 
 @dataclass(frozen=True)
 class OverLoops:
-    """A nest, and which loop of the contraction each of its loops is (-1: of none)."""
+    """Nest, and the loop of the contraction for each of its loops (-1: not a loop of the contraction)."""
 
     nest: LoopNest
     loops: tuple[int, ...]
 
 
 def buffer_of(kind: Literal["temporary", "local"], count: int, sizes: Iterable[AnySize]) -> Buffer:
-    """For ``count`` products, or factors of them, each of ``sizes``."""
+    """Return a buffer for ``count`` products, or factors of them, each of ``sizes``."""
     return Buffer(kind, KIND, (count, *sizes))
 
 
 def of_product(buffer: Buffer, number: int, starts: Sequence[int]) -> Access:
-    """What a buffer has for product ``number``, by a nest with a loop for each other dimension, from ``starts`` on."""
+    """Return the access to the data of product ``number``, in a nest with one loop for each other dimension.
+
+    The accessed block begins at ``starts``.
+    """
     loops = len(starts)
     walked = (AffineExpr.of_loop(k, loops, start) for k, start in enumerate(starts))
     return Access(buffer, (AffineExpr((0,) * loops, number), *walked))
@@ -64,12 +68,15 @@ def products(
     sizes: Mapping[int, AnySize],
     numbers: range,
 ) -> OverLoops:
-    """The products ``numbers`` of two ``factors``: buffers, each with the loops of the contraction ``step`` that its
-    dimensions behind the first are. ``sizes``: iterations of these loops."""
+    """Return the nest that computes the products ``numbers`` of two ``factors``.
+
+    Each factor, and the result, is a buffer with the loops of the contraction ``step`` that its dimensions after the
+    first have. ``sizes`` maps these loops to their iterations.
+    """
     reducing = [loop for loop in sizes if step.reduction[loop]]
     loops = (-1, *result[1], *reducing)
     first = AffineExpr.of_loop(0, len(loops), numbers.start)
-    left, right, made = (
+    left, right, target = (
         Access(buffer, (first, *(AffineExpr.of_loop(loops.index(loop), len(loops)) for loop in order)))
         for buffer, order in (*factors, result)
     )
@@ -77,7 +84,7 @@ def products(
     nest = LoopNest(
         sizes=(len(numbers), *(sizes[loop] for loop in loops[1:])),
         reduction=tuple(loop in reducing for loop in loops),
-        outputs=(made,),
+        outputs=(target,),
         values=(operation("arith.addf", [accumulator(0, KIND), product], KIND),),
         initial=ZERO,
     )
@@ -87,8 +94,10 @@ def products(
 def stored(
     step: LoopNest, totals: Iterable[tuple[Expression, Callable[[Access], Access]]]
 ) -> tuple[tuple[Access, ...], tuple[Expression, ...]]:
-    """Where a contraction stores what, with its epilogue, where ``totals`` are sums, each with what an access of the
-    contraction is at its place."""
+    """Return the outputs and values of a contraction with its epilogue, computed from ``totals``.
+
+    Each total is a sum, with a function that maps an access of the contraction to the access at the sum's place.
+    """
     outputs: list[Access] = []
     values: list[Expression] = []
     for total, placed in totals:
@@ -103,12 +112,14 @@ def stored(
 
 
 def tile_loop(members: Sequence[OverLoops], axes: Mapping[int, tuple[AnySize, int]]) -> TileLoop:
-    """Runs nests tile by tile. ``axes``: loops of the contraction that tiles are cut of, each with its iterations and
-    those of a tile."""
+    """Return a loop that runs nests tile by tile.
+
+    ``axes`` maps the tiled loops of the contraction to their iterations and those of a tile.
+    """
     return TileLoop(
-        members=tuple(own.nest for own in members),
-        loops=tuple(tuple(own.loops.index(axis) for axis in axes) for own in members),
+        members=tuple(member.nest for member in members),
+        loops=tuple(tuple(member.loops.index(axis) for axis in axes) for member in members),
         extents=tuple(extent for extent, _ in axes.values()),
         tile=tuple(tile for _, tile in axes.values()),
-        locals=tuple(dict.fromkeys(b for own in members for b in own.nest.writes if b.kind == "local")),
+        locals=tuple(dict.fromkeys(b for member in members for b in member.nest.writes if b.kind == "local")),
     )

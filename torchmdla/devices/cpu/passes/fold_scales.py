@@ -1,7 +1,7 @@
-"""Factors of sums of products that become factors of weights: those of a convolution before a batch norm, say.
+"""Factors of sums of products become factors of weights, such as those of a batch norm after a convolution.
 
-What a sum of products is multiplied by can multiply one operand of each product instead. Where both come from
-parameters alone, this is done once for each version of them (``precompute.py``) and not in each call::
+A factor of a sum of products can multiply one operand of each product instead. If both come from parameters alone, this
+is computed once for each version of them (``precompute.py``), and not in each call::
 
     nest … { arith.mulf i0, i1 … } then {          nest … { temporary1[d0, d1] = parameter1[d0, d1] * parameter2[d1] }
       i0 = parameter2[d1]                      →   nest … { arith.mulf i0, i1 … } then {
@@ -23,7 +23,7 @@ from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
 from torchmdla.devices.cpu.passes.roundings import HalfBuffers
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op, within
 
-# Weights that a call uses less often than this stay as they are: a scaled copy would take more than it gives.
+# Weights that a call uses less often than this stay unchanged: a scaled copy would cost more than it gains.
 _LEAST_USES = 8
 
 _SCALED_SUM = op("arith.mulf", op("reduced", name="total"), op("load", name="factor"), name="product")
@@ -31,8 +31,10 @@ _SCALED_SUM = op("arith.mulf", op("reduced", name="total"), op("load", name="fac
 
 @dataclass(frozen=True)
 class _Scale:
-    """A sum of products of ``step``, which its epilogue multiplies by ``factor``: of ``weights`` and ``other``, both
-    read over its loops. ``scaled``: the product and its operands."""
+    """Sum of products of ``weights`` and ``other`` in ``step``, which its epilogue multiplies by ``factor``.
+
+    Both operands are read over the step's loops. ``scaled`` has the scaled product and its operands.
+    """
 
     steps: LoopProgram
     step: LoopNest
@@ -48,13 +50,13 @@ class _Scale:
 
 
 def _scale(
-    steps: LoopProgram, is_known: IsKnown, halves: HalfBuffers, step: LoopNest, found: Captured
+    steps: LoopProgram, is_known: IsKnown, halves: HalfBuffers, step: LoopNest, match: Captured
 ) -> _Scale | None:
-    weights, other = found["left"].payload, found["right"].payload
+    weights, other = match["left"].payload, match["right"].payload
     scaled = next(within(_SCALED_SUM, step.epilogue.values), None) if step.epilogue else None
     if step.epilogue is None or scaled is None or not is_known(scaled["factor"].payload):
         return None
-    # Weights that are bfloat16 would not be such any more.
+    # Scaled weights would no longer be bfloat16.
     if not is_worth_scaling(step, weights, is_known) or weights.buffer in halves:
         return None
     return _Scale(steps, step, step.epilogue, scaled, weights, other)
@@ -95,7 +97,7 @@ def can_scale_sum(step: LoopNest, factor: Expression) -> bool:
 
 
 def scale_sum(step: LoopNest, factor: Expression) -> None:
-    """Multiplies the sum of a step by ``factor``, over the step's loops, in its epilogue."""
+    """Multiply the sum of a step by ``factor``, over the step's loops, in its epilogue."""
     total = reduced(0, factor.type)
     plain = step.epilogue or Epilogue(step.outputs, (total,))
     scaled = operation("arith.mulf", [total, factor], factor.type)
@@ -103,13 +105,13 @@ def scale_sum(step: LoopNest, factor: Expression) -> None:
 
 
 def is_worth_scaling(step: LoopNest, weights: Access, is_known: IsKnown) -> bool:
-    """Return whether an input can be scaled once for many calls, each of which uses what is scaled often."""
+    """Return whether an input can be scaled once for many calls, each of which uses a scaled element often."""
     uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in weights.loops)
     return is_known(weights) and estimate(uses) >= _LEAST_USES
 
 
 def scale_ahead(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
-    """Lets a step read a buffer of scaled weights, which a step before it fills."""
+    """Replace an input of a step by a buffer of scaled weights, which a new step before it fills."""
     order = in_memory_order(step, weights)
     maker = lay_out(step, weights, order)
     maker.values = (operation("arith.mulf", [*maker.values, load(factor.over(order))], weights.buffer.element),)

@@ -1,6 +1,6 @@
-"""One list of steps for all sizes: what a program's samples have in common, with polynomials where they have numbers.
+"""Merge of a program's samples into one list of steps for all sizes, with polynomials in the place of numbers.
 
-The samples are walked side by side. Names, types, structure and which buffer is which must agree; numbers that differ
+The samples are walked side by side. Names, types, structure and the identity of buffers must agree. Numbers that differ
 become :class:`~torchmdla.compiler.sizes.Size`.
 """
 
@@ -20,26 +20,26 @@ from torchmdla.devices.cpu.loop_program import LoopProgram, OutlinedRegion, Scal
 from torchmdla.devices.cpu.passes.precompute import has_sizes
 from torchmdla.errors import CompileError
 
-# Fields whose numbers count elements or iterations; in all others a number stands for a thing.
+# Fields whose numbers count elements or iterations. In all other fields, a number is an identifier.
 _COUNTS = frozenset(("sizes", "strides", "factors", "constant", "offset", "extents", "count", "distance"))
 
-# In which a quotient of sizes may be a number of the program.
+# Types in which a number of the program may be a rounded quotient of sizes.
 _ROUNDED: Mapping[str, Callable[[float], Any]] = {"f32": np.float32, "f64": float}
 
 
 def mark_varying(samples: Sequence[LoopProgram]) -> None:
-    """Lists the sizes that not all samples have buffers of."""
+    """Set each sample's ``varying`` to the sizes of buffers that do not occur in all samples."""
     every = [{static(size) for buffer in steps.buffers() for size in buffer.sizes} for steps in samples]
     common = every[0].intersection(*every)
-    for steps, own in zip(samples, every, strict=True):
-        steps.varying = frozenset(own - common)
+    for steps, sizes in zip(samples, every, strict=True):
+        steps.varying = frozenset(sizes - common)
 
 
 def generalise(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
-    """The steps of a program of which ``samples`` are the steps: of a static one, or of the samples of a dynamic one.
+    """Return the steps of a program, merged from those of its samples; a static program has a single sample.
 
     Raises:
-        CompileError: they differ in more than numbers, or a number is no polynomial of the symbols.
+        CompileError: The samples differ in more than numbers, or a number is not a polynomial of the symbols.
     """
     if len(samples) == 1:
         return samples[0]
@@ -51,7 +51,10 @@ def generalise(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
 
 
 def not_dynamic(reason: str) -> CompileError:
-    """The error of a program that has to be compiled for each of its sizes. In ``reason`` they are "the sizes"."""
+    """Return the error of a program that has to be compiled for each of its sizes.
+
+    ``reason`` calls these sizes "the sizes".
+    """
     return CompileError(f"the program is not dynamic: {reason}")
 
 
@@ -59,12 +62,12 @@ class _Generaliser:
     def __init__(self, program: Program) -> None:
         self._values = [sample.values for sample in program.samples]
         self._quotients = program.quotients
-        # For each sample, what its buffers and scalars have become, by id.
+        # For each sample, the merged buffers and scalars, by the id of the sample's own.
         self._known: list[dict[int, Any]] = [{} for _ in self._values]
         self._expressions: dict[tuple[Expression, ...], Expression] = {}
 
     def joined(self, things: Sequence[Any], counts: bool = False) -> Any:
-        """What the samples' ``things`` are for all sizes. ``counts``: integers among them are counts."""
+        """Return the merged form of the samples' ``things``; ``counts``: integers among them are counts."""
         first = things[0]
         if any(type(thing) is not type(first) for thing in things):
             raise not_dynamic("which operations it runs depends on the sizes")
@@ -80,7 +83,7 @@ class _Generaliser:
             raise not_dynamic("the values of a constant tensor depend on the sizes")
         if is_dataclass(first):
             return self._record(things)
-        if isinstance(first, frozenset):  # of nodes, for people
+        if isinstance(first, frozenset):  # of nodes, for debugging
             return first.union(*things)
         if isinstance(first, tuple | list):
             return type(first)(self._items(things, counts))
@@ -98,19 +101,19 @@ class _Generaliser:
         return [self.joined(items, counts) for items in zip(*things, strict=True)]
 
     def _identified(self, things: Sequence[Any]) -> Any:
-        """What is one buffer or scalar in a sample is one in every sample."""
+        """Return the merged buffer or scalar, and check that identity agrees in all samples."""
         known = [self._known[k].get(id(thing)) for k, thing in enumerate(things)]
         if any(other is not known[0] for other in known):
             raise not_dynamic("which values share memory depends on the sizes")
         if known[0] is None:
-            made = self._record(things)
+            merged = self._record(things)
             for k, thing in enumerate(things):
-                self._known[k][id(thing)] = made
-            return made
+                self._known[k][id(thing)] = merged
+            return merged
         return known[0]
 
     def _record(self, things: Sequence[Any]) -> Any:
-        """A dataclass, field by field."""
+        """Return a merged dataclass, field by field."""
         names = [field.name for field in fields(things[0]) if field.init]
         return type(things[0])(
             **{name: self.joined([getattr(thing, name) for thing in things], name in _COUNTS) for name in names}
@@ -123,7 +126,7 @@ class _Generaliser:
             raise not_dynamic(f"a count is no polynomial of the sizes: {_table(self._values, numbers)}") from None
 
     def _expression(self, things: tuple[Expression, ...]) -> Expression:
-        """One expression; a constant that varies is one that reads a size."""
+        """Return a merged expression; a constant that varies becomes an expression that reads a size."""
         waiting = [things]
         while waiting:
             group = waiting[-1]
@@ -151,13 +154,16 @@ class _Generaliser:
         return first.of(operands, payload)
 
     def _quotient(self, numbers: Sequence[float], type: str) -> Expression | None:
-        """Floats that are a quotient of sizes, which is computed as PyTorch's kernels do: in ``type``."""
+        """Return the quotient of sizes that all numbers agree with, or None.
+
+        The quotient is computed in ``type``, as PyTorch's kernels do.
+        """
         if type not in _ROUNDED:
             return None
         rounded = _ROUNDED[type]
         for sizes in self._quotients:
-            found = [at(sizes[0], values) / at(sizes[1], values) for values in self._values]
-            if all(rounded(quotient) == rounded(number) for quotient, number in zip(found, numbers, strict=True)):
+            quotients = [at(sizes[0], values) / at(sizes[1], values) for values in self._values]
+            if all(rounded(quotient) == rounded(number) for quotient, number in zip(quotients, numbers, strict=True)):
                 operands = [size(each, type) if isinstance(each, Size) else constant(each, type) for each in sizes]
                 return operation("arith.divf", operands, type)
         return None
@@ -170,11 +176,11 @@ class _Generaliser:
         result = self.joined([thing.result for thing in things])
         return ScalarStep("constant", (), "", result, self._constant([thing.value for thing in things]))
 
-    def _constant(self, found: Sequence[object]) -> Size:
-        """Constants that differ."""
-        numbers = [int(n) for n in found if isinstance(n, int | float) and float(n).is_integer()]
-        shown = ", ".join(map(str, found))
-        if len(numbers) < len(found) or any(isinstance(n, bool) for n in found):
+    def _constant(self, constants: Sequence[object]) -> Size:
+        """Return the polynomial of constants that differ."""
+        numbers = [int(n) for n in constants if isinstance(n, int | float) and float(n).is_integer()]
+        shown = ", ".join(map(str, constants))
+        if len(numbers) < len(constants) or any(isinstance(n, bool) for n in constants):
             raise not_dynamic(f"a number is computed from the sizes ahead: {shown}")
         size = self._count(numbers)
         if not isinstance(size, Size):

@@ -1,4 +1,7 @@
-"""Floats of 16 bits: PyTorch computes them in float32, so a factor is a float32 that some step has widened."""
+"""Narrow buffers of 16-bit floats.
+
+PyTorch computes these in float32, so a factor is a float32 that some step has widened.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ from torchmdla.devices.cpu.passes.precompute import known_accesses
 from torchmdla.devices.cpu.passes.roundings import WIDE, HalfBuffers, rounded
 from torchmdla.devices.cpu.passes.winograd import takes_less
 
-# The time that a sum of pairs takes, of that of as many single products.
+# The time of a sum of pairs, relative to that of as many single products.
 _PART = 0.5
 
 
-# To widen a vector.
+# The cost of widening a vector.
 _DECODING = 1
 
 
 class NarrowHalves(NarrowBuffers):
-    """The buffers all of whose values are widened floats of 16 bits, of type ``element``."""
+    """Set of the buffers all of whose values are widened floats of 16 bits, of type ``element``."""
 
     def __init__(self, steps: LoopProgram, machine: Machine, element: str) -> None:
         self.element = element

@@ -1,11 +1,12 @@
-"""Sums of products of quantised integers, in integers: what the zeros of the factors add is subtracted at the end.
+"""Integer sums of products of quantised integers, with the contribution of zero points subtracted at the end.
 
-With ``x = (q - z) * s`` and ``w = (p - y) * t``, of which neither ``z``, ``s``, ``y`` nor ``t`` varies along the ``n``
-terms of a sum::
+Let ``x = (q - z) * s`` and ``w = (p - y) * t``, where ``z``, ``s``, ``y`` and ``t`` do not vary along the ``n`` terms
+of a sum. Then::
 
     sum(x * w) = (sum(q * p) - z * sum(p) - y * (sum(q) - n * z)) * s * t
 
-The sums of ``p`` are known ahead where ``p`` is made of parameters; those of ``q`` matter where ``y`` is not zero.
+The sums of ``p`` are known ahead if ``p`` is computed from parameters. Those of ``q`` are needed only if ``y`` is not
+zero.
 """
 
 from __future__ import annotations
@@ -35,17 +36,21 @@ _SUM, _WIDE = "i32", "f32"
 # A sum of this many products of two differences of integers of 8 bits fits into 32 bits.
 MOST_TERMS = (2**31 - 1) // 255**2
 
-# One factor: the access to an element and to a word of it, its zero and scale. An element without a sign comes first.
+# One factor: the access to an element and to a word of it, its zero point and scale. The unsigned factor comes first.
 Factor = tuple[Access, Access, Expression, Expression]
 
 
 def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
-    """Lets a step sum the products in words of its factors; returns what has to come before it."""
+    """Rewrite a step to sum the products in words of its factors.
+
+    Returns:
+        The steps that have to run before it.
+    """
     values, left_words, left_zero, left_scale = left
     weights, right_words, right_zero, right_scale = right
     terms = static(math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces))
     before: list[LoopNest] = []
-    # What is known ahead comes first: z * (sum(p) - n * y).
+    # Values that are known ahead come first: z * (sum(p) - n * y).
     total = reduced(0, _SUM)
     if not _is_zero(left_zero):
         sums = _minus(_summed(step, weights, before), _times(right_zero, constant(terms, _SUM)))
@@ -67,7 +72,7 @@ def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
 
 
 def _without_extension(expression: Expression) -> Expression | None:
-    """A sum of 32 bits that is extended and truncated again."""
+    """Return the operand of a 32-bit value that is extended and truncated again, else None."""
     if expression.op != "arith.trunci" or expression.operands[0].op != "arith.extsi":
         return None
     (value,) = expression.operands[0].operands
@@ -75,7 +80,10 @@ def _without_extension(expression: Expression) -> Expression | None:
 
 
 def scale_result(step: LoopNest, total: Expression, scale: Expression) -> None:
-    """Lets a step go on with ``total * scale`` in the place of its sum; with what is added to it as one operation."""
+    """Replace the sum of a step by ``total * scale`` in the rest of its epilogue.
+
+    An addition to the product becomes a fused multiply-add.
+    """
     scaled = operation("arith.mulf", [total, scale], _WIDE)
 
     def with_one_rounding(expression: Expression) -> Expression | None:
@@ -90,15 +98,18 @@ def scale_result(step: LoopNest, total: Expression, scale: Expression) -> None:
 
 
 def _go_on(step: LoopNest, total: Expression, other: Expression) -> None:
-    """Lets a step go on with ``other`` in the place of ``total``."""
+    """Replace ``total`` by ``other`` in the step's epilogue."""
     epilogue = step.epilogue or Epilogue(step.outputs, (total,))
     step.epilogue = replace(epilogue, values=substituted(epilogue.values, {total: other}))
 
 
 def ahead(step: LoopNest, value: Expression, before: list[LoopNest], order: Sequence[int] | None = None) -> Expression:
-    """What a step reads of a value that is computed before: packed, where it depends on parameters alone, and
-    converted, so that wider types do not take lanes from the step. ``order``: the loops as they should walk its memory,
-    outermost first; without it, what is an element of memory already is read where it lies."""
+    """Return a load of ``value``, which a step in ``before`` computes ahead of ``step``.
+
+    The value is packed where it depends on parameters alone. It is converted, so that wider types do not use up lanes
+    of the step. ``order`` lists the loops in the order in which they should walk the value's memory, outermost first.
+    Without it, an element that is already in memory is read in place.
+    """
     body = contents((value,))
     if not body.loads or (value.op == "load" and order is None) or body.scalars:
         return value
@@ -129,43 +140,43 @@ def _times(left: Expression, right: Expression) -> Expression:
 
 
 def _summed(step: LoopNest, access: Access, before: list[LoopNest], is_signed: bool = True) -> Expression:
-    """The sum of what a step reads at ``access``, over the loops of the step that reduce."""
+    """Return the sum of the elements that a step reads at ``access``, over the step's reduced loops."""
     loops = sorted(access.loops)
-    kept = [loop for loop in loops if not step.reduction[loop]]
-    buffer = Buffer("temporary", _SUM, tuple(step.sizes[loop] for loop in kept))
+    retained = [loop for loop in loops if not step.reduction[loop]]
+    buffer = Buffer("temporary", _SUM, tuple(step.sizes[loop] for loop in retained))
     read = load(access.over(loops))
     term = read if read.type == _SUM else operation("arith.extsi" if is_signed else "arith.extui", [read], _SUM)
     before.append(
         LoopNest(
             sizes=tuple(step.sizes[loop] for loop in loops),
             reduction=tuple(step.reduction[loop] for loop in loops),
-            outputs=(Access.of_loops(buffer, [loops.index(loop) for loop in kept], len(loops)),),
+            outputs=(Access.of_loops(buffer, [loops.index(loop) for loop in retained], len(loops)),),
             values=(operation("arith.addi", [accumulator(0, _SUM), term], _SUM),),
             initial=constant(0, _SUM),
             nodes=step.nodes,
         )
     )
-    return load(Access.of_loops(buffer, kept, len(step.sizes)))
+    return load(Access.of_loops(buffer, retained, len(step.sizes)))
 
 
 def _summed_by_windows(step: LoopNest, access: Access, before: list[LoopNest]) -> Expression:
-    """The same: first over the dimensions that are only summed over, for all of the others, then over windows."""
+    """Return the same sum in two stages: over dimensions that are only summed, then over windows."""
     is_summed = [bool(i.loops) and all(step.reduction[loop] for loop in i.loops) for i in access.indices]
-    inner = {loop for i, own in zip(access.indices, is_summed, strict=True) if own for loop in i.loops}
-    kept = [d for d, own in enumerate(is_summed) if not own]
-    windows = {loop for d in kept for loop in access.indices[d].loops}
+    inner = {loop for i, flag in zip(access.indices, is_summed, strict=True) if flag for loop in i.loops}
+    retained = [d for d, flag in enumerate(is_summed) if not flag]
+    windows = {loop for d in retained for loop in access.indices[d].loops}
     if not inner or inner & windows or len(access.indices) != len(access.buffer.sizes):
         return _summed(step, access, before, is_signed=False)
-    walked, first = sorted(inner), len(kept)
+    walked, first = sorted(inner), len(retained)
     along = {loop: AffineExpr.of_loop(first + k, first + len(walked)) for k, loop in enumerate(walked)}
     indices = [index.along(along, first + len(walked)) for index in access.indices]
-    for k, d in enumerate(kept):
+    for k, d in enumerate(retained):
         indices[d] = AffineExpr.of_loop(k, first + len(walked))
     rows = replace(
         step,
-        sizes=(*(access.buffer.sizes[d] for d in kept), *(step.sizes[loop] for loop in walked)),
-        reduction=(*(False for _ in kept), *(True for _ in walked)),
+        sizes=(*(access.buffer.sizes[d] for d in retained), *(step.sizes[loop] for loop in walked)),
+        reduction=(*(False for _ in retained), *(True for _ in walked)),
     )
     sums = _summed(rows, replace(access, indices=tuple(indices)), before, is_signed=False).payload
-    read = Access(sums.buffer, tuple(access.indices[d] for d in kept))
+    read = Access(sums.buffer, tuple(access.indices[d] for d in retained))
     return _summed(step, read, before) if any(step.reduction[loop] for loop in windows) else load(read)

@@ -1,9 +1,9 @@
 """Blocked layout: channels in blocks of a vector's lanes, innermost, for the images between convolutions.
 
-Temporaries of sizes N, C, H, W become N, C/lanes, H, W, lanes wherever every step can index them so. It is decided for
-everything that convolutions and poolings read and write and that elementwise steps connect, so conversions are left at
-the edges, as part of the steps there. Where half of a vector takes half of the time, channels that whole ones do not
-divide lie in blocks of half the lanes. Weights of these convolutions are laid out as their kernels walk them.
+Temporaries of sizes N, C, H, W become N, C/lanes, H, W, lanes if every step can index them so. The decision covers all
+buffers that convolutions and poolings read and write and that elementwise steps connect. Conversions thus remain only
+at the edges, as part of the steps there. If half a vector takes half the time, channel counts that are not multiples of
+a whole vector get blocks of half the lanes. Weights of these convolutions are laid out in the order of their kernels.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ _CHANNEL = 1
 
 
 def block_channels(steps: LoopProgram, lanes: Sequence[int]) -> None:
-    """Changes the layout of images to blocks of as many channels as the first of ``lanes`` says that divides them, and
-    lays out weights to fit. Smaller blocks than the first are for where a convolution or a pooling has all in blocks:
-    between others, plain rows are as fast."""
+    """Change the layout of images to blocks of channels, and lay out weights to match.
+
+    A block has as many channels as the first of ``lanes`` that divides them. Blocks that are smaller than the first are
+    used only if all images of a convolution or a pooling are blocked. Between other images, plain rows are as fast.
+    """
     blocked: dict[Buffer, Buffer] = {}
     for count in lanes:
         _detach_results(steps, count)
@@ -46,14 +48,16 @@ def block_channels(steps: LoopProgram, lanes: Sequence[int]) -> None:
 
 
 def slides(step: LoopNest) -> bool:
-    """Whether a step reduces over a window that moves with its output: a convolution or a pooling. The mean of a group
-    of channels is none."""
+    """Return whether a step reduces over a window that moves with its output: a convolution or a pooling.
+
+    The mean of a group of channels does not qualify.
+    """
     first = 0 if contracts(step) else _CHANNEL + 1
     return any(_is_window(step, index) for access in step.inputs for index in access.indices[first:])
 
 
 def _images(step: LoopNest) -> list[Buffer]:
-    """What a convolution or a pooling reads by windows, and what it makes."""
+    """Return the buffers that a convolution or a pooling reads by windows, and its outputs."""
     read = [a.buffer for a in step.inputs if any(_is_window(step, index) for index in a.indices)]
     return [*read, *(a.buffer for a in step.outputs)]
 
@@ -64,8 +68,10 @@ def _is_window(step: LoopNest, index: AffineExpr) -> bool:
 
 
 def _detach_results(steps: LoopProgram, lanes: int) -> None:
-    """A convolution or a pooling that computes a result of the program gets a temporary in its place, which may be
-    blocked, and a copy of it into the result: the kernel stores what it has, or the next epilogue takes it."""
+    """Replace results of convolutions and poolings by temporaries, which may be blocked, and copy these to the results.
+
+    The copy becomes part of an epilogue: that of the step itself, or the next one.
+    """
     for step in [s for s in steps.nests() if slides(s)]:
         result = step.outputs[0].buffer
         if result.kind != "result" or not _is_only_accessed(steps, result):
@@ -80,28 +86,28 @@ def _detach_results(steps: LoopProgram, lanes: int) -> None:
 
 
 def _is_only_accessed(steps: LoopProgram, buffer: Buffer) -> bool:
-    """Whether all that uses ``buffer`` are accesses of nests, which may be changed: no tables, no regions."""
+    """Return whether only accesses of nests use ``buffer``, which may be changed, and not tables or regions."""
     users = [s for s in steps.steps if buffer in [*s.reads, *s.writes]]
     return all(isinstance(s, LoopNest) and buffer not in [table.buffer for table in s.tables] for s in users)
 
 
-# What is blocked.
+# Selection of buffers.
 
 
 def _candidates(steps: LoopProgram, lanes: int) -> set[Buffer]:
-    """Temporaries whose channels every step indexes by whole blocks."""
+    """Return the temporaries whose channels every step indexes by whole blocks."""
     refused: set[Buffer] = set()
-    found: set[Buffer] = set()
+    accessed: set[Buffer] = set()
     for step in steps.steps:
         if not isinstance(step, LoopNest):
             refused.update([*step.reads, *step.writes])
             continue
         refused.update(table.buffer for table in step.tables)
         for access in _accesses(step):
-            found.add(access.buffer)
+            accessed.add(access.buffer)
             if not _may_block(step, access, lanes):
                 refused.add(access.buffer)
-    return found - refused
+    return accessed - refused
 
 
 def _accesses(step: LoopNest) -> tuple[Access, ...]:
@@ -122,13 +128,13 @@ def _may_block(step: LoopNest, access: Access, lanes: int) -> bool:
 
 
 def _channel_loop(access: Access) -> int:
-    """The loop that counts single channels; -1 if there is none."""
+    """Return the loop that counts single channels; -1 if there is not exactly one."""
     loops = [loop for loop, factor in enumerate(access.indices[_CHANNEL].factors) if factor == 1]
     return loops[0] if len(loops) == 1 else -1
 
 
 def _connected(steps: LoopProgram, candidates: set[Buffer], sliding: Sequence[LoopNest]) -> list[Buffer]:
-    """The candidates that some convolutions and poolings touch, and those that share channels with them in a step."""
+    """Return the candidates that ``sliding`` steps touch, and those that share channels with them in a step."""
     touched = [access.buffer for step in sliding for access in _accesses(step)]
     chosen = dict.fromkeys(buffer for buffer in touched if buffer in candidates)
     size = -1
@@ -139,17 +145,17 @@ def _connected(steps: LoopProgram, candidates: set[Buffer], sliding: Sequence[Lo
 
 
 def _beside(steps: LoopProgram, chosen: Collection[Buffer]) -> list[Buffer]:
-    """All that shares channels with some of ``chosen`` in a step, these among them."""
-    found: list[Buffer] = []
+    """Return all buffers that share channels with some of ``chosen`` in a step, including these."""
+    buffers: list[Buffer] = []
     for step in steps.nests():
         accesses = [a for a in _accesses(step) if len(a.indices) > _CHANNEL]
         loops = {_channel_loop(a) for a in accesses if a.buffer in chosen}
-        found += [a.buffer for a in accesses if _channel_loop(a) in loops]
-    return found
+        buffers += [a.buffer for a in accesses if _channel_loop(a) in loops]
+    return buffers
 
 
 def _read_plain_where_flattened(steps: LoopProgram, chosen: Sequence[Buffer]) -> None:
-    """A product that sums over channels and pixels walks its weights in the plain order: it gets a plain copy."""
+    """Copy inputs of products that sum over channels and pixels to plain buffers, as their weights have plain order."""
     for step in steps.nests():
         if slides(step):
             continue
@@ -179,10 +185,10 @@ def _blocked(buffer: Buffer, lanes: int) -> Buffer:
 
 
 def _split_channels(step: LoopNest, blocked: dict[Buffer, Buffer]) -> None:
-    """Splits the loops over channels of blocked buffers into blocks and lanes."""
-    found = {_channel_loop(a): blocked[a.buffer].sizes[-1] for a in _accesses(step) if a.buffer in blocked}
-    for loop in sorted(found, reverse=True):
-        split_loop(step, loop, (step.sizes[loop] // found[loop], found[loop]))
+    """Split the loops over channels of blocked buffers into blocks and lanes."""
+    lanes_by_loop = {_channel_loop(a): blocked[a.buffer].sizes[-1] for a in _accesses(step) if a.buffer in blocked}
+    for loop in sorted(lanes_by_loop, reverse=True):
+        split_loop(step, loop, (step.sizes[loop] // lanes_by_loop[loop], lanes_by_loop[loop]))
 
 
 def _in_blocks(access: Access, blocked: dict[Buffer, Buffer]) -> Access:
@@ -199,8 +205,11 @@ def _in_blocks(access: Access, blocked: dict[Buffer, Buffer]) -> Access:
 
 
 def _lay_out_weights(steps: LoopProgram, step: LoopNest) -> None:
-    """Stores what does not move with the window in the order in which the kernel walks it: blocks of the output's
-    channels, then what is summed in the order of the image's memory, then the lanes."""
+    """Store the inputs that do not move with the window in the order in which the kernel walks them.
+
+    The order is: blocks of the output's channels, then the reduced loops in the order of the image's memory, then the
+    lanes.
+    """
     lane = step.outputs[0].indices[-1].loops[0]
     loops = len(step.sizes)
     images = [a.flat(loops) for a in step.inputs if any(_is_window(step, index) for index in a.indices)]
@@ -214,18 +223,26 @@ def _lay_out_weights(steps: LoopProgram, step: LoopNest) -> None:
 
 
 def in_memory_order(step: LoopNest, access: Access) -> tuple[int, ...]:
-    """The loops of a step that an access varies with, as its buffer lies in memory."""
+    """Return the loops of a step that an access varies with, in the order of its buffer's memory."""
     flat = access.flat(len(step.sizes))
     moving = [loop for loop in access.loops if flat.factors[loop]]
     return tuple(sorted(moving, key=lambda loop: -estimate(flat.factors[loop])))
 
 
 def lay_out(step: LoopNest, access: Access, order: Sequence[int]) -> LoopNest:
-    """Lets a step read a new buffer in the place of ``access``, in which that lies in the order of ``order``, a list of
-    all loops, outermost first; returns the step that fills the buffer."""
+    """Replace ``access`` in a step by a new buffer with elements in the order of ``order``.
+
+    Args:
+        step: The step that reads the access.
+        access: The access to replace.
+        order: A list of all loops, outermost first.
+
+    Returns:
+        The step that fills the buffer.
+    """
     walked = [d for d in order if any(index.factors[d] for index in access.indices)]
     buffer = Buffer("temporary", access.element, tuple(step.sizes[d] for d in walked))
     step.read_instead(access, Access.of_loops(buffer, walked, len(step.sizes)))
-    made = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))
-    made.nodes = step.nodes
-    return made
+    fill = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))
+    fill.nodes = step.nodes
+    return fill

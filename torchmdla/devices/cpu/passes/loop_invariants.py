@@ -1,7 +1,7 @@
-"""Work on arguments alone that is repeated inside of larger steps: the factor and the term of a batch norm, say.
+"""Hoisting of repeated work on arguments alone, such as the factor and the term of a batch norm.
 
-Once it is a step of its own, it is done once for each call; where all the arguments are parameters, packing does it
-once for each version of them (``precompute.py``).
+As a step of its own, the work is done once for each call. If all the arguments are parameters, packing does it once for
+each version of them (``precompute.py``).
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing, contents, load, substituted
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_elementwise
 
-# A step of its own pays where its work was repeated at least this many times.
+# A separate step pays off if its work was repeated at least this many times.
 _LEAST_REPEATED = 8
 
 
 def hoist_loop_invariants(steps: LoopProgram) -> None:
-    """Gives what elementwise nests and epilogues compute of arguments alone, over fewer loops, a step before theirs."""
+    """Hoist values that elementwise nests and epilogues compute from arguments alone, over fewer loops.
+
+    Each value becomes a step before the nest.
+    """
     known = _argument_values(steps)
     for step in steps.nests():
         if known.issuperset(step.writes):
@@ -36,7 +39,7 @@ def hoist_loop_invariants(steps: LoopProgram) -> None:
 
 
 def _argument_values(steps: LoopProgram) -> set[Buffer]:
-    """The temporaries that elementwise steps compute of arguments alone."""
+    """Return the temporaries that elementwise steps compute from arguments alone."""
     writers = Counter(buffer for step in steps.steps for buffer in step.writes)
     known: set[Buffer] = set()
     for step in steps.nests():
@@ -50,7 +53,7 @@ def _is_known(buffer: Buffer, known: set[Buffer]) -> bool:
 
 
 def _values(step: LoopNest) -> tuple[Expression, ...]:
-    """What a step computes once for each element that it stores."""
+    """Return the values that a step computes once for each element that it stores."""
     if step.epilogue:
         return step.epilogue.values
     return step.values if is_elementwise(step) else ()
@@ -64,12 +67,12 @@ def _set_values(step: LoopNest, values: tuple[Expression, ...]) -> None:
 
 
 def _hoisted(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -> list[Expression]:
-    """The operations that depend on arguments alone, and that something else depends on."""
+    """Return the operations that depend on arguments alone, and whose result another operation uses."""
     constants: set[Expression] = set()
     ours: set[Expression] = set()
     others: list[Expression] = []
     for expression in contents(tuple(values)).expressions:
-        # A table is made in the call, whatever it is read at.
+        # A table is built in the call, whatever its index is.
         operands = expression.operands if expression.op != "gather" else ()
         if expression.op == "constant" or (operands and constants.issuperset(operands)):
             constants.add(expression)
@@ -87,24 +90,24 @@ def _hoisted(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -
 
 
 def _pays(step: LoopNest, loops: Sequence[int]) -> bool:
-    """Whether the other loops, but for those that reduce, repeat what varies with ``loops`` often."""
+    """Return whether the other loops that do not reduce repeat a value that varies with ``loops`` often enough."""
     others = [n for k, n in enumerate(step.sizes) if k not in loops and not step.reduction[k]]
     return bool(loops) and estimate(math.prod(others)) >= _LEAST_REPEATED
 
 
 def _loops(value: Expression) -> list[int]:
-    """The loops that a value varies with."""
+    """Return the loops that a value varies with."""
     return sorted({loop for access in contents((value,)).loads for loop in access.loops})
 
 
 def _maker(value: Expression, step: LoopNest) -> LoopNest:
-    """The step that computes ``value`` into a buffer of its own, over the loops that it varies with."""
+    """Return a step that computes ``value`` into a new buffer, over the loops that it varies with."""
     loops = _loops(value)
     buffer = Buffer("temporary", value.type, tuple(step.sizes[loop] for loop in loops))
-    (own,) = accessing((value,), lambda access: access.over(loops))
-    return LoopNest.elementwise(buffer.sizes, Access.whole(buffer), own)
+    (stored,) = accessing((value,), lambda access: access.over(loops))
+    return LoopNest.elementwise(buffer.sizes, Access.whole(buffer), stored)
 
 
 def _read(maker: LoopNest, value: Expression, step: LoopNest) -> Access:
-    """Where ``step`` reads what ``maker`` computes."""
+    """Return the access by which ``step`` reads the result of ``maker``."""
     return Access.of_loops(maker.writes[0], _loops(value), len(step.sizes))

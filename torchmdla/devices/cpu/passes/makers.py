@@ -1,4 +1,4 @@
-"""Where a value comes from: the nest that makes a buffer, and what it reduces."""
+"""Search for the nest that computes a buffer, and for the operands of its reduction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def writer_of(users: Users, access: Access) -> LoopNest | None:
 
 
 def maker_of(users: Users, access: Access) -> LoopNest | None:
-    """The nest that computes all of a buffer, each element by the indices of loops, if nothing else writes it."""
+    """Return the nest that alone writes a buffer, and computes each element at the indices of its loops."""
     maker = writer_of(users, access)
     if maker is None or writers_of(users, access.buffer) != [maker] or maker.epilogue or maker.checks:
         return None
@@ -33,13 +33,13 @@ def maker_of(users: Users, access: Access) -> LoopNest | None:
 
 
 def elementwise_maker(users: Users, access: Access) -> LoopNest | None:
-    """The nest that makes a temporary, if whoever reads an element can compute it instead."""
+    """Return the nest that computes a temporary, if a reader of an element can compute it instead."""
     maker, buffer = maker_of(users, access), access.buffer
     return maker if maker and is_elementwise(maker) and buffer.kind == "temporary" and not buffer.fixed else None
 
 
 class MadeElsewhere(Protocol):
-    """A value that ``maker`` computes and another nest reads as ``read``."""
+    """Value that ``maker`` computes and another nest reads as ``read``."""
 
     @property
     def users(self) -> Users: ...
@@ -49,7 +49,7 @@ class MadeElsewhere(Protocol):
     def read(self) -> Access: ...
 
 
-# What has to hold for a nest to read, in the place of an element, what its maker computes it of.
+# Conditions under which a nest can read its maker's operands in the place of the maker's result.
 CAN_LOOK_THROUGH: Mapping[str, Callable[[MadeElsewhere], bool]] = {
     "one nest writes what is read": lambda case: writers_of(case.users, case.read.buffer) == [case.maker],
     "it writes each element at the indices of its loops": lambda case: is_found_by_index(
@@ -60,12 +60,12 @@ CAN_LOOK_THROUGH: Mapping[str, Callable[[MadeElsewhere], bool]] = {
 
 
 def reduces(users: Users, reduction: Pattern, start: float, result: Access, row: Access) -> bool:
-    """Whether ``result`` is made by a reduction, from ``start`` on, of the row that ``row`` lies in."""
+    """Return whether a reduction from ``start`` on computes ``result`` from the row of ``row``."""
     maker = maker_of(users, result)
     if maker is None or maker.initial is None or maker.initial.payload != start:
         return False
-    term = next((found["term"].payload for found in reduction.matches(maker.values[0])), None)
+    term = next((match["term"].payload for match in reduction.matches(maker.values[0])), None)
     if term is None or term.buffer is not row.buffer:
         return False
     indices = zip(row.indices, through(term, maker, result).indices, term.indices, strict=True)
-    return all(own == its or any(maker.reduction[loop] for loop in i.loops) for own, its, i in indices)
+    return all(index == mapped or any(maker.reduction[loop] for loop in i.loops) for index, mapped, i in indices)

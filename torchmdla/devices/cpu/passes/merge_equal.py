@@ -1,5 +1,7 @@
-"""Factors of products that are equal are computed once: the sums of one image, or of one left factor, that several
-layers with fewer products would each make for themselves.
+"""Merge of equal factors of products.
+
+Several layers with fewer products may each compute the sums of one image, or of one left factor. These sums are
+computed once.
 
 ::
 
@@ -19,7 +21,7 @@ from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Tile
 
 
 def merge_equal(steps: LoopProgram) -> None:
-    """Lets products read one buffer in the place of several that hold the same, in place."""
+    """Replace buffers with equal contents by one buffer in the products that read them, in place."""
     users, position = Users(steps.steps), {step: k for k, step in enumerate(steps.steps)}
     known: dict[Hashable, tuple[Buffer, int]] = {}
     removed: set[Step] = set()
@@ -41,7 +43,7 @@ def merge_equal(steps: LoopProgram) -> None:
 def _makers_and_readers(
     users: Sequence[Step], buffer: Buffer
 ) -> tuple[Sequence[LoopNest], Sequence[LoopNest | TileLoop]]:
-    """The steps that write a temporary and nothing else, and those that read it then, if these are products alone."""
+    """Return the steps that write only a temporary, and the later steps that read it, if these are all products."""
     makers = [step for step in users if isinstance(step, LoopNest) and _only_writes(step, buffer)]
     readers = [step for step in users if isinstance(step, LoopNest | TileLoop) and _multiplies(step, buffer)]
     is_free = buffer.kind == "temporary" and not buffer.fixed
@@ -58,6 +60,6 @@ def _multiplies(step: LoopNest | TileLoop, buffer: Buffer) -> bool:
 
 
 def _computed(step: LoopNest) -> Hashable:
-    """What a step computes, whatever the buffer is that it writes."""
+    """Return the computation of a step, independent of the buffer that it writes."""
     places = tuple(access.indices for access in step.written_accesses)
     return step.sizes, step.reduction, step.values, step.initial, step.epilogue and step.epilogue.values, places

@@ -1,8 +1,10 @@
-"""Sums of products of floats with integers of 8 bits that stand for floats, as weights of few bits are::
+"""Matching of sums of products of floats with 8-bit integers that represent floats, such as weights of few bits.
+
+::
 
     sum(x[row, t] * (w[column, t] - zero[column, group]) * scale[column, group])
 
-A group is one or more of the loops that reduce, those that zeros and scales vary with.
+A group is one or more of the reduced loops, those that zeros and scales vary with.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ SUM_OF_MIXED_PRODUCTS = op("arith.addf", op("accumulator"), op("arith.mulf", any
 
 @dataclass(frozen=True)
 class Weights:
-    """``(integer - zero) * scale``: what is read with a sign, and floats. None are 0 and 1."""
+    """Weights of the form ``(integer - zero) * scale``, where ``integer`` is signed and the others are floats.
+
+    A ``zero`` of None is 0, and a ``scale`` of None is 1.
+    """
 
     integer: Access
     zero: Expression | None
@@ -30,21 +35,21 @@ class Weights:
 
     @property
     def loops(self) -> frozenset[int]:
-        """Those that zeros and scales vary with."""
+        """Return the loops that zeros and scales vary with."""
         numbers = contents(tuple(number for number in (self.zero, self.scale) if number is not None))
         return numbers.loops.union(*(access.loops for access in numbers.loads))
 
 
 @dataclass
 class MixedProduct:
-    """What ``step`` sums the products of.
+    """Sum of products of floats and weights in ``step``.
 
     Attributes:
-        floats: read, and widened at most.
-        weights: known, and read with a sign.
-        rows: the loops that the floats alone vary with.
-        groups: the loops over groups of terms of a sum: zeros and scales vary with them.
-        terms: the loop over the terms of a group.
+        floats: The factor that is read as floats, and at most widened.
+        weights: The factor that is known ahead, of signed integers.
+        rows: The loops that the floats alone vary with.
+        groups: The loops over groups of terms of a sum; zeros and scales vary with them.
+        terms: The loop over the terms of a group.
     """
 
     step: LoopNest
@@ -55,8 +60,7 @@ class MixedProduct:
     terms: int
 
     def columns(self) -> list[int]:
-        """The loops that the weights alone vary with, as they walk the result, the one by which it does in the smallest
-        steps last."""
+        """Return the loops that the weights alone vary with, ordered by falling stride of the result."""
         loops = [
             d for d in sorted(self.weights.integer.loops) if not self.step.reduction[d] and self.step.sizes[d] != 1
         ]
@@ -64,18 +68,18 @@ class MixedProduct:
         return sorted(loops, key=lambda loop: -estimate(distances[loop]))
 
     def split(self, loop: int, sizes: Sequence[AnySize]) -> None:
-        """Splits a loop of the step."""
+        """Split a loop of the step."""
         split_loop(self.step, loop, sizes)
         ((self.floats, self.weights),) = _factors(self.step)
 
-        def moved(own: int) -> int:
-            return own + (len(sizes) - 1) * (own > loop)
+        def moved(index: int) -> int:
+            return index + (len(sizes) - 1) * (index > loop)
 
         self.rows, self.groups, self.terms = [*map(moved, self.rows)], [*map(moved, self.groups)], moved(self.terms)
 
 
 def mixed_product(step: LoopNest, is_known: IsKnown) -> MixedProduct | None:
-    """Return what a step sums the products of, if these are of floats that calls bring and integers that are known."""
+    """Return the sum of products of a step, if it multiplies floats of the call with integers that are known."""
     if step.tables or step.indexed_loops:
         return None
     factors = _factors(step)
@@ -90,7 +94,7 @@ def mixed_product(step: LoopNest, is_known: IsKnown) -> MixedProduct | None:
 
 
 def _factors(step: LoopNest) -> list[tuple[Expression, Weights]]:
-    """The floats and the weights whose products a step sums."""
+    """Return the floats and the weights whose products a step sums."""
     matches = SUM_OF_MIXED_PRODUCTS.matches(step.values[0])
     pairs = [(match["floats"], _weights(match["weights"])) for match in matches]
     return [(floats, weights) for floats, weights in pairs if weights is not None]

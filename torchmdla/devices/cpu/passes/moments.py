@@ -1,7 +1,7 @@
-"""Mean and variance of a row in one walk over it, where a norm takes two.
+"""Mean and variance of a row in one walk over it, where a norm needs two walks.
 
-The variance is that of differences from a value near the mean, here from the mean of a part of the row (T. F. Chan,
-G. H. Golub, R. J. LeVeque, Algorithms for Computing the Sample Variance, 1983, section 3: shifted data)::
+The variance is computed from differences to a value near the mean, here the mean of a part of the row (T. F. Chan, G.
+H. Golub, R. J. LeVeque, Algorithms for Computing the Sample Variance, 1983, section 3: shifted data)::
 
     nest d0 d1+ { sum[d0] += x[d0, d1] }               nest d0 d1+ { part[d0] += x[d0, d1] }       # one in sixteen
     nest d0 d1  { c[d0, d1] = x[d0, d1] - sum[d0] / n }    nest d0 d1+ { y = x[d0, d1] - part[d0] / p
@@ -10,9 +10,9 @@ G. H. Golub, R. J. LeVeque, Algorithms for Computing the Sample Variance, 1983, 
                                                                  squares[d0] = second[d0] - first[d0]² / n }
                                                        nest d0 d1 { c[d0, d1] = x[d0, d1] - mean[d0] }
 
-By Cauchy's inequality the mean of one in m elements is at most √m standard deviations from the mean of all. So sums of
-squares of differences from it are at most 1 + m times those from the mean, wherever the row lies: no more than four
-bits cancel, and none in rows whose parts are alike.
+By Cauchy's inequality, the mean of one in m elements is at most √m standard deviations from the mean of all. Sums of
+squared differences from it are thus at most 1 + m times those from the mean, for any row. Therefore at most four bits
+cancel, and no bits cancel in rows whose parts are alike.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from torchmdla.devices.cpu.passes.makers import CAN_LOOK_THROUGH, reduces, write
 from torchmdla.devices.cpu.passes.rematerialise import through
 from torchmdla.devices.cpu.patterns import Captured, Rule, op
 
-# Of a row one in so many elements is summed ahead: a walk over so much more. They are the first of each of some blocks,
-# so that no other mean where a row begins is taken for that of all.
+# One in this many elements of a row is summed ahead, which lengthens the walk by that fraction. They are the first
+# elements of each of several blocks, so that an unusual beginning of a row does not determine the shift.
 _PARTS = 16
 _MOST_BLOCKS = 4
 
-# Shorter rows are walked in less time than it takes to put the sums together, and shorter blocks have too few elements
-# next to each other.
+# Shorter rows take less time to walk twice than it takes to combine the sums. Shorter blocks have too few adjacent
+# elements.
 _SHORTEST = 256
 
 _LARGEST = {"f32": (2.0 - 2.0**-23) * 2.0**127, "f64": sys.float_info.max}
@@ -56,46 +56,56 @@ _SQUARES = op("arith.addf", op("accumulator"), op("arith.mulf", _TERM, _TERM))
 _CENTRED = op("arith.subf", _TERM, op("arith.divf", op("load", name="sum"), op("constant", name="count"), name="mean"))
 
 
-# A loop, into how many blocks to cut it, and how many iterations these have.
+# A loop, the number of blocks to split it into, and the number of iterations of a block.
 _Cut = tuple[int, tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row and its moments: ``squares`` sums, over its loops, the squares of the elements that it reads as ``read``,
-    which the nest ``maker`` stores. These are ``found`` to be the differences of ``row`` from a mean, whose sum the
-    nest ``summing`` makes. ``row`` and ``total``, the sum, are accessed over the loops of ``squares``. ``cut``: into
-    which parts one of its loops is split."""
+    """Row and its moments.
+
+    Attributes:
+        steps: The program.
+        users: The users of its buffers.
+        squares: The step that sums, over its loops, the squares of the elements that it reads as ``read``.
+        read: The access to the differences of the row from a mean.
+        maker: The nest that stores the differences.
+        difference: The parts of a difference, over the maker's loops.
+        summing: The nest that sums the row for the mean.
+        row: The access to the row over the loops of ``squares``.
+        total: The access to the sum over the loops of ``squares``.
+        cut: The loop to split into blocks, with their number and size.
+    """
 
     steps: LoopProgram
     users: Users
     squares: LoopNest
     read: Access
     maker: LoopNest
-    found: Captured
+    difference: Captured
     summing: LoopNest
     row: Access
     total: Access
     cut: _Cut
 
     @property
-    def kept(self) -> list[int]:
+    def retained(self) -> list[int]:
         return [loop for loop, reduced in enumerate(self.squares.reduction) if not reduced]
 
 
 def _row(steps: LoopProgram, step: LoopNest, squared: Captured) -> _Row | None:
-    """The row whose variance a step sums."""
+    """Return the row whose variance a step sums, or None."""
     users, read = Users(steps.steps), squared["term"].payload
     maker = writer_of(users, read)
-    found = next(_CENTRED.matches(maker.values[0]), None) if maker else None
-    if maker is None or found is None or step.values[0].type not in _LARGEST:
+    match = next(_CENTRED.matches(maker.values[0]), None) if maker else None
+    if maker is None or match is None or step.values[0].type not in _LARGEST:
         return None
-    summing = writer_of(users, found["sum"].payload)
-    row, total = (through(found[name].payload, maker, read) for name in ("term", "sum"))
+    summing = writer_of(users, match["sum"].payload)
+    row, total = (through(match[name].payload, maker, read) for name in ("term", "sum"))
     cut = _cut(step, row)
     if summing is None or cut is None:
         return None
-    return _Row(steps, users, step, read, maker, found, summing, row, total, cut)
+    return _Row(steps, users, step, read, maker, match, summing, row, total, cut)
 
 
 def _in_one_walk(case: _Row) -> None:
@@ -103,19 +113,19 @@ def _in_one_walk(case: _Row) -> None:
     place = steps.index(case.summing)
     steps.remove(case.squares)
     steps[place : place + 1] = _walks(case)
-    mean = load(case.found["sum"].payload)
-    case.maker.map_body(lambda roots: substituted(roots, {case.found["mean"]: mean}))
+    mean = load(case.difference["sum"].payload)
+    case.maker.map_body(lambda roots: substituted(roots, {case.difference["mean"]: mean}))
 
 
 def _is_for_mean_alone(case: _Row) -> bool:
-    """Return whether nothing but the mean is made of the sum, in whose place the mean is stored."""
+    """Return whether only the mean is computed from the sum, in whose place the mean is stored."""
     buffer = case.total.buffer
     return buffer.kind == "temporary" and case.users.of(buffer) == [case.summing, case.maker]
 
 
 def _is_mean(case: _Row) -> bool:
-    """Return whether the sum is that of the row, each element once, and divided by how many these are."""
-    is_sum = reduces(case.users, _SUM, 0.0, case.found["sum"].payload, case.found["term"].payload)
+    """Return whether the sum has each element of the row once, and is divided by their number."""
+    is_sum = reduces(case.users, _SUM, 0.0, case.difference["sum"].payload, case.difference["term"].payload)
     return is_sum and all(map(case.summing.walks, case.summing.inputs))
 
 
@@ -126,7 +136,7 @@ def _squares_each_once(case: _Row) -> bool:
 
 def _is_one_length(case: _Row) -> bool:
     """Return whether a row has as many elements for the mean as for the variance."""
-    count: float = case.found["count"].payload
+    count: float = case.difference["count"].payload
     return _length(case.squares) == _length(case.summing) == count
 
 
@@ -147,20 +157,23 @@ MOMENTS = Rule(
         "the mean is that of the row": _is_mean,
         "each difference is squared once": _squares_each_once,
         "mean and variance are of as many elements": _is_one_length,
-        "a variance has one mean": lambda case: case.total.loops <= set(case.kept),
+        "a variance has one mean": lambda case: case.total.loops <= set(case.retained),
     },
 )
 
 
 def _length(step: LoopNest) -> int:
-    """How many elements a step reduces to one; 0 if that varies."""
+    """Return the number of elements that a step reduces to one; 0 if that varies."""
     length = math.prod(size for size, reduced in zip(step.sizes, step.reduction, strict=True) if reduced)
     return length if isinstance(length, int) else 0
 
 
 def _cut(step: LoopNest, row: Access) -> _Cut | None:
-    """The loop to cut so that a part of the row is left that is from all over it: into how many blocks, and how many
-    iterations these have. None if the row is short, or its length varies."""
+    """Return the loop to split so that the first elements of its blocks come from all over the row.
+
+    Returns:
+        The loop, the number of blocks, and their iterations. None if the row is short, or its length varies.
+    """
     run = 1
     distances = row.flat(len(step.sizes)).factors
     loops = [loop for loop, reduced in enumerate(step.reduction) if reduced]
@@ -177,7 +190,7 @@ def _cut(step: LoopNest, row: Access) -> _Cut | None:
 
 
 def _ahead(row: _Row, output: Access) -> LoopNest:
-    """The nest that sums the first of each block of a row."""
+    """Return the nest that sums the first part of each block of a row."""
     values = (_added(0, load(row.row)),)
     step = replace(row.squares, outputs=(output,), values=values, nodes=row.summing.nodes)
     loop, (blocks, size) = row.cut
@@ -187,7 +200,7 @@ def _ahead(row: _Row, output: Access) -> LoopNest:
 
 
 def _walks(row: _Row) -> list[LoopNest]:
-    """The nests that sum a part of a row and all of it, and put mean and squares together."""
+    """Return the nests that sum a part of a row and all of it, and combine these to mean and squares."""
     step, term = row.squares, load(row.row)
     (squares,) = step.outputs
     sums = [replace(squares, buffer=Buffer("temporary", term.type, squares.buffer.sizes)) for _ in range(3)]
@@ -198,22 +211,22 @@ def _walks(row: _Row) -> list[LoopNest]:
     values = _added(0, difference), _added(1, _of("mulf", difference, difference))
     both = replace(step, outputs=tuple(sums[1:]), values=values, nodes=step.nodes | row.summing.nodes)
     offset, mean_square = (_over(total, _length(step)) for total in (first, second))
-    # As finite as it is, and the rest of an infinite mean of squares stays that.
+    # The square stays finite, so an infinite mean of squares stays infinite in the difference.
     square = _of("minimumf", _of("mulf", offset, offset), constant(_LARGEST[term.type], term.type))
-    # Rounded, the difference may be less than zero.
+    # The rounded difference may be less than zero.
     variance = _of("maximumf", _of("subf", mean_square, square), constant(0.0, term.type))
     results = _of("addf", near, offset), _of("mulf", variance, constant(_length(step), term.type))
-    return [ahead, both, _of_rows(both, row.kept, (row.total, squares), results)]
+    return [ahead, both, _of_rows(both, row.retained, (row.total, squares), results)]
 
 
 def _of_rows(
-    step: LoopNest, kept: Sequence[int], outputs: Sequence[Access], values: tuple[Expression, ...]
+    step: LoopNest, loops: Sequence[int], outputs: Sequence[Access], values: tuple[Expression, ...]
 ) -> LoopNest:
-    """The nest that stores values once for each row, over the loops of ``step`` that are ``kept``."""
-    sizes = tuple(step.sizes[loop] for loop in kept)
-    values = accessing(values, lambda access: access.over(kept))
-    made = tuple(access.over(kept) for access in outputs)
-    return LoopNest(sizes, (False,) * len(sizes), made, values, nodes=step.nodes)
+    """Return the nest that stores ``values`` once for each row, over the given loops of ``step``."""
+    sizes = tuple(step.sizes[loop] for loop in loops)
+    values = accessing(values, lambda access: access.over(loops))
+    targets = tuple(access.over(loops) for access in outputs)
+    return LoopNest(sizes, (False,) * len(sizes), targets, values, nodes=step.nodes)
 
 
 def _of(name: str, left: Expression, right: Expression) -> Expression:

@@ -1,4 +1,4 @@
-"""Kinds of narrow elements of which a processor sums the products that lie in a word of 32 bits."""
+"""Narrow elements whose products a processor can sum by words of 32 bits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchmdla.devices.cpu.passes.dot_layouts import WORD_BYTES, Product
 from torchmdla.devices.cpu.passes.precompute import IsKnown
 from torchmdla.devices.cpu.patterns import SUM_OF_INTEGER_PRODUCTS, SUM_OF_PRODUCTS
 
-# An access in the layout of its buffer.
+# A function that returns an access in the new layout of its buffer.
 Moved = Callable[[Access], Access]
 
 
 def factors_of(step: LoopNest) -> tuple[Access, Access] | None:
-    """What a step with one value reads to sum the products of, if that is all it does."""
+    """Return the two factors of a step that only sums their products, else None."""
     for pattern in (SUM_OF_PRODUCTS, SUM_OF_INTEGER_PRODUCTS):
         for match in pattern.matches(step.values[0]) if len(step.values) == 1 else ():
             return match["left"].payload, match["right"].payload
@@ -29,67 +29,76 @@ def factors_of(step: LoopNest) -> tuple[Access, Access] | None:
 
 
 class NarrowBuffers(ABC):
-    """The buffers of float32, or of integers of 32 bits, that may hold narrow elements instead. ``element``: their
-    type."""
+    """Set of the buffers of float32, or of 32-bit integers, that can hold narrow elements of type ``element``."""
 
     element: str
 
     @abstractmethod
     def __contains__(self, buffer: Buffer) -> bool:
-        """Whether all that is written to a buffer can be narrow, and nests alone use it."""
+        """Return whether all values written to a buffer can be narrow, and only nests use it."""
 
     @abstractmethod
     def users(self, buffer: Buffer) -> list[Step]:
-        """The steps that read or write a buffer."""
+        """Return the steps that read or write a buffer."""
 
     @abstractmethod
     def multiplies(self, step: LoopNest, product: Product) -> bool:
-        """Whether a sum of products of such buffers is one of narrow elements, and takes less time so."""
+        """Return whether a product of these buffers can be summed from narrow elements, and is faster that way."""
 
     def sources(self, buffer: Buffer) -> Collection[Buffer]:
-        """What is narrow if ``buffer`` is, since it is copied to it."""
+        """Return the buffers that are narrow if ``buffer`` is, since they are copied to it."""
         return ()
 
     @abstractmethod
     def worth_storing(self, steps: LoopProgram, has_products: bool) -> Iterable[Buffer]:
-        """What takes less time to write and read if it is narrow, although no word of it is multiplied.
-        ``has_products``: whether words of others are."""
+        """Return the buffers that are faster to write and read if narrow, although their words are not multiplied.
+
+        ``has_products`` specifies whether words of other buffers are multiplied.
+        """
 
     @abstractmethod
     def simplify(self, step: LoopNest) -> list[LoopNest]:
-        """Simplifies what a step computes of what it has widened; returns what has to come before it."""
+        """Simplify the computation on widened values in a step, and return the steps that have to run before it."""
 
     @abstractmethod
     def widened(self, access: Access, moved: Moved) -> Expression:
-        """What is read, in 32 bits."""
+        """Return the value read at ``access``, widened to 32 bits."""
 
     @abstractmethod
     def narrowed(self, value: Expression, access: Access, moved: Moved) -> Expression:
-        """What is stored at ``access`` of a value of 32 bits; of what is read, its buffer is narrow already."""
+        """Return the narrow form of a 32-bit value for the store at ``access``.
+
+        Buffers that the value reads are narrow already.
+        """
 
     @abstractmethod
     def sum_words(self, step: LoopNest, moved: Moved, words: Moved) -> list[LoopNest]:
-        """Lets a step sum the products in words of its factors; returns what has to come before it.
+        """Rewrite a step to sum the products in words of its factors.
 
         Args:
-            step: has loops for the words and for the elements of a word; its factors are in 32 bits still.
-            moved: gives the access to an element of them.
-            words: gives the access to a word.
+            step: The step, with loops over the words and over the elements of a word. Its factors are still in 32 bits.
+            moved: Returns the access to an element of a factor.
+            words: Returns the access to a word.
+
+        Returns:
+            The steps that have to run before the step.
         """
 
 
 def streamed_weights(
     steps: LoopProgram, narrow: NarrowBuffers, is_known: IsKnown, machine: Machine, decoding: int
 ) -> list[Buffer]:
-    """Weights that come from memory for so few rows that to fetch them takes longer than to compute with them: fewer
-    bytes are faster, although a vector takes ``decoding`` operations more."""
-    found: dict[Buffer, bool] = {}
+    """Return the weights that are read from memory for so few rows that fetching is slower than computing.
+
+    Fewer bytes are then faster, although each vector needs ``decoding`` additional operations.
+    """
+    gains_by_buffer: dict[Buffer, bool] = {}
     for step in steps.nests():
         for access in factors_of(step) or ():
             if is_known(access) and access.buffer in narrow:
                 gains = _gains(step, access, narrow.element, machine, decoding)
-                found[access.buffer] = found.get(access.buffer, True) and gains
-    return [buffer for buffer, gains in found.items() if gains]
+                gains_by_buffer[access.buffer] = gains_by_buffer.get(access.buffer, True) and gains
+    return [buffer for buffer, gains in gains_by_buffer.items() if gains]
 
 
 def _gains(step: LoopNest, access: Access, element: str, machine: Machine, decoding: int) -> bool:

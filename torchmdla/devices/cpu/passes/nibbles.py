@@ -1,16 +1,15 @@
-"""Weights of 4 bits, two in a byte, where few rows walk weights that come from memory: half of the bytes take half of
-the time.
+"""Weights of 4 bits, two in a byte, for products of few rows that are bound by memory bandwidth.
 
-A word of 32 bits holds eight weights of a column, in the order of the terms, the first in the lowest bits. Columns lie
-next to each other, a vector of words is eight vectors of weights::
+Half of the bytes take half of the time. A word of 32 bits holds eight weights of a column, in the order of the terms,
+the first in the lowest bits. Columns are adjacent, so a vector of words is eight vectors of weights::
 
     nest rows, columns, groups, words+ { for k in range(8): sum += x[row, 8 * word + k] * weight(packed >> 4 * k) }
                               then { sums[row, column, group] = (sum - zero * sum(x)) * scale }
     nest rows, columns, groups+ { result += sums[row, column, group] }
 
-A weight is shifted to the highest bits and back, and converted; where the processor looks floats up by the lowest bits
-of a word, it is shifted and looked up. Zeros and scales may vary along a sum by groups of terms. Long sums without
-groups are summed in groups as well: the rounding error of a sum grows with the number of additions.
+A weight is shifted to the highest bits and back, and converted. If the processor can look up floats by the lowest bits
+of a word, the weight is shifted and looked up. Zeros and scales may vary along a sum by groups of terms. Long sums
+without groups are split into groups as well, as the rounding error of a sum grows with the number of additions.
 """
 
 from __future__ import annotations
@@ -43,23 +42,23 @@ from torchmdla.devices.cpu.patterns import Captured, Rule
 
 _WIDE, _NARROW = "f32", "i8"
 
-# The bits of a weight, how many of them lie in a byte, and the bytes of a word.
+# The bits of a weight, the number of weights in a byte, and the bytes of a word.
 _BITS, _IN_BYTE, _BYTES = 4, 2, 4
 _IN_WORD = _IN_BYTE * _BYTES
 
-# Rows for which weights are read so: more of them take longer to compute than to read weights of 8 bits.
+# The largest number of rows: with more, computing takes longer than reading weights of 8 bits.
 _MOST_ROWS = 2
 
-# Terms of a sum without groups from which it is divided, and of each of its parts at most.
+# The shortest sum without groups that is split, and the longest part that it is split into.
 _LONGEST, _PART = 512, 256
 
-# Vectors of columns that lie next to each other, best first.
+# Vectors of adjacent columns in a panel, best first.
 _VECTORS = (4, 3, 2, 1)
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A product that reads weights of 4 bits. ``lanes``: floats of a vector."""
+    """Product that reads weights of 4 bits; ``lanes`` is the number of floats in a vector."""
 
     steps: LoopProgram
     users: Users
@@ -96,7 +95,7 @@ USE_NIBBLES = Rule(
 
 
 def _bits(access: Access, users: Users) -> int:
-    """How many bits were enough for what is read; 0 if that is not known."""
+    """Return the number of bits that the values read at ``access`` need; 0 if that is unknown."""
     while (maker := elementwise_maker(users, access)) is not None and is_copy(maker):
         (access,) = maker.inputs
     return access.buffer.bits
@@ -113,14 +112,14 @@ def _is_worth_it(product: MixedProduct, machine: Machine) -> bool:
 
 
 class _Rewriter:
-    """Lets one step sum products with packed weights. ``lanes``: floats of a vector."""
+    """Rewriter of one step that sums products with packed weights; ``lanes`` is the number of floats in a vector."""
 
     def __init__(self, product: MixedProduct, users: Users, lanes: int) -> None:
         self._product, self._step, self._users, self._lanes = product, product.step, users, lanes
         self._before: list[LoopNest] = []
 
     def rewrite(self) -> list[LoopNest]:
-        """Rewrites the step; returns what has to come before it."""
+        """Rewrite the step and return the steps that have to run before it."""
         product, step = self._product, self._step
         self._split_columns()
         self._divide_sum()
@@ -144,7 +143,7 @@ class _Rewriter:
         return self._before
 
     def _split_columns(self) -> None:
-        """Splits the innermost loop over columns into panels of some vectors, where these divide it."""
+        """Split the innermost loop over columns into panels of several vectors, if these divide it."""
         column = self._product.columns()[-1]
         count = self._step.sizes[column]
         widths = [n * self._lanes for n in _VECTORS if quotient(count, n * self._lanes) is not None]
@@ -160,7 +159,7 @@ class _Rewriter:
         product.groups, product.terms = [product.terms], product.terms + 1
 
     def _accumulated(self, word: Expression) -> Expression:
-        """What is accumulated with the products of a word's weights."""
+        """Return the accumulator after the products of a word's weights were added."""
         value = accumulator(0, _WIDE)
         for number in range(_IN_WORD):
             (floats,) = accessing((self._product.floats,), partial(self._of_term, number=number))
@@ -168,12 +167,12 @@ class _Rewriter:
         return value
 
     def _of_term(self, access: Access, number: int) -> Access:
-        """An access at one of the terms of a word."""
+        """Return an access at term ``number`` of a word."""
         _, byte, half = self._terms
         return access.at(byte, number // _IN_BYTE).at(half, number % _IN_BYTE)
 
     def _scaled(self) -> Expression:
-        """A group's sum as the weights stand for floats."""
+        """Return the sum of a group with the zeros and scales of the weights applied."""
         weights, total = self._product.weights, reduced(0, _WIDE)
         if weights.zero is not None:
             excess = operation("arith.mulf", [self._in_panels(weights.zero), self._sum_of_floats()], _WIDE)
@@ -183,25 +182,28 @@ class _Rewriter:
         return total
 
     def _sum_of_floats(self) -> Expression:
-        """The sum of a group's floats."""
-        kept = [*self._product.rows, *self._product.groups]
-        loops = [*kept, *self._terms]
+        """Return the sum of a group's floats."""
+        outer = [*self._product.rows, *self._product.groups]
+        loops = [*outer, *self._terms]
         (floats,) = accessing((self._product.floats,), lambda access: access.over(loops))
-        sums = Buffer("temporary", _WIDE, self._sizes(kept))
+        sums = Buffer("temporary", _WIDE, self._sizes(outer))
         self._before.append(
             LoopNest(
                 self._sizes(loops),
                 tuple(loop in self._terms for loop in loops),
-                (Access.of_loops(sums, range(len(kept)), len(loops)),),
+                (Access.of_loops(sums, range(len(outer)), len(loops)),),
                 (operation("arith.addf", [accumulator(0, _WIDE), floats], _WIDE),),
                 constant(0.0, _WIDE),
                 nodes=self._step.nodes,
             )
         )
-        return load(Access.of_loops(sums, kept, len(self._step.sizes)))
+        return load(Access.of_loops(sums, outer, len(self._step.sizes)))
 
     def _packed(self) -> Access:
-        """A word of the weights, which lie panel by panel. A weight of more bits fails the call."""
+        """Return the access to a word of the weights, which are stored panel by panel.
+
+        A weight of more than 4 bits fails the call.
+        """
         word, byte, half = self._terms
         *panels, lane = self._product.columns()
         order = [*panels, *self._product.groups, word, lane, byte]
@@ -214,7 +216,7 @@ class _Rewriter:
         return word_along(Access.of_loops(buffer, order, len(self._step.sizes)), byte)
 
     def _in_panels(self, number: Expression) -> Expression:
-        """A zero or a scale in the order in which packed weights are read; of an integer of 8 bits as that."""
+        """Return a zero or a scale in the order in which packed weights are read, if possible as an 8-bit integer."""
         *panels, lane = self._product.columns()
         order = [*panels, *self._product.groups, lane]
         integer = self._integer(number)
@@ -223,7 +225,7 @@ class _Rewriter:
         return operation("arith.sitofp", [ahead(self._step, integer, self._before, order)], _WIDE)
 
     def _integer(self, number: Expression) -> Expression | None:
-        """The integer of 8 bits that a number is a float of."""
+        """Return the integer of 8 bits that a number was converted from, or None."""
         if number.op == "load" and (maker := elementwise_maker(self._users, number.payload)) is not None:
             (number,) = accessing(maker.values, partial(through, maker=maker, read=number.payload))
         while number.op in ("arith.sitofp", "arith.extsi"):
@@ -235,14 +237,14 @@ class _Rewriter:
 
 
 def _weight(word: Expression, number: int) -> Expression:
-    """One of the weights in a word."""
+    """Return the weight ``number`` of a word as a float."""
     highest = 32 - _BITS
     integer = _op("shrsi", _op("shli", word, highest - _BITS * number), highest)
     return operation("arith.sitofp", [integer], _WIDE)
 
 
 def _has_few_bits(value: Expression) -> Expression:
-    """Whether an integer of 8 bits needs no more of them."""
+    """Return an expression for whether an integer of 8 bits fits into the bits of a weight."""
     without_sign = operation("arith.addi", [value, constant(1 << (_BITS - 1), _NARROW)], _NARROW)
     return operation("arith.cmpi", [without_sign, constant(1 << _BITS, _NARROW)], "i1", "{predicate = 6 : i64}")
 

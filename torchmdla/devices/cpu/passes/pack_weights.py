@@ -1,5 +1,4 @@
-"""Weights of matrix products, laid out so that kernels read them from front to back: in panels, or as they lie in a
-parameter already."""
+"""Packing of weights of matrix products for sequential reads: in panels, or in the order of the parameter."""
 
 from __future__ import annotations
 
@@ -12,37 +11,43 @@ from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, contracts,
 from torchmdla.devices.cpu.passes.layout import in_memory_order, lay_out, slides
 from torchmdla.devices.cpu.passes.precompute import known_accesses, parameter_values
 
-# Rows of the other factor from which a kernel holds a tile of the product; with fewer it just streams the weights.
+# The number of rows of the other factor from which a kernel keeps a tile of the product in registers. With fewer rows,
+# it just streams the weights.
 _FEWEST_ROWS = 3
 
-# Vectors side by side in a register tile, best first.
+# Adjacent vectors in a register block, best first.
 _VECTORS = (3, 2, 4, 1)
 
 
 def panel_width(columns: AnySize, lanes: int) -> int:
-    """Columns of a panel: as many vectors as a register tile is wide; all columns if they are such a number. 0 where
-    panels do not fit."""
+    """Return the number of columns of a panel, which is the width of a register block; 0 if panels do not fit.
+
+    A panel has all columns if their number is a possible width.
+    """
     widths = [n * lanes for n in _VECTORS if quotient(columns, n * lanes) is not None]
     return static(columns) if columns in widths else next(iter(widths), 0)
 
 
 def pack_weights(steps: LoopProgram, lanes: int) -> None:
-    """Gives matrix products with parameters these as [columns/panel][rows][panel]. Products of fewer rows read what is
-    computed of a parameter in the order in which that lies: narrow elements are then read in place."""
+    """Pack parameters of matrix products as [columns/panel][rows][panel], in place.
+
+    Products of fewer rows read values computed from a parameter in the parameter's order, so narrow elements are read
+    in place.
+    """
     is_known = known_accesses(steps)
-    made: dict[object, Access] = {}
+    panels: dict[object, Access] = {}
     for step in steps.nests():
         if not any(step.reduction) or slides(step):
             continue
         for position, access in enumerate(step.inputs):
             if is_known(access):
-                _use_panels(steps, step, position, lanes, made)
+                _use_panels(steps, step, position, lanes, panels)
     for buffer, makers in parameter_values(steps).items():
         if len(makers) == 1:
             _lie_as_parameter(steps, buffer, makers[0])
 
 
-def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, made: dict[object, Access]) -> None:
+def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, panels: dict[object, Access]) -> None:
     column = _column_loop(step, position)
     width = panel_width(step.sizes[column], lanes) if column >= 0 else 0
     if not width:
@@ -59,29 +64,31 @@ def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, m
     flat = source.flat(loops)
     key = source.buffer, flat.constant, tuple((step.sizes[d], flat.factors[d]) for d in order)
     maker = lay_out(step, source, order)
-    if key in made:
+    if key in panels:
         laid_out = step.inputs[position]
-        step.read_instead(laid_out, Access(made[key].buffer, laid_out.indices))
+        step.read_instead(laid_out, Access(panels[key].buffer, laid_out.indices))
     else:
-        made[key] = step.inputs[position]
+        panels[key] = step.inputs[position]
         steps.steps.insert(steps.steps.index(step), maker)
 
 
 def _column_loop(step: LoopNest, position: int) -> int:
-    """The largest loop of the product that only input ``position`` varies with; -1 if it is no product of enough rows
-    with that input as a matrix."""
+    """Return the largest loop of the product that only input ``position`` varies with.
+
+    Return -1 if the step is not a product of enough rows with that input as a matrix.
+    """
     loops = range(len(step.sizes))
-    own = step.inputs[position].loops
+    matrix_loops = step.inputs[position].loops
     others = {d for k, a in enumerate(step.inputs) if k != position for d in a.loops}
     reduced = {d for d in loops if step.reduction[d] and step.sizes[d] != 1}
-    rows = math.prod(step.sizes[d] for d in others - own if not step.reduction[d])
-    columns = [d for d in own - others if not step.reduction[d]]
+    rows = math.prod(step.sizes[d] for d in others - matrix_loops if not step.reduction[d])
+    columns = [d for d in matrix_loops - others if not step.reduction[d]]
     if (
         len(step.inputs) < 2
         or estimate(rows) < _FEWEST_ROWS
         or not columns
         or not reduced
-        or not reduced <= own & others
+        or not reduced <= matrix_loops & others
     ):
         return -1
     column = max(columns, key=lambda d: estimate(step.sizes[d]))
@@ -89,14 +96,14 @@ def _column_loop(step: LoopNest, position: int) -> int:
 
 
 def _lie_as_parameter(steps: LoopProgram, buffer: Buffer, maker: LoopNest) -> None:
-    """Turns the dimensions of what products alone read to the order of the parameter that it is computed of."""
+    """Permute the dimensions of a buffer that only products read to the order of its source parameter."""
     readers = [step for step in steps.users(buffer) if step is not maker]
     nests = [step for step in readers if isinstance(step, LoopNest) and _streams(step, buffer)]
     if len(nests) < len(readers) or len(maker.inputs) != 1 or any(maker.reduction):
         return
-    (made,) = maker.outputs
+    (target,) = maker.outputs
     loops = in_memory_order(maker, maker.inputs[0])
-    order = [d for loop in loops for d, index in enumerate(made.indices) if index.is_loop() and loop in index.loops]
+    order = [d for loop in loops for d, index in enumerate(target.indices) if index.is_loop() and loop in index.loops]
     if maker.inputs[0].buffer.kind != "parameter" or sorted(order) != list(range(len(buffer.sizes))):
         return
     turned = replace(buffer, sizes=tuple(buffer.sizes[d] for d in order))
@@ -111,7 +118,7 @@ def _lie_as_parameter(steps: LoopProgram, buffer: Buffer, maker: LoopNest) -> No
 
 
 def _streams(step: LoopNest, buffer: Buffer) -> bool:
-    """Whether a step is a product that walks a buffer by its dimensions for few rows."""
+    """Return whether a step is a product for few rows that indexes a buffer by its dimensions."""
     if step.tables or slides(step) or not contracts(step):
         return False
     accesses = [access for access in step.accesses if access.buffer is buffer]

@@ -43,14 +43,17 @@ from torchmdla.devices.cpu.patterns import Rule, apply
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.reference import validation
 from torchmdla.devices.cpu.verifier import is_asked_for, verify
-from torchmdla.errors import CompileError
+from torchmdla.errors import CompileError, unknown_name
 from torchmdla.support import trace
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass, by the name under which it is printed. ``is_exact``: whether it computes each value as before, those of
-    NaN and infinity too; others put sums in another order, or know that a value is finite."""
+    """Pass with the name under which it is printed.
+
+    ``is_exact`` specifies whether each value stays the same, including NaN and infinity. Other passes reorder sums, or
+    rely on a value being finite.
+    """
 
     name: str
     run: Callable[[LoopProgram, Machine], object]
@@ -58,16 +61,16 @@ class Pass:
 
 
 def _plain(function: Callable[[LoopProgram], object], is_exact: bool = True) -> Pass:
-    """A pass that needs to know nothing of the machine."""
+    """Return a pass that does not need the machine."""
     return Pass(function.__name__.replace("_", "-"), lambda steps, _: function(steps), is_exact)
 
 
 def _lanes(function: Callable[[LoopProgram, int], object]) -> Pass:
-    """A pass that needs the number of floats in a vector."""
+    """Return a pass that needs the number of floats in a vector."""
     return Pass(function.__name__.replace("_", "-"), lambda steps, machine: function(steps, machine.vector_bytes // 4))
 
 
-# What nests compute, rewritten where it matches a pattern: the rules of each pass.
+# The rules of each pass that rewrites the nests which match a pattern.
 RULES: Mapping[str, tuple[Rule[Any], ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
     "defer-softmax": (DEFER_SOFTMAX,),
@@ -84,8 +87,8 @@ def _rules(name: str, is_exact: bool = False) -> Pass:
     return Pass(name, partial(apply, RULES[name]), is_exact)
 
 
-# What each step computes, and in which layout. Layouts change before epilogues merge, and both before packing, which
-# then finds every step that depends on parameters alone.
+# Passes that change the computation of steps and their layouts. Layouts change before epilogues merge, and both before
+# packing, which then finds every step that depends on parameters alone.
 REWRITES = (
     _plain(remove_unread),
     _plain(shrink_broadcasts),
@@ -113,32 +116,32 @@ REWRITES = (
 )
 
 
-# Of loops that run nests tile by tile: the extent of a full tile along each axis.
+# The extents of a full tile along each axis, for each loop that runs nests tile by tile.
 Tiles = Sequence[Sequence[int]]
 
 
 def _by_tiles(tiles: Tiles | None = None) -> tuple[Pass, ...]:
-    """Which steps run together, in which memory."""
+    """Return the passes that fuse steps and assign their memory."""
     return Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), _plain(share_buffers)
 
 
-# What is for all sizes at once.
+# Passes that run once, after samples are merged.
 REDUCTIONS = (_rules("one-walk-moments"), _rules("split-reductions"))
 
-# Every pass, in the order in which they run.
+# All passes, in the order in which they run.
 PASSES = (*REWRITES, *REDUCTIONS, *_by_tiles())
 
 
 def named(names: Sequence[str]) -> list[Pass]:
-    """The passes of these names.
+    """Return the passes with the given names.
 
     Raises:
-        CompileError: there is none of a name; lists those there are.
+        CompileError: A name is unknown; the message lists the known names.
     """
-    known = {one.name: one for one in PASSES}
+    known = {pass_.name: pass_ for pass_ in PASSES}
     for name in names:
         if name not in known:
-            raise CompileError(f"no pass {name!r}; there are {', '.join(known)}")
+            raise CompileError(unknown_name("pass", name, known))
     return [known[name] for name in names]
 
 
@@ -148,24 +151,25 @@ def transform(
     tiles: Tiles | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> tuple[LoopProgram, Tiles]:
-    """Runs every pass over the steps of a program.
+    """Run every pass over the steps of a program.
 
-    The samples of a dynamic program become one at once, whose numbers are those of all sizes. Only where a program has
-    as many steps as a size is large, those of a recurrence that is written out, the samples are rewritten one by one
-    until loops have been made of these.
+    The samples of a dynamic program are merged at once into one whose numbers hold for all sizes. If the number of
+    steps depends on a size, as for an unrolled recurrence, the samples are rewritten one by one until they contain
+    loops.
 
     Args:
-        samples: the steps of the program; of a dynamic one of each of its samples.
-        tiles: of the chains (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), where they are chosen
-            already.
-        measured: the algorithms of some contractions (:class:`~torchmdla.devices.cpu.loop_program.LoopProgram`).
+        program: The program.
+        samples: The steps of the program, or of each sample of a dynamic program.
+        tiles: The tiles of the chains (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), if they are
+            already chosen.
+        measured: The algorithms of some contractions (:class:`~torchmdla.devices.cpu.loop_program.LoopProgram`).
 
     Returns:
-        the steps, and the tiles of the loops that run by tiles, in order.
+        The steps, and the tiles of the loops that run by tiles, in order.
 
     Raises:
-        CompileError: a dynamic program's samples differ in more than numbers.
-        ValueError: ``tiles`` are of other chains.
+        CompileError: The samples of a dynamic program differ in more than numbers.
+        ValueError: ``tiles`` are those of other chains.
     """
     machine = Machine.of(program.target, program.options)
     if len({len(sample.steps) for sample in samples}) == 1:
@@ -179,22 +183,22 @@ def transform(
         if validation.is_asked_for():
             validation.note("program")
         check = _check_of(sample)
-        for one in REWRITES:
-            run(one, sample, machine, name, check)
+        for pass_ in REWRITES:
+            run(pass_, sample, machine, name, check)
     steps = _generalised(program, samples)
     if len(samples) > 1:
         observe("generalise", steps)
     check = _check_of(steps)
-    for one in REDUCTIONS:
-        run(one, steps, machine, check=check)
+    for pass_ in REDUCTIONS:
+        run(pass_, steps, machine, check=check)
     before = set(steps.steps)
-    for one in _by_tiles(tiles):
-        run(one, steps, machine, check=check)
+    for pass_ in _by_tiles(tiles):
+        run(pass_, steps, machine, check=check)
     return steps, [step.tile for step in steps.steps if isinstance(step, TileLoop) and step not in before]
 
 
 def _generalised(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
-    """The steps for all sizes, which compute what the first sample does at its own."""
+    """Return the steps for all sizes, which compute the same as the first sample at its sizes."""
     is_checked = validation.is_asked_for() and len(samples) > 1
     check = validation.Check(samples[0], program.samples[0].values) if is_checked else None
     steps = generalise(program, samples)
@@ -207,26 +211,32 @@ def _check_of(steps: LoopProgram) -> validation.Check | None:
     return validation.Check(steps) if validation.is_asked_for() else None
 
 
-def run(one: Pass, steps: LoopProgram, machine: Machine, name: str = "", check: validation.Check | None = None) -> None:
-    """Run one pass; then write and verify the program, and compare what it computes, where that is asked for.
+def run(
+    pass_: Pass, steps: LoopProgram, machine: Machine, name: str = "", check: validation.Check | None = None
+) -> None:
+    """Run one pass; then write, verify and validate the program where that is requested.
 
     Args:
-        check: what the program computed behind the pass before this one; a new one is made if it is None.
+        pass_: The pass.
+        steps: The program.
+        machine: The target machine.
+        name: The name of the sample, if there are several.
+        check: The check with the results before this pass. Without it, a new check is made.
     """
-    dump.begin(f"{one.name} {name}".rstrip())
+    dump.begin(f"{pass_.name} {name}".rstrip())
     check = check or _check_of(steps)
-    with trace.span(one.name, "pass"):
-        one.run(steps, machine)
-    observe(one.name, steps, name)
+    with trace.span(pass_.name, "pass"):
+        pass_.run(steps, machine)
+    observe(pass_.name, steps, name)
     if check is not None:
-        check.finish(one.name, steps, one.is_exact)
+        check.finish(pass_.name, steps, pass_.is_exact)
 
 
 def observe(stage: str, steps: LoopProgram, name: str = "") -> None:
-    """Writes and verifies what a stage made, where that is asked for.
+    """Write and verify the program after a stage, where that is requested.
 
     Raises:
-        CompileError: the steps are not valid; names the stage.
+        CompileError: The steps are not valid; the message names the stage.
     """
     dump.write(f"{stage}{'-' if name else ''}{name}.steps", lambda: program_text(steps), series=f"steps {name}")
     if is_asked_for():

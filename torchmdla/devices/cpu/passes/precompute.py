@@ -1,4 +1,4 @@
-"""Work on parameters alone, done once for each version of them: steps that move from the entry into packs."""
+"""Precomputation of work on parameters: its steps move from the entry into packs, which run once per version."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torchmdla.devices.cpu.expressions import gathering
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
-# A pack that repeats what it is made of may be this many times as large: a bias that fills an image is not packed.
+# A pack with repeated values may be this many times as large as its sources: a bias that fills an image is not packed.
 _MOST_GROWTH = 4
 
 
 def precompute_parameters(steps: LoopProgram) -> None:
-    """Turns temporaries that depend on nothing but parameters into packed buffers, each with the steps that make it."""
+    """Replace temporaries that depend on parameters alone by packed buffers, each with the steps that compute it."""
     makers = parameter_values(steps)
     packed: dict[Buffer, Buffer] = {}
     users = Users(steps.steps)
@@ -34,62 +34,67 @@ def precompute_parameters(steps: LoopProgram) -> None:
         if isinstance(step, LoopNest):
             step.map_body(lambda roots: gathering(roots, lambda t: replace(t, buffer=packed.get(t.buffer, t.buffer))))
     read = {buffer for step in steps.steps for buffer in step.reads}
-    # Checks keep a step alive, but are a pack's now.
+    # Steps with checks are never unread, but a pack runs these now.
     moved = {step for step in steps.steps if step.writes and all(b in packed and b not in read for b in step.writes)}
     steps.steps = [step for step in steps.steps if step not in moved]
     remove_unread(steps)
 
 
-# Whether an access is of what depends on parameters alone.
+# A function that returns whether an access reads a value that depends on parameters alone.
 IsKnown = Callable[[Access], bool]
 
 
 def known_accesses(steps: LoopProgram) -> IsKnown:
-    """Of parameters, and of temporaries that depend on nothing else, as the steps are now."""
-    made = parameter_values(steps)
-    return lambda access: access.buffer.kind == "parameter" or access.buffer in made
+    """Return a predicate for accesses of parameters, and of temporaries that depend on parameters alone.
+
+    It holds for the steps as they are now.
+    """
+    values = parameter_values(steps)
+    return lambda access: access.buffer.kind == "parameter" or access.buffer in values
 
 
 def parameter_values(steps: LoopProgram) -> dict[Buffer, list[LoopNest]]:
-    """The temporaries that hold one value that depends on nothing but parameters, with the steps that write it."""
-    found: dict[Buffer, list[LoopNest]] = {}
+    """Return the temporaries that hold one value computed from parameters alone, with the steps that write it."""
+    makers: dict[Buffer, list[LoopNest]] = {}
     other = written_after_reading(steps)
     for step in steps.steps:
-        known = isinstance(step, LoopNest) and _is_pure(step) and all(_is_known(b, found, other) for b in step.reads)
+        known = isinstance(step, LoopNest) and _is_pure(step) and all(_is_known(b, makers, other) for b in step.reads)
         for buffer in step.writes:
             if known and isinstance(step, LoopNest) and buffer.kind == "temporary" and buffer not in other:
-                found.setdefault(buffer, []).append(step)
+                makers.setdefault(buffer, []).append(step)
             else:
                 other.add(buffer)
-    # Whoever read a buffer that something else writes later on is no better off.
-    while spoiled := [b for b, by in found.items() if b in other or any(r in other for s in by for r in s.reads)]:
+    # A buffer that was computed from a later overwritten buffer does not qualify either.
+    while spoiled := [
+        b for b, writers in makers.items() if b in other or any(r in other for s in writers for r in s.reads)
+    ]:
         for buffer in spoiled:
             other.add(buffer)
-            del found[buffer]
-    return found
+            del makers[buffer]
+    return makers
 
 
 def written_after_reading(steps: LoopProgram) -> set[Buffer]:
-    """Buffers that hold one value after the other, as those that tables are in do."""
-    found: set[Buffer] = set()
+    """Return the buffers that hold several values in turn, as buffers with tables do."""
+    buffers: set[Buffer] = set()
     read: set[Buffer] = set()
     for step in steps.steps:
-        found |= read.intersection(step.writes)
+        buffers |= read.intersection(step.writes)
         read |= set(step.reads) - set(step.writes)
-    return found
+    return buffers
 
 
-def _is_known(buffer: Buffer, found: dict[Buffer, list[LoopNest]], other: set[Buffer]) -> bool:
-    return buffer.kind in ("parameter", "global") or (buffer in found and buffer not in other)
+def _is_known(buffer: Buffer, makers: dict[Buffer, list[LoopNest]], other: set[Buffer]) -> bool:
+    return buffer.kind in ("parameter", "global") or (buffer in makers and buffer not in other)
 
 
 def _is_pure(step: LoopNest) -> bool:
-    """Whether a step does nothing but compute its outputs from its buffers, and check them."""
+    """Return whether a step only computes its outputs from its buffers, and checks them."""
     return not (step.scalars or step.tables or step.epilogue)
 
 
 def _recipe(buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> set[Step]:
-    """The steps that make a buffer from parameters."""
+    """Return the steps that compute a buffer from parameters."""
     steps: set[Step] = set()
     waiting = [buffer]
     while waiting:
@@ -101,7 +106,7 @@ def _recipe(buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> set[Step]:
 
 
 def _is_read(users: Users, buffer: Buffer, makers: dict[Buffer, list[LoopNest]]) -> bool:
-    """Whether a nest that is no part of any recipe reads a buffer, and nothing but nests does."""
+    """Return whether only nests read a buffer, and at least one of them is not part of a recipe."""
     readers = [s for s in users.of(buffer) if buffer in s.reads]
     nests = all(isinstance(s, LoopNest | TileLoop) for s in readers)
     return nests and any(not all(b in makers for b in s.writes) for s in readers)
@@ -117,18 +122,18 @@ def _is_worth_it(buffer: Buffer, recipe: set[Step], varies: Callable[[AnySize], 
 
 
 def _repeats(step: Step) -> bool:
-    """Whether a step computes the same in several iterations."""
+    """Return whether a step computes the same value in several iterations."""
     return not (isinstance(step, LoopNest) and any(map(step.walks, step.inputs)))
 
 
 def has_sizes(step: Step) -> bool:
-    """Whether what a step computes depends on sizes that vary between calls."""
+    """Return whether the result of a step depends on sizes that vary between calls."""
     assert isinstance(step, LoopNest)
     return step.kernel.is_dynamic or any(isinstance(offset, Size) for _, offset in step.places)
 
 
 def _writing(step: Step, buffer: Buffer, packed: Buffer) -> LoopNest:
-    """The step in a pack, where ``buffer`` is the destination."""
+    """Return the step for a pack, with ``packed`` in the place of ``buffer``."""
     assert isinstance(step, LoopNest)
     copy = replace(step)
     copy.map_accesses(lambda access: _moved(access, {buffer: packed}))

@@ -1,6 +1,6 @@
-"""Floats that stand for integers of 8 bits: ``(integer - zero) * scale``.
+"""Matching of floats that represent integers of 8 bits: ``(integer - zero) * scale``.
 
-That is what a quantised tensor is where PyTorch computes with it, and how programs have it::
+A quantised tensor has this form where PyTorch computes with it. Programs contain it as::
 
     v0 : i32 = arith.extsi i0
     v1 : i32 = arith.andi v0, 255          uint8 is int8 of the same bits in programs
@@ -39,7 +39,7 @@ from torchmdla.devices.cpu.patterns import anything, op
 
 _SUM, _WIDE, _NARROW = "i32", "f32", "i8"
 
-# To widen a vector, subtract its zeros and multiply it by its scales.
+# Operations that widen a vector, subtract its zeros and multiply it by its scales.
 _DECODING = 3
 
 _NO_ZERO, _NO_SCALE = constant(0, _SUM), constant(1.0, _WIDE)
@@ -54,7 +54,7 @@ _SCALED_PRODUCTS = op(
 
 @dataclass(frozen=True)
 class Quantised:
-    """``integer``: an ``i8`` that is read with a sign or without; ``zero``: an ``i32``; ``scale``: an ``f32``."""
+    """Value ``(integer - zero) * scale`` of an ``i8``, which is signed or unsigned, an ``i32`` and an ``f32``."""
 
     integer: Expression
     is_signed: bool
@@ -63,7 +63,7 @@ class Quantised:
 
 
 def quantised(value: Expression) -> Quantised | None:
-    """A float32 as a quantised integer, if it is one; an ``i32`` if it is one of 8 bits."""
+    """Return the parts of a float32 that is a quantised integer, or of an ``i32`` that is one of 8 bits, else None."""
     if value.type == _SUM:
         return _extended(value, _NO_ZERO, _NO_SCALE)
     if value.op != "arith.mulf":
@@ -76,10 +76,10 @@ def _difference(value: Expression, scale: Expression) -> Quantised | None:
     zero = _NO_ZERO
     if value.op == "arith.subf":
         value, subtracted = value.operands
-        found = _as_sum(subtracted)
-        if found is None:
+        zero_point = _as_sum(subtracted)
+        if zero_point is None:
             return None
-        zero = found
+        zero = zero_point
     if value.op != "arith.sitofp" or value.type != _WIDE:
         return None
     (integer,) = value.operands
@@ -105,14 +105,14 @@ def _extended(integer: Expression, zero: Expression, scale: Expression) -> Quant
 
 
 def _as_sum(value: Expression) -> Expression | None:
-    """A float32 that is an integer as an ``i32``."""
+    """Return a float32 that is an integer as an ``i32``, else None."""
     if value.op == "constant" and math.isfinite(value.payload) and value.payload == int(value.payload):
         return constant(int(value.payload), _SUM)
     return _in_bits(value.operands[0]) if value.op == "arith.sitofp" else None
 
 
 def _in_bits(integer: Expression) -> Expression:
-    """An integer as an ``i32``."""
+    """Return an integer as an ``i32``."""
     if integer.type == _SUM:
         return integer
     if integer.op == "constant":
@@ -121,14 +121,14 @@ def _in_bits(integer: Expression) -> Expression:
 
 
 def plus(value: Expression, number: int) -> Expression:
-    """An ``i32`` and a number."""
+    """Return the sum of an ``i32`` and a number."""
     if value.op == "constant":
         return constant(value.payload + number, _SUM)
     return operation("arith.addi", [value, constant(number, _SUM)], _SUM) if number else value
 
 
 def _is_constant_along(step: LoopNest, value: Expression) -> bool:
-    """Whether a value does not vary along what a step sums."""
+    """Return whether a value does not vary along the reduced loops of a step."""
     body = contents((value,))
     loops = frozenset[int](body.loops).union(*(access.loops for access in body.loads))
     return not body.tables and not any(step.reduction[loop] for loop in loops)
@@ -136,15 +136,14 @@ def _is_constant_along(step: LoopNest, value: Expression) -> bool:
 
 @dataclass(frozen=True)
 class Form:
-    """What the values of a buffer have in common: ``zero`` and ``scale`` are over loops that are the buffer's
-    dimensions."""
+    """Common form of the values of a buffer; ``zero`` and ``scale`` are over the buffer's dimensions as loops."""
 
     is_signed: bool
     zero: Expression
     scale: Expression
 
     def at(self, access: Access) -> tuple[Expression, Expression]:
-        """Zero and scale of what a nest reads or writes."""
+        """Return zero and scale of the element at an access of a nest."""
         loops = len(access.indices[0].factors) if access.indices else 0
         along = partial(Access.along, indices=dict(enumerate(access.indices)), loops=loops)
         zero, scale = accessing((self.zero, self.scale), along)
@@ -152,14 +151,17 @@ class Form:
 
 
 def _has_zero(form: Form) -> bool:
-    """Whether an integer of 8 bits stands for 0, the border of an image."""
+    """Return whether an integer of 8 bits represents 0, the border of an image."""
     lowest = -128 if form.is_signed else 0
     return form.zero.op == "constant" and lowest <= form.zero.payload <= lowest + 255
 
 
 class QuantisedBuffers(NarrowBuffers):
-    """The buffers all of whose values are quantised in one form. Processors multiply an integer without a sign by one
-    with a sign: what depends on parameters alone is stored with a sign, all else without."""
+    """Set of the buffers all of whose values are quantised in one form.
+
+    Processors multiply an unsigned integer by a signed one. Values that depend on parameters alone are therefore stored
+    as signed integers, and all others as unsigned ones.
+    """
 
     element = _NARROW
 
@@ -181,7 +183,7 @@ class QuantisedBuffers(NarrowBuffers):
         return [v.payload.buffer for _, _, v in self._written(buffer) if v.op == "load"]
 
     def multiplies(self, step: LoopNest, product: Product) -> bool:
-        """Whether one of the factors is known, and the sum and its corrections fit into 32 bits and an epilogue."""
+        """Return whether exactly one factor is known, and the sum and its corrections fit into 32 bits."""
         factors = factors_of(replace(step, values=product.values)) or ()
         if not self._machine.dots_bytes:
             return False
@@ -197,29 +199,31 @@ class QuantisedBuffers(NarrowBuffers):
         read = contents((form.zero, form.scale)).loads
         if read and len(access.indices) != len(access.buffer.sizes):
             return False
-        return not any(step.reduction[loop] for own in contents(form.at(access)).loads for loop in own.loops)
+        return not any(step.reduction[loop] for operand in contents(form.at(access)).loads for loop in operand.loops)
 
     def worth_storing(self, steps: LoopProgram, has_products: bool) -> Iterable[Buffer]:
-        """Beside products all that is computed of quantised values; weights that few rows walk."""
-        made = dict.fromkeys(buffer for step in steps.nests() for buffer in step.writes if has_products)
+        """Return all computed quantised buffers if products are in use, and the weights that few rows walk."""
+        outputs = dict.fromkeys(buffer for step in steps.nests() for buffer in step.writes if has_products)
         return [
-            *(buffer for buffer in made if buffer in self and not self._is_known(Access.whole(buffer))),
+            *(buffer for buffer in outputs if buffer in self and not self._is_known(Access.whole(buffer))),
             *streamed_weights(steps, self, self._is_known, self._machine, _DECODING),
         ]
 
     def simplify(self, step: LoopNest) -> list[LoopNest]:
-        """Multiplies a sum of products by a scale once. Zeros and scales of weights that vary along the sum are laid
-        out as the weights are."""
+        """Move the scale of a sum of products to the epilogue, so that it multiplies the sum once.
+
+        Zeros and scales of weights that vary along the sum are laid out as the weights are.
+        """
         if len(step.outputs) != 1 or not starts_from_zero(step):
             return []
         before: list[LoopNest] = []
         for value in contents(step.values).expressions:
-            found = quantised(value) if value.type == _WIDE else None
-            if found is None or found.integer.op != "load" or found.integer.payload.buffer not in self._weights:
+            parts = quantised(value) if value.type == _WIDE else None
+            if parts is None or parts.integer.op != "load" or parts.integer.payload.buffer not in self._weights:
                 continue
-            order = in_memory_order(step, found.integer.payload)
-            for number in (_as_float(found.zero), found.scale):
-                # A product of weights without a scale with other floats has the form of weights with one.
+            order = in_memory_order(step, parts.integer.payload)
+            for number in (_as_float(parts.zero), parts.scale):
+                # Products of unscaled weights with other floats have the same form as scaled weights.
                 loads = contents((number,)).loads
                 is_of_weights = all(access.loops <= set(order) for access in loads)
                 if loads and is_of_weights and (number.op != "load" or not _is_constant_along(step, number)):
@@ -250,9 +254,9 @@ class QuantisedBuffers(NarrowBuffers):
         if value.op == "constant":
             zero, _ = self._stored_form(access)
             return _as_byte(zero)
-        found = quantised(value)
-        assert found is not None, "all that is written to a buffer is in its form"
-        return found.integer if found.is_signed == is_signed else _with_other_sign(found.integer)
+        parts = quantised(value)
+        assert parts is not None, "all that is written to a buffer is in its form"
+        return parts.integer if parts.is_signed == is_signed else _with_other_sign(parts.integer)
 
     def sum_words(self, step: LoopNest, moved: Moved, words: Moved) -> list[LoopNest]:
         values, weights = sorted(factors_of(step) or (), key=self._is_known)
@@ -261,14 +265,14 @@ class QuantisedBuffers(NarrowBuffers):
 
     def _form(self, buffer: Buffer) -> Form | None:
         if buffer not in self._forms:
-            self._forms[buffer] = None  # Of a buffer that is made of itself.
+            self._forms[buffer] = None  # The result for a buffer that is computed from itself.
             self._forms[buffer] = self._common_form(buffer)
         return self._forms[buffer]
 
     def _form_of(self, buffer: Buffer) -> Form:
-        found = self._form(buffer)
-        assert found is not None
-        return found
+        form = self._form(buffer)
+        assert form is not None
+        return form
 
     def _common_form(self, buffer: Buffer) -> Form | None:
         if buffer.kind != "temporary" or buffer.element not in (_WIDE, _SUM) or buffer.fixed:
@@ -277,35 +281,35 @@ class QuantisedBuffers(NarrowBuffers):
             return None
         written = self._written(buffer)
         others = [(s, a, v) for s, a, v in written if v.op != "constant" or v.payload != 0.0]
-        forms = {self._form_written(*one) for one in others}
+        forms = {self._form_written(*store) for store in others}
         form = forms.pop() if len(forms) == 1 else None
         return form if form is None or len(others) == len(written) or _has_zero(form) else None
 
     def _written(self, buffer: Buffer) -> list[tuple[LoopNest, Access, Expression]]:
-        """All that is written to a buffer: by which step, where, and what."""
-        found = []
+        """Return all writes to a buffer, each with its step, access and value."""
+        stores = []
         for step in self.users(buffer):
             assert isinstance(step, LoopNest)
             values = step.epilogue.values if step.epilogue else step.values
             pairs = zip(step.written_accesses, values, strict=True)
-            found += [(step, access, value) for access, value in pairs if access.buffer is buffer]
-        return found
+            stores += [(step, access, value) for access, value in pairs if access.buffer is buffer]
+        return stores
 
     def _form_written(self, step: LoopNest, access: Access, value: Expression) -> Form | None:
-        """The form of what a step writes, over the dimensions of what it writes it to."""
+        """Return the form of a value that a step writes, over the dimensions of the destination."""
         if value.op == "load":
             source = self._form(value.payload.buffer)
             if source is None:
                 return None
             is_signed, (zero, scale) = source.is_signed, source.at(value.payload)
         else:
-            found = quantised(value)
-            if found is None:
+            parts = quantised(value)
+            if parts is None:
                 return None
-            is_signed, zero, scale = found.is_signed, found.zero, found.scale
+            is_signed, zero, scale = parts.is_signed, parts.zero, parts.scale
         body, count = contents((zero, scale)), len(access.indices)
         dimensions = {i.loops[0]: AffineExpr.of_loop(d, count) for d, i in enumerate(access.indices) if i.is_loop()}
-        if body.tables or body.loops or not all(self._may_be_read_later(own, dimensions) for own in body.loads):
+        if body.tables or body.loops or not all(self._may_be_read_later(operand, dimensions) for operand in body.loads):
             return None
         if any(expression.op in ("accumulator", "reduced") for expression in body.expressions):
             return None
@@ -319,7 +323,7 @@ class QuantisedBuffers(NarrowBuffers):
         return self._is_known(access)
 
     def _stored_form(self, access: Access) -> tuple[Expression, Expression]:
-        """Zero and scale of what is stored."""
+        """Return zero and scale of the stored integers."""
         form = self._form_of(access.buffer)
         zero, scale = form.at(access)
         is_signed = self._is_stored_signed(access)
@@ -337,5 +341,5 @@ def _as_byte(zero: Expression) -> Expression:
 
 
 def _with_other_sign(integer: Expression) -> Expression:
-    """The integer of 8 bits that is as far from the least of its kind."""
+    """Return the integer of 8 bits with the same distance from the least value of the other signedness."""
     return operation("arith.xori", [integer, constant(-128, _NARROW)], _NARROW)

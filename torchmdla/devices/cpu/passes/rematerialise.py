@@ -1,7 +1,7 @@
-"""Values of a chain that are computed where they are read, since storing and reading them again takes longer.
+"""Rematerialisation of values in a chain, where storing and reading them again takes longer than computing them.
 
-What a normalisation subtracts a mean from, say, is read twice: for the variance, and for the result. To subtract in
-either place takes one pass over a tile less than to store the differences.
+For example, a normalisation uses the differences from a mean twice: for the variance, and for the result. Subtracting
+in both places takes one pass over a tile less than storing the differences.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accessing, load, substituted
 from torchmdla.devices.cpu.loop_program import LONGEST_BODY, LoopNest, is_elementwise, is_found_by_index
 
-# Instructions that take no longer than half a load; of divisions, roots and functions none is among them.
+# Instructions that take no longer than half a load. Divisions, roots and functions are not among them.
 _CHEAP = frozenset(
     f"arith.{name}"
     for name in (
@@ -26,30 +26,41 @@ _CHEAP_COST = 0.5
 
 
 def rematerialise(members: Sequence[LoopNest], local: Sequence[Buffer]) -> list[LoopNest | None]:
-    """The members of a chain with values that are computed where they are read; None in the place of one that nothing
-    is left of. ``local``: the buffers that only members use. Whatever the sizes are, the same values are."""
-    made: list[LoopNest | None] = list(members)
+    """Return the members of a chain, with values computed where they are read.
+
+    The decision does not depend on sizes.
+
+    Args:
+        members: The members of the chain.
+        local: The buffers that only members use.
+
+    Returns:
+        The members, with None in the place of each member that was removed.
+    """
+    results: list[LoopNest | None] = list(members)
     passing = set(local)
     reads = [set(member.reads) for member in members]
-    # From the last member on: what reads a value then is known when its turn comes.
+    # From the last member on, so that all readers of a value are final when its turn comes.
     for position in reversed(range(len(members))):
-        member = made[position]
+        member = results[position]
         if member is None or not _may_move(member, passing):
             continue
         buffer = member.writes[0]
-        readers = {k: m for k, m in enumerate(made) if k > position and m is not None and buffer in reads[k]}
-        following = [m for m in made[position + 1 : max(readers, default=0) + 1] if m is not None]
+        readers = {k: m for k, m in enumerate(results) if k > position and m is not None and buffer in reads[k]}
+        following = [m for m in results[position + 1 : max(readers, default=0) + 1] if m is not None]
         if readers and _is_cheaper(member, len(readers)) and _may_follow(member, following, readers.values()):
-            made[position] = None
+            results[position] = None
             for place, reader in readers.items():
-                moved = made[place] = _with_maker(reader, member)
+                moved = results[place] = _with_maker(reader, member)
                 reads[place] = set(moved.reads)
-    return made
+    return results
 
 
 def _may_move(member: LoopNest, local: Collection[Buffer]) -> bool:
-    """Whether a member is no more than a computation of one value that only members use, of all of its buffer, each
-    element by the indices of loops, one for each dimension."""
+    """Return whether a member only computes one value that only members use, for all elements of its buffer.
+
+    Each dimension of the buffer has to be indexed by its own loop.
+    """
     if not is_elementwise(member) or len(member.outputs) != 1 or member.outputs[0] in member.read_accesses:
         return False
     output = member.outputs[0]
@@ -57,8 +68,11 @@ def _may_move(member: LoopNest, local: Collection[Buffer]) -> bool:
 
 
 def _is_cheaper(member: LoopNest, readers: int) -> bool:
-    """Whether ``readers`` nests do better to compute the member's value than to read it. What does not vary along its
-    memory is computed once for many elements; a store is hidden by what else the maker does."""
+    """Return whether it is cheaper for ``readers`` nests to compute the member's value than to read it.
+
+    A value that does not vary along the innermost dimension is computed once for many elements. The maker's other work
+    hides the time of a store.
+    """
     factors = member.outputs[0].flat(len(member.sizes)).factors
     varying: set[Expression] = set()
     cost = 0.0
@@ -76,9 +90,11 @@ def _is_cheaper(member: LoopNest, readers: int) -> bool:
 
 
 def _may_follow(member: LoopNest, following: Iterable[LoopNest], readers: Iterable[LoopNest]) -> bool:
-    """Return whether all ``readers`` can compute a member's value: as inputs alone, once for each element, while its
-    operands are still there, and in kernels that do not become too long. ``following``: the members behind it up to the
-    last reader."""
+    """Return whether all ``readers`` can compute a member's value.
+
+    They have to read it only as an input, once for each element, while its operands are not yet overwritten. Their
+    kernels must not become too long. ``following`` are the members after it, up to the last reader.
+    """
     overwritten = {b for m in following for b in m.writes}
     if overwritten & {*member.reads, *member.writes}:
         return False
@@ -87,22 +103,22 @@ def _may_follow(member: LoopNest, following: Iterable[LoopNest], readers: Iterab
 
 
 def _reads_once(reader: LoopNest, buffer: Buffer) -> bool:
-    own = [access for access in reader.inputs if access.buffer is buffer]
-    others = sum(access.buffer is buffer for access in reader.accesses) - len(own)
-    return len(set(own)) == 1 and not others and not own[0].word and reader.walks(own[0])
+    reads = [access for access in reader.inputs if access.buffer is buffer]
+    others = sum(access.buffer is buffer for access in reader.accesses) - len(reads)
+    return len(set(reads)) == 1 and not others and not reads[0].word and reader.walks(reads[0])
 
 
 def _with_maker(reader: LoopNest, maker: LoopNest) -> LoopNest:
-    """The reader with the maker's value in the place of what it reads of the maker."""
+    """Return a copy of the reader in which the maker's value replaces the load of the maker's result."""
     read = next(access for access in reader.inputs if access.buffer is maker.writes[0])
     (value,) = accessing(maker.values, lambda access: through(access, maker, read))
-    made = replace(reader)
-    made.map_body(lambda roots: substituted(roots, {load(read): value}))
-    made.nodes |= maker.nodes
-    return made
+    fused = replace(reader)
+    fused.map_body(lambda roots: substituted(roots, {load(read): value}))
+    fused.nodes |= maker.nodes
+    return fused
 
 
 def through(access: Access, maker: LoopNest, read: Access) -> Access:
-    """What the maker accesses for the element that another step reads, over that step's loops."""
+    """Return the maker's access for the element that another step reads as ``read``, over that step's loops."""
     along = dict(zip((i.loops[0] if i.loops else -1 for i in maker.outputs[0].indices), read.indices, strict=True))
     return access.along(along, len(read.indices[0].factors) if read.indices else 0)

@@ -1,5 +1,7 @@
-"""What is quantised and read as a float at once stays a float: rounded and within bounds, it is the integer that it
-would be made to. An integer has no -0.
+"""Removal of quantisation whose result is read as a float at once.
+
+The value stays a float. Rounded and within bounds, it equals the integer. An addition of 0 removes -0.0, which integers
+do not have.
 
 ::
 
@@ -21,42 +23,42 @@ from torchmdla.devices.cpu.passes.quantised import quantised
 
 
 def keep_floats(steps: LoopProgram) -> None:
-    """Lets such values stay floats, in place."""
+    """Replace conversions to integers and back by the rounded floats, in place."""
     for step in steps.nests():
         step.map_expressions(lambda roots: rewritten(roots, _as_float))
 
 
 def _as_float(value: Expression) -> Expression | None:
-    found = quantised(value) if value.op in ("arith.subf", "arith.sitofp") else None
-    if found is None or found.integer.op != "arith.trunci" or found.zero.op != "constant":
+    parts = quantised(value) if value.op in ("arith.subf", "arith.sitofp") else None
+    if parts is None or parts.integer.op != "arith.trunci" or parts.zero.op != "constant":
         return None
-    integer, moved = _and_constant(found.integer.operands[0], "arith.addi", 0)
-    if integer.op != "arith.fptosi" or integer.type != "i32" or moved != found.zero.payload:
+    integer, moved = _and_constant(parts.integer.operands[0], "arith.addi", 0)
+    if integer.op != "arith.fptosi" or integer.type != "i32" or moved != parts.zero.payload:
         return None
     (rounded,) = integer.operands
     if rounded.op != "math.roundeven" or rounded.type != "f32":
         return None
     least, most = _bounds(rounded.operands[0])
-    lowest = -128 if found.is_signed else 0
+    lowest = -128 if parts.is_signed else 0
     if not lowest <= least + moved <= most + moved <= lowest + 255:
         return None
     return operation("arith.addf", [rounded, constant(0.0, "f32")], "f32")
 
 
 def _and_constant(value: Expression, op: str, otherwise: float) -> tuple[Expression, float]:
-    """An operand of ``op`` beside a constant, and this; what is no such operation and ``otherwise``."""
+    """Return the other operand and the constant of operation ``op``, else ``value`` and ``otherwise``."""
     if value.op != op:
         return value, otherwise
     other, number = sorted(value.operands, key=lambda operand: operand.op == "constant")
     return (other, number.payload) if number.op == "constant" else (value, otherwise)
 
 
-# MLIR's comparisons ogt and uge, the second of which rectifiers have.
+# MLIR's comparisons ogt and uge; rectifiers use the second one.
 _GREATER = ("{predicate = 2 : i64}", "{predicate = 10 : i64}")
 
 
 def _is_above(value: Expression) -> bool:
-    """Return whether a value is the larger one of another and a constant, whichever it is of a NaN."""
+    """Return whether a value is the larger one of another value and a constant, with either result for NaN."""
     if value.op != "arith.select" or value.operands[2].op != "constant":
         return False
     condition, *chosen = value.operands
@@ -64,15 +66,15 @@ def _is_above(value: Expression) -> bool:
 
 
 def _bounds(value: Expression) -> tuple[float, float]:
-    """What a value is kept between by a maximum and a minimum around each other."""
-    found = {"arith.maximumf": -math.inf, "arith.minimumf": math.inf}
-    for _ in found:
+    """Return the bounds that a maximum and a minimum around a value specify."""
+    bounds = {"arith.maximumf": -math.inf, "arith.minimumf": math.inf}
+    for _ in bounds:
         op = value.op
         if _is_above(value):
-            value, found["arith.maximumf"] = value.operands[1], value.operands[2].payload
+            value, bounds["arith.maximumf"] = value.operands[1], value.operands[2].payload
             continue
-        if op not in found or math.isfinite(found[op]):
+        if op not in bounds or math.isfinite(bounds[op]):
             break
-        value, found[op] = _and_constant(value, op, found[op])
-    least, most = found.values()
+        value, bounds[op] = _and_constant(value, op, bounds[op])
+    least, most = bounds.values()
     return least, most

@@ -1,16 +1,16 @@
-"""Loops that a program has written out, as the steps of a recurrent network over time: one step that repeats.
+"""Rerolling of unrolled loops, such as the steps of a recurrent network over time, into one repeated step.
 
-Steps that follow each other with a period, equal but for where their operands lie, become a
-:class:`~torchmdla.devices.cpu.loop_program.RepeatLoop`. From one iteration to the next an operand may
+Consecutive steps that repeat with a period, equal except for the places of their operands, become a
+:class:`~torchmdla.devices.cpu.loop_program.RepeatLoop`. From one iteration to the next, an operand may
 
-- advance: the same buffer, a fixed distance further;
-- be passed on: a temporary that an earlier iteration wrote. What the iterations write one after the other becomes rows
-  of one buffer, so the operand advances by a row;
-- be anew: a temporary that no other iteration needs. All iterations use that of the first.
+- advance: it is in the same buffer, a fixed distance further;
+- be passed on: it is a temporary that an earlier iteration wrote. The iterations' results become rows of one buffer, so
+  the operand advances by a row;
+- be new: it is a temporary that other iterations do not need. All iterations use that of the first.
 
-All of these only rename memory, so the steps compute what they did. Iterations at either end that differ (a state that
-starts as a constant, a result that is the caller's) are left as they are. Only recurrences become loops: iterations
-that need nothing of each other are better run side by side.
+All of these only rename memory, so the steps compute the same values. Iterations at either end that differ stay as they
+are, such as one with a constant initial state, or one that writes a result of the caller. Only recurrences become
+loops, as independent iterations run better in parallel.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from torchmdla.devices.cpu.loop_program import (
     by_number,
 )
 
-# A loop has at least so many iterations, of at most so many steps.
+# The least number of iterations of a loop, and the largest number of steps of an iteration.
 _LEAST_COUNT = 3
 _LONGEST_PERIOD = 32
 
-# So many iterations at either end may be no part of the loop although their steps have its form.
+# The number of iterations at either end that may be peeled although their steps have the loop's form.
 _MOST_PEELED = 2
 
 
 def reroll_loops(steps: LoopProgram) -> None:
-    """Replaces recurrences that are written out by loops, in place."""
+    """Replace unrolled recurrences by loops, in place."""
     numbers: dict[object, int] = {}
     forms = [numbers.setdefault(_form(step), len(numbers)) for step in steps.steps]
     repeats = _Repeats(steps.steps, forms)
     start = 0
     while start < len(steps.steps):
-        found = _longest(steps.steps, repeats, start)
-        if found is not None:
-            loop, start, end = found
+        match = _longest(steps.steps, repeats, start)
+        if match is not None:
+            loop, start, end = match
             _rename([*steps.steps[:start], *steps.steps[end:]], loop.renamed())
             step = loop.repeated()
             steps.steps[start:end], forms[start:end] = [step], [numbers.setdefault(step, len(numbers))]
@@ -60,7 +60,7 @@ def reroll_loops(steps: LoopProgram) -> None:
 
 
 def _longest(steps: Sequence[Step], repeats: _Repeats, start: int) -> tuple[_Loop, int, int] | None:
-    """The loop with the shortest period from ``start`` on, and from where to where the steps are that it replaces."""
+    """Return the loop with the shortest period from ``start`` on, and the range of steps that it replaces."""
     tried: list[int] = []
     for period in range(1, min(_LONGEST_PERIOD, (len(steps) - start) // _LEAST_COUNT) + 1):
         end = repeats.end(period, start)
@@ -79,7 +79,7 @@ def _longest(steps: Sequence[Step], repeats: _Repeats, start: int) -> tuple[_Loo
 
 
 class _Repeats:
-    """How steps repeat, asked for each place in turn while they stay as they are."""
+    """Search for repetitions of steps, for each place in turn while the steps do not change."""
 
     def __init__(self, steps: Sequence[Step], forms: Sequence[int]) -> None:
         self._steps = steps
@@ -89,7 +89,7 @@ class _Repeats:
         self._reach: dict[tuple[int, int], int] = {}
 
     def end(self, period: int, start: int) -> int:
-        """The first place from ``start`` on whose form is another one than that of the place a period further."""
+        """Return the first place from ``start`` on whose form differs from that of the place one period later."""
         end = max(start, self._ends.get(period, 0))
         while end + period < len(self._forms) and self._forms[end] == self._forms[end + period]:
             end += 1
@@ -97,10 +97,12 @@ class _Repeats:
         return end
 
     def loop(self, period: int, begin: int, behind: int) -> _Loop:
-        """The loop of the iterations between two places.
+        """Return the loop of the iterations between two places.
+
+        Short loops within the range are checked first, as they show early that there is not a loop.
 
         Raises:
-            _NoLoop: they are none. Few iterations that are none, anywhere between, show that.
+            _NoLoop: The iterations are not a loop.
         """
         last = behind - _LEAST_COUNT * period
         for place in (last, begin):
@@ -110,8 +112,10 @@ class _Repeats:
         return self._made(period, begin, behind)
 
     def _reached(self, period: int, begin: int, last: int) -> int:
-        """The first place from ``begin`` to ``last``, period by period, at which no loop of few iterations begins, or
-        the one behind."""
+        """Return the first place from ``begin`` to ``last``, in periods, where a loop of few iterations does not begin.
+
+        If there is not any, return the place one period after the last.
+        """
         place, tried = begin, []
         while place <= last and (period, place) not in self._reach and self._is_loop(period, place):
             tried.append(place)
@@ -133,7 +137,7 @@ class _Repeats:
 
 
 def _spans(count: int) -> Iterator[tuple[int, int]]:
-    """What may be left of ``count`` iterations without some at either end, most first."""
+    """Yield the ranges of iterations that remain after peeling at either end, the longest first."""
     peeled = [(first, last) for first in range(_MOST_PEELED + 1) for last in range(_MOST_PEELED + 1)]
     for first, last in sorted(peeled, key=sum):
         if count - last - first >= _LEAST_COUNT:
@@ -141,7 +145,10 @@ def _spans(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _form(step: Step) -> object:
-    """What is equal in steps that differ in their operands' places only; the step itself if it is in no loop."""
+    """Return a key that is equal for steps that differ in their operands' places only.
+
+    It is the step itself if a loop cannot contain it.
+    """
     if isinstance(step, LoopNest) and not step.tables:
         return _nest_form(step, ())
     if isinstance(step, TileLoop):
@@ -161,13 +168,13 @@ def _nest_form(step: LoopNest, local: Sequence[Buffer]) -> object:
     epilogue = step.epilogue
     end = (epilogue.body.scalars, by_number(epilogue.values)) if epilogue else None
     body = by_number((*step.values, *step.checks))
-    own = (step.sizes, step.reduction, len(step.outputs), step.scalars, body, step.initial)
-    return own, tuple(operands), end
+    header = (step.sizes, step.reduction, len(step.outputs), step.scalars, body, step.initial)
+    return header, tuple(operands), end
 
 
 @dataclass(frozen=True)
 class _Operand:
-    """Where an operand of a nest lies, by the element that the nest's first iteration touches."""
+    """Operand of a nest, with the element that the nest's first iteration touches as its place."""
 
     buffer: Buffer
     place: AnySize
@@ -179,20 +186,20 @@ def _nests(steps: Sequence[Step]) -> list[LoopNest]:
 
 
 class _Operands:
-    """The operands of steps, which are asked for again and again while the steps stay as they are."""
+    """Cache of the operands of steps, valid while the steps do not change."""
 
     def __init__(self) -> None:
         self._of_step: dict[int, list[_Operand]] = {}
 
     def of(self, steps: Sequence[Step]) -> list[_Operand]:
-        """Of all nests in the order of their accesses, but for what chains have within."""
+        """Return the operands of all nests in the order of their accesses, except for those in local buffers."""
         return [operand for step in steps for operand in self._of(step)]
 
     def _of(self, step: Step) -> list[_Operand]:
-        found = self._of_step.get(id(step))
-        if found is None:
-            found = self._of_step[id(step)] = [operand for nest in _nests([step]) for operand in _operands(nest)]
-        return found
+        operands = self._of_step.get(id(step))
+        if operands is None:
+            operands = self._of_step[id(step)] = [operand for nest in _nests([step]) for operand in _operands(nest)]
+        return operands
 
 
 def _operands(nest: LoopNest) -> Iterator[_Operand]:
@@ -204,27 +211,30 @@ def _operands(nest: LoopNest) -> Iterator[_Operand]:
 
 @dataclass
 class _Values:
-    """Temporaries that the iterations write, each one of its own: ``made``. ``given``: those that are there before, by
-    iteration, the first of the loop being 0. Where values outlive their iteration, they are the rows of ``rows``."""
+    """Temporaries that the iterations write, one for each iteration.
 
-    made: list[Buffer]
-    given: dict[int, Buffer] = field(default_factory=dict)
+    ``written`` has these temporaries, by iteration. ``initial`` has those that exist before the loop, by iteration,
+    where the first iteration of the loop is 0. If values outlive their iteration, they become rows of ``rows``.
+    """
+
+    written: list[Buffer]
+    initial: dict[int, Buffer] = field(default_factory=dict)
     rows: Buffer | None = None
 
     def all(self) -> dict[int, Buffer]:
-        return {**self.given, **dict(enumerate(self.made))}
+        return {**self.initial, **dict(enumerate(self.written))}
 
     def row(self, iteration: int) -> AnySize:
-        """The element at which the row of an iteration's value starts."""
-        return (iteration - min(self.given, default=0)) * self.made[0].count
+        """Return the element at which the row of an iteration's value starts."""
+        return (iteration - min(self.initial, default=0)) * self.written[0].count
 
     def lay_out(self) -> None:
-        count = len(self.made) - min(self.given, default=0)
-        self.rows = Buffer("temporary", self.made[0].element, (count * self.made[0].count,), fixed=True)
+        count = len(self.written) - min(self.initial, default=0)
+        self.rows = Buffer("temporary", self.written[0].element, (count * self.written[0].count,), fixed=True)
 
     def accepts(self, buffer: Buffer) -> bool:
-        """Whether a buffer may be a row."""
-        first = self.made[0]
+        """Return whether a buffer can become a row."""
+        first = self.written[0]
         return _is_free(buffer) and (buffer.element, buffer.count) == (first.element, first.count)
 
 
@@ -232,16 +242,16 @@ def _is_free(buffer: Buffer) -> bool:
     return buffer.kind == "temporary" and not buffer.fixed
 
 
-# What an operand becomes: the buffer that it is in all iterations, with the distance by which it advances, or the value
-# of the iteration so many before.
+# The replacement of an operand. It is a buffer, with the distance by which it advances, or a value, with the number of
+# iterations since it was written.
 _Source = tuple[Buffer | _Values, AnySize]
 
 
 class _Loop:
-    """The loop that ``iterations`` are.
+    """Loop that consists of ``iterations``.
 
     Raises:
-        _NoLoop: they are none.
+        _NoLoop: The iterations are not a loop.
     """
 
     def __init__(self, iterations: Sequence[Sequence[Step]], operands: _Operands) -> None:
@@ -278,7 +288,7 @@ class _Loop:
         values, iteration = self._made[last.buffer]
         back = len(column) - 1 - iteration
         for k, operand in enumerate(column, -back):
-            known = values.made[k] if k >= 0 else values.given.setdefault(k, operand.buffer)
+            known = values.written[k] if k >= 0 else values.initial.setdefault(k, operand.buffer)
             if known is not operand.buffer or not values.accepts(known):
                 raise _NoLoop
         return values, back
@@ -287,14 +297,14 @@ class _Loop:
         read = {c[0].buffer for c in columns if not c[0].is_written}
         written = {c[0].buffer for c in columns if c[0].is_written}
         stay = {buffer for buffer, _ in self._sources if isinstance(buffer, Buffer)}
-        if not any(values.given for values in self._values) and not read & written & stay:
+        if not any(values.initial for values in self._values) and not read & written & stay:
             raise _NoLoop
 
     def lay_out(self, others: Sequence[Step]) -> None:
-        """Gives values that outlive their iterations rows; ``others`` are all steps outside of the loop.
+        """Assign rows to values that outlive their iterations; ``others`` are all steps outside the loop.
 
         Raises:
-            _NoLoop: one of these needs a value where it is, or the rows take too much memory.
+            _NoLoop: Such a step relies on the place of a value, or the rows need too much memory.
         """
         users = Users(others)
         taken: set[Buffer] = {buffer for buffer, _ in self._sources if isinstance(buffer, Buffer)}
@@ -306,15 +316,15 @@ class _Loop:
             around = [(b, step) for b in everything for step in users.of(b)]
             if any(_is_needed_as_it_is(buffer, step) for buffer, step in around):
                 raise _NoLoop
-            if values.given or around:
+            if values.initial or around:
                 values.lay_out()
-        # Rows are kept until the loop ends: they may take as much memory as the loop walks through anyway.
+        # Rows exist until the loop ends. They may need as much memory as the loop walks anyway.
         walked = {b: abs(estimate(number)) for b, number in self._sources if number and isinstance(b, Buffer)}
-        if sum(estimate(v.made[0].count) for v in self._values if v.rows is not None) > sum(walked.values()):
+        if sum(estimate(v.written[0].count) for v in self._values if v.rows is not None) > sum(walked.values()):
             raise _NoLoop
 
     def renamed(self) -> dict[Buffer, tuple[Buffer, AnySize]]:
-        """The rows that buffers have become: of which buffer, and at which element of it."""
+        """Return the row of each buffer that became one, as the buffer of rows and the first element."""
         laid_out = [(v, v.rows) for v in self._values if v.rows is not None]
         return {buffer: (rows, v.row(k)) for v, rows in laid_out for k, buffer in v.all().items()}
 
@@ -330,9 +340,9 @@ class _Loop:
             if isinstance(source, Buffer):
                 view = View(_view_of(old), old, 0, number) if number else None
             elif source.rows is not None:
-                view = View(_view_of(old), source.rows, source.row(-static(number)), source.made[0].count)
+                view = View(_view_of(old), source.rows, source.row(-static(number)), source.written[0].count)
             else:
-                return replace(access, buffer=source.made[0])
+                return replace(access, buffer=source.written[0])
             if view is None:
                 return access
             key = (view.base, view.offset, view.distance, old.sizes)
@@ -346,18 +356,18 @@ class _Loop:
 
 
 def _check_neighbours(first: Sequence[_Operand], second: Sequence[_Operand]) -> None:
-    """What of a loop shows in two iterations, at little cost: only temporaries may be others."""
-    for one, other in zip(first, second, strict=True):
-        if one.buffer is not other.buffer and not (_is_free(one.buffer) and _is_free(other.buffer)):
+    """Check two iterations at little cost: their operands may differ in temporaries only."""
+    for operand, other in zip(first, second, strict=True):
+        if operand.buffer is not other.buffer and not (_is_free(operand.buffer) and _is_free(other.buffer)):
             raise _NoLoop
 
 
 class _NoLoop(Exception):
-    """Steps are no loop."""
+    """The steps are not a loop."""
 
 
 def _is_needed_as_it_is(buffer: Buffer, step: Step) -> bool:
-    """Whether a step relies on the place of a buffer."""
+    """Return whether a step relies on the place of a buffer."""
     tables = [t.buffer for nest in _nests([step]) for t in nest.tables]
     return not isinstance(step, LoopNest | TileLoop) or buffer in tables
 
@@ -367,10 +377,10 @@ def _view_of(buffer: Buffer) -> Buffer:
 
 
 def _replace_accesses(nest: LoopNest, accesses: Sequence[Access]) -> None:
-    """Gives a nest other accesses, in the order of its own."""
-    own = dict(zip(nest.inputs, accesses, strict=False))
-    rest = tuple(accesses[len(own) :])
-    nest.map_body(lambda roots: accessing(roots, own.__getitem__))
+    """Replace the accesses of a nest, in their order."""
+    inputs = dict(zip(nest.inputs, accesses, strict=False))
+    rest = tuple(accesses[len(inputs) :])
+    nest.map_body(lambda roots: accessing(roots, inputs.__getitem__))
     if nest.epilogue is None:
         nest.outputs = rest
         return
@@ -379,7 +389,7 @@ def _replace_accesses(nest: LoopNest, accesses: Sequence[Access]) -> None:
 
 
 def _rename(steps: Sequence[Step], renamed: dict[Buffer, tuple[Buffer, AnySize]]) -> None:
-    """Lets nests use the rows that buffers have become."""
+    """Redirect nests to the rows that replace buffers."""
     for nest in _nests(steps):
 
         def moved(access: Access, loops: int = len(nest.sizes)) -> Access:

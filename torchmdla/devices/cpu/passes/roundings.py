@@ -1,7 +1,7 @@
-"""Floats of 16 bits among those of 32, in which they are computed.
+"""Removal of redundant roundings to 16-bit floats, which are computed in 32 bits.
 
-PyTorch rounds what each of its operators computes. What one only chooses among values that are rounded needs no
-rounding of its own::
+PyTorch rounds the result of each operator. An operator that only selects among rounded values does not need its own
+rounding::
 
     v0 : bf16 = arith.truncf i0                 v0 : bf16 = arith.truncf i0
     v1 : f32 = arith.extf v0                    v1 : f32 = arith.extf v0
@@ -22,7 +22,7 @@ from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, User
 
 WIDE = "f32"
 
-# Ops whose value is one of those of some operands, but for its sign: the first of these.
+# Ops whose value is, up to its sign, one of their operands from this position on.
 _CHOOSING: Mapping[str, int] = {
     "arith.select": 1,
     "arith.maximumf": 0,
@@ -35,7 +35,7 @@ _CHOOSING: Mapping[str, int] = {
 
 
 def drop_roundings(steps: LoopProgram) -> None:
-    """Removes roundings of what is rounded, in place."""
+    """Remove roundings of values that are already rounded, in place."""
     for step in steps.nests():
         step.map_expressions(lambda roots: rewritten(roots, _without_rounding))
 
@@ -49,7 +49,10 @@ def _without_rounding(expression: Expression) -> Expression | None:
 
 
 def is_half(value: Expression, kind: str, is_known: Callable[[Expression], bool] = lambda expression: False) -> bool:
-    """Whether a float32 is a float of 16 bits, of type ``kind``. ``is_known``: what else is one."""
+    """Return whether a float32 is a widened float of 16 bits, of type ``kind``.
+
+    ``is_known`` returns whether another expression, such as a load, is one.
+    """
     if value.op in _CHOOSING:
         return all(is_half(operand, kind, is_known) for operand in value.operands[_CHOOSING[value.op] :])
     if value.op == "constant":
@@ -68,14 +71,14 @@ def _is_representable(number: float, kind: str) -> bool:
 
 
 def rounded(value: Expression, kind: str) -> Expression:
-    """A float32 as a float of 16 bits."""
+    """Return a float32 as a float of 16 bits."""
     if value.op == "arith.extf" and value.operands[0].type == kind:
         return value.operands[0]
     return constant(value.payload, kind) if value.op == "constant" else operation("arith.truncf", [value], kind)
 
 
 class HalfBuffers:
-    """The temporaries of float32 all of whose values are floats of 16 bits, of type ``kind``."""
+    """Set of the temporaries of float32 all of whose values are floats of 16 bits, of type ``kind``."""
 
     def __init__(self, steps: LoopProgram, kind: str) -> None:
         self._kind = kind
@@ -87,7 +90,7 @@ class HalfBuffers:
 
     def __contains__(self, buffer: Buffer) -> bool:
         if buffer not in self._known:
-            self._known[buffer] = False  # Of a buffer that is made of itself.
+            self._known[buffer] = False  # The result for a buffer that is computed from itself.
             self._known[buffer] = self._holds_halves(buffer)
         return self._known[buffer]
 
@@ -106,7 +109,7 @@ class HalfBuffers:
 
 
 def _stored(step: Step, buffer: Buffer) -> list[Expression]:
-    """What a step writes to a buffer."""
+    """Return the values that a step writes to a buffer."""
     assert isinstance(step, LoopNest)
     values = step.epilogue.values if step.epilogue else step.values
     return [value for access, value in zip(step.written_accesses, values, strict=True) if access.buffer is buffer]

@@ -1,4 +1,4 @@
-"""Steps that write over what they read last: fewer bytes stay in the caches."""
+"""Reuse of an input's buffer for a step's output, so that fewer bytes stay in the caches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmdla.devices.cpu.loop_program import (
 
 
 def share_buffers(steps: LoopProgram) -> None:
-    """Lets an elementwise step write over an input that nobody needs afterwards: fewer bytes stay in the caches."""
+    """Let elementwise steps write over inputs that are not used afterwards, so that fewer bytes stay in the caches."""
     first, last = first_and_last_uses(steps.steps)
     merged: dict[Buffer, Buffer] = {}
 
@@ -42,7 +42,10 @@ def share_buffers(steps: LoopProgram) -> None:
 def _replaceable(
     step: LoopNest, position: int, first: dict[Buffer, int], last: dict[Buffer, int]
 ) -> tuple[Buffer, Buffer] | None:
-    """An input that ends with a step and an output that starts with it, accessed alike."""
+    """Return an input whose lifetime ends with a step and an output whose lifetime begins with it, or None.
+
+    Both are accessed at the same indices.
+    """
     if any(step.reduction) or len(step.outputs) != 1:
         return None
     output = step.outputs[0]

@@ -1,9 +1,10 @@
-"""Products whose result is read in slices, as the gates of a recurrent cell are, and what reads it: tile by tile.
+"""Tile-by-tile fusion of a product with the steps that read slices of its result, as in recurrent cells.
 
-A step of an LSTM is one product of the hidden state with the weights of all gates, and elementwise nests that read the
-gates as slices of it. Both walk the hidden units: for a few units the product of all their gates, then what is made of
-them while it lies in the first cache. The whole is one :class:`~torchmdla.devices.cpu.loop_program.TileLoop`, one range
-that threads share. Nothing here knows of recurrent networks: a product and equal slices of one of its loops are enough.
+A step of an LSTM is one product of the hidden state with the weights of all gates. Elementwise nests then read the
+gates as slices of it. Both walk the hidden units. A tile computes the product of all gates for a few units, and then
+the elementwise steps while these gates are in the first-level cache. The whole is one
+:class:`~torchmdla.devices.cpu.loop_program.TileLoop`, whose range threads share. The pass is not specific to recurrent
+networks: it requires only a product and equal slices of one of its loops.
 """
 
 from __future__ import annotations
@@ -31,28 +32,30 @@ from torchmdla.devices.cpu.loop_program import (
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.elide_inserts import are_apart
 
-# Part of the first cache that one tile's slices may fill: what reads them needs room, too.
+# The share of the first-level cache that one tile's slices may fill, as their readers need room, too.
 _LOCAL_PART = 0.5
 
-# Vectors side by side in a tile where the layout of weights does not say, best first.
+# Adjacent vectors in a tile if the layout of weights does not specify the width, best first.
 _VECTORS = (2, 3, 1)
 
 
 def separate_slices(steps: LoopProgram) -> None:
-    """Gives temporaries that are read in equal slices along a dimension a dimension of slices, and the loop that writes
-    them a loop of slices, in place. Layouts of weights then keep the slices apart."""
+    """Split dimensions that are read in equal slices into slices and places, and the loops that write them, in place.
+
+    Layouts of weights then keep the slices apart.
+    """
     users = Users(steps.steps)
     for buffer in steps.buffers():
         _, *readers = users.of(buffer)
         nests = [s for s in readers if isinstance(s, LoopNest) and not s.tables and buffer not in s.writes]
         if buffer.kind == "temporary" and not buffer.fixed and readers and len(nests) == len(readers):
-            found = _sliced_dimension(buffer, nests)
-            if found is not None:
-                _separate(users, buffer, *found)
+            slicing = _sliced_dimension(buffer, nests)
+            if slicing is not None:
+                _separate(users, buffer, *slicing)
 
 
 def _separate(users: Users, buffer: Buffer, dimension: int, extent: AnySize) -> None:
-    """Reshapes a buffer, and whatever an elementwise step makes it of: the loops of the product behind it follow."""
+    """Reshape a buffer, and the sources of an elementwise step that computes it, up to the product."""
     writer, *readers = users.of(buffer)
     if not isinstance(writer, LoopNest) or not _split_writer(writer, buffer, dimension, extent):
         return
@@ -70,8 +73,10 @@ def _separate(users: Users, buffer: Buffer, dimension: int, extent: AnySize) -> 
 
 
 def _sliced_dimension(buffer: Buffer, readers: Sequence[LoopNest]) -> tuple[int, AnySize] | None:
-    """The dimension that every access of the readers takes one slice of, and the slices' extent; the other dimensions
-    they walk whole."""
+    """Return the dimension of which every access of the readers walks one slice, and the extent of a slice.
+
+    The readers have to walk the other dimensions completely.
+    """
     accesses = [(s, a) for s in readers for a in s.accesses if a.buffer is buffer]
     for d, size in enumerate(buffer.sizes):
         extents = {_slice_extent(s, a.indices[d]) for s, a in accesses}
@@ -87,7 +92,7 @@ def _sliced_dimension(buffer: Buffer, readers: Sequence[LoopNest]) -> tuple[int,
 
 
 def _slice_extent(step: LoopNest, index: AffineExpr) -> AnySize | None:
-    """How many neighbouring places an index walks with one loop (or none); None if it is anything else."""
+    """Return the number of adjacent places that an index walks with at most one loop; None for other indices."""
     if not index.loops:
         return 1
     loop = index.loops[0]
@@ -95,7 +100,7 @@ def _slice_extent(step: LoopNest, index: AffineExpr) -> AnySize | None:
 
 
 def _split_writer(writer: LoopNest, buffer: Buffer, dimension: int, extent: AnySize) -> bool:
-    """Splits the loop over ``dimension`` of the step that writes all of a buffer; whether there is such a loop."""
+    """Split the loop over ``dimension`` of the step that writes a buffer, and return whether it could be split."""
     access = next(a for a in writer.written_accesses if a.buffer is buffer)
     index = access.indices[dimension]
     if buffer in [a.buffer for a in writer.inputs] or not covers(writer, access) or not index.is_loop():
@@ -108,8 +113,10 @@ def _split_writer(writer: LoopNest, buffer: Buffer, dimension: int, extent: AnyS
 
 
 def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: AnySize) -> None:
-    """Replaces a dimension of a buffer by blocks and places within one; each index is of one loop for either, or is a
-    constant block."""
+    """Replace a dimension of a buffer by a dimension of blocks and one of places within a block.
+
+    Each index has one loop for either of these, or is a constant block.
+    """
     sizes = buffer.sizes
     buffer.sizes = (*sizes[:dimension], sizes[dimension] // extent, extent, *sizes[dimension + 1 :])
 
@@ -118,9 +125,9 @@ def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: 
             return access
         index = access.indices[dimension]
         blocks = [quotient(factor, extent) for factor in index.factors]
-        block = AffineExpr(tuple(found or 0 for found in blocks), quotient(index.constant, extent) or 0)
+        block = AffineExpr(tuple(number or 0 for number in blocks), quotient(index.constant, extent) or 0)
         places = zip(blocks, index.factors, strict=True)
-        place = AffineExpr(tuple(factor if found is None else 0 for found, factor in places))
+        place = AffineExpr(tuple(factor if number is None else 0 for number, factor in places))
         return replace(access, indices=(*access.indices[:dimension], block, place, *access.indices[dimension + 1 :]))
 
     for step in users:
@@ -128,7 +135,7 @@ def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: 
 
 
 def fuse_slices(steps: LoopProgram, machine: Machine) -> None:
-    """Replaces products and the elementwise steps that read their results in slices by chains, in place."""
+    """Replace products and the elementwise steps that read their results in slices by chains, in place."""
     places: dict[Buffer, list[int]] = defaultdict(list)
     for position, step in enumerate(steps.steps):
         for buffer in {*step.reads, *step.writes}:
@@ -144,10 +151,10 @@ def fuse_slices(steps: LoopProgram, machine: Machine) -> None:
 
 
 def _end_of_readers(steps: LoopProgram, position: int, places: Mapping[Buffer, Sequence[int]]) -> int:
-    """Return the position behind the steps that read the product at ``position``, or 0: the step there is not a product
-    with a local result, or other steps are between it and them.
+    """Return the position after the steps that read the product at ``position``, or 0.
 
-    Whether a result whose size varies fits the cache depends on that size: such products are left as they are.
+    It is 0 if the step is not a product with a local result, or if unrelated steps are between it and its readers.
+    Whether a result of varying size fits in the cache depends on that size, so such products are left unchanged.
     """
     product = steps.steps[position]
     if not isinstance(product, LoopNest) or not any(product.reduction) or len(product.written_accesses) != 1:
@@ -162,17 +169,17 @@ def _end_of_readers(steps: LoopProgram, position: int, places: Mapping[Buffer, S
 
 
 def _chained(candidates: Sequence[Step], machine: Machine) -> TileLoop | None:
-    """Return a chain of a product and all the steps that read its result."""
+    """Return a chain of a product and all the steps that read its result, or None."""
     product, *readers = [s for s in candidates if isinstance(s, LoopNest)]
     (buffer,) = product.writes
     if len(readers) + 1 != len(candidates) or not all(map(is_elementwise, readers)):
         return None
     if any(buffer in s.writes or buffer not in s.reads for s in readers):
         return None
-    found = _axis(product, readers, machine)
-    if found is None:
+    tiling = _axis(product, readers, machine)
+    if tiling is None:
         return None
-    dimension, width = found
+    dimension, width = tiling
     if static(buffer.bytes) // static(buffer.sizes[dimension]) * width > _LOCAL_PART * machine.first_level:
         return None
     members, loops = zip(*(_with_axis(s, buffer, dimension, width) for s in (product, *readers)), strict=True)
@@ -182,10 +189,13 @@ def _chained(candidates: Sequence[Step], machine: Machine) -> TileLoop | None:
 
 
 def _axis(product: LoopNest, readers: Sequence[LoopNest], machine: Machine) -> tuple[int, int] | None:
-    """The dimension of the product's result along which tiles follow each other, and their width: the innermost one,
-    which all readers walk whole. Some other dimension must be one of slices, of which they take one each."""
-    own = product.written_accesses[0]
-    buffer, dimension = own.buffer, len(own.buffer.sizes) - 1
+    """Return the tiled dimension of the product's result and the width of a tile, or None.
+
+    The dimension is the innermost one, which all readers walk completely. Another dimension must consist of slices, of
+    which each reader uses one.
+    """
+    output = product.written_accesses[0]
+    buffer, dimension = output.buffer, len(output.buffer.sizes) - 1
     accesses = [(s, a) for s in readers for a in s.accesses if a.buffer is buffer]
     slices = [
         d for d, size in enumerate(buffer.sizes) if size != 1 and all(not a.indices[d].loops for _, a in accesses)
@@ -194,22 +204,22 @@ def _axis(product: LoopNest, readers: Sequence[LoopNest], machine: Machine) -> t
         return None
     size = static(buffer.sizes[dimension])
     whole = all(_slice_extent(s, a.indices[dimension]) == size and _alone(a, dimension) for s, a in accesses)
-    if not whole or not _alone(own, dimension):
+    if not whole or not _alone(output, dimension):
         return None
-    factors = sorted(static(f) for f in own.indices[dimension].factors if f)
+    factors = sorted(static(f) for f in output.indices[dimension].factors if f)
     lanes = machine.vector_bytes // ELEMENT_BYTES[stored(buffer.element)]
     widths = [factors[1]] if len(factors) == 2 else [lanes * n for n in _VECTORS if size % (lanes * n) == 0]
     return (dimension, widths[0]) if widths and len(factors) < 3 and factors[0] == 1 and widths[0] < size else None
 
 
 def _alone(access: Access, dimension: int) -> bool:
-    """Whether the loops of a dimension's index have no part in another's."""
-    own = set(access.indices[dimension].loops)
-    return all(own.isdisjoint(index.loops) for d, index in enumerate(access.indices) if d != dimension)
+    """Return whether other indices do not use the loops of a dimension's index."""
+    loops = set(access.indices[dimension].loops)
+    return all(loops.isdisjoint(index.loops) for d, index in enumerate(access.indices) if d != dimension)
 
 
 def _with_axis(step: LoopNest, buffer: Buffer, dimension: int, width: int) -> tuple[LoopNest, int]:
-    """A copy of a step with a loop over tiles of ``width`` along a dimension of ``buffer``, and that loop."""
+    """Return a copy of a step with a loop over tiles of ``width`` along a dimension of ``buffer``, and that loop."""
     copy = replace(step)
     index = next(a for a in copy.accesses if a.buffer is buffer).indices[dimension]
     loop = next((d for d, factor in enumerate(index.factors) if factor == width), None)
@@ -219,31 +229,34 @@ def _with_axis(step: LoopNest, buffer: Buffer, dimension: int, width: int) -> tu
     return copy, loop
 
 
-# What of a buffer one tile touches: from which element on, and distance and iterations of each loop, innermost first,
-# with whether it is the loop over tiles.
+# The part of a buffer that one tile touches: the first element, and for each loop, innermost first, its stride, its
+# iterations and whether it is the loop over tiles.
 _Part = tuple[AnySize, list[tuple[AnySize, AnySize, bool]]]
 
 
 def _run_by_tile(members: Sequence[LoopNest], loops: Sequence[int], result: Buffer) -> bool:
-    """Whether each tile of the members needs nothing of another: whatever they write, each tile has a part of its own,
-    and what else they touch of that buffer is this part, in the same tile, or apart from all that is written."""
+    """Return whether tiles of the members are independent.
+
+    Each tile has to write its own part of a buffer. Other accesses of that buffer must touch the same part in the same
+    tile, or nothing that is written.
+    """
     operands = [(m, loop, a) for m, loop in zip(members, loops, strict=True) for a in m.accesses]
     touched = [(m, loop, a) for m, loop, a in operands if a.buffer is not result]
     for writer, axis, written in touched:
         if written not in writer.written_accesses:
             continue
-        own = _part(writer, axis, written)
-        if own is None:
+        part = _part(writer, axis, written)
+        if part is None:
             return False
         for member, loop, access in touched:
-            same = member is not members[0] and _part(member, loop, access) == own
+            same = member is not members[0] and _part(member, loop, access) == part
             if access.buffer is written.buffer and not same and not are_apart(writer, written, member, access):
                 return False
     return True
 
 
 def _part(step: LoopNest, axis: int, access: Access) -> _Part | None:
-    """What of a buffer one tile touches; None if tiles may touch the same."""
+    """Return the part of a buffer that one tile touches; None if parts of tiles may overlap."""
     flat = access.flat(len(step.sizes))
     loops = ((flat.factors[d], size, d == axis) for d, size in enumerate(step.sizes) if size != 1)
     walked = sorted(loops, key=lambda loop: (estimate(loop[0]), estimate(loop[1]), loop[2]))
@@ -252,7 +265,7 @@ def _part(step: LoopNest, axis: int, access: Access) -> _Part | None:
 
 
 def _chain(members: Sequence[LoopNest], loops: Sequence[int], buffer: Buffer, dimension: int, width: int) -> TileLoop:
-    """The chain of members over tiles along ``loops``; one tile of ``buffer`` is local."""
+    """Return the chain of members over tiles along ``loops``; one tile of ``buffer`` is local."""
     sizes = buffer.sizes
     local = Buffer("local", buffer.element, (*sizes[:dimension], width, *sizes[dimension + 1 :]))
     tiles = sizes[dimension] // width

@@ -1,7 +1,7 @@
-"""Long reductions to a few numbers, as a loss ends with: partial results that threads make side by side, then one step
-that combines them.
+"""Split of long reductions to a few numbers, such as the end of a loss.
 
-How many parts there are depends on the sizes alone, so results are the same for any number of threads.
+Threads compute partial results in parallel, and one step combines them. The number of parts depends on the sizes alone,
+so results are the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, 
 from torchmdla.devices.cpu.patterns import Captured, Rule
 from torchmdla.devices.cpu.schedule import NEUTRAL, combines_in_any_order
 
-# A reduction of fewer elements is over before a second thread has begun.
+# A reduction of fewer elements ends before a second thread has begun.
 _LEAST_ELEMENTS = 1 << 18
 
-# More results than this are shared by threads as they are.
+# Threads share the work on more results than this without a split.
 _MOST_RESULTS = 16
 
-# Enough parts for threads to balance, few enough to combine in no time.
+# Enough parts for threads to balance, but few enough to combine in negligible time.
 _FEWEST_PARTS, _MOST_PARTS = 16, 128
 
-# Whatever the partial results start from, each is combined with it once more: these do not mind.
+# Operations for which it does not matter that each partial result is combined with the start value again.
 _IDEMPOTENT = frozenset(f"arith.{name}" for name in ("maximumf", "minimumf", "maxsi", "minsi", "andi", "ori"))
 
 
 @dataclass(frozen=True)
 class _Division:
-    """A nest, and the number of parts of each loop that is split."""
+    """Nest, and the number of parts of each loop that is split."""
 
     steps: LoopProgram
     step: LoopNest
@@ -46,70 +46,70 @@ def _division(steps: LoopProgram, step: LoopNest, _: Captured) -> _Division | No
 
 
 def _parts(step: LoopNest) -> dict[int, int]:
-    """Return the number of parts of each loop that is split; empty if it does not pay."""
+    """Return the number of parts of each loop that is split; empty if a split does not pay off."""
     results = math.prod(size for size, reduced in zip(step.sizes, step.reduction, strict=True) if not reduced)
     if not any(step.reduction) or estimate(results) > _MOST_RESULTS:
         return {}
     if estimate(math.prod(step.sizes)) < _LEAST_ELEMENTS:
         return {}
     parts: dict[int, int] = {}
-    made = 1
+    total = 1
     for loop in _outermost_first(step):
-        if made < _FEWEST_PARTS and (count := _cut(step.sizes[loop], _MOST_PARTS // made)) > 1:
+        if total < _FEWEST_PARTS and (count := _cut(step.sizes[loop], _MOST_PARTS // total)) > 1:
             parts[loop] = count
-            made *= count
+            total *= count
     return parts
 
 
 def _may_start_twice(step: LoopNest) -> bool:
-    """Return whether partial results, each from the nest's start on, may be combined from it on."""
+    """Return whether partial results that each begin with the start value may be combined from it on."""
     assert step.initial is not None
     # A sum may start from either zero.
     return all(e.op in _IDEMPOTENT or step.initial.payload == float(NEUTRAL.get(e.op, "nan")) for e in step.values)
 
 
 def _outermost_first(step: LoopNest) -> list[int]:
-    """The loops that can be cut, by the distance in the memory of the largest input."""
+    """Return the reduced loops by falling stride in the inputs."""
     loops = [loop for loop, reduced in enumerate(step.reduction) if reduced]
     flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
     return sorted(loops, key=lambda loop: -max((estimate(factors[loop]) for factors in flats), default=0))
 
 
 def _cut(size: AnySize, most: int) -> int:
-    """The parts of one loop: the largest number up to ``most`` that divides it."""
+    """Return the number of parts of one loop: the largest divisor up to ``most``."""
     return next(count for count in range(min(estimate(size), most), 0, -1) if quotient(size, count) is not None)
 
 
 def _split(case: _Division) -> None:
-    """Replace a step by the one that makes the partial results and the one that combines them."""
+    """Replace a step by the step of the partial results and the step that combines them."""
     step, parts = case.step, case.parts
-    cut, kept = sorted(parts), [loop for loop, reduced in enumerate(step.reduction) if not reduced]
-    sizes = (*(parts[loop] for loop in cut), *(step.sizes[loop] for loop in kept))
-    # In one dimension, so that both are not run tile by tile along the loops that are kept.
+    cut, retained = sorted(parts), [loop for loop, reduced in enumerate(step.reduction) if not reduced]
+    sizes = (*(parts[loop] for loop in cut), *(step.sizes[loop] for loop in retained))
+    # They have one dimension, so that both steps are not run tile by tile along the retained loops.
     buffers = [Buffer("temporary", output.buffer.element, (math.prod(sizes),)) for output in step.outputs]
-    making, combining = _making(step, parts, buffers, kept), _combining(step, cut, kept, sizes, buffers)
+    making, combining = _making(step, parts, buffers, retained), _combining(step, cut, retained, sizes, buffers)
     case.steps.replace_step(step, [making, combining])
 
 
-def _making(step: LoopNest, parts: dict[int, int], buffers: Sequence[Buffer], kept: Sequence[int]) -> LoopNest:
-    made = replace(step, epilogue=None)
+def _making(step: LoopNest, parts: dict[int, int], buffers: Sequence[Buffer], retained: Sequence[int]) -> LoopNest:
+    nest = replace(step, epilogue=None)
     for loop in sorted(parts, reverse=True):
-        split_loop(made, loop, (parts[loop], made.sizes[loop] // parts[loop]))
-    # A loop that is cut has become two, of which the first makes the parts.
-    places = [loop + sum(other < loop for other in parts) for loop in [*sorted(parts), *kept]]
-    made.reduction = tuple(reduced and loop not in places for loop, reduced in enumerate(made.reduction))
-    made.outputs = tuple(Access(buffer, _across(places, made.sizes)) for buffer in buffers)
-    return made
+        split_loop(nest, loop, (parts[loop], nest.sizes[loop] // parts[loop]))
+    # A split loop has become two loops, of which the first one walks the parts.
+    places = [loop + sum(other < loop for other in parts) for loop in [*sorted(parts), *retained]]
+    nest.reduction = tuple(reduced and loop not in places for loop, reduced in enumerate(nest.reduction))
+    nest.outputs = tuple(Access(buffer, _across(places, nest.sizes)) for buffer in buffers)
+    return nest
 
 
 def _combining(
-    step: LoopNest, cut: Sequence[int], kept: Sequence[int], sizes: tuple[AnySize, ...], buffers: Sequence[Buffer]
+    step: LoopNest, cut: Sequence[int], retained: Sequence[int], sizes: tuple[AnySize, ...], buffers: Sequence[Buffer]
 ) -> LoopNest:
-    """Its loops, of ``sizes``, are the parts of ``cut``, then ``kept``."""
+    """Return the step that combines the parts; its loops, of ``sizes``, are the parts of ``cut``, then ``retained``."""
     parts = [load(Access(buffer, _across(range(len(sizes)), sizes))) for buffer in buffers]
     combined = LoopNest(
         sizes=sizes,
-        reduction=(True,) * len(cut) + (False,) * len(kept),
+        reduction=(True,) * len(cut) + (False,) * len(retained),
         outputs=step.outputs,
         values=tuple(
             value.with_operands((part, accumulator(k, part.type)))
@@ -119,26 +119,26 @@ def _combining(
         epilogue=step.epilogue,
         nodes=step.nodes,
     )
-    _keep_loops(combined, cut, kept)
+    _keep_loops(combined, cut, retained)
     return combined
 
 
-def _keep_loops(step: LoopNest, cut: Sequence[int], kept: Sequence[int]) -> None:
-    """Lets outputs and epilogue, which are over other loops, know the step's."""
+def _keep_loops(step: LoopNest, cut: Sequence[int], retained: Sequence[int]) -> None:
+    """Rewrite outputs and epilogue, which are over the original loops, to the loops of ``step``."""
 
     def over(access: Access) -> Access:
-        factors = [(0,) * len(cut) + tuple(index.factors[loop] for loop in kept) for index in access.indices]
-        indices = [replace(index, factors=own) for index, own in zip(access.indices, factors, strict=True)]
+        factors = [(0,) * len(cut) + tuple(index.factors[loop] for loop in retained) for index in access.indices]
+        indices = [replace(index, factors=row) for index, row in zip(access.indices, factors, strict=True)]
         return replace(access, indices=tuple(indices))
 
     step.outputs = tuple(map(over, step.outputs))
     if step.epilogue:
-        values = reindexed(accessing(step.epilogue.values, over), lambda loop: len(cut) + kept.index(loop))
+        values = reindexed(accessing(step.epilogue.values, over), lambda loop: len(cut) + retained.index(loop))
         step.epilogue = Epilogue(tuple(map(over, step.epilogue.outputs)), values)
 
 
 def _across(loops: Sequence[int], sizes: Sequence[AnySize]) -> tuple[AffineExpr]:
-    """The place in memory that ``loops``, among those of ``sizes``, walk, the last of them element by element."""
+    """Return a dense index over ``loops``, among those of ``sizes``; the last loop has stride 1."""
     distance: AnySize = 1
     factors: list[AnySize] = [0] * len(sizes)
     for loop in reversed(loops):

@@ -1,7 +1,8 @@
-"""Products of matrices with weights by fewer products, in Strassen's way (:mod:`~torchmdla.devices.cpu.strassen`).
+"""Products of matrices with weights by Strassen's algorithm (:mod:`~torchmdla.devices.cpu.strassen`).
 
-Rows, columns and what is summed are each cut in halves. A product becomes four steps: sums of quarters of the weights
-(of parameters alone, so packed once) and of the other factor, seven products, and the results with the epilogue::
+Rows, columns and terms of the sum are each split in halves. A product becomes four steps: sums of quarters of the
+weights (of parameters alone, so packed once) and of the other factor, seven products, and the results with the
+epilogue::
 
     nest d0:128 d1:96 d2:64+ {              nest d0:32 d1:48 { sums of quarters of the weights w[0..6, d0, d1] }
       i0 = input0[d0, d2]                   nest d0:64 d1:32 { sums x[0..6, d0, d1] of input0[d0 + 0|64, d1 + 0|32] }
@@ -9,9 +10,9 @@ Rows, columns and what is summed are each cut in halves. A product becomes four 
       o0 = from 0.0 : f32                   nest d0:64 d1:48 { result2[d0 + 0|64, d1 + 0|48] = … p[0..6, d0, d1] }
       o0 + i0 * i1 }
 
-All but the first run tile by tile of the rows where the second cache holds the sums of weights beside a tile; else the
-weights come from memory, once, and all rows with them. Of an odd number of rows the last has no other half: it is taken
-as zero, and its result is left out.
+If the second-level cache can hold the sums of weights and a tile, all steps except the first run by tiles of rows.
+Otherwise the weights are read from memory once, for all rows. If the number of rows is odd, the other half of the last
+row is zero, and its result is omitted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule
 from torchmdla.devices.cpu.strassen import PRODUCTS
 
-# By which algorithms some products are Strassen's, and by which all that can be.
+# The algorithm settings under which some products use Strassen's algorithm, and under which all possible ones do.
 _CHOOSING, _FORCED = "fast", "strassen"
 
 
@@ -52,9 +53,11 @@ class _Candidate:
 def _candidate(
     steps: LoopProgram, machine: Machine, is_known: IsKnown, step: LoopNest, match: Captured
 ) -> _Candidate | None:
-    """Return the product with the outermost loop of each kind to cut; None if its factors are not values and weights,
-    or if there is nothing to cut. Rows of the first dimension, samples by convention, are kept apart where there are
-    others."""
+    """Return the product with the outermost loop of each kind to split, or None.
+
+    Return None if the factors are not values and weights, or if a kind does not have a loop to split. Rows of the first
+    dimension, samples by convention, are not split if there are other rows.
+    """
     left, right = match["left"].payload, match["right"].payload
     if not is_known(right) or is_known(left) or _slides(step, left):
         return None
@@ -62,33 +65,33 @@ def _candidate(
     rows = [loop for loop in order if loop in left.loops]
     columns = [loop for loop in order if loop in right.loops]
     terms = [loop for loop in in_memory_order(step, right) if loop in left.loops and step.sizes[loop] != 1]
-    # A half of what lies across vector lanes would be no whole number of them.
+    # Half of the loop across vector lanes might not be a whole number of vectors.
     if not (rows and columns and terms) or columns[0] == order[-1]:
         return None
     apart = [loop for loop in rows if len(left.indices) < 3 or loop not in left.indices[0].loops]
-    found = Product(step, left, right, (apart or rows)[0], columns[0], terms[0], tuple(rows))
-    if any(steps.varies(step.sizes[loop]) for loop in (found.row, found.column, found.term)):
+    product = Product(step, left, right, (apart or rows)[0], columns[0], terms[0], tuple(rows))
+    if any(steps.varies(step.sizes[loop]) for loop in (product.row, product.column, product.term)):
         return None
-    return _Candidate(steps, machine, found)
+    return _Candidate(steps, machine, product)
 
 
 def _slides(step: LoopNest, access: Access) -> bool:
-    """Whether elements are read at several places of a window."""
+    """Return whether elements are read at several places of a window."""
     kinds = [{step.reduction[loop] for loop in index.loops if step.sizes[loop] != 1} for index in access.indices]
-    return any(len(own) > 1 for own in kinds)
+    return any(len(kind) > 1 for kind in kinds)
 
 
-def _sums_what_both_have(found: Product) -> bool:
-    step, both = found.step, found.left.loops & found.right.loops
+def _sums_what_both_have(product: Product) -> bool:
+    step, both = product.step, product.left.loops & product.right.loops
     return all(step.reduction[loop] == (loop in both) for loop, size in enumerate(step.sizes) if size != 1)
 
 
-def _has_halves(found: Product) -> bool:
-    return all(static(found.step.sizes[loop]) % 2 == 0 for loop in (found.column, found.term))
+def _has_halves(product: Product) -> bool:
+    return all(static(product.step.sizes[loop]) % 2 == 0 for loop in (product.column, product.term))
 
 
 def _use(case: _Candidate) -> None:
-    """Take Strassen's way where it is faster, or where all products that can do so are told to."""
+    """Use Strassen's algorithm if it is faster, or if the setting requires it for all possible products."""
     steps, step, tiles = case.steps, case.step, _tiles(case.product, case.machine)
     algorithm = algorithm_for(steps, step, case.machine)
     takes = algorithm == _FORCED or (algorithm == _CHOOSING and _pays(case.product, tiles, case.machine))
@@ -109,43 +112,44 @@ USE_STRASSEN = Rule(
 )
 
 
-# Whether it pays, and how.
+# Costs and tiles.
 
-# What is loaded, added and stored for each element of the left factor, and for each of the result: there a product's
-# sum is begun, stored, loaded and added. Each takes the time of a multiplication and addition of a product, a store
-# that of two.
+# Operations for each element of the left factor and of the result: loads, additions and stores. For the result, each
+# product's accumulator is initialised, stored, loaded and added. An operation takes the time of a multiply-add of a
+# product, and a store that of two.
 _LEFT_COST = 1 + 1 + 2 * PRODUCTS / 4
 _RESULT_COST = (1 + 2 + 1 + 1) * PRODUCTS / 4 + 2
 
-# Products of fewer vectors stay: what they would become takes longer to compile. What takes less than this part
-# of a plain sum's time is worth it.
+# Products of fewer vectors are not replaced, as their steps take longer to compile. The gain must be at least this part
+# of a plain sum's time.
 _LEAST_VECTORS = 100_000
 _LEAST_GAIN = 0.03
 
-# Where all rows are one tile: the part of the second cache that a product's left factor may fill, which is read again
-# for every panel of weights, and the bytes of all products, which a third cache holds beside what others keep there.
+# Limits where all rows are one tile. The first is the part of the second-level cache that a product's left factor may
+# fill, as every panel of weights reads it again. The second is the bytes of all products, which have to fit in the
+# third-level cache beside other data.
 _FILLED = 0.75
 _MOST_BYTES = 8 << 20
 
 _BYTES = 4
 
 
-def _count(found: Product, loops: Iterable[int]) -> int:
-    """The iterations of loops, where what varies has one."""
-    sizes = found.step.sizes
+def _count(product: Product, loops: Iterable[int]) -> int:
+    """Return the number of iterations of loops, where a varying size counts as one."""
+    sizes = product.step.sizes
     return math.prod(size for loop in loops if isinstance(size := sizes[loop], int))
 
 
-def _pays(found: Product, tiles: Tiles, machine: Machine) -> bool:
-    """Whether it takes less time than a plain sum."""
+def _pays(product: Product, tiles: Tiles, machine: Machine) -> bool:
+    """Return whether Strassen's algorithm takes less time than a plain sum."""
 
     def far(elements: float) -> float:
         return machine.far(elements * _BYTES)
 
     lanes = machine.vector_bytes // _BYTES
-    plain, weights = _count(found, range(len(found.step.sizes))) / lanes, _count(found, found.right.loops)
-    left, result = _count(found, found.left.loops), _count(found, found.step.outputs[0].loops)
-    halves = 2 * static(found.half(found.row)) / static(found.step.sizes[found.row])
+    plain, weights = _count(product, range(len(product.step.sizes))) / lanes, _count(product, product.right.loops)
+    left, result = _count(product, product.left.loops), _count(product, product.step.outputs[0].loops)
+    halves = 2 * static(product.half(product.row)) / static(product.step.sizes[product.row])
     sums = (_LEFT_COST * left + _RESULT_COST * result) / lanes
     through_memory = far(weights * PRODUCTS / 4)
     if not tiles.axes:
@@ -156,23 +160,25 @@ def _pays(found: Product, tiles: Tiles, machine: Machine) -> bool:
     return plain >= _LEAST_VECTORS and fewer < least and (fits or bool(tiles.axes))
 
 
-def _tiles(found: Product, machine: Machine) -> Tiles:
-    """Tiles of rows whose sums and products a cache holds beside the sums of weights; where it cannot hold these, all
-    rows are one."""
-    whole = {loop: found.half(loop) for loop in range(len(found.step.sizes))}
-    weights = _count(found, found.right.loops) * PRODUCTS // 4 * _BYTES
+def _tiles(product: Product, machine: Machine) -> Tiles:
+    """Return tiles of rows whose sums and products fit in a cache beside the sums of weights.
+
+    If the cache cannot hold the sums of weights, all rows are one tile.
+    """
+    whole = {loop: product.half(loop) for loop in range(len(product.step.sizes))}
+    weights = _count(product, product.right.loops) * PRODUCTS // 4 * _BYTES
     if weights > machine.second_level // 2:
         return Tiles(whole, ())
-    columns = _count(found, found.step.outputs[0].loops) // _count(found, found.rows) // 2
-    terms = _count(found, found.left.loops) // _count(found, found.rows) // 2
+    columns = _count(product, product.step.outputs[0].loops) // _count(product, product.rows) // 2
+    terms = _count(product, product.left.loops) // _count(product, product.rows) // 2
     room = min(MOST_LOCAL_BYTES, machine.second_level // 4) // (PRODUCTS * (columns + terms) * _BYTES)
     sizes = dict(whole)
-    for loop in reversed(found.rows):
+    for loop in reversed(product.rows):
         size = whole[loop]
         sizes[loop] = cut(size, max(1, min(size, room)), 1) if isinstance(size, int) else 1
         room //= static(sizes[loop])
-    # The last of an odd number of rows has no other half in its tile.
-    is_odd = static(found.step.sizes[found.row]) % 2 == 1
-    cuts_odd = is_odd and sizes[found.row] != whole[found.row]
-    axes = tuple(loop for loop in found.rows if sizes[loop] != whole[loop])
+    # The last of an odd number of rows does not have its other half in the same tile.
+    is_odd = static(product.step.sizes[product.row]) % 2 == 1
+    cuts_odd = is_odd and sizes[product.row] != whole[product.row]
+    axes = tuple(loop for loop in product.rows if sizes[loop] != whole[loop])
     return Tiles(whole, ()) if cuts_odd or not axes else Tiles(sizes, axes)

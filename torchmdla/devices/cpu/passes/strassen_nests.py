@@ -1,6 +1,7 @@
-"""The steps of a product in Strassen's way: sums of weights and of the other factor, products, and the results.
+"""The steps of Strassen's algorithm: sums of weights and of the other factor, products, and the results.
 
-The loops of all of them are those of the product, halves in the place of what is cut; products have one more, first.
+All steps have the loops of the product, with halves in the place of split loops. Products have one additional first
+loop.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from torchmdla.devices.cpu.winograd import ZERO
 
 @dataclass(frozen=True)
 class Product:
-    """A ``step`` that sums products of ``left`` and of weights, ``right``, with the loops that are cut in halves:
-    ``row`` is in ``left`` alone, ``column`` in ``right`` alone, ``term`` in both and summed. ``rows``: all loops of
-    the first kind, as the result lies in memory."""
+    """Step that sums products of ``left`` and of weights, ``right``, with the loops to split in halves.
+
+    The loop ``row`` is in ``left`` alone, ``column`` in ``right`` alone, and ``term`` is a reduced loop in both.
+    ``rows`` are all loops of the first kind, in the order of the result's memory.
+    """
 
     step: LoopNest
     left: Access
@@ -43,27 +46,30 @@ class Product:
     rows: tuple[int, ...]
 
     def half(self, loop: int) -> AnySize:
-        """The iterations of a loop, of one that is cut in halves those of the first."""
+        """Return the iterations of a loop, or of its first half if the loop is split."""
         size = self.step.sizes[loop]
         return -(-static(size) // 2) if loop in (self.row, self.column, self.term) else size
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """``sizes``: the iterations of each loop of the product in a tile; ``axes``: the loops over tiles, of rows."""
+    """Tiles of rows, with ``sizes``, the iterations of each loop of the product in a tile.
+
+    ``axes`` are the loops over tiles.
+    """
 
     sizes: dict[int, AnySize]
     axes: tuple[int, ...]
 
 
-def strassen_steps(found: Product, tiles: Tiles) -> list[Step]:
-    """What a product becomes."""
-    return _Writer(found, tiles).steps()
+def strassen_steps(product: Product, tiles: Tiles) -> list[Step]:
+    """Return the steps that replace a product."""
+    return _Writer(product, tiles).steps()
 
 
 @dataclass(frozen=True)
 class _Part:
-    """``count`` rows of the halves from row ``first`` on, which there are in so many ``halves``."""
+    """Part of the rows of a half: ``count`` rows from row ``first`` on, which exist in ``halves`` halves."""
 
     first: int
     count: int
@@ -72,51 +78,53 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Writer:
-    found: Product
+    product: Product
     tiles: Tiles
 
     def steps(self) -> list[Step]:
-        """What the product becomes."""
-        step, tile = self.found.step, self.tiles.sizes
+        """Return the steps that replace the product."""
+        step, tile = self.product.step, self.tiles.sizes
         order = self._order(step.outputs[0])
         weights, left = self._weights(), self._left()
         local = buffer_of(self._kind, PRODUCTS, (tile[loop] for loop in order))
-        left_factor, right_factor = ((own.nest.writes[0], own.loops) for own in (left[0], weights))
-        made = products(step, (left_factor, right_factor), (local, order), tile, range(PRODUCTS))
+        left_factor, right_factor = ((member.nest.writes[0], member.loops) for member in (left[0], weights))
+        product_nest = products(step, (left_factor, right_factor), (local, order), tile, range(PRODUCTS))
         results = [self._results(order, local, part) for part in self._parts()]
-        for own in (weights, *left, made, *results):
-            own.nest.nodes = step.nodes
-        return [weights.nest, *self._by_tiles([*left, made, *results])]
+        for member in (weights, *left, product_nest, *results):
+            member.nest.nodes = step.nodes
+        return [weights.nest, *self._by_tiles([*left, product_nest, *results])]
 
     @property
     def _kind(self) -> Literal["local", "temporary"]:
-        """Of what passes within a tile."""
+        """Return the kind of the buffers between the steps of a tile."""
         return "local" if self.tiles.axes else "temporary"
 
     def _parts(self) -> list[_Part]:
-        """The rows of the halves in a tile; the last of an odd number is a part of its own."""
-        rows, count = static(self.found.step.sizes[self.found.row]), static(self.tiles.sizes[self.found.row])
+        """Return the parts of a tile's rows; the last one of an odd number of rows is a separate part."""
+        rows, count = static(self.product.step.sizes[self.product.row]), static(self.tiles.sizes[self.product.row])
         last = [_Part(count - 1, 1, 1)] if rows % 2 else []
         full = count - len(last)
         return [_Part(0, full, 2), *last] if full else last
 
     def _order(self, access: Access) -> tuple[int, ...]:
-        """The loops of several iterations that an access varies with, as its buffer lies in memory."""
-        step = self.found.step
+        """Return the loops of several iterations that an access varies with, in the order of its buffer's memory."""
+        step = self.product.step
         return tuple(loop for loop in in_memory_order(step, access) if step.sizes[loop] != 1)
 
     def _weights(self) -> OverLoops:
-        sizes = {loop: self.found.half(loop) for loop in self.tiles.sizes}
-        halved, part = (self.found.term, self.found.column), _Part(0, static(sizes[self.found.term]), 2)
-        order = self._order(self.found.right)
+        sizes = {loop: self.product.half(loop) for loop in self.tiles.sizes}
+        halved, part = (self.product.term, self.product.column), _Part(0, static(sizes[self.product.term]), 2)
+        order = self._order(self.product.right)
         target = buffer_of("temporary", PRODUCTS, (sizes[loop] for loop in order))
-        return self._sums(self.found.right, halved, strassen.right_sums, target, part, sizes)
+        return self._sums(self.product.right, halved, strassen.right_sums, target, part, sizes)
 
     def _left(self) -> list[OverLoops]:
         sizes = self.tiles.sizes
-        halved, order = (self.found.row, self.found.term), self._order(self.found.left)
+        halved, order = (self.product.row, self.product.term), self._order(self.product.left)
         target = buffer_of(self._kind, PRODUCTS, (sizes[loop] for loop in order))
-        return [self._sums(self.found.left, halved, strassen.left_sums, target, part, sizes) for part in self._parts()]
+        return [
+            self._sums(self.product.left, halved, strassen.left_sums, target, part, sizes) for part in self._parts()
+        ]
 
     def _sums(
         self,
@@ -127,7 +135,10 @@ class _Writer:
         part: _Part,
         sizes: Mapping[int, AnySize],
     ) -> OverLoops:
-        """Sums of quarters of a factor, of which the loops ``halved`` are cut, over a part of the first of these."""
+        """Return the nest of sums of quarters of a factor, whose loops ``halved`` are split.
+
+        The nest walks one part of the first of these loops.
+        """
         order = self._order(access)
         quarters = {
             quarter: load(self._at(access, order, halved, quarter, part)) if quarter[0] < part.halves else ZERO
@@ -135,29 +146,31 @@ class _Writer:
         }
         starts = [part.first if loop == halved[0] else 0 for loop in order]
         outputs = tuple(of_product(target, number, starts) for number in range(PRODUCTS))
-        own = tuple(part.count if loop == halved[0] else sizes[loop] for loop in order)
-        return OverLoops(LoopNest(own, (False,) * len(own), outputs, tuple(function(quarters))), order)
+        extents = tuple(part.count if loop == halved[0] else sizes[loop] for loop in order)
+        return OverLoops(LoopNest(extents, (False,) * len(extents), outputs, tuple(function(quarters))), order)
 
     def _results(self, order: tuple[int, ...], local: Buffer, part: _Part) -> OverLoops:
-        """The results of products, with the epilogue."""
-        halved = self.found.row, self.found.column
+        """Return the nest that computes the results from the products, with the epilogue."""
+        halved = self.product.row, self.product.column
         starts = [part.first if loop == halved[0] else 0 for loop in order]
-        found = strassen.results([load(of_product(local, k, starts)) for k in range(PRODUCTS)])
+        quarters = strassen.results([load(of_product(local, k, starts)) for k in range(PRODUCTS)])
         totals = [
             (total, partial(self._at, order=order, halved=halved, quarter=quarter, part=part))
-            for quarter, total in found.items()
+            for quarter, total in quarters.items()
             if quarter[0] < part.halves
         ]
-        outputs, values = stored(self.found.step, totals)
+        outputs, values = stored(self.product.step, totals)
         sizes = tuple(part.count if loop == halved[0] else self.tiles.sizes[loop] for loop in order)
         return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
 
     def _at(
         self, access: Access, order: Sequence[int], halved: tuple[int, int], quarter: Quarter, part: _Part
     ) -> Access:
-        """An access of the product in a quarter, by a nest over the loops ``order`` that starts at a part of the first
-        loop that is cut."""
-        starts = {loop: static(self.found.half(loop)) * k for loop, k in zip(halved, quarter, strict=True)}
+        """Return an access of the product in a quarter, for a nest over the loops ``order``.
+
+        The nest begins at a part of the first split loop.
+        """
+        starts = {loop: static(self.product.half(loop)) * k for loop, k in zip(halved, quarter, strict=True)}
         starts[halved[0]] += part.first
 
         def moved(index: AffineExpr) -> AffineExpr:
@@ -168,6 +181,6 @@ class _Writer:
 
     def _by_tiles(self, members: Sequence[OverLoops]) -> list[Step]:
         if not self.tiles.axes:
-            return [own.nest for own in members]
-        axes = {axis: (self.found.half(axis), static(self.tiles.sizes[axis])) for axis in self.tiles.axes}
+            return [member.nest for member in members]
+        axes = {axis: (self.product.half(axis), static(self.tiles.sizes[axis])) for axis in self.tiles.axes}
         return [tile_loop(members, axes)]

@@ -1,8 +1,8 @@
-"""Nests that follow one another over the same outer loops, run tile by tile: one pass over memory for all of them.
+"""Fusion of consecutive nests over the same outer loops by tiles: one pass over memory for all of them.
 
-Softmax, normalisations, attention and chains of elementwise nests and reductions in general compute rows that need
-nothing of other rows. Each becomes a :class:`~torchmdla.devices.cpu.loop_program.TileLoop`: for each tile of the shared
-loops (the axes) all nests in order, what passes between them in small buffers that stay in the cache.
+Softmax, normalisations, attention and chains of elementwise nests and reductions compute rows that are independent of
+each other. Each chain becomes a :class:`~torchmdla.devices.cpu.loop_program.TileLoop`. For each tile of the shared
+loops (the axes), it runs all nests in order, with intermediate values in small buffers that stay in the cache.
 """
 
 from __future__ import annotations
@@ -19,53 +19,55 @@ from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Tile
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.rematerialise import rematerialise
 
-# Locals lie on the stack of whichever thread runs a tile.
+# Local buffers are on the stack of the thread that runs a tile.
 MOST_LOCAL_BYTES = 256 << 10
 
-# Of the first cache a tile of buffers that come from memory leaves most to what is fetched for later tiles.
+# The share of the first-level cache for a tile of buffers in memory; the rest is left for data fetched for later tiles.
 _STREAMED_PART = 1 / 2
 
-# What stores more than so many results in an iteration works on a tile of its own already.
+# A nest that stores more results than this in an iteration already works on its own tile.
 _MOST_RESULTS = 8
 
-# Longer chains are cut: of each step it is asked where those before it walk what it touches.
+# Longer chains are split, as each new member is compared with all accesses of the members before it.
 _MOST_MEMBERS = 64
 
-# So are chains that touch more buffers: LLVM compares the addresses that a kernel loads first with each other.
+# The same holds for chains with more buffers: LLVM compares all addresses that a kernel loads first with each other.
 _MOST_BUFFERS = 512
 
-# A tile's innermost loop is no shorter than this, unless the loop is.
+# The innermost loop of a tile is not shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
 
 
 def fuse_by_tiles(steps: LoopProgram, machine: Machine, tiles: Sequence[Sequence[int]] | None = None) -> None:
-    """Replaces nests that can run tile by tile by chains, in place. ``tiles``: of each chain in turn; chosen by cost if
-    None, of a dynamic program where its symbols have their typical values.
+    """Replace nests that can run tile by tile by chains, in place.
+
+    ``tiles`` has the tiles of each chain in turn. If it is not given, they are chosen by cost, for the typical values
+    of the symbols in a dynamic program.
 
     Raises:
-        ValueError: the chains are not those that ``tiles`` are of.
+        ValueError: The chains are not those of ``tiles``.
     """
     result: list[Step] = []
     sequence = _Sequence(steps.steps)
     users = Users(steps.steps)
-    given = None if tiles is None else deque(tiles)
+    remaining = None if tiles is None else deque(tiles)
     start = 0
     while start < len(steps.steps):
-        chain, made = _longest(users, sequence, start, _Costs(machine, steps.typical), given)
-        if chain is None or made is None:
+        chain, fused = _longest(users, sequence, start, _Costs(machine, steps.typical), remaining)
+        if chain is None or fused is None:
             result.append(steps.steps[start])
             start += 1
             continue
         members = set(chain.members)
-        result += [*(step for step in steps.steps[start : chain.end] if step not in members), made]
+        result += [*(step for step in steps.steps[start : chain.end] if step not in members), fused]
         start = chain.end
-    if given:
-        raise ValueError(f"{len(given)} tiles are of chains that these steps do not make")
+    if remaining:
+        raise ValueError(f"{len(remaining)} tiles are of chains that these steps do not make")
     steps.steps = result
 
 
 class _Sequence:
-    """Steps in order, with the places of those that touch a buffer, and of those that write it."""
+    """Steps in order, with the positions of the steps that touch each buffer, and of those that write it."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
@@ -79,7 +81,7 @@ class _Sequence:
                 self._writing[buffer].append(place)
 
     def next_waiting(self, reads: Collection[Buffer], writes: Collection[Buffer], place: int) -> int | None:
-        """The place of the first step behind ``place`` that steps with these buffers must come before."""
+        """Return the position of the first step after ``place`` that depends on steps with these buffers."""
         used = [self._touching[b] for b in writes] + [self._writing[b] for b in reads if b in self._writing]
         following = [places[k] for places in used if (k := bisect_right(places, place)) < len(places)]
         return min(following, default=None)
@@ -87,7 +89,7 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Costs:
-    """Of a machine, where the symbols have the values ``typical``."""
+    """Costs on a machine for the values ``typical`` of the symbols."""
 
     machine: Machine
     typical: Sequence[int]
@@ -97,25 +99,25 @@ class _Costs:
 
 
 def _longest(
-    users: Users, sequence: _Sequence, start: int, costs: _Costs, given: deque[Sequence[int]] | None
+    users: Users, sequence: _Sequence, start: int, costs: _Costs, remaining: deque[Sequence[int]] | None
 ) -> tuple[_Candidate | None, TileLoop | None]:
-    """The longest chain from a step on whose locals have room, with the next of the ``given`` tiles."""
+    """Return the longest chain from a step on whose local buffers fit, with the next of the remaining tiles."""
     for chain in reversed(_growth(sequence, start)):
-        made = chain.finished(users, costs, given)
-        if made is not None:
-            return chain, made
+        fused = chain.finished(users, costs, remaining)
+        if fused is not None:
+            return chain, fused
     return None, None
 
 
 def _growth(sequence: _Sequence, start: int) -> list[_Candidate]:
-    """The chains that start with a step, each by one member longer than the one before."""
+    """Return the chains that start with a step, each one member longer than the one before."""
     first = sequence.steps[start]
     if not isinstance(first, LoopNest) or not _may_join(first) or is_copy(first):
         return []
     chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], start + 1, contracts(first))]
     reads, writes = set(first.reads), set(first.writes)
     while len(chains) < _MOST_MEMBERS and len(reads) + len(writes) < _MOST_BUFFERS:
-        # Steps in between wait for no member, nor a member for one of them.
+        # Steps in between do not depend on members, nor members on them.
         place = sequence.next_waiting(reads, writes, chains[-1].end - 1)
         if place is None:
             break
@@ -131,8 +133,10 @@ def _growth(sequence: _Sequence, start: int) -> list[_Candidate]:
 
 @dataclass
 class _Candidate:
-    """``members`` with, for each axis, the loop of each member; ``end``: the place behind the last member;
-    ``contracts``: whether some member is a product."""
+    """Chain of ``members`` with the loop of each member for each axis.
+
+    ``end`` is the position after the last member. ``contracts`` specifies whether some member is a product.
+    """
 
     members: list[LoopNest]
     axes: list[tuple[int, ...]]
@@ -141,7 +145,10 @@ class _Candidate:
 
     @cached_property
     def _accesses(self) -> dict[Buffer, list[tuple[int, Access, bool]]]:
-        """By buffer: the position of a member that touches it, how, and whether the member writes to it."""
+        """Return the accesses of each buffer.
+
+        An entry has the position of the member, the access, and whether the member writes the buffer.
+        """
         accesses: dict[Buffer, list[tuple[int, Access, bool]]] = defaultdict(list)
         for k, member in enumerate(self.members):
             written = set(member.writes)
@@ -150,7 +157,7 @@ class _Candidate:
         return accesses
 
     def with_member(self, step: LoopNest, end: int) -> _Candidate | None:
-        """The chain with one more member; None if no axis goes on through it."""
+        """Return the chain with one more member; None if it does not extend any axis."""
         if not _may_join(step):
             return None
         free, written = _free_loops(step), set(step.writes)
@@ -161,7 +168,7 @@ class _Candidate:
             if writes or later.buffer in written
         ]
         loops = [(axis, self._loop_in(step, free, axis, dependences)) for axis in self.axes]
-        axes = [(*axis, own) for axis, own in loops if own is not None]
+        axes = [(*axis, loop) for axis, loop in loops if loop is not None]
         if not axes:
             return None
         return _Candidate([*self.members, step], axes, end, self.contracts or contracts(step))
@@ -173,42 +180,47 @@ class _Candidate:
         axis: Sequence[int],
         dependences: Sequence[tuple[int, Access, Access]],
     ) -> int | None:
-        """The loop of ``step`` that walks every buffer it shares with the members as the axis does."""
-        found = {_counterpart(earlier, axis[k], later) for k, earlier, later in dependences}
-        own = found.pop() if len(found) == 1 else None
-        if own is None or own not in free:
+        """Return the loop of ``step`` that walks all buffers shared with the members as the axis does, or None."""
+        counterparts = {_counterpart(earlier, axis[k], later) for k, earlier, later in dependences}
+        loop = counterparts.pop() if len(counterparts) == 1 else None
+        if loop is None or loop not in free:
             return None
-        return own if step.sizes[own] == self.members[0].sizes[axis[0]] else None
+        return loop if step.sizes[loop] == self.members[0].sizes[axis[0]] else None
 
-    def finished(self, users: Users, costs: _Costs, given: deque[Sequence[int]] | None) -> TileLoop | None:
-        """The chain with the next of the ``given`` tiles, or with a chosen one; None if nothing stays within a tile, or
-        that has no room.
+    def finished(self, users: Users, costs: _Costs, remaining: deque[Sequence[int]] | None) -> TileLoop | None:
+        """Return the chain with the next of the remaining tiles, or with a chosen one.
+
+        Return None if all intermediate values leave the tile, or if the local buffers do not fit.
 
         Raises:
-            ValueError: no tile is left, or the next is not of so many axes.
+            ValueError: No tile is left, or the next one does not have the same number of axes.
         """
         local = self._locals(users)
         if not local:
             return None
         chain = self._recomputing(local)
         written = {b for m in chain.members for b in m.writes}
-        return chain._of_tiles([b for b in local if b in written], costs, given)
+        return chain._of_tiles([b for b in local if b in written], costs, remaining)
 
     def _recomputing(self, local: Sequence[Buffer]) -> _Candidate:
-        """The chain without members whose values are computed where they are read, as long as something is left that
-        passes between the others."""
-        made = rematerialise(self.members, local)
-        members = [m for m in made if m is not None]
+        """Return the chain without members whose values are computed where they are read.
+
+        If no local buffer would remain, return the chain itself.
+        """
+        results = rematerialise(self.members, local)
+        members = [m for m in results if m is not None]
         if not any(b in local for m in members for b in m.writes):
             return self
-        axes = [tuple(loop for loop, m in zip(axis, made, strict=True) if m is not None) for axis in self.axes]
+        axes = [tuple(loop for loop, m in zip(axis, results, strict=True) if m is not None) for axis in self.axes]
         return replace(self, members=members, axes=axes)
 
-    def _of_tiles(self, local: Sequence[Buffer], costs: _Costs, given: deque[Sequence[int]] | None) -> TileLoop | None:
-        """As :meth:`finished`, of a chain whose members pass on ``local``."""
-        tile = self._tile(local, costs) if given is None else self._next(given)
-        if given is not None:
-            given.popleft()
+    def _of_tiles(
+        self, local: Sequence[Buffer], costs: _Costs, remaining: deque[Sequence[int]] | None
+    ) -> TileLoop | None:
+        """Return the same as :meth:`finished`, for a chain with the local buffers ``local``."""
+        tile = self._tile(local, costs) if remaining is None else self._next(remaining)
+        if remaining is not None:
+            remaining.popleft()
         elif sum(self._bytes(buffer, tile, costs) for buffer in local) > MOST_LOCAL_BYTES:
             return None
         shrunk = {buffer: self._shrunk(buffer, tile) for buffer in local}
@@ -216,16 +228,16 @@ class _Candidate:
         loops = tuple(tuple(axis[k] for axis in self.axes) for k in range(len(self.members)))
         return TileLoop(members, loops, tuple(self._sizes()), tuple(tile), tuple(shrunk.values()))
 
-    def _next(self, given: deque[Sequence[int]]) -> list[int]:
-        if not given or len(given[0]) != len(self.axes):
+    def _next(self, remaining: deque[Sequence[int]]) -> list[int]:
+        if not remaining or len(remaining[0]) != len(self.axes):
             raise ValueError(f"the next tile is not of a chain of {len(self.axes)} axes")
-        return list(given[0])
+        return list(remaining[0])
 
     def _sizes(self) -> list[AnySize]:
         return [self.members[0].sizes[axis[0]] for axis in self.axes]
 
     def _locals(self, users: Users) -> list[Buffer]:
-        """Buffers that only members use."""
+        """Return the buffers that only members use."""
         inside: set[Step] = set(self.members)
         written = dict.fromkeys(b for member in self.members for b in member.writes)
         return [b for b in written if b.kind == "temporary" and not b.fixed and all(s in inside for s in users.of(b))]
@@ -233,7 +245,7 @@ class _Candidate:
     # Tiles.
 
     def _tile(self, local: Sequence[Buffer], costs: _Costs) -> list[int]:
-        """The extent of each axis: as large as fits, made smaller from the outermost loop on."""
+        """Return the extent of each axis: the largest that fits, reduced from the outermost loop on."""
         sizes = list(map(costs.at, self._sizes()))
         tile = list(sizes)
         counted, limit = self._counted(local, costs)
@@ -252,7 +264,7 @@ class _Candidate:
         return tile
 
     def _counted(self, local: Sequence[Buffer], costs: _Costs) -> tuple[list[Buffer], int]:
-        """Buffers, and how many bytes of them a tile may touch at most."""
+        """Return the buffers that count for a tile's size, and the most bytes of them that a tile may touch."""
         machine = costs.machine
         if self.contracts:
             return list(local), min(MOST_LOCAL_BYTES, machine.second_level // 4)
@@ -268,7 +280,7 @@ class _Candidate:
         return sorted(range(len(self.axes)), key=lambda a: -costs.at(flat.factors[self.axes[a][0]]))
 
     def _is_innermost(self, axis: int, costs: _Costs) -> bool:
-        """Whether the axis walks the largest buffers element by element."""
+        """Return whether the axis walks the largest buffers element by element."""
         accesses = [(k, a) for k, member in enumerate(self.members) for a in member.accesses]
         largest = max(costs.at(a.buffer.count) for _, a in accesses)
         return any(
@@ -278,12 +290,12 @@ class _Candidate:
         )
 
     def _bytes(self, buffer: Buffer, tile: Sequence[int], costs: _Costs) -> int:
-        """Bytes of the part of a buffer that one tile touches, 0 if every tile touches all of it."""
+        """Return the bytes of the part of a buffer that one tile touches, 0 if every tile touches all of it."""
         least = self._shrunk(buffer, [1] * len(tile))
         return costs.at(self._shrunk(buffer, tile).bytes) if costs.at(least.count) < costs.at(buffer.count) else 0
 
     def _shrunk(self, buffer: Buffer, tile: Sequence[int]) -> Buffer:
-        """A buffer for one tile's part of ``buffer``."""
+        """Return a buffer for one tile's part of ``buffer``."""
         sizes = list(buffer.sizes)
         for k, access, _ in self._accesses.get(buffer, ()):
             for axis, extent in zip(self.axes, tile, strict=True):
@@ -293,7 +305,7 @@ class _Candidate:
         return Buffer("local", buffer.element, tuple(sizes))
 
     def _tiled(self, position: int, tile: Sequence[int], shrunk: dict[Buffer, Buffer]) -> LoopNest:
-        """A member over one tile, its locals replaced."""
+        """Return a member over one tile, with its local buffers replaced."""
         member = replace(self.members[position])
         sizes = list(member.sizes)
         for axis, extent in zip(self.axes, tile, strict=True):
@@ -304,37 +316,42 @@ class _Candidate:
 
 
 def _may_join(step: LoopNest) -> bool:
-    """Whether a nest can be a member: it writes through accesses only, and what it reads again for every tile is not
-    large."""
+    """Return whether a nest can be a member of a chain.
+
+    It has to write through accesses only. It must not be a product with weights, as each tile would read these again.
+    """
     if step.tables or not 0 < len(step.written_accesses) <= _MOST_RESULTS:
         return False
     return not (contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
 
 
 def _free_loops(step: LoopNest) -> list[int]:
-    """Loops that tiles can cut: parallel, and their index is not used as a value."""
+    """Return the loops that tiles can split: those that are parallel, and whose index is not used as a value."""
     used = step.indexed_loops
     return [loop for loop, size in enumerate(step.sizes) if size != 1 and not step.reduction[loop] and loop not in used]
 
 
 def _counterpart(access: Access, loop: int, other: Access) -> int | None:
-    """The loop of ``other`` that walks the buffer as ``loop`` does in ``access``."""
+    """Return the loop of ``other`` that walks the buffer as ``loop`` does in ``access``, or None."""
     d = _dimension(access, loop)
     if d is None or not other.indices[d].is_loop():
         return None
-    own = other.indices[d].loops[0]
-    return own if _dimension(other, own) == d else None
+    counterpart = other.indices[d].loops[0]
+    return counterpart if _dimension(other, counterpart) == d else None
 
 
 def _dimension(access: Access, loop: int) -> int | None:
-    """The dimension whose index the loop is, if it has no part in another's."""
+    """Return the dimension whose index is the loop; None if the loop is part of another index."""
     dims = [d for d, index in enumerate(access.indices) if loop in index.loops]
     return dims[0] if len(dims) == 1 and access.indices[dims[0]].is_loop() else None
 
 
 def cut(size: int, most: int, granule: int) -> int:
-    """The extent of the tiles of an axis, at most ``most``: a divisor, which needs no other code for the last tile, if
-    one is not far below; else tiles as even as multiples of ``granule`` are."""
+    """Return the extent of the tiles of an axis, at most ``most``.
+
+    It is a divisor if one is not far below ``most``, as the last tile then needs no separate code. Otherwise tiles are
+    as even as multiples of ``granule`` permit.
+    """
     divisor = next((d for d in range(most, most // 2, -1) if size % d == 0), 0)
     if divisor:
         return divisor

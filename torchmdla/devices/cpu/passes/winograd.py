@@ -1,8 +1,9 @@
-"""Convolutions by fewer products, in Winograd's way (:mod:`~torchmdla.devices.cpu.winograd`).
+"""Convolutions by Winograd's algorithm (:mod:`~torchmdla.devices.cpu.winograd`), which needs fewer products.
 
-A convolution whose taps overlap becomes four steps: weights transformed (of parameters alone, so packed once), tiles of
-the image transformed, a product of matrices for each place in a tile, and results transformed back with the epilogue.
-In one dimension, three taps by stride one, tiles of two results, an image of eight places::
+A convolution with overlapping taps becomes four steps. The weights are transformed (they depend on parameters alone, so
+they are packed once). Tiles of the image are transformed. There is a product of matrices for each place in a tile.
+Results are transformed back with the epilogue. In one dimension, with three taps, stride one, tiles of two results, and
+an image of eight places::
 
     nest d0:16 d1:6 d2:16+ d3:3+ {                  nest d0:16 d1:16 { transformed weights w[0..3, d0, d1] }
       i0 = input0[d2, d1 + d3]                      nest d0:16 d1:3 { transformed tiles v[0..3, d0, d1] = …
@@ -10,8 +11,8 @@ In one dimension, three taps by stride one, tiles of two results, an image of ei
       o0 = from 0.0 : f32                           nest d0:4 d1:16 d2:3 d3:16+ { p[d0, d1, d2] = … v * w }
       o0 + i0 * i1 }                                nest d0:16 d1:3 { result2[d0, 2*d1 + 0..1] = … p[0..3, d0, d1] }
 
-Where tiles do not divide the image, the last ones along a dimension have nests of their own, which take what is outside
-as zero and leave out results that there are none of.
+If tiles do not divide the image, the last ones along a dimension have separate nests. These read zeros outside of the
+image, and omit results that do not exist.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from torchmdla.devices.cpu.passes.winograd_nests import Convolution, Window, spa
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule
 from torchmdla.devices.cpu.winograd import Transforms, has_transforms, transforms
 
-# Along more dimensions than these, tiles have too many places.
+# With more windows than this, tiles have too many places.
 _MOST_WINDOWS = 2
 
 
 def takes_less(steps: LoopProgram, step: LoopNest, is_known: IsKnown, machine: Machine, part: float) -> bool:
-    """Whether a step becomes less than ``part`` of its time in Winograd's way."""
+    """Return whether Winograd's algorithm computes a step in less than ``part`` of its time."""
     case = USE_WINOGRAD.case(partial(_candidate, steps, machine, is_known), step)
     return case is not None and bool(case.costs.best(machine.algorithms, part))
 
@@ -48,16 +49,16 @@ def takes_less(steps: LoopProgram, step: LoopNest, is_known: IsKnown, machine: M
 class _Candidate:
     steps: LoopProgram
     machine: Machine
-    found: Convolution
+    convolution: Convolution
 
     @property
     def step(self) -> LoopNest:
-        return self.found.step
+        return self.convolution.step
 
     @property
     def costs(self) -> _Costs:
         sizes = [1 if self.steps.varies(size) else static(size) for size in self.step.sizes]
-        return _Costs(self.found, sizes, self.machine)
+        return _Costs(self.convolution, sizes, self.machine)
 
 
 def _candidate(
@@ -81,7 +82,7 @@ def _moving(step: LoopNest, index: AffineExpr) -> list[int]:
 
 
 def _window(steps: LoopProgram, step: LoopNest, index: AffineExpr) -> Window | None:
-    """Return a dimension of the image along which taps slide that overlap."""
+    """Return the window of an image dimension along which overlapping taps slide, else None."""
     loops = _moving(step, index)
     taps, results = ([loop for loop in loops if step.reduction[loop] is reduces] for reduces in (True, False))
     if len(taps) != 1 or len(results) != 1 or steps.varies(step.sizes[results[0]]):
@@ -92,28 +93,32 @@ def _window(steps: LoopProgram, step: LoopNest, index: AffineExpr) -> Window | N
     return Window(results[0], taps[0], count, stride)
 
 
-def _moves_by_one(found: Convolution) -> bool:
-    return all(index.factors[window.taps] in (0, 1) for index in found.image.indices for window in found.windows)
-
-
-def _has_taps_of_its_own(found: Convolution) -> bool:
-    return all(w.taps in found.weights.loops and w.results not in found.weights.loops for w in found.windows)
-
-
-def _slides_along_one_dimension(found: Convolution) -> bool:
+def _moves_by_one(convolution: Convolution) -> bool:
     return all(
-        sum(not {window.taps, window.results}.isdisjoint(index.loops) for index in found.image.indices) == 1
-        for window in found.windows
+        index.factors[window.taps] in (0, 1) for index in convolution.image.indices for window in convolution.windows
+    )
+
+
+def _has_taps_of_its_own(convolution: Convolution) -> bool:
+    return all(
+        w.taps in convolution.weights.loops and w.results not in convolution.weights.loops for w in convolution.windows
+    )
+
+
+def _slides_along_one_dimension(convolution: Convolution) -> bool:
+    return all(
+        sum(not {window.taps, window.results}.isdisjoint(index.loops) for index in convolution.image.indices) == 1
+        for window in convolution.windows
     )
 
 
 def _use(case: _Candidate) -> None:
-    """Take Winograd's way where it is faster, or where all convolutions that can do so are told to."""
+    """Use Winograd's algorithm if it is faster, or if the setting requires it for all possible convolutions."""
     steps, step, costs = case.steps, case.step, case.costs
-    by = costs.best(algorithm_for(steps, step, case.machine))
-    note(steps, step, _name(by) if by else "direct", _is_exact(by))
-    if by:
-        steps.replace_step(step, winograd_steps(case.found, by, case.machine.fused, costs.block(by)))
+    tiling = costs.best(algorithm_for(steps, step, case.machine))
+    note(steps, step, _name(tiling) if tiling else "direct", _is_exact(tiling))
+    if tiling:
+        steps.replace_step(step, winograd_steps(case.convolution, tiling, case.machine.fused, costs.block(tiling)))
 
 
 USE_WINOGRAD = Rule(
@@ -122,16 +127,16 @@ USE_WINOGRAD = Rule(
     _use,
     {
         **CAN_TAKE_FEWER_PRODUCTS,
-        "a tap is the next element of the image": lambda case: _moves_by_one(case.found),
-        "each tap has a weight, the same for all results": lambda case: _has_taps_of_its_own(case.found),
-        "a window slides along one dimension": lambda case: _slides_along_one_dimension(case.found),
+        "a tap is the next element of the image": lambda case: _moves_by_one(case.convolution),
+        "each tap has a weight, the same for all results": lambda case: _has_taps_of_its_own(case.convolution),
+        "a window slides along one dimension": lambda case: _slides_along_one_dimension(case.convolution),
     },
 )
 
 
-# Which of them become others, and how.
+# Costs and tiles.
 
-# Results of tiles along a dimension that are tried, and of those that are asked for.
+# Tile sizes, as results along a dimension: those that are tried, and those that a setting requires.
 _TILES = (2, 4, 6)
 _FORCED: Mapping[str, Sequence[int]] = {
     "direct": (),
@@ -141,74 +146,79 @@ _FORCED: Mapping[str, Sequence[int]] = {
     "winograd6": (6,),
 }
 
-# The time of a vector that is stored before products or loaded behind them, for each place that a transform computes it
-# of; beside one that a product multiplies and adds.
+# The time to store a vector before products or to load it after them, for each place that a transform combines. The
+# unit is the time of a vector that a product multiplies and adds.
 _TRANSFORM_COST = 1.15
 
-# Places of a tile: with more (49 in the stem of ResNet-18), a network's error is more than twice that of plain sums.
+# The most places of a tile: with more (49 in the stem of ResNet-18), a network's error is more than twice that of plain
+# sums.
 _MOST_PLACES = 36
 
-# Plain sums of fewer vectors stay: the nests that they would become take longer to compile. So do those, and smaller
-# tiles, that take longer by no more than this part: their errors are less, too.
+# Plain sums of fewer vectors are not replaced, as their nests take longer to compile. Plain sums, and smaller tiles,
+# are preferred up to this loss of time, as their errors are smaller.
 _LEAST_VECTORS = 100_000
 _LEAST_GAIN = 0.02
 
-# What last tiles that are not whole cost: nests of their own, which take as long to compile as those of whole ones.
+# The cost of partial last tiles: their separate nests take as long to compile as those of whole tiles.
 _PARTIAL_COST = 1.1
 
-# Tiles of a block, without which its products read their weights too often.
+# The fewest tiles of a block; with fewer, its products would read their weights too often.
 _FEWEST_TILES = 8
 
 _BYTES = 4
 
 
-# The transforms of each window of a convolution; none: plain sums.
+# The transforms of each window of a convolution; an empty tiling is a plain sum.
 _Tiling = tuple[Transforms, ...]
 
 
-def _name(by: _Tiling) -> str:
-    """As one of ``_FORCED``, where tiles are as large along all dimensions."""
-    return "winograd" + "x".join(dict.fromkeys(str(own.results) for own in by))
+def _name(tiling: _Tiling) -> str:
+    """Return the name of a tiling, which is one of ``_FORCED`` if tiles have the same size along all dimensions."""
+    return "winograd" + "x".join(dict.fromkeys(str(transform.results) for transform in tiling))
 
 
-def _is_exact(by: _Tiling) -> bool:
-    return math.prod(own.products for own in by) <= _MOST_PLACES
+def _is_exact(tiling: _Tiling) -> bool:
+    return math.prod(transform.products for transform in tiling) <= _MOST_PLACES
 
 
 class _Costs:
-    """Of a convolution whose loops have ``sizes``, one iteration where that varies between calls."""
+    """Cost model of a convolution whose loops have ``sizes``; a size that varies between calls counts as one."""
 
-    def __init__(self, found: Convolution, sizes: Sequence[int], machine: Machine) -> None:
-        self.found = found
+    def __init__(self, convolution: Convolution, sizes: Sequence[int], machine: Machine) -> None:
+        self.convolution = convolution
         self._sizes = sizes
         self._machine = machine
         self._lanes = machine.vector_bytes // _BYTES
 
     def best(self, algorithm: str, part: float = 1.0) -> _Tiling:
-        """The transforms of each window, those that ``algorithm`` has if it says so; none if ``part`` of the time of
-        the plain sum is no longer."""
+        """Return the transforms of each window, those of ``algorithm`` if it specifies a tile size.
+
+        Return an empty tiling if the plain sum takes no longer, where ``part`` scales the time of the plain sum.
+        """
         tried = [*self._tried(_FORCED.get(algorithm, _TILES))]
         if algorithm in _FORCED:
             return tried[0] if tried else ()
         if math.prod(self._sizes) < _LEAST_VECTORS * self._lanes:
             return ()
-        costs = {(): self._plain() * part, **{by: self._of(by) for by in tried if _is_exact(by)}}
-        return next(by for by, cost in costs.items() if cost <= (1 + _LEAST_GAIN) * min(costs.values()))
+        costs = {(): self._plain() * part, **{tiling: self._of(tiling) for tiling in tried if _is_exact(tiling)}}
+        return next(tiling for tiling, cost in costs.items() if cost <= (1 + _LEAST_GAIN) * min(costs.values()))
 
     def _tried(self, tiles: Sequence[int]) -> Iterator[_Tiling]:
-        taps = [window.most_taps for window in self.found.windows]
+        taps = [window.most_taps for window in self.convolution.windows]
         along = [[transforms(results, count) for results in tiles if has_transforms(results, count)] for count in taps]
         return itertools.product(*along)
 
-    def block(self, by: _Tiling) -> tuple[int, ...]:
-        """The tiles along each dimension to work on at a time; none where the second cache holds all of them, or cannot
-        hold the weights beside."""
-        images = math.prod(self._sizes[loop] for loop in self.found.images)
-        tile = self._moved(by) // images * _BYTES
-        counts = self._counts(by)
+    def block(self, tiling: _Tiling) -> tuple[int, ...]:
+        """Return the number of tiles along each dimension to work on at a time.
+
+        Return an empty tuple if the second-level cache holds all tiles, or cannot hold the weights beside a block.
+        """
+        images = math.prod(self._sizes[loop] for loop in self.convolution.images)
+        tile = self._moved(tiling) // images * _BYTES
+        counts = self._counts(tiling)
         most = MOST_LOCAL_BYTES // tile
         fits = tile * math.prod(counts) * images <= self._machine.second_level
-        if fits or self._weights(by) * _BYTES > self._machine.second_level or most < _FEWEST_TILES:
+        if fits or self._weights(tiling) * _BYTES > self._machine.second_level or most < _FEWEST_TILES:
             return ()
         block: list[int] = []
         for count in reversed(counts):
@@ -216,44 +226,51 @@ class _Costs:
         return tuple(block)
 
     def _plain(self) -> float:
-        """The time of so many operations on whole vectors."""
-        return self._products(math.prod(self._sizes), self._product(self.found.weights.loops))
+        """Return the time of the plain sum, in operations on whole vectors."""
+        return self._products(math.prod(self._sizes), self._product(self.convolution.weights.loops))
 
-    def _of(self, by: _Tiling) -> float:
-        """As :meth:`_plain`, by Winograd's way. Results are stored while nothing is multiplied."""
-        tiles = math.prod(self._counts(by))
-        every = self._product(frozenset(range(len(self._sizes))) - self.found.slid.keys() - self.found.taps.keys())
-        moved = tiles * self._moved(by)
-        time = self._products(tiles * self._terms(by) * every, self._weights(by))
-        time += _TRANSFORM_COST * max(own.products for own in by) * moved / self._lanes
-        time += self._far(self._product(self.found.step.outputs[0].loops))
-        if not self.block(by) and self._machine.streams(moved * _BYTES):
+    def _of(self, tiling: _Tiling) -> float:
+        """Return the time of Winograd's algorithm, in the unit of :meth:`_plain`.
+
+        Stores of results do not overlap with products.
+        """
+        tiles = math.prod(self._counts(tiling))
+        every = self._product(
+            frozenset(range(len(self._sizes))) - self.convolution.slid.keys() - self.convolution.taps.keys()
+        )
+        moved = tiles * self._moved(tiling)
+        time = self._products(tiles * self._terms(tiling) * every, self._weights(tiling))
+        time += _TRANSFORM_COST * max(transform.products for transform in tiling) * moved / self._lanes
+        time += self._far(self._product(self.convolution.step.outputs[0].loops))
+        if not self.block(tiling) and self._machine.streams(moved * _BYTES):
             time += 2 * self._far(moved)
-        return time if self._divides(by) else time * _PARTIAL_COST
+        return time if self._divides(tiling) else time * _PARTIAL_COST
 
     def _products(self, count: int, weights: int) -> float:
         return time_of_products(count / self._lanes, self._far(weights))
 
-    def _divides(self, by: _Tiling) -> bool:
-        return all(self._sizes[loop] % by[k].results == 0 for loop, k in self.found.slid.items())
+    def _divides(self, tiling: _Tiling) -> bool:
+        return all(self._sizes[loop] % tiling[k].results == 0 for loop, k in self.convolution.slid.items())
 
-    def _counts(self, by: _Tiling) -> list[int]:
-        return [-(-self._sizes[loop] // by[k].results) for loop, k in self.found.slid.items()]
+    def _counts(self, tiling: _Tiling) -> list[int]:
+        return [-(-self._sizes[loop] // tiling[k].results) for loop, k in self.convolution.slid.items()]
 
-    def _terms(self, by: _Tiling) -> int:
-        """Products of a tile for one channel and filter: those of each phase at each place."""
-        spans = [spans_by_places(*pair) for pair in zip(self.found.windows, by, strict=True)]
-        return math.prod(sum(len(own.places) * len(own.phases) for own in each) for each in spans)
+    def _terms(self, tiling: _Tiling) -> int:
+        """Return the number of products of a tile for one channel and filter: those of each phase at each place."""
+        spans = [spans_by_places(*pair) for pair in zip(self.convolution.windows, tiling, strict=True)]
+        return math.prod(sum(len(span.places) * len(span.phases) for span in each) for each in spans)
 
-    def _moved(self, by: _Tiling) -> int:
-        """Elements of a tile of all images, and of its products."""
-        found = self.found
-        still = found.slid.keys() | found.taps.keys()
-        results = math.prod(own.products for own in by) * self._product(found.step.outputs[0].loops - still)
-        return self._terms(by) * self._product(found.image.loops - still) + results
+    def _moved(self, tiling: _Tiling) -> int:
+        """Return the number of elements of a tile of all images, and of its products."""
+        convolution = self.convolution
+        still = convolution.slid.keys() | convolution.taps.keys()
+        results = math.prod(transform.products for transform in tiling) * self._product(
+            convolution.step.outputs[0].loops - still
+        )
+        return self._terms(tiling) * self._product(convolution.image.loops - still) + results
 
-    def _weights(self, by: _Tiling) -> int:
-        return self._terms(by) * self._product(self.found.weights.loops - self.found.taps.keys())
+    def _weights(self, tiling: _Tiling) -> int:
+        return self._terms(tiling) * self._product(self.convolution.weights.loops - self.convolution.taps.keys())
 
     def _product(self, loops: frozenset[int]) -> int:
         return math.prod(self._sizes[loop] for loop in loops)

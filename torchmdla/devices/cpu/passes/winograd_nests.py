@@ -1,12 +1,12 @@
-"""The steps of a convolution in Winograd's way: transforms of weights and image, products, and the results.
+"""The steps of Winograd's algorithm: transforms of weights and image, products, and the results.
 
-The loops of all of them are those of the convolution, tiles in the place of results, phases in the place of taps;
-products have one more, over the places in a tile, first.
+All steps have the loops of the convolution, with tiles in the place of results, and phases in the place of taps.
+Products have one additional first loop, over the places in a tile.
 
-A convolution of stride ``s`` is the sum of ``s`` of stride one along each dimension, its phases: phase ``p`` has taps
-``p``, ``p + s``, …, and every ``s``-th element of the image from ``p`` on. All are transformed alike, so their products
-are summed before they are transformed back, as those of channels are. Where ``s`` does not divide the taps, the last
-phases have one less, which makes their product at the last place, infinity, zero: that is left out.
+A convolution of stride ``s`` is the sum of ``s`` convolutions of stride one along each dimension, its phases. Phase
+``p`` has taps ``p``, ``p + s``, …, and every ``s``-th element of the image from ``p`` on. All phases have the same
+transforms. Thus their products are summed before the transform back, as those of channels are. If ``s`` does not divide
+the taps, the last phases have one tap less. Their product at the last place, infinity, is then zero and is omitted.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from torchmdla.devices.cpu.winograd import ZERO, Matrix, Transforms, transformed
 
 @dataclass(frozen=True)
 class Window:
-    """A dimension that tiles are cut of: the loop over ``results`` and the loop over ``taps``, of which there are
-    ``count``; from result to result they move ``stride`` elements of the image."""
+    """Dimension that is split into tiles, with the loop over ``results`` and the loop over ``taps``.
+
+    There are ``count`` taps. From result to result, they move by ``stride`` elements of the image.
+    """
 
     results: int
     taps: int
@@ -46,18 +48,18 @@ class Window:
 
     @property
     def most_taps(self) -> int:
-        """Of a phase."""
+        """Return the largest number of taps of a phase."""
         return -(-self.count // self.stride)
 
     @property
     def full_phases(self) -> int:
-        """The phases with so many taps; others, behind them, have one less."""
+        """Return the number of phases with ``most_taps`` taps; the later phases have one tap less."""
         return self.count - self.stride * (self.most_taps - 1)
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """A step with its ``image``, ``weights`` and ``windows``, outermost first."""
+    """Step with its ``image``, ``weights`` and ``windows``, outermost first."""
 
     step: LoopNest
     image: Access
@@ -66,22 +68,22 @@ class Convolution:
 
     @property
     def slid(self) -> Mapping[int, int]:
-        """The number of the window of each loop over results."""
+        """Return the number of the window of each loop over results."""
         return {window.results: k for k, window in enumerate(self.windows)}
 
     @property
     def taps(self) -> Mapping[int, int]:
-        """The number of the window of each loop over taps."""
+        """Return the number of the window of each loop over taps."""
         return {window.taps: k for k, window in enumerate(self.windows)}
 
     @property
     def phases(self) -> dict[int, AnySize]:
-        """The phases of each loop over taps that has several."""
+        """Return the number of phases of each loop over taps that has several."""
         return {window.taps: window.stride for window in self.windows if window.stride > 1}
 
     @property
     def images(self) -> tuple[int, ...]:
-        """The loops over images: those of results that neither weights nor windows have."""
+        """Return the loops over images: those of results that neither weights nor windows have."""
         step = self.step
         loops = range(len(step.sizes))
         return tuple(k for k in loops if not step.reduction[k] and k not in self.weights.loops and k not in self.slid)
@@ -89,47 +91,64 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Span:
-    """Along a dimension, ``phases`` whose products are at ``places`` of a tile."""
+    """Range of ``phases`` along a dimension, whose products are at ``places`` of a tile."""
 
     places: range
     phases: range
 
 
-def spans_by_places(window: Window, by: Transforms) -> list[Span]:
-    """All phases at all places, cut between places of all phases and others: what products are made of."""
-    last = by.products - 1
+def spans_by_places(window: Window, transforms: Transforms) -> list[Span]:
+    """Return all phases at all places, split between places of all phases and other places, for products."""
+    last = transforms.products - 1
     if window.full_phases == window.stride:
-        return [Span(range(by.products), range(window.stride))]
-    return [Span(range(last), range(window.stride)), Span(range(last, by.products), range(window.full_phases))]
+        return [Span(range(transforms.products), range(window.stride))]
+    return [Span(range(last), range(window.stride)), Span(range(last, transforms.products), range(window.full_phases))]
 
 
-def _spans_by_phases(window: Window, by: Transforms) -> list[Span]:
-    """The same, cut between phases: what is transformed."""
-    full = Span(range(by.products), range(window.full_phases))
-    rest = Span(range(by.products - 1), range(window.full_phases, window.stride))
+def _spans_by_phases(window: Window, transforms: Transforms) -> list[Span]:
+    """Return all phases at all places, split between phases, for transforms."""
+    full = Span(range(transforms.products), range(window.full_phases))
+    rest = Span(range(transforms.products - 1), range(window.full_phases, window.stride))
     return [full, rest] if rest.phases else [full]
 
 
-def winograd_steps(found: Convolution, by: Sequence[Transforms], fused: bool, block: Sequence[int]) -> list[Step]:
-    """What a convolution becomes. ``by``: for each window; ``fused``: multiply-add is one instruction; ``block``: the
-    tiles along each dimension that are transformed, multiplied and transformed back at a time; none: all."""
-    sizes = {loop: size for loop, size in enumerate(found.step.sizes) if loop not in found.taps} | found.phases
-    writer = _Writer(found, tuple(by), fused, sizes)
+def winograd_steps(
+    convolution: Convolution, tiling: Sequence[Transforms], fused: bool, block: Sequence[int]
+) -> list[Step]:
+    """Return the steps that replace a convolution.
+
+    Args:
+        convolution: The convolution.
+        tiling: The transforms of each window.
+        fused: Whether multiply-add is one instruction.
+        block: The number of tiles along each dimension that are transformed, multiplied and transformed back at a time.
+            If it is empty, all tiles are one block.
+    """
+    sizes = {
+        loop: size for loop, size in enumerate(convolution.step.sizes) if loop not in convolution.taps
+    } | convolution.phases
+    writer = _Writer(convolution, tuple(tiling), fused, sizes)
     weights = writer.weights()
-    made: list[Step] = [own.nest for own in weights]
-    along = [_parts(static(found.step.sizes[loop]), by[k].results) for loop, k in found.slid.items()]
-    every = [dict(zip(found.slid, parts, strict=True)) for parts in itertools.product(*along)]
+    nests: list[Step] = [member.nest for member in weights]
+    along = [_parts(static(convolution.step.sizes[loop]), tiling[k].results) for loop, k in convolution.slid.items()]
+    every = [dict(zip(convolution.slid, parts, strict=True)) for parts in itertools.product(*along)]
     if not block:
-        return made + [own.nest for own in writer.steps(every, weights[0], "temporary")]
+        return nests + [member.nest for member in writer.steps(every, weights[0], "temporary")]
     for parts in every:
-        made += writer.in_blocks({loop: replace(part, place=0) for loop, part in parts.items()}, weights[0], block)
-    return made
+        nests += writer.in_blocks({loop: replace(part, place=0) for loop, part in parts.items()}, weights[0], block)
+    return nests
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Tiles along a dimension: ``count`` from tile ``first`` of the image and from tile ``place`` of what is stored
-    between steps on, of whose results the first ``results`` there are."""
+    """Range of tiles along a dimension.
+
+    Attributes:
+        first: The first tile in the image.
+        place: The first tile in the buffers between steps.
+        count: The number of tiles.
+        results: The number of results of each tile that exist.
+    """
 
     first: int
     place: int
@@ -137,13 +156,13 @@ class _Part:
     results: int
 
 
-# Some of the tiles along each dimension, by the loop over results, and some of the phases, by the loop over taps.
+# Ranges of tiles along each dimension, by the loop over results, and of phases, by the loop over taps.
 _Parts = Mapping[int, _Part]
 _Spans = Mapping[int, Span]
 
 
 def _parts(size: int, results: int) -> list[_Part]:
-    """The tiles along a dimension: the whole ones, and the last if it is not."""
+    """Return the tiles along a dimension: the whole ones, and a partial last one."""
     full, rest = divmod(size, results)
     parts = [_Part(0, 0, full, results)] if full else []
     return parts + ([_Part(full, full, 1, rest)] if rest else [])
@@ -151,21 +170,24 @@ def _parts(size: int, results: int) -> list[_Part]:
 
 @dataclass(frozen=True)
 class _Writer:
-    """``sizes``: the iterations of the loops of what is made, but for those that are over tiles."""
+    """Writer of the steps of a convolution.
 
-    found: Convolution
-    by: tuple[Transforms, ...]
+    ``sizes`` has the iterations of the steps' loops, except for those over tiles.
+    """
+
+    convolution: Convolution
+    tiling: tuple[Transforms, ...]
     fused: bool
     sizes: Mapping[int, AnySize]
 
     def in_blocks(self, parts: _Parts, weights: OverLoops, block: Sequence[int]) -> list[Step]:
-        """The steps over ``parts``, ``block`` tiles of one image at a time."""
-        images = [loop for loop in self._order(self.found.step.outputs[0]) if loop in self.found.images]
-        tile = {loop: min(block[k], parts[loop].count) for loop, k in self.found.slid.items()}
+        """Return the steps over ``parts``, with ``block`` tiles of one image at a time."""
+        images = [loop for loop in self._order(self.convolution.step.outputs[0]) if loop in self.convolution.images]
+        tile = {loop: min(block[k], parts[loop].count) for loop, k in self.convolution.slid.items()}
         axes = {loop: (self.sizes[loop], 1) for loop in images}
         axes |= {loop: (part.count, tile[loop]) for loop, part in parts.items()}
         if all(extent == most for extent, most in axes.values()):
-            return [own.nest for own in self.steps([parts], weights, "temporary")]
+            return [member.nest for member in self.steps([parts], weights, "temporary")]
         of_one = replace(self, sizes={loop: 1 if loop in images else size for loop, size in self.sizes.items()})
         cut = {loop: replace(part, count=tile[loop]) for loop, part in parts.items()}
         return [tile_loop(of_one.steps([cut], weights, "local"), axes)]
@@ -173,42 +195,45 @@ class _Writer:
     def steps(
         self, parts: Sequence[_Parts], weights: OverLoops, kind: Literal["temporary", "local"]
     ) -> list[OverLoops]:
-        """The steps over all of ``parts``; what passes between them is of ``kind``."""
-        counts = {loop: max(each[loop].place + each[loop].count for each in parts) for loop in self.found.slid}
+        """Return the steps over all of ``parts``, with buffers of ``kind`` between them."""
+        counts = {loop: max(each[loop].place + each[loop].count for each in parts) for loop in self.convolution.slid}
         sizes = {**self.sizes, **counts}
-        image, result = self._order(self.found.image), self._order(self.found.step.outputs[0])
+        image, result = self._order(self.convolution.image), self._order(self.convolution.step.outputs[0])
         tiles, sums = (self._buffer(kind, order, sizes) for order in (image, result))
         factors = (tiles, image), (weights.nest.writes[0], weights.loops)
-        made = [
+        members = [
             *(self._image(image, tiles, each, spans) for each in parts for spans in self._spans(_spans_by_phases)),
             *(self._products(factors, (sums, result), sizes, spans) for spans in self._spans(spans_by_places)),
             *(self._results(result, sums, each) for each in parts),
         ]
-        for own in made:
-            own.nest.nodes = self.found.step.nodes
-        return made
+        for member in members:
+            member.nest.nodes = self.convolution.step.nodes
+        return members
 
     def _spans(self, cut: Callable[[Window, Transforms], list[Span]]) -> Iterator[_Spans]:
-        for spans in itertools.product(*map(cut, self.found.windows, self.by)):
-            yield dict(zip(self.found.taps, spans, strict=True))
+        for spans in itertools.product(*map(cut, self.convolution.windows, self.tiling)):
+            yield dict(zip(self.convolution.taps, spans, strict=True))
 
     @cached_property
     def _numbers(self) -> Mapping[tuple[int, ...], int]:
-        """The number of each place in a tile: those of the same phases follow one another."""
+        """Return the number of each place in a tile; places with the same phases are consecutive."""
         cut = self._spans(spans_by_places)
         places = itertools.chain.from_iterable(itertools.product(*(s.places for s in spans.values())) for spans in cut)
         return {place: number for number, place in enumerate(places)}
 
     def _order(self, access: Access) -> tuple[int, ...]:
-        """The loops that an access varies with, as its buffer lies in memory, but for those over taps of one phase and
-        those that are there once; phases are outside of tiles, as channels are."""
-        step, phases = self.found.step, self.found.phases
+        """Return the loops that an access varies with, in the order of its buffer's memory.
+
+        Loops over taps of one phase and loops of one iteration are omitted. Phases are outside of tiles, as channels
+        are.
+        """
+        step, phases = self.convolution.step, self.convolution.phases
         still = {
             *(loop for loop, size in enumerate(step.sizes) if size == 1),
-            *(self.found.taps.keys() - phases.keys()),
+            *(self.convolution.taps.keys() - phases.keys()),
         }
         order = [loop for loop in in_memory_order(step, access) if loop not in still]
-        if (first := next((k for k, loop in enumerate(order) if loop in self.found.slid), None)) is None:
+        if (first := next((k for k, loop in enumerate(order) if loop in self.convolution.slid), None)) is None:
             return tuple(order)
         outside = [*order[:first], *(loop for loop in order[first:] if loop in phases)]
         return (*outside, *(loop for loop in order if loop not in outside))
@@ -216,44 +241,53 @@ class _Writer:
     def _buffer(
         self, kind: Literal["temporary", "local"], order: Sequence[int], sizes: Mapping[int, AnySize]
     ) -> Buffer:
-        """Of a dimension for the places in a tile, then one for each loop."""
-        return buffer_of(kind, math.prod(by.products for by in self.by), (sizes[loop] for loop in order))
+        """Return a buffer with a dimension for the places in a tile, then one for each loop."""
+        return buffer_of(
+            kind, math.prod(transforms.products for transforms in self.tiling), (sizes[loop] for loop in order)
+        )
 
     def weights(self) -> list[OverLoops]:
-        """Transforms the weights."""
-        order = self._order(self.found.weights)
+        """Return the nests that transform the weights."""
+        order = self._order(self.convolution.weights)
         target = self._buffer("temporary", order, self.sizes)
-        made = [self._weights(order, target, spans) for spans in self._spans(_spans_by_phases)]
-        for own in made:
-            own.nest.nodes = self.found.step.nodes
-        return made
+        members = [self._weights(order, target, spans) for spans in self._spans(_spans_by_phases)]
+        for member in members:
+            member.nest.nodes = self.convolution.step.nodes
+        return members
 
     def _weights(self, order: tuple[int, ...], target: Buffer, spans: _Spans) -> OverLoops:
-        windows = self.found.windows
+        windows = self.convolution.windows
 
         def at(places: tuple[int, ...]) -> Expression:
             pairs = zip(windows, places, strict=True)
-            starts = {own.taps: own.stride * place + spans[own.taps].phases.start for own, place in pairs}
-            return load(self._moved(self.found.weights, order, {}, starts))
+            starts = {window.taps: window.stride * place + spans[window.taps].phases.start for window, place in pairs}
+            return load(self._moved(self.convolution.weights, order, {}, starts))
 
-        return self._transform(order, target, [by.taps for by in self._transforms(spans)], at, {}, spans)
+        return self._transform(
+            order, target, [transforms.taps for transforms in self._transforms(spans)], at, {}, spans
+        )
 
     def _transforms(self, spans: _Spans) -> list[Transforms]:
-        """Those of the phases of ``spans``, for each window."""
-        pairs = zip(self.by, spans.values(), strict=True)
-        return [by if len(span.places) == by.products else by.of_fewer_taps() for by, span in pairs]
+        """Return the transforms of the phases of ``spans``, for each window."""
+        pairs = zip(self.tiling, spans.values(), strict=True)
+        return [
+            transforms if len(span.places) == transforms.products else transforms.of_fewer_taps()
+            for transforms, span in pairs
+        ]
 
     def _image(self, order: tuple[int, ...], target: Buffer, parts: _Parts, spans: _Spans) -> OverLoops:
-        """Transforms tiles of the image; what is outside of it is zero."""
+        """Return the nest that transforms tiles of the image, with zeros outside of it."""
         chosen = self._transforms(spans)
-        inputs = [part.results + len(by.taps[0]) - 1 for part, by in zip(parts.values(), chosen, strict=True)]
+        inputs = [
+            part.results + len(transforms.taps[0]) - 1 for part, transforms in zip(parts.values(), chosen, strict=True)
+        ]
 
         def at(places: tuple[int, ...]) -> Expression:
             if any(place >= count for place, count in zip(places, inputs, strict=True)):
                 return ZERO
-            return load(self._in_tiles(self.found.image, order, parts, places, spans))
+            return load(self._in_tiles(self.convolution.image, order, parts, places, spans))
 
-        return self._transform(order, target, [by.inputs for by in chosen], at, parts, spans)
+        return self._transform(order, target, [transforms.inputs for transforms in chosen], at, parts, spans)
 
     def _transform(
         self,
@@ -264,8 +298,10 @@ class _Writer:
         parts: _Parts,
         spans: _Spans,
     ) -> OverLoops:
-        """A nest over ``order`` that stores to each place in a tile what ``matrices`` make of ``at``, a value of
-        places."""
+        """Return a nest over ``order`` that stores the transform of ``at`` by ``matrices`` at each place in a tile.
+
+        ``at`` returns the value at a place.
+        """
         places = itertools.product(*(range(len(matrix[0])) for matrix in matrices))
         values = transformed(matrices, {each: at(each) for each in places}, self.fused)
         outputs = tuple(self._of_tile(target, place, order, parts, spans) for place in values)
@@ -279,36 +315,38 @@ class _Writer:
         sizes: Mapping[int, AnySize],
         spans: _Spans,
     ) -> OverLoops:
-        """The products at the places of ``spans``."""
+        """Return the nest of the products at the places of ``spans``."""
         first = self._numbers[tuple(span.places.start for span in spans.values())]
         numbers = range(first, first + math.prod(len(span.places) for span in spans.values()))
-        phases = {loop: len(spans[loop].phases) for loop in self.found.phases}
-        return products(self.found.step, factors, result, {**sizes, **phases}, numbers)
+        phases = {loop: len(spans[loop].phases) for loop in self.convolution.phases}
+        return products(self.convolution.step, factors, result, {**sizes, **phases}, numbers)
 
     def _results(self, order: tuple[int, ...], source: Buffer, parts: _Parts) -> OverLoops:
-        """Transforms products back, and computes the convolution's epilogue of the results that there are."""
-        places = itertools.product(*(range(by.products) for by in self.by))
+        """Return the nest that transforms products back, and computes the epilogue of the results that exist."""
+        places = itertools.product(*(range(transforms.products) for transforms in self.tiling))
         sums = {each: load(self._of_tile(source, each, order, parts, {})) for each in places}
         totals = [
             (total, partial(self._in_tiles, order=order, parts=parts, places=place, spans={}))
-            for place, total in transformed([by.outputs for by in self.by], sums, self.fused).items()
+            for place, total in transformed(
+                [transforms.outputs for transforms in self.tiling], sums, self.fused
+            ).items()
             if all(k < part.results for k, part in zip(place, parts.values(), strict=True))
         ]
-        outputs, values = stored(self.found.step, totals)
+        outputs, values = stored(self.convolution.step, totals)
         sizes = self._sizes(order, parts, {})
         return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
 
-    # Places of tiles of parts, and of phases of spans, by nests over the loops ``order``.
+    # Accesses in tiles of parts and phases of spans, for nests over the loops ``order``.
 
     def _sizes(self, order: Sequence[int], parts: _Parts, spans: _Spans) -> tuple[AnySize, ...]:
-        own = {loop: part.count for loop, part in parts.items()}
-        own |= {loop: len(span.phases) for loop, span in spans.items()}
-        return tuple(own.get(loop, self.sizes[loop]) for loop in order)
+        iterations = {loop: part.count for loop, part in parts.items()}
+        iterations |= {loop: len(span.phases) for loop, span in spans.items()}
+        return tuple(iterations.get(loop, self.sizes[loop]) for loop in order)
 
     def _of_tile(
         self, buffer: Buffer, place: tuple[int, ...], order: Sequence[int], parts: _Parts, spans: _Spans
     ) -> Access:
-        """A place of each tile."""
+        """Return the access to one place of each tile."""
         starts = {loop: part.place for loop, part in parts.items()}
         starts |= {loop: span.phases.start for loop, span in spans.items()}
         return of_product(buffer, self._numbers[place], [starts.get(loop, 0) for loop in order])
@@ -316,9 +354,9 @@ class _Writer:
     def _in_tiles(
         self, access: Access, order: Sequence[int], parts: _Parts, places: Sequence[int], spans: _Spans
     ) -> Access:
-        """An access of the convolution at ``places`` of each tile."""
-        slid = self.found.slid
-        scales = {loop: self.by[k].results for loop, k in slid.items()}
+        """Return an access of the convolution at ``places`` of each tile."""
+        slid = self.convolution.slid
+        scales = {loop: self.tiling[k].results for loop, k in slid.items()}
         starts = {loop: scales[loop] * parts[loop].first + places[k] for loop, k in slid.items()}
         starts |= {loop: span.phases.start for loop, span in spans.items()}
         return self._moved(access, order, scales, starts)
@@ -326,7 +364,7 @@ class _Writer:
     def _moved(
         self, access: Access, order: Sequence[int], scales: Mapping[int, int], starts: Mapping[int, int]
     ) -> Access:
-        """An access of the convolution whose loops start at ``starts`` and move by ``scales``, where these say so."""
+        """Return an access of the convolution whose loops start at ``starts`` with steps of ``scales``, if given."""
 
         def moved(index: AffineExpr) -> AffineExpr:
             factors = tuple(index.factors[loop] * scales.get(loop, 1) for loop in order)

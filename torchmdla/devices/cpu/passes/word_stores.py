@@ -1,5 +1,6 @@
-"""Stores of whole words, where the elements of a word are results of their own: of an image whose channels are
-interleaved, the same pixel of four channels::
+"""Stores of whole words, where the elements of a word are separate results.
+
+An example is an image with interleaved channels, where a word has the same pixel of four channels::
 
     nest d0:6 d1:4 d2:64 {                         nest d0:6 d1:64 {
       v0 : i8 = … i0                                 v0 : i8 = … i0
@@ -7,7 +8,7 @@ interleaved, the same pixel of four channels::
                                                      …
                                                      x[d0, d1, 0] as i32 = v0 | v1 << 8 | v2 << 16 | v3 << 24 }
 
-To store bytes one by one, four apart, would take longer than to compute them.
+Storing single bytes, four apart, would take longer than computing them.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ from torchmdla.devices.cpu.expressions import (
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
 from torchmdla.devices.cpu.passes.dot_layouts import WORD
 
-# A body of more expressions than this is not written out for each element of a word.
+# A body of more expressions than this is not unrolled over the elements of a word.
 _MOST_EXPRESSIONS = 64
 
 
 def store_words(step: LoopNest, buffer: Buffer, used: int) -> bool:
-    """Lets a step write whole words to a buffer whose last dimension lies within words, the first ``used`` elements of
-    which mean something, if that is all it writes; returns whether it does."""
+    """Rewrite a step to store whole words, and return whether this was possible.
+
+    The last dimension of ``buffer`` is within words, of which the first ``used`` elements are in use. The step must not
+    write anything else.
+    """
     loop = _loop_within_words(step, buffer)
     if loop is None or step.sizes[loop] != used:
         return False
@@ -62,7 +66,7 @@ def store_words(step: LoopNest, buffer: Buffer, used: int) -> bool:
 
 
 def _loop_within_words(step: LoopNest, buffer: Buffer) -> int | None:
-    """The loop over the elements of the words that a step writes, if it can be written out."""
+    """Return the loop over the elements of the words that a step writes, if it can be unrolled, else None."""
     if [access.buffer for access in step.written_accesses] != [buffer] or step.checks or step.tables or step.carried:
         return None
     if any(step.reduction) and (step.epilogue is None or len(step.outputs) != 1):
@@ -75,7 +79,7 @@ def _loop_within_words(step: LoopNest, buffer: Buffer) -> int | None:
 
 
 def _of_element(step: LoopNest, roots: Sequence[Expression], loop: int, number: int) -> tuple[Expression, ...]:
-    """What ``roots`` are for one element of a word, reduced in an output of its own."""
+    """Return ``roots`` for one element of a word, which has its own output if the step reduces."""
     moved = accessing(roots, lambda access: access.at(loop, number))
     numbered = {index(loop): constant(number, "i64")}
     for e in contents(tuple(moved)).expressions:
@@ -85,7 +89,7 @@ def _of_element(step: LoopNest, roots: Sequence[Expression], loop: int, number: 
 
 
 def _joined(elements: Sequence[Expression], bits: int) -> Expression:
-    """A word of elements, the first in the lowest bits."""
+    """Return a word of elements, the first in the lowest bits."""
     if all(element.op == "constant" and element.type.startswith("i") for element in elements):
         word = sum((element.payload % (1 << bits)) << (bits * k) for k, element in enumerate(elements))
         return constant((word + 2**31) % 2**32 - 2**31, WORD)

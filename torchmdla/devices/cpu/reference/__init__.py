@@ -1,1 +1,1 @@
-"""What loop programs compute, by NumPy, slowly: passes are held to it (``TORCHMDLA_VERIFY=values``)."""
+"""Reference interpreter: runs loop programs with NumPy, slowly, to verify passes (``TORCHMDLA_VERIFY=values``)."""

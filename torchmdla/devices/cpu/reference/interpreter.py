@@ -1,10 +1,10 @@
-"""Runs loop programs by NumPy, as their definitions in ``loop_program.py`` say.
+"""Interpreter of loop programs in NumPy, by the definitions in ``loop_program.py``.
 
-Loops that do not reduce have no order: what an iteration reads is what was there before the nest, and it is an error
-if another iteration writes that. So it is for the tiles of a tile loop. Loops that reduce run from front to back.
+Iterations of loops that do not reduce are unordered. Each iteration reads the values from before the nest, and it is an
+error if another iteration writes them. The same holds for the tiles of a tile loop. Loops that reduce run in order.
 
-Memory that nothing has written holds what no program expects (:func:`_unwritten`), and an access outside of its buffer
-is an error.
+Unwritten memory has values that programs do not expect (:func:`_unwritten`). An access outside of its buffer is an
+error.
 """
 
 from __future__ import annotations
@@ -48,16 +48,22 @@ from torchmdla.devices.cpu.reference.regions import OutsideOfBuffer, region_of
 
 
 class InvalidProgram(Exception):
-    """A program does what none may do; says what."""
+    """Violation of a rule that all programs must satisfy. The message describes it."""
 
 
 class _CallFails(Exception):
-    """A check does not hold."""
+    """Check that does not hold."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a call gives: the values of the symbols, what lies in a buffer, and the scalar arguments."""
+    """Arguments of a call.
+
+    Attributes:
+        symbols: the values of the symbols.
+        elements: a function that returns the elements of a buffer, given their number.
+        scalar: a function that returns a scalar argument, by position.
+    """
 
     symbols: Sequence[int]
     elements: Callable[[Buffer, int], Array]
@@ -66,11 +72,11 @@ class Given:
 
 @dataclass
 class Footprint:
-    """Elements that a program touches: the same ones in all calls with the same symbols.
+    """Elements that a program accesses. They are the same in all calls with the same symbols.
 
     Attributes:
-        places: by access, sizes of the loops, first iterations and first element: the access, and where it touches.
-        is_apart: no iteration of a nest touches what another one writes; a call ran to its end and was looked at.
+        places: the access and its element offsets, by access, sizes of the loops, first iterations and first element.
+        is_apart: whether iterations of all nests are known to be independent, since a complete call was checked.
     """
 
     places: dict[tuple[Hashable, ...], tuple[Access, Array]] = field(default_factory=dict)
@@ -79,28 +85,35 @@ class Footprint:
 
 @dataclass
 class Outcome:
-    """What a call leaves behind: whether it fails, and what lies in each buffer."""
+    """Result of a call.
+
+    Attributes:
+        fails: whether the call fails.
+        memory: the final content of each buffer.
+    """
 
     fails: bool = False
     memory: dict[Buffer, Array] = field(default_factory=dict)
 
     @property
     def results(self) -> dict[int, Array]:
-        """What the caller sees, by position."""
+        """Return the results that the caller receives, by position."""
         return {buffer.position: array for buffer, array in self.memory.items() if buffer.kind == "result"}
 
 
-def run(program: LoopProgram, given: Given, footprint: Footprint | None = None) -> Outcome:
-    """Runs a program with its packs.
+def run(program: LoopProgram, arguments: Given, footprint: Footprint | None = None) -> Outcome:
+    """Run a program, including its packings.
 
     Args:
-        footprint: what calls of the program with the same symbols have touched, which is not computed again.
+        program: the program.
+        arguments: the arguments of the call.
+        footprint: the footprint of earlier calls with the same symbols, which is reused.
 
     Raises:
-        InvalidProgram: it touches memory outside of a buffer, or iterations depend on each other.
-        NotInterpreted: it holds something that is not known here.
+        InvalidProgram: an access is outside of its buffer, or iterations depend on each other.
+        NotInterpreted: the program has an operation that is not supported.
     """
-    machine = _Machine(given, program.globals, footprint or Footprint())
+    machine = _Machine(arguments, program.globals, footprint or Footprint())
     with np.errstate(all="ignore"):
         try:
             for packing in program.packings:
@@ -113,7 +126,7 @@ def run(program: LoopProgram, given: Given, footprint: Footprint | None = None) 
 
 
 def count_iterations(program: LoopProgram, symbols: Sequence[int]) -> int:
-    """How many iterations of nests a call runs."""
+    """Return the number of iterations that the nests of a call run."""
     every = [*program.steps, *(step for packing in program.packings for step in packing.steps)]
     return sum(_iterations(step, symbols) for step in every)
 
@@ -134,26 +147,27 @@ def _iterations(step: Step, symbols: Sequence[int]) -> int:
     return 1
 
 
-# Iterations in the time of one that is computed on its own.
+# The cost of an iteration of a sequential reduction, relative to other iterations.
 _TURN = 100
 
-# Products of floats that are summed in the time of an iteration of another nest.
+# The products of a sum of products that cost as much as one iteration of another nest.
 _PRODUCTS_IN_ITERATION = 32
 
-# Values of all iterations of a nest: a dimension for each loop, of size 1 where they are the same in its iterations.
+# Values of all iterations of a nest. Each array has a dimension for each loop, of size 1 where the value does not vary
+# with it.
 _Values = dict[Expression, Array]
 
 
 class _Machine:
-    """The state of a call."""
+    """State of a call."""
 
-    def __init__(self, given: Given, texts: Mapping[str, str], footprint: Footprint) -> None:
+    def __init__(self, arguments: Given, texts: Mapping[str, str], footprint: Footprint) -> None:
         self.outcome = Outcome()
         self.footprint = footprint
-        self._given = given
+        self._given = arguments
         self._globals = texts
         self._scalars: dict[Scalar, Array] = {}
-        # Of the views of a loop, for its current iteration: what they are views of, and from which element on.
+        # The base and the first element of each view of a repeat loop, in its current iteration.
         self._views: dict[Buffer, tuple[Buffer, int]] = {}
         self._steps: Mapping[type, Callable[[Any], None]] = {
             LoopNest: self._nest,
@@ -176,7 +190,7 @@ class _Machine:
     # Memory.
 
     def _memory(self, buffer: Buffer) -> Array:
-        """The elements of a buffer, in order; of a view those of what it is a view of."""
+        """Return the elements of a buffer, in order. For a view, return those of its base."""
         if buffer in self._views:
             return self._memory(self._views[buffer][0])
         if buffer not in self.outcome.memory:
@@ -191,13 +205,17 @@ class _Machine:
         return self.outcome.memory[buffer]
 
     def _first(self, buffer: Buffer) -> int:
-        """The place of a buffer's first element in its memory."""
+        """Return the offset of a buffer's first element in its memory."""
         return self._views[buffer][1] if buffer in self._views else 0
 
     def _places(self, access: Access, sizes: Sequence[int], origin: Sequence[int]) -> Array:
-        """Where the first element lies that each iteration touches. ``origin``: the first iterations of the loops."""
+        """Return the offset of the first element that each iteration accesses.
+
+        ``origin`` are the first iterations of the loops.
+        """
         first = self._first(access.buffer)
-        # Accesses take long to compare. The footprint holds each of them, so no other one gets its number.
+        # Comparing accesses is slow, so the key is an id. The footprint keeps each access alive, so its id is not
+        # reused.
         key = (id(access), first, *sizes, *origin)
         if key not in self.footprint.places:
             self.footprint.places[key] = access, self._new_places(access, first, sizes, origin)
@@ -236,13 +254,13 @@ class _Machine:
     # Nests.
 
     def _nest(self, step: LoopNest, origin: Sequence[int] = ()) -> None:
-        """``origin``: of a part of a nest, the iterations of its loops that it begins with."""
+        """Run a nest. For a part of a nest, ``origin`` are the iterations of its loops that it begins with."""
         sizes = [self._at(size) for size in step.sizes]
         origin = origin or [0] * len(sizes)
-        kept = [1 if reduces else size for size, reduces in zip(sizes, step.reduction, strict=True)]
-        if 0 in kept:
+        result_sizes = [1 if reduces else size for size, reduces in zip(sizes, step.reduction, strict=True)]
+        if 0 in result_sizes:
             return
-        self._hold_apart([(step, origin, np.arange(math.prod(kept)).reshape(kept))])
+        self._hold_apart([(step, origin, np.arange(math.prod(result_sizes)).reshape(result_sizes))])
         evaluate = partial(self._evaluated, origin=origin)
         stored, outputs = step.values, step.outputs
         has_results = any(step.reduction) or step.initial is not None or step.epilogue is not None
@@ -252,18 +270,18 @@ class _Machine:
             values = evaluate(step.body.expressions, sizes, old)
             self._hold(step.checks, values)
         else:
-            values = self._reduced(step, sizes, kept, origin)
+            values = self._reduced(step, sizes, result_sizes, origin)
         if step.epilogue is not None:
-            found = contents(step.epilogue.values).expressions
-            results = {e: values[step.values[e.payload]] for e in found if e.op == "reduced"}
-            values = evaluate(found, kept, results)
+            expressions = contents(step.epilogue.values).expressions
+            results = {e: values[step.values[e.payload]] for e in expressions if e.op == "reduced"}
+            values = evaluate(expressions, result_sizes, results)
             stored, outputs = step.epilogue.values, step.epilogue.outputs
-        shape = kept if has_results else sizes
+        shape = result_sizes if has_results else sizes
         for access, value in zip(outputs, [values[each] for each in stored], strict=True):
             self._write(access, self._places(access, shape, self._origin(access, origin)), value)
 
     def _origin(self, access: Access, origin: Sequence[int]) -> Sequence[int]:
-        """Locals hold one tile, whichever it is."""
+        """Return the origin of an access. Locals contain only the current tile, so they begin at 0."""
         return [0] * len(origin) if access.buffer.kind == "local" else origin
 
     def _old(self, access: Access, sizes: Sequence[int], origin: Sequence[int]) -> Array:
@@ -276,7 +294,7 @@ class _Machine:
     def _evaluated(
         self, expressions: Iterable[Expression], sizes: Sequence[int], known: _Values, origin: Sequence[int]
     ) -> _Values:
-        """Values of expressions, operands before what reads them, beside those that are ``known``."""
+        """Return the values of expressions in the given order, beside those that are ``known``."""
         values = dict(known)
         for expression in expressions:
             if expression not in values:
@@ -299,7 +317,7 @@ class _Machine:
         return apply(e.op, operands, e.type, e.attributes, e.operands[0].type)
 
     def _looked_up(self, access: TableAccess, indices: Sequence[Array]) -> Array:
-        """Elements of a table; a call fails that looks outside."""
+        """Return elements of a table. The call fails if an index is out of range."""
         places = np.asarray(self._first(access.buffer) + self._at(access.offset))
         for index, size, stride in zip(indices, access.table.sizes, access.table.strides, strict=True):
             is_inside = (index >= 0) & (index < self._at(size))
@@ -311,11 +329,13 @@ class _Machine:
         return _elements(memory, places)
 
     def _hold_apart(self, parts: Sequence[tuple[LoopNest, Sequence[int], Array]]) -> None:
-        """Parts are nests, where they begin, and a number for each of their iterations. Iterations of different numbers
-        run in any order, so none may touch what another one writes.
+        """Check that iterations with different numbers are independent.
+
+        ``parts`` are nests, their origins, and a number for each of their iterations. Iterations with different numbers
+        are unordered, so one must not access elements that another writes.
 
         Raises:
-            InvalidProgram: one does.
+            InvalidProgram: an iteration does.
         """
         if self.footprint.is_apart:
             return
@@ -324,10 +344,10 @@ class _Machine:
             for access, places in self._touched(step, step.written_accesses, origin):
                 buffer = self._base(access.buffer)
                 owner = owners.setdefault(buffer, np.full(len(self._memory(buffer)), -1))
-                places, own = np.broadcast_arrays(places, numbers)
-                is_other = (owner[places] != -1) & (owner[places] != own)
-                owner[places] = own
-                if is_other.any() or (owner[places] != own).any():
+                places, iterations = np.broadcast_arrays(places, numbers)
+                is_other = (owner[places] != -1) & (owner[places] != iterations)
+                owner[places] = iterations
+                if is_other.any() or (owner[places] != iterations).any():
                     raise InvalidProgram(f"two iterations write one element of a {buffer.kind} buffer")
         for step, origin, numbers in parts:
             for access, places in self._touched(step, step.read_accesses, origin):
@@ -338,12 +358,12 @@ class _Machine:
     def _touched(
         self, step: LoopNest, accesses: Iterable[Access], origin: Sequence[int]
     ) -> Iterator[tuple[Access, Array]]:
-        """Where accesses of a nest lie, but for those to locals of a tile."""
+        """Yield the element offsets of a nest's accesses, except those to locals of a tile."""
         sizes = [self._at(size) for size in step.sizes]
-        kept = [1 if reduces else size for size, reduces in zip(sizes, step.reduction, strict=True)]
+        result_sizes = [1 if reduces else size for size, reduces in zip(sizes, step.reduction, strict=True)]
         for access in accesses:
             if access.buffer.kind != "local":
-                places = self._places(access, kept if access in step.written_accesses else sizes, origin)
+                places = self._places(access, result_sizes if access in step.written_accesses else sizes, origin)
                 yield from ((access, places + k) for k in range(access.width))
 
     def _base(self, buffer: Buffer) -> Buffer:
@@ -351,22 +371,24 @@ class _Machine:
 
     # Reductions.
 
-    def _reduced(self, step: LoopNest, sizes: Sequence[int], kept: Sequence[int], origin: Sequence[int]) -> _Values:
-        """What the values of a nest are when its loops that reduce are done."""
+    def _reduced(
+        self, step: LoopNest, sizes: Sequence[int], result_sizes: Sequence[int], origin: Sequence[int]
+    ) -> _Values:
+        """Return the values of a nest after its loops that reduce."""
         if (factors := _factors(step)) is not None:
             known = self._evaluated(contents(factors).expressions, sizes, {}, origin)
-            start = self._start(step, 0, kept, origin)
+            start = self._start(step, 0, result_sizes, origin)
             if 0 in sizes:
                 return {step.values[0]: start}
             left, right = (known[factor] for factor in factors)
-            return {step.values[0]: start + _sum_of_products(left, right, sizes, kept)}
+            return {step.values[0]: start + _sum_of_products(left, right, sizes, result_sizes)}
         body = step.body.expressions
         carried = set(_accumulators(body))
         for expression in body:
             if carried.intersection(expression.operands):
                 carried.add(expression)
         known = self._evaluated([e for e in body if e not in carried], sizes, {}, origin)
-        totals = [self._start(step, k, kept, origin) for k in range(len(step.outputs))]
+        totals = [self._start(step, k, result_sizes, origin) for k in range(len(step.outputs))]
         if (terms := _terms(step)) is not None:
             return {step.values[0]: self._in_any_order(step, known[terms], totals[0], sizes)}
         loops = [loop for loop, reduces in enumerate(step.reduction) if reduces]
@@ -374,23 +396,23 @@ class _Machine:
         for iteration in itertools.product(*(range(sizes[loop]) for loop in loops)):
             values = {e: _part(value, loops, iteration) for e, value in known.items()}
             values |= {e: totals[e.payload] for e in _accumulators(body)}
-            values = self._evaluated(body, kept, values, origin)
+            values = self._evaluated(body, result_sizes, values, origin)
             self._hold([check for check in step.checks if check in carried], values)
             totals = [values[value] for value in step.values]
-        # Two outputs that are one expression were reduced from other starts, if there was no iteration.
+        # Two outputs with the same expression have different initial accumulators if there were zero iterations.
         return dict(zip(step.values, totals, strict=True))
 
-    def _start(self, step: LoopNest, output: int, kept: Sequence[int], origin: Sequence[int]) -> Array:
-        """What an output is reduced from."""
+    def _start(self, step: LoopNest, output: int, result_sizes: Sequence[int], origin: Sequence[int]) -> Array:
+        """Return the initial accumulator of an output."""
         if step.initial is not None:
-            (number,) = self._evaluated([step.initial], kept, {}, origin).values()
-            return np.broadcast_to(number, kept)
+            (number,) = self._evaluated([step.initial], result_sizes, {}, origin).values()
+            return np.broadcast_to(number, result_sizes)
         if step.outputs[output] in step.carried:
-            return self._old(step.outputs[output], kept, origin)
-        return np.broadcast_to(_unwritten(1, step.values[output].type).reshape((1,) * len(kept)), kept)
+            return self._old(step.outputs[output], result_sizes, origin)
+        return np.broadcast_to(_unwritten(1, step.values[output].type).reshape((1,) * len(result_sizes)), result_sizes)
 
     def _in_any_order(self, step: LoopNest, terms: Array, start: Array, sizes: Sequence[int]) -> Array:
-        """What a sum or the like comes to, by halves."""
+        """Return the result of an associative reduction, computed by halves."""
         (total,) = step.values
         terms, combine = np.broadcast_to(terms, sizes), ASSOCIATIVE[total.op]
         for loop in (loop for loop, reduces in enumerate(step.reduction) if reduces):
@@ -415,14 +437,14 @@ class _Machine:
     def _tile(
         self, step: TileLoop, extents: Sequence[int], start: Sequence[int]
     ) -> list[tuple[LoopNest, Sequence[int]]]:
-        """The members over one tile, and the iterations that they begin with."""
+        """Return the members over one tile, and their origins."""
         part = [min(tile, extent - first) for tile, extent, first in zip(step.tile, extents, start, strict=True)]
-        found: list[tuple[LoopNest, Sequence[int]]] = []
+        nests: list[tuple[LoopNest, Sequence[int]]] = []
         for member, loops in enumerate(step.loops):
             nest = step.part(member, part)
             firsts = dict(zip(loops, start, strict=True))
-            found.append((nest, [firsts.get(loop, 0) for loop in range(len(nest.sizes))]))
-        return found
+            nests.append((nest, [firsts.get(loop, 0) for loop in range(len(nest.sizes))]))
+        return nests
 
     def _repeat(self, step: RepeatLoop) -> None:
         for iteration in range(self._at(step.count)):
@@ -431,12 +453,12 @@ class _Machine:
             self.run(step.steps)
 
     def _region(self, step: OutlinedRegion) -> None:
-        """Temporaries are what the function takes them for."""
-        region, given = region_of(step.text), [*step.inputs, *step.outputs]
-        views = [np.zeros(0)] * len(given + list(step.temporaries))
+        """Run a region. Its function determines the types and shapes of temporaries."""
+        region, buffers = region_of(step.text), [*step.inputs, *step.outputs]
+        views = [np.zeros(0)] * len(buffers + list(step.temporaries))
         for number, (kind, shape) in region.buffers.items():
-            is_given = number < len(given)
-            memory = self._memory(given[number]) if is_given else _unwritten(math.prod(shape), kind)
+            is_given = number < len(buffers)
+            memory = self._memory(buffers[number]) if is_given else _unwritten(math.prod(shape), kind)
             views[number] = memory.reshape(shape)
         try:
             results = region.run([*views, *map(self._scalar, step.scalars)])
@@ -479,7 +501,7 @@ class _Machine:
 
 
 def _factors(step: LoopNest) -> tuple[Expression, Expression] | None:
-    """What a nest sums the products of in float, if that is all it does."""
+    """Return the two factors if a nest only sums products of floats, else None."""
     if len(step.values) != 1 or step.checks or not any(step.reduction):
         return None
     value = step.values[0]
@@ -495,18 +517,18 @@ def _factors(step: LoopNest) -> tuple[Expression, Expression] | None:
 
 
 def _terms(step: LoopNest) -> Expression | None:
-    """What a nest adds up, or combines by another operation whose order does not matter, if that is all it does."""
+    """Return the terms if a nest only sums them, or combines them by another associative operation, else None."""
     if len(step.values) != 1 or step.checks or step.values[0].op not in ASSOCIATIVE:
         return None
     others = [operand for operand in step.values[0].operands if operand.op != "accumulator"]
     return others[0] if len(others) == 1 and not any(_accumulators(contents((others[0],)).expressions)) else None
 
 
-def _sum_of_products(left: Array, right: Array, sizes: Sequence[int], kept: Sequence[int]) -> Array:
-    """The sum of ``left * right`` over the loops that reduce, without an array of all products."""
-    summed = {loop for loop, size in enumerate(sizes) if size > 1 and kept[loop] == 1}
-    # Both vary with what is summed if one does: else the sum of one factor would be multiplied, which is another value
-    # where the other factor is infinite.
+def _sum_of_products(left: Array, right: Array, sizes: Sequence[int], result_sizes: Sequence[int]) -> Array:
+    """Return the sum of ``left * right`` over the loops that reduce, without an array of all products."""
+    summed = {loop for loop, size in enumerate(sizes) if size > 1 and result_sizes[loop] == 1}
+    # Broadcast both factors along summed loops that only one varies with. Otherwise einsum would multiply the other
+    # factor by the sum of one, which is another value if a factor is infinite.
     shape = np.broadcast_shapes(left.shape, right.shape)
     both = [
         np.broadcast_to(each, [shape[loop] if loop in summed else size for loop, size in enumerate(each.shape)])
@@ -517,7 +539,7 @@ def _sum_of_products(left: Array, right: Array, sizes: Sequence[int], kept: Sequ
     result = [loop for loop in range(len(sizes)) if loop in {*over[0], *over[1]} and loop not in summed]
     total: Array = np.einsum(values[0], over[0], values[1], over[1], result, optimize=True)
     repeats = math.prod(sizes[loop] for loop in summed if loop not in {*over[0], *over[1]})
-    return total.reshape([kept[loop] if loop in result else 1 for loop in range(len(sizes))]) * repeats
+    return total.reshape([result_sizes[loop] if loop in result else 1 for loop in range(len(sizes))]) * repeats
 
 
 def _accumulators(expressions: Iterable[Expression]) -> Iterator[Expression]:
@@ -531,12 +553,12 @@ def _indices(loop: int, sizes: Sequence[int]) -> Array:
 
 
 def _elements(memory: Array, places: Any) -> Array:
-    found: Array = memory[places]
-    return found
+    result: Array = memory[places]
+    return result
 
 
 def _part(value: Array, loops: Sequence[int], iteration: Sequence[int]) -> Array:
-    """A value at an iteration of some loops."""
+    """Return a value at an iteration of some loops."""
     cut = [slice(None)] * value.ndim
     for loop, index in zip(loops, iteration, strict=True):
         cut[loop] = slice(index, index + 1) if value.shape[loop] > 1 else slice(None)
@@ -544,7 +566,7 @@ def _part(value: Array, loops: Sequence[int], iteration: Sequence[int]) -> Array
 
 
 def _folded(combine: Callable[[Array, Array], Array], terms: Array, loop: int) -> Array:
-    """One term of all along a loop."""
+    """Return all terms along a loop combined into one."""
     while (count := terms.shape[loop]) > 1:
         first, second, rest = np.split(terms, [count // 2, count // 2 * 2], axis=loop)
         terms = np.concatenate([combine(first, second), rest], axis=loop)
@@ -552,7 +574,7 @@ def _folded(combine: Callable[[Array, Array], Array], terms: Array, loop: int) -
 
 
 def _unwritten(count: int, kind: str) -> Array:
-    """What memory holds that nothing has written."""
+    """Return the content of memory that was never written."""
     dtype = np.dtype(DTYPES[kind])
     if dtype.kind == "f":
         return np.full(count, np.nan)
@@ -561,7 +583,7 @@ def _unwritten(count: int, kind: str) -> Array:
 
 @lru_cache(maxsize=32)
 def _constant(text: str, kind: str) -> Array:
-    """The elements of a constant tensor, of its LLVM global."""
+    """Return the elements of a constant tensor from the text of its LLVM global."""
     start = text.index("(") + 1
     with ir.Context():
         attribute = ir.Attribute.parse(text[start : text.rindex(") {alignment")])

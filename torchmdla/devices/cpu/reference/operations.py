@@ -1,7 +1,8 @@
-"""MLIR's scalar operations on NumPy arrays: floats in float64, those of 16 bits rounded, integers exactly.
+"""MLIR's scalar operations on NumPy arrays.
 
-Where MLIR leaves a result open (the conversion of a float that no integer is near to, a shift by more bits than there
-are), it is what x86-64 has, or NumPy.
+Floats are computed in float64, and 16-bit floats are rounded. Integers are exact. MLIR leaves some results undefined:
+the conversion of a float that does not fit the integer, or a shift by too many bits. Then the result is that of x86-64
+or NumPy.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# Of values in registers. Floats are computed in float64, whatever their type.
+# The dtype of values in registers, by type. All floats are computed in float64.
 DTYPES: Mapping[str, type[np.generic]] = {
     **{"i1": np.bool_, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64},
     **dict.fromkeys(("f16", "bf16", "f32", "f64"), np.float64),
@@ -23,11 +24,11 @@ DTYPES: Mapping[str, type[np.generic]] = {
 
 
 class NotInterpreted(Exception):
-    """Something in a program is not known here; says what."""
+    """Operation that the interpreter does not support. The message names it."""
 
 
 def rounded(value: Array, kind: str) -> Array:
-    """Values as those of type ``kind``, of which only floats of 16 bits are rounded."""
+    """Return values rounded to type ``kind``. Only 16-bit floats are rounded."""
     value = np.asarray(value, DTYPES[kind])
     if kind in ("f16", "bf16"):
         return from_bits(to_bits(value, kind), kind)
@@ -35,7 +36,7 @@ def rounded(value: Array, kind: str) -> Array:
 
 
 def to_bits(value: Array, kind: str) -> Array:
-    """What lies in memory for values of type ``kind``, as unsigned integers."""
+    """Return the representation in memory of values of type ``kind``, as unsigned integers."""
     if kind == "bf16":
         single = value.astype(np.float32).view(np.uint32)
         nearest = (single + 0x7FFF + (single >> 16 & 1)) >> 16
@@ -46,7 +47,7 @@ def to_bits(value: Array, kind: str) -> Array:
 
 
 def from_bits(bits: Array, kind: str) -> Array:
-    """The inverse of :func:`to_bits`."""
+    """Return the values with a given representation: the inverse of :func:`to_bits`."""
     if kind == "bf16":
         return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     if kind in _FLOATS:
@@ -66,18 +67,20 @@ def _signed(value: Array) -> Array:
 
 
 def apply(op: str, operands: list[Array], type: str, attributes: str, from_type: str) -> Array:
-    """What the operation ``op`` makes of its operands; ``from_type``: the type of the first.
+    """Return the result of the operation ``op`` on its operands.
+
+    ``from_type`` is the type of the first operand.
 
     Raises:
-        NotInterpreted: the operation is not known.
+        NotInterpreted: the operation is not supported.
     """
     if op in _CASTS:
         return rounded(_CASTS[op](operands[0], type, from_type), type)
     if op in _COMPARISONS:
-        found = re.search(r"predicate = (\d+)", attributes)
-        if found is None:
+        match = re.search(r"predicate = (\d+)", attributes)
+        if match is None:
             raise NotInterpreted(f"{op} {attributes}")
-        return _COMPARISONS[op][int(found[1])](*operands)
+        return _COMPARISONS[op][int(match[1])](*operands)
     if op == "dot":
         return _dot(*operands, type=type)
     if op not in _FUNCTIONS:
@@ -88,12 +91,12 @@ def apply(op: str, operands: list[Array], type: str, attributes: str, from_type:
 
 
 def _resized(value: Array, type: str, from_type: str) -> Array:
-    """An integer of another width, from its lowest bits on."""
+    """Return an integer converted to another width: its lowest bits are preserved."""
     return (value & 1).astype(np.bool_) if type == "i1" else value.astype(DTYPES[type])
 
 
 def _integer(value: Array, type: str, least: float, most: float, otherwise: int) -> Array:
-    """A float without its fraction, where the integer lies between bounds."""
+    """Return floats truncated to integers, and ``otherwise`` for those that are out of bounds."""
     whole = np.trunc(value)
     fits = (whole >= least) & (whole < most)
     return np.where(fits, whole, 0).astype(np.int64 if least else np.uint64).astype(DTYPES[type]) + np.where(
@@ -127,7 +130,7 @@ _CASTS: Mapping[str, Callable[[Array, str, str], Array]] = {
 
 
 def _ordered(compare: Callable[[Array, Array], Array], value: bool) -> Callable[[Array, Array], Array]:
-    """A comparison of floats that is ``value`` where one of them is NaN."""
+    """Return a comparison of floats that is ``value`` if one of them is NaN."""
     return lambda left, right: np.where(np.isnan(left) | np.isnan(right), value, compare(left, right))
 
 
@@ -142,7 +145,7 @@ def _always(value: bool) -> Callable[[Array, Array], Array]:
     return lambda left, right: np.full(np.broadcast_shapes(left.shape, right.shape), value)
 
 
-# By the numbers of MLIR's predicates.
+# Comparisons, in the order of MLIR's predicate numbers.
 _COMPARISONS: Mapping[str, tuple[Callable[[Array, Array], Array], ...]] = {
     "arith.cmpi": (
         np.equal,
@@ -162,7 +165,7 @@ _COMPARISONS: Mapping[str, tuple[Callable[[Array, Array], Array], ...]] = {
 
 
 def _dot(left: Array, right: Array, *added: Array, type: str) -> Array:
-    """The sum of the products of what lies in words."""
+    """Return the sum of the products of the parts of words."""
     kinds, shifts = (("bf16", "bf16"), (0, 16)) if type == "f32" else (("u8", "i8"), (0, 8, 16, 24))
     total = added[0] if added else np.zeros((), DTYPES[type])
     for shift in shifts:
@@ -183,21 +186,21 @@ def _chosen(condition: Array, left: Array, right: Array) -> Array:
 
 
 def _maximum(left: Array, right: Array) -> Array:
-    """The larger one as IEEE 754-2019 has it: NaN if one is, 0 rather than -0."""
+    """Return the maximum of IEEE 754-2019: NaN if either operand is NaN, and 0 rather than -0."""
     either = np.maximum(left, right)
     return np.where((left == 0) & (right == 0), np.where(np.signbit(left), right, left), either)
 
 
 def _quotient(left: Array, right: Array) -> Array:
-    """Rounded to zero."""
+    """Return the quotient, rounded to zero."""
     whole: Array = (left - np.fmod(left, right)) // right
     return whole
 
 
 def _of_unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     def apply_to(left: Array, right: Array) -> Array:
-        found: Array = function(_unsigned(left), _unsigned(right))
-        return found.view(left.dtype)
+        result: Array = function(_unsigned(left), _unsigned(right))
+        return result.view(left.dtype)
 
     return apply_to
 
@@ -209,8 +212,8 @@ def _by_element(function: Callable[..., float]) -> Callable[..., Array]:
 def _count_bits(count: Callable[[int, int], int]) -> Callable[[Array], Array]:
     def counted(value: Array) -> Array:
         width = 8 * value.itemsize
-        found: Array = np.vectorize(lambda v: count(int(v), width), otypes=[value.dtype])(_unsigned(value))
-        return found
+        result: Array = np.vectorize(lambda v: count(int(v), width), otypes=[value.dtype])(_unsigned(value))
+        return result
 
     return counted
 
@@ -294,7 +297,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "math.trunc": np.trunc,
 }
 
-# Those that may be applied in any order to what a loop reduces.
+# Operations that may combine the terms of a reduction in any order.
 ASSOCIATIVE: Mapping[str, Callable[[Array, Array], Array]] = {
     f"arith.{name}": _FUNCTIONS[f"arith.{name}"]
     for name in (

@@ -1,4 +1,4 @@
-"""Runs the functions of regions: loops over single elements of buffers, which upstream makes of scans and scatters."""
+"""Interpreter of regions' functions: loops over single elements, which upstream generates for scans and scatters."""
 
 from __future__ import annotations
 
@@ -16,37 +16,41 @@ from torchmdla.devices.cpu.element_types import computed
 from torchmdla.devices.cpu.linalg.bodies import attributes_text, constant_of
 from torchmdla.devices.cpu.reference.operations import Array, NotInterpreted, apply, rounded
 
-# What is no loop yet.
+# Passes that lower the remaining operations to loops.
 _TO_LOOPS = ("func.func(tm-tensor-to-loops,convert-linalg-to-loops)", "lower-affine")
 
-# A region that runs more operations than this is not interpreted.
+# The limit on the operations of an interpreted region.
 _MOST_OPERATIONS = 100_000
 
 
 class OutsideOfBuffer(Exception):
-    """An index is outside of a buffer."""
+    """Index outside of a buffer."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """A region's function: the type and the shape of the buffer that each pointer is to, by number, of those that are
-    used; and what it does with buffers and scalars, in the order of its arguments, to return its results."""
+    """Function of a region.
+
+    Attributes:
+        buffers: the type and the shape of each used buffer, by the number of its pointer argument.
+        run: a function of the buffers and scalars, in the order of the arguments, that returns the results.
+    """
 
     buffers: Mapping[int, tuple[str, tuple[int, ...]]]
     run: Callable[[Sequence[Array]], list[Array]]
 
 
-# What an operation does to the values, by number, of the function that runs.
+# The values of the running function, by number, and the effect of an operation on them.
 _Values = dict[int, Any]
 _Operation = Callable[[_Values], None]
 
 
 @lru_cache(maxsize=64)
 def region_of(text: str) -> Region:
-    """The region that is ``text``.
+    """Return the region with the text ``text``.
 
     Raises:
-        NotInterpreted: an operation is not known.
+        NotInterpreted: an operation is not supported.
     """
     with new_context(), ir.Location.unknown():
         # This pass loads the dialect of scans and scatters.
@@ -57,7 +61,7 @@ def region_of(text: str) -> Region:
 
 
 class _Reader:
-    """Reads a function once, so that running it asks nothing of MLIR."""
+    """Reader of a function. It reads the function once, so that running it does not use MLIR."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -71,9 +75,9 @@ class _Reader:
         self._pointers = {argument: k for k, argument in enumerate(block.arguments) if "ptr" in str(argument.type)}
         body = self._block(block)
 
-        def run(given: Sequence[Array]) -> list[Array]:
+        def run(operands: Sequence[Array]) -> list[Array]:
             self._left = _MOST_OPERATIONS
-            return body(dict(zip(arguments, given, strict=True)))
+            return body(dict(zip(arguments, operands, strict=True)))
 
         return Region(self._buffers, run)
 
@@ -81,9 +85,9 @@ class _Reader:
         return self._numbers.setdefault(value, len(self._numbers))
 
     def _block(self, block: Any) -> Callable[[_Values], list[Any]]:
-        """What a block does; it gives what its last operation yields."""
+        """Return a function that runs a block and returns the values that its last operation yields."""
         *ops, last = (op.operation for op in block.operations)
-        operations = [made for op in ops if (made := self._operation(op)) is not None]
+        operations = [built for op in ops if (built := self._operation(op)) is not None]
         yielded = [self._number(value) for value in last.operands]
 
         def run(values: _Values) -> list[Any]:
@@ -115,15 +119,15 @@ class _Reader:
         return run
 
     def _constant(self, op: Any) -> _Operation:
-        result, found = self._number(op.results[0]), constant_of(op.results[0])
-        assert found is not None
-        number = rounded(np.asarray(found.payload), found.type)
+        result, literal = self._number(op.results[0]), constant_of(op.results[0])
+        assert literal is not None
+        number = rounded(np.asarray(literal.payload), literal.type)
         return lambda values: values.update({result: number})
 
     # Buffers.
 
     def _descriptor(self, op: Any) -> None:
-        """A part of a buffer's descriptor is known by the pointer in it."""
+        """Map a part of a buffer's descriptor to the pointer in it."""
         for operand in op.operands:
             if operand in self._pointers:
                 self._pointers[op.results[0]] = self._pointers[operand]

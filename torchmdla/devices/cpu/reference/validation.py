@@ -1,11 +1,11 @@
-"""Whether a pass changes what a program computes: ``TORCHMDLA_VERIFY=values`` runs the program before and after it.
+"""Validation of passes: ``TORCHMDLA_VERIFY=values`` runs the program before and after each pass.
 
-Both run on the same made-up arguments (:data:`SAMPLES`). Integers and bools must be the same; floats, which are
-computed in float64, may differ by :data:`TOLERANCES`, since passes put sums in another order. Special values are among
-the arguments where a pass is *exact*: it moves and merges, and computes nothing in another way.
+Both runs have the same generated arguments (:data:`SAMPLES`). Integers and bools must be equal. Floats, which are
+computed in float64, may differ by :data:`TOLERANCES`, since passes reorder sums. Special values are among the arguments
+if a pass is *exact*: it moves and merges operations, but does not compute differently.
 
-Sizes are those of the program; those of a dynamic one are as small as its accesses allow. A program of more than
-:data:`MOST_ITERATIONS` iterations is skipped. Each check leaves a line in the file that ``TORCHMDLA_VERIFY_COUNTS``
+A static program has its own sizes. A dynamic program has sizes as small as its accesses allow. A program of more than
+:data:`MOST_ITERATIONS` iterations is skipped. Each check appends a line to the file that ``TORCHMDLA_VERIFY_COUNTS``
 names.
 """
 
@@ -36,23 +36,28 @@ from torchmdla.errors import CompileError
 
 VARIABLE, COUNTS = "TORCHMDLA_VERIFY", "TORCHMDLA_VERIFY_COUNTS"
 
-# Of all nests of a program; of sums of products one in many counts.
+# The limit on the iterations of all nests of a program. A sum of products counts as fewer iterations.
 MOST_ITERATIONS = 1_000_000
 
-# Of floats in results, by their type: relative, and to the largest finite one. Programs hold numbers of sizes in single
-# precision; a program for all sizes computes them itself.
+# The tolerances of floats in results, by type, relative to the largest finite value. A sample of a dynamic program
+# contains numbers that depend on sizes in single precision. The dynamic program computes these itself.
 TOLERANCES: Mapping[str, float] = {"f64": 1e-6, "f32": 1e-5, "f16": 4e-3, "bf16": 4e-2}
 
-# What the symbols of a dynamic program may be here, and how many combinations are tried.
+# The candidate values of a dynamic program's symbols, and the most combinations that are tried.
 _SYMBOLS = (2, 3, 4, 5, 7, 8, 9, 12, 16)
 _MOST_TRIES = 500
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Made-up arguments: ``floats`` of a generator and a count, ``integers`` of 32 bits and more below ``below``, which
-    may be indices, and, if it ``is_special``, values among them that rules are wrong about. Those
-    of another ``noise`` are a little away."""
+    """Generated arguments.
+
+    Attributes:
+        floats: a function that returns floats, given a generator and their number.
+        below: the bound of integers of 16 bits and more, which may be indices.
+        is_special: whether the arguments include special values, for which invalid rules fail.
+        noise: the seed of small deviations from the values; 0 for none.
+    """
 
     floats: Callable[[np.random.Generator, int], Array]
     below: int = 3
@@ -60,7 +65,7 @@ class Sample:
     noise: int = 0
 
     def elements(self, buffer: Buffer, count: int) -> Array:
-        """What lies in an argument."""
+        """Return the elements of an argument."""
         generator = np.random.default_rng([buffer.position, self.below, self.is_special])
         kind, dtype = buffer.element, np.dtype(DTYPES[buffer.element])
         values: Array
@@ -84,15 +89,16 @@ class Sample:
         return values
 
     def scalar(self, argument: int) -> float:
-        """A scalar argument."""
+        """Return a scalar argument."""
         return float(self.floats(np.random.default_rng([argument, 1]), 1)[0])
 
 
 _FLOATS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e3, -1e-3, 0.5)
 _SPECIAL_PART = 1 / 12
 
-# A rounding error (a sum that is 0, and a quotient by it) is not a value to compare. Arguments that are ``_NOISE``
-# away, in so many ways, change what is made of one. An element may be off by ``_DOUBT`` times as much.
+# Values that consist of rounding errors must not be compared: a sum that is 0, or a quotient by it. Changing the
+# arguments by ``_NOISE``, ``_NOISES`` times, changes such values. An element may differ by ``_DOUBT`` times that
+# change.
 _NOISE, _NOISES, _DOUBT = 1e-12, 4, 1e4
 
 
@@ -113,7 +119,13 @@ SAMPLES: Mapping[str, Sample] = {
 
 @dataclass(frozen=True)
 class Observed:
-    """What a program computes: its outcome for each sample, where its symbols have the values ``symbols``."""
+    """Results of a program.
+
+    Attributes:
+        text: the text of the program.
+        symbols: the values of the symbols.
+        outcomes: the outcome for each sample.
+    """
 
     text: str
     symbols: tuple[int, ...]
@@ -121,24 +133,26 @@ class Observed:
 
 
 class Skipped(Exception):
-    """A program is not run; says why."""
+    """Program that is not run. The message is the reason."""
 
 
 def is_asked_for() -> bool:
-    """Whether the environment asks for values to be compared."""
+    """Return whether the environment requests the comparison of values."""
     return os.environ.get(VARIABLE) == "values"
 
 
-# What was observed last, on this thread's way through the passes: most passes change nothing of most programs.
+# The latest results. Most passes do not change most programs.
 _latest: list[Observed] = []
 
 
 def observed(steps: LoopProgram, symbols: Sequence[int] | None = None) -> Observed:
-    """What a program computes. ``symbols``: values for its own; some that are small if None.
+    """Return the results of a program.
+
+    ``symbols`` are the values of its symbols. Without them, small values are chosen.
 
     Raises:
-        Skipped: it is too large, or holds something that is not interpreted.
-        InvalidProgram: it does what no program may do.
+        Skipped: the program is too large, or an operation is not supported.
+        InvalidProgram: the program violates a rule for all programs.
     """
     text = program_text(steps)
     for known in _latest:
@@ -161,7 +175,7 @@ def _outcome(steps: LoopProgram, symbols: Sequence[int], sample: Sample, footpri
 
 
 def _small_symbols(steps: LoopProgram) -> Sequence[int]:
-    """Values of the symbols for which all accesses lie inside of buffers, and few iterations are run."""
+    """Return values of the symbols for which all accesses are inside buffers, and few iterations run."""
     if not steps.typical:
         return ()
     conditions = conditions_of_bounds(steps)
@@ -174,12 +188,13 @@ def _small_symbols(steps: LoopProgram) -> Sequence[int]:
 
 
 class Check:
-    """Values of a program before a stage, which it must also compute behind that stage.
+    """Comparison of a program's results before and after each stage.
 
-    Those behind a stage are those before the next. Nothing is checked where the program is skipped.
+    The results after a stage are those before the next stage. Programs that are skipped are not compared.
 
     Args:
-        symbols: values of the symbols that the program has before the first stage, if they are not chosen here.
+        steps: the program before the first stage.
+        symbols: the values of the symbols; chosen here if None.
     """
 
     def __init__(self, steps: LoopProgram, symbols: Sequence[int] | None = None) -> None:
@@ -193,10 +208,10 @@ class Check:
             raise _fault(f"the program is not valid as it is read: {error}") from None
 
     def finish(self, stage: str, steps: LoopProgram, is_exact: bool) -> None:
-        """Hold the program to what it computed; it is held to what it computes now by the next call.
+        """Compare the program's results with those before the stage, and store them for the next call.
 
         Raises:
-            CompileError: it computes something else; names the stage, the result, and the nest.
+            CompileError: the results differ; names the stage, the result, and the nest.
         """
         before, self._before = self._before, None
         try:
@@ -233,38 +248,44 @@ def _compare(stage: str, before: Observed, after: Observed, steps: LoopProgram, 
 
 
 def _fault(message: str, nest: str = "") -> CompileError:
-    """Return the error of a stage that is wrong, and note it: where code is not required, the group falls back."""
+    """Return the error of an incorrect stage, and note it.
+
+    Where compiled code is optional, the group falls back.
+    """
     note(f"wrong {message}")
     return CompileError(f"internal error: {message}", diagnostic=nest)
 
 
 def _difference(old: Outcome, new: Outcome, is_exact: bool, doubt: Callable[[int], Array]) -> str | None:
-    """What two runs disagree in, in words. ``doubt``: how far a result may be off, by position."""
+    """Return a description of the difference of two runs, or None.
+
+    ``doubt`` returns the extra tolerance of each element of a result, by position.
+    """
     if old.fails != new.fails:
         return "is checked: " + ("a call fails that did not" if new.fails else "a call does not fail that did")
     kinds = {buffer.position: buffer.element for buffer in new.memory if buffer.kind == "result"}
     for position, expected in {} if old.fails else old.results.items():
-        found = new.results.get(position)
-        if found is None or found.shape != expected.shape:
+        actual = new.results.get(position)
+        if actual is None or actual.shape != expected.shape:
             return f"result{position} is"
-        agree = _agree(found, expected, TOLERANCES.get(kinds[position], 0.0))
+        agree = _agree(actual, expected, TOLERANCES.get(kinds[position], 0.0))
         if is_exact and expected.dtype.kind == "f":
-            agree &= (found != 0) | (expected != 0) | (np.signbit(found) == np.signbit(expected))
+            agree &= (actual != 0) | (expected != 0) | (np.signbit(actual) == np.signbit(expected))
         if not agree.all() and expected.dtype.kind == "f":
             with np.errstate(invalid="ignore"):
-                agree |= np.abs(found - expected) <= doubt(position)
+                agree |= np.abs(actual - expected) <= doubt(position)
         places = np.flatnonzero(~agree)
         if len(places):
             first = places[0]
             return (
-                f"result{position} holds: element {first} is {found[first]} instead of {expected[first]} "
-                f"({len(places)} of {len(found)} differ)"
+                f"result{position} holds: element {first} is {actual[first]} instead of {expected[first]} "
+                f"({len(places)} of {len(actual)} differ)"
             )
     return None
 
 
 def _doubt(steps: LoopProgram, after: Observed, name: str, position: int) -> Array:
-    """How far each element of a result may be off, for one sample."""
+    """Return the extra tolerance of each element of a result, for one sample."""
     exact = after.outcomes[name].results[position]
     shifted = (replace(SAMPLES[name], noise=number) for number in range(1, 1 + _NOISES))
     others = [_outcome(steps, after.symbols, sample).results[position] for sample in shifted]
@@ -273,25 +294,25 @@ def _doubt(steps: LoopProgram, after: Observed, name: str, position: int) -> Arr
     return _DOUBT * most
 
 
-def _agree(found: Array, expected: Array, tolerance: float) -> Array:
-    """Whether elements are equal, or, of floats, near."""
-    agree: Array = found == expected
+def _agree(actual: Array, expected: Array, tolerance: float) -> Array:
+    """Return whether elements are equal, or close if they are floats."""
+    agree: Array = actual == expected
     if expected.dtype.kind == "f":
         finite = np.isfinite(expected)
         largest = np.abs(expected[finite]).max(initial=0.0)
         with np.errstate(invalid="ignore"):
-            agree |= finite & (np.abs(found - expected) <= tolerance * largest)
-        agree |= np.isnan(found) & np.isnan(expected)
+            agree |= finite & (np.abs(actual - expected) <= tolerance * largest)
+        agree |= np.isnan(actual) & np.isnan(expected)
     return agree
 
 
 def _suspect(steps: LoopProgram, old: Outcome, new: Outcome) -> str:
-    """The first step that writes something else to a buffer than what it held before."""
+    """Return the text of the first step that writes different values to a buffer than before."""
     for step in flattened(steps.steps):
         for buffer in step.writes:
             if buffer in old.memory and buffer in new.memory:
-                found, expected = new.memory[buffer], old.memory[buffer]
+                actual, expected = new.memory[buffer], old.memory[buffer]
                 tolerance = TOLERANCES.get(buffer.element, 0.0)
-                if found.shape != expected.shape or not _agree(found, expected, tolerance).all():
+                if actual.shape != expected.shape or not _agree(actual, expected, tolerance).all():
                     return StepsPrinter(steps).step(step)
     return ""

@@ -1,7 +1,8 @@
-"""How a nest is computed: loop order, register tile, vector loop, and the loops that threads share.
+"""Schedules of nests: loop order, register tile, vector loop, and the loops that threads share.
 
-A schedule is data; it never changes what is computed. ``kernels`` turns a nest and its schedule into code. The schedule
-of a dynamic nest is for typical sizes, and right for all: nothing in it depends on what divides a size that may vary.
+A schedule is data; it never changes the result. ``kernels`` generates code from a nest and its schedule. The schedule
+of a dynamic nest is optimised for typical sizes and valid for all sizes. It never assumes that a number divides a
+dynamic size.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ NEUTRAL = {
     "arith.xori": "0",
 }
 
-# Integer division traps on what masked lanes hold.
+# Integer division traps on values in masked lanes.
 _TRAPPING = frozenset(
     f"arith.{name}" for name in ("divsi", "divui", "remsi", "remui", "floordivsi", "ceildivsi", "ceildivui")
 )
 
-# Rough costs in cycles, for choosing between schedules and for the size of a task.
+# Rough costs in cycles, to choose between schedules and to size tasks.
 _CALL_COST = 20.0
 _GATHER_LANE_COST = 0.8
 _SCATTER_LANE_COST = 1.2
@@ -50,38 +51,43 @@ _BROADCAST_COST = 0.3
 _SHUFFLED_COST = 2.5
 _TASK_COST = 40_000.0
 
-# What a vector of half the lanes costs of a whole one that is computed in halves; twice as many take some more.
+# The cost of a half vector relative to a full vector that is computed in halves. Two half vectors take slightly longer.
 _HALF = 0.52
 
-# Distances from lane to lane of what whole vectors are read of, and shuffled.
+# Strides between lanes for which whole vectors are read and shuffled.
 _SHUFFLED = (-1, 2)
 
-# Instructions of a body whose dependences, not the memory, take the time.
+# The number of instructions from which dependences, not memory, limit a body's speed.
 _LONG_BODY = 16
 _BYTE_COST = 1 / 16
 
-# Bytes of a page, and how many of them processors know the places of without a walk through their tables: the second
-# level of such buffers has 2048 (Intel) to 4096 entries (Zen 5), 3072 on Zen 4.
+# The bytes of a page, and the number of pages in the second-level TLB. It has 2048 (Intel) to 4096 entries (Zen 5),
+# 3072 on Zen 4.
 _PAGE, _PAGES = 4096, 3072
 
-# Points of the register tile times unrolled steps of a loop that is unrolled in part.
+# The limit on points of the register tile times unrolled steps, for a loop that is partly unrolled.
 _UNROLLED_LOOP = 64
 
-# In dynamic nests: blocks of a reduction are multiples of this, and the least iterations of a parallel loop that share
-# what such a block fetches.
+# In dynamic nests, blocks of a reduction are multiples of _BLOCK_STEPS. At least _LEAST_ROWS iterations of a parallel
+# loop share the data of such a block.
 _BLOCK_STEPS = 16
 _LEAST_ROWS = 64
 
-# Loops whose size is known at run time only; those that static nests have.
+# Loops whose size is known only at run time. Static nests do not have any.
 Unknown = frozenset[int]
 _NONE: Unknown = frozenset()
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """What a kernel fetches wherever it touches ``operand``: what lies ``distance`` bytes further on, or the same place
-    of another buffer, which is to be written next. Pointers to such buffers are the kernel's last ones; ``beside`` is
-    the buffer's number among them."""
+    """Prefetch by a kernel, wherever it accesses ``operand``.
+
+    Attributes:
+        operand: the number of the operand.
+        distance: the distance of the prefetched address from the accessed one, in bytes.
+        beside: the number of another buffer, which is written next. Then the same offset in that buffer is prefetched.
+            Pointers to such buffers are the last arguments of the kernel.
+    """
 
     operand: int
     distance: int | Size = 0
@@ -90,40 +96,55 @@ class Fetch:
 
 Ahead = tuple[Fetch, ...]
 
-# Loops of a range of blocks: how many iterations each has, and how many of them are in a block.
+# For each loop of a range of blocks, its iterations and the iterations per block.
 Blocks = Sequence[tuple[int | Size, int]]
 
 
 @dataclass(frozen=True)
 class Symbols:
-    """The symbols of a module: ``count`` of the program, and values for which to choose schedules: of these, then of
-    those that tile loops have for the sizes of last tiles. Static programs have none."""
+    """Symbols of a module. Static programs do not have any.
+
+    Attributes:
+        count: the number of the program's symbols.
+        typical: values for which schedules are chosen. The program's symbols come first, then the symbols for the sizes
+            of last tiles.
+    """
 
     count: int = 0
     typical: tuple[int, ...] = ()
 
     @property
     def is_used(self) -> bool:
-        """Whether the program is dynamic."""
+        """Return whether the program is dynamic."""
         return self.count > 0
 
 
 def count(blocks: Blocks, typical: Sequence[int] = ()) -> int:
-    """How many blocks there are of all loops together, where the symbols have the values ``typical``."""
+    """Return the number of blocks of all loops together, where the symbols have the values ``typical``."""
     return math.prod(-(-at(size, typical) // step) for size, step in blocks)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """``levels``: the loops around the register tile, outermost first. A parallel loop's last level steps by its tile;
-    levels of loops that reduce are blocks, between which partial results lie in a scratch buffer (none of them may lie
-    across lanes then). ``reduction``: the
-    loops that reduce inside the tile, outermost first, each unrolled ``unroll`` times. ``tiles``: how many iterations
-    of each loop are computed at once in registers. ``vector``: the loop that lies across ``lanes`` vector lanes (-1:
-    none); its tile is a multiple of ``lanes``, its last vector is masked. The first ``ranged`` levels, all parallel,
-    are the kernel's range of ``iterations``; ``grain`` of them make a task, 0 if the nest is not worth sharing. Of a
-    dynamic nest these are for typical sizes: :func:`ranges` says how many there are. ``prefetch``: what tiles fetch
-    ahead for later ones. ``ahead``: what the kernel fetches for later ones."""
+    """Schedule of a nest.
+
+    Attributes:
+        levels: the loops around the register tile, outermost first. The last level of a parallel loop steps by its
+            tile. A level of a loop that reduces is a block. Between blocks, partial results are in a scratch buffer. A
+            reduction across lanes does not have blocks.
+        reduction: the loops that reduce inside the tile, outermost first.
+        tiles: the number of iterations of each loop that are computed at once in registers.
+        unroll: the unroll factor of each loop that reduces inside the tile.
+        vector: the loop across vector lanes; -1 if the code is scalar. Its tile is a multiple of ``lanes``. Its last
+            vector is masked.
+        lanes: the number of vector lanes.
+        ranged: the number of leading levels, all parallel, that are the kernel's range.
+        iterations: the number of iterations of that range. For a dynamic nest it is for typical sizes; see
+            :func:`ranges`.
+        grain: the number of iterations of a task; 0 if the nest is not worth sharing between threads.
+        prefetch: the data that tiles prefetch for later tiles.
+        ahead: the data that the kernel prefetches for later kernels.
+    """
 
     levels: tuple[Level, ...]
     reduction: tuple[int, ...]
@@ -140,8 +161,10 @@ class Schedule:
 
 @lru_cache(maxsize=4096)
 def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead: Ahead = ()) -> Schedule:
-    """A schedule for ``nest``, by simple costs. ``typical``: common values of the symbols of a dynamic nest; ``ahead``:
-    what the kernel is to fetch."""
+    """Return a schedule for ``nest``, by a simple cost model.
+
+    ``typical`` are common values of the symbols of a dynamic nest. ``ahead`` is the data that the kernel prefetches.
+    """
     known, unknown = at_typical(nest, typical)
     vector, lanes = _choose_vector(known, machine, unknown)
     reduction = reduction_order(known, vector)
@@ -159,7 +182,7 @@ def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead
 
 @dataclass(frozen=True)
 class Around:
-    """What a schedule is made for, as :func:`choose` takes it."""
+    """Context of a schedule: the arguments of :func:`choose`."""
 
     nest: AnyNest
     machine: Machine
@@ -170,15 +193,18 @@ class Around:
 def completed(
     around: Around, vector: int, lanes: int, tiles: tuple[int, ...], levels: tuple[Level, ...], cycles: float
 ) -> Schedule:
-    """The schedule of given tiles and levels, the rest of which follows from them. ``cycles``: what its arithmetic
-    takes in all."""
+    """Return the schedule with the given tiles and levels. The other decisions follow from them.
+
+    ``cycles`` is the time of the nest's arithmetic.
+    """
     nest, (known, unknown) = around.nest, at_typical(around.nest, around.typical)
     reduction = reduction_order(known, vector)
     ranged, iterations = _choose_range(known, levels)
     cycles = max(cycles, _bytes(known) * _BYTE_COST)
     grain = max(1, math.ceil(_TASK_COST * iterations / cycles))
     if not _worth_sharing(nest, levels[:ranged], iterations, cycles):
-        # Loops inside of the range cost less than its levels do, and keep what the loops around them determine.
+        # Loops inside the kernel cost less than levels of the range, and values that outer loops determine stay
+        # hoisted.
         grain = 0
         ranged, iterations = _choose_range(known, levels[:1])
     whole = UNROLLED_WINDOW if not around.ahead else _UNROLLED_LOOP
@@ -188,20 +214,25 @@ def completed(
 
 
 def at_typical(nest: AnyNest, typical: Sequence[int]) -> tuple[KernelSpec, Unknown]:
-    """The nest at typical sizes, none of them 0, and the loops whose size is one of these."""
+    """Return the nest at typical sizes, which are replaced by 1 where they are 0, and the loops of dynamic size."""
     unknown = frozenset(d for d, size in enumerate(nest.sizes) if isinstance(size, Size))
     known = static(nest, typical)
     return replace(known, sizes=tuple(max(1, s) if d in unknown else s for d, s in enumerate(known.sizes))), unknown
 
 
 def ranges(nest: AnyNest, schedule: Schedule) -> Blocks:
-    """The sizes and steps of the levels that make a kernel's range: it has the product of ``ceil(size / step)``
-    iterations."""
+    """Return the sizes and steps of the levels in a kernel's range.
+
+    The range has the product of ``ceil(size / step)`` iterations.
+    """
     return [(nest.sizes[level.loop], level.step) for level in schedule.levels[: schedule.ranged]]
 
 
 def scratch_extents(nest: AnyNest, schedule: Schedule) -> dict[int, int]:
-    """Iterations of each parallel loop inside the blocks of the reduction; empty if there are no such blocks."""
+    """Return the iterations of each parallel loop inside the blocks of the reduction.
+
+    The result is empty if the schedule does not have such blocks.
+    """
     first = next((k for k, level in enumerate(schedule.levels) if nest.reduction[level.loop]), None)
     if first is None:
         return {}
@@ -219,32 +250,37 @@ def scratch_extents(nest: AnyNest, schedule: Schedule) -> dict[int, int]:
 
 
 def scratch_elements(nest: AnyNest, schedule: Schedule) -> int:
-    """The size of a buffer of partial results."""
+    """Return the number of elements in a buffer of partial results."""
     return math.prod(scratch_extents(nest, schedule).values())
 
 
 def combines_in_any_order(nest: AnyNest) -> bool:
-    """Whether each output's value is an op that combines it with a new one, so that iterations may run in any order."""
-    found = contents((*nest.values, *nest.checks))
+    """Return whether iterations may run in any order.
+
+    Then the value of each output is an op that combines the accumulator with a new value.
+    """
+    body = contents((*nest.values, *nest.checks))
     for position, value in enumerate(nest.values):
         old = [operand for operand in value.operands if operand.op == "accumulator" and operand.payload == position]
         if value.op not in NEUTRAL or len(old) != 1:
             return False
-        if found.readers(old[0]) != [value] or found.readers(value) or value in nest.checks:
+        if body.readers(old[0]) != [value] or body.readers(value) or value in nest.checks:
             return False
     return True
 
 
 def vectors_by_cost(nest: KernelSpec, machine: Machine) -> list[tuple[int, int]]:
-    """Every loop of a static nest that may lie across lanes, and how many these are; those of least cost per element
-    first."""
+    """Return the loops of a static nest that can be vectorised, with their lanes.
+
+    The least cost per element is first.
+    """
     loops = (loop for loop in range(len(nest.sizes)) if may_vectorise(nest, loop))
     pairs = [(loop, _lanes(nest, machine, loop, _NONE)[0]) for loop in loops]
     return sorted((p for p in pairs if p[1] > 1), key=lambda pair: _element_cost(nest, machine, *pair))
 
 
 def _choose_vector(nest: KernelSpec, machine: Machine, unknown: Unknown) -> tuple[int, int]:
-    """The vector loop and its lanes with the least cost per element; ``(-1, 1)`` if scalars are cheapest."""
+    """Return the vector loop and its lanes with the least cost per element; ``(-1, 1)`` if scalars are cheapest."""
     best = (_element_cost(nest, machine, -1, 1, unknown), -1, 1)
     for loop in (loop for loop in range(len(nest.sizes)) if may_vectorise(nest, loop)):
         for lanes in (lanes for lanes in _lanes(nest, machine, loop, unknown) if lanes > 1):
@@ -255,8 +291,11 @@ def _choose_vector(nest: KernelSpec, machine: Machine, unknown: Unknown) -> tupl
 
 
 def _lanes(nest: KernelSpec, machine: Machine, loop: int, unknown: Unknown) -> Sequence[int]:
-    """As many lanes as the widest type that varies with ``loop`` leaves, and no more than its iterations need; half of
-    all, where fewer of these may be empty."""
+    """Return the possible numbers of lanes across ``loop``.
+
+    They are limited by the widest type that varies with the loop and by its iterations. Half of the full vector is
+    included where it is as fast, since fewer of its lanes may be empty.
+    """
     whole = _whole(nest, machine, loop)
     if loop in unknown:
         return (whole,)
@@ -265,7 +304,7 @@ def _lanes(nest: KernelSpec, machine: Machine, loop: int, unknown: Unknown) -> S
 
 
 def _whole(nest: KernelSpec, machine: Machine, loop: int) -> int:
-    """Lanes of the widest vector of the widest type that varies with ``loop``."""
+    """Return the lanes of the widest vector, of the widest type that varies with ``loop``."""
     types = [o.element for o in nest.operands if o.strides[loop] != 0]
     types += [o.element for o in nest.outputs if any(nest.reduction)]
     types += [e.type for e in _computed_along(nest, loop)]
@@ -274,20 +313,23 @@ def _whole(nest: KernelSpec, machine: Machine, loop: int) -> int:
 
 
 def may_vectorise(nest: AnyNest, loop: int) -> bool:
-    """Whether iterations of a loop may run in any order, and none of them traps on what another lane holds."""
+    """Return whether a loop can be vectorised.
+
+    Its iterations must be independent of order, and must not trap on values in masked lanes.
+    """
     if any(e.op in _TRAPPING for e in _computed_along(nest, loop)):
         return False
     return not nest.reduction[loop] or combines_in_any_order(nest)
 
 
 def _computed_along(nest: AnyNest, loop: int) -> Iterator[Expression]:
-    """What is computed, in the epilogue too, and varies with a loop."""
+    """Yield the expressions, including the epilogue's, that vary with a loop."""
     varying = varying_loops(nest)
     return (expression for expression in nest.all_computed if loop in varying[expression])
 
 
 def _element_cost(nest: KernelSpec, machine: Machine, loop: int, lanes: int, unknown: Unknown = _NONE) -> float:
-    """Cycles per innermost iteration when ``loop`` lies across ``lanes`` lanes (-1: scalars)."""
+    """Return the cycles per innermost iteration if ``loop`` is across ``lanes`` lanes (-1: scalars)."""
     repeats = math.prod(size for size, reduced in zip(nest.sizes, nest.reduction, strict=True) if reduced)
     is_half = machine.splits and 1 < lanes < _whole(nest, machine, loop)
     vector = _HALF if is_half else 1.0
@@ -323,7 +365,7 @@ def _instruction_cost(expression: Expression, machine: Machine, lanes: int, vect
 
 
 def _factor(size: int, limit: int) -> int:
-    """A tile of at most ``limit`` that leaves no or a small rest."""
+    """Return a tile of at most ``limit`` that leaves a small remainder or none."""
     for tile in range(limit, limit // 2, -1):
         if size % tile == 0:
             return tile
@@ -331,8 +373,11 @@ def _factor(size: int, limit: int) -> int:
 
 
 def _tile_elementwise(nest: KernelSpec, vector: int, lanes: int, unknown: Unknown) -> tuple[int, ...]:
-    """A few vectors: one where functions are called, more where instructions depend on each other in long chains. Where
-    another loop walks some operand's memory (a transpose), a block of it uses whole cache lines."""
+    """Return the tile of an elementwise nest: a few vectors.
+
+    It is one vector where functions are called, and more where instructions form long dependence chains. If another
+    loop is contiguous in some operand (a transpose), a block of that loop uses whole cache lines.
+    """
     tiles = [1] * len(nest.sizes)
     if vector < 0:
         return tuple(tiles)
@@ -347,9 +392,11 @@ def _tile_elementwise(nest: KernelSpec, vector: int, lanes: int, unknown: Unknow
 
 
 def _by_pages(nest: KernelSpec, vector: int, order: Sequence[int]) -> list[int]:
-    """The ``order`` of the loops of an elementwise nest whose last one walks no more pages than the processor knows the
-    places of; where all that it reads is turned and in too many, the loop that walks it is the last, if what is written
-    is in fewer."""
+    """Return the order of the loops of an elementwise nest, chosen by the number of memory pages.
+
+    If all inputs are transposed, and the innermost loop touches more pages than the TLB holds, the input's contiguous
+    loop becomes innermost. This requires that the outputs then touch fewer pages.
+    """
     inside = {loop for o in nest.inputs for loop, stride in enumerate(o.strides) if stride == 1}
     if len(inside) != 1 or vector < 0 or vector in inside:
         return list(order)
@@ -359,14 +406,17 @@ def _by_pages(nest: KernelSpec, vector: int, order: Sequence[int]) -> list[int]:
 
 
 def _pages(nest: KernelSpec, operands: Sequence[Operand], loop: int) -> float:
-    """How many pages a loop walks."""
+    """Return the number of pages that a loop touches."""
     spans = (o.strides[loop] * ELEMENT_BYTES[stored(o.element)] / _PAGE for o in operands)
     return sum(nest.sizes[loop] * min(1.0, span) for span in spans)
 
 
 def _rows_of_block(size: int, lanes: int, is_unknown: bool) -> int:
-    """Of a block that is turned: square ones read whole cache lines, each once. Those of dynamic sizes are smaller, for
-    the sake of what they leave."""
+    """Return the rows of a block that is transposed.
+
+    Square blocks read whole cache lines, each once. Blocks of dynamic sizes are smaller, so that the remainder is
+    smaller.
+    """
     if is_unknown:
         return min(size, 8)
     return lanes if size >= lanes else _factor(size, 8)
@@ -375,8 +425,11 @@ def _rows_of_block(size: int, lanes: int, is_unknown: bool) -> int:
 def _choose_unroll(
     nest: KernelSpec, reduction: Sequence[int], tiles: Sequence[int], lanes: int, unknown: Unknown, whole: int
 ) -> tuple[int, ...]:
-    """Unrolls from the innermost loop outwards, as far as the code stays short: a convolution's window whole (``whole``
-    points at most), so that neighbouring points share what they read, a long loop a few times."""
+    """Return the unroll factor of each loop, chosen from the innermost loop outwards while the code stays short.
+
+    A convolution's window is unrolled completely (``whole`` points at most), so that neighbouring points share loads. A
+    long loop is unrolled a few times.
+    """
     unroll = [1] * len(nest.sizes)
     points = math.prod(tiles) // lanes * max(1, len(nest.body) // _LONG_BODY)
     for loop in reversed(reduction):
@@ -393,10 +446,13 @@ def _choose_unroll(
 
 
 def parallel_order(nest: KernelSpec, vector: int, machine: Machine) -> tuple[int, ...]:
-    """Large strides outside, the vector loop inside. A contraction first puts the loops that walk its largest operands
-    outside, so that what is streamed again and again inside is small."""
+    """Return the parallel loops by stride, the largest outermost, with the vector loop innermost.
+
+    In a contraction, loops that index the largest operands come first. Then the operands that inner loops read
+    repeatedly are small.
+    """
     loops = [d for d, reduced in enumerate(nest.reduction) if not reduced]
-    # Of what few rows are multiplied by nothing is read again, wherever these lie.
+    # For few rows, the streamed operand is not reused, wherever the rows are in the order.
     large = streams(nest, machine) or (nest.inputs if any(nest.reduction) else ())
 
     def rank(loop: int) -> tuple[int, bool, int, int]:
@@ -414,8 +470,11 @@ def _elements(nest: KernelSpec, operand: Operand) -> int:
 def _with_bounded_scratch(
     nest: AnyNest, known: KernelSpec, levels: tuple[Level, ...], unknown: Unknown
 ) -> tuple[Level, ...]:
-    """Levels whose blocks of a reduction have a scratch buffer of bounded size: dynamic loops inside of them are in
-    blocks, too. A loop that may have no iteration has no blocks, since the last of these stores the results."""
+    """Return levels for which the scratch buffer of a blocked reduction has a bounded size.
+
+    Dynamic loops inside the blocks get blocks, too. A loop that may have zero iterations is not blocked, since its last
+    block stores the results.
+    """
     first = next((k for k, level in enumerate(levels) if nest.reduction[level.loop]), None)
     if first is None or not unknown:
         return levels
@@ -435,15 +494,17 @@ def _with_bounded_scratch(
 
 
 def _worth_sharing(nest: AnyNest, ranged: Sequence[Level], iterations: int, cycles: float) -> bool:
-    """Whether threads may share a nest. The runtime does not share what turns out to be no more than one task, so
-    everything that may grow is worth it."""
+    """Return whether threads may share a nest.
+
+    The runtime does not share a nest with only one task, so any nest of dynamic size is worth sharing.
+    """
     if any(isinstance(nest.sizes[level.loop], Size) for level in ranged):
         return True
     return cycles >= 2 * _TASK_COST and iterations >= 2
 
 
 def _choose_range(nest: KernelSpec, levels: Sequence[Level]) -> tuple[int, int]:
-    """How many leading levels threads share, and the blocks there are: enough of them to balance."""
+    """Return the number of leading levels that threads share, and their blocks: enough for load balance."""
     ranged, iterations, seen = 0, 1, set()
     for level in levels:
         if (ranged and iterations >= 64) or nest.reduction[level.loop] or level.loop in seen:
@@ -459,5 +520,5 @@ def elementwise_cycles(nest: KernelSpec, machine: Machine, vector: int, lanes: i
 
 
 def _bytes(nest: KernelSpec) -> int:
-    """Bytes of all operands."""
+    """Return the bytes of all operands."""
     return sum(_elements(nest, o) * ELEMENT_BYTES[stored(o.element)] for o in nest.operands)

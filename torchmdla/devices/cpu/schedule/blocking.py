@@ -1,8 +1,8 @@
-"""The order of the loops around the register tile, and blocks of a loop that reduces, by the bytes that caches miss.
+"""Order of the loops around the register tile, and blocks of reductions, chosen by bytes that miss in caches.
 
-For an order of loops, what lies inside the outermost level whose operands fit a cache together is fetched into that
-cache once, and again for every iteration of a loop outside that moves it. Rows at a distance that is a multiple of a
-power of two share few of a cache's sets, so operands may need more room than they have bytes.
+Take the outermost level whose operands fit a cache together. The data inside it is fetched into that cache once, and
+again for each iteration of an outer loop that indexes it. Rows at a distance that is a multiple of a power of two share
+few of a cache's sets. So operands may need more cache than their size.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelSpec, O
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule.streams import streams
 
-# Cycles to fetch a byte past the first cache, most of which arithmetic hides, and the part of a cache that operands may
-# fill.
+# The cycles to fetch a byte from beyond the first-level cache, mostly hidden by arithmetic, and the part of a cache
+# that operands may fill.
 _SECOND_LEVEL_BYTE = 1 / 400
 _FILLED = 0.75
 
-# Misses below this part of the arithmetic's time are hidden by it; the least gain (of that time, and of the
-# misses) that is worth another order of loops.
+# Misses below _HIDDEN of the arithmetic's time are hidden by it. Another order of loops must gain at least _GAIN of
+# that time, and reduce the misses to _BETTER.
 _HIDDEN = 0.1
 _GAIN = 0.06
 _BETTER = 0.8
 
-# Loops that are permuted, tasks that blocks of a reduction must leave, and the fewest steps in such a block.
+# The most loops that are permuted, the tasks that must remain outside of a reduction's blocks, and the fewest steps in
+# such a block.
 _MOST_PERMUTED = 4
 _TASKS = 8
 _LEAST_STEPS = 96
 
-# Where it varies how many tiles share the fetching of the next block: the fewest for which they do. What is used fewer
-# times comes as fast as memory goes without, as do blocks of fewer bytes than this part of the first cache.
+# If the number of tiles that share a prefetched block is dynamic, _FEWEST_PARTS is the fewest. Inputs with fewer uses
+# are fast enough without prefetching. So are blocks below this part of the first-level cache.
 _FEWEST_PARTS = 3
 _FEWEST_USES = 6
 _LEAST_BLOCK = 0.5
 
-# How far ahead of where it is read what is read once is fetched, in bytes: a page.
+# The prefetch distance of a stream that is read once, in bytes: a page.
 _AHEAD = 4096
 
 
 @dataclass(frozen=True)
 class Level:
-    """A loop over blocks of ``step`` iterations of the nest's loop ``loop``."""
+    """Loop over blocks of ``step`` iterations of the nest's loop ``loop``."""
 
     loop: int
     step: int
@@ -54,10 +55,17 @@ class Level:
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Each iteration of the level ``depth`` reads a block of input ``operand``, of ``block`` bytes, and the next one
-    the block behind it. The ``parts`` tiles of the levels inside each fetch a part of that one ahead. Where their count
-    is dynamic, ``parts`` is the least for which they do: more tiles share the block, fewer fetch nothing.
-    ``distance``: how many bytes ahead, if not those of a block: of what is read once, from front to back."""
+    """Prefetch of the next block of an input.
+
+    Attributes:
+        operand: the number of the input.
+        depth: the level whose iterations each read one block. The next iteration reads the following block.
+        block: the size of a block, in bytes.
+        parts: the number of tiles inside the level, which prefetch one part each. If their number is dynamic, this is
+            the least number for which they prefetch. More tiles share the block, and fewer do not prefetch.
+        distance: the prefetch distance in bytes, for an input that is read once and sequentially; 0 for the size of a
+            block.
+    """
 
     operand: int
     depth: int
@@ -74,68 +82,80 @@ def choose_levels(
     tiles: Sequence[int],
     cycles: float,
 ) -> tuple[Level, ...]:
-    """The levels around a register tile of ``tiles`` whose arithmetic takes ``cycles`` in all. ``order``: the parallel
-    loops in the order to take if memory does not matter. ``reduction``: the loops that reduce, outermost first."""
+    """Return the levels around a register tile of ``tiles`` whose arithmetic takes ``cycles``.
+
+    ``order`` are the parallel loops in the preferred order if memory does not matter. ``reduction`` are the loops that
+    reduce, outermost first.
+    """
     plain = tuple(Level(loop, tiles[loop]) for loop in order)
-    found, least = plain, _cost(nest, machine, plain)
+    best, least = plain, _cost(nest, machine, plain)
     if least <= _HIDDEN * cycles:
-        return found
+        return best
     for candidates in (_orders(nest, plain), _blocked(nest, plain, reduction, tiles)):
         for levels in candidates:
             cost = _cost(nest, machine, levels)
             if cost < min(least - _GAIN * cycles, _BETTER * least):
-                found, least = levels, cost
+                best, least = levels, cost
         if least <= _HIDDEN * cycles:
             break
-    return found
+    return best
 
 
 def levels_by_cost(
     nest: KernelSpec, machine: Machine, order: Sequence[int], reduction: Sequence[int], tiles: Sequence[int]
 ) -> list[tuple[Level, ...]]:
-    """Every order of the loops around a register tile, and every one with blocks of a reduction, of those that
-    :func:`choose_levels` chooses from, best first."""
+    """Return the candidates of :func:`choose_levels`, best first.
+
+    They are the orders of the loops around a register tile, without and with blocks of a reduction.
+    """
     plain = tuple(Level(loop, tiles[loop]) for loop in order)
-    found = dict.fromkeys([*_orders(nest, plain), *(_blocked(nest, plain, reduction, tiles) if reduction else ())])
-    return sorted(found, key=lambda levels: _cost(nest, machine, levels))
+    candidates = dict.fromkeys([*_orders(nest, plain), *(_blocked(nest, plain, reduction, tiles) if reduction else ())])
+    return sorted(candidates, key=lambda levels: _cost(nest, machine, levels))
 
 
 def choose_prefetch(nest: AnyNest, known: KernelSpec, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
-    """What to fetch ahead under ``levels``: blocks, one behind the other, of the largest input that has such. Of a new
-    block, the first tile that needs it would wait for all of it, while memory is idle during the others. Weights that
-    the second cache would hold are not there either: other kernels have filled it since.
+    """Return the prefetch for ``levels``: the consecutive blocks of the largest input that has such blocks.
 
-    ``known`` is the nest at typical sizes. How many tiles share a block may vary, but not where its bytes lie."""
+    Without it, the first tile that needs a new block would wait for the whole block, and memory would be idle during
+    the other tiles. Weights that fit the second-level cache are prefetched too, since other kernels have evicted them.
+
+    ``known`` is the nest at typical sizes. The number of tiles that share a block may be dynamic, but not the layout of
+    the block.
+    """
     if any(nest.reduction[level.loop] for level in levels) or len({level.loop for level in levels}) < len(levels):
         return None
     trips = [-(-known.sizes[level.loop] // level.step) for level in levels]
-    uses = [math.prod(n for n, s in zip(known.sizes, own.strides, strict=True) if not s) for own in known.inputs]
-    found = [_blocks_of(nest, k, levels, trips) for k, count in enumerate(uses) if count >= _FEWEST_USES]
+    uses = [
+        math.prod(n for n, s in zip(known.sizes, operand.strides, strict=True) if not s) for operand in known.inputs
+    ]
+    blocks = [_blocks_of(nest, k, levels, trips) for k, count in enumerate(uses) if count >= _FEWEST_USES]
     smallest, largest = _LEAST_BLOCK * machine.first_level, machine.second_level
-    sizes = {each: size for each, size in filter(None, found) if smallest <= each.block <= largest}
+    sizes = {each: size for each, size in filter(None, blocks) if smallest <= each.block <= largest}
     return max(sizes, key=lambda each: sizes[each], default=None) or _of_stream(nest, known, machine, levels, trips)
 
 
 def _of_stream(
     nest: AnyNest, known: KernelSpec, machine: Machine, levels: Sequence[Level], trips: Sequence[int]
 ) -> Prefetch | None:
-    """What is read once, and comes from memory: from front to back, or bytes of several rows, which are too short for a
-    processor to foresee what it reads of them."""
+    """Return the prefetch of a stream: an input that is read once and comes from memory.
+
+    The input is read sequentially, or in several rows of bytes that are too short for the hardware prefetcher.
+    """
     if nest.is_dynamic:
         return None
     for number, operand in enumerate(known.inputs):
-        found = _blocks_of(nest, number, levels, trips)
-        if not found or found[0].parts != 1 or operand not in streams(known, machine):
+        blocks = _blocks_of(nest, number, levels, trips)
+        if not blocks or blocks[0].parts != 1 or operand not in streams(known, machine):
             continue
         if _rises(known, operand, levels):
-            return replace(found[0], distance=_AHEAD)
+            return replace(blocks[0], distance=_AHEAD)
         if ELEMENT_BYTES[stored(operand.element)] == 1:
-            return found[0]
+            return blocks[0]
     return None
 
 
 def _rises(nest: KernelSpec, operand: Operand, levels: Sequence[Level]) -> bool:
-    """Whether each step of a reduction reads what lies behind what the one before it has read."""
+    """Return whether each step of a reduction reads data after the data of the previous step."""
     steps = [s for s, reduces, n in zip(operand.strides, nest.reduction, nest.sizes, strict=True) if reduces and n > 1]
     extents = {level.loop: level.step for level in levels}
     within = [operand.strides[loop] * extent for loop, extent in extents.items() if extent > 1]
@@ -145,7 +165,10 @@ def _rises(nest: KernelSpec, operand: Operand, levels: Sequence[Level]) -> bool:
 def _blocks_of(
     nest: AnyNest, number: int, levels: Sequence[Level], trips: Sequence[int]
 ) -> tuple[Prefetch, int] | None:
-    """The blocks of an input that ``levels`` of ``trips`` walk, if they lie one behind the other, and its bytes."""
+    """Return the blocks of an input, and its size in bytes, if consecutive iterations read consecutive blocks.
+
+    ``trips`` are the iterations of ``levels``.
+    """
     operand = nest.inputs[number]
     moving = [k for k, level in enumerate(levels) if trips[k] > 1 and operand.strides[level.loop]]
     if not moving or not lies_alike(nest, operand):
@@ -164,7 +187,7 @@ def _blocks_of(
 
 
 def lies_alike(nest: AnyNest, operand: AnyOperand) -> bool:
-    """Whether what a nest reads of an operand in one tile lies alike at all sizes."""
+    """Return whether the elements of an operand that one tile reads have the same layout at all sizes."""
     return all(
         isinstance(stride, int) and (not stride or not reduces or isinstance(size, int))
         for stride, reduces, size in zip(operand.strides, nest.reduction, nest.sizes, strict=True)
@@ -172,7 +195,7 @@ def lies_alike(nest: AnyNest, operand: AnyOperand) -> bool:
 
 
 def _orders(nest: KernelSpec, plain: Sequence[Level]) -> Iterator[tuple[Level, ...]]:
-    """Every order of the loops that have more than one tile."""
+    """Yield every order of the loops that have more than one tile."""
     moving = [level for level in plain if nest.sizes[level.loop] > level.step]
     still = tuple(level for level in plain if level not in moving)
     if len(moving) <= _MOST_PERMUTED:
@@ -183,8 +206,11 @@ def _orders(nest: KernelSpec, plain: Sequence[Level]) -> Iterator[tuple[Level, .
 def _blocked(
     nest: KernelSpec, plain: Sequence[Level], reduction: Sequence[int], tiles: Sequence[int]
 ) -> Iterator[tuple[Level, ...]]:
-    """Every order with blocks of the outermost loop that reduces, at every depth that leaves tasks outside. A reduction
-    across lanes has none: its lanes are combined once."""
+    """Yield every order with blocks of the outermost loop that reduces.
+
+    Blocks are at every depth that leaves enough tasks outside. A reduction across lanes does not have blocks: its lanes
+    are combined once.
+    """
     loop = reduction[0]
     inner = math.prod(nest.sizes[d] for d in reduction[1:])
     if any(tiles[d] > 1 for d in reduction):
@@ -201,7 +227,10 @@ def _blocked(
 
 
 def _cost(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> float:
-    """Cycles for the bytes that caches miss again: once every byte comes from memory whatever the order."""
+    """Return the cycles for repeated cache misses.
+
+    The first read of each byte is not counted, since it comes from memory in any order.
+    """
     operands = _touched(nest, levels)
     first = _missed(nest, machine, levels, operands, machine.first_level, machine.first_level // (8 * machine.line))
     second = _missed(
@@ -212,7 +241,10 @@ def _cost(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> float:
 
 
 def _touched(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:
-    """The operands, and the scratch of partial results (read and written), if there are blocks of the reduction."""
+    """Return the operands, and the scratch of partial results if the reduction has blocks.
+
+    The scratch is included twice for each output, since it is read and written.
+    """
     operands = list(nest.operands)
     first = next((k for k, level in enumerate(levels) if nest.reduction[level.loop]), None)
     if first is not None:
@@ -226,8 +258,11 @@ def _touched(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:
 def _missed(
     nest: KernelSpec, machine: Machine, levels: Sequence[Level], operands: Sequence[Operand], capacity: int, sets: int
 ) -> float:
-    """Bytes fetched into a cache of ``capacity`` bytes. What does not even fit during one tile is fetched for each, and
-    each block of a reduction goes through the outputs again. Neighbouring blocks of a loop share what they overlap."""
+    """Return the bytes that are fetched into a cache of ``capacity`` bytes.
+
+    Data that does not fit even for one tile is fetched for each tile. Each block of a reduction reads the outputs
+    again. Neighbouring blocks of a loop share their overlap.
+    """
     extents = list(nest.sizes)
     depth = 0
     while depth < len(levels) and sum(_room(o, extents, machine, sets) for o in operands) > _FILLED * capacity:
@@ -250,13 +285,16 @@ def _missed(
 
 
 def _around(nest: KernelSpec, levels: Sequence[Level], depth: int) -> int:
-    """Iterations of a level's loop in the block around the level."""
+    """Return the iterations of a level's loop in the block around that level."""
     outer = [other.step for other in levels[:depth] if other.loop == levels[depth].loop]
     return outer[-1] if outer else nest.sizes[levels[depth].loop]
 
 
 def _room(operand: Operand, extents: Sequence[int], machine: Machine, sets: int) -> float:
-    """Bytes of a cache of ``sets`` sets that an operand needs, as its lines share the sets that they fall into."""
+    """Return the bytes that an operand occupies in a cache of ``sets`` sets.
+
+    Conflicts count: its lines may share few sets.
+    """
     lines, rows = _lines(operand, extents, machine)
     distinct = 1
     for count, distance in rows:
@@ -266,8 +304,10 @@ def _room(operand: Operand, extents: Sequence[int], machine: Machine, sets: int)
 
 
 def _lines(operand: Operand, extents: Sequence[int], machine: Machine) -> tuple[int, list[tuple[int, int]]]:
-    """How many cache lines an operand's elements lie in, and these as nested rows: how many, and how many lines apart
-    (0: not a whole number of lines)."""
+    """Return the number of cache lines of an operand, and the lines as nested rows.
+
+    Each row is a count and a distance in lines. The distance is 0 if it is not a whole number of lines.
+    """
     size = ELEMENT_BYTES[stored(operand.element)]
     rows: list[tuple[int, int]] = []
     for distance, count in _runs(operand, extents):
@@ -280,8 +320,11 @@ def _lines(operand: Operand, extents: Sequence[int], machine: Machine) -> tuple[
 
 
 def _runs(operand: Operand, extents: Sequence[int]) -> list[tuple[int, int]]:
-    """The elements as nested rows, innermost first: element distance and count. Loops that walk the same elements, as a
-    window and the points that it slides over, are one. What is read backwards lies in the same lines."""
+    """Return the elements as nested rows, innermost first: element distance and count.
+
+    Loops over the same elements, such as a window and the points that it slides over, are merged. The direction does
+    not matter.
+    """
     runs: list[tuple[int, int]] = []
     for stride, extent in sorted(zip(map(abs, operand.strides), extents, strict=True)):
         if not stride or extent == 1:

@@ -1,14 +1,14 @@
-"""Every decision that costs take for a loop program, before any code is written: a schedule for each kernel, and what
-is decided for each tile loop. Tiles are in the loop program already.
+"""Plan of a loop program: a schedule for each kernel and each tile loop, chosen before any code is generated.
 
-Decisions are data: :meth:`Plan.to_json` writes them, and a program whose option ``schedules`` is such a text (all of
-it, or a part, edited or not) is compiled by them. What it does not name is chosen by cost::
+The tiles are in the loop program already. Decisions are data: :meth:`Plan.to_json` writes them. A program whose option
+``schedules`` has such a text, complete or partial, edited or not, is compiled with these decisions. Decisions that are
+missing are made by the cost model::
 
     {"tiles": [[2, 1, 64]],
      "kernels": {"9c2f04d1be35a7c8": {"levels": [[1, 48], [0, 6]], "tiles": [6, 48, 1], "vector": 1, "lanes": 16, …}}}
 
-A kernel's name is a hash of what it computes. What was measured on a machine (the option ``records``) are such kernels
-too, of all programs: those that are this program's are used, if they fit.
+A kernel's name is a hash of its computation. Measured decisions (the option ``records``) have the same form, and
+contain kernels of all programs. Those of this program's kernels are used if they are valid.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ from torchmdla.devices.cpu.schedule.validity import faults
 from torchmdla.devices.cpu.vector_math import expand
 from torchmdla.errors import CompileError
 
-# The program's option that gives decisions back.
+# The program's option that specifies decisions.
 OPTION = "schedules"
 
-# The decision of a record that is of a contraction, not of a kernel.
+# The decision in a record of a contraction, not of a kernel.
 ALGORITHM = "algorithm"
 
-# Points of a tile, times unrolled steps, of a schedule that may have been measured: larger ones are more code than any
-# that is worth it.
+# The limit on points of a tile times unrolled steps, for measured schedules. The code of larger ones does not pay.
 MOST_POINTS = 4096
 
 
 @dataclass(frozen=True)
 class ScheduledKernel:
-    """A nest whose functions are written out, and how it is computed."""
+    """Nest whose functions are expanded, and its schedule."""
 
     nest: AnyNest
     schedule: Schedule
@@ -54,8 +53,15 @@ class ScheduledKernel:
 
 @dataclass(frozen=True)
 class Given:
-    """Decisions that are given: ``tiles`` of the loops that run nests tile by tile, in order, and ``kernels`` by name.
-    None, and none, are chosen by what was ``measured``, or else by cost."""
+    """Decisions that are specified by the program's options.
+
+    Decisions that are missing are taken from ``measured``, or else from the cost model.
+
+    Attributes:
+        tiles: the tiles of the tile loops, in order; None if they are not specified.
+        kernels: the specified schedules, by the kernel's name.
+        measured: the measured decisions, by name.
+    """
 
     tiles: Sequence[Sequence[int]] | None = None
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -63,10 +69,10 @@ class Given:
 
     @classmethod
     def of(cls, program: Program) -> Given:
-        """Those of a program's options.
+        """Return the decisions in a program's options.
 
         Raises:
-            CompileError: they are no JSON of that form.
+            CompileError: the option is not JSON of that form.
         """
         options = dict(program.options)
         text, measured = options.get(OPTION, ""), _object(options.get(records.OPTION, ""))
@@ -82,17 +88,24 @@ class Given:
 
     @property
     def algorithms(self) -> Mapping[str, str]:
-        """The algorithms that were measured to be the fastest, by contraction."""
+        """Return the algorithm that was measured to be the fastest, for each contraction."""
         known = get_args(Algorithms)
-        found = {name: raw for name, raw in self.measured.items() if isinstance(raw, dict)}
-        return {name: str(raw[ALGORITHM]) for name, raw in found.items() if raw.get(ALGORITHM) in known}
+        entries = {name: raw for name, raw in self.measured.items() if isinstance(raw, dict)}
+        return {name: str(raw[ALGORITHM]) for name, raw in entries.items() if raw.get(ALGORITHM) in known}
 
 
 @dataclass
 class Plan:
-    """``kernels``: by the nest that a step computes and what it fetches for others; ``tile_loops``: by the step;
-    ``symbols``: those of the module. Of kernels that were measured, ``measured`` are as measured, and ``ignored`` are
-    chosen by cost, because what is recorded of them is no schedule of theirs."""
+    """Schedules of a loop program.
+
+    Attributes:
+        symbols: the symbols of the module.
+        kernels: the kernels, by nest and by the data that they prefetch for other kernels.
+        tile_loops: the schedules of tile loops.
+        measured: the names of the kernels that use a measured schedule.
+        ignored: the kernels whose measured schedule is invalid, each with the reason. The cost model chose their
+            schedule.
+    """
 
     symbols: Symbols
     kernels: dict[tuple[AnyNest, Ahead], ScheduledKernel] = field(default_factory=dict)
@@ -101,12 +114,14 @@ class Plan:
     ignored: dict[str, str] = field(default_factory=dict)
 
     def kernel(self, step: LoopNest, ahead: Ahead = ()) -> ScheduledKernel:
-        """The kernel of a nest that fetches ``ahead``."""
+        """Return the kernel of a nest that prefetches ``ahead``."""
         return self.kernels[step.kernel, ahead]
 
     def to_json(self, tiles: Sequence[Sequence[int]]) -> str:
-        """The decisions as text, with the ``tiles`` of loops: by the names of the kernels; what each computes is there
-        for people to read."""
+        """Return the decisions as text, with the ``tiles`` of loops.
+
+        Each kernel, by name, includes its nest for humans.
+        """
         kernels = {
             kernel_name(kernel.nest, ahead): _lines(
                 {"nest": nest_text(kernel.nest).splitlines(), **to_raw(kernel.schedule)}, "    "
@@ -117,17 +132,18 @@ class Plan:
         return f'{{\n"tiles": {json.dumps(tiles)},\n"kernels": {{\n{inner}\n}}\n}}\n'
 
 
-def plan_schedules(steps: LoopProgram, machine: Machine, symbols: Symbols, given: Given) -> Plan:
-    """Decides how the steps of a loop program are computed.
+def plan_schedules(steps: LoopProgram, machine: Machine, symbols: Symbols, decisions: Given) -> Plan:
+    """Choose the schedules of a loop program.
 
     Raises:
-        CompileError: a schedule that is given does not fit its kernel, or is of no kernel; names it and says why.
+        CompileError: a specified schedule does not fit its kernel, or its kernel does not exist; names it and the
+            reason.
     """
-    planner = _Planner(machine, symbols, given)
+    planner = _Planner(machine, symbols, decisions)
     for packing in steps.packings:
         planner.add_all(packing.steps)
     planner.add_all(steps.steps)
-    if unused := sorted(given.kernels.keys() - planner.names):
+    if unused := sorted(decisions.kernels.keys() - planner.names):
         names = ", ".join(unused)
         reason = f"schedules are given for kernels that the program does not have: {names}"
         raise CompileError(f"{reason}; other tiles make other kernels: leave out those of the old ones")
@@ -135,11 +151,11 @@ def plan_schedules(steps: LoopProgram, machine: Machine, symbols: Symbols, given
 
 
 class _Planner:
-    def __init__(self, machine: Machine, symbols: Symbols, given: Given) -> None:
+    def __init__(self, machine: Machine, symbols: Symbols, decisions: Given) -> None:
         self.plan = Plan(symbols)
         self.names: set[str] = set()
         self._machine = machine
-        self._given = given
+        self._given = decisions
 
     def add_all(self, steps: Iterable[Step]) -> None:
         for step in flattened(steps):
@@ -165,7 +181,7 @@ class _Planner:
         self.plan.kernels[key] = ScheduledKernel(nest, schedule)
 
     def _replaced(self, nest: AnyNest, chosen: Schedule) -> Schedule:
-        """The schedule that is given for a nest, or was measured, if one is."""
+        """Return the specified or measured schedule of a nest if there is one, else ``chosen``."""
         name = kernel_name(nest, chosen.ahead)
         self.names.add(name)
         typical = self.plan.symbols.typical
@@ -177,11 +193,11 @@ class _Planner:
                 raise CompileError(reason, diagnostic=nest_text(nest)) from None
         if name in self._given.measured:
             try:
-                made = given_schedule(nest, chosen, self._given.measured[name], self._machine, typical)
-                if points(made) > MOST_POINTS:
+                schedule = given_schedule(nest, chosen, self._given.measured[name], self._machine, typical)
+                if points(schedule) > MOST_POINTS:
                     raise ValueError("has too large a tile")
                 self.plan.measured.add(name)
-                return made
+                return schedule
             except ValueError as error:
                 self.plan.ignored[name] = str(error)
         return chosen
@@ -190,32 +206,32 @@ class _Planner:
 def given_schedule(
     nest: AnyNest, chosen: Schedule, raw: Mapping[str, Any], machine: Machine, typical: Sequence[int] = ()
 ) -> Schedule:
-    """The schedule ``chosen`` of a nest with what ``raw`` says otherwise.
+    """Return the schedule ``chosen`` of a nest, with the fields in ``raw`` replaced.
 
     Raises:
-        ValueError: that is none; says why, in words behind a kernel's name.
+        ValueError: the schedule is invalid. The message continues a sentence that begins with the kernel's name.
     """
     try:
-        made = _from_raw(chosen, raw)
+        schedule = _from_raw(chosen, raw)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"is none: {error!r}") from None
-    for fault in faults(nest, made, machine):
+    for fault in faults(nest, schedule, machine):
         raise ValueError(fault)
-    return replace(made, iterations=count(ranges(nest, made), typical))
+    return replace(schedule, iterations=count(ranges(nest, schedule), typical))
 
 
 def points(schedule: Schedule) -> int:
-    """How many vectors a tile's code computes, one by one."""
+    """Return the number of vectors that a tile's code computes, including unrolling."""
     return math.prod((*schedule.tiles, *schedule.unroll)) // schedule.lanes
 
 
 def kernel_name(nest: AnyNest, ahead: Ahead) -> str:
-    """A hash of what a kernel computes, and fetches for others."""
+    """Return a hash of a kernel's computation and of the data that it prefetches for other kernels."""
     return hashlib.sha256(f"{nest_text(nest)} {ahead}".encode()).hexdigest()[:16]
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """What a JSON text holds by name; nothing where it is damaged."""
+    """Return the object in a JSON text; empty if the text is damaged."""
     try:
         raw = json.loads(text) if text else {}
     except ValueError:
@@ -223,13 +239,13 @@ def _object(text: str) -> Mapping[str, Any]:
     return raw if isinstance(raw, dict) else {}
 
 
-# Fields of a schedule that are written as they are; what a kernel fetches for others is decided with the tile loop that
-# it is in, and ``iterations`` follow from the others.
+# The fields of a schedule that are written as they are. The tile loop of a kernel decides its ``ahead``, and
+# ``iterations`` follow from the other fields.
 _PLAIN = ("reduction", "tiles", "unroll", "vector", "lanes", "ranged", "grain")
 
 
 def to_raw(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as JSON has it, the inverse of :func:`given_schedule`."""
+    """Return a schedule as JSON data, the inverse of :func:`given_schedule`."""
     prefetch = schedule.prefetch
     return {
         "levels": [[level.loop, level.step] for level in schedule.levels],
@@ -240,7 +256,7 @@ def to_raw(schedule: Schedule) -> dict[str, Any]:
 
 
 def _lines(fields: Mapping[str, Any], indent: str) -> str:
-    """A JSON object with a line for each field, and for each item of a list of texts."""
+    """Return a JSON object with a line for each field, and for each item of a list of texts."""
 
     def text(value: Any) -> str:
         if not isinstance(value, list) or not value or not isinstance(value[0], str):
@@ -251,14 +267,16 @@ def _lines(fields: Mapping[str, Any], indent: str) -> str:
 
 
 def _from_raw(chosen: Schedule, raw: Mapping[str, Any]) -> Schedule:
-    """``chosen`` with what ``raw`` says otherwise."""
-    made: dict[str, Any] = {}
+    """Return ``chosen`` with the fields in ``raw`` replaced."""
+    fields: dict[str, Any] = {}
     for name in _PLAIN:
         if name in raw:
             value = raw[name]
-            made[name] = tuple(map(int, value)) if isinstance(value, list) else int(value)
+            fields[name] = tuple(map(int, value)) if isinstance(value, list) else int(value)
     if "levels" in raw:
-        made["levels"] = tuple(Level(int(loop), int(step)) for loop, step in raw["levels"])
+        fields["levels"] = tuple(Level(int(loop), int(step)) for loop, step in raw["levels"])
     if "prefetch" in raw:
-        made["prefetch"] = raw["prefetch"] and Prefetch(**{name: int(own) for name, own in raw["prefetch"].items()})
-    return replace(chosen, **made)
+        fields["prefetch"] = raw["prefetch"] and Prefetch(
+            **{name: int(number) for name, number in raw["prefetch"].items()}
+        )
+    return replace(chosen, **fields)

@@ -1,8 +1,9 @@
-"""The register tile of a reduction: how many points of each loop are accumulated at once.
+"""Register tile of a reduction: the number of points of each loop that are accumulated at once.
 
-Every combination of tile sizes that the registers hold is costed: cycles of one step of the reduction (arithmetic,
-loads, latency of the accumulators' chains), times the steps, over full and partial tiles. Nothing is known of kinds of
-nests; a matrix product's rows by columns, or a convolution's pixels by blocks of channels, come out of the costs.
+The cost model evaluates every combination of tile sizes that fits the registers. One step of the reduction takes cycles
+for arithmetic, loads, and the latency of the accumulator chains. The total covers all steps of full and partial tiles.
+The model does not depend on kinds of nests. Rows by columns of a matrix product, or pixels by channel blocks of a
+convolution, result from the costs.
 """
 
 from __future__ import annotations
@@ -19,71 +20,82 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
 from torchmdla.devices.cpu.schedule.streams import is_read_once, streams
 
-# Cycles, on a core that does two vector operations and two loads in each.
+# Cycles on a core that begins two vector operations and two loads in each.
 _OPERATION = 0.5
 _CALL = 20.0
 _LOAD = 0.5
 _GATHERED_LANE = 0.8
 _LATENCY = 4.0
-# What loads cost although arithmetic hides them, as later levels of the memory are slower: of a vector, and of a value
-# that is broadcast, 16 of which lie in a line. Accumulators that share nothing are so many streams from memory, which
-# processors foresee while a step reads few bytes of them.
+# The cost of loads that arithmetic hides, since later levels of memory are slower. It is for a vector, and for a
+# broadcast value, 16 of which are in a line. Accumulators without shared operands read one stream from memory each.
+# Hardware prefetches these while a step reads few bytes of them.
 _HIDDEN_VECTOR = 0.15
 _HIDDEN_BROADCAST = 0.05
-# Vectors next to each other that are fetched as one; fewer of them cost as much.
+# Contiguous vectors that are fetched as one. Fewer of them cost as much.
 _RUN = 4
 _STREAMS, _STREAM_BYTES = 8, 256
 _STREAM = 0.1
 _EVICTED = 0.5
 
-# Ways of the first cache that points at the same place in it may fill.
+# The ways of the first-level cache that points at the same place in it may fill.
 _WAYS = 8
-# To open a tile, and to start and store one of its accumulators; to store or read one that does not lie next to the one
-# before it, most of it for pages and lines that the processor does not foresee; to combine the lanes of one.
+# The cycles to begin a tile, and to start and store one of its accumulators. Then the cycles to store or read an
+# accumulator that is not contiguous with the previous one, mostly for pages and lines that the hardware does not
+# prefetch. Last, the cycles to combine the lanes of one accumulator.
 _TILE = 12.0
 _ACCUMULATOR = 1.5
 _JUMP = 3.0
 _LANES = 6.0
-# An epilogue of more instructions than this, all but constants, needs registers: without so many free ones, each
-# instruction beyond it costs as many cycles more for each accumulator.
+# An epilogue with more instructions than this, without constants, needs registers. If fewer are free, each further
+# instruction costs _SPILLED cycles for each accumulator.
 _SHORT_EPILOGUE = 8
 _EPILOGUE_REGISTERS = 14
 _SPILLED = 0.5
 
-# More code for partial tiles is worth avoiding at the same speed.
+# The penalty for partial tiles, to avoid their code at the same speed.
 _PARTIAL = 1.005
 
-# So are tiles over a loop of unknown size, where another loop does as well.
+# The penalty for tiles over a loop of unknown size, to prefer another loop at the same speed.
 _UNKNOWN = 1.05
 
-# Steps of a reduction that is short enough to be unrolled whole; points of a tile times steps of the innermost loop
-# that reduces, for that alone to be.
+# The steps of a reduction that is short enough to be unrolled completely. Then the limit on a tile's points times
+# steps, for unrolling only the innermost loop that reduces.
 _WINDOW = 25
 UNROLLED_WINDOW = 144
 
-# Values of a body that are in registers at once, of those that each point of a tile has its own of, and of those that
-# are computed for several: in long bodies instructions read them one after the other.
+# The values of a body that are live at once: those that each point of a tile has, and those that are computed for
+# several points. In long bodies, instructions use them one after the other.
 _MOST_LIVE, _MOST_SHARED = 4, 2
 
-# Loops that a tile extends over, the vector loop included.
+# The most loops that a tile extends over, including the vector loop.
 _MOST_AXES = 4
 
-# The most points of a loop of unknown size in a tile, so that not much of it is left to partial tiles: rows that are no
-# power of two take several, vectors are computed one by one.
+# The most points of a loop of unknown size in a tile, so that little remains for partial tiles. A remainder of rows
+# takes several partial tiles, one for each power of two. A remainder of vectors is computed one by one.
 _MOST_UNKNOWN_ROWS = 8
 _MOST_UNKNOWN_VECTORS = 2
 
 
 @dataclass(frozen=True)
 class _Term:
-    """A value of the body that is computed or loaded in every step, once for each point of ``axes``. ``windows``: axes
-    along which a short reduction slides, as (axis, step, length): neighbouring points share what they read.
-    ``crowded``: how many points of an axis, as (axis, points), the first cache holds although they lie a power of two
-    apart. ``run``: the axis along which vectors lie next to each other, and how many do, up to those that are fetched
-    as one. ``slides``: a window of the innermost loop, as in ``windows``: what neighbouring points share of a value
-    that is broadcast stays in registers from step to step once that loop is unrolled. ``memory``: the cycles in
-    which it comes from memory, where it comes from there, and is read once; ``streams``: how many of it a processor
-    foresees."""
+    """Value of the body that each step computes or loads, once for each point of ``axes``.
+
+    Attributes:
+        axes: the axes that the value varies with.
+        arithmetic: the cycles to compute one point.
+        loads: the cycles to load one point.
+        is_vector: whether the value varies with the vector loop.
+        windows: the axes along which a short reduction slides, as (axis, step, length). Neighbouring points share
+            loads.
+        crowded: axes whose points are a power of two apart, as (axis, points). ``points`` is how many the first-level
+            cache can hold.
+        run: the axis along which vectors are contiguous, and the number of contiguous vectors, up to those that are
+            fetched as one.
+        slides: the windows of the innermost loop, as in ``windows``. Once that loop is unrolled, broadcast values that
+            neighbouring points share stay in registers from step to step.
+        memory: the cycles to read one point from memory, if it is a stream that is read once.
+        streams: the number of points that the hardware prefetches.
+    """
 
     axes: tuple[int, ...]
     arithmetic: float
@@ -97,14 +109,14 @@ class _Term:
     streams: int = _STREAMS
 
     def loaded(self, tile: Sequence[int]) -> float:
-        """Loads in a step, on average over a window."""
+        """Return the loads in a step, on average over a window."""
         points = float(math.prod(tile[k] for k in self.axes))
         for axis, step, length in self.windows or (self.slides if self.kept(tile) else ()):
             points *= min(1.0, ((tile[axis] - 1) * step + length) / (tile[axis] * length))
         return points
 
     def kept(self, tile: Sequence[int]) -> int:
-        """Values that are broadcast and stay in registers while a window slides over them."""
+        """Return the number of broadcast values that stay in registers while a window slides over them."""
         for axis, step, length in self.slides:
             if step < length and tile[axis] > 1 and math.prod(tile) * length <= UNROLLED_WINDOW:
                 others = math.prod(tile[k] for k in self.axes if k != axis)
@@ -112,7 +124,7 @@ class _Term:
         return 0
 
     def hidden(self, tile: Sequence[int]) -> float:
-        """Cycles of a step's loads although arithmetic hides them."""
+        """Return the cost in cycles of a step's loads that arithmetic hides."""
         axis, length = self.run
         each = _HIDDEN_VECTOR * length / min(length, tile[axis]) if self.is_vector else _HIDDEN_BROADCAST
         return self.loaded(tile) * self.loads * each
@@ -121,9 +133,11 @@ class _Term:
 def choose_tile(
     nest: KernelSpec, machine: Machine, vector: int, lanes: int, unknown: frozenset[int] = frozenset()
 ) -> tuple[tuple[int, ...], float]:
-    """Iterations of each loop in a register tile of a ``nest`` that reduces, ``vector`` lying across ``lanes`` (-1:
-    none), and the cycles that the whole nest takes with it while its operands are in the first cache. The sizes of the
-    loops ``unknown`` are only typical ones."""
+    """Return the register tile of a ``nest`` that reduces, and the cycles of the whole nest.
+
+    The tile is the number of iterations of each loop. ``vector`` is the loop across ``lanes`` (-1 for scalar code). The
+    cycles are for operands in the first-level cache. The sizes of the loops ``unknown`` are only typical.
+    """
     if vector < 0:
         return (1,) * len(nest.sizes), _LATENCY * math.prod(nest.sizes)
     search = _Search(nest, machine, vector, lanes, unknown)
@@ -133,13 +147,16 @@ def choose_tile(
 def tiles_by_cost(
     nest: KernelSpec, machine: Machine, vector: int, lanes: int
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every register tile of a static nest that the registers hold, as :func:`choose_tile` has them, best first."""
+    """Return every register tile of a static nest that fits the registers, as :func:`choose_tile` does, best first."""
     search = _Search(nest, machine, vector, lanes, frozenset())
     return itertools.starmap(search.of_loops, search.ranked())
 
 
 class _Search:
-    """The costs of a nest's tiles. A tile is counted in points of each axis; a point of the vector loop is a vector."""
+    """Search for a nest's tile, by cost.
+
+    A tile is counted in points of each axis. A point of the vector loop is a vector.
+    """
 
     def __init__(self, nest: KernelSpec, machine: Machine, vector: int, lanes: int, unknown: frozenset[int]) -> None:
         self._machine, self._nest, self._vector, self._lanes = machine, nest, vector, lanes
@@ -154,33 +171,36 @@ class _Search:
         self._terms = _terms(nest, machine, self.axes, vector, lanes)
         body = nest.epilogue.body if nest.epilogue else ()
         operands = nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else nest.outputs
-        # For all that results are stored to or meet: the axes along which vectors lie next to each other.
+        # For each operand of the epilogue or output: the axes along which its vectors are contiguous.
         vectors = [o for o in operands if o.strides[vector] == 1]
         self._adjacent = [[k for k, d in enumerate(self.axes) if _are_adjacent(o, d, vector, lanes)] for o in vectors]
         self._epilogue_ops = max(0, sum(e.op != "constant" for e in body) - _SHORT_EPILOGUE)
         self._costs: dict[tuple[int, ...], float] = {}
 
     def best(self) -> tuple[tuple[int, ...], float]:
-        """The tile of the least cost, and that cost."""
+        """Return the tile of the least cost, and that cost."""
         parallel = [k for k, reduced in enumerate(self._reduced) if not reduced]
         points = math.prod(self._sizes[k] for k in parallel)
-        found = (1,) * len(self.axes)
-        least = self._total(found)
+        chosen = (1,) * len(self.axes)
+        least = self._total(chosen)
         for tile in self._candidates():
             if not self._fits(tile) or self._cost(tile) * points >= least * math.prod(tile[k] for k in parallel):
                 continue
             total = self._total(tile)
             if total < least:
-                found, least = tile, total
-        return found, least
+                chosen, least = tile, total
+        return chosen, least
 
     def ranked(self) -> list[tuple[tuple[int, ...], float]]:
-        """Every tile that fits and its cost, best first."""
-        found = [(tile, self._total(tile)) for tile in self._candidates() if self._fits(tile)]
-        return sorted(found, key=lambda one: one[1])
+        """Return every tile that fits, and its cost, best first."""
+        costed = [(tile, self._total(tile)) for tile in self._candidates() if self._fits(tile)]
+        return sorted(costed, key=lambda pair: pair[1])
 
     def of_loops(self, tile: tuple[int, ...], cycles: float) -> tuple[tuple[int, ...], float]:
-        """Iterations of each loop of the nest in a tile that takes ``cycles`` in all, and what the whole nest takes."""
+        """Return the iterations of each loop in a tile, and the cycles of the whole nest.
+
+        ``cycles`` is the total of all tiles.
+        """
         points = dict(zip(self.axes, tile, strict=True))
         if self._vector in points:
             points[self._vector] *= self._lanes
@@ -202,10 +222,10 @@ class _Search:
         return extend(0, 1)
 
     def _fits(self, tile: Sequence[int]) -> bool:
-        """Whether accumulators, and what is reused between them, stay in registers."""
+        """Return whether accumulators, and the values that are reused between them, fit the registers."""
         accumulators = math.prod(tile)
         live = accumulators * self._outputs + (0 if self._machine.embeds_broadcasts else 1)
-        reused = kept = 0
+        reused = resident = 0
         single: list[int] = []
         shared: list[int] = []
         for term in self._terms:
@@ -215,15 +235,15 @@ class _Search:
                     live += points
                 elif term.is_vector:
                     shared.append(points)
-                kept += term.kept(tile)
+                resident += term.kept(tile)
                 reused += term.is_vector is False and accumulators // points > 1
             elif term.is_vector and accumulators > 1:
                 single.append(points if term.loads else 1)
         live += sum(single[:_MOST_LIVE]) + sum(shared[:_MOST_SHARED])
-        return live + max(kept, 1 if reused else 0) <= self._machine.registers or accumulators == 1
+        return live + max(resident, 1 if reused else 0) <= self._machine.registers or accumulators == 1
 
     def _cost(self, tile: tuple[int, ...]) -> float:
-        """Cycles of one whole tile."""
+        """Return the cycles of one whole tile."""
         if tile not in self._costs:
             arithmetic = loads = hidden = memory = 0.0
             for term in self._terms:
@@ -248,7 +268,7 @@ class _Search:
         return self._costs[tile]
 
     def _total(self, tile: tuple[int, ...]) -> float:
-        """Cycles of all tiles, partial ones at the ends of loops included."""
+        """Return the cycles of all tiles, including partial ones at the ends of loops."""
         parts: list[list[tuple[float, int]]] = []
         for size, points, reduced, most in zip(self._sizes, tile, self._reduced, self._most, strict=True):
             if most and not reduced:
@@ -263,8 +283,10 @@ class _Search:
 
 
 def reduction_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
-    """The loops that reduce, outermost first: large strides outside, the vector loop inside. Of a short window those
-    are inside that slide over other loops than the vector one, where neighbours share what they read."""
+    """Return the loops that reduce, outermost first: large strides outside, the vector loop inside.
+
+    In a short window, loops that slide over a loop other than the vector loop are inside, where neighbours share loads.
+    """
     loops = [d for d, reduced in enumerate(nest.reduction) if reduced]
     short = math.prod(nest.sizes[d] for d in loops) <= _WINDOW
     slid = {d for d in loops if short and _shares(nest, vector, d)}
@@ -274,15 +296,19 @@ def reduction_order(nest: KernelSpec, vector: int) -> tuple[int, ...]:
 
 
 def _shares(nest: KernelSpec, vector: int, loop: int) -> bool:
-    """Whether neighbours along another loop than the vector one share what ``loop`` reads."""
+    """Return whether neighbours along a parallel loop other than the vector loop share the loads of ``loop``."""
     parallel = [d for d, reduced in enumerate(nest.reduction) if not reduced]
-    windows = (window for own in nest.inputs for window in _windows(nest, own.strides, parallel, vector, [loop]))
+    windows = (
+        window for operand in nest.inputs for window in _windows(nest, operand.strides, parallel, vector, [loop])
+    )
     return any(0 < step < length for _, step, length in windows)
 
 
 def _axes(nest: KernelSpec, vector: int, machine: Machine) -> list[int]:
-    """The vector loop, and the loops that reuse some input, those that reuse the most first. What few rows read from
-    front to back is read at one place at a time."""
+    """Return the loops that a tile extends over: the vector loop, and the loops with the most reuse of inputs.
+
+    A stream that is read sequentially is read at one place at a time, so the tile does not extend over its loops.
+    """
     adjacent = [] if nest.reduction[vector] else [o for o in streams(nest, machine) if o.strides[vector] == 1]
     reused = [
         d
@@ -295,8 +321,10 @@ def _axes(nest: KernelSpec, vector: int, machine: Machine) -> list[int]:
 
 
 def _balanced(size: int, limit: int, most: int) -> list[int]:
-    """Tile sizes of a loop, without those that need as many tiles as a smaller one. A loop of unknown size has tiles of
-    at most ``most`` points (0: it is known)."""
+    """Return the tile sizes of a loop, without those that need as many tiles as a smaller one.
+
+    A loop of unknown size has tiles of at most ``most`` points (0: the size is known).
+    """
     if most:
         return list(range(1, min(size, limit, most) + 1))
     return [t for t in range(1, min(size, limit) + 1) if t == 1 or -(-size // t) < -(-size // (t - 1))]
@@ -312,12 +340,12 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
         varies = varying[expression]
         if not varies & reduction or expression in fused or expression.op == "assert":
             continue
-        own = tuple(k for k, d in enumerate(axes) if d in varies)
+        term_axes = tuple(k for k, d in enumerate(axes) if d in varies)
         if expression.op != "operand":
             cost = 0.0 if expression.op == "constant" else _OPERATION
             cost = _CALL if math_library.is_call(expression.op) else cost
             cost = _GATHERED_LANE * lanes if expression.op == "gather" else cost
-            terms.append(_Term(own, cost, 0.0, vector in varies))
+            terms.append(_Term(term_axes, cost, 0.0, vector in varies))
         else:
             operand = nest.operands[expression.payload]
             stride = operand.strides[vector]
@@ -330,23 +358,25 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
             memory = _memory(nest, operand, machine) if stride == 1 else 0.0
             foreseen = _STREAM_BYTES // (lanes * ELEMENT_BYTES[stored(operand.element)])
             foreseen = min(_STREAMS, foreseen) if memory else _STREAMS
-            terms.append(_Term(own, 0.0, cost, stride != 0, windows, crowded, run, slides, memory * lanes, foreseen))
+            terms.append(
+                _Term(term_axes, 0.0, cost, stride != 0, windows, crowded, run, slides, memory * lanes, foreseen)
+            )
     return terms
 
 
 def _memory(nest: KernelSpec, operand: Operand, machine: Machine) -> float:
-    """The cycles in which an element comes from memory, if it does, and is read once."""
+    """Return the cycles to read an element from memory, or 0 if it is not a stream that is read once."""
     comes = operand in streams(nest, machine) and is_read_once(nest, operand)
     return ELEMENT_BYTES[stored(operand.element)] / machine.memory_bytes if comes else 0.0
 
 
 def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:
-    """Whether the vectors of neighbouring iterations of ``loop`` lie next to each other."""
+    """Return whether the vectors of neighbouring iterations of ``loop`` are contiguous."""
     return operand.strides[vector] == 1 and operand.strides[loop] == (1 if loop == vector else lanes)
 
 
 def _run(nest: KernelSpec, operand: Operand, vector: int, lanes: int) -> int:
-    """How many vectors of an operand lie next to each other before the next step of a reduction, at most _RUN."""
+    """Return the number of contiguous vectors of an operand in one step of a reduction, at most _RUN."""
     if operand.strides[vector] != 1:
         return 1
     steps = [operand.strides[d] for d, reduced in enumerate(nest.reduction) if reduced and operand.strides[d]]
@@ -364,7 +394,7 @@ def _crowded(operand: Operand, axes: Sequence[int], vector: int, machine: Machin
 def _windows(
     nest: KernelSpec, strides: Sequence[int], axes: Sequence[int], vector: int, reduction: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
-    """Where the loops ``reduction`` slide over what an operand's axes walk."""
+    """Yield the axes of an operand that the loops ``reduction`` slide over, as (axis, step, length)."""
     for axis, loop in enumerate(axes):
         for other in reduction:
             if loop != vector and strides[other] and strides[loop] and strides[loop] % strides[other] == 0:

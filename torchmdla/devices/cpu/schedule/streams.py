@@ -1,4 +1,4 @@
-"""Operands that come from memory for few rows: to fetch them takes longer than to compute with them."""
+"""Streams: operands that come from memory and are used for few rows. Fetching them takes longer than computing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 
-# Rows for which they are read again at most.
+# The most rows for which a stream is read.
 _MOST_ROWS = 8
 
 
 @lru_cache(maxsize=4096)
 def streams(nest: KernelSpec, machine: Machine) -> tuple[Operand, ...]:
-    """The inputs of a nest that reduces of which each element is read for a few rows, and which no cache holds."""
+    """Return the inputs of a reduction that are each used for a few rows, and exceed the second-level cache."""
     return tuple(o for o in nest.inputs if any(nest.reduction) and _is_stream(nest, o, machine))
 
 
@@ -23,7 +23,7 @@ def _is_stream(nest: KernelSpec, operand: Operand, machine: Machine) -> bool:
     loops = [(stride, size) for stride, size in zip(operand.strides, nest.sizes, strict=True) if size > 1]
     rows = math.prod(size for stride, size in loops if not stride)
     elements = 1
-    # Windows that overlap read again what lies in a cache.
+    # Overlapping windows read elements again that are in a cache, so they are not streams.
     for stride, size in sorted((stride, size) for stride, size in loops if stride):
         if stride < elements:
             return False
@@ -33,5 +33,5 @@ def _is_stream(nest: KernelSpec, operand: Operand, machine: Machine) -> bool:
 
 
 def is_read_once(nest: KernelSpec, operand: Operand) -> bool:
-    """Whether a stream is read for a single row."""
+    """Return whether a stream is used for a single row."""
     return all(stride for stride, size in zip(operand.strides, nest.sizes, strict=True) if size > 1)

@@ -1,7 +1,8 @@
-"""What is decided for a tile loop beside its tile: which parts there are, what members fetch, and how large tasks are.
+"""Schedules of tile loops: the kinds of tiles, the prefetches of members, and the size of tasks.
 
-Where tiles do not divide an axis, the last ones along it have kernels of their own, of the same members over fewer
-iterations. In a dynamic program how many these are is known at run time only: a symbol, one for each such axis.
+Where tiles do not divide an axis, the last tiles along it have separate kernels, of the same members over fewer
+iterations. In a dynamic program, the size of the last tile is known only at run time. It is a symbol, one for each such
+axis.
 """
 
 from __future__ import annotations
@@ -19,33 +20,38 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, Fetch, Symbols, choose, count
 from torchmdla.devices.cpu.vector_math import expand
 
-# An operand of a member, by the numbers of both.
+# An operand of a member, by the numbers of the member and the operand.
 Place = tuple[int, int]
 
 Extents = tuple[int | Size, ...]
 
 
-# A common size of a last tile, to choose schedules for.
+# A typical size of a last tile, for which schedules are chosen.
 _TYPICAL_REST = 8
 
 
 def symbols_of(steps: LoopProgram, symbols: int) -> Symbols:
-    """The ``symbols`` of a program, and those that tile loops need for the sizes of last tiles."""
+    """Return the ``symbols`` of a program, and the symbols for the sizes of last tiles."""
     if not symbols:
         return Symbols()
     axes = [len(step.tile) for step in flattened(steps.steps) if isinstance(step, TileLoop)]
     return Symbols(symbols, (*steps.typical, *[_TYPICAL_REST] * max(axes, default=0)))
 
 
-# Instructions for an element from which on the processor waits for memory more often than fetching costs, whatever it
-# foresees. Zen 4, with fetching ÷ without: layer norm (30) 1.05, softmax (32) 1.13, five functions in a row (160) 0.9.
+# The instructions per element from which prefetching pays, even if the hardware prefetches. Below, the processor waits
+# for memory less often than prefetching costs. On Zen 4, time with prefetching ÷ without: layer norm (30) 1.05, softmax
+# (32) 1.13, five functions in a row (160) 0.9.
 _LONG_CHAIN = 96
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a member fetches: ``ahead`` of its kernel, and the operands of later members that are the buffers ``beside``
-    its own."""
+    """Prefetches of a member.
+
+    Attributes:
+        ahead: the prefetches of its kernel.
+        beside: the operands of later members whose buffers are the ``beside`` buffers of these prefetches.
+    """
 
     ahead: Ahead = ()
     beside: tuple[Place, ...] = ()
@@ -53,9 +59,14 @@ class Fetched:
 
 @dataclass(frozen=True)
 class TileSchedule:
-    """``cut``: for each axis of which it is not known where its tiles end, the symbol of a tile's extent along it;
-    ``choices``: for each axis the extents of its tiles, the full one first; ``fetched``: what each member fetches;
-    ``grain``: tiles in a task, 0 if none is worth sharing."""
+    """Schedule of a tile loop.
+
+    Attributes:
+        cut: for each axis whose last tile has an unknown size, the symbol of a tile's extent along it.
+        choices: for each axis, the extents of its tiles, the full tile first.
+        fetched: the prefetches of each member.
+        grain: the number of tiles in a task; 0 if sharing between threads does not pay.
+    """
 
     cut: Mapping[int, Size]
     choices: tuple[Extents, ...]
@@ -63,24 +74,24 @@ class TileSchedule:
     grain: int
 
     def parts(self, step: TileLoop) -> Iterator[Extents]:
-        """The extents of every kind of tile."""
+        """Yield the extents of every kind of tile."""
         for extents in itertools.product(*self.choices):
             if self.cut:
                 yield self.full(step, extents)
             yield extents
 
     def full(self, step: TileLoop, extents: Extents) -> Extents:
-        """A tile that is full along the axes of which it is not known where its tiles end."""
+        """Return the extents of a tile that is full along the axes in ``cut``."""
         return tuple(step.tile[axis] if axis in self.cut else extent for axis, extent in enumerate(extents))
 
 
 def blocks_of(step: TileLoop) -> Blocks:
-    """The range of a tile loop: the axes, in tiles."""
+    """Return the range of a tile loop: its axes, in tiles."""
     return tuple(zip(step.extents, step.tile, strict=True))
 
 
 def schedule_tiles(step: TileLoop, machine: Machine, symbols: Symbols) -> TileSchedule:
-    """What is decided for a tile loop, by simple costs."""
+    """Return the schedule of a tile loop, by a simple cost model."""
     cut: dict[int, Size] = {}
     for axis, (extent, tile) in enumerate(blocks_of(step)):
         if isinstance(extent, Size) and tile > 1:
@@ -98,7 +109,7 @@ def _choices(extent: int | Size, tile: int, last: Size | None) -> Extents:
 
 
 def _grain(step: TileLoop, machine: Machine, typical: tuple[int, ...]) -> int:
-    """Tiles in a task, from what the members' own schedules think a task is."""
+    """Return the number of tiles in a task, derived from the grains of the members' own schedules."""
     tasks = 0.0
     for position in range(len(step.members)):
         schedule = choose(step.part(position, step.extents).kernel, machine, typical)
@@ -107,13 +118,21 @@ def _grain(step: TileLoop, machine: Machine, typical: tuple[int, ...]) -> int:
 
 
 def fetched_ahead(step: TileLoop, machine: Machine, typical: Sequence[int] = ()) -> list[Fetched]:
-    """What each member fetches for later tiles and members while it computes. Processors see far enough ahead along one
-    tile, but not that the next one follows; memory would be idle while members compute on what is in the cache.
+    """Return the prefetches of each member, for later tiles and members.
 
-    Of what is read, the part of a later tile is fetched by the member that computes most where it touches the buffer.
-    What is only written is fetched by the member that computes most of the others: while memory answers one, it has
-    nothing to do for the other. What comes from the second cache, where symbols have the values ``typical``, comes fast
-    enough without; on a machine that foresees what a tile walks, so does all that little is computed of."""
+    Hardware prefetches within one tile, but it does not foresee the next tile. Memory would be idle while members
+    compute on data in the cache.
+
+    A buffer that is read is prefetched for a later tile. The prefetch is in the member with the longest body among
+    those that access it.
+
+    A buffer that is only written is prefetched by a member with the same access pattern. Members without prefetches of
+    read buffers are preferred, then the longest one. Memory would serve two prefetches of one member one after the
+    other.
+
+    Data from the second-level cache, at the ``typical`` values of symbols, is fast enough without prefetching. So is
+    data with little computation on a machine whose hardware prefetches a tile's data.
+    """
     moving = [axis for axis, (extent, tile) in enumerate(zip(step.extents, step.tile, strict=True)) if extent != tile]
     lengths = [len(expand(member.kernel, machine).body) for member in step.members]
     read, written = _streams(step, lengths)
@@ -129,24 +148,29 @@ def fetched_ahead(step: TileLoop, machine: Machine, typical: Sequence[int] = ())
         ahead[place[0]] += _of_later_tile(step, place, moving[-1], tiles)
     for place in written:
         alike = _walked_alike(step, place, typical)
-        member, own = max(alike, key=lambda found: (found[0] not in busy, lengths[found[0]], found[0]))
+        member, fetched = max(
+            alike, key=lambda candidate: (candidate[0] not in busy, lengths[candidate[0]], candidate[0])
+        )
         if member == place[0]:
             ahead[member] += _of_later_tile(step, place, moving[-1], 1)
         else:
-            ahead[member].append(Fetch(own, beside=len(beside[member])))
+            ahead[member].append(Fetch(fetched, beside=len(beside[member])))
             beside[member].append(place)
-    return [Fetched(tuple(own), tuple(places)) for own, places in zip(ahead, beside, strict=True)]
+    return [Fetched(tuple(fetched), tuple(places)) for fetched, places in zip(ahead, beside, strict=True)]
 
 
 def _of_later_tile(step: TileLoop, place: Place, axis: int, tiles: int) -> list[Fetch]:
-    """The part of the tile that is ``tiles`` further along an axis, if it is another one."""
+    """Return the prefetch of the tile that is ``tiles`` further along an axis, if it is at another address."""
     distance = step.strides(*place)[axis] * tiles
     return [Fetch(place[1], distance)] if distance else []
 
 
 def _streams(step: TileLoop, lengths: Sequence[int]) -> tuple[list[Place], list[Place]]:
-    """The operands by which tiles walk memory: of each buffer that is read first, in the longest member, and of each
-    that is written first, where that is."""
+    """Return the operands through which tiles stream memory, those that are read and those that are written.
+
+    A buffer that is read first is represented by the longest member that accesses it. A buffer that is written first is
+    represented by its first write.
+    """
     read: dict[Buffer, Place] = {}
     written: dict[Buffer, Place] = {}
     for position, member in enumerate(step.members):
@@ -162,8 +186,10 @@ def _streams(step: TileLoop, lengths: Sequence[int]) -> tuple[list[Place], list[
 
 
 def _tiles_ahead(step: TileLoop, read: Sequence[Place], machine: Machine, typical: Sequence[int]) -> int:
-    """How many tiles ahead to fetch what is read: two where these take no more than half of the first cache, since
-    memory takes longer than a tile of little work."""
+    """Return the prefetch distance in tiles: two if the tile's data fits half of the first-level cache, else one.
+
+    Memory takes longer than a tile of little work.
+    """
     part = 0
     for position, number in read:
         member = step.members[position]
@@ -173,20 +199,25 @@ def _tiles_ahead(step: TileLoop, read: Sequence[Place], machine: Machine, typica
 
 
 def _walked_alike(step: TileLoop, place: Place, typical: Sequence[int]) -> list[Place]:
-    """One operand of each member up to that of ``place`` that touches as many bytes, as far apart, as that operand."""
+    """Return one operand of each member up to that of ``place`` with the same access pattern.
+
+    Such an operand touches as many bytes, at the same distances, as the operand at ``place``.
+    """
     last, number = place
     wanted = _walk(step.members[last], number, typical)
-    found: dict[int, Place] = {last: place}
+    places: dict[int, Place] = {last: place}
     for position, member in enumerate(step.members[:last]):
-        for own, access in enumerate(member.accesses):
-            if member.walks(access) and _walk(member, own, typical) == wanted:
-                found.setdefault(position, (position, own))
-    return list(found.values())
+        for operand, access in enumerate(member.accesses):
+            if member.walks(access) and _walk(member, operand, typical) == wanted:
+                places.setdefault(position, (position, operand))
+    return list(places.values())
 
 
 def _walk(member: LoopNest, number: int, typical: Sequence[int]) -> list[tuple[int, int]]:
-    """How a member's operand touches memory, whatever the order of its loops: distances in bytes, and how many of each
-    there are."""
+    """Return the access pattern of a member's operand, independent of the order of loops.
+
+    It is a list of distances in bytes, each with a count.
+    """
     access = member.accesses[number]
     size = ELEMENT_BYTES[stored(access.buffer.element)]
     factors = access.flat(len(member.sizes)).factors

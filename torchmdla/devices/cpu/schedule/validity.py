@@ -1,4 +1,4 @@
-"""What must hold of a schedule for its kernel to be right, whoever has chosen it."""
+"""Conditions that a schedule must satisfy for its kernel to be correct, however it was chosen."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from torchmdla.devices.cpu.schedule.blocking import lies_alike
 
 
 def faults(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
-    """What does not hold of a schedule of ``nest``, in words behind its name, up to the first kind of it."""
+    """Yield the faults of a schedule of ``nest``, up to the first kind of fault.
+
+    Each text continues a sentence that begins with the schedule's name.
+    """
     for check in _CHECKS:
-        found = list(check(nest, schedule, machine))
-        yield from found
-        if found:
+        violations = list(check(nest, schedule, machine))
+        yield from violations
+        if violations:
             return
 
 
@@ -59,12 +62,12 @@ def _reduction(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[
 
 def _levels(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
     steps = {d: [level.step for level in schedule.levels if level.loop == d] for d in range(len(nest.sizes))}
-    for d, own in steps.items():
+    for d, loop_steps in steps.items():
         if nest.reduction[d]:
             continue
-        if own[-1:] != [schedule.tiles[d]]:
+        if loop_steps[-1:] != [schedule.tiles[d]]:
             yield f"has no last level of loop {d} that steps by its tile, {schedule.tiles[d]}"
-        if any(outer % inner for outer, inner in pairwise(own)):
+        if any(outer % inner for outer, inner in pairwise(loop_steps)):
             yield f"has levels of loop {d} whose steps do not divide one another"
     ranged = [level.loop for level in schedule.levels[: schedule.ranged]]
     if not 0 <= schedule.ranged <= len(schedule.levels) or len(set(ranged)) < len(ranged):
@@ -74,7 +77,7 @@ def _levels(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str
 
 
 def _blocks(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
-    """Blocks of a reduction, between which partial results are kept."""
+    """Yield the faults of blocks of a reduction, between which partial results are stored."""
     first = next((k for k, level in enumerate(schedule.levels) if nest.reduction[level.loop]), None)
     if first is None:
         return
@@ -113,7 +116,7 @@ def _repeats(loops: Sequence[int]) -> bool:
     return len(set(loops)) < len(loops)
 
 
-# In an order in which each relies on those before it.
+# The order matters: each check relies on those before it.
 _CHECKS: Sequence[Callable[[AnyNest, Schedule, Machine], Iterator[str]]] = (
     _numbers,
     _lanes,

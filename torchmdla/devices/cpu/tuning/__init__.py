@@ -1,8 +1,8 @@
-"""The tuner of the cpu device: measures algorithms for the contractions of a program, then schedules for its kernels,
-those that take most time first.
+"""Tuner of the CPU device: measures algorithms for a program's contractions, then schedules for its kernels.
 
-What it finds are records (:mod:`torchmdla.compiler.records`) whose decisions are algorithms, or schedules as JSON, as
-``schedule/plan.py`` writes and reads them. Runs in a process of its own: a kernel may crash, and so may a compiler.
+Kernels that take the most time are first. The results are records (:mod:`torchmdla.compiler.records`). Their decisions
+are algorithms, or schedules as JSON in the format of ``schedule/plan.py``. The tuner runs in a separate process, since
+a kernel or a compiler may crash.
 """
 
 from __future__ import annotations
@@ -41,27 +41,38 @@ from torchmdla.devices.cpu.work import work_of
 from torchmdla.devices.device import Tell
 from torchmdla.errors import CompileError
 
-# Of a program's time: what a kernel must take to be worth measuring. Seconds for one kernel: at least, and at most.
+# The least share of a program's time for which a kernel is measured. Then the least and the most seconds for one
+# kernel.
 _LEAST_SHARE = 0.004
 _LEAST_SECONDS, _MOST_SECONDS = 2.0, 20.0
 
-# What is left of the time for running the whole program: so many times what it takes to make its schedules, and the
-# part that is left for kernels at least. Rounds of it, and how much faster kernels must be in it.
+# Limits for running the whole program. The time for kernels is reduced by this many times the compile time, but at
+# least _LEAST_PART of it remains.
 _COMPILES, _LEAST_PART = 8.0, 0.6
 
-# The part of the time in which algorithms are measured, before schedules.
+# The part of the time in which algorithms are measured, before schedules. Then the rounds of the whole program, and the
+# relative time that tuned kernels must reach in it.
 _ALGORITHMS_PART = 0.4
 _ROUNDS = 8
 _BETTER = 0.99
 
-# Of weights, and constants: what is read from memory once a call.
+# Kinds of buffers for weights and constants, which are read from memory once in a call.
 _COLD = frozenset(("parameter", "packed", "global"))
 
 
 @dataclass
 class _Use:
-    """A kernel of a program: the step that runs it, whether weights are in the caches when it does, how often it runs
-    in a call, the seconds of that, and the numbers of the places in the entry."""
+    """Use of a kernel in a program.
+
+    Attributes:
+        kernel: the kernel.
+        step: the nest that runs it.
+        is_warm: whether weights are in the caches when it runs.
+        loops: the sizes of its loops, for humans.
+        count: how often it runs in a call.
+        seconds: the time of these runs.
+        places: the positions of these runs in the entry.
+    """
 
     kernel: ScheduledKernel
     step: LoopNest
@@ -78,7 +89,7 @@ class _Use:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A static program, its steps, and how they are computed."""
+    """Static program, its steps, and its plan."""
 
     program: Program
     steps: LoopProgram
@@ -103,7 +114,7 @@ def tune(
     skip: Sequence[str],
     tell: Tell,
 ) -> Iterator[TunedKernel]:
-    """As :meth:`torchmdla.devices.device.Device.tune`."""
+    """Yield tuned kernels, as :meth:`torchmdla.devices.device.Device.tune` specifies."""
     if program.symbols:
         raise CompileError("kernels for any sizes are left to the cost model")
     begin, compiled = time.monotonic(), _Planned.of(program)
@@ -129,7 +140,7 @@ def _tune_schedules(
     skip: Sequence[str],
     tell: Tell,
 ) -> Iterator[TunedKernel]:
-    """Those of a program whose contractions are computed by ``algorithms``."""
+    """Yield the tuned kernels of a program whose contractions use ``algorithms``."""
     program = planned.program
     uses = sorted(_uses(planned.steps, planned.plan, places), key=lambda use: -use.seconds)
     least = _LEAST_SHARE * sum(places)
@@ -151,33 +162,36 @@ def _each(
     skip: Sequence[str],
     tell: Tell,
 ) -> Iterator[tuple[_Use, TunedKernel]]:
-    """Kernels measured alone, each in its part of the time that is left."""
+    """Yield kernels that are measured alone, each in its share of the remaining time."""
     rest = sum(use.seconds for use in uses)
     for use in uses:
-        own, left = use.described(), until - time.monotonic()
+        description, left = use.described(), until - time.monotonic()
         share = left * use.seconds / rest if rest else 0.0
         rest -= use.seconds
-        if own.kernel in skip:
-            yield use, replace(own, reason="measuring it has ended the process")
-        elif own.kernel in known and known[own.kernel].finished:
-            yield use, replace(own, record=known[own.kernel])
+        if description.kernel in skip:
+            yield use, replace(description, reason="measuring it has ended the process")
+        elif description.kernel in known and known[description.kernel].finished:
+            yield use, replace(description, record=known[description.kernel])
         elif use.seconds < least:
-            yield use, replace(own, reason="takes too little time")
+            yield use, replace(description, reason="takes too little time")
         elif left <= 0:
-            yield use, replace(own, record=known.get(own.kernel), reason="the time was over")
+            yield use, replace(description, record=known.get(description.kernel), reason="the time was over")
         else:
             end = time.monotonic() + min(left, max(_LEAST_SECONDS, min(_MOST_SECONDS, share)))
-            yield use, _measured(use, program, end, known.get(own.kernel), tell)
+            yield use, _measured(use, program, end, known.get(description.kernel), tell)
 
 
 def _among_others(
-    program: Program, algorithms: Sequence[Record], found: Sequence[tuple[_Use, TunedKernel]]
+    program: Program, algorithms: Sequence[Record], tuned_uses: Sequence[tuple[_Use, TunedKernel]]
 ) -> Iterator[TunedKernel]:
-    """The kernels that have decisions of their own, without those that are no faster in the whole program."""
-    made = [tuned.record for _, tuned in found if tuned.record is not None]
-    programs = [Running(program), Running(with_records(program, [*algorithms, *made]))]
+    """Yield the kernels with measured decisions, after a run of the whole program.
+
+    Decisions that are not faster in the whole program are dropped.
+    """
+    measured_records = [tuned.record for _, tuned in tuned_uses if tuned.record is not None]
+    programs = [Running(program), Running(with_records(program, [*algorithms, *measured_records]))]
     before, after = in_turn(programs, _ROUNDS)
-    for use, tuned in found:
+    for use, tuned in tuned_uses:
         assert tuned.record is not None
         slower, faster = (sum(seconds[place] for place in use.places) for seconds in (before, after))
         if faster > _BETTER * slower:
@@ -187,27 +201,32 @@ def _among_others(
 
 
 def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]:
-    """The kernels of a static program; ``places`` are the seconds of what its entry calls, in order."""
+    """Return the kernels of a static program.
+
+    ``places`` are the times in seconds of the steps that its entry runs, in order.
+    """
     called = [s for s in flattened(steps.steps) if isinstance(s, LoopNest | TileLoop | OutlinedRegion)]
     if len(called) != len(places):
         raise CompileError("the times are those of another program")
-    found: dict[int, _Use] = {}
+    uses: dict[int, _Use] = {}
     for place, (step, seconds) in enumerate(zip(called, places, strict=True)):
-        # Between tiles of a chain its weights stay where they are.
+        # Weights of a tile loop stay in the caches from tile to tile.
         is_warm = isinstance(step, TileLoop)
-        for kernel, nest, count, own in _parts(step, plan, seconds):
-            use = found.setdefault(id(kernel), _Use(kernel, nest, is_warm, work_of(nest).loops))
+        for kernel, nest, count, share in _parts(step, plan, seconds):
+            use = uses.setdefault(id(kernel), _Use(kernel, nest, is_warm, work_of(nest).loops))
             use.count += count
-            use.seconds += own
+            use.seconds += share
             use.places.append(place)
-    return list(found.values())
+    return list(uses.values())
 
 
 def _parts(
     step: LoopNest | TileLoop | OutlinedRegion, plan: Plan, seconds: float
 ) -> Iterator[tuple[ScheduledKernel, LoopNest, int, float]]:
-    """What a step runs: kernels, the nests that they are of, how often, and seconds of a call. Those of a loop that
-    runs nests tile by tile are its members over full tiles, by what each does."""
+    """Yield the kernels that a step runs, with their nest, their number of runs, and their seconds of a call.
+
+    The kernels of a tile loop are those of its members over full tiles. The time is divided by the work of each member.
+    """
     if isinstance(step, LoopNest):
         yield plan.kernel(step), step, 1, seconds
     elif isinstance(step, TileLoop):
@@ -227,24 +246,32 @@ def _weight(member: LoopNest) -> float:
 
 
 def _measured(use: _Use, program: Program, until: float, known: Record | None, tell: Tell) -> TunedKernel:
-    own, nest, chosen = use.described(), static(use.kernel.nest, ()), use.kernel.schedule
+    description, nest, chosen = use.described(), static(use.kernel.nest, ()), use.kernel.schedule
     places = use.step.places[: len(nest.operands)]
-    tell(own, 0, 1.0)
+    tell(description, 0, 1.0)
     try:
         cold = [k for k, (buffer, _) in enumerate(places) if buffer.kind in _COLD and not use.is_warm]
         bench = Bench(nest, cold, chosen.ahead)
-        search = Search(nest, chosen, program, bench, until, lambda tried, gain: tell(own, tried, gain))
-        found = search.run(_recorded(nest, chosen, known, Machine.of(program.target, program.options)))
+        search = Search(nest, chosen, program, bench, until, lambda tried, gain: tell(description, tried, gain))
+        result = search.run(_recorded(nest, chosen, known, Machine.of(program.target, program.options)))
     except (Unmeasurable, CompileError) as error:
-        return replace(own, reason=str(error).partition("\n")[0])
-    decisions = "" if found.best == chosen else json.dumps(to_raw(found.best))
-    tried = max(found.tried, known.tried if known else 0)
-    record = Record(own.kernel, own.loops, decisions, found.chosen_seconds, found.best_seconds, tried, found.finished)
-    return replace(own, record=record)
+        return replace(description, reason=str(error).partition("\n")[0])
+    decisions = "" if result.best == chosen else json.dumps(to_raw(result.best))
+    tried = max(result.tried, known.tried if known else 0)
+    record = Record(
+        description.kernel,
+        description.loops,
+        decisions,
+        result.chosen_seconds,
+        result.best_seconds,
+        tried,
+        result.finished,
+    )
+    return replace(description, record=record)
 
 
 def _recorded(nest: AnyNest, chosen: Schedule, known: Record | None, machine: Machine) -> list[Schedule]:
-    """The schedule that an unfinished record has."""
+    """Return the schedule in an unfinished record, or an empty list."""
     if known is None or not known.decisions:
         return []
     try:

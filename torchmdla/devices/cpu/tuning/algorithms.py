@@ -1,8 +1,9 @@
-"""Algorithms of contractions, measured in the whole program: which layer is faster by which one depends on what the
-layers around it leave in the caches, and on the threads.
+"""Algorithms of contractions, measured in the whole program.
 
-The program is compiled once by each algorithm, taken wherever it applies, and runs in turn with the program by the cost
-model's choices. So all contractions are measured at once. Then the program that has the best one of each must win.
+The fastest algorithm of a layer depends on the data that surrounding layers leave in the caches, and on the threads.
+The program is compiled once with each algorithm, which is used wherever it applies. It runs alternately with the
+program that the cost model chooses. So all contractions are measured at once. Finally, the program with the best
+algorithm for each contraction must be the fastest.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from torchmdla.devices.cpu.tuning.whole import Running, in_turn, with_records
 from torchmdla.devices.device import Tell
 from torchmdla.errors import CompileError
 
-# Which choose, and are none themselves.
+# These are not algorithms themselves: they choose one.
 _CHOOSING = ("fast", "winograd")
 
-# Rounds of two programs in turn, and how much faster one must be, alone among layers and then with all that won.
+# The rounds of two programs in turn. Then the relative time that an algorithm must reach, alone and in the program with
+# all decisions.
 _ROUNDS = 6
 _BETTER = 0.97
 
-# What compiling and running a program by another algorithm takes, in parts of compiling it by the cost model's.
+# The time to compile and run a program with another algorithm, relative to compiling it with the cost model's choices.
 _SLOWER = 2.0
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """Seconds of a contraction by the cost model's choice, and by an ``algorithm``, in turn."""
+    """Seconds of a contraction by the cost model's choice and by another ``algorithm``, measured alternately."""
 
     algorithm: str
     chosen_seconds: float
@@ -55,40 +57,44 @@ def tune_algorithms(
     skip: Sequence[str],
     tell: Tell,
 ) -> Generator[TunedKernel, None, list[Record]]:
-    """Measures algorithms for the contractions of a static program without records, whose steps are ``steps``.
+    """Yield the records of the contractions of a static program, after measuring their algorithms.
 
-    Args:
-        compiling: seconds that it takes to compile the program, about.
-        until: by :func:`time.monotonic`.
-        known, skip, tell: as for :meth:`torchmdla.devices.device.Device.tune`.
+    ``program`` does not have records, and ``steps`` is its loop program. ``compiling`` is the approximate time to
+    compile it, in seconds. ``until`` is the end of the time, by :func:`time.monotonic`. The other arguments are those
+    of :meth:`torchmdla.devices.device.Device.tune`.
 
     Returns:
-        the records of those that another algorithm than the cost model's is the fastest for.
+        the records of the contractions for which the cost model's algorithm is not the fastest.
     """
-    own = steps.contractions
-    if Machine.of(program.target).algorithms != "fast" or not own:
+    contractions = steps.contractions
+    if Machine.of(program.target).algorithms != "fast" or not contractions:
         return []
-    made = {name: known[name] for name in own if name in known}
-    is_finished = len(made) == len(own) and all(record.finished for record in made.values())
+    records = {name: known[name] for name in contractions if name in known}
+    is_finished = len(records) == len(contractions) and all(record.finished for record in records.values())
     if not is_finished and time.monotonic() + 2 * compiling < until:
-        made = _measured(program, own, compiling, until, skip, tell)
-    for record in made.values():
+        records = _measured(program, contractions, compiling, until, skip, tell)
+    for record in records.values():
         yield TunedKernel(
-            record.kernel, record.loops, own[record.kernel].count, record.chosen_seconds, record, is_algorithm=True
+            record.kernel,
+            record.loops,
+            contractions[record.kernel].count,
+            record.chosen_seconds,
+            record,
+            is_algorithm=True,
         )
-    return [record for record in made.values() if record.decisions]
+    return [record for record in records.values() if record.decisions]
 
 
 def _measured(
     program: Program,
-    own: Mapping[str, Contraction],
+    contractions: Mapping[str, Contraction],
     compiling: float,
     until: float,
     skip: Sequence[str],
     tell: Tell,
 ) -> dict[str, Record]:
-    """What is known of contractions after each algorithm has been tried, as far as there is time."""
-    base, found, is_finished = Running(program), {name: list[_Trial]() for name in own}, True
+    """Return the records of contractions after each algorithm was tried, as far as time permits."""
+    base, trials_of, is_finished = Running(program), {name: list[_Trial]() for name in contractions}, True
     for algorithm in (a for a in get_args(Algorithms) if a not in _CHOOSING):
         variant = TunedKernel(f"{program.key} {algorithm}", f"{algorithm} wherever it applies", 1, 0.0)
         begin = time.monotonic()
@@ -96,18 +102,22 @@ def _measured(
             is_finished = False
             continue
         tell(variant, 0, 1.0)
-        for name, trial in _by(algorithm, program, base, own):
-            found[name].append(trial)
+        for name, trial in _by(algorithm, program, base, contractions):
+            trials_of[name].append(trial)
         compiling = max(compiling, (time.monotonic() - begin) / _SLOWER)
-    made = {name: _record(name, own[name], trials, is_finished) for name, trials in found.items() if trials}
-    return _together(program, base, own, made)
+    records = {
+        name: _record(name, contractions[name], trials, is_finished) for name, trials in trials_of.items() if trials
+    }
+    return _together(program, base, contractions, records)
 
 
 def _by(
     algorithm: Algorithms, program: Program, base: Running, contractions: Mapping[str, Contraction]
 ) -> Iterator[tuple[str, _Trial]]:
-    """The contractions that an algorithm computes otherwise than the cost model chooses, and as exactly, with their
-    times."""
+    """Yield the contractions that ``algorithm`` computes differently from the cost model's choice, with their times.
+
+    Algorithms that are less exact are left out.
+    """
     features = f"{program.target.features},{ALGORITHMS}{algorithm}"
     forced = replace(program, target=replace(program.target, features=features))
     with new_context(), ir.Location.unknown():
@@ -122,19 +132,19 @@ def _by(
         return
     before, after = in_turn([base, running], _ROUNDS)
     for name, contraction in differing.items():
-        pair = [_seconds(contraction, one, own) for one, own in ((base, before), (running, after))]
+        pair = [_seconds(contraction, timed, seconds) for timed, seconds in ((base, before), (running, after))]
         yield name, _Trial(others[name].algorithm, *pair)
 
 
 def _seconds(contraction: Contraction, running: Running, seconds: Sequence[float]) -> float:
-    """What the kernels take that compute the contraction's nodes."""
+    """Return the seconds of the kernels that compute the contraction's nodes."""
     pairs = zip(running.kernels, seconds, strict=True)
-    return sum(own for kernel, own in pairs if contraction.nodes.intersection(kernel.nodes))
+    return sum(kernel_seconds for kernel, kernel_seconds in pairs if contraction.nodes.intersection(kernel.nodes))
 
 
 def _record(name: str, contraction: Contraction, trials: Sequence[_Trial], is_finished: bool) -> Record:
-    """What is known of a contraction, with the fastest algorithm where that is not the cost model's."""
-    best = min(trials, key=lambda one: one.seconds / one.chosen_seconds)
+    """Return the record of a contraction, with the fastest algorithm if the cost model chose another one."""
+    best = min(trials, key=lambda trial: trial.seconds / trial.chosen_seconds)
     loops = f"{contraction.loops} {contraction.algorithm}"
     record = Record(name, loops, "", best.chosen_seconds, best.chosen_seconds, len(trials) + 1, is_finished)
     if best.seconds >= _BETTER * best.chosen_seconds:
@@ -144,23 +154,29 @@ def _record(name: str, contraction: Contraction, trials: Sequence[_Trial], is_fi
 
 
 def _together(
-    program: Program, base: Running, contractions: Mapping[str, Contraction], made: Mapping[str, Record]
+    program: Program, base: Running, contractions: Mapping[str, Contraction], records: Mapping[str, Record]
 ) -> dict[str, Record]:
-    """The contractions, without decisions that are no faster in the program that has those of all."""
-    won = [record for record in made.values() if record.decisions]
+    """Return the records after running the program with all decisions.
+
+    Decisions that are not faster in that program are dropped.
+    """
+    won = [record for record in records.values() if record.decisions]
     gains: dict[str, float] = {}
     if won:
         running = Running(with_records(program, won))
         before, after = in_turn([base, running], _ROUNDS)
         if sum(after) < sum(before):
             for record in won:
-                own = contractions[record.kernel]
-                gains[record.kernel] = _seconds(own, base, before) / _seconds(own, running, after)
-    return {name: _confirmed(record, gains.get(name, 0.0)) for name, record in made.items()}
+                contraction = contractions[record.kernel]
+                gains[record.kernel] = _seconds(contraction, base, before) / _seconds(contraction, running, after)
+    return {name: _confirmed(record, gains.get(name, 0.0)) for name, record in records.items()}
 
 
 def _confirmed(record: Record, gain: float) -> Record:
-    """A record with its ``gain`` among others that won; without decisions where that is too little."""
+    """Return a record with its ``gain`` in the program with all decisions.
+
+    If the gain is too small, the decisions are dropped.
+    """
     if not record.decisions or gain * _BETTER >= 1:
         return replace(record, gain_among_others=gain)
     return record.without_decisions

@@ -1,8 +1,9 @@
-"""What :class:`~torchmdla.devices.cpu.machine.Machine` has of one machine and not of all of its kind, measured.
+"""Calibration: measured constants of :class:`~torchmdla.devices.cpu.machine.Machine` that differ between machines.
 
-Kernels are those that programs have, on one thread: a product of matrices that the first caches hold, by whole vectors
-and by halves of them, and a product of one vector with weights that no second cache holds. A cycle is one in which two
-operations begin on what the processor computes at once, as costs count it; no clock is asked.
+The kernels are typical for programs, and run on one thread. One is a matrix product in the first-level cache, with full
+vectors and with half vectors. The other is the product of one vector with weights that exceed the second-level cache. A
+cycle, as in the cost model, is the time in which two operations begin on the vectors that the processor computes at
+once. Clock frequencies are not used.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from torchmdla.devices.cpu.schedule.blocking import Level
 from torchmdla.devices.cpu.schedule.register_tile import choose_tile
 from torchmdla.devices.cpu.tuning.measuring import Bench, Kernel
 
-# Rounds through what is compared, of which the least counts.
+# The rounds in which alternatives are timed. The least time counts.
 _ROUNDS = 20
 
-# Of halves that take the time of whole vectors, and of those that take half of it, the middle.
+# The threshold for the time of full vectors relative to half vectors. It is between 0.5 (full vectors are faster) and 1
+# (equal).
 _SPLITS = 0.75
 
-# Rows, columns and terms of a product that takes some ten microseconds.
+# The rows, columns and terms of a product that takes about ten microseconds.
 _ROWS, _COLUMNS, _TERMS = 768, 64, 64
 
-# Weights of one vector's product: columns that lie next to each other, blocks of them, terms.
+# The weights of one vector's product: contiguous columns, blocks of these, and terms.
 _PANEL, _PANELS, _PANEL_TERMS = 64, 16, 1024
 
 _Numbers = tuple[int, ...]
@@ -45,14 +47,14 @@ _MEANINGS: Mapping[str, str] = {
 
 
 def measurements(target: Target) -> Mapping[str, Callable[[], Constant]]:
-    """What measures each constant, by name."""
+    """Return the function that measures each constant, by name."""
     machine = Machine.of(target)
     kernels = _Kernels(machine, Program("", (), (), target))
-    found: dict[str, Callable[[], Number]] = {"splits": kernels.splits, "memory_bytes": kernels.memory_bytes}
+    measures: dict[str, Callable[[], Number]] = {"splits": kernels.splits, "memory_bytes": kernels.memory_bytes}
     if (cache := second_cache()) is not None:
         size, ways = cache
-        found |= {"second_level": lambda: size, "ways": lambda: ways}
-    return {name: partial(_constant, name, machine, measure) for name, measure in found.items()}
+        measures |= {"second_level": lambda: size, "ways": lambda: ways}
+    return {name: partial(_constant, name, machine, measure) for name, measure in measures.items()}
 
 
 def _constant(name: str, machine: Machine, measure: Callable[[], Number]) -> Constant:
@@ -60,7 +62,10 @@ def _constant(name: str, machine: Machine, measure: Callable[[], Number]) -> Con
 
 
 class _Kernels:
-    """Constants that kernels for ``program``'s target show, which is what ``machine`` is assumed to be."""
+    """Measurements by kernels for ``program``'s target.
+
+    ``machine`` is the model of that target before the measurements.
+    """
 
     def __init__(self, machine: Machine, program: Program) -> None:
         self._machine, self._program = machine, program
@@ -71,31 +76,34 @@ class _Kernels:
         return whole > _SPLITS * halves
 
     def memory_bytes(self) -> float:
-        """Rounded: what is measured again is the same, and so are the programs that it is part of."""
+        """Return the bytes per cycle from memory.
+
+        They are rounded, so that another measurement has the same result and programs stay the same.
+        """
         nest = _product((_PANELS, _PANEL, _PANEL_TERMS), (0, 0, 1), (_PANEL * _PANEL_TERMS, 1, _PANEL), (_PANEL, 1, 0))
         (seconds,) = self._times(nest, [choose(nest, self._machine)], cold=[1])
         return float(max(1, round(4 * math.prod(nest.sizes) / seconds * self._cycle)))
 
     @property
     def _cycle(self) -> float:
-        """Seconds."""
+        """Return the seconds of a cycle."""
         lanes = self._lanes // 2 if self.splits() else self._lanes
         return 2 * lanes * min(self._products) / (_ROWS * _COLUMNS * _TERMS)
 
     @cached_property
     def _products(self) -> Sequence[float]:
-        """Seconds of a product by whole vectors, and by halves of them."""
+        """Return the seconds of a product with full vectors, and with half vectors."""
         nest = _product((_ROWS, _COLUMNS, _TERMS), (_TERMS, 0, 1), (0, 1, _COLUMNS), (_COLUMNS, 1, 0))
         return self._times(nest, [self._across(nest, lanes) for lanes in (self._lanes, self._lanes // 2)])
 
     def _across(self, nest: KernelSpec, lanes: int) -> Schedule:
-        """The best schedule with columns across so many lanes."""
+        """Return the best schedule with columns across ``lanes`` lanes."""
         tiles, cycles = choose_tile(nest, self._machine, 1, lanes)
         levels = tuple(Level(loop, tiles[loop]) for loop in parallel_order(nest, 1, self._machine))
         return completed(Around(nest, self._machine), 1, lanes, tiles, levels, cycles)
 
     def _times(self, nest: KernelSpec, schedules: Sequence[Schedule], cold: Sequence[int] = ()) -> list[float]:
-        """Seconds of a call by each schedule, timed in turn."""
+        """Return the seconds of a call with each schedule, timed in turn."""
         bench = Bench(nest, cold)
         kernels = [Kernel(nest, schedule, self._program) for schedule in schedules]
         calls = bench.calls_in(kernels[0])
@@ -103,15 +111,15 @@ class _Kernels:
         return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def _product(sizes: _Numbers, left: _Numbers, right: _Numbers, made: _Numbers) -> KernelSpec:
-    """Sums of products over the last of three loops; factors and result by their strides."""
+def _product(sizes: _Numbers, left: _Numbers, right: _Numbers, result: _Numbers) -> KernelSpec:
+    """Return a nest that sums products over the last of three loops. Factors and result are given by their strides."""
     kind = "f32"
     factors = operation("arith.mulf", [numbered("operand", kind, k) for k in range(2)], kind)
     return KernelSpec(
         sizes=sizes,
         reduction=(False, False, True),
         inputs=(Operand(kind, left), Operand(kind, right)),
-        outputs=(Operand(kind, made),),
+        outputs=(Operand(kind, result),),
         values=(operation("arith.addf", [factors, accumulator(0, kind)], kind),),
         initial=constant(0.0, kind),
     )

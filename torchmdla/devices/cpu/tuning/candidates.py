@@ -1,5 +1,8 @@
-"""Schedules to try for a nest: neighbours of one, in stages that each change one kind of decision, best first by the
-cost model. What a stage yields may be invalid; :func:`torchmdla.devices.cpu.schedule.validity.faults` says so."""
+"""Candidate schedules of a nest: neighbours of a given schedule.
+
+Each stage changes one kind of decision, best first by the cost model. Candidates may be invalid;
+:func:`torchmdla.devices.cpu.schedule.validity.faults` detects that.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ from torchmdla.devices.cpu.schedule.register_tile import reduction_order, tiles_
 
 Stage = Callable[[KernelSpec, Machine, Schedule], Iterator[Schedule]]
 
-# Tiles are measured under the best order of loops alone; one more is worth it where that has blocks of a reduction.
+# The number of orders of loops for each tile. Tiles are usually measured with the best order only. A second one is
+# useful if the best has blocks of a reduction.
 _ORDERS_OF_A_TILE = 2
 
-# How often loops that reduce are unrolled, and vectors and rows of an elementwise tile.
+# The unroll factors of loops that reduce, and the vectors and rows of an elementwise tile.
 _UNROLLS = (1, 2, 4, 8, 16)
 _VECTORS = (1, 2, 4, 8)
 _ROWS = (1, 2, 4, 8, 16)
@@ -34,7 +38,7 @@ Tile = tuple[int, ...]
 
 
 def vectors(nest: KernelSpec, machine: Machine, best: Schedule) -> Iterator[Schedule]:
-    """Other loops across the lanes, and half of the lanes, each with its best tile."""
+    """Yield schedules with other vector loops, and with half of the lanes, each with its best tile."""
     for loop, lanes in vectors_by_cost(nest, machine):
         for taken in (lanes, lanes // 2):
             if taken > 1 and (loop, taken) != (best.vector, best.lanes):
@@ -42,22 +46,22 @@ def vectors(nest: KernelSpec, machine: Machine, best: Schedule) -> Iterator[Sche
 
 
 def tiles(nest: KernelSpec, machine: Machine, best: Schedule) -> Iterator[Schedule]:
-    """Other tiles of the same vector loop."""
+    """Yield schedules with other tiles and the same vector loop."""
     ranked = ranked_tiles(nest, machine, best.vector, best.lanes)
     yield from _with_tiles(nest, machine, best, best.vector, best.lanes, ranked)
 
 
 def orders(nest: KernelSpec, machine: Machine, best: Schedule) -> Iterator[Schedule]:
-    """Other orders and blocks around the same tile."""
+    """Yield schedules with other orders and blocks around the same tile."""
     known = dict(ranked_tiles(nest, machine, best.vector, best.lanes))
     cycles = known.get(best.tiles, min(known.values(), default=0.0))
     for levels in _levels(nest, machine, best.vector, best.tiles):
-        made = _made(nest, machine, best, best.vector, best.lanes, best.tiles, levels, cycles)
-        yield replace(made, unroll=best.unroll)
+        schedule = _made(nest, machine, best, best.vector, best.lanes, best.tiles, levels, cycles)
+        yield replace(schedule, unroll=best.unroll)
 
 
 def unrolling(nest: KernelSpec, machine: Machine, best: Schedule) -> Iterator[Schedule]:
-    """Other unrolling of each loop that reduces, and other orders of these loops."""
+    """Yield schedules with other unroll factors of loops that reduce, and with other orders of these loops."""
     for loop in reversed(best.reduction):
         steps = -(-nest.sizes[loop] // best.tiles[loop])
         for times in dict.fromkeys((*_UNROLLS, *([steps] if steps <= max(_UNROLLS) else []))):
@@ -70,22 +74,22 @@ def unrolling(nest: KernelSpec, machine: Machine, best: Schedule) -> Iterator[Sc
 
 
 def prefetching(nest: KernelSpec, machine: Machine, best: Schedule) -> Iterator[Schedule]:
-    """Without what is fetched ahead, or with it."""
+    """Yield the schedule without its prefetch, or with one if it does not have any."""
     if best.prefetch is not None:
         yield replace(best, prefetch=None)
         return
     cycles = ranked_tiles(nest, machine, best.vector, best.lanes)[0][1]
-    made = _made(nest, machine, best, best.vector, best.lanes, best.tiles, best.levels, cycles)
-    yield replace(best, prefetch=made.prefetch)
+    schedule = _made(nest, machine, best, best.vector, best.lanes, best.tiles, best.levels, cycles)
+    yield replace(best, prefetch=schedule.prefetch)
 
 
-# In the order in which they are tried.
+# The stages, in the order in which they are tried.
 STAGES: Sequence[Stage] = (vectors, tiles, orders, unrolling, prefetching)
 
 
 @lru_cache(maxsize=256)
 def ranked_tiles(nest: KernelSpec, machine: Machine, vector: int, lanes: int) -> Sequence[tuple[Tile, float]]:
-    """Tiles, and cycles of the whole nest with each, best first."""
+    """Return tiles, and the cycles of the whole nest with each, best first."""
     if vector < 0:
         return [((1,) * len(nest.sizes), elementwise_cycles(nest, machine, vector, lanes))]
     if any(nest.reduction):
@@ -95,7 +99,7 @@ def ranked_tiles(nest: KernelSpec, machine: Machine, vector: int, lanes: int) ->
 
 
 def _elementwise_tiles(nest: KernelSpec, vector: int, lanes: int) -> Iterator[Tile]:
-    """Some vectors, and where another loop walks an operand's memory, rows of them."""
+    """Yield tiles of some vectors, and of rows if another loop is contiguous in an operand."""
     others = [d for d in range(len(nest.sizes)) if d != vector and any(o.strides[d] in (0, 1) for o in nest.operands)]
     for count in _VECTORS:
         if (count - 1) * lanes >= nest.sizes[vector]:

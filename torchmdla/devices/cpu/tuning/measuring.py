@@ -1,8 +1,8 @@
-"""One kernel alone: compiled, linked into this process, and timed on operands of its own.
+"""Measurement of one kernel alone: compiled, linked into this process, and timed on its own operands.
 
-What a model reads once a call (weights) is not in the caches when a kernel begins, what it has just computed is. So a
-bench has as many copies of the former as fill the caches, and takes them in turn. It runs on one thread, whose own time
-is taken: how a kernel's range is shared among threads is seen in a whole program (``whole.py``).
+Data that a model reads once in a call (weights) is not in the caches when a kernel begins. Data that was just computed
+is. So a bench has enough copies of the former to fill the caches, and uses them in turn. It runs on one thread and
+measures that thread's time. Sharing a kernel's range among threads is measured in a whole program (``whole.py``).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from torchmdla.devices.cpu.loader import address_of
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, count, ranges
 
-# Bytes of copies that push each other out of the caches, and the most copies.
+# The bytes of copies that evict each other from the caches, and the most copies.
 _COLD_BYTES = 48 << 20
 _MOST_COPIES = 128
 
-# Around each buffer, for what kernels fetch ahead.
+# The alignment of each buffer, and the bytes around it that kernels may prefetch.
 _ALIGNMENT = 64
 _GUARD = 4096
 
-# Seconds that one timing of a kernel takes at least.
+# The least seconds of one timing of a kernel.
 SPAN = 0.002
 
 _DTYPES: Mapping[str, type] = {"f32": np.float32, "f64": np.float64, "i8": np.int8, "i32": np.int32, "i64": np.int64}
@@ -47,12 +47,18 @@ _serial = itertools.count()
 
 
 class Unmeasurable(Exception):
-    """A nest cannot be run on made-up operands; says why."""
+    """Nest that cannot run on generated operands. The message is the reason."""
 
 
 class Kernel:
-    """A nest's code by one schedule, in this process: ``text`` in the LLVM dialect, ``object`` as LLVM has it, and a
-    ``function`` of the operands' pointers and of the range of its iterations.
+    """Kernel of a nest and a schedule, loaded into this process.
+
+    Attributes:
+        nest: the nest.
+        schedule: the schedule.
+        text: the code in the LLVM dialect.
+        object: the object code.
+        function: the kernel, a function of the operands' pointers and of the range of its iterations.
 
     Raises:
         CompileError: the code is not valid.
@@ -76,16 +82,17 @@ class Kernel:
         self.function = _KERNEL(self._library[_SYMBOL])
 
     def iterations(self, values: Sequence[int] = ()) -> int:
-        """Those of its range where the symbols have ``values``."""
+        """Return the iterations of its range, where the symbols have ``values``."""
         return count(ranges(self.nest, self.schedule), values)
 
 
 class Bench:
-    """The operands of a nest, and what calls and times kernels of it. ``cold``: the numbers of the operands that come
-    from memory; ``ahead``: what the kernels fetch for others.
+    """Operands of a nest, and the calls and timings of its kernels.
+
+    ``cold`` are the numbers of the operands that come from memory. ``ahead`` are the prefetches for other kernels.
 
     Raises:
-        Unmeasurable: the nest looks up or checks something, or has elements of another kind.
+        Unmeasurable: the nest has tables or checks, or elements of an unsupported type.
     """
 
     def __init__(self, nest: KernelSpec, cold: Collection[int], ahead: Ahead = ()) -> None:
@@ -102,20 +109,20 @@ class Bench:
             [_Buffer(nest, k, self._generator) for _ in range(copies if k in cold else 1)] for k in nest.pointed
         ]
         self._scalars: list[np.ndarray] = [np.ones(1, _DTYPES[stored(kind)]) for kind in nest.all_scalars]
-        # What is fetched beside operands is some memory: that of the first result.
+        # The buffers beside the operands that the kernel prefetches are represented by the first result.
         pointers = max((fetch.beside + 1 for fetch in ahead if fetch.beside is not None), default=0)
         beside = [self._buffers[self._written[0]][0].address] * pointers
-        others = [*(one.ctypes.data for one in self._scalars), *beside]
+        others = [*(array.ctypes.data for array in self._scalars), *beside]
         self._pointers = [
             (ctypes.c_void_p * (len(self._buffers) + len(others)))(
-                *(own[k % len(own)].address for own in self._buffers), *others
+                *(buffers[k % len(buffers)].address for buffers in self._buffers), *others
             )
             for k in range(copies)
         ]
         self._next = 0
 
     def results(self, kernel: Kernel) -> list[np.ndarray]:
-        """What a kernel writes, from outputs of zeros on."""
+        """Return the results of a kernel whose outputs start at zero."""
         outputs = [self._buffers[k][0] for k in self._written]
         for output in outputs:
             output.array[:] = 0
@@ -123,9 +130,9 @@ class Bench:
         return [output.array.copy() for output in outputs]
 
     def seconds(self, kernel: Kernel, calls: int) -> float:
-        """Of one call, the mean of ``calls``."""
+        """Return the seconds of one call, the mean of ``calls``."""
         iterations = kernel.iterations()
-        # The thread's own time, which other processes cost little.
+        # The thread's time, which other processes affect little.
         begin = time.thread_time()
         for _ in range(calls):
             kernel.function(self._pointers[self._next], 0, iterations)
@@ -133,23 +140,26 @@ class Bench:
         return (time.thread_time() - begin) / calls
 
     def calls_in(self, kernel: Kernel, span: float = SPAN) -> int:
-        """Calls that fill ``span`` seconds."""
+        """Return the number of calls that fill ``span`` seconds."""
         self.seconds(kernel, 1)
         return max(1, math.ceil(span / max(self.seconds(kernel, 1), 1e-7)))
 
 
 def differ(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
-    """Whether results differ by more than sums in another order do."""
+    """Return whether results differ by more than the reordering of sums explains."""
     return not all(
-        np.allclose(made, wanted, rtol=1e-3, atol=1e-4 * float(np.max(np.abs(wanted), initial=0)), equal_nan=True)
-        if made.dtype.kind == "f"
-        else np.array_equal(made, wanted)
-        for made, wanted in zip(results, expected, strict=True)
+        np.allclose(result, wanted, rtol=1e-3, atol=1e-4 * float(np.max(np.abs(wanted), initial=0)), equal_nan=True)
+        if result.dtype.kind == "f"
+        else np.array_equal(result, wanted)
+        for result, wanted in zip(results, expected, strict=True)
     )
 
 
 class _Buffer:
-    """Random elements behind the pointer to operand ``number`` of a nest: normal ones, and integers that are 0 or 1."""
+    """Random elements for the pointer to operand ``number`` of a nest.
+
+    Floats are normally distributed. Integers are 0 or 1.
+    """
 
     def __init__(self, nest: KernelSpec, number: int, generator: np.random.Generator) -> None:
         dtype = np.dtype(_DTYPES[stored(nest.operands[number].element)])
@@ -166,7 +176,7 @@ class _Buffer:
 
 
 def _span(nest: KernelSpec, number: int) -> tuple[int, int]:
-    """Return how many elements are before the one that the pointer to an operand points to, and how many in all."""
+    """Return the number of elements before the one that an operand's pointer points to, and of all elements."""
     ends = [(size - 1) * stride for size, stride in zip(nest.sizes, nest.operands[number].strides, strict=True)]
     offsets = [0, *(operand.offset for operand in nest.operands if operand.base == number)]
     before = -sum(end for end in ends if end < 0) - min(offsets)

@@ -1,7 +1,7 @@
-"""The fastest schedule of a nest that can be found in some time: from the cost model's choice on, stage by stage.
+"""Search for the fastest schedule of a nest in a limited time, stage by stage, from the cost model's choice on.
 
-Timings are noisy, and a machine has slow phases. So whatever is compared is timed in turn, round by round, the least
-round counts, and a schedule is taken to be faster than the cost model's only if it wins twice by more than noise.
+Timings are noisy, and a machine has slow phases. So alternatives are timed in turn, in several rounds, and the least
+time counts. A schedule replaces the cost model's only if it is faster twice, by more than noise.
 """
 
 from __future__ import annotations
@@ -21,26 +21,34 @@ from torchmdla.devices.cpu.tuning.candidates import STAGES
 from torchmdla.devices.cpu.tuning.measuring import Bench, Kernel, differ
 from torchmdla.errors import CompileError
 
-# A schedule must be faster by this much to be taken: while searching, and in the end.
+# The relative time that a schedule must reach to replace another: during the search, and at the end.
 _BETTER = 0.985
 NOISE = 0.97
 
-# Candidates of a stage; times through all stages; rounds of a first look, and of one that decides; how much slower than
-# the best after the first round is out.
+# The candidates of a stage; the passes through all stages; the rounds of a first comparison, and of the final one. A
+# kernel that is slower than the best by _OUT after the first round is left out.
 _WIDTH = 8
 _PASSES = 2
 _ROUNDS = 4
 _DECIDING_ROUNDS = 12
 _OUT = 1.2
 
-# Blocks of its range that a nest keeps for threads, if it has as many.
+# The least iterations of a nest's range, for sharing among threads, if the cost model's schedule has that many.
 _LEAST_TASKS = 8
 
 
 @dataclass(frozen=True)
 class Found:
-    """``best`` is ``chosen``, the cost model's, unless another one is faster for certain; ``tried``: how many were
-    timed; ``finished``: none was left to try. Seconds are of a call with each of the two, measured in turn."""
+    """Result of a search.
+
+    Attributes:
+        chosen: the cost model's schedule.
+        best: the fastest schedule; ``chosen`` unless another one is certainly faster.
+        chosen_seconds: the seconds of a call with ``chosen``, measured in turn with ``best``.
+        best_seconds: the seconds of a call with ``best``.
+        tried: the number of schedules that were timed.
+        finished: whether all candidates were tried.
+    """
 
     chosen: Schedule
     best: Schedule
@@ -51,13 +59,15 @@ class Found:
 
 
 class Search:
-    """Looks for schedules of one nest.
+    """Search for schedules of one nest.
 
     Args:
-        chosen: the cost model's.
-        others: to try first, those of records say.
-        until: by :func:`time.monotonic`.
-        on_step: called with how many were tried and the best gain so far.
+        nest: the nest.
+        chosen: the cost model's schedule.
+        program: the program, for its target and options.
+        bench: the operands and timings.
+        until: the end of the time, by :func:`time.monotonic`.
+        on_step: a function that is called with the number of tried schedules and the best gain so far.
     """
 
     def __init__(
@@ -94,14 +104,14 @@ class Search:
         return time.monotonic() >= self._until
 
     def _try(self, schedules: Iterable[Schedule]) -> None:
-        """Times the first few of the schedules that are new and valid, beside the best so far."""
+        """Time the first few of the schedules that are new and valid, with the best one so far."""
         if self._is_over:
             return
         kernels = [self._best]
         for schedule in islice(filter(self._is_worth_trying, schedules), _WIDTH):
             self._seen.add(schedule)
-            if (made := self._made(schedule)) is not None:
-                kernels.append(made)
+            if (kernel := self._made(schedule)) is not None:
+                kernels.append(kernel)
             if self._is_over:
                 break
         if len(kernels) == 1:
@@ -123,7 +133,7 @@ class Search:
         return not any(faults(self._nest, schedule, self._machine))
 
     def _made(self, schedule: Schedule) -> Kernel | None:
-        """Its kernel; None where that computes something else, or cannot be compiled."""
+        """Return the kernel of a schedule; None if its results are wrong or it cannot be compiled."""
         try:
             kernel = Kernel(self._nest, schedule, self._program)
         except CompileError:
@@ -131,7 +141,7 @@ class Search:
         return None if differ(self._bench.results(kernel), self._expected) else kernel
 
     def _times(self, kernels: Sequence[Kernel], rounds: int) -> list[float]:
-        """The least seconds of a call of each. Those far behind the best are left out after the first round."""
+        """Return the least seconds of a call for each kernel. Slow ones are left out after the first round."""
         times = [float("inf")] * len(kernels)
         for round_ in range(rounds):
             order = range(len(kernels))

@@ -1,5 +1,7 @@
-"""A whole program, compiled in this process and run on made-up arguments, with the times of its kernels: what is faster
-alone may not be among the others, whose data fills the caches."""
+"""Timing of the kernels of a whole program, compiled in this process and run on generated arguments.
+
+A schedule that is faster alone may be slower in a program, where data of other kernels fills the caches.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,21 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Argument, Program
 from torchmdla.compiler.records import Record
 
-# Seconds of a round for each program, within these bounds of calls.
+# The seconds of a round for each program, and the most calls in it.
 _SPAN, _MOST_CALLS = 0.1, 50
 
 
-def with_records(program: Program, made: Sequence[Record]) -> Program:
-    """A program with the records ``made`` and no others."""
+def with_records(program: Program, new: Sequence[Record]) -> Program:
+    """Return a program with only the records ``new``."""
     others = (option for option in program.options if option[0] != records.OPTION)
-    return replace(program, options=(*others, *records.option_of(made)))
+    return replace(program, options=(*others, *records.option_of(new)))
 
 
 class Running:
-    """A static program of the cpu device that can be called.
+    """Static program of the CPU device that can be called.
 
     Raises:
-        CompileError: it cannot be compiled.
+        CompileError: the program cannot be compiled.
     """
 
     def __init__(self, program: Program) -> None:
@@ -38,12 +40,12 @@ class Running:
         self._times = _C.KernelTimes([kernel.symbol for kernel in self.kernels])
         self._executable = _executable(artifact, device.load(artifact), self._times)
         self._call(1)
-        # The second call has its weights packed.
+        # In the second call, weights are packed already.
         seconds = self._call(1)[0]
         self._calls = max(1, min(_MOST_CALLS, int(_SPAN / max(seconds, 1e-6))))
 
     def seconds(self) -> list[float]:
-        """Of each kernel of the manifest, the least of a round of calls."""
+        """Return the seconds of each kernel in the manifest, the least of a round of calls."""
         return self._call(self._calls)[1]
 
     def _call(self, calls: int) -> tuple[float, list[float]]:
@@ -55,13 +57,13 @@ class Running:
 
 
 def in_turn(programs: Sequence[Running], rounds: int) -> list[list[float]]:
-    """Seconds of each kernel of each program, the least of so many rounds through all."""
+    """Return the seconds of each kernel of each program, the least of ``rounds`` rounds through all programs."""
     _C.observe_kernels(times=True, ranges=False)
     try:
-        least = [one.seconds() for one in programs]
+        least = [program.seconds() for program in programs]
         for _ in range(rounds - 1):
-            for k, one in enumerate(programs):
-                least[k] = [min(pair) for pair in zip(least[k], one.seconds(), strict=True)]
+            for k, program in enumerate(programs):
+                least[k] = [min(pair) for pair in zip(least[k], program.seconds(), strict=True)]
         return least
     finally:
         _C.observe_kernels(times=False, ranges=False)
@@ -91,8 +93,10 @@ def _executable(artifact: Artifact, loaded: devices.LoadedCode, times: _C.Kernel
 
 
 def _value(argument: Argument, generator: torch.Generator) -> torch.Tensor:
-    """Normal numbers, which grow from layer to layer: they become no denormal ones, which take longer; and zeros for
-    integers, which may be indices."""
+    """Return the value of an argument: random normal numbers, or zeros for integers, which may be indices.
+
+    Normal numbers grow from layer to layer, so they do not become denormal numbers, which are slow.
+    """
     dtype = getattr(torch, argument.dtype)
     if dtype.is_floating_point:
         return torch.randn(argument.shape, dtype=dtype, generator=generator)

@@ -1,12 +1,15 @@
 """Generated code that checks its own loads and stores, for tests: ``TORCHMDLA_CHECK_BOUNDS=1``.
 
-What writes the functions of the ABI knows buffers: it *marks* their addresses with how many bytes they have
-(``marks.py``). Everything else is done to the finished module in the LLVM dialect (``instrument.py``), whatever it was
-made from. A *record* of a buffer (where it begins and ends, its name) goes with every pointer that is made of its
-address: in a function by the definitions, from a function to another beside the pointer in the array of operands, or as
-one more argument. An access is given the address, or the mask, that a function of the module's own returns for it
-(``support.py``): its own where it lies inside of the record, else one of memory that nobody needs. The first access
-outside is remembered, and ends the call with an error.
+The writers of the ABI's functions know the buffers. They *mark* the address of each buffer with its size in bytes
+(``marks.py``). The checks are then added to the finished module in the LLVM dialect (``instrument.py``).
+
+Each pointer that is derived from a buffer's address has a *record*: the start, the end and the name of the buffer.
+Within a function, the definitions determine a pointer's record. Between functions, the record is passed beside the
+pointer in the array of operands, or as an additional argument.
+
+Each access uses the address or the mask that a support function returns (``support.py``). This is the original address
+if the access is inside the buffer, and the address of spare memory otherwise. The first access outside its buffer is
+recorded, and ends the call with an error.
 """
 
 from torchmdla.devices.cpu.code.checks.instrument import check_bounds

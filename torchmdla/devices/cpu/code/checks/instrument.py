@@ -24,20 +24,26 @@ from torchmdla.errors import CompileError
 
 _POINTER = "!llvm.ptr"
 _KERNEL = "!llvm.func<void (ptr, i64, i64)>"
-# Bytes of scalars in memory. A vector of ``i1`` would lie there in bits, and is never loaded or stored.
+# Sizes of scalars in memory, in bytes. A vector of ``i1`` would be stored as bits; it is never loaded or stored.
 _SIZES = {**ELEMENT_BYTES, "i1": 1, _POINTER: 8, SLOT: 16}
 
-# Functions that give as many bytes as their argument says.
+# Functions that allocate as many bytes as their argument specifies.
 _ALLOCATIONS = frozenset({"mdla_scratch", "malloc"})
-# What takes pointers and touches nothing itself.
+# Functions and ops that receive pointers but do not access memory themselves.
 _HARMLESS_CALLS = frozenset({"mdla_parallel_for", "free", MARK, OUTCOME})
 _HARMLESS = frozenset({"llvm.getelementptr", "llvm.ptrtoint", "llvm.intr.prefetch"})
 
 
 @dataclass(frozen=True)
 class _Access:
-    """Which operands of an op are its address and its mask (-1: it has none), and which it stores (-1: it loads its
-    result)."""
+    """Operands of an op that accesses memory.
+
+    Attributes:
+        kind: "load" or "store".
+        address: the position of the address.
+        mask: the position of the mask, or -1 without a mask.
+        value: the position of the stored value, or -1 if the op loads its result.
+    """
 
     kind: str
     address: int
@@ -54,7 +60,7 @@ _ACCESSES = {
     "llvm.intr.masked.scatter": _Access("store", 1, mask=2, value=0),
 }
 
-# Ops that touch as many bytes as an operand says, by the operands that are addresses.
+# Ops that access as many bytes as operand ``_LENGTH`` specifies, with the positions of their addresses.
 _RUNS = {
     "llvm.intr.memcpy": {0: "store", 1: "load"},
     "llvm.intr.memmove": {0: "store", 1: "load"},
@@ -62,19 +68,23 @@ _RUNS = {
 }
 _LENGTH = 2
 
-# A check of a mask: kind of access, lanes, bytes of a lane.
+# The check of a mask: kind of access, number of lanes, bytes per lane.
 _Lanes = tuple[str, int, int]
 
 
 def check_bounds(
     module: ir.Module, regions: Collection[str], attributes: str, lower: Callable[[ir.Module], None]
 ) -> None:
-    """Adds a check to every access of ``module``, in whose functions of the ABI buffers are marked. ``regions`` are the
-    functions that take pointers to buffers as arguments, ``attributes`` those of functions, as text; ``lower`` takes
-    other dialects to LLVM's.
+    """Add a check to every access of ``module``, whose ABI functions mark their buffers.
+
+    Args:
+        module: the module in the LLVM dialect.
+        regions: the functions that have pointers to buffers as arguments.
+        attributes: the attributes of added functions, as MLIR text.
+        lower: lowers other dialects to the LLVM dialect.
 
     Raises:
-        CompileError: it is not known which buffer an access is to touch.
+        CompileError: the buffer that an access should touch is not known.
     """
     functions = [op.operation for op in module.body.operations if _is_defined(op.operation)]
     lanes: dict[_Lanes, None] = {}
@@ -91,7 +101,7 @@ def check_bounds(
 
 
 def _add(module: ir.Module, support: ir.Module) -> None:
-    """Adds definitions to a module, in place of its declarations."""
+    """Add the definitions of ``support`` to ``module``, in place of its declarations."""
     declared = {_name(op.operation): op.operation for op in module.body.operations}
     definitions = [op.operation for op in support.body.operations]
     for symbol in (MARK, *map(_name, definitions)):
@@ -111,7 +121,7 @@ def _name(op: Any) -> str:
 
 
 def _label(function: Any) -> str:
-    """The global that holds a function's name."""
+    """Return the symbol of the global that holds a function's name."""
     return f'@"name of {_name(function)}"'
 
 
@@ -128,7 +138,7 @@ def _pointers(values: Any) -> list[int]:
 
 
 def _take_records(function: Any) -> None:
-    """Gives a region's function one more argument for each pointer, after all that it has."""
+    """Append one record argument for each pointer argument of a region's function."""
     block = function.regions[0].blocks[0]
     count = len(_pointers(block.arguments))
     for _ in range(count):
@@ -138,18 +148,20 @@ def _take_records(function: Any) -> None:
 
 
 def _drop_promises(function: Any) -> None:
-    """Makes addresses anew, without upstream's promise that they lie inside of their buffers: what is promised need not
-    be checked, so LLVM would not."""
+    """Recreate address computations without upstream's promise that addresses are inside their buffers.
+
+    LLVM would remove the checks of addresses that have this promise.
+    """
     for op in [op.operation for block in function.regions[0].blocks for op in block.operations]:
         if op.name == "llvm.getelementptr":
-            kept = {name: str(op.attributes[name]) for name in ("elem_type", "rawConstantIndices")}
+            attributes = {name: str(op.attributes[name]) for name in ("elem_type", "rawConstantIndices")}
             with ir.InsertionPoint(op):
-                op.results[0].replace_all_uses_with(_op(op.name, [str(op.results[0].type)], op.operands, **kept))
+                op.results[0].replace_all_uses_with(_op(op.name, [str(op.results[0].type)], op.operands, **attributes))
             op.erase()
 
 
 def _bytes_of(kind: str) -> int:
-    """The size in memory of a type."""
+    """Return the size in memory of a type, in bytes."""
     if kind.startswith("vector<"):
         lanes, _, element = kind.removeprefix("vector<").removesuffix(">").partition("x")
         return int(lanes) * ELEMENT_BYTES[element]
@@ -157,10 +169,10 @@ def _bytes_of(kind: str) -> int:
 
 
 class _Instrumented:
-    """One function."""
+    """Function that receives checks."""
 
     def __init__(self, function: Any, regions: Collection[str], lanes: dict[_Lanes, None]) -> None:
-        # As it is before anything is added.
+        # The ops before anything is added.
         self._ops = [op.operation for block in function.regions[0].blocks for op in block.operations]
         self._regions = regions
         self._lanes = lanes
@@ -172,7 +184,7 @@ class _Instrumented:
         block = function.regions[0].blocks[0]
         arguments = list(block.arguments)
         with ir.InsertionPoint.at_block_begin(block):
-            # What is made once for the whole function comes behind the first, and in front of the second.
+            # Values that the whole function shares are inserted between these two constants.
             self._one = _number(1)
             self._end_of_head = _number(0).owner
         with self._head():
@@ -211,16 +223,16 @@ class _Instrumented:
                 self._constants[number] = _number(number)
         return self._constants[number]
 
-    # Arrays of operands. One more element in front of the others holds the record of the array itself.
+    # Arrays of operands. An additional element before the others holds the record of the array itself.
 
     def _take_array(self, array: Any) -> None:
-        """The array that a kernel is given."""
+        """Register the array that a kernel receives, with its record."""
         with self._head():
             self._records[array] = _call(RECORD_IN, _POINTER, _moved(array, SLOT, -1))
         self._arrays.add(array)
 
     def _widen(self, op: Any) -> None:
-        """Makes an array of pointers one of pointers and records."""
+        """Replace an array of pointers by an array of pointers and records."""
         count = op.operands[0]
         with ir.InsertionPoint(op):
             whole = _op("llvm.add", ["i64"], [count, self._one])
@@ -243,7 +255,7 @@ class _Instrumented:
     # Records.
 
     def _record(self, pointer: Any) -> Any:
-        """The record of what ``pointer``, or each of a vector of pointers, points into; None if there is none."""
+        """Return the record of the buffer that a pointer or a vector of pointers refers to, or None if unknown."""
         if pointer not in self._records:
             self._records[pointer] = self._found_record(pointer)
         return self._records[pointer]
@@ -273,7 +285,10 @@ class _Instrumented:
             return self._new_record(op.results[0], size, self._stack, None)
 
     def _new_record(self, pointer: Any, size: Any, name: Any, outer: Any) -> Any:
-        """The record of ``size`` bytes from ``pointer`` on, as far as they lie inside of ``outer``, made here."""
+        """Return a new record of ``size`` bytes from ``pointer`` on, restricted to the range of ``outer``.
+
+        The code that fills the record is inserted at the current insertion point.
+        """
         with self._head():
             record = _op("llvm.alloca", [_POINTER], [self._one], elem_type=RECORD)
         _call(SET_RECORD, "", record, pointer, size, name, outer or _address(ANYWHERE), self._name)
@@ -320,13 +335,13 @@ class _Instrumented:
             self._store_record(data, op)
 
     def _store_record(self, pointer: Any, op: Any) -> None:
-        """Stores a pointer's record beside it."""
+        """Store a pointer's record beside the pointer."""
         record = self._known_record(pointer, op)
         with ir.InsertionPoint.after(op):
             _op("llvm.store", [], [record, _moved(op.operands[1], SLOT, 0, 1)], ordering="0 : i64")
 
     def _checked_mask(self, kind: str, mask: Any, address: Any, data: Any, record: Any) -> Any:
-        """The lanes of ``mask`` that lie inside."""
+        """Return ``mask`` without the lanes whose accesses are outside the buffer."""
         count = ir.VectorType(mask.type).shape[0]
         size = _bytes_of(str(data.type)) // count
         self._lanes[kind, count, size] = None
@@ -343,11 +358,11 @@ class _Instrumented:
                 op.operands[_LENGTH] = self._checked(f"{kind}_bytes", "i64", *operands)
 
     def _checked(self, check: str, kind: str, *operands: Any) -> Any:
-        """What a function of the module gives for an access."""
+        """Return the address, mask or length that a support function returns for an access."""
         return _call(f"mdla_{check}", kind, *operands, self._name)
 
     def _pass_records(self, op: Any) -> None:
-        """Calls a region with the records of the pointers that it is given."""
+        """Replace a call of a region by a call that also passes the records of its pointers."""
         operands = list(op.operands)
         operands += [self._known_record(operands[k], op) for k in _pointers(operands)]
         with ir.InsertionPoint(op):
@@ -361,7 +376,10 @@ class _Instrumented:
 
 
 def _op(name: str, kinds: Sequence[str], operands: Sequence[Any], **attributes: str) -> Any:
-    """An op with attributes as text; its result, if it has one."""
+    """Create an op and return its result, or None if it has no result.
+
+    ``attributes`` are MLIR text.
+    """
     parsed = {key: ir.Attribute.parse(text) for key, text in attributes.items()}
     types = [ir.Type.parse(kind) for kind in kinds]
     op = ir.Operation.create(name, results=types, operands=list(operands), attributes=parsed)
@@ -382,7 +400,10 @@ def _moved(pointer: Any, element: str, *indices: int) -> Any:
 
 
 def _call(symbol: str, kind: str, *operands: Any) -> Any:
-    """Calls a function of the module; its result is of type ``kind``, if that is not empty."""
+    """Call a function of the module and return its result.
+
+    ``kind`` is the type of the result, or empty for a function without a result.
+    """
     segments = f"array<i32: {len(operands)}, 0>"
     attributes = {"callee": f"@{symbol}", "operandSegmentSizes": segments, "op_bundle_sizes": "array<i32>"}
     return _op("llvm.call", [kind] if kind else [], operands, **attributes)

@@ -1,8 +1,8 @@
 """The functions that instrumented code calls, as MLIR text.
 
-``mdla_load`` and ``mdla_store`` give the address to use for an access of so many bytes, ``…_bytes`` how many bytes of a
-run to touch, ``…_lanes_…`` and ``…_row_…`` which lanes: at addresses of their own, or one after the other. A record is
-three ``i64``: where a buffer begins, where it ends, the address of its name.
+``mdla_load`` and ``mdla_store`` return the address to use for an access of a number of bytes. ``…_bytes`` return the
+number of bytes of a run to access. ``…_lanes_…`` and ``…_row_…`` return the lanes to access: lanes at separate
+addresses, or adjacent lanes. A record has three ``i64``: the start of a buffer, its end, and the address of its name.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ RECORD = "!llvm.struct<(i64, i64, i64)>"
 # A pointer in an array of operands, and its record.
 SLOT = "!llvm.struct<(ptr, ptr)>"
 
-# What an access outside is given instead: a vector's bytes, and more.
+# The size of the spare memory for accesses outside their buffers: more than a vector.
 _SPARE_BYTES = 256
 _TEXT_BYTES = 512
 _MESSAGE = "internal error: %s %s %lld bytes at offset %lld of %s, which has %lld bytes"
 
-# Of a kind of access: what a message calls it.
+# The verb in messages for each kind of access.
 _KINDS = {"load": "reads", "store": "writes", "claim": "lays out"}
 
 
 def support_text(attributes: str) -> str:
-    """All of them but those for lanes. ``attributes`` are those of functions."""
+    """Return all support functions except those for lanes.
+
+    ``attributes`` are the functions' attributes, as MLIR text.
+    """
     parts = [_string(f"mdla_{kind}_verb", verb) for kind, verb in _KINDS.items()]
     parts += [_string("mdla_message", _MESSAGE), _string("mdla_nothing", "nothing")]
     parts += [_string(STACK, "memory of its own"), _COMMON]
@@ -37,7 +40,7 @@ def support_text(attributes: str) -> str:
 
 
 def lanes_text(kind: str, lanes: int, size: int, attributes: str) -> str:
-    """The functions for ``lanes`` lanes of ``size`` bytes."""
+    """Return the functions for ``lanes`` lanes of ``size`` bytes each."""
     numbers = str([lane * size for lane in range(lanes)])
     places = {"kind": kind, "n": str(lanes), "size": str(size), "numbers": numbers, "attributes": attributes}
     text = _LANES

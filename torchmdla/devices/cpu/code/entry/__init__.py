@@ -1,8 +1,8 @@
-"""The functions of the executable's ABI, as MLIR text: the entry, packs, and how large the workspace is.
+"""Functions of the executable's ABI, as MLIR text: the entry, packs, and the size of the workspace.
 
-``module.py`` puts the module together. ``function.py`` writes a function step by step: calls (``calls.py``) of kernels,
-of which the module holds equal ones once (``kernel_functions.py``), and scalar code (``scalar_code.py``). What steps
-refer to, buffers, scalars and sizes, is in the function's frame (``frame.py``, ``workspace.py``).
+``module.py`` assembles the module. ``function.py`` writes a function step by step: calls of kernels (``calls.py``) and
+scalar code (``scalar_code.py``). The module contains equal kernels only once (``kernel_functions.py``). The function's
+frame holds the buffers, scalars and sizes that steps refer to (``frame.py``, ``workspace.py``).
 """
 
 from torchmdla.devices.cpu.code.entry.abi import ENTRY, KERNEL_TYPE

@@ -1,4 +1,4 @@
-"""The executable's ABI: names, and what its functions are given (``docs/architecture.md``)."""
+"""ABI of the executable: the names and arguments of its functions (``docs/architecture.md``)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ WORKSPACE = "mdla_workspace"
 PARALLEL_FOR = "mdla_parallel_for"
 BEGIN_KERNEL = "mdla_begin_kernel"
 
-# Of kernels: operands, and the range that a call computes.
+# The type of kernels: operands, and the range that a call computes.
 KERNEL_TYPE = "(!llvm.ptr, i64, i64) -> ()"
 
-# Places in the array that the entry is given: the workspace is first in every function's.
+# Positions in the array that the entry receives. The workspace is first in the array of every function.
 PACKED = 1
 SIZES = 2
 ARGUMENTS = 3
 
-# Places in the array that a pack is given.
+# Positions in the array that a pack receives.
 DESTINATION = 1
 PACK_ARGUMENTS = 2
 
-# Bytes of a pointer, of a size, and of a scalar argument.
+# The size in bytes of a pointer, of a size, and of a scalar argument.
 WORD = 8
 
 
 @dataclass(frozen=True)
 class Abi:
-    """What functions of a module are given: ``symbols`` whose values are the sizes, ``packed`` buffers, and how many
-    ``arguments`` and results. ``attributes``: of these functions."""
+    """Arguments and attributes of a module's functions.
+
+    Attributes:
+        symbols: the symbols whose values are passed as sizes.
+        packed: the number of packed buffers.
+        arguments: the number of arguments and results.
+        attributes: the attributes of the functions, as MLIR text.
+    """
 
     symbols: Symbols
     packed: int

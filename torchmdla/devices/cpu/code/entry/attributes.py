@@ -1,22 +1,22 @@
-"""LLVM's attributes of generated functions."""
+"""LLVM attributes of generated functions."""
 
 from __future__ import annotations
 
 from torchmdla.compiler.program import Program
 
-# The processor that every feature is added to, by architecture.
+# The baseline processor by architecture, to which features are added.
 _BASELINES = {"x86_64": "x86-64", "aarch64": "generic", "arm64": "generic"}
 
 
 def function_attributes(program: Program, is_kernel: bool = True) -> str:
-    """Return LLVM's attributes of generated functions: of kernels, or of functions that call kernels.
+    """Return the LLVM attributes of generated functions: of kernels, or of functions that call kernels.
 
-    The engine adds a function to each of the second kind that calls it; nothing else does, and no copy of it belongs
-    there. LLVM's vectoriser of straight code takes time that grows with the square of a block's length, has nothing to
-    find there, and leaves functions without implicit floats alone.
+    A function of the second kind is called only by a function that the engine adds, and should not be inlined there.
+    LLVM's vectoriser of straight-line code finds nothing in such functions, but takes quadratic time in a block's
+    length. It skips functions with ``noimplicitfloat``.
 
-    Features are named one by one on top of the architecture's baseline, because a processor's name promises more than
-    a virtual machine may offer.
+    Features are listed individually on top of the architecture's baseline. A processor's name promises features that a
+    virtual machine may not offer.
     """
     target = program.target
     items = ['passthrough = [["prefer-vector-width", "512"]]']

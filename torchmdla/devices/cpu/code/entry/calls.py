@@ -1,4 +1,4 @@
-"""Calls of kernels: operands in an array, ranges that threads share, and what the runtime is told before each."""
+"""Calls of kernels: operands in an array, ranges that threads share, and notifications of the runtime."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from torchmdla.devices.cpu.schedule.tile_loops import blocks_of
 
 
 class CallWriter:
-    """Writes the calls of a function. ``most_operands``: of any kernel; ``listed``: the calls of the entry, None in
-    a pack."""
+    """Writer of the calls in a function.
+
+    ``most_operands`` is the largest number of operands of a kernel. ``listed`` records the calls of the entry; it is
+    None in a pack.
+    """
 
     def __init__(self, frame: Frame, kernels: KernelFunctions, listed: KernelList | None) -> None:
         self.most_operands = 1
@@ -62,11 +65,11 @@ class CallWriter:
         self._frame.values.update((result, f"{name}#{k}") for k, result in enumerate(step.results))
 
     def spilled(self, scalars: Sequence[Scalar]) -> list[str]:
-        """The addresses of slots that hold the scalars."""
+        """Return the addresses of slots that hold the scalars."""
         return [self._frame.spilled(scalar) for scalar in scalars]
 
     def _begin(self, symbol: str, step: LoopNest | TileLoop | OutlinedRegion) -> None:
-        """Tells the runtime that a kernel begins. What packs do is not told of."""
+        """Notify the runtime that a kernel begins. Packs do not notify it."""
         if self._listed is None:
             return
         number = self._text.constant(self._listed.add(symbol, step))
@@ -74,7 +77,10 @@ class CallWriter:
         self._text.add(f"llvm.call @{BEGIN_KERNEL}({number}) : {kinds}")
 
     def _call(self, symbol: str, pointers: Sequence[str], blocks: Blocks, tasks_of: int) -> None:
-        """Runs a kernel's range of ``blocks``, shared by threads in tasks of ``tasks_of`` (0: not shared)."""
+        """Run a kernel for the range of ``blocks``.
+
+        Threads share the range in tasks of ``tasks_of`` blocks. The range is not shared if ``tasks_of`` is 0.
+        """
         text, sizes = self._text, self._frame.sizes
         self.most_operands = max(self.most_operands, len(pointers))
         for k, pointer in enumerate(pointers):
@@ -83,7 +89,7 @@ class CallWriter:
         is_dynamic = any(isinstance(size, Size) for size, _ in blocks)
         end = sizes.count(blocks) if is_dynamic else text.constant(count(blocks))
         if not tasks_of:
-            # A copy of the kernel here runs no faster, and makes one function of the most part of a module.
+            # Inlining the kernel does not make it faster, and would merge most of a module into one function.
             text.add(f"llvm.call @{symbol}(%operands, {begin}, {end}) {{no_inline}} : {KERNEL_TYPE}")
             return
         kernel, grain = text.define(f"llvm.mlir.addressof @{symbol} : !llvm.ptr"), text.constant(tasks_of)

@@ -1,4 +1,4 @@
-"""What the steps of a function refer to: addresses of buffers, values of scalars and sizes."""
+"""Frame of a function: the addresses of buffers, values of scalars and sizes that its steps refer to."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ from torchmdla.devices.cpu.loop_program import Packing, Step
 from torchmdla.devices.cpu.schedule import Symbols
 from torchmdla.devices.cpu.workspace import ALIGNMENT
 
-# Scalars that a kernel takes are passed in slots behind the temporaries.
+# A kernel's scalars are passed in slots after the temporaries.
 _SLOT_BYTES = 8
 
 _STATUS = "status"
 
 
 class Frame:
-    """Of the entry, or of a pack (``packing``): the function's text, and what its values are called.
+    """Frame of the entry, or of a pack (``packing``): the function's text and the names of its values.
 
-    ``symbols`` points to the values of the symbols, if there are some; ``sizes`` computes with them. ``values`` are
-    those of scalars, ``views`` the addresses of the views of a loop, for its current iteration. ``arguments`` are the
-    positions of those that are used so far. With ``marks`` the function is given ``%given``, and :meth:`prologue` makes
-    ``%buffers`` and ``%workspace`` of it."""
+    Attributes:
+        symbols: the pointer to the values of the symbols; empty in a function without symbols.
+        sizes: the writer of sizes computed from the symbols.
+        values: the values of scalars.
+        views: the addresses of the views of a loop, for its current iteration.
+        arguments: the positions of the arguments that are used so far.
+        marks: the marks, if accesses are checked. The function's argument is then called ``%given``, and
+            :meth:`prologue` defines ``%buffers`` and ``%workspace`` from it.
+    """
 
     def __init__(self, steps: Sequence[Step], abi: Abi, marks: Marks | None, packing: Packing | None) -> None:
         self.text = FunctionText(("%buffers", "%operands"))
@@ -51,11 +56,14 @@ class Frame:
 
     @property
     def workspace_bytes(self) -> int:
-        """The size of a workspace that is planned ahead."""
+        """Return the size in bytes of a workspace that is planned at compile time."""
         return self._layout.end.offset + self._slot_bytes
 
     def workspace_value(self, sizes: str) -> str:
-        """The size of a workspace that is not, in a function where ``sizes`` points to the values of the symbols."""
+        """Return the name of the size of a workspace that is planned at run time.
+
+        In the function that is written, ``sizes`` points to the values of the symbols.
+        """
         symbols = self._abi.symbols
         code = SizeCode.loading(self.text.define, self._marked_sizes(sizes), symbols.count)
         end = lay_out(self._steps, symbols, code).end.base
@@ -66,21 +74,21 @@ class Frame:
         return -(-_SLOT_BYTES * len(self._slots) // ALIGNMENT) * ALIGNMENT
 
     def _in_workspace(self, place: Place, distance: int | Size = 0) -> str:
-        """Return the address of the byte at a distance behind a place of the workspace."""
+        """Return the address of the byte at a distance after a place of the workspace."""
         pointer = "%workspace" if self.marks else self.text.pointer_in("%buffers", 0)
         return self._at(self.text.moved(pointer, place.base) if place.base else pointer, distance + place.offset)
 
     # Buffers.
 
     def pointer(self, buffer: Buffer, offset: int | Size = 0) -> str:
-        """The address of a buffer's element ``offset``."""
+        """Return the address of a buffer's element ``offset``."""
         distance = offset * ELEMENT_BYTES[stored(buffer.element)]
         if buffer.kind == "temporary" and not self.marks:
             return self._in_workspace(self._layout.places[buffer], distance)
         return self._at(self.views[buffer] if buffer.kind == "view" else self._base(buffer), distance)
 
     def number(self, number: int | Size) -> str:
-        """The value of ``number``."""
+        """Return the name of the value of ``number``."""
         return self.sizes.value(number) if isinstance(number, Size) else self.text.constant(number)
 
     def _at(self, pointer: str, offset: int | Size) -> str:
@@ -89,7 +97,7 @@ class Frame:
         return self.text.moved(pointer, self.sizes.value(offset) if isinstance(offset, Size) else offset)
 
     def _base(self, buffer: Buffer) -> str:
-        """The address of a buffer."""
+        """Return the address of a buffer."""
         if buffer.kind == "temporary":
             pointer = self._in_workspace(self._layout.places[buffer])
         elif buffer.kind == "global":
@@ -111,7 +119,7 @@ class Frame:
     # Scalars.
 
     def value(self, scalar: Scalar) -> str:
-        """The value of a scalar; arguments are loaded where they are first needed."""
+        """Return the name of the value of a scalar. Arguments are loaded at their first use."""
         if scalar not in self.values:
             pointer = self.text.pointer_in("%buffers", scalar.argument + ARGUMENTS)
             pointer = self._marked(pointer, WORD, f"scalar {scalar.argument}")
@@ -120,7 +128,7 @@ class Frame:
         return self.values[scalar]
 
     def spilled(self, scalar: Scalar) -> str:
-        """The address of a slot that holds a scalar."""
+        """Return the address of a slot that holds a scalar."""
         known = scalar in self._slots
         pointer = self._slot(scalar)
         if not known:
@@ -129,23 +137,23 @@ class Frame:
         return pointer
 
     def to_memory(self, value: str, kind: str) -> str:
-        """The value of type ``kind`` as memory holds it."""
+        """Return a value of type ``kind``, converted to its type in memory."""
         if stored(kind) == kind:
             return value
         convert = "llvm.zext" if kind == "i1" else "llvm.bitcast"
         return self.text.define(f"{convert} {value} : {kind} to {stored(kind)}")
 
     def status(self) -> str:
-        """The address of the slot that kernels write to if they fail."""
+        """Return the address of the slot that kernels write to if they fail."""
         return self._slot(_STATUS)
 
     @property
     def has_status(self) -> bool:
-        """Whether a kernel was given it."""
+        """Return whether the slot of the status is used."""
         return _STATUS in self._slots
 
     def _slot(self, key: object) -> str:
-        """The address of a slot in the workspace for one scalar."""
+        """Return the address of the slot in the workspace for ``key``."""
         end, number = self._layout.end, self._slots.setdefault(key, len(self._slots))
         pointer = self._in_workspace(Place(end.base, end.offset + _SLOT_BYTES * number))
         return self._marked(pointer, _SLOT_BYTES, f"slot {number}")
@@ -153,8 +161,10 @@ class Frame:
     # Checks.
 
     def prologue(self) -> list[str]:
-        """The first lines, to be asked for when all others are written: what the caller gives in any case, and its
-        marks where there are marks."""
+        """Return the first lines of the function. Call this after all other lines are written.
+
+        The lines load the pointers that the caller always passes, and mark them if accesses are checked.
+        """
         if self.marks is None:
             return [*self.text.head, *self._prologue]
         text, count = self.text, ARGUMENTS + self._abi.arguments
@@ -170,14 +180,14 @@ class Frame:
         return [*first, *text.head, *self._prologue, *text.take()]
 
     def _marked(self, pointer: str, size: int | Size, name: str) -> str:
-        """A pointer to ``size`` bytes, marked as such where accesses are checked."""
+        """Return a pointer to ``size`` bytes, marked if accesses are checked."""
         return self.marks.marked(self.text.define, pointer, self.number(size), name) if self.marks else pointer
 
     def _marked_sizes(self, pointer: str) -> str:
         return self._marked(pointer, WORD * self._abi.symbols.count, "the sizes")
 
     def _label(self, buffer: Buffer) -> str:
-        """What messages call a buffer."""
+        """Return the name of a buffer in messages."""
         number: object = buffer.symbol or buffer.position
         if buffer.kind == "temporary":
             number = list(self._layout.places).index(buffer)
@@ -187,12 +197,12 @@ class Frame:
 
 
 def _place_in_pack(buffer: Buffer, packing: Packing) -> int:
-    """Where in its array a pack finds a buffer: its own is its destination."""
+    """Return the position of a buffer in the array that a pack receives. The packed buffer is the destination."""
     if buffer is packing.buffer:
         return DESTINATION
     return PACK_ARGUMENTS + packing.arguments.index(buffer.position)
 
 
 def _renamed(pointer: str) -> str:
-    """An op whose result is ``pointer``."""
+    """Return an op whose result is ``pointer``."""
     return f"llvm.getelementptr {pointer}[0] : (!llvm.ptr) -> !llvm.ptr, i8"

@@ -1,4 +1,4 @@
-"""A function of the ABI, step by step: the entry, or a pack."""
+"""Writer of a function of the ABI, step by step: the entry, or a pack."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from torchmdla.devices.cpu.loop_program import (
     TileLoop,
 )
 
-# Steps that use a pointer after it is loaded. LLVM allocates registers in quadratic time of the uses of a value.
+# The number of steps that share a loaded pointer. LLVM's register allocation takes quadratic time in a value's uses.
 _SECTION = 256
 
 
 class FunctionWriter:
-    """Writes one function of the ABI: the entry, whose kernels are ``listed``, or a pack. Each step becomes a call of a
-    kernel or region, or scalar code."""
+    """Writer of one function of the ABI: the entry, or a pack.
+
+    Each step becomes a call of a kernel or region, or scalar code. ``listed`` records the kernels of the entry.
+    """
 
     def __init__(
         self, symbol: str, steps: Sequence[Step], abi: Abi, kernels: KernelFunctions, packing: Packing | None = None
@@ -58,16 +60,16 @@ class FunctionWriter:
 
     @property
     def workspace_bytes(self) -> int:
-        """The size of a workspace that is planned ahead, when all is written."""
+        """Return the size in bytes of a workspace that is planned at compile time, after :meth:`write`."""
         return self._frame.workspace_bytes
 
     @property
     def arguments(self) -> frozenset[int]:
-        """The positions of the arguments and results that it uses, when all is written."""
+        """Return the positions of the arguments and results that the function uses, after :meth:`write`."""
         return frozenset(self._frame.arguments)
 
     def require(self, numbers: Sequence[Size]) -> None:
-        """Ends a call with an error if one of ``numbers`` is negative."""
+        """End a call with an error if one of ``numbers`` is negative."""
         for number in numbers:
             self._scalars.require(number)
 
@@ -79,7 +81,7 @@ class FunctionWriter:
         return self._assemble()
 
     def write_workspace(self) -> str:
-        """The function that tells how large the workspace must be, when all else is written."""
+        """Return the function that computes the size of the workspace. Call this after :meth:`write`."""
         text = self._frame.text
         text.add(f"llvm.return {self._frame.workspace_value('%sizes')} : i64")
         return self._function(f"@{WORKSPACE}(%sizes: !llvm.ptr) -> i64", text.take())
@@ -89,15 +91,15 @@ class FunctionWriter:
             self._writers[type(step)](step)
 
     def _repeat(self, step: RepeatLoop) -> None:
-        """A loop; the addresses of the views are computed at the start of each iteration."""
+        """Write a loop. The addresses of its views are computed at the start of each iteration."""
         frame, text = self._frame, self._frame.text
         for nest in step.nests:
             self._calls.spilled(nest.all_scalars)
         bases = [frame.pointer(view.base, view.offset) for view in step.views]
         distances = [frame.number(v.distance * ELEMENT_BYTES[stored(v.base.element)]) for v in step.views]
-        begin, end, one = text.constant(0), frame.number(step.count), text.constant(1)
+        begin, end, increment = text.constant(0), frame.number(step.count), text.constant(1)
         iteration = text.fresh()
-        text.add(f"scf.for {iteration} = {begin} to {end} step {one} : i64 {{")
+        text.add(f"scf.for {iteration} = {begin} to {end} step {increment} : i64 {{")
         for view, base, distance in zip(step.views, bases, distances, strict=True):
             moved = text.define(f"llvm.mul {iteration}, {distance} : i64")
             frame.views[view.buffer] = text.moved(base, moved)
@@ -122,9 +124,9 @@ class FunctionWriter:
         if self._scalars.may_fail:
             text.add("^failed:")
             text.add(f"llvm.return {text.constant(1, 'i32')} : i32")
-        given = "%given" if frame.marks else "%buffers"
+        argument = "%given" if frame.marks else "%buffers"
         body += text.take()
-        return self._function(f"@{self.symbol}({given}: !llvm.ptr) -> i32", [*head, *frame.prologue(), *body])
+        return self._function(f"@{self.symbol}({argument}: !llvm.ptr) -> i32", [*head, *frame.prologue(), *body])
 
     def _function(self, head: str, lines: Sequence[str]) -> str:
         return "\n".join([f"llvm.func {head} {self._attributes} {{", *self._frame.text.constants, *lines, "}"])

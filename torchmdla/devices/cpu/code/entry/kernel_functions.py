@@ -1,4 +1,4 @@
-"""The kernels of a module: equal ones are written once."""
+"""Kernels of a module. Equal kernels are written once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from torchmdla.devices.cpu.schedule.plan import Plan, ScheduledKernel
 
 
 class KernelFunctions:
-    """The functions that steps of ``plan`` become, the text of ``regions`` by symbol, and the types of the
-    ``externals`` that the module calls."""
+    """Functions of the steps of ``plan``.
+
+    ``regions`` are the texts of regions by symbol. ``externals`` are the types of the external functions that the
+    module calls, by symbol.
+    """
 
     def __init__(self, machine: Machine, attributes: str, plan: Plan, marks: Marks | None) -> None:
         self._attributes = attributes
@@ -29,34 +32,34 @@ class KernelFunctions:
         self._machine = machine
         self._plan = plan
         self._has_infinities = any(has_infinities(kernel.nest) for kernel in plan.kernels.values())
-        # The symbols of kernels, by their code and by what was planned.
+        # The symbols of kernels, by their code and by the identity of the planned kernel.
         self._symbols: dict[str, str] = {}
         self._written: dict[int, str] = {}
 
     @property
     def count(self) -> int:
-        """How many functions there are."""
+        """Return the number of functions."""
         return len(self._symbols) + len(self.regions)
 
     @property
     def code(self) -> dict[str, str]:
-        """The code of the kernels by symbol; ``{symbol}`` stands for that."""
+        """Return the code of the kernels by symbol. In the code, ``{symbol}`` stands for the symbol."""
         return {symbol: code for code, symbol in self._symbols.items()}
 
     def nest(self, step: LoopNest, ahead: Ahead = ()) -> tuple[str, ScheduledKernel]:
-        """The kernel of a nest that fetches ``ahead``, and its symbol; written if it is new."""
+        """Return the symbol and the kernel of a nest with the prefetches ``ahead``; write the kernel if it is new."""
         kernel = self._plan.kernel(step, ahead)
         if id(kernel) not in self._written:
             code = write_kernel(
                 kernel.nest, kernel.schedule, self._machine, self._attributes, has_infinities=self._has_infinities
             )
             self.externals.update(code.externals)
-            said = partial(kernel_text, kernel.nest, kernel.schedule)
-            self._written[id(kernel)] = self._symbol(code.text, said)
+            description = partial(kernel_text, kernel.nest, kernel.schedule)
+            self._written[id(kernel)] = self._symbol(code.text, description)
         return self._written[id(kernel)], kernel
 
     def tile_loop(self, step: TileLoop) -> tuple[str, TileLoopCode, int]:
-        """The kernel of a tile loop, its symbol, and how many tiles a thread takes at a time."""
+        """Return the symbol of a tile loop's kernel, its code, and the number of tiles in a task."""
 
         def member_kernel(member: LoopNest, ahead: Ahead) -> MemberKernel:
             symbol, kernel = self.nest(member, ahead)
@@ -69,13 +72,13 @@ class KernelFunctions:
         return self._symbol(code.text), code, schedule.grain
 
     def region(self, step: OutlinedRegion) -> None:
-        """Adds the function of a region."""
+        """Add the function of a region."""
         self.regions[step.symbol] = step.text
         dump.write(f"{step.symbol}.mlir", lambda: f"{step.text}\n")
 
-    def _symbol(self, code: str, said: Callable[[], str] = str) -> str:
-        """The symbol of a kernel of this code; ``said``: what it is, as comments."""
+    def _symbol(self, code: str, describe: Callable[[], str] = str) -> str:
+        """Return the symbol of a kernel with this code. ``describe`` returns a description as comments."""
         if code not in self._symbols:
             symbol = self._symbols[code] = f"kernel_{len(self._symbols)}"
-            dump.write(f"{symbol}.mlir", lambda: said() + code.replace("{symbol}", symbol) + "\n")
+            dump.write(f"{symbol}.mlir", lambda: describe() + code.replace("{symbol}", symbol) + "\n")
         return self._symbols[code]

@@ -1,4 +1,4 @@
-"""What the manifest says of kernels and packs."""
+"""Manifest entries of kernels and packs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from torchmdla.devices.cpu.work import work_of
 
 
 class KernelList:
-    """The ``calls`` of kernels in an entry, in order: what each computes, and whose results it reads. ``nests``: how
-    many there are in them."""
+    """List of the kernel calls in an entry, in order.
+
+    ``calls`` record the work of each call, and the calls whose results it reads. ``nests`` is the number of nests in
+    all calls.
+    """
 
     def __init__(self) -> None:
         self.calls: list[KernelCall] = []
@@ -26,7 +29,7 @@ class KernelList:
         self._repeats: int | Size = 1
 
     def add(self, symbol: str, step: LoopNest | TileLoop | OutlinedRegion) -> int:
-        """The number of the next call, of the kernel of ``step``."""
+        """Add a call of the kernel of ``step`` and return the number of the call."""
         number = len(self.calls)
         self.nests += len(step.members) if isinstance(step, TileLoop) else 1
         after = self._writers.of_read(step, number)
@@ -38,7 +41,7 @@ class KernelList:
 
     @contextmanager
     def repeated(self, step: RepeatLoop) -> Iterator[None]:
-        """What is added meanwhile is in a loop."""
+        """Record the calls that are added in the block as calls in the loop ``step``."""
         self._writers.bases.update((view.buffer, view.base) for view in step.views)
         self._repeats = step.count
         yield
@@ -46,7 +49,7 @@ class KernelList:
 
 
 class _Writers:
-    """Which kernels wrote what buffers hold. ``bases``: the buffers that views are of."""
+    """Kernels that wrote the current contents of buffers. ``bases`` maps the buffer of a view to its base buffer."""
 
     def __init__(self) -> None:
         self.bases: dict[Buffer, Buffer] = {}
@@ -54,8 +57,11 @@ class _Writers:
         self._was_read: set[Buffer] = set()
 
     def of_read(self, step: LoopNest | TileLoop | OutlinedRegion, number: int) -> tuple[int, ...]:
-        """The kernels that wrote what ``step`` reads, -1 for inputs. From then on it has written what it writes: with
-        those before it, each a part, until somebody reads that."""
+        """Return the kernels that wrote the buffers that ``step`` reads, with -1 for inputs.
+
+        Register kernel ``number`` as a writer of the buffers that ``step`` writes. Kernels that write to a buffer
+        before a kernel reads it are all writers of the buffer: each may write a part.
+        """
         reads = {self.bases.get(buffer, buffer) for buffer in step.reads}
         after = sorted({writer for buffer in reads for writer in self._writers_of(buffer)} - {number})
         self._was_read |= reads
@@ -72,14 +78,20 @@ class _Writers:
 def described_packs(
     steps: LoopProgram, program: Program, functions: Sequence[tuple[str, str]], kernels: Mapping[str, str]
 ) -> tuple[Pack, ...]:
-    """Return the packs of ``steps``. ``functions`` are the symbol and the code of each, in which ``{symbol}`` stands
-    for the symbol; they call ``kernels``, code by symbol."""
+    """Return the manifest entries of the packs of ``steps``.
+
+    ``functions`` are the symbol and the code of each pack. In the code, ``{symbol}`` stands for the symbol. The packs
+    call ``kernels``, which are code by symbol.
+    """
     hashes = {symbol: _hash(code) for symbol, code in kernels.items()}
 
     def described(packing: Packing, symbol: str, text: str) -> Pack:
-        """A recipe names everything that the function does: the calls, in place of the kernels' names their code, and
-        the constants."""
-        calls = re.sub(r"(?<=@)kernel_\d+\b", lambda found: hashes[found[0]], text)
+        """Return the manifest entry of a pack.
+
+        Its recipe is a hash of everything that the function does: the types of arguments, the constants, and the calls
+        with the kernels' code in place of their names.
+        """
+        calls = re.sub(r"(?<=@)kernel_\d+\b", lambda match: hashes[match[0]], text)
         kinds = [(program.arguments[k].dtype, program.arguments[k].shape) for k in packing.arguments]
         constants = sorted({steps.globals[b.symbol] for s in packing.steps for b in s.reads if b.kind == "global"})
         recipe = _hash(f"{kinds} {constants} {calls}")

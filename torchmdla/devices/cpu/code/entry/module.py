@@ -1,4 +1,4 @@
-"""The module of an executable, put together: kernels, packs, the entry, and what the manifest says of them."""
+"""Module of an executable: kernels, packs, the entry, and their entries in the manifest."""
 
 from __future__ import annotations
 
@@ -19,12 +19,24 @@ from torchmdla.devices.cpu.schedule.plan import Plan
 
 @dataclass(frozen=True)
 class Code:
-    """The whole module as MLIR text, what it needs, the kernels that its entry calls, the nests in these, and how many
-    kernels it holds. ``declarations``, ``globals`` and ``functions`` are the parts of the text by symbol;
-    ``kernel_symbols`` are the functions that others call by the type of kernels. ``workspace_bytes`` leaves out the
-    entry of a dynamic program: the function ``workspace`` says what that needs. ``regions`` are the functions of
-    regions. Of code that is to be checked (:mod:`~torchmdla.devices.cpu.code.checks`), ``fault`` tells what failed, and
-    ``marks`` are part of the text. ``parameters`` are those that the entry reads itself.
+    """Whole module as MLIR text.
+
+    Attributes:
+        declarations: the texts of declarations by symbol.
+        globals: the texts of globals by symbol.
+        functions: the texts of functions by symbol.
+        kernel_symbols: the functions that others call with the type of kernels.
+        workspace_bytes: the size of the workspace, without that of the entry of a dynamic program.
+        workspace: the function that computes the size for the entry of a dynamic program; empty in a static program.
+        regions: the functions of regions.
+        kernels: the calls of kernels in the entry.
+        nests: the number of nests in these calls.
+        distinct_kernels: the number of kernels and regions in the module.
+        packs: the manifest entries of packs.
+        parameters: the positions of parameters that the entry reads itself.
+        fault: the function that returns the message of a failed check, if accesses are checked
+            (:mod:`~torchmdla.devices.cpu.code.checks`); empty otherwise.
+        marks: the part of the text that checks need.
     """
 
     declarations: dict[str, str]
@@ -53,7 +65,7 @@ class Code:
 
 
 def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
-    """The module that runs ``steps`` by the ABI, computed as ``plan`` says."""
+    """Return the module that implements the ABI for ``steps``, computed as ``plan`` specifies."""
     attributes = function_attributes(program, is_kernel=False)
     abi = Abi(plan.symbols, len(steps.packings), len(program.arguments) + len(program.results), attributes)
     marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
@@ -92,6 +104,6 @@ def _parameters(program: Program) -> frozenset[int]:
 
 
 def declaration(name: str, kinds: str) -> str:
-    """Of the function ``name``, whose type is ``kinds``: ``(f32) -> f32``, say."""
-    # A function without result has none.
+    """Return the declaration of the function ``name``, whose type is ``kinds``, for example ``(f32) -> f32``."""
+    # The declaration of a function without a result does not have a result type.
     return f"llvm.func @{name}{kinds.removesuffix(' -> ()').replace('-> ()', '')}"

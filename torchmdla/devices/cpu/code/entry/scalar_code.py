@@ -1,4 +1,4 @@
-"""Scalar code: single elements loaded and stored, numbers computed of them, and checked."""
+"""Scalar code: loads and stores of single elements, computations of numbers, and checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchmdla.devices.cpu.loop_program import AssertStep, ElementStep, LoadStep
 
 
 class ScalarCode:
-    """Writes the scalar steps of a function. ``may_fail``: one of them jumps to the block ``^failed``."""
+    """Writer of the scalar steps of a function. If ``may_fail``, one of them jumps to the block ``^failed``."""
 
     def __init__(self, frame: Frame) -> None:
         self.may_fail = False
@@ -20,12 +20,12 @@ class ScalarCode:
         pointer, kind = self._address(step)
         align = ELEMENT_BYTES[kind]
         value = self._text.define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}")
-        own = computed(step.buffer.element)
-        if own == "i1":
+        element = computed(step.buffer.element)
+        if element == "i1":
             zero = self._text.define(f"arith.constant 0 : {kind}")
             value = self._text.define(f"arith.cmpi ne, {value}, {zero} : {kind}")
-        elif own != kind:
-            value = self._text.define(f"llvm.bitcast {value} : {kind} to {own}")
+        elif element != kind:
+            value = self._text.define(f"llvm.bitcast {value} : {kind} to {element}")
         self._frame.values[step.scalar] = value
 
     def store(self, step: StoreStep) -> None:
@@ -35,7 +35,7 @@ class ScalarCode:
         self._text.add(f"llvm.store {value}, {pointer} {{alignment = {align} : i64}} : {kind}, !llvm.ptr")
 
     def _address(self, step: ElementStep) -> tuple[str, str]:
-        """Of an element, and its type in memory."""
+        """Return the address of an element, and its type in memory."""
         pointer, kind = self._frame.pointer(step.buffer, step.offset), stored(step.buffer.element)
         for index, stride in zip(step.indices, step.strides, strict=True):
             distance = self._text.define(f"llvm.mul {self._frame.value(index)}, {self._frame.number(stride)} : i64")
@@ -57,7 +57,7 @@ class ScalarCode:
         return self._text.define(f'"{step.name}"({", ".join(values)}) {{{step.attributes}}} : ({types}) -> {kind}')
 
     def _converted(self, value: str, kind: str) -> str:
-        """An ``i64`` as a number of another type."""
+        """Return an ``i64``, converted to another type."""
         if not kind.startswith("i"):
             return self._text.define(f"arith.sitofp {value} : i64 to {kind}")
         return self._cast(value, "i64", kind, "arith.index_cast")
@@ -70,11 +70,11 @@ class ScalarCode:
         return self._text.define(f"{resize} {value} : {source} to {target}")
 
     def check(self, step: AssertStep) -> None:
-        """A failed check ends the call with an error, so that PyTorch can run the group and raise its own."""
+        """End the call with an error if a check fails. PyTorch can then run the group and raise its own error."""
         self._fail_unless(self._frame.value(step.condition))
 
     def require(self, number: Size) -> None:
-        """Ends a call with an error if ``number`` is negative."""
+        """End the call with an error if ``number`` is negative."""
         sizes = self._frame.sizes
         self._fail_unless(self._text.define(f"arith.cmpi sge, {sizes.value(number)}, {sizes.value(0)} : i64"))
 

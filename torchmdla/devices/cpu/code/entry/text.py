@@ -1,4 +1,4 @@
-"""The lines of a function, and the names of the values in it."""
+"""Text of a function: its lines, and the names of its values."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Collection, Mapping
 
 
 class FunctionText:
-    """Lines of MLIR text. No name is given twice, whatever becomes of the lines.
+    """Lines of MLIR text of a function, in sections. All names are unique, even if lines are removed.
 
-    Pointers in ``arrays``, which the function knows from its start on, are loaded once in each section, ahead of its
-    lines: LLVM would load them again behind each call, which may change an array. The :attr:`head` has those of the
-    first section.
+    ``arrays`` are available from the start of the function. Each section loads the pointers in them once, before its
+    lines. LLVM would load them again after each call, because a call may change an array. :attr:`head` contains the
+    loads of the first section.
     """
 
     def __init__(self, arrays: Collection[str] = ()) -> None:
         self._lines: list[str] = []
         self._arrays = frozenset(arrays)
-        # The names of what the sections load, by operation: of the first section, and of the current one.
+        # The names of loaded values, by operation: of the first section, and of the current section.
         self._head: dict[str, str] = {}
         self._loaded = self._head
         self._known = set(arrays)
@@ -28,40 +28,40 @@ class FunctionText:
         self._lines.append(line)
 
     def take(self) -> list[str]:
-        """Return the lines so far and begin anew, in the first section."""
+        """Return the lines so far, and start again without lines in the first section."""
         self._end_section(self._head)
         lines, self._lines = self._lines, []
         return lines
 
     def begin_section(self) -> None:
-        """Load pointers again from here on. No loop may be open."""
+        """Begin a section, which loads pointers again. It must not begin inside a loop."""
         self._end_section({})
         self._section = len(self._lines)
 
     def _end_section(self, loaded: dict[str, str]) -> None:
-        """Put what the current section loads ahead of its lines. The next one finds ``loaded``."""
+        """Insert the loads of the current section before its lines. The next section starts with ``loaded``."""
         if self._loaded is not self._head:
             self._lines[self._section : self._section] = _definitions(self._loaded)
         self._loaded, self._known = loaded, {*self._arrays, *loaded.values()}
 
     def fresh(self, prefix: str = "%e") -> str:
-        """A new name."""
+        """Return a new name."""
         self._counter += 1
         return f"{prefix}{self._counter}"
 
     def define(self, op: str) -> str:
-        """The name of the result of ``op``, which is added."""
+        """Add ``op`` and return the name of its result."""
         name = self.fresh()
         self.add(f"{name} = {op}")
         return name
 
     @property
     def head(self) -> list[str]:
-        """The lines that load what the first section uses, which all others may use, too."""
+        """Return the lines that load the pointers of the first section. All other sections may use them, too."""
         return _definitions(self._head)
 
     def _define_by(self, array: str, op: str) -> str:
-        """Return the name of the result of ``op``, which depends on ``array`` alone."""
+        """Return the name of the result of ``op``, which depends only on ``array``."""
         if array not in self._known:
             return self.define(op)
         if op not in self._loaded:
@@ -71,7 +71,7 @@ class FunctionText:
 
     @property
     def constants(self) -> list[str]:
-        """The lines that define the constants, ahead of all others."""
+        """Return the lines that define the constants. They come before all other lines."""
         return _definitions(self._constants)
 
     def constant(self, number: int, kind: str = "i64") -> str:
@@ -81,21 +81,21 @@ class FunctionText:
         return self._constants[op]
 
     def place_in(self, array: str, position: int) -> str:
-        """The address of a pointer in an array of such."""
+        """Return the address of the pointer at ``position`` in an array of pointers."""
         return self._define_by(array, f"llvm.getelementptr {array}[{position}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
 
     def pointer_in(self, array: str, position: int) -> str:
-        """A pointer in an array of such."""
+        """Return the pointer at ``position`` in an array of pointers."""
         place = self.place_in(array, position)
         return self._define_by(place, f"llvm.load {place} : !llvm.ptr -> !llvm.ptr")
 
     def moved(self, pointer: str, distance: int | str, kind: str = "i8") -> str:
-        """``pointer``, moved by a number of elements, or by the value of that name."""
+        """Return ``pointer``, moved by a number of elements or by the value of this name."""
         if isinstance(distance, int):
             return self.define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr) -> !llvm.ptr, {kind}")
         return self.define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, {kind}")
 
 
 def _definitions(names: Mapping[str, str]) -> list[str]:
-    """Return lines that define names by the operations that these are of."""
+    """Return lines that define names. ``names`` maps each operation to the name of its result."""
     return [f"{name} = {op}" for op, name in names.items()]

@@ -1,4 +1,4 @@
-"""Where the temporaries of a function lie in its workspace."""
+"""Layout of a function's temporaries in its workspace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchmdla.devices.cpu.workspace import Lifetime, plan
 
 @dataclass(frozen=True)
 class Place:
-    """A byte of the workspace: ``offset`` bytes behind the value ``base``, if the function computes one."""
+    """Byte of the workspace: ``offset`` bytes after its start, or after the value ``base`` if that is not empty."""
 
     base: str
     offset: int
@@ -22,14 +22,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of temporaries, and where the last one ends."""
+    """Places of temporaries, and the end of the last one."""
 
     places: dict[Buffer, Place]
     end: Place
 
 
 def lay_out(steps: Sequence[Step], symbols: Symbols, sizes: SizeCode) -> Layout:
-    """Places of the steps' temporaries: planned, or, with ``symbols``, computed by the function of ``sizes``."""
+    """Return the places of the steps' temporaries.
+
+    They are planned at compile time. In a program with ``symbols``, the function of ``sizes`` computes them.
+    """
     if symbols.is_used:
         values, last = sizes.laid_out(lifetimes(steps), symbols.typical)
         return Layout({buffer: Place(value, 0) for buffer, value in values.items()}, Place(last, 0))
@@ -38,13 +41,13 @@ def lay_out(steps: Sequence[Step], symbols: Symbols, sizes: SizeCode) -> Layout:
 
 
 def plan_workspace(steps: Sequence[Step]) -> tuple[dict[Buffer, int], int]:
-    """Byte offsets of the steps' temporaries in one workspace, and its size."""
+    """Return the byte offsets of the steps' temporaries in one workspace, and the size of the workspace."""
     used = lifetimes(steps)
     offsets, size = plan(list(used.values()))
     return dict(zip(used, offsets, strict=True)), size
 
 
 def lifetimes(steps: Sequence[Step]) -> dict[Buffer, Lifetime]:
-    """Of the steps' temporaries."""
+    """Return the lifetimes of the steps' temporaries."""
     first, last = first_and_last_uses(steps)
     return {b: Lifetime(b.bytes, first[b], last[b]) for b in first if b.kind == "temporary"}

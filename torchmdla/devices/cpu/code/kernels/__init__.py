@@ -1,15 +1,18 @@
-"""The code of a kernel: a nest computed as its schedule says, as MLIR text.
+"""Code of a kernel: a nest computed as its schedule specifies, as MLIR text.
 
-A kernel is ``void(void *const *operands, int64_t begin, int64_t end)`` over operands in the order of
-:class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec`: buffers, tables, scalars, if the nest may fail an ``i32`` that
-it sets to 1 when an index is out of bounds or a condition fails, the values of the symbols if the nest is dynamic, and
-what the schedule fetches beside operands.
+A kernel is ``void(void *const *operands, int64_t begin, int64_t end)``. Its operands have the order of
+:class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec`:
 
-Each module writes what the ones before it in this list know nothing of: ``code`` (lines, scopes, constants, sizes),
-``instructions`` (of a nest's body), ``memory`` (operands, masks), ``turned`` (blocks of operands,
-transposed), ``tile`` (values at the points of the register tile),
-``reduction`` (loops inside of it), ``loops`` (loops around it). What is an integer in a static nest may be the name of
-a value in a dynamic one: an extent, a stride, how many lanes are left.
+- buffers, tables, scalars;
+- the status, if the nest may fail: an ``i32`` that is set to 1 if an index is out of bounds or a condition fails;
+- the values of the symbols, if the nest is dynamic;
+- the buffers that the schedule prefetches beside operands.
+
+Each module in this list builds on the modules before it: ``code`` (lines, scopes, constants, sizes), ``instructions``
+(of a nest's body), ``memory`` (operands, masks), ``register_transpose`` (transposed blocks of operands), ``tile``
+(values at the points of the register tile), ``reduction`` (loops inside the register tile), ``loops`` (loops around
+it). An integer of a static nest may be the name of a value in a dynamic nest: an extent, a stride, or the number of
+lanes left.
 """
 
 from __future__ import annotations
@@ -26,8 +29,10 @@ __all__ = ["KernelCode", "write_kernel"]
 
 @dataclass(frozen=True)
 class KernelCode:
-    """MLIR text of one function and the external functions that it calls, with their types. ``{symbol}`` stands for
-    the function's name, which is no part of what it does."""
+    """MLIR text of one function, and the external functions that it calls, with their types.
+
+    In the text, ``{symbol}`` stands for the function's name.
+    """
 
     text: str
     externals: tuple[tuple[str, str], ...]
@@ -36,8 +41,11 @@ class KernelCode:
 def write_kernel(
     nest: AnyNest, schedule: Schedule, machine: Machine, attributes: str, *, has_infinities: bool = False
 ) -> KernelCode:
-    """The kernel of ``nest``; ``attributes`` are those of the function, as MLIR text. ``has_infinities``: whether
-    values of the module are known not to be finite."""
+    """Return the kernel of ``nest``.
+
+    ``attributes`` are the function's attributes, as MLIR text. ``has_infinities`` is whether some values of the module
+    are known not to be finite.
+    """
     writer = LoopWriter(nest, schedule, machine)
     writer.has_infinities = has_infinities
     body = "\n".join(writer.write())

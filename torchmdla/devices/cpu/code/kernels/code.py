@@ -1,4 +1,4 @@
-"""Lines of code and what they know: scopes, constants, and numbers that depend on symbols."""
+"""Lines of code, with scopes, constants, and numbers that depend on symbols."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.expressions import Expression
 
-# Within a register tile: the offset of each tiled loop.
+# A point of a register tile: the offset of each loop.
 Point = tuple[int, ...]
 
 # A number that is known when the code is written, or the name of an ``i64``.
@@ -20,7 +20,7 @@ Count = int | str
 
 @dataclass(frozen=True)
 class Value:
-    """An SSA value of element type ``element``, a vector if ``lanes`` is more than one."""
+    """SSA value of element type ``element``. It is a vector if ``lanes`` is more than one."""
 
     name: str
     element: str
@@ -36,8 +36,11 @@ def vector_type(element: str, lanes: int) -> str:
 
 
 class CodeWriter:
-    """Lines of one function. What is written once is found again by scope: values of the nest's body by expression
-    and point, the operands' pointers and the loops' indices by number, constants by text."""
+    """Lines of one function. Values are reused within their scope.
+
+    The keys are: expression and point for values of the nest's body, numbers for the operands' pointers and the loops'
+    indices, and text for constants.
+    """
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -46,7 +49,7 @@ class CodeWriter:
         self._pointers: ChainMap[int, str] = ChainMap()
         self._induction: ChainMap[int, str] = ChainMap()
         self._constants: ChainMap[str, str] = ChainMap()
-        # What symbols determine, by text, in the order of the code; and where the values of the symbols are.
+        # Values that depend only on symbols, by text, in the order of the code; the pointer to the symbols' values.
         self._ahead: dict[str, str] = {}
         self._symbols = ""
 
@@ -71,7 +74,7 @@ class CodeWriter:
 
     @contextmanager
     def _scope(self) -> Iterator[None]:
-        """Values written inside do not dominate what follows."""
+        """Open a scope: values that are written inside it do not dominate the code after it."""
         saved = self._values, self._pointers, self._induction, self._constants
         self._values, self._pointers = self._values.new_child(), self._pointers.new_child()
         self._induction, self._constants = self._induction.new_child(), self._constants.new_child()
@@ -93,7 +96,7 @@ class CodeWriter:
     # Numbers that may depend on symbols.
 
     def _number(self, number: Count | Size) -> str:
-        """The name of a number. One that symbols determine is computed ahead of all loops."""
+        """Return the name of a number. A number that depends on symbols is computed before all loops."""
         if isinstance(number, int):
             return self._constant(number)
         return self._sized(number) if isinstance(number, Size) else number
@@ -102,7 +105,7 @@ class CodeWriter:
         return self._sized(number) if isinstance(number, Size) else number
 
     def _sized(self, size: Size) -> str:
-        """The name of a polynomial's value."""
+        """Return the name of a polynomial's value."""
         total = ""
         for exponents, factor in size.terms:
             term = self._product(factor, [self._symbol(k) for k, power in enumerate(exponents) for _ in range(power)])
@@ -110,7 +113,7 @@ class CodeWriter:
         return total
 
     def _product(self, factor: int, names: Sequence[str]) -> str:
-        """The name of a product of numbers that are computed ahead."""
+        """Return the name of a product of numbers that are computed before all loops."""
         term, *others = names if names and factor == 1 else [self._constant_ahead(factor), *names]
         for name in others:
             term = self._compute_ahead(f"arith.muli {term}, {name} overflow<nsw> : i64")
@@ -121,7 +124,7 @@ class CodeWriter:
         return self._compute_ahead(f"llvm.load {slot} : !llvm.ptr -> i64")
 
     def _compute_ahead(self, text: str) -> str:
-        """Defines a value ahead of all loops, from others that are."""
+        """Define a value before all loops, from values that are also defined there."""
         if text not in self._ahead:
             self._ahead[text] = self._fresh()
         return self._ahead[text]
@@ -138,14 +141,14 @@ class CodeWriter:
         return self._define(f"arith.minsi {self._constant(limit)}, {number} : i64")
 
     def _whole(self, number: str, step: int) -> str:
-        """The largest multiple of ``step`` that is at most ``number``."""
+        """Return the largest multiple of ``step`` that is at most ``number``."""
         if step == 1:
             return number
         rest = self._define(f"arith.remui {number}, {self._constant(step)} : i64")
         return self._define(f"arith.subi {number}, {rest} overflow<nsw> : i64")
 
     def _blocks(self, size: int | Size, step: int) -> Count:
-        """How many blocks of ``step`` cover ``size``."""
+        """Return the number of blocks of ``step`` that cover ``size``."""
         if isinstance(size, int):
             return -(-size // step)
         return self._compute_ahead(f"arith.divui {self._number(size + (step - 1))}, {self._constant_ahead(step)} : i64")

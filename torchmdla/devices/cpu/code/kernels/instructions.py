@@ -1,4 +1,4 @@
-"""The instructions of a nest's body, on scalars and vectors."""
+"""Instructions of a nest's body, on scalars and vectors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
 
-# Floating types, with the bits of infinity.
+# Floating-point types, with the bits of infinity.
 INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF0000000000000}
 
-# Floats in a vector of AVX-512, and in the table of a lookup.
+# The number of floats in an AVX-512 vector, and in the table of a lookup.
 _WHOLE_VECTOR = 16
 
-# Words in the vectors for which processors have sums of the products in them.
+# Numbers of words in the vectors for which processors have dot-product instructions.
 _LANES_OF_DOTS = (4, 8, 16)
 
-# Integer powers that eager computes by products, too.
+# Integer powers that eager mode also computes by products.
 _SMALL_POWERS = (1, 2, 3)
 
 
 class InstructionWriter(CodeWriter):
-    """Instructions of one nest, and the external functions that they call. ``has_infinities``: whether values of the
-    module are known not to be finite."""
+    """Writer of the instructions of one nest, with the external functions that they call.
+
+    ``has_infinities`` is whether some values of the module are known not to be finite.
+    """
 
     def __init__(self, nest: AnyNest, machine: Machine) -> None:
         super().__init__()
@@ -41,7 +43,7 @@ class InstructionWriter(CodeWriter):
         self.externals: dict[str, str] = {}
 
     def _apply(self, expression: Expression, operands: Sequence[Value]) -> Value:
-        """What an expression is of values of its operands."""
+        """Return the value of an expression for the values of its operands."""
         write = _SPECIAL.get(expression.op, InstructionWriter._emit)
         return write(self, expression, operands)
 
@@ -63,10 +65,10 @@ class InstructionWriter(CodeWriter):
         return self._emit(call, [base, Value(real, base.element, exponent.lanes)])
 
     def _to_integer(self, expression: Expression, operands: Sequence[Value]) -> Value:
-        """A float as an integer, and the least integer in the place of a float that has none, as processors convert it.
+        """Convert a float to an integer. Floats without an integer value become the least integer, as on processors.
 
-        LLVM leaves the others open. It chooses what is cheapest where it knows by constants that a value is not finite,
-        across kernels, too.
+        LLVM does not define the result for such floats. If it knows from constants that a value is not finite, it
+        chooses the cheapest result, also across kernels.
         """
         if not self.has_infinities:
             return self._emit(expression, operands)
@@ -83,30 +85,30 @@ class InstructionWriter(CodeWriter):
         limit = filled(-float(least), value.element)
         flags = self._define(f"arith.cmpf olt, {size.name}, {limit.name} : {size.type}")
         inside = Value(flags, "i1", value.lanes)
-        kept = self._emit(operation("arith.select", (), value.element), [inside, value, filled(0.0, value.element)])
-        made = self._emit(operation("arith.fptosi", (), wide), [kept])
-        result = self._emit(operation("arith.select", (), wide), [inside, made, filled(least, wide)])
+        operand = self._emit(operation("arith.select", (), value.element), [inside, value, filled(0.0, value.element)])
+        converted = self._emit(operation("arith.fptosi", (), wide), [operand])
+        result = self._emit(operation("arith.select", (), wide), [inside, converted, filled(least, wide)])
         return result if expression.type == wide else self._resize(result, expression.type, "arith.trunci")
 
     def _look_up(self, expression: Expression, operands: Sequence[Value]) -> Value:
         index = operands[0]
         results = vector_type("f32", _WHOLE_VECTOR)
         table = Value(self._literal(f"dense<{expression.attributes}> : {results}"), "f32", _WHOLE_VECTOR)
-        found = self._intrinsic("llvm.x86.avx512.permvar.sf.512", [table, self._padded(index)])
-        return self._first_lanes(found, index.lanes)
+        entries = self._intrinsic("llvm.x86.avx512.permvar.sf.512", [table, self._padded(index)])
+        return self._first_lanes(entries, index.lanes)
 
     def _scale(self, expression: Expression, operands: Sequence[Value]) -> Value:
         value, exponent = operands
         wide = self._padded(value)
         every_lane = Value(self._literal("-1 : i16"), "i16")
-        # Rounding as everywhere else (_MM_FROUND_CUR_DIRECTION).
+        # The current rounding mode (_MM_FROUND_CUR_DIRECTION).
         rounding = Value(self._literal("4 : i32"), "i32")
         arguments = [wide, self._padded(exponent), wide, every_lane, rounding]
         scaled = self._intrinsic("llvm.x86.avx512.mask.scalef.ps.512", arguments)
         return self._first_lanes(scaled, value.lanes)
 
     def _dot(self, expression: Expression, operands: Sequence[Value]) -> Value:
-        """The sum of the products in words, added to the third operand if there is one."""
+        """Return the sum of the products in words, plus the third operand if there is one."""
         lanes = max(v.lanes for v in operands)
         left, right, *added = (self._broadcast(v, lanes) for v in operands)
         element = expression.type
@@ -115,7 +117,7 @@ class InstructionWriter(CodeWriter):
         return write(left, right, total)
 
     def _dot_of_pairs(self, left: Value, right: Value, total: Value) -> Value:
-        """Two products of bfloat16."""
+        """Return ``total`` plus two products of bfloat16 in each word."""
         lanes = total.lanes
         if self.machine.dots_bf16 and lanes in _LANES_OF_DOTS:
             words = (self._bit_cast(word, "bf16", 2 * lanes) for word in (left, right))
@@ -125,15 +127,15 @@ class InstructionWriter(CodeWriter):
         return total
 
     def _low_half(self, word: Value) -> Value:
-        """The bfloat16 in the low half of each ``i32``, as ``f32``."""
+        """Return the bfloat16 in the low half of each ``i32``, as ``f32``."""
         return self._bit_cast(self._shifted(word, "arith.shli", 16), "f32", word.lanes)
 
     def _high_half(self, word: Value) -> Value:
-        kept = self._broadcast(Value(self._literal("-65536 : i32"), "i32"), word.lanes)
-        return self._bit_cast(self._emit(operation("arith.andi", (), "i32"), [word, kept]), "f32", word.lanes)
+        mask = self._broadcast(Value(self._literal("-65536 : i32"), "i32"), word.lanes)
+        return self._bit_cast(self._emit(operation("arith.andi", (), "i32"), [word, mask]), "f32", word.lanes)
 
     def _dot_of_bytes(self, left: Value, right: Value, total: Value) -> Value:
-        """Four products of an integer without a sign and one with a sign."""
+        """Return ``total`` plus four products of an unsigned and a signed byte in each word."""
         lanes = total.lanes
         if self.machine.dots_bytes and lanes in _LANES_OF_DOTS:
             words = (self._bit_cast(word, "i8", 4 * lanes) for word in (left, right))
@@ -154,13 +156,13 @@ class InstructionWriter(CodeWriter):
         return replace(result, name=self._define(f"llvm.bitcast {value.name} : {value.type} to {result.type}"))
 
     def _intrinsic(self, name: str, operands: Sequence[Value]) -> Value:
-        """One of AVX-512, which gives a vector like the first operand; of a table of ``f32``, too."""
+        """Return the result of an AVX-512 intrinsic. Its type is that of the first operand, which may be a table."""
         names, types = ", ".join(v.name for v in operands), ", ".join(v.type for v in operands)
         result = Value("", operands[0].element, operands[0].lanes)
         return replace(result, name=self._define(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result.type}'))
 
     def _padded(self, value: Value) -> Value:
-        """Sixteen lanes, whatever lies in those behind ``value``'s."""
+        """Return ``value`` extended to sixteen lanes. The additional lanes may hold any values."""
         if value.lanes in (1, _WHOLE_VECTOR):
             return self._broadcast(value, _WHOLE_VECTOR)
         lanes = ", ".join(str(k % value.lanes) for k in range(_WHOLE_VECTOR))
@@ -187,7 +189,7 @@ class InstructionWriter(CodeWriter):
         return Value(self._define(text), expression.type, lanes)
 
     def _size_value(self, expression: Expression, operands: Sequence[Value]) -> Value:
-        """A size as a number, rounded once."""
+        """Return a size as a number of the expression's type, rounded once."""
         name, element = self._number(expression.payload), expression.type
         if element == "i32":
             name = self._define(f"arith.trunci {name} : i64 to i32")
@@ -198,7 +200,7 @@ class InstructionWriter(CodeWriter):
         return Value(name, element)
 
     def _cast_index(self, expression: Expression, operands: Sequence[Value]) -> Value:
-        """An index is an ``i64`` here, so the cast is an extension, a truncation or nothing."""
+        """Cast an index. It is an ``i64`` here, so the cast is an extension, a truncation or nothing."""
         operand = operands[0]
         source, target = int(operand.element[1:]), int(expression.type[1:])
         if source == target:
@@ -252,7 +254,7 @@ class InstructionWriter(CodeWriter):
         return Value(self._define(f"{op} {value.name} : {value.type} to {target}"), element, value.lanes)
 
     def _by_lane(self, operands: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
-        """Applies a function of scalars to each lane."""
+        """Apply a function of scalars to each lane."""
         lanes, element = operands[0].lanes, operands[0].element
         total = self._zero(element, lanes)
         for lane in range(lanes):
@@ -267,14 +269,13 @@ class InstructionWriter(CodeWriter):
         return Value(total, element, lanes)
 
 
-# What is written otherwise than as the op of its name.
 def has_infinities(nest: AnyNest) -> bool:
-    """Whether some value of a nest is known not to be finite."""
+    """Return whether some value of a nest is known not to be finite."""
     return any(map(_is_infinite, nest.all_computed))
 
 
 def _is_infinite(expression: Expression) -> bool:
-    """Whether a value is a constant that is not finite, or divided by a constant zero."""
+    """Return whether a value is a constant that is not finite, or a quotient with a constant divisor of zero."""
     number = expression.payload if expression.op == "constant" else 0
     if isinstance(number, float) and not math.isfinite(number):
         return True
@@ -282,6 +283,7 @@ def _is_infinite(expression: Expression) -> bool:
     return divisor is not None and divisor.op == "constant" and divisor.payload == 0
 
 
+# Expressions that are not written as the op of their name.
 _SPECIAL: Mapping[str, Callable[[InstructionWriter, Expression, Sequence[Value]], Value]] = {
     "arith.index_cast": InstructionWriter._cast_index,
     "arith.index_castui": InstructionWriter._cast_index,

@@ -1,4 +1,4 @@
-"""The loops around the register tile: a kernel's range, blocks, and what dynamic extents leave of these."""
+"""Loops around the register tile: a kernel's range, its blocks, and the remainders of dynamic extents."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torchmdla.devices.cpu.schedule.blocking import Level
 
 
 class LoopWriter(ReductionWriter):
-    """Writes a whole kernel."""
+    """Writer of a whole kernel."""
 
     def write(self) -> list[str]:
-        """The function's lines."""
+        """Return the function's lines."""
         self._load_operands()
         self._extents = [self._count(size) for size in self.nest.sizes]
         self._range()
@@ -23,7 +23,7 @@ class LoopWriter(ReductionWriter):
         return self._lines[: self._loaded] + ahead + self._lines[self._loaded :]
 
     def _range(self) -> None:
-        """The loop over ``[begin, end)``, the blocks of the ranged levels in row-major order."""
+        """Write the loop over ``[begin, end)``: the blocks of the ranged levels in row-major order."""
         with self._loop("%begin", "%end", self._constant(1)) as index:
             positions = []
             for depth in reversed(range(self.schedule.ranged)):
@@ -35,7 +35,7 @@ class LoopWriter(ReductionWriter):
             self._ranged(0, [index, *reversed(positions)])
 
     def _ranged(self, depth: int, positions: Sequence[str]) -> None:
-        """The ranged levels from ``depth`` on, at one position of each, and what lies inside of them."""
+        """Write the ranged levels from ``depth`` on, at one position of each, and the code inside them."""
         if depth == self.schedule.ranged:
             self._descend(depth)
             return
@@ -61,7 +61,7 @@ class LoopWriter(ReductionWriter):
         self._line("}")
 
     def _descend(self, depth: int) -> None:
-        """The levels from ``depth`` on, and what lies inside of them."""
+        """Write the levels from ``depth`` on, and the code inside them."""
         if depth == len(self.schedule.levels):
             self._innermost()
             return
@@ -92,12 +92,12 @@ class LoopWriter(ReductionWriter):
         self._check(points)
         self._finish(points)
 
-    # Levels of a dynamic extent. Blocks around others take what is left as it comes; the register tile has code for its
-    # own extent, and for each part of what is left. A tile of few rows waits for its chains of additions, so the tiles
-    # of a reduction are even: there is code for every number of rows.
+    # Levels of a dynamic extent. An outer block's extent is limited at run time to the iterations left. The register
+    # tile has code for its full extent, and for each part of the remainder. A tile of few rows waits for its chains of
+    # additions. The tiles of a reduction are therefore of nearly equal size, with code for every number of rows.
 
     def _dynamic_level(self, depth: int, extent: str) -> None:
-        """The blocks of a level in a loop over ``extent`` iterations."""
+        """Write the blocks of a level in a loop over ``extent`` iterations."""
         level, zero = self.schedule.levels[depth], self._constant(0)
         if not self._is_tile(depth):
             with self._loop(zero, extent, self._constant(level.step)) as index:
@@ -115,7 +115,7 @@ class LoopWriter(ReductionWriter):
         self._rest_of_level(level, main, extent, lambda: self._descend(depth + 1))
 
     def _dynamic_block(self, depth: int, number: str, extent: str, inside: Callable[[], None]) -> None:
-        """Block ``number`` of a level in a loop over ``extent``."""
+        """Write block ``number`` of a level in a loop over ``extent`` iterations."""
         level = self.schedule.levels[depth]
         if self._has_even_rows(depth):
             self._even_rows(level, number, extent, inside)
@@ -139,20 +139,22 @@ class LoopWriter(ReductionWriter):
                 self._rest_of_level(level, index, extent, inside)
 
     def _is_tile(self, depth: int) -> bool:
-        """Whether the level's blocks are those of the register tile."""
+        """Return whether the level's blocks are those of the register tile."""
         loop = self.schedule.levels[depth].loop
         later = self.schedule.levels[depth + 1 :]
         return not self.nest.reduction[loop] and all(level.loop != loop for level in later)
 
     def _has_even_rows(self, depth: int) -> bool:
-        """Whether the level's blocks are those of the register tile, and are to be of nearly one size."""
+        """Return whether the level's blocks are those of the register tile and should have nearly equal sizes."""
         level = self.schedule.levels[depth]
         is_rows = level.step > 1 and level.loop != self.schedule.vector
         return is_rows and self.nest.accumulates and self._is_tile(depth)
 
     def _even_rows(self, level: Level, number: str, extent: str, inside: Callable[[], None]) -> None:
-        """Tile ``number`` of as few as have at most ``step`` rows each. The first ones have one row more than the
-        others where their number does not divide ``extent``."""
+        """Write tile ``number`` of the fewest tiles that have at most ``step`` rows each.
+
+        If the number of tiles does not divide ``extent``, the first tiles have one row more than the others.
+        """
         tiles = self._tiles_in(extent, level.step)
         rows, more = (self._define(f"arith.{op} {extent}, {tiles} : i64") for op in ("divui", "remui"))
         before = self._define(f"arith.minsi {number}, {more} : i64")
@@ -165,13 +167,16 @@ class LoopWriter(ReductionWriter):
                 inside()
 
     def _tiles_in(self, extent: str, step: int) -> str:
-        """How many tiles of at most ``step`` iterations there are in a block."""
+        """Return the number of tiles of at most ``step`` iterations in a block of ``extent`` iterations."""
         wide = self._define(f"arith.addi {extent}, {self._constant(step - 1)} : i64")
         return self._define(f"arith.divui {wide}, {self._constant(step)} : i64")
 
     def _rest_of_level(self, level: Level, lower: str, upper: str, inside: Callable[[], None]) -> None:
-        """What whole register tiles leave, from ``lower`` to ``upper``: single vectors, then one with a mask, or blocks
-        of a power of two."""
+        """Write the remainder after whole register tiles, from ``lower`` to ``upper``.
+
+        In the vector loop, these are single vectors, then one with a mask. In other loops, these are blocks whose sizes
+        are powers of two.
+        """
         loop, lanes = level.loop, self.schedule.lanes
         if loop == self.schedule.vector:
             if level.step > lanes and not self.nest.accumulates:
@@ -195,7 +200,7 @@ class LoopWriter(ReductionWriter):
 
     @contextmanager
     def _enter(self, loop: int, index: Count, extent: Count) -> Iterator[None]:
-        """A block of ``extent`` iterations of ``loop``, from ``index`` iterations after the block around it."""
+        """Enter a block of ``extent`` iterations of ``loop``, at iteration ``index`` of the enclosing block."""
         with self._scope():
             saved = self._extents[loop], self._is_first, self._is_last
             self._extents[loop] = extent
@@ -206,7 +211,7 @@ class LoopWriter(ReductionWriter):
             self._extents[loop], self._is_first, self._is_last = saved
 
     def _mark_block(self, loop: int, extent: Count) -> None:
-        """Finds whether this block of a reduction is the first and the last."""
+        """Compute whether this block of a reduction is the first, and whether it is the last."""
         last = self._minus(self.nest.sizes[loop], extent)
         first = self._define(f"arith.cmpi eq, {self._induction[loop]}, {self._constant(0)} : i64")
         last = self._define(f"arith.cmpi eq, {self._induction[loop]}, {last} : i64")
@@ -216,8 +221,10 @@ class LoopWriter(ReductionWriter):
         self._is_first, self._is_last = first, last
 
     def _hoist(self, depth: int) -> None:
-        """Computes what the loops opened so far determine, before the next one opens. An epilogue's values are left
-        to the end of the reduction: they would only hold registers during it."""
+        """Compute the values that depend only on the open loops, before the next loop opens.
+
+        The values of an epilogue are computed at the end of the reduction: they would only occupy registers during it.
+        """
         pending = {level.loop for level in self.schedule.levels[depth:]}
         opened = frozenset(d for d, reduced in enumerate(self.nest.reduction) if not reduced and d not in pending)
         for expression in (*self.nest.loads, *self.nest.body):
@@ -228,5 +235,5 @@ class LoopWriter(ReductionWriter):
 
 
 def _powers_below(limit: int) -> list[int]:
-    """Powers of two below ``limit``, largest first."""
+    """Return the powers of two below ``limit``, largest first."""
     return [1 << k for k in reversed(range((limit - 1).bit_length()))]

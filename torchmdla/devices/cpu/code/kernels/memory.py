@@ -1,4 +1,4 @@
-"""What a kernel reads and writes: operands at the points of the register tile, masks at the end of the vector loop."""
+"""Memory accesses of a kernel: operands at points of the register tile, masks at the end of the vector loop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torchmdla.devices.cpu.schedule import Fetch, Schedule, scratch_elements, sc
 
 
 class MemoryWriter(InstructionWriter):
-    """Loads and stores of one nest's operands, where the pointers and extents are."""
+    """Writer of loads and stores of one nest's operands, for the current pointers and extents."""
 
     def __init__(self, nest: AnyNest, schedule: Schedule, machine: Machine) -> None:
         super().__init__(nest, machine)
         self.schedule = schedule
-        # The iterations of each loop inside the blocks opened so far; those of the register tile for loops that reduce.
+        # The iterations of each loop in the open blocks; for reduction loops also those in the register tile.
         self._extents: list[Count] = []
         self._tile = list(schedule.tiles)
-        # How many iterations the vector loop has left, in code for what whole tiles leave of a dynamic extent.
+        # The number of iterations left in the vector loop, in code for the remainder of a dynamic extent.
         self._lanes_left = ""
-        # Under blocks of the reduction: where partial results lie.
+        # The buffers of partial results, if the reduction has blocks.
         self._scratch = _scratch(nest, schedule)
-        # How far behind their operands the buffers lie of which the same place is fetched.
+        # The distance in bytes from an operand to the buffer that is prefetched beside it.
         self._apart: dict[Fetch, str] = {}
 
     def _load_operands(self) -> None:
@@ -59,13 +59,13 @@ class MemoryWriter(InstructionWriter):
         return self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
 
     def _bytes_between(self, operand: int, pointer: str) -> str:
-        """How far behind an operand the place is that ``pointer`` points to."""
+        """Return the distance in bytes from an operand to the address ``pointer``."""
         pointers = (pointer, self._operand_at(operand, 0))
         ends = [self._define(f"llvm.ptrtoint {p} : !llvm.ptr to i64") for p in pointers]
         return self._define(f"arith.subi {ends[0]}, {ends[1]} : i64")
 
     def _advance(self, loop: int, index: Count, scratch: bool = False) -> None:
-        """Moves the induction variable of ``loop`` and every pointer by ``index`` iterations."""
+        """Move the induction variable of ``loop`` and every pointer by ``index`` iterations."""
         outer = self._induction.get(loop)
         if outer is None:
             self._induction[loop] = self._number(index)
@@ -77,7 +77,7 @@ class MemoryWriter(InstructionWriter):
             self._pointers[number] = self._offset(self._pointers[number], distance, operand.element)
 
     def _distance(self, steps: Count, stride: int | Size) -> Count | Size:
-        """Return the number of elements that ``steps`` iterations move an operand of ``stride`` by."""
+        """Return the number of elements by which ``steps`` iterations move an operand of ``stride``."""
         if isinstance(steps, int):
             return stride * steps
         if stride == 0:
@@ -94,7 +94,7 @@ class MemoryWriter(InstructionWriter):
         return self._define(f"llvm.getelementptr {pointer}[{elements}] : {kind}, {stored(element)}")
 
     def _prefetch(self, pointer: str, cache: int, is_written: bool = False) -> None:
-        """Fetches a line. ``cache``: LLVM's hint where to."""
+        """Prefetch a cache line. ``cache`` is LLVM's hint for the cache level."""
         self._line(
             f'"llvm.intr.prefetch"({pointer}) <{{rw = {int(is_written)} : i32, hint = {cache} : i32, cache = 1 : i32}}>'
             " : (!llvm.ptr) -> ()"
@@ -106,18 +106,21 @@ class MemoryWriter(InstructionWriter):
         return self._tile[loop] if self.nest.reduction[loop] else self._extents[loop]
 
     def _active(self, point: Point) -> Count:
-        """Lanes inside the vector loop at a point."""
+        """Return the number of lanes inside the vector loop at a point."""
         loop, lanes = self.schedule.vector, self.schedule.lanes
         if loop < 0:
             return 1
         if self._lanes_left:
             return self._lanes_left_at(point[loop])
         extent = self._tile_extent(loop)
-        # Around the register tile no value varies with the vector loop.
+        # Outside the register tile, values do not vary with the vector loop.
         return lanes if isinstance(extent, str) else min(lanes, extent - point[loop])
 
     def _lanes_left_at(self, offset: int) -> str:
-        """How many lanes are left from ``offset`` iterations on: more than a vector has, or none, if it is negative."""
+        """Return the number of lanes left from ``offset`` iterations on.
+
+        It may be more than a vector has. If it is negative, all lanes are outside the loop.
+        """
         if not offset:
             return self._lanes_left
         key = f"{self._lanes_left} - {offset}"
@@ -142,11 +145,11 @@ class MemoryWriter(InstructionWriter):
         return self._constants[key]
 
     def _operand(self, number: int) -> AnyOperand:
-        """Operand ``number`` of the kernel; after these come the scratch buffers."""
+        """Return operand ``number`` of the kernel. The numbers of scratch buffers follow those of operands."""
         return self._scratch[number] if number in self._scratch else self.nest.operands[number]
 
     def _address(self, number: int, point: Point) -> tuple[str, int | Size]:
-        """The pointer of operand ``number`` at a point and its stride from lane to lane."""
+        """Return the pointer of operand ``number`` at a point, and its stride from lane to lane."""
         operand = self._operand(number)
         offset: int | Size = 0
         for stride, step in zip(operand.strides, point, strict=True):
@@ -155,7 +158,7 @@ class MemoryWriter(InstructionWriter):
         return self._operand_at(number, offset), lane
 
     def _operand_at(self, number: int, offset: int | Size) -> str:
-        """Return the pointer to an operand's element ``offset`` behind that of the loops' indices."""
+        """Return the pointer to the operand's element that is ``offset`` elements after that of the loops' indices."""
         operand = self._operand(number)
         pointer = self._pointers[number if operand.base is None else operand.base]
         return self._offset(pointer, offset + operand.offset, operand.element)
@@ -205,7 +208,7 @@ class MemoryWriter(InstructionWriter):
         return self._define(f"{convert} {value.name} : {value.type} to {memory}")
 
     def _load_reversed(self, pointer: str, element: str) -> Value:
-        """The element at ``pointer``, then those before it."""
+        """Load the element at ``pointer``, then the elements before it."""
         lanes = self.schedule.lanes
         rising = self._load_memory(self._offset(pointer, 1 - lanes, element), element, lanes)
         return self._from_memory(self._reversed(rising, vector_type(stored(element), lanes)), element, lanes)
@@ -215,7 +218,7 @@ class MemoryWriter(InstructionWriter):
         return self._define(f"vector.shuffle {name}, {name} {picks} : {memory}, {memory}")
 
     def _load_every_second(self, pointer: str, element: str, active: int) -> Value:
-        """Elements 0, 2, 4, … by two loads that touch nothing past the last of the ``active`` ones."""
+        """Load elements 0, 2, 4, … by two loads that do not access memory after the last ``active`` element."""
         lanes, used = self.schedule.lanes, 2 * active - 1
         starts = (0, lanes - 1) if used > lanes else (0, 0)
         halves = [
@@ -251,7 +254,7 @@ class MemoryWriter(InstructionWriter):
         return self._from_memory(name, element, lanes)
 
     def _store(self, number: int, point: Point, value: Value) -> None:
-        """Stores ``value`` to operand ``number`` at a point."""
+        """Store ``value`` to operand ``number`` at a point."""
         pointer, stride = self._address(number, point)
         element = self._operand(number).element
         align = ELEMENT_BYTES[stored(element)]
@@ -284,8 +287,10 @@ class MemoryWriter(InstructionWriter):
 
 
 def _scratch(nest: AnyNest, schedule: Schedule) -> dict[int, Operand]:
-    """The buffers of partial results that blocks of a reduction need, by number: dense over one block of the parallel
-    loops, the vector loop innermost."""
+    """Return the buffers of partial results that blocks of a reduction need, by operand number.
+
+    The buffers are dense over one block of the parallel loops. The vector loop is innermost.
+    """
     extents = scratch_extents(nest, schedule)
     if not extents:
         return {}

@@ -1,4 +1,4 @@
-"""The loops inside the register tile: a reduction with its accumulators in registers."""
+"""Loops inside the register tile: a reduction with its accumulators in registers."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _KINDS = {
     "arith.xori": "xor",
 }
 
-# Additions that one accumulator of a sum may see.
+# The largest number of additions to one accumulator of a sum.
 _LONGEST_SUM = 256
 
-# LLVM's hint that a prefetch is for the second cache.
+# LLVM's hint for a prefetch to the second-level cache.
 _SECOND_CACHE = 2
 
-# Of a loop that LLVM must not unroll: in code for a whole row it moves what is fetched to one place.
+# The attribute of a loop that LLVM must not unroll: in code for a whole row, LLVM moves all prefetches to one place.
 _AS_IT_STANDS = " {loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
 
-# Quotients that are known when the code is written.
+# Divisions of numbers that are known when the code is written, by the name of the op.
 _DIVISIONS: Mapping[str, Callable[[int, int], int]] = {"divui": operator.floordiv, "ceildivui": lambda a, b: -(-a // b)}
 
 # An accumulator: an output of the nest at a point.
@@ -48,20 +48,22 @@ _Key = tuple[int, Point]
 
 
 class ReductionWriter(TileWriter):
-    """Writes the loops that reduce. They are unrolled in part; what this leaves of a static extent is written out, of a
-    dynamic one it is a loop, or a tile with masks."""
+    """Writer of reduction loops, which are partly unrolled.
+
+    The remainder of a static extent is written without a loop. The remainder of a dynamic extent is a loop, or a tile
+    with masks.
+    """
 
     def __init__(self, nest: AnyNest, schedule: Schedule, machine: Machine) -> None:
         super().__init__(nest, schedule, machine)
         self._has_any_order = combines_in_any_order(nest)
-        # Under blocks of the reduction: whether this is the first and the last block.
+        # If the reduction has blocks: the names of whether this is the first and the last block.
         self._is_first = self._is_last = ""
-        # Where the part begins that the current tile fetches ahead, if it does.
+        # The address of the part that the current tile prefetches, if it does.
         self._next_part = ""
 
     def _reduce(self) -> None:
-        """Runs the reduction loops with the outputs in registers, then stores these or what the epilogue makes of
-        them."""
+        """Write the reduction loops with the outputs in registers, then store these or the epilogue's results."""
         across = self.schedule.vector in self.schedule.reduction
         keys = [(position, point) for point in self._ordered_points() for position in range(len(self.nest.outputs))]
         if across:
@@ -86,14 +88,14 @@ class ReductionWriter(TileWriter):
         self._line("}")
 
     def _ordered_points(self) -> list[Point]:
-        """The register tile's points, so that what is broadcast to all lanes is used up before the next is read."""
+        """Return the register tile's points, ordered so that each broadcast value is used before the next is read."""
         vector = self.schedule.vector
         inputs = [o for o in self.nest.inputs if vector >= 0 and o.strides[vector] == 0]
         outer = [d for d in range(len(self.nest.sizes)) if any(o.strides[d] for o in inputs)]
         return sorted(self._points(), key=lambda point: [point[d] for d in outer])
 
     def _continued(self, keys: Sequence[_Key]) -> list[Value]:
-        """What accumulators start from under blocks of the reduction: later blocks go on from the scratch."""
+        """Return the initial accumulators of a block of the reduction. Later blocks continue from the scratch."""
         columns = []
         results = self._fresh()
         mark = len(self._lines)
@@ -111,7 +113,7 @@ class ReductionWriter(TileWriter):
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(columns[0])]
 
     def _conclude(self, keys: Sequence[_Key], values: Sequence[Value]) -> None:
-        """Stores the results of the reduction, or what the epilogue makes of them."""
+        """Store the results of the reduction, or those of its epilogue."""
         if self.nest.epilogue is None:
             first = len(self.nest.inputs)
             results = [(first + position, point, value) for (position, point), value in zip(keys, values, strict=True)]
@@ -144,7 +146,7 @@ class ReductionWriter(TileWriter):
         return values
 
     def _dynamic_reduction(self, depth: int, extent: str, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
-        """A loop of ``extent`` iterations: whole steps, then single iterations, or the tile once more with masks."""
+        """Write a loop of ``extent`` iterations: whole steps, then single iterations or a tile with masks."""
         loop = self.schedule.reduction[depth]
         step = self._tile[loop] * self.schedule.unroll[loop]
         main = self._whole(extent, step)
@@ -158,7 +160,7 @@ class ReductionWriter(TileWriter):
     def _masked_tile(
         self, loop: int, lower: str, upper: str, depth: int, keys: Sequence[_Key], values: Sequence[Value]
     ) -> list[Value]:
-        """The iterations of a dynamic loop across lanes that are less than a tile, if there are any."""
+        """Write the iterations of a dynamic loop across lanes that are left after whole tiles, if there are any."""
         assert self.schedule.unroll[loop] == 1, "a dynamic loop across lanes is not unrolled"
         left, results = self._minus(upper, lower), self._fresh()
         wanted = self._define(f"arith.cmpi sgt, {left}, {self._constant(0)} : i64")
@@ -176,24 +178,24 @@ class ReductionWriter(TileWriter):
     def _rest_of_tile(
         self, loop: int, rest: int, depth: int, keys: Sequence[_Key], values: Sequence[Value]
     ) -> list[Value]:
-        """The last iterations of a loop across lanes: some accumulators get nothing more."""
+        """Write the last iterations of a loop across lanes, which update only some accumulators."""
         extent = self._extents[loop]
         assert isinstance(extent, int)
-        kept = [key[1][loop] < rest for key in keys]
+        active = [key[1][loop] < rest for key in keys]
         saved, self._tile[loop] = self._tile[loop], rest
         inner = self._unrolled(
             loop,
             range(extent - rest, extent, rest),
             depth,
-            [key for key, keep in zip(keys, kept, strict=True) if keep],
-            [value for value, keep in zip(values, kept, strict=True) if keep],
+            [key for key, keep in zip(keys, active, strict=True) if keep],
+            [value for value, keep in zip(values, active, strict=True) if keep],
         )
         self._tile[loop] = saved
         supply = iter(inner)
-        return [next(supply) if keep else value for value, keep in zip(values, kept, strict=True)]
+        return [next(supply) if keep else value for value, keep in zip(values, active, strict=True)]
 
     def _unrolled(self, loop: int, steps: range, depth: int, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
-        """Iterations of a loop that reduces one after the other, without a loop."""
+        """Write iterations of a reduction loop one after the other, without a loop."""
         for step in steps:
             with self._scope():
                 self._advance(loop, step)
@@ -203,9 +205,11 @@ class ReductionWriter(TileWriter):
     def _in_parts(
         self, loop: int, upper: Count, depth: int, keys: Sequence[_Key], values: Sequence[Value]
     ) -> list[Value]:
-        """A loop that reduces, from 0 to ``upper``. Long sums are summed in parts that start from zero, since the
-        rounding error of a sum grows with the number of additions that one accumulator sees (Higham, Accuracy and
-        Stability of Numerical Algorithms, 2nd edition, section 4.2). Of a dynamic loop every sum may be long."""
+        """Write a reduction loop from 0 to ``upper``. Long sums are computed in parts that start from zero.
+
+        The rounding error of a sum grows with the number of additions to one accumulator (Higham, Accuracy and
+        Stability of Numerical Algorithms, 2nd edition, section 4.2). Each sum of a dynamic loop may be long.
+        """
         zero, upper_bound = self._constant(0), self._number(upper)
         part = self._part_of_sum(loop, upper, depth)
         tile = self._tile[loop]
@@ -229,7 +233,7 @@ class ReductionWriter(TileWriter):
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
 
     def _part_of_sum(self, loop: int, upper: Count, depth: int) -> Count | None:
-        """How many iterations of ``loop`` an accumulator may see; None if it may see them all."""
+        """Return the number of iterations of ``loop`` for one accumulator, or None for all iterations."""
         names = {e.op for e in self.nest.values}
         if depth or not self._has_any_order or names != {"arith.addf"} or self.nest.outputs[0].element == "f64":
             return None
@@ -243,20 +247,23 @@ class ReductionWriter(TileWriter):
         return part if isinstance(upper, str) or upper >= 2 * part else None
 
     def _dynamic_part(self, step: int, most: int, inner: Sequence[int]) -> str:
-        """A multiple of ``step``: ``most`` divided by what the loops ``inner`` add, but 1 at least."""
+        """Return a multiple of ``step``.
+
+        The factor is ``most`` divided by the additions of the loops ``inner``, and at least 1.
+        """
         factor = self._constant(most)
-        one = self._constant(1)
+        minimum = self._constant(1)
         for loop in inner:
             additions = self._define(
                 f"arith.ceildivsi {self._number(self._extents[loop])}, {self._constant(self._tile[loop])} : i64"
             )
-            least = self._define(f"arith.maxsi {additions}, {one} : i64")
+            least = self._define(f"arith.maxsi {additions}, {minimum} : i64")
             factor = self._define(f"arith.divsi {factor}, {least} : i64")
-        factor = self._define(f"arith.maxsi {factor}, {one} : i64")
+        factor = self._define(f"arith.maxsi {factor}, {minimum} : i64")
         return self._define(f"arith.muli {factor}, {self._constant(step)} : i64")
 
     def _carrying(self, head: str, carried: Sequence[Value], initial: Sequence[Value]) -> str:
-        """The head of a loop that carries values."""
+        """Return the head of a loop that carries values."""
         starts = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, initial, strict=True))
         return f"{head} iter_args({starts}) -> ({', '.join(v.type for v in initial)}) : i64 {{"
 
@@ -273,7 +280,7 @@ class ReductionWriter(TileWriter):
         keys: Sequence[_Key],
         values: Sequence[Value],
     ) -> list[Value]:
-        """A loop from ``lower`` to ``upper``, ``steps`` in each of its iterations."""
+        """Write a loop from ``lower`` to ``upper``, with ``steps`` in each iteration."""
         results, index = self._fresh(), self._fresh()
         carried = [Value(self._fresh(), v.element, v.lanes) for v in values]
         head = self._carrying(
@@ -290,7 +297,7 @@ class ReductionWriter(TileWriter):
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
 
     def _part_ahead(self) -> str:
-        """The address of the current tile's part of the next block; empty if nothing is fetched ahead."""
+        """Return the address of the current tile's part of the next block, or an empty name without a prefetch."""
         prefetch = self.schedule.prefetch
         if prefetch is None:
             return ""
@@ -305,8 +312,10 @@ class ReductionWriter(TileWriter):
         return self._offset(self._operand_at(prefetch.operand, 0), distance, "i8")
 
     def _share(self, size: int, division: str) -> Count:
-        """What each of the tiles that share the fetching of ``size`` bytes fetches; nothing where they turn out to be
-        too few."""
+        """Return the number of bytes that each tile prefetches if the tiles share ``size`` bytes.
+
+        It is 0 at run time if there are too few tiles.
+        """
         prefetch = self.schedule.prefetch
         assert prefetch is not None
         tiles = self._tiles_of(self.schedule.levels[prefetch.depth + 1 :])
@@ -319,35 +328,37 @@ class ReductionWriter(TileWriter):
         return self._compute_ahead(f"arith.select {suffices}, {share}, {none} : i64")
 
     def _tile_number(self, level: Level) -> str:
-        """Which block of a level this is. Even rows begin up to a block before whole ones do."""
+        """Return the number of the current block of a level. Blocks of even rows may begin earlier than full blocks."""
         index = self._induction[level.loop]
         if isinstance(self.nest.sizes[level.loop], Size):
             index = self._define(f"arith.addi {index}, {self._constant(level.step - 1)} : i64")
         return self._define(f"arith.divui {index}, {self._constant(level.step)} : i64")
 
     def _tiles_of(self, levels: Sequence[Level]) -> Count:
-        """How many register tiles levels have together."""
+        """Return the number of register tiles of the levels together."""
         counts = [self._blocks(self.nest.sizes[level.loop], level.step) for level in levels]
         known, names = math.prod(c for c in counts if isinstance(c, int)), [c for c in counts if isinstance(c, str)]
         return self._product(known, names) if names else known
 
     def _fetch_ahead(self, loop: int, iterations: int, mark: int) -> None:
-        """Fetches ahead as much of a part as ``iterations`` of ``loop`` are of the tile, if these are the innermost: no
-        loop begins behind the line ``mark``."""
+        """Prefetch the share of a part that corresponds to the share of ``iterations`` of ``loop`` in the tile.
+
+        Only innermost iterations prefetch: a loop must not begin after the line ``mark``.
+        """
         prefetch = self.schedule.prefetch
         if prefetch is None or not self._next_part or any("scf.for" in line for line in self._lines[mark:]):
             return
         operand = self.nest.operands[prefetch.operand]
         walk = {d: (self._bytes_apart(operand, d), self.nest.sizes[d]) for d in self.schedule.reduction}
         walked = max((stride * size for stride, size in walk.values() if stride and isinstance(size, int)), default=1)
-        # The block may be several times what the reduction walks, and these lie one behind the other.
+        # The block may consist of several adjacent regions, each of the size that the reduction walks.
         shared = {d: -(-stride * prefetch.block // walked) for d, (stride, _) in walk.items()}
         place = self._next_part
         for d in (d for d in self.schedule.reduction if d in self._induction and shared[d]):
             distance = self._number(self._share(shared[d], "ceildivui"))
             moved = self._define(f"arith.muli {self._induction[d]}, {distance} : i64")
             place = self._offset(place, moved, "i8")
-        # As many lines as there are where a block is shared by the fewest tiles.
+        # The number of lines if the fewest tiles share a block.
         for line in range(0, iterations * -(-shared[loop] // prefetch.parts), self.machine.line):
             self._prefetch(self._offset(place, line, "i8"), _SECOND_CACHE)
 
@@ -370,7 +381,10 @@ class ReductionWriter(TileWriter):
         return results
 
     def _where_active(self, point: Point, new: Value, old: Value) -> Value:
-        """``new`` in the lanes inside the loop, ``old`` elsewhere; lanes across a parallel loop need no care."""
+        """Return ``new`` in the lanes inside the loop, and ``old`` elsewhere.
+
+        Lanes across a parallel loop do not need a mask.
+        """
         active = self._active(point)
         if active == self.schedule.lanes or self.schedule.vector not in self.schedule.reduction:
             return new
@@ -381,7 +395,7 @@ class ReductionWriter(TileWriter):
     def _combine_lanes(
         self, keys: Sequence[_Key], values: Sequence[Value], loops: frozenset[int]
     ) -> tuple[list[_Key], list[Value]]:
-        """Reduces the lanes of the accumulators, joins those of one element, and adds the old output."""
+        """Reduce the lanes of the accumulators, combine those of one element, and add the old output."""
         groups: dict[tuple[int, Point], list[Value]] = {}
         for (position, point), value in zip(keys, values, strict=True):
             groups.setdefault((position, self._restricted(point, loops)), []).append(value)
@@ -400,7 +414,7 @@ class ReductionWriter(TileWriter):
         return list(groups), combined
 
     def _start(self, position: int, point: Point) -> Value:
-        """What an accumulator starts from."""
+        """Return the initial value of an accumulator."""
         if self.nest.initial is None:
             return self._load_at(len(self.nest.inputs) + position, point)
         start = self._apply(self.nest.initial, [])

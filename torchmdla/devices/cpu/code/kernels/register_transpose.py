@@ -1,8 +1,8 @@
-"""Operands in which not the vector loop walks memory but another loop of the register tile: blocks, transposed in
-registers.
+"""Transposition in registers of operands that are contiguous along another loop than the vector loop.
 
-A gather reads its lanes one by one. What several of them read is read by row instead, and turned by exchanges of
-halves: log2(n) steps for n by n elements (Eklundh, A fast computer method for matrix transposing, 1972).
+The other loop is a loop of the register tile. A gather reads its lanes one by one. Instead, the block is read row by
+row, and transposed by exchanges of halves. This takes log2(n) steps for n by n elements (Eklundh, A fast computer
+method for matrix transposing, 1972).
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from torchmdla.devices.cpu.code.kernels.code import Point, Value, vector_type
 from torchmdla.devices.cpu.code.kernels.memory import MemoryWriter
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 
-# Smaller elements are more lanes than rows are worth reading for.
+# The least element size in bytes. Smaller elements have so many lanes that reading a row for each does not pay off.
 _LEAST_BYTES = 4
 
 
 class TransposingWriter(MemoryWriter):
-    """Loads and stores of such blocks."""
+    """Writer of loads and stores of transposed blocks."""
 
     def _turned(self, number: int) -> int:
-        """The loop of the register tile along which operand ``number`` lies in memory, if the vector loop is not the
-        one; -1 if there is none, or the tile is no block that can be turned."""
+        """Return the loop of the register tile along which operand ``number`` is contiguous, or -1.
+
+        The result is also -1 if that loop is the vector loop, or if the tile's block cannot be transposed.
+        """
         operand, vector = self._operand(number), self.schedule.vector
         element, lanes = operand.element, self.schedule.lanes
         if lanes == 1 or self._lanes_left or stored(element) != element or ELEMENT_BYTES[element] < _LEAST_BYTES:
@@ -36,7 +38,7 @@ class TransposingWriter(MemoryWriter):
         return -1
 
     def _load_turned(self, number: int, first: Point, loop: int) -> list[Value]:
-        """The vectors at ``first`` and at all points that follow it along ``loop``."""
+        """Load the vectors at ``first`` and at all points that follow it along ``loop``."""
         extent, lanes = self._block_of(loop)
         width = _power(extent)
         element = self._operand(number).element
@@ -46,7 +48,7 @@ class TransposingWriter(MemoryWriter):
         return [Value(name, element, lanes) for name in self._exchanged(columns, element)[:extent]]
 
     def _store_turned(self, number: int, first: Point, loop: int, values: Sequence[Value]) -> None:
-        """Stores ``values``, those at ``first`` and at all points that follow it along ``loop``."""
+        """Store ``values``: the vectors at ``first`` and at all points that follow it along ``loop``."""
         extent, lanes = self._block_of(loop)
         width = _power(extent)
         element = self._operand(number).element
@@ -63,13 +65,13 @@ class TransposingWriter(MemoryWriter):
         return extent, self.schedule.lanes
 
     def _rows(self, number: int, first: Point) -> list[str]:
-        """The addresses of what the active lanes touch at a point."""
+        """Return the addresses that the active lanes access at a point."""
         pointer, stride = self._address(number, first)
         active = self._active(first)
         assert isinstance(active, int), "vectors of a dynamic extent are not turned"
         return [self._offset(pointer, stride * lane, self._operand(number).element) for lane in range(active)]
 
-    # Rows of a block; of the last one along its loop part.
+    # Rows of a block. A row of less than ``width`` elements is masked.
 
     def _load_row(self, pointer: str, element: str, width: int, extent: int) -> str:
         kind, align = vector_type(element, width), ELEMENT_BYTES[element]
@@ -98,7 +100,7 @@ class TransposingWriter(MemoryWriter):
     # Shuffles.
 
     def _joined(self, rows: Sequence[str], element: str, width: int) -> str:
-        """The rows, one behind the other, as one vector."""
+        """Return the concatenated rows as one vector."""
         while len(rows) > 1:
             pairs = zip(rows[::2], rows[1::2], strict=True)
             rows = [self._shuffle(a, b, element, width, range(2 * width)) for a, b in pairs]
@@ -110,18 +112,18 @@ class TransposingWriter(MemoryWriter):
         return name if width == lanes else self._shuffle(name, name, element, lanes, range(start, start + width))
 
     def _exchanged(self, vectors: Sequence[str], element: str) -> list[str]:
-        """As many vectors, each square block of their lanes transposed."""
-        lanes, found = self.schedule.lanes, list(vectors)
-        step = len(found) // 2
+        """Return as many vectors, in which each square block of lanes is transposed."""
+        lanes, results = self.schedule.lanes, list(vectors)
+        step = len(results) // 2
         while step:
-            for k in (k for k in range(len(found)) if not k & step):
-                a, b = found[k], found[k + step]
+            for k in (k for k in range(len(results)) if not k & step):
+                a, b = results[k], results[k + step]
                 low = [j if not j & step else lanes + j - step for j in range(lanes)]
                 high = [j + step if not j & step else lanes + j for j in range(lanes)]
-                found[k] = self._shuffle(a, b, element, lanes, low)
-                found[k + step] = self._shuffle(a, b, element, lanes, high)
+                results[k] = self._shuffle(a, b, element, lanes, low)
+                results[k + step] = self._shuffle(a, b, element, lanes, high)
             step //= 2
-        return found
+        return results
 
     def _shuffle(self, a: str, b: str, element: str, width: int, picks: Sequence[int]) -> str:
         kind = vector_type(element, width)
@@ -129,5 +131,5 @@ class TransposingWriter(MemoryWriter):
 
 
 def _power(extent: int) -> int:
-    """The least power of two from ``extent`` on."""
+    """Return the least power of two that is at least ``extent``."""
     return 1 << (extent - 1).bit_length()

@@ -1,4 +1,4 @@
-"""The register tile: the values of a nest's body at each of its points, and what is stored of them."""
+"""Register tile: the values of a nest's body at each of its points, and the stores of results."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
 from torchmdla.devices.cpu.expressions import Expression, operation
 from torchmdla.devices.cpu.kernel_spec import AnyTable
 
-# LLVM's hint that a prefetch is for the first cache.
+# LLVM's hint for a prefetch to the first-level cache.
 _FIRST_CACHE = 3
 
 
 class TileWriter(TransposingWriter):
-    """Computes values where they are first needed. What does not vary with a loop is computed outside of it, once for
-    all points of the register tile that share it."""
+    """Writer of the values of a register tile. Values are computed at their first use.
+
+    A value that does not vary with a loop is computed outside the loop, once for all points of the register tile that
+    share it.
+    """
 
     def _points(self, loops: frozenset[int] | None = None) -> list[Point]:
-        """Offsets of the register tile's points; only ``loops`` vary, if given."""
+        """Return the offsets of the register tile's points. Only ``loops`` vary unless ``loops`` is omitted."""
         axes = []
         for loop in range(len(self.nest.sizes)):
             step = self.schedule.lanes if loop == self.schedule.vector else 1
@@ -32,8 +35,11 @@ class TileWriter(TransposingWriter):
         return list(itertools.product(*axes))
 
     def _finish(self, points: Sequence[Point]) -> None:
-        """Stores the results at ``points``, all of which are computed before the first is stored, instruction by
-        instruction at all points: chains of dependent instructions then overlap without the processor's help."""
+        """Store the results at ``points``, after all of them are computed.
+
+        Each instruction is written for all points before the next one. Chains of dependent instructions then overlap
+        without the processor's help.
+        """
         self._fetch_tile_ahead(points)
         last = self.nest.epilogue or self.nest
         for expression in (e for e in last.body if e.op != "assert"):
@@ -45,7 +51,7 @@ class TileWriter(TransposingWriter):
         self._store_all(results)
 
     def _store_all(self, results: Sequence[tuple[int, Point, Value]]) -> None:
-        """Stores values to operands at points, in the order of points."""
+        """Store values to operands at points, in the order of points."""
         blocks: dict[tuple[int, Point, int], list[Value]] = {}
         for operand, point, value in results:
             loop = self._turned(operand)
@@ -57,7 +63,7 @@ class TileWriter(TransposingWriter):
             self._store_turned(operand, point, loop, values)
 
     def _fetch_tile_ahead(self, points: Sequence[Point]) -> None:
-        """Fetches what the schedule says for what is touched at ``points``: each line once."""
+        """Prefetch the cache lines that the schedule specifies for the accesses at ``points``, each line once."""
         for fetch in self.schedule.ahead:
             operand, distance = self._operand(fetch.operand), self._apart.get(fetch, fetch.distance)
             size, is_written = ELEMENT_BYTES[stored(operand.element)], fetch.operand >= len(self.nest.inputs)
@@ -71,7 +77,7 @@ class TileWriter(TransposingWriter):
         return tuple(offset if loop in loops else 0 for loop, offset in enumerate(point))
 
     def _value(self, expression: Expression, point: Point) -> Value:
-        """An expression at a point of the register tile."""
+        """Return the value of an expression at a point of the register tile."""
         if expression.op == "scalar":
             return self._values[expression, ()]
         key = expression, self._restricted(point, self.varying[expression])
@@ -82,7 +88,7 @@ class TileWriter(TransposingWriter):
     def _compute(self, expression: Expression, point: Point) -> Value:
         if expression.op == "operand":
             return self._load_value(expression, expression.payload, point)
-        if expression.op == "accumulator":  # of a nest that reduces nothing
+        if expression.op == "accumulator":  # The nest does not have a reduction.
             return self._load_value(expression, len(self.nest.inputs) + expression.payload, point)
         if expression.op == "index":
             return self._index(expression.payload, point)
@@ -97,7 +103,7 @@ class TileWriter(TransposingWriter):
         return self._apply(expression, operands)
 
     def _load_value(self, expression: Expression, operand: int, point: Point) -> Value:
-        """A value that is an operand's; where blocks are turned, with it all values of its block."""
+        """Return the value of an operand. If its blocks are transposed, load all values of the block."""
         loop = self._turned(operand)
         if loop < 0:
             return self._load_at(operand, point)
@@ -125,7 +131,7 @@ class TileWriter(TransposingWriter):
         return Value(self._define(f"arith.addi {wide.name}, {self._lane_offsets(1)} : {wide.type}"), "i64", wide.lanes)
 
     def _load_table(self, expression: Expression, indices: Sequence[Value], active: Count) -> Value:
-        """Reads a table at computed indices. One out of bounds is replaced by 0 and reported in the status."""
+        """Read a table at computed indices. An index out of bounds is replaced by 0 and reported in the status."""
         table = self.nest.tables[expression.payload]
         pointer = self._tables[expression.payload]
         of = expression.operands
@@ -141,11 +147,11 @@ class TileWriter(TransposingWriter):
         return self._gather(pointer, address, table.element, active)
 
     def _first_lane(self, ramp: Value) -> str:
-        """The first lane of a vector of consecutive indices."""
+        """Return the first lane of a vector of consecutive indices."""
         return self._define(f"vector.extract {ramp.name}[0] : i64 from {ramp.type}")
 
     def _table_address(self, table: AnyTable, of: Sequence[Expression], indices: Sequence[Value], active: Count) -> str:
-        """Element offsets into a table. ``of``: what the indices are."""
+        """Return element offsets into a table. ``of`` are the expressions of the indices."""
         lanes = max((v.lanes for v in indices), default=1)
         address = self._broadcast(Value(self._constant(0), "i64"), lanes)
         for expression, index, size, stride in zip(of, indices, table.sizes, table.strides, strict=True):
@@ -158,7 +164,7 @@ class TileWriter(TransposingWriter):
         return address.name
 
     def _is_safe(self, expression: Expression, size: int | Size) -> bool:
-        """Whether a value is a loop index that stays below ``size``, whatever the symbols are."""
+        """Return whether a value is a loop index that is below ``size`` for all values of the symbols."""
         room = size - self.nest.sizes[expression.payload] if expression.op == "index" else -1
         return isinstance(room, int) and room >= 0
 
@@ -171,7 +177,7 @@ class TileWriter(TransposingWriter):
         return Value(chosen, "i64", index.lanes)
 
     def _report(self, condition: Value, active: Count) -> None:
-        """Sets the status if the condition fails in an active lane."""
+        """Set the status if the condition fails in an active lane."""
         holds = condition.name
         if condition.lanes > 1:
             if isinstance(active, str) or active < condition.lanes:
@@ -185,7 +191,7 @@ class TileWriter(TransposingWriter):
             self._line(f"llvm.store {self._literal('1 : i32')}, {self._status} : i32, !llvm.ptr")
 
     def _check(self, points: Sequence[Point]) -> None:
-        """Evaluates the assertions, which nothing else uses."""
+        """Evaluate the assertions. They do not have other uses."""
         for expression in self.nest.asserts:
             for point in points:
                 self._value(expression, point)
@@ -196,5 +202,5 @@ def _selector(value: Value) -> str:
 
 
 def _moved(point: Point, loop: int, offset: int) -> Point:
-    """The point at another offset of ``loop``."""
+    """Return the point at another offset of ``loop``."""
     return (*point[:loop], offset, *point[loop + 1 :])
