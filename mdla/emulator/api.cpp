@@ -1,4 +1,4 @@
-// The C API: nothing throws across it.
+// The C API. Its functions do not throw.
 #include "context.h"
 #include "microndla.h"
 
@@ -12,7 +12,7 @@ using mdla::Context;
 using mdla::Info;
 using mdla::require;
 
-// Why the last call without a context failed in this thread.
+// Error text of the last failed call in this thread, for calls without a context.
 thread_local std::string lost_error;
 
 Context* context_of(void* cmem) {
@@ -27,7 +27,7 @@ void keep_error(void* cmem, const char* text) noexcept {
   }
 }
 
-// What body returns, or `failed` when it throws.
+// Return the result of body, or `failed` if it throws.
 template <class Result, class Body> Result guarded(void* cmem, Result failed, Body body) noexcept {
   try {
     return body();
@@ -56,7 +56,7 @@ void return_shapes(Context& context, unsigned* noutputs, unsigned** noutdims,
   if (outshapes) *outshapes = shapes.pointers.data();
 }
 
-// Runs body on cmem, or on a new context, which goes again if it fails.
+// Run body on cmem, or on a new context, which is destroyed again if body fails.
 template <class Body> void* with_network(void* cmem, Body body) {
   return guarded<void*>(cmem, nullptr, [&]() -> void* {
     std::unique_ptr<Context> made(cmem ? nullptr : new Context);
@@ -88,7 +88,7 @@ int write_info(const Info& info, void* value, size_t size) {
       info);
 }
 
-// The size of a text is its name and "_bytes".
+// Return the size of the text `x` for the name "x_bytes", or nullopt for other names.
 std::optional<Info> text_bytes(Context& context, const std::string& name) {
   constexpr std::string_view kSuffix = "_bytes";
   if (!name.ends_with(kSuffix)) return std::nullopt;

@@ -14,10 +14,10 @@ constexpr int64_t kVersion = 2;
 struct Header {
   char magic[8];
   int64_t version, length;
-  uint64_t checksum; // of the payload
+  uint64_t checksum; // checksum of the payload
 };
 
-// FNV-1a, 64 bits.
+// Return the 64-bit FNV-1a hash.
 uint64_t checksum(std::string_view bytes) {
   uint64_t hash = 14695981039346656037u;
   for (unsigned char byte : bytes)
@@ -105,7 +105,7 @@ private:
     else
       make<index + 1>(opcode, instruction);
   }
-  // Elements of a list, each of at least so many bytes.
+  // Read the length of a list. Each element has at least `least` bytes.
   int64_t length(size_t least) {
     int64_t count = 0;
     read(count);

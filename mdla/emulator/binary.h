@@ -1,4 +1,4 @@
-// A device program as a file: magic, version, length and checksum, then the program's fields.
+// Files of device programs: magic, version, length and checksum, then the program's fields.
 #pragma once
 
 #include "program.h"
@@ -8,11 +8,11 @@
 namespace mdla {
 
 std::string write_binary(const Program& program);
-// A file of that payload.
+// Return the bytes of a file with that payload.
 std::string sealed(const std::string& payload);
 
-// A Fault for a file of another kind or version, a damaged one, and one whose program cannot be run
-// on a card of `card_bytes`.
+// Read the program in the bytes of a file. Throw Fault if the file is of another kind or version,
+// is damaged, or has a program that a card of `card_bytes` cannot run.
 Program read_binary(const std::string& bytes, int64_t card_bytes);
 
 } // namespace mdla

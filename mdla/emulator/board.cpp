@@ -8,7 +8,7 @@
 
 namespace mdla {
 
-// The text of torchmdla/devices/mdla/boards/ac511.board; the build writes it
+// Text of torchmdla/devices/mdla/boards/ac511.board. The build generates the definition
 // (shipped_board.cpp.in).
 extern const char* const kShippedBoard;
 

@@ -130,7 +130,8 @@ Shape with_spatial(const Shape& shape, int64_t channels, const Spatial& sizes) {
 
 namespace {
 
-// Of a kernel, and of padding, along one axis: no sum of a few products of these overflows.
+// Limit on kernels, strides, dilations and padding along one axis. No sum of a few products of
+// these overflows.
 constexpr int64_t kMostOfWindow = int64_t{1} << 20;
 
 void set_auto_pad(const NodeBuilder& at, const Spatial& in, SpatialAttributes& made) {

@@ -1,4 +1,5 @@
-// What the operators' builders share: values by name, attributes, and layers of the network to be.
+// State that the builders of all operators share: values by name, attributes, and the layers of the
+// network that is built.
 #pragma once
 
 #include "network.h"
@@ -8,7 +9,7 @@
 
 namespace mdla {
 
-// A named value of the ONNX graph: a constant, or a tensor of the network under a shape of its own.
+// Named value of the ONNX graph: a constant, or a tensor of the network with its own shape.
 struct Value {
   Shape shape;
   TensorId tensor = kNoTensor;
@@ -27,9 +28,10 @@ public:
 
   const Value& value(const std::string& name) const;
   void define(const std::string& name, Value value);
-  // Another name, and shape, of the same elements.
+  // Define `name`, with another shape, as an alias of the same elements.
   void alias(const std::string& of, const std::string& name, const Shape& shape);
-  // The layer that makes all of a value that nothing else reads, or null.
+  // Return the only layer that writes the value, or null. Return null, too, if the value has other
+  // readers or several layers write it.
   Layer* sole_producer(const std::string& name);
 
   Network network;
@@ -46,7 +48,7 @@ private:
   std::map<TensorId, bool> shared_;
 };
 
-// One node in the eyes of its operator's builder.
+// Access to one node for the builder of its operator.
 class NodeBuilder {
 public:
   NodeBuilder(Builder& builder, const OnnxNode& node) : builder(builder), node(node) {}
@@ -61,7 +63,7 @@ public:
   bool has(size_t index) const { return index < node.inputs.size() && !node.inputs[index].empty(); }
   const Value& input(size_t index) const;
   const Shape& shape(size_t index) const { return input(index).shape; }
-  // The tensor of an input; a constant one gets a place on the card.
+  // Return the tensor of an input. Create one if the input is a constant.
   TensorId tensor(size_t index) const;
   const OnnxTensor& constant(size_t index, const char* what) const;
   const std::vector<float>& floats(size_t index, const char* what) const;
@@ -70,10 +72,10 @@ public:
   int64_t integer(const char* name, int64_t otherwise) const;
   float real(const char* name, float otherwise) const;
   std::string string(const char* name, const char* otherwise) const;
-  const std::vector<int64_t>* integers(const char* name) const; // null: not given
+  const std::vector<int64_t>* integers(const char* name) const; // null if it is absent
   std::vector<int64_t> integers(const char* name, size_t count, int64_t otherwise) const;
 
-  // A non-negative axis of a tensor of this rank.
+  // Return the non-negative number of an axis of a tensor of this rank.
   int64_t axis(int64_t given, size_t rank) const;
 
   TensorId output(const Shape& shape, size_t index = 0) const;
@@ -86,32 +88,32 @@ public:
   const OnnxNode& node;
 };
 
-// Sizes, and strides, of at most kRank dimensions, filled up in front.
+// Return sizes or strides of kRank dimensions. Missing dimensions are added in front.
 Index wide_sizes(const NodeBuilder& at, const Shape& shape);
 Index wide_strides(const Shape& strides);
-// Strides of `from` where it is broadcast to `to`.
+// Return the strides with which `from` is broadcast to `to`.
 Shape broadcast_strides(const NodeBuilder& at, const Shape& from, const Shape& to);
 Shape broadcast(const NodeBuilder& at, const Shape& left, const Shape& right);
 
 using OperatorBuilder = void (*)(const NodeBuilder&);
 using OperatorTable = std::map<std::string, OperatorBuilder>;
 
-// The operators, by what they are.
+// Builders of the operators, by their ONNX names.
 OperatorTable product_operators();     // operators_products.cpp
 OperatorTable pooling_operators();     // operators_pooling.cpp
 OperatorTable elementwise_operators(); // operators_elementwise.cpp
 OperatorTable data_operators();        // operators_data.cpp
 
-// What Conv and the pools read alike of their attributes.
+// Attributes that Conv and the pools have in common.
 struct SpatialAttributes {
   Spatial kernel{1, 1, 1}, stride{1, 1, 1}, dilation{1, 1, 1}, pad{}, pad_end{};
   size_t dims = 0;
 };
 SpatialAttributes spatial_attributes(const NodeBuilder& at, const Shape& input,
                                      const std::vector<int64_t>& kernel);
-// The last sizes of [N, C, …], filled up in front with 1.
+// Return the sizes of [N, C, …] after the second, with 1 in front for missing dimensions.
 Spatial spatial_sizes(const Shape& shape);
-// [N, C, …] with other spatial sizes.
+// Return the shape [N, C, …] with `channels` channels and these spatial sizes.
 Shape with_spatial(const Shape& shape, int64_t channels, const Spatial& sizes);
 
 } // namespace mdla

@@ -1,4 +1,4 @@
-// A card's memory, shared by the networks that are linked on it.
+// Memory of a card, which the networks that are linked to it share.
 #pragma once
 
 #include "shape.h"
@@ -11,8 +11,8 @@ namespace mdla {
 
 class Card {
 public:
-  // The start of `bytes` free bytes, at `lowest` or above. A Fault where they are not below
-  // `limit`.
+  // Allocate `bytes` bytes at or above `lowest` and return their address. Throw Fault if they would
+  // end above `limit`.
   int64_t allocate(int64_t bytes, int64_t lowest, int64_t limit) {
     int64_t start = ceil_div(lowest, kAlignment) * kAlignment;
     for (const auto& [used, size] : used_) {
@@ -28,7 +28,7 @@ public:
 
   void release(int64_t start) { used_.erase(start); }
 
-  std::mutex mutex; // whoever uses anything else of the card has it
+  std::mutex mutex; // callers lock it before they use any other member
   std::vector<uint8_t> memory;
 
 private:

@@ -24,7 +24,7 @@ double largest(const std::vector<float>& values) {
   return most;
 }
 
-// The most fractional bits with which values up to `most` do not saturate.
+// Return the largest number of fractional bits with which values up to `most` do not saturate.
 int64_t fraction_for(double most, Precision precision) {
   double high = stored_range(precision).high;
   int64_t fraction = kHighestFraction;
@@ -33,7 +33,7 @@ int64_t fraction_for(double most, Precision precision) {
   return fraction;
 }
 
-// What the values of a layer cannot exceed, whatever its inputs are.
+// Return an upper bound on the absolute values of a layer's output, for all inputs.
 double bound_of(const Layer& layer) {
   double bound = std::max(std::fabs(layer.low), std::fabs(layer.high));
   const auto* move = std::get_if<MoveLayer>(&layer.operation);
@@ -43,7 +43,8 @@ double bound_of(const Layer& layer) {
   return saturates ? std::min(bound, 1.0) : bound;
 }
 
-// The values that each tensor's format is for: those of calibration, and some beyond them.
+// Return the range that each tensor's format must represent: that of calibration, widened by
+// `headroom` bits up to the bound of the layer's values.
 std::vector<double> with_headroom(const Network& network, std::vector<double> ranges,
                                   int64_t headroom) {
   std::vector<double> bounds(ranges.size(), std::numeric_limits<double>::infinity());
@@ -76,7 +77,7 @@ std::vector<int64_t> choose_fractions(const Network& network, Precision precisio
       fraction = kFixed8Fraction;
     fractions.push_back(fraction);
   }
-  // A bias has the format of the products that it is added to.
+  // A bias has the format of the products to which it is added.
   for (const Layer& layer : network.layers)
     if (const auto* conv = std::get_if<ConvLayer>(&layer.operation);
         conv && conv->bias != kNoTensor)
@@ -89,8 +90,8 @@ int64_t tensor_bytes(const Tensor& tensor, Precision precision) {
                          tensor.is_bias ? accumulator_bytes(precision) : element_bytes(precision));
 }
 
-// Constants first, then all that is computed; nothing is used twice, so that every layer's output
-// can be read after a run.
+// Assign addresses to constants, then to computed tensors, and return the end. Memory is never
+// reused, so that every layer's output can be read after a run.
 int64_t place(const Network& network, Placement& placement) {
   placement.address.resize(network.tensors.size());
   int64_t end = 0;
@@ -118,7 +119,7 @@ std::string encode_constants(const Network& network, const Placement& placement)
   return bytes;
 }
 
-// Two loads of the same into the same buffer, one after the other, are one.
+// Remove a load that equals the previous load into the same buffer.
 void drop_repeated_loads(std::vector<Instruction>& code) {
   std::optional<Load> held[2];
   std::vector<Instruction> kept;
@@ -133,7 +134,8 @@ void drop_repeated_loads(std::vector<Instruction>& code) {
   code = std::move(kept);
 }
 
-// Neighbouring tiles go to one cluster, which then has their weights, or maps, already.
+// Distribute tiles to clusters. Adjacent tiles go to the same cluster, so that it can reuse their
+// weights or maps.
 Code distribute(const std::vector<Tile>& tiles, int64_t clusters) {
   int64_t count = static_cast<int64_t>(tiles.size()), each = ceil_div(count, clusters);
   Code code;
@@ -146,7 +148,7 @@ Code distribute(const std::vector<Tile>& tiles, int64_t clusters) {
   return code;
 }
 
-// Half of each buffer holds a tile while the other half fills.
+// Return the sizes of half of each buffer: one half contains a tile while the other is filled.
 Budget tile_budget(const Target& target) {
   int64_t bytes = element_bytes(target.precision);
   return {target.board.maps_bytes / 2 / bytes, target.board.weights_bytes / 2 / bytes,
@@ -164,7 +166,7 @@ std::vector<Budget> candidate_budgets(const Budget& whole) {
   return budgets;
 }
 
-// For each cluster; above this, the layer is split finely enough for any of them.
+// Limit on the tiles per cluster. Finer candidates are skipped once there is code for the layer.
 constexpr int64_t kManyTiles = 256;
 
 void emit(const Layer& layer, const Placement& placement, const Target& target,
@@ -200,7 +202,7 @@ void emit_software(const Layer& layer, const Placement& placement, ProgramLayer&
       distribute(make_tiles(layer, placement, {kUnlimited, kUnlimited, kUnlimited, true, true}), 1);
 }
 
-// All layers, on no more cards than `target` has.
+// Return the code of all layers, for at most as many cards as `target` has.
 std::vector<ProgramLayer> emit_layers(const Network& network, const Placement& placement,
                                       const Target& target) {
   Holdings holdings;
@@ -215,7 +217,8 @@ std::vector<ProgramLayer> emit_layers(const Network& network, const Placement& p
   return layers;
 }
 
-// Layers are decided on one by one, so that more cards could turn out slower.
+// Return the layers for the number of cards with the fewest cycles. The code of each layer is
+// chosen separately, so more cards may be slower.
 std::vector<ProgramLayer> fastest_layers(const Network& network, const Placement& placement,
                                          const Target& target) {
   std::vector<ProgramLayer> best;

@@ -12,7 +12,7 @@
 namespace mdla {
 namespace {
 
-// The inputs of each sample, one after the other in the arrays.
+// Split the arrays into samples. They contain the inputs of one sample after the other.
 std::vector<std::vector<const float*>> split_samples(const Network& network,
                                                      const InputArrays& arrays) {
   size_t inputs = network.inputs.size();
@@ -88,7 +88,7 @@ void Context::init(const std::string& binary, Context* linked) {
 
 void Context::load(Program program, Context* linked) {
   std::shared_ptr<Card> shared = linked && linked != this ? linked->card() : card();
-  std::shared_ptr<Pipeline> ended; // goes after the lock: its thread may wait for that
+  std::shared_ptr<Pipeline> ended; // destroyed after `lock`, for which its thread may wait
   std::lock_guard lock(mutex_);
   ended = std::move(pipeline_);
   if (ended) ended->end();
@@ -168,7 +168,7 @@ void Context::check(const OutputArrays& outputs) const {
             elements(made[index].shape), " elements");
 }
 
-// The caller has the context's mutex.
+// Run one inference. The caller has locked the context's mutex.
 void Context::infer(const float* const* inputs, float* const* outputs, bool software) {
   std::lock_guard card_lock(card_->mutex);
   uint8_t* memory = card_->memory.data() + base_;
@@ -195,7 +195,7 @@ void Context::infer(Job& job) {
     std::vector<float*> outputs;
     for (const std::vector<float>& input : job.inputs)
       inputs.push_back(input.data()), sizes.push_back(input.size());
-    // The network may be another than when they were put.
+    // The context may have loaded another network since the inputs were put.
     check(InputArrays{inputs.data(), sizes.data(), static_cast<unsigned>(inputs.size())});
     for (const Placed& output : program().outputs)
       outputs.push_back(job.outputs.emplace_back(elements(output.shape)).data());
@@ -249,7 +249,7 @@ bool Context::get(const OutputArrays& outputs, void** user) {
   return true;
 }
 
-// Bytes of the card; the caller has its mutex.
+// Return a pointer to bytes of the card's memory. The caller has locked the card's mutex.
 uint8_t* Context::card_bytes(uint64_t address, uint64_t bytes, int card) {
   require(card == 0, "card ", card, ": the emulator keeps all cards' memory in card 0");
   std::vector<uint8_t>& memory = card_->memory;

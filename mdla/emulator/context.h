@@ -1,4 +1,4 @@
-// What a `cmem` of the C API points at: one network on a card.
+// Target of a `cmem` pointer of the C API: one network on a card.
 #pragma once
 
 #include "card.h"
@@ -9,7 +9,7 @@
 
 namespace mdla {
 
-// Arrays as the C API passes them, checked against the network.
+// Arrays as the C API passes them. The context checks them against the network.
 struct InputArrays {
   const float* const* data;
   const uint64_t* elements;
@@ -21,32 +21,32 @@ struct OutputArrays {
   unsigned count;
 };
 
-// The network's outputs as ie_compile and ie_init return them.
+// Shapes of the network's outputs, in the form that ie_compile and ie_init return.
 struct OutputShapes {
   std::vector<unsigned> dims;
   std::vector<std::vector<uint64_t>> sizes;
   std::vector<uint64_t*> pointers;
 };
 
-// Safe to use from several threads. Members throw what goes wrong.
+// Thread-safe network on a card. Its functions throw on failure.
 class Context {
 public:
   ~Context();
 
   void set_flag(const std::string& name, const std::string& value);
-  // Nothing for an unknown name.
+  // Return a flag or a measurement, or nullopt for an unknown name.
   std::optional<Info> info(const std::string& name);
 
-  // `samples`: inputs to calibrate with, or none.
+  // Compile the ONNX file `model` and load it. `samples`: inputs for calibration; may be empty.
   void compile(const std::string& model, const std::string& binary, const std::string& inshapes,
                const InputArrays& samples, Context* linked);
   void init(const std::string& binary, Context* linked);
   OutputShapes& output_shapes() { return shapes_; }
 
   void run(const InputArrays& inputs, const OutputArrays& outputs, bool software);
-  // False: all buffers are in use and the flag blockingmode is 0.
+  // Start an inference. Return false if all buffers are in use and the flag blockingmode is 0.
   bool put(const InputArrays& inputs, void* user);
-  // False: no result and blockingmode is 0.
+  // Get the oldest result. Return false if there is none and blockingmode is 0.
   bool get(const OutputArrays& outputs, void** user);
 
   void read(uint64_t address, void* data, uint64_t bytes, int card);
@@ -71,14 +71,14 @@ private:
   void print_debug() const;
   std::optional<Info> program_info(const std::string& name);
 
-  std::mutex mutex_; // of everything but the error and what a pipeline guards itself
+  std::mutex mutex_; // guards all members but `error_`; a pipeline guards its own state
   Flags flags_;
   std::shared_ptr<Card> card_;
   std::unique_ptr<Program> program_;
-  int64_t base_ = 0; // of the network's memory on the card
+  int64_t base_ = 0; // address of the network's memory on the card
   OutputShapes shapes_;
   std::shared_ptr<Pipeline> pipeline_;
-  std::mutex error_mutex_;
+  std::mutex error_mutex_; // guards `error_`
   std::string error_;
 };
 

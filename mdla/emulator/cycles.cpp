@@ -8,14 +8,14 @@
 namespace mdla {
 namespace {
 
-// What one cluster does, instruction by instruction.
+// Visitor of one cluster's instructions, which sums up their costs.
 class Counter {
 public:
   Counter(Precision precision, const Board& board, int64_t cards, const Holdings& holdings)
       : precision_(precision), board_(board), cards_(cards), holdings_(holdings) {}
 
   int64_t compute = 0, macs = 0, loaded = 0, stored = 0, tiles = 0;
-  int64_t first_loaded = 0, last_stored = 0; // nothing to overlap these with
+  int64_t first_loaded = 0, last_stored = 0; // bytes that do not overlap with computation
   double transferred = 0;                    // bytes from other cards
 
   void operator()(const Load& load) {
@@ -51,7 +51,7 @@ public:
   void operator()(const Move& move) { add_lanes(move.count); }
   void operator()(const Combine& combine) { add_lanes(combine.count); }
   void operator()(const Activate& activate) { add_lanes(activate.count); }
-  // Largest, exponential with sum, division.
+  // It has three passes: maximum, exponential with sum, and division.
   void operator()(const Softmax& softmax) { add_lanes(3 * softmax.rows * softmax.columns); }
   void operator()(const Interpolate& interpolate) {
     add_lanes(2 * interpolate.outer * static_cast<int64_t>(interpolate.first.size()) *
@@ -71,8 +71,9 @@ private:
     return std::min(cooperative, independent);
   }
 
-  // How many outputs of a channel meet how many elements of the kernel: all of these, but for the
-  // zeros that the load of the maps has left between elements.
+  // Return a map from a number of products to the number of outputs of a channel that have so many.
+  // An output has one product for each element of the kernel, except for elements that meet a zero
+  // that the load of the maps inserted between input elements.
   std::map<int64_t, int64_t> outputs_by_products(const Window& window) const {
     std::map<int64_t, int64_t> alike{{1, 1}};
     for (int axis = 0; axis < 3; ++axis) {
@@ -110,10 +111,10 @@ private:
   const Board& board_;
   const int64_t cards_;
   const Holdings& holdings_;
-  Load maps_; // the last one
+  Load maps_; // the last load of maps
 };
 
-// Cycles for `bytes` at so many a cycle.
+// Return the cycles for `bytes` at `rate` bytes per cycle.
 int64_t cycles_for(int64_t bytes, double rate) {
   double cycles = std::ceil(static_cast<double>(bytes) / rate);
   require(cycles < 0x1p53, "the board is too slow for its cycles to be counted");
@@ -126,7 +127,7 @@ double Holdings::foreign(int64_t address, int64_t cards) const {
   auto next = cards_.upper_bound(address);
   int64_t holders = next == cards_.begin() ? 0 : std::prev(next)->second;
   if (holders == 0) return 0;
-  // Of those that load, as many as hold a part of their own have that part already.
+  // Each loading card that is also a holder already has its own part of the data.
   return 1 - static_cast<double>(std::min(cards, holders)) / static_cast<double>(cards * holders);
 }
 

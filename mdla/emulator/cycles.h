@@ -1,4 +1,4 @@
-// The cycle model (docs/mdla_emulator.md, "Cycles").
+// Cycle model (docs/mdla_emulator.md, "Cycles").
 #pragma once
 
 #include "program.h"
@@ -8,8 +8,8 @@
 
 namespace mdla {
 
-// Over how many cards computed tensors are spread, evenly, by their addresses. All cards have
-// constants, and get the inputs that they need from the host.
+// Number of cards over which each computed tensor is distributed evenly, by its address. Every card
+// has the constants, and gets the inputs that it needs from the host.
 class Holdings {
 public:
   void computed(int64_t address, int64_t cards) {
@@ -17,18 +17,18 @@ public:
     known = std::max(known, cards);
   }
   void on_all_cards(int64_t address) { cards_[address] = 0; }
-  // The part of what is loaded from `address` by as many cards that comes from another one.
+  // Return the fraction of the data at `address` that `cards` cards load from other cards.
   double foreign(int64_t address, int64_t cards) const;
 
 private:
-  std::map<int64_t, int64_t> cards_; // 0: all
+  std::map<int64_t, int64_t> cards_; // number of cards by address; 0 if all cards have the data
 };
 
-// Cost of a layer whose clusters run `code`, spread over `cards` cards.
+// Return the cost of a layer whose clusters run `code`, distributed over `cards` cards.
 Cost layer_cost(const Code& code, Precision precision, const Board& board, int64_t cards,
                 const Holdings& holdings);
 
-// Of these tensors between host and card.
+// Return the cycles of the transfer of these tensors between host and card.
 int64_t host_cycles(const std::vector<Placed>& tensors, Precision precision, const Board& board);
 
 } // namespace mdla

@@ -14,7 +14,7 @@ namespace {
 template <class Element> constexpr bool kFixed = !std::is_same_v<Element, float>;
 template <class Element> using Accumulator = std::conditional_t<kFixed<Element>, int64_t, float>;
 
-// Calls visit with a null pointer to the type of a precision's elements.
+// Call visit with a null pointer to the element type of a precision.
 template <class Visit> void with_element(Precision precision, Visit visit) {
   switch (precision) {
   case Precision::kFloat32:
@@ -32,7 +32,7 @@ struct Axis {
   int64_t count, tile_step, memory_step;
 };
 
-// The same walk with as few, as long axes as possible; the last one is the innermost.
+// Merge axes, so that the same walk has few and long axes. The last axis is the innermost.
 std::vector<Axis> compact(const std::vector<Axis>& axes) {
   std::vector<Axis> made;
   for (const Axis& axis : axes) {
@@ -48,7 +48,7 @@ std::vector<Axis> compact(const std::vector<Axis>& axes) {
   return made;
 }
 
-// Calls run(tile offset, memory offset, innermost axis) along all others.
+// Call run(tile offset, memory offset, innermost axis) for all positions of the other axes.
 template <class Visit> void walk(const std::vector<Axis>& axes, Visit run) {
   for (const Axis& axis : axes)
     if (axis.count == 0) return;
@@ -118,7 +118,7 @@ template <class Element> void Cluster<Element>::operator()(const Load& load) {
     whole = whole && extent == size;
     any = any && extent > 0;
     start += load.offset[axis] * step;
-    // A spread beyond the tile is of a single element, and without effect.
+    // Only a single element can have a spread larger than the tile; it has no effect then.
     axes.push_back({extent, step * std::min(load.spread[axis], size), load.strides[axis]});
   }
   buffer.resize(count);
@@ -144,7 +144,7 @@ template <class Element> void Cluster<Element>::operator()(const Accumulate& acc
                 bias[channel]);
 }
 
-// columns_[cin · kernel, columns] = what each of `count` outputs from `first` on multiplies.
+// Set columns_[cin · kernel, columns] to the operands of `count` outputs, beginning at `first`.
 template <class Element>
 void Cluster<Element>::gather(const Convolve& convolve, const Element* maps, int64_t first,
                               int64_t count, int64_t columns) {
@@ -193,8 +193,8 @@ void Cluster<Element>::multiply(const Convolve& convolve, int64_t group, int64_t
   }
 }
 
-// Whether no sum of products can leave 32 bits: the largest input times the largest sum of
-// absolute weights of an output.
+// Return whether every sum of products fits in 32 bits. The bound is the largest input times the
+// largest sum of absolute weights of an output.
 template <class Element>
 bool Cluster<Element>::narrow_sums_fit(const Convolve& convolve, int64_t depth) const {
   int32_t largest = 0;
@@ -214,7 +214,7 @@ template <class Element> void Cluster<Element>::operator()(const Convolve& convo
   const Window& window = convolve.window;
   int64_t plane = elements(window.in), pixels = elements(window.out),
           depth = convolve.cin * elements(window.kernel);
-  // Columns for which what is gathered stays in a core's cache.
+  // Number of gathered elements that stay in the cache of a core.
   constexpr int64_t kGathered = 1 << 16;
   int64_t columns = std::clamp<int64_t>(kGathered / depth / kColumnBlock, 1, 16) * kColumnBlock;
   columns = pixels == 1 ? 1 : std::min(columns, ceil_div(pixels, kColumnBlock) * kColumnBlock);
@@ -383,7 +383,7 @@ template <class Element> void Cluster<Element>::operator()(const Store& store) {
     for (int64_t index = 0; index < run.count; ++index) {
       Sum value = from[index * run.tile_step];
       if constexpr (kFixed<Element>) value = shifted(value, store.shift);
-      // Not-a-number stays what it is.
+      // NaN stays NaN.
       value = value < low ? low : value > high ? high : value;
       memory[to + index * run.memory_step] = static_cast<Element>(value);
     }

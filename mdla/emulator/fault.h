@@ -1,4 +1,4 @@
-// The one exception of the emulator: something was refused, and why.
+// The only exception of the emulator. Its text gives the reason.
 #pragma once
 
 #include <sstream>

@@ -10,9 +10,9 @@ enum class Kind { kText, kLetters, kNumber, kBool, kChoice };
 
 struct Rule {
   Kind kind;
-  std::string otherwise; // the default
-  std::string allowed;   // letters, or choices between spaces
-  int64_t most = 0;      // of a number
+  std::string otherwise; // default value
+  std::string allowed;   // letters, or choices with spaces around them
+  int64_t most = 0;      // largest value of a number
   const char* help = "";
 };
 
@@ -47,7 +47,7 @@ const std::map<std::string, Rule>& rules() {
   return table;
 }
 
-// Other names of flags.
+// Return the synonyms of flags' names.
 const std::map<std::string, std::string>& synonyms() {
   static const std::map<std::string, std::string> table{{"clusters", "nclusters"},
                                                         {"fpgas", "nfpgas"}};

@@ -9,16 +9,16 @@
 
 namespace mdla {
 
-// A value as ie_getinfo gives it.
+// Value that ie_getinfo returns.
 using Info = std::variant<std::string, bool, int32_t, int64_t, float>;
 
 class Flags {
 public:
   Flags();
 
-  // A Fault for an unknown name or a value that the flag does not take.
+  // Set a flag. Throw Fault for an unknown name or a value that the flag does not allow.
   void set(const std::string& name, const std::string& value);
-  // Nothing for an unknown name.
+  // Return the value of a flag, or nullopt for an unknown name.
   std::optional<Info> get(const std::string& name) const;
 
   bool debug(char letter) const { return text("debug").find(letter) != std::string::npos; }
@@ -26,7 +26,8 @@ public:
   bool software() const { return number("runsw") != 0; }
   int64_t first_address() const { return number("addroff"); }
   Board board() const { return read_board(text("board")); }
-  // A Fault where more clusters are asked for than the board has.
+  // Return the compiler's target. Throw Fault if the flags require more clusters than the board
+  // has.
   Target target() const;
 
   std::string print() const;

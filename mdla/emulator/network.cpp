@@ -51,7 +51,8 @@ Shape input_shape(const OnnxInput& input, const Shape* given) {
   return *given;
 }
 
-// No card holds more. What operators compute from sizes below this does not overflow.
+// Limit on elements and sizes, larger than the memory of any card. Arithmetic of operators on sizes
+// up to this limit does not overflow.
 constexpr int64_t kMostElements = int64_t{1} << 40;
 
 void check_size(const std::string& name, const Shape& shape) {

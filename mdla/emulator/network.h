@@ -1,5 +1,5 @@
-// A network between ONNX and the device program: layers over tensors, every size known, weights as
-// floats, nothing yet of tiles, formats or addresses.
+// Intermediate form between ONNX and the device program: layers over tensors. All sizes are known,
+// and weights are floats. It does not have tiles, number formats or addresses yet.
 #pragma once
 
 #include "onnx_model.h"
@@ -19,28 +19,28 @@ inline constexpr TensorId kNoTensor = -1;
 struct Tensor {
   std::string name;
   Shape shape;
-  std::vector<float> constant; // weights; empty for what is computed
-  bool is_bias = false;        // stored as accumulators are
+  std::vector<float> constant; // weights; empty if the tensor is computed
+  bool is_bias = false;        // stored in the format of accumulators
 };
 
-// Where the elements of an operand are: the element `start` of the tensor, and steps from it.
+// Strided view of an operand's elements. `start` is the index of its first element in the tensor.
 struct View {
   TensorId tensor = kNoTensor;
   int64_t start = 0;
   Index strides{};
 };
 
-// Convolutions, and all that is a sum of products: for each image n and group,
+// Convolution, or another sum of products. For each image n and group g,
 // y[n, g, c, out] = bias[g, c] + Σ x[n, g, k, in] · w[g, c, k, kernel].
 struct ConvLayer {
-  int64_t images = 0, groups = 0, cin = 0, cout = 0; // channels of one group
-  Window window;                                     // in: without padding, after spreading
-  Spatial pad{};                                     // before the first element
-  Spatial spread{1, 1, 1};                           // zeros between elements of the input (+ 1)
+  int64_t images = 0, groups = 0, cin = 0, cout = 0; // channels are those of one group
+  Window window;                                     // `in`: without padding, after spreading
+  Spatial pad{};                                     // padding before the first element
+  Spatial spread{1, 1, 1};                           // zeros between input elements, plus 1
   Spatial extent{};                                  // elements of the input
   View x;                                            // n, g, k, d, h, w
   View w;                                            // g, c, k, d, h, w
-  int64_t w_image_stride = 0;                        // of a computed right side
+  int64_t w_image_stride = 0;                        // stride of n in w; 0 if images share w
   View y;                                            // n, g, c, d, h, w
   TensorId bias = kNoTensor;
   bool linear = false;
@@ -61,8 +61,8 @@ struct CombineLayer {
   View a, b, y;
 };
 
-// A copy from view to view, and a function on the way. Along each dimension, the elements
-// [offset, offset + extent) of y come from x, the others are `fill`.
+// Copy from one view to another, with an optional function. Along each dimension, the elements
+// [offset, offset + extent) of y come from x, and the others are `fill`.
 struct MoveLayer {
   Index dims{}, offset{}, extent{};
   View x, y;
@@ -105,8 +105,8 @@ struct Network {
   std::vector<Port> inputs, outputs;
 };
 
-// Reads `inshapes` ("1x3x224x224;1x8", "" for the model's own) and checks every node: a Fault names
-// the node and what the device refuses of it.
+// Build the network of a model. `inshapes` is "1x3x224x224;1x8", or "" for the model's own shapes.
+// Throw Fault, which names the node and the reason, if the device does not support a node.
 Network make_network(const OnnxModel& model, const std::string& inshapes);
 
 } // namespace mdla

@@ -1,4 +1,4 @@
-// The device's number formats, and the one rounding rule: to the nearest, halves up, saturating.
+// Number formats of the device. They all round to the nearest, halves up, and saturate.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace mdla {
 
-// How a program's numbers are stored. Of fixed-point numbers each tensor has a fraction: the stored
-// integer is the value times 2^fraction.
+// Storage format of a program's numbers. Each tensor of fixed-point numbers has a fraction: the
+// stored integer is the value times 2^fraction.
 enum class Precision : int64_t { kFloat32, kFixed16, kFixed8, kVariable };
 
 inline int64_t element_bytes(Precision precision) {
@@ -30,7 +30,7 @@ inline int64_t accumulator_bytes(Precision precision) {
 
 inline constexpr int kLowestFraction = -8, kHighestFraction = 24;
 
-// The interval of a format's stored numbers.
+// Interval of the stored numbers of a format.
 struct StoredRange {
   double low, high;
 };
@@ -42,12 +42,12 @@ inline StoredRange stored_range(Precision precision) {
   return {-half, half - 1};
 }
 
-// What accumulators take on overflow; far from it sums stay exact.
+// Limit to which accumulators saturate when they are shifted or converted.
 inline constexpr double kAccumulatorLimit = 4611686018427387904.0; // 2^62
 
 inline int64_t nearest(double value, double low, double high) {
   double whole = std::floor(value + 0.5);
-  if (!(whole >= low)) whole = low; // not-a-number, too
+  if (!(whole >= low)) whole = low; // NaN becomes `low`
   return static_cast<int64_t>(std::min(whole, high));
 }
 
@@ -59,12 +59,12 @@ inline double from_fixed(double stored, int64_t fraction) {
   return std::ldexp(stored, -static_cast<int>(fraction));
 }
 
-// value / 2^shift, rounded; a negative shift multiplies.
+// Return value / 2^shift, rounded. A negative shift multiplies.
 inline int64_t shifted(int64_t value, int64_t shift) {
   if (shift > 62) return 0;
   if (shift > 0) return ((value >> (shift - 1)) + 1) >> 1;
   if (shift == 0) return value;
-  int bits = static_cast<int>(-std::max<int64_t>(shift, -62)); // with 62 all but 0 has saturated
+  int bits = static_cast<int>(-std::max<int64_t>(shift, -62)); // at 62, all but 0 saturates
   double limit = std::ldexp(kAccumulatorLimit, -bits);
   if (static_cast<double>(value) >= limit) return static_cast<int64_t>(kAccumulatorLimit);
   if (static_cast<double>(value) <= -limit) return -static_cast<int64_t>(kAccumulatorLimit);
@@ -79,7 +79,7 @@ inline float added(float left, float right) {
   return left + right;
 }
 
-// numerator / denominator, rounded; denominator > 0.
+// Return numerator / denominator, rounded. The denominator is positive.
 inline int64_t divided(int64_t numerator, int64_t denominator) {
   __int128 twice = 2 * static_cast<__int128>(numerator) + denominator;
   __int128 by = 2 * static_cast<__int128>(denominator);

@@ -9,7 +9,7 @@
 namespace mdla {
 namespace {
 
-// TensorProto.DataType
+// TensorProto.DataType of onnx.proto.
 enum DataType : int64_t { kFloat = 1, kInt32 = 6, kInt64 = 7, kDouble = 11 };
 
 template <class Stored, class Value>
@@ -146,7 +146,7 @@ OnnxNode read_node(Message message) {
   return node;
 }
 
-// TensorShapeProto: 1 dim (1 dim_value, 2 dim_param).
+// Fields of TensorShapeProto: 1 dim (1 dim_value, 2 dim_param).
 Shape read_shape(Message message) {
   Shape shape;
   while (message.next()) {
@@ -159,7 +159,7 @@ Shape read_shape(Message message) {
   return shape;
 }
 
-// ValueInfoProto: 1 name, 2 type (1 tensor_type (1 elem_type, 2 shape)).
+// Fields of ValueInfoProto: 1 name, 2 type (1 tensor_type (1 elem_type, 2 shape)).
 OnnxInput read_input(Message message) {
   OnnxInput input;
   while (message.next()) {
@@ -200,7 +200,7 @@ void read_graph(Message message, OnnxModel& model) {
                 [&](const OnnxInput& input) { return model.initialisers.count(input.name); });
 }
 
-// OperatorSetIdProto: 1 domain, 2 version.
+// Fields of OperatorSetIdProto: 1 domain, 2 version.
 void read_opset(Message message, OnnxModel& model) {
   std::string domain;
   int64_t version = 0;

@@ -1,4 +1,4 @@
-// An ONNX file as plain data: what the emulator uses of onnx.proto.
+// Plain data of an ONNX file: the parts of onnx.proto that the emulator uses.
 #pragma once
 
 #include "shape.h"
@@ -11,7 +11,7 @@
 
 namespace mdla {
 
-// A constant: numbers of a network, or integers (sizes, axes).
+// Constant: floats of a network, or integers (sizes, axes).
 struct OnnxTensor {
   Shape shape;
   bool integral = false;
@@ -38,7 +38,7 @@ struct OnnxInput {
   std::string name;
   int64_t element_type = 0;
   bool has_shape = false;
-  Shape shape; // -1 where the file leaves a size open
+  Shape shape; // -1 for a size that the file does not specify
 };
 
 struct OnnxModel {
@@ -51,7 +51,7 @@ struct OnnxModel {
 
 inline constexpr int64_t kOnnxFloat = 1; // TensorProto.DataType
 
-// Reads an ONNX file; a Fault says what is wrong with it.
+// Read an ONNX file. Throw Fault, which gives the reason, if it is not valid.
 OnnxModel parse_onnx(std::string_view bytes);
 OnnxModel read_onnx(const std::string& path);
 

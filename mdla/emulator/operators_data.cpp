@@ -8,7 +8,8 @@
 namespace mdla {
 namespace {
 
-// Of a slice, of padding, and of a resized axis: sums and products of these do not overflow.
+// Limit on the steps of a slice, on padding, and on the size of a resized axis. Sums and products
+// of these do not overflow.
 constexpr int64_t kMostSteps = int64_t{1} << 24;
 
 void constant(const NodeBuilder& at) {
@@ -110,7 +111,7 @@ void unsqueeze(const NodeBuilder& at) {
   at.alias(shape);
 }
 
-// A copy of `dims` elements from view to view.
+// Add a layer that copies elements of the sizes `dims` from view x to view y.
 void copy(const NodeBuilder& at, const Shape& dims, View x, View y) {
   MoveLayer layer;
   layer.dims = layer.extent = wide_sizes(at, dims);
@@ -254,7 +255,7 @@ void pad(const NodeBuilder& at) {
   at.layer(layer.y.tensor, layer);
 }
 
-// Sizes and factors that a Resize asks for, of every axis.
+// Size and factor of every axis after a Resize.
 struct Scaling {
   Shape shape;
   std::vector<float> factor;
@@ -286,7 +287,7 @@ Scaling scaling(const NodeBuilder& at) {
   return made;
 }
 
-// Where an element of the output lies in the input, along one axis.
+// Function from the coordinate of an output element to its coordinate in the input, on one axis.
 using Coordinate = float (*)(float place, float factor, int64_t in, int64_t out);
 
 const std::map<std::string, Coordinate>& coordinates() {
@@ -337,7 +338,7 @@ void set_taps(const NodeBuilder& at, ResizeLayer& layer, int64_t out, float fact
   }
 }
 
-// Axis by axis.
+// Resize each changed axis by its own layer.
 void resize(const NodeBuilder& at) {
   at.check(at.integer("antialias", 0) == 0, "antialias");
   at.check(at.string("keep_aspect_ratio_policy", "stretch") == "stretch",

@@ -1,4 +1,4 @@
-// Operators that go element by element, and softmax.
+// Elementwise operators, and softmax.
 #include "builder.h"
 
 #include <algorithm>
@@ -27,7 +27,8 @@ Layer& flat_move(const NodeBuilder& at, Function function, double parameter) {
   return at.layer(layer.y.tensor, layer);
 }
 
-// The layer before clamps its results, where nobody else reads them.
+// Clamp the input. If it has no other reader, the layer that produces it clamps its results.
+// Otherwise a new layer does so.
 void clamp(const NodeBuilder& at, double low, double high) {
   at.check(low <= high, "the lower bound ", low, " is above the upper bound ", high);
   if (Layer* producer = at.builder.sole_producer(at.node.inputs[0])) {

@@ -6,8 +6,8 @@
 namespace mdla {
 namespace {
 
-// Along one axis. With ceil_mode a last window that would start in the padding after the input is
-// left out, as PyTorch and ONNX say.
+// Return the number of windows along one axis. With ceil_mode, a last window that would start in
+// the padding after the input is left out, as PyTorch and ONNX specify.
 int64_t pooled_size(int64_t in, int64_t pad, int64_t pad_end, int64_t covered, int64_t stride,
                     bool ceil) {
   int64_t room = in + pad + pad_end - covered;
@@ -53,7 +53,7 @@ void average_pool(const NodeBuilder& at) {
   at.layer(layer.y, layer);
 }
 
-// All of each plane, the elements after the first `kept` dimensions.
+// Pool each whole plane. A plane consists of the dimensions after the first `kept` ones.
 void whole_pool(const NodeBuilder& at, PoolKind kind, size_t kept, const Shape& shape) {
   const Shape& x = at.shape(0);
   PoolLayer layer;

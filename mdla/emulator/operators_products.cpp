@@ -1,4 +1,5 @@
-// Sums of products: convolutions, matrix products, and the batch norm that joins them.
+// Sums of products: convolutions, matrix products, and batch norm, which is folded into a
+// convolution or becomes one.
 #include "builder.h"
 
 #include <cmath>
@@ -25,7 +26,7 @@ TensorId channel_bias(const NodeBuilder& at, size_t index, int64_t channels) {
   return bias_tensor(at, values);
 }
 
-// Views of [N, groups · channels, d, h, w] by image, group, channel and space.
+// Return a view of [N, groups · channels, d, h, w] by image, group, channel and space.
 View image_view(TensorId tensor, int64_t groups, int64_t channels, const Spatial& sizes) {
   Shape strides = dense_strides({1, groups, channels, sizes[0], sizes[1], sizes[2]});
   View view{tensor, 0, wide_strides(strides)};
@@ -91,8 +92,8 @@ void conv(const NodeBuilder& at) {
   at.layer(layer.y.tensor, layer);
 }
 
-// A transposed convolution is a convolution of the input with zeros between its elements, by the
-// mirrored kernel.
+// Build a transposed convolution: a convolution with the mirrored kernel, whose input has zeros
+// between its elements.
 void conv_transpose(const NodeBuilder& at) {
   ConvolutionInput input = convolution_input(at);
   const SpatialAttributes& space = input.space;
@@ -121,7 +122,8 @@ void conv_transpose(const NodeBuilder& at) {
   at.layer(layer.y.tensor, layer);
 }
 
-// y[n, m, c] = Σ x[n, m, k] · w[n, k, c], rows lying along a convolution's width.
+// Return the layer of y[n, m, c] = Σ x[n, m, k] · w[n, k, c]. The rows m are the width of a
+// convolution.
 ConvLayer matrix_layer(int64_t images, int64_t rows, int64_t depth, int64_t columns) {
   ConvLayer layer;
   layer.images = images, layer.groups = 1, layer.cin = depth, layer.cout = columns;
@@ -142,7 +144,7 @@ TensorId scaled_operand(const NodeBuilder& at, size_t index, float factor) {
   return at.builder.new_constant(at.node.inputs[index], at.shape(index), std::move(values));
 }
 
-// A bias for each column, where the input can be one.
+// Return a bias with one value for each column, or kNoTensor if the input cannot be a bias.
 TensorId column_bias(const NodeBuilder& at, size_t index, int64_t columns, float factor) {
   const Value& given = at.input(index);
   if (!given.constant || given.constant->integral) return kNoTensor;
@@ -214,7 +216,7 @@ void matmul(const NodeBuilder& at) {
   at.layer(layer.y.tensor, layer);
 }
 
-// Factor and offset of each channel.
+// Factor and offset of each channel in a batch norm.
 struct Affine {
   std::vector<float> factor, offset;
 };
@@ -258,7 +260,7 @@ bool fold(const NodeBuilder& at, const Affine& affine) {
   Layer* producer = at.builder.sole_producer(at.node.inputs[0]);
   if (!producer || !is_plain(*producer)) return false;
   bool convolves = producer->type == "Conv" || producer->type == "ConvTranspose";
-  // A reshaped output has other channels.
+  // If the output was reshaped, its channels are different ones.
   bool same = at.builder.network.tensors[producer->output].shape == at.shape(0);
   if (!convolves || !same) return false;
   ConvLayer& layer = std::get<ConvLayer>(producer->operation);

@@ -1,4 +1,4 @@
-// Asynchronous inferences: a bounded queue and the thread that works it off, in order.
+// Asynchronous inferences: a bounded queue and a thread that runs its jobs in order.
 #pragma once
 
 #include <condition_variable>
@@ -14,21 +14,22 @@ namespace mdla {
 struct Job {
   std::vector<std::vector<float>> inputs, outputs;
   void* user = nullptr;
-  std::string error; // "" when it went well
+  std::string error; // "" if it succeeded
 };
 
 class Pipeline {
 public:
-  // run fills a job's outputs or its error, and throws nothing.
+  // `run` fills a job's outputs or its error, and does not throw.
   Pipeline(size_t buffers, std::function<void(Job&)> run);
   ~Pipeline();
 
-  // False: no buffer is free, and `wait` is false; or the pipeline ends.
+  // Add a job. Return false if no buffer is free and `wait` is false, or if the pipeline ends.
   bool put(Job job, bool wait);
-  // The oldest result; false as for put.
+  // Get the oldest result. Return false if there is none and `wait` is false, or if the pipeline
+  // ends.
   bool get(Job& job, bool wait);
   bool busy();
-  // Whoever waits returns false, and what waits to be run is dropped.
+  // End the pipeline. Waiting calls return false, and jobs that are not running yet are dropped.
   void end();
 
 private:
@@ -39,7 +40,7 @@ private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> waiting_, done_;
-  size_t held_ = 0; // buffers in use: waiting, running and done
+  size_t held_ = 0; // buffers in use by waiting, running and finished jobs
   bool running_ = false, ends_ = false;
   std::thread worker_;
 };

@@ -3,8 +3,9 @@
 #include <cstring>
 #include <type_traits>
 
-// One copy of the loops for each vector extension, chosen when the library is loaded: before
-// sanitizers that the code of the choice would call are ready.
+// Attribute that compiles the loops once for each vector extension. The choice is made when the
+// library is loaded. Sanitizers, which that code would call, are not ready at that time, so builds
+// with them do not use it.
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) &&   \
     !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define MDLA_VECTOR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -16,7 +17,7 @@
 namespace mdla {
 namespace {
 
-// Sums in one vector of 64 bytes.
+// Number of sums in a vector of 64 bytes.
 template <class Wide> constexpr int64_t kLanes = 64 / sizeof(Wide);
 
 template <class T, int64_t lanes> struct VectorOf {
@@ -27,7 +28,8 @@ template <class To, class From> MDLA_INLINE To converted(From from) {
   return __builtin_convertvector(from, To);
 }
 
-// Step by step: compilers convert between neighbouring widths by vector instructions only.
+// Load a vector and convert it to `Wide`. The conversion goes through all widths between, because
+// compilers use vector instructions only for conversions between adjacent widths.
 template <class Narrow, class Wide> MDLA_INLINE auto load_wide(const Narrow* from) {
   constexpr int64_t lanes = kLanes<Wide>;
   typename VectorOf<Narrow, lanes>::type narrow;
@@ -41,7 +43,7 @@ template <class Narrow, class Wide> MDLA_INLINE auto load_wide(const Narrow* fro
     return converted<Result>(converted<Integer>(converted<Short>(narrow)));
 }
 
-// A tile of kRows × kColumnBlock sums.
+// Compute a tile of kRows × kColumnBlock sums.
 template <int kRows, class Narrow, class Wide>
 MDLA_INLINE void tile(const Narrow* a, const Narrow* b, Wide* c, int64_t depth, int64_t columns) {
   using Vector = typename VectorOf<Wide, kLanes<Wide>>::type;
@@ -61,7 +63,7 @@ MDLA_INLINE void tile(const Narrow* a, const Narrow* b, Wide* c, int64_t depth, 
     std::memcpy(c + row * columns, sums[row], kColumnBlock * sizeof(Wide));
 }
 
-// One column: each row's sum in the lanes of a vector.
+// Compute one column. The sum of each row is spread over the lanes of a vector.
 template <class Narrow, class Wide>
 MDLA_INLINE void column(const Narrow* a, const Narrow* b, Wide* c, int64_t rows, int64_t depth) {
   constexpr int64_t lanes = kLanes<Wide>;

@@ -1,15 +1,15 @@
-// Matrix products of narrow numbers: the inner loops of convolution.
+// Matrix products of narrow numbers, which are the inner loops of convolutions.
 #pragma once
 
 #include <cstdint>
 
 namespace mdla {
 
-// Columns come in blocks of this many.
+// Number of columns in a block.
 inline constexpr int64_t kColumnBlock = 32;
 
-// c[m, n] = Σ_k a[m, k] · b[k, n], all dense; columns is 1 or a multiple of kColumnBlock. The
-// caller knows that the sums fit: int32_t holds them, or double holds them without rounding.
+// Compute c[m, n] = Σ_k a[m, k] · b[k, n]. All matrices are dense, and `columns` is 1 or a multiple
+// of kColumnBlock. The caller ensures that sums fit in int32_t, or in double without rounding.
 void product(const float* a, const float* b, float* c, int64_t rows, int64_t depth,
              int64_t columns);
 void product(const int16_t* a, const int16_t* b, int32_t* c, int64_t rows, int64_t depth,

@@ -1,7 +1,7 @@
-// The device program: instructions, layers, and where a network's tensors are on the card.
+// Device program: instructions, layers, and the addresses of a network's tensors on the card.
 //
-// Every structure lists its fields once, in `fields`; the binary, the listing and the checks of a
-// damaged file all go by that list.
+// Every structure lists its fields once, in `fields`. The binary, the listing and the checks of a
+// damaged file all use that list.
 #pragma once
 
 #include "board.h"
@@ -17,14 +17,14 @@ namespace mdla {
 // On-chip buffers that a load fills.
 enum class Unit : int64_t { kMaps, kWeights };
 
-// Memory to buffer. The tile has the sizes `dims`; of it, the element offset + i·spread along each
-// dimension, for i below extent, is memory[address + Σ i·stride · element size]. The rest is
-// `fill`.
+// Load from memory to a buffer. The tile has the sizes `dims`. Its element at offset + i·spread
+// along each dimension, for i below extent, is memory[address + Σ i·stride · element size]. All
+// other elements are `fill`.
 struct Load {
   Unit unit = Unit::kMaps;
   int64_t address = 0;
   Index dims{}, strides{}, offset{}, extent{}, spread{};
-  double fill = 0; // a stored number
+  double fill = 0; // in the format of stored numbers
   bool operator==(const Load&) const = default;
   template <class F> void fields(F&& f) {
     f("unit", unit), f("address", address), f("dims", dims), f("strides", strides);
@@ -32,7 +32,8 @@ struct Load {
   }
 };
 
-// Accumulators [channels, pixels] start from a bias of each channel (-1: from 0).
+// Start of accumulators [channels, pixels], from a bias of each channel at `address`, or from 0 if
+// it is -1.
 struct Accumulate {
   int64_t channels = 0, pixels = 0, address = -1;
   template <class F> void fields(F&& f) {
@@ -58,8 +59,8 @@ struct Convolve {
 
 enum class PoolKind : int64_t { kMax, kSum };
 
-// accumulators [planes, out] = the largest, or the sum, of maps [planes, in] in each window; with
-// `first` 0 of what they hold as well.
+// accumulators [planes, out] = maximum or sum of maps [planes, in] in each window. If `first` is 0,
+// the maximum or sum includes the previous accumulators.
 struct Pool {
   PoolKind kind = PoolKind::kMax;
   int64_t first = 1, planes = 0;
@@ -69,8 +70,8 @@ struct Pool {
   }
 };
 
-// accumulators [planes, d, h, w] /= depth[d] · height[h] · width[w]; the result has `gain` more
-// fractional bits (fewer where negative).
+// accumulators [planes, d, h, w] /= depth[d] · height[h] · width[w]. The result has `gain` more
+// fractional bits, or fewer if it is negative.
 struct Divide {
   int64_t planes = 0, gain = 0;
   std::vector<int64_t> depth, height, width;
@@ -87,8 +88,8 @@ struct Move {
 
 enum class CombineKind : int64_t { kAdd, kSub, kMul };
 
-// accumulators = (maps << maps_shift) add, sub or mul (weights << weights_shift): the second
-// operand lies where weights do.
+// accumulators = (maps << maps_shift) add, sub or mul (weights << weights_shift). The second
+// operand is in the buffer of weights.
 struct Combine {
   CombineKind kind = CombineKind::kAdd;
   int64_t count = 0, maps_shift = 0, weights_shift = 0;
@@ -100,7 +101,7 @@ struct Combine {
 
 enum class Function : int64_t { kNone, kLeakyRelu, kTanh, kSigmoid };
 
-// accumulators = function(accumulators), from one fraction to another
+// accumulators = function(accumulators), converted from fraction_in to fraction_out
 struct Activate {
   Function function = Function::kNone;
   int64_t count = 0, fraction_in = 0, fraction_out = 0;
@@ -120,11 +121,11 @@ struct Softmax {
   }
 };
 
-// Fractional bits of a weight of Interpolate.
+// Number of fractional bits of a weight of Interpolate.
 inline constexpr int64_t kLerpFraction = 14;
 
-// accumulators [outer, out, inner] = maps[outer, first, inner] · (1 - weight)
-// + maps[outer, second, inner] · weight, where each of the `out` has its first, second and weight.
+// accumulators [outer, out, inner] = maps[outer, first[out], inner] · (1 - weight[out])
+// + maps[outer, second[out], inner] · weight[out]
 struct Interpolate {
   int64_t outer = 0, in = 0, inner = 0;
   std::vector<int64_t> first, second;
@@ -135,12 +136,13 @@ struct Interpolate {
   }
 };
 
-// Buffer to memory: the accumulators, of the sizes `dims`, shifted right, clamped to [low, high].
+// Store of the accumulators, of the sizes `dims`, to memory. They are shifted right by `shift` and
+// clamped to [low, high].
 struct Store {
   int64_t address = 0;
   Index dims{}, strides{};
   int64_t shift = 0;
-  double low = 0, high = 0; // stored numbers
+  double low = 0, high = 0; // in the format of stored numbers
   template <class F> void fields(F&& f) {
     f("address", address), f("dims", dims), f("strides", strides), f("shift", shift);
     f("low", low), f("high", high);
@@ -153,10 +155,10 @@ inline constexpr const char* kOpcodes[] = {"load",    "accumulate",  "convolve",
                                            "divide",  "move",        "combine",  "activate",
                                            "softmax", "interpolate", "store"};
 
-// What every cluster runs of one layer.
+// Instructions of one layer, for each cluster.
 using Code = std::vector<std::vector<Instruction>>;
 
-// Cycles and bytes of one run of a layer, by the cycle model.
+// Cycles and bytes of one run of a layer, according to the cycle model.
 struct Cost {
   int64_t cycles = 0, compute_cycles = 0, memory_cycles = 0, transfer_cycles = 0;
   int64_t macs = 0, bytes_loaded = 0, bytes_stored = 0, bytes_transferred = 0;
@@ -169,7 +171,7 @@ struct Cost {
   }
 };
 
-// A tensor on the card, dense, at a byte address from the start of the network's memory.
+// Dense tensor on the card. Its byte address counts from the start of the network's memory.
 struct Placed {
   std::string name;
   Shape shape;
@@ -182,7 +184,7 @@ struct Placed {
 // Weights that ie_write_weights may replace.
 struct Weighted {
   int64_t weights = 0, weight_elements = 0, weight_fraction = 0;
-  int64_t bias = -1, bias_elements = 0, bias_fraction = 0; // -1: none
+  int64_t bias = -1, bias_elements = 0, bias_fraction = 0; // `bias` is -1 without a bias
   int64_t linear = 0;
   template <class F> void fields(F&& f) {
     f("weights", weights), f("weight_elements", weight_elements),
@@ -193,10 +195,10 @@ struct Weighted {
 };
 
 struct ProgramLayer {
-  std::string name, type; // the ONNX node's
+  std::string name, type; // name and type of the ONNX node
   Placed output;
   Code code;     // tiles that fit the board's buffers, by cluster
-  Code software; // the same in one piece: the reference
+  Code software; // the layer as one tile, for the reference software
   Cost cost;
   template <class F> void fields(F&& f) {
     f("name", name), f("type", type), f("output", output), f("code", code), f("software", software);
@@ -208,16 +210,16 @@ struct Program {
   Precision precision = Precision::kFixed16;
   std::string board;
   double clock_mhz = 0;
-  int64_t clusters = 0; // over all cards
+  int64_t clusters = 0; // on all cards together
   int64_t macs_per_cycle = 0;
   int64_t maps_bytes = 0, weights_bytes = 0, accumulators = 0;
   int64_t buffers = 0;
-  int64_t memory_bytes = 0;                    // of weights and of every tensor
+  int64_t memory_bytes = 0;                    // memory for weights and all tensors
   int64_t input_cycles = 0, output_cycles = 0; // between host and card, for one inference
   std::vector<Placed> inputs, outputs;
   std::vector<Weighted> weighted;
   std::vector<ProgramLayer> layers;
-  std::string constants; // the first bytes of the memory, in the device's format
+  std::string constants; // first bytes of the memory, in the device's format
   template <class F> void fields(F&& f) {
     f("precision", precision), f("board", board), f("clock_mhz", clock_mhz),
         f("clusters", clusters);

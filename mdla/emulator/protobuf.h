@@ -1,4 +1,4 @@
-// A reader of protobuf's wire format: fields of one message, in order.
+// Reader of protobuf's wire format: fields of one message, in order.
 // Source of the format: protobuf.dev/programming-guides/encoding.
 #pragma once
 
@@ -16,7 +16,7 @@ class Message {
 public:
   explicit Message(std::string_view bytes) : rest_(bytes) {}
 
-  // Goes to the next field; false at the end. A field that nobody reads is skipped.
+  // Advance to the next field. Return false at the end. A field that is not read is skipped.
   bool next() {
     if (rest_.empty()) return false;
     uint64_t key = take_varint(rest_);
@@ -61,7 +61,8 @@ public:
     return copy<float>(payload_.data());
   }
 
-  // A repeated scalar comes packed in one field, or one field each.
+  // Append the values of a repeated scalar, which is packed in one field or has one field for each
+  // value.
   void append(std::vector<int64_t>& values) const {
     if (wire_ == 0) return values.push_back(integer());
     for (std::string_view packed = bytes(); !packed.empty();)

@@ -22,7 +22,7 @@ std::string quoted(const std::string& text) {
   return out.str();
 }
 
-// Fields of a record as JSON members.
+// Writer of a record's fields as JSON members.
 class JsonFields {
 public:
   explicit JsonFields(std::ostream& out) : out_(out) {}
@@ -50,7 +50,7 @@ private:
   bool first_ = true;
 };
 
-// Fields of an instruction as "name=value".
+// Writer of an instruction's fields as "name=value".
 class ListingFields {
 public:
   explicit ListingFields(std::ostream& out) : out_(out) {}

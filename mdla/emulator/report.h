@@ -1,4 +1,4 @@
-// What a program costs, as text and numbers.
+// Costs of a program, as text and numbers.
 #pragma once
 
 #include "program.h"
@@ -7,15 +7,16 @@
 
 namespace mdla {
 
-// Sums over the layers.
+// Return the sum of the costs of all layers. `clusters` and `cards` are maxima.
 Cost total_cost(const Program& program);
 double milliseconds(const Program& program, int64_t cycles);
-// Multiply-accumulates done of those that all clusters could have done in the time.
+// Return the multiply-accumulates of `cost` as a fraction of those that all clusters could do in
+// its cycles.
 double utilisation(const Program& program, const Cost& cost);
 
-// A JSON list of layers in the order of execution (docs/mdla_emulator.md, "Report").
+// Return a JSON list of layers in the order of execution (docs/mdla_emulator.md, "Report").
 std::string layers_json(const Program& program);
-// Every instruction with its operands.
+// Return text of all instructions with their operands.
 std::string listing(const Program& program);
 
 } // namespace mdla

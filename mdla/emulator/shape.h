@@ -12,7 +12,7 @@ namespace mdla {
 
 using Shape = std::vector<int64_t>;
 
-// Dimensions that a load or a store walks over.
+// Number of dimensions of a load or a store.
 inline constexpr int kRank = 6;
 using Index = std::array<int64_t, kRank>;
 using Spatial = std::array<int64_t, 3>;

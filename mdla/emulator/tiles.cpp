@@ -10,7 +10,7 @@ int64_t half(int64_t size) {
   return ceil_div(size, 2);
 }
 
-// Calls visit(start, count) for pieces of `size` elements each, and a last shorter one.
+// Call visit(start, count) for pieces of `size` elements. The last piece may be shorter.
 template <class Visit> void for_pieces(int64_t total, int64_t size, Visit visit) {
   for (int64_t start = 0; start < total; start += size)
     visit(start, std::min(size, total - start));
@@ -23,7 +23,8 @@ int64_t offset_of(const Index& strides, const Index& at) {
   return offset;
 }
 
-// Elements of the input, in spread coordinates, that these outputs need along each axis.
+// Return the number of input elements that `out` outputs need along each axis, in spread
+// coordinates.
 Spatial window_input(const Window& window, const Spatial& out) {
   Spatial in;
   for (int axis = 0; axis < 3; ++axis)
@@ -32,7 +33,7 @@ Spatial window_input(const Window& window, const Spatial& out) {
   return in;
 }
 
-// What all kinds of layers write tiles with.
+// Visitor of layers, which writes their tiles.
 class Tiler {
 public:
   Tiler(const Layer& layer, const Placement& placement, const Budget& budget)
@@ -204,7 +205,7 @@ void Tiler::operator()(const ConvLayer& conv) {
           for (int64_t w = 0; w < out[2]; w += tile.out[2])
             visit(image, Spatial{d, h, w});
   };
-  // Tiles hold whole groups, or pieces of one.
+  // A tile covers up to tile.groups groups, and up to tile.cout channels of each.
   auto over_channels = [&](auto visit) {
     for (int64_t group = 0; group < conv.groups; group += tile.groups)
       for (int64_t channel = 0; channel < conv.cout; channel += tile.cout)
@@ -226,7 +227,7 @@ void Tiler::operator()(const ConvLayer& conv) {
 
 // ---- pools ----
 
-// Elements of each window along an axis that an average counts.
+// Return the number of elements in each window along an axis that an average counts.
 std::vector<int64_t> window_counts(const PoolLayer& pool, int axis, int64_t at, int64_t out) {
   std::vector<int64_t> counts;
   const Window& window = pool.window;
@@ -276,7 +277,8 @@ void Tiler::pool_at(const PoolLayer& pool, int64_t plane, const Spatial& at, int
   tiles.push_back(std::move(tile));
 }
 
-// One window that is the whole plane, and too large for the buffer: piece by piece.
+// Pool whole planes that are too large for the buffer. Each plane is one window, which is loaded in
+// pieces.
 void Tiler::whole_pool(const PoolLayer& pool) {
   int64_t size = pool.window.in[2];
   for (int64_t plane = 0; plane < pool.planes; ++plane) {
@@ -326,7 +328,7 @@ void Tiler::operator()(const PoolLayer& pool) {
 
 // ---- elementwise ----
 
-// Calls visit(start, dims) for blocks of at most `most` elements.
+// Call visit(start, dims) for blocks of at most `most` elements.
 void Tiler::blocks(const Index& dims, int64_t most,
                    const std::function<void(const Index&, const Index&)>& visit) {
   Index piece = dims;

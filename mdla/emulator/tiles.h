@@ -1,22 +1,22 @@
-// Layers to tiles: pieces of work that fit the on-chip buffers, each a few instructions that load,
-// compute and store.
+// Tiling of layers. A tile is a part of a layer's work that fits the on-chip buffers. It consists
+// of a few instructions that load, compute and store.
 #pragma once
 
 #include "network.h"
 
 namespace mdla {
 
-// Elements that one tile may hold in each on-chip buffer, and what to split where it does not fit.
+// Number of elements that one tile may have in each on-chip buffer, and the strategy of splitting.
 struct Budget {
   int64_t maps = 0, weights = 0, accumulators = 0;
   bool channels_first = true; // split output channels before rows
-  bool weights_stay = true;   // rows vary fastest: weights are loaded once; else maps are
+  bool weights_stay = true;   // rows vary fastest, so weights are loaded once; else maps are
 };
 
-// Where a network's tensors are on the card, and their number formats.
+// Addresses of a network's tensors on the card, and their number formats.
 struct Placement {
   Precision precision = Precision::kFixed16;
-  std::vector<int64_t> address, fraction; // of each tensor
+  std::vector<int64_t> address, fraction; // one of each per tensor
 
   int64_t element(const View& view) const {
     return address[view.tensor] + view.start * element_bytes(precision);
@@ -25,7 +25,7 @@ struct Placement {
 
 using Tile = std::vector<Instruction>;
 
-// A Fault where not even the smallest tile fits.
+// Return the tiles of a layer. Throw Fault if even the smallest tile does not fit.
 std::vector<Tile> make_tiles(const Layer& layer, const Placement& placement, const Budget& budget);
 
 } // namespace mdla

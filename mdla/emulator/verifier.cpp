@@ -8,16 +8,17 @@
 namespace mdla {
 namespace {
 
-// Sums of int16 products are exact in a double up to here.
+// Limit on the length of a sum of int16 products. Shorter sums are exact in a double.
 constexpr int64_t kLongestSum = int64_t{1} << 22;
-// Of operands before they are added, and before they are multiplied: what comes out has 64 bits.
+// Limits on shifts of operands before an addition and before a multiplication. Results fit in 64
+// bits.
 constexpr int64_t kMostShift = 40, kMostFactorShift = 16;
-// Of sums before they are stored, in either direction.
+// Limit on shifts of sums before they are stored, in both directions.
 constexpr int64_t kMostStoreShift = 62;
-// Elements of an average, and how many more and fewer bits than its operand it has.
+// Limit on the elements of an average, and on the bits that it has more or fewer than its operand.
 constexpr int64_t kMostAveraged = int64_t{1} << 40;
 constexpr int64_t kMostGain = 62, kMostLoss = 22;
-// Doubles count exactly up to here.
+// Limit on a cost. Doubles represent integers exactly up to here.
 constexpr int64_t kMostCost = int64_t{1} << 53;
 
 void check(bool holds, const char* what) {
@@ -28,7 +29,7 @@ bool between(int64_t value, int64_t low, int64_t high) {
   return value >= low && value <= high;
 }
 
-// The elements of a tile, at least one and not more than `limit`.
+// Return the number of elements of a tile. Check that it is between 1 and `limit`.
 template <class Sizes> int64_t tile_elements(const Sizes& sizes, int64_t limit) {
   int64_t count = 1;
   for (int64_t size : sizes) {
@@ -39,12 +40,12 @@ template <class Sizes> int64_t tile_elements(const Sizes& sizes, int64_t limit) 
   return count;
 }
 
-// An operand's fraction, or a sum of two.
+// Check the fraction of an operand, or the sum of two fractions.
 void check_fraction(int64_t fraction) {
   check(between(fraction, 2 * kLowestFraction, 2 * kHighestFraction), "a fraction out of range");
 }
 
-// The card's memory as a program divides it.
+// Memory of a program on the card.
 class Memory {
 public:
   explicit Memory(const Program& program)
@@ -72,10 +73,10 @@ private:
   int64_t bytes_, element_;
 };
 
-// What one cluster's buffers hold, instruction by instruction.
+// Visitor of one cluster's instructions. It tracks the contents of the buffers and checks operands.
 class CheckedCluster {
 public:
-  // Elements of each buffer.
+  // Number of elements of each buffer.
   struct Limits {
     int64_t maps, weights, sums;
   };
@@ -106,7 +107,7 @@ private:
     check(between(count, 1, limits_.sums), "a tile larger than the accumulators");
     sums_ = count;
   }
-  // A number that is stored; of fixed point it must be one of the format's.
+  // Check a number that is stored. A fixed-point number must be in the range of the format.
   void check_stored(double value) const {
     StoredRange range = stored_range(precision_);
     check(!fixed() || (value >= range.low && value <= range.high), "a number out of range");
@@ -244,10 +245,10 @@ void CheckedCluster::operator()(const Store& store) const {
   check(between(store.shift, -kMostStoreShift, kMostStoreShift), "a shift out of range");
   check_stored(store.low);
   check_stored(store.high);
-  check(store.low <= store.high, "bounds out of range"); // not-a-number is no bound
+  check(store.low <= store.high, "bounds out of range"); // also refuses NaN
 }
 
-// No member of a cost is negative, and the sums over all layers have 64 bits.
+// Check that no member of a cost is negative and that sums over all layers fit in 64 bits.
 void check_costs(const Program& program) {
   check(between(program.input_cycles, 0, kMostCost) && between(program.output_cycles, 0, kMostCost),
         "a cost out of range");
@@ -298,7 +299,8 @@ void verify(const Program& program, int64_t card_bytes) {
       memory.check_tensor(tensor);
   for (const Weighted& layer : program.weighted)
     check_weighted(layer, memory, program.precision);
-  // A layer in one piece may take more than it has in memory, by its padding, but within reason.
+  // The software code has one tile per layer. Padding can make it larger than the layer's tensors,
+  // so its limit is the size of the card.
   int64_t element = element_bytes(program.precision);
   CheckedCluster::Limits software{card_bytes, card_bytes, card_bytes};
   CheckedCluster::Limits device{std::min(card_bytes, program.maps_bytes / element),

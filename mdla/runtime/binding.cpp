@@ -24,7 +24,7 @@ namespace {
 
 constexpr int failed = -1;
 
-// Packed buffers are the entry's second buffer.
+// Index of the array of packed buffers among the entry's buffers.
 constexpr size_t packed_position = 1;
 
 Context*& context_in(void* buffer) {
@@ -40,7 +40,7 @@ int64_t cycles_of(const torchmdla::mdla::Api& api, void* cmem, const char* name)
   return api.ie_getinfo(cmem, name, &cycles, sizeof cycles) == IE_INT64 ? cycles : 0;
 }
 
-// `call` of a context, 0 or `failed`.
+// Run `call` and return 0, or `failed` if it throws.
 template <class Call> int status_of(Call call) {
   return guarded(
       [&] {

@@ -10,7 +10,7 @@ namespace torchmdla::mdla {
 
 namespace {
 
-// The context that others with the same library and flags are linked to.
+// First context of each combination of library and flags. Later contexts are linked to its card.
 struct Cards {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<void>> by_flags;
@@ -35,7 +35,7 @@ std::vector<uint64_t> elements_of(const std::vector<mdla_port>& ports) {
   return elements;
 }
 
-// Pointers for one inference. Without an allocation for as many arrays as networks have.
+// Pointers to the arrays of one inference. Up to 16 arrays need no allocation.
 template <class Pointer> class Pointers {
 public:
   Pointers(const std::vector<mdla_port>& ports, void* const* buffers) {
@@ -43,7 +43,7 @@ public:
     for (size_t i = 0; i < ports.size(); ++i)
       data()[i] = static_cast<Pointer>(buffers[ports[i].position]);
   }
-  // Those of the inference `part` in the arrays of a call.
+  // Select the elements of the inference `part` in the arrays of a call.
   Pointers(const std::vector<mdla_port>& ports, const Pointer* arrays, size_t part) {
     resize(ports.size());
     for (size_t i = 0; i < ports.size(); ++i)
@@ -60,7 +60,7 @@ private:
   std::vector<Pointer> many_;
 };
 
-// An inference on a part of a call's arrays, from its start to its end.
+// Running inference on a part of a call's arrays. The destructor waits for its end.
 class Part {
 public:
   Part(Pipeline& pipeline, Pointers<const float*> inputs, Pointers<float*> outputs)
@@ -91,7 +91,7 @@ Context::Context(const std::string& path, const char* const* flags, const char* 
                  double seconds)
     : api_(library(path)), cmem_(create(api_, flags)), inputs_(std::move(inputs)),
       outputs_(std::move(outputs)), parts_(parts) {
-  // Held while loading: what is linked to a card must find it ready.
+  // Keep the lock while loading: a context that is linked to a card needs a card that is ready.
   std::lock_guard<std::mutex> guard(cards().mutex);
   auto& first = cards().by_flags[card_of(path, flags)];
   auto card = first.lock();

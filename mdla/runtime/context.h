@@ -1,4 +1,4 @@
-// A network on the device.
+// Network on the device.
 #pragma once
 
 #include "binding.h"
@@ -11,19 +11,19 @@
 
 namespace torchmdla::mdla {
 
-// Any thread may use it. Every function throws Fault.
+// Thread-safe network on the device. Every function throws Fault.
 class Context {
 public:
-  // Loads what ie_compile wrote to the file `binary`, on the card of the other contexts with these
+  // Load the file `binary`, which ie_compile wrote, on the card of the other contexts with these
   // flags.
   Context(const std::string& path, const char* const* flags, const char* binary,
           std::vector<mdla_port> inputs, std::vector<mdla_port> outputs, unsigned parts,
           double seconds);
 
-  // A call of an entry, on its buffers.
+  // Run a call of an entry on its buffers.
   void run(void* const* buffers);
 
-  // What arrays in the order of the ports are given to.
+  // Return the pipeline, whose functions expect arrays in the order of the ports.
   Pipeline& pipeline() { return *pipeline_; }
 
   int info(const char* name, void* value, size_t size);

@@ -1,4 +1,4 @@
-// Failures of the device's library on their way to the C functions of binding.h.
+// Failures of the device's library, until the C functions of binding.h report them.
 #pragma once
 
 #include <exception>
@@ -7,15 +7,15 @@
 
 namespace torchmdla::mdla {
 
-// The text begins with the name of the library's function.
+// Failure of the library. The text begins with the name of the library's function.
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What mdla_fault() returns on this thread.
+// Return the text that mdla_fault() returns in this thread.
 std::string& current_fault();
 
-// The result of `call`, or `failed` with the fault noted.
+// Return the result of `call`. If it throws, set the current fault and return `failed`.
 template <class Call, class Failed> auto guarded(Call call, Failed failed) -> decltype(call()) {
   current_fault().clear();
   try {

@@ -13,7 +13,7 @@ namespace torchmdla::mdla {
 
 namespace {
 
-// Of messages and of versions.
+// Size of the buffer for messages and versions.
 constexpr size_t text_bytes = 1 << 16;
 
 std::string text_of(const Api& api, void* cmem, const char* name) {
@@ -22,7 +22,7 @@ std::string text_of(const Api& api, void* cmem, const char* name) {
   return {text.data(), strnlen(text.data(), text.size())};
 }
 
-// A library may not tell its version; one that does must have ours.
+// Throw Fault if the library reports a version other than IE_VERSION. It need not report one.
 void check_version(const Api& api, const std::string& path) {
   const Cmem cmem(api.ie_create(), {api.ie_free});
   if (!cmem) throw Fault("ie_create: " + path + " gave no context");
@@ -62,7 +62,7 @@ std::unique_ptr<const Api> open(const std::string& path) {
 } // namespace
 
 const Api& library(const std::string& path) {
-  // Never destroyed: contexts are freed as late as the process ends.
+  // They are never destroyed, because contexts may be freed while the process exits.
   static auto& mutex = *new std::mutex;
   static auto& known = *new std::map<std::string, std::unique_ptr<const Api>>;
   std::lock_guard<std::mutex> guard(mutex);

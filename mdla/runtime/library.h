@@ -1,4 +1,4 @@
-// A shared library with the C API of microndla.h, found by its path.
+// Shared library with the C API of microndla.h, loaded by its path.
 #pragma once
 
 #include "../include/microndla.h"
@@ -8,7 +8,7 @@
 
 namespace torchmdla::mdla {
 
-// The functions that are called, by the names of the API.
+// Functions of the API that this runtime calls.
 struct Api {
   decltype(&::ie_create) ie_create;
   decltype(&::ie_free) ie_free;
@@ -23,11 +23,11 @@ struct Api {
   decltype(&::ie_getresult) ie_getresult;
 };
 
-// The library at `path`, which stays loaded for the life of the process. Throws Fault: there is
-// none, it lacks a function, or it has another version than microndla.h.
+// Return the library at `path`, which stays loaded until the process exits. Throw Fault if it
+// cannot be loaded, lacks a function, or has a version other than that of microndla.h.
 const Api& library(const std::string& path);
 
-// Frees contexts.
+// Deleter of contexts.
 struct Free {
   decltype(&::ie_free) function;
   void operator()(void* cmem) const { function(cmem); }
@@ -35,10 +35,10 @@ struct Free {
 
 using Cmem = std::unique_ptr<void, Free>;
 
-// A new context with flags (pairs, ended by null). Throws Fault.
+// Create a context with flags (pairs, terminated by null). Throw Fault if that fails.
 Cmem create(const Api& api, const char* const* flags);
 
-// The fault of `function`, with what the library says of it where it does.
+// Return the text of a fault of `function`, with the library's own message if it has one.
 std::string fault_of(const Api& api, const char* function, void* cmem);
 
 } // namespace torchmdla::mdla

@@ -22,29 +22,29 @@ std::string Network::fault(int status, const char* function,
   return std::string(function) + ": the library wrote other sizes than it had announced";
 }
 
-// What callers and the thread that takes results share.
+// State that callers share with the thread that fetches results.
 struct Pipeline::State {
   State(Network made, double limit)
       : network(std::move(made)), seconds(limit), room(network.output_elements) {}
 
   const Network network;
-  const double seconds; // 0: any time
+  const double seconds; // 0: no limit
   const pid_t owner = getpid();
 
-  std::mutex mutex; // guards what follows
+  std::mutex mutex; // guards the fields below
   std::condition_variable changed;
-  bool alone = false;         // one call has the network for itself
-  std::vector<uint64_t> room; // of that call's outputs
-  bool putting = false;       // an inference is being put: they are in the order of their numbers
+  bool alone = false;         // one call uses the network exclusively
+  std::vector<uint64_t> room; // sizes of that call's outputs
+  bool putting = false;       // an ie_putinput runs; they run in the order of their numbers
   uintptr_t last_number = 0;
-  std::deque<Inference*> queued; // those that are put and have no result
-  size_t kept = 0;               // results that the library may keep although it has failed
+  std::deque<Inference*> queued; // inferences that wait for their results
+  size_t kept = 0;               // failed inferences whose results the library may still hold
   int64_t submitted = 0;         // inferences whose results callers fetch
-  Clock::time_point progress;    // when something happened last
-  std::string lost;              // why no more results are expected
+  Clock::time_point progress;    // time of the last event
+  std::string lost;              // reason why no more results are expected, or ""
   bool ends = false;
 
-  // Other processes have no thread that takes results.
+  // Return whether this process is a fork, which does not have the thread that fetches results.
   bool forked() const { return getpid() != owner; }
   bool idle() const { return !alone && !putting && queued.empty(); }
 
@@ -77,7 +77,8 @@ struct Pipeline::State {
     lose(why.str());
   }
 
-  // Until `ready()`. A network where nothing happens for too long is lost, and nobody waits for it.
+  // Wait until `ready()`, or until the network is lost. It is lost if nothing happens for
+  // `seconds`.
   template <class Ready> void wait(std::unique_lock<std::mutex>& lock, Ready ready) {
     const auto most = std::chrono::duration_cast<Clock::duration>(
         std::chrono::duration<double>(std::min(seconds, 1e9)));
@@ -92,7 +93,7 @@ struct Pipeline::State {
     }
   }
 
-  // As wait; throws where the network is lost.
+  // Wait as `wait` does, and throw Fault if the network is lost.
   template <class Ready> void enter(std::unique_lock<std::mutex>& lock, Ready ready) {
     if (forked() && !idle())
       throw Fault("ie_run: the process was forked while the network was in use");
@@ -107,20 +108,20 @@ struct Pipeline::State {
   void take(uintptr_t number, std::string fault, const std::vector<std::vector<float>>& made);
 };
 
-// The result that came as `number`.
+// Handle the result of inference `number`, or a fault without a number (0).
 void Pipeline::State::take(uintptr_t number, std::string fault,
                            const std::vector<std::vector<float>>& made) {
   if (!lost.empty() || queued.empty()) return;
   auto& first = *queued.front();
-  if (number && number < first.number) { // Of an inference that has failed before.
+  if (number && number < first.number) { // The inference has already failed.
     kept -= kept > 0;
     return;
   }
   if (number == first.number)
-    kept = 0; // It would have come before.
+    kept = 0; // A kept result would have come before this one.
   else if (number || fault.empty())
     return lose("ie_getresult: the results are not in the order of the inputs");
-  else if (++kept == device_buffers) // Of a fault whose result nobody knows.
+  else if (++kept == device_buffers) // The library may hold kept results in all its buffers.
     return lose(fault);
   if (fault.empty())
     for (size_t i = 0; i < made.size(); ++i)
@@ -130,7 +131,7 @@ void Pipeline::State::take(uintptr_t number, std::string fault,
 
 namespace {
 
-// Arrays of these sizes.
+// Return arrays with these numbers of elements.
 std::vector<std::vector<float>> arrays_of(const std::vector<uint64_t>& elements) {
   std::vector<std::vector<float>> arrays;
   for (const auto count : elements)
@@ -140,7 +141,7 @@ std::vector<std::vector<float>> arrays_of(const std::vector<uint64_t>& elements)
 
 } // namespace
 
-// The thread that takes results, as long as there are any to come.
+// Fetch results until the pipeline ends or the network is lost. It runs in its own thread.
 void Pipeline::collect_results(const std::shared_ptr<State>& state) {
   const auto& network = state->network;
   auto made = arrays_of(network.output_elements);
@@ -174,7 +175,7 @@ Pipeline::~Pipeline() {
     state_->changed.notify_all();
     stuck = !state_->lost.empty();
   }
-  // What a library that does not return uses has to stay.
+  // If the library does not return, leave the thread and its arrays, which the library still uses.
   stuck ? collector_.detach() : collector_.join();
 }
 
@@ -221,10 +222,10 @@ void Pipeline::start(Inference& inference) {
   auto& state = *state_;
   const auto& network = state.network;
   std::unique_lock<std::mutex> lock(state.mutex);
-  if (state.forked()) // Here no thread takes results.
+  if (state.forked()) // This process does not have the thread that fetches results.
     return run_alone(lock, "ie_run", network.api.ie_run, inference.inputs, inference.outputs);
   state.check_none_submitted("ie_putinput");
-  // So few that ie_putinput does not wait.
+  // Limit the number of queued inferences, so that ie_putinput does not wait.
   state.enter(
       lock, [&] { return !state.alone && !state.putting && state.queued.size() < device_buffers; });
   if (!collector_.joinable()) collector_ = std::thread(collect_results, state_);
@@ -260,7 +261,7 @@ void Pipeline::submit(const float* const* inputs, void* user) {
     state.enter(lock, [&] { return state.idle(); });
     ++state.submitted;
   }
-  // Without the lock: it may wait until a result is collected.
+  // Call it without the lock: it may wait until a result is collected.
   if (network.api.ie_putinput(network.cmem.get(), inputs, network.input_elements.data(),
                               network.input_elements.size(), user) >= 0)
     return;

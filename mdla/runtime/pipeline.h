@@ -1,10 +1,10 @@
 // Inferences of one network on the device, by any number of threads.
 //
-// A call that finds the network idle is one ie_run, with the caller's own arrays. Calls that meet,
-// and the parts of a batch, go through ie_putinput: inputs are copied in while those before them
-// are computed. One thread of the pipeline's takes results and hands each to its owner by the
-// number that it was put with. That thread has arrays of its own, so that who has waited too long
-// may leave.
+// If the network is idle, a call is one ie_run with the caller's own arrays. Concurrent calls, and
+// the parts of a batch, use ie_putinput: their inputs are copied to the device while earlier ones
+// are computed. A thread of the pipeline fetches the results. It finds the caller of each result by
+// the number that was passed to ie_putinput. The thread has its own arrays, so a caller that has
+// waited too long may return.
 #pragma once
 
 #include "library.h"
@@ -18,49 +18,51 @@
 
 namespace torchmdla::mdla {
 
-// Inferences that ie_putinput takes before a result is fetched (microndla.h).
+// Number of inferences that ie_putinput accepts before a result is fetched (microndla.h).
 inline constexpr size_t device_buffers = 2;
 
-// What the library is given and gives back; the thread that takes results has it, too.
+// Network and the sizes of its arrays. The thread that fetches results shares its ownership.
 struct Network {
   const Api& api;
-  std::shared_ptr<void> card; // a context that is to stay as long as this one
+  std::shared_ptr<void> card; // a context that must live as long as this one
   std::shared_ptr<void> cmem;
   std::vector<uint64_t> input_elements, output_elements;
 
-  // What went wrong in a call of `function`, by its status and the sizes that it wrote, or "".
+  // Return the fault of a call of `function`, or "". `status` is its result, and `elements` are the
+  // sizes that it wrote.
   std::string fault(int status, const char* function, const std::vector<uint64_t>& elements) const;
 };
 
-// An inference on its way. Where it and the arrays are must stay until it is settled.
+// Running inference. Its address and its arrays must stay valid until it is settled.
 struct Inference {
   const float* const* inputs = nullptr;
   float* const* outputs = nullptr;
   bool settled = true;
-  std::string fault{}; // "" when it went well
+  std::string fault{}; // "" if it succeeded
   uintptr_t number = 0;
 };
 
-// Every function throws Fault.
+// Pipeline of one network. Every function throws Fault, except for `settle`.
 class Pipeline {
 public:
-  // `seconds`: without a result for so long, the network counts as lost; every call fails then.
+  // `seconds`: if no result comes for this time, the network is lost, and every call fails. 0 means
+  // no limit.
   Pipeline(Network network, double seconds);
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  // One inference.
+  // Run one inference.
   void run(const float* const* inputs, float* const* outputs);
   void run_software(const float* const* inputs, float* const* outputs);
 
-  // One inference of several: starts it, when there is room, and waits for its end. No fault of
-  // one is another's.
+  // Start an inference when there is room, and wait for its end. A fault of one inference does not
+  // affect the others.
   void start(Inference& inference);
   void settle(Inference& inference) noexcept;
 
-  // Inferences whose results the caller fetches, in the order of their inputs. There are no others
-  // at the time.
+  // Start an inference whose result the caller fetches, and fetch the oldest result. There must be
+  // no other inferences at that time.
   void submit(const float* const* inputs, void* user);
   void collect(float** outputs, void** user);
 
@@ -72,7 +74,7 @@ private:
   static void collect_results(const std::shared_ptr<State>& state);
 
   const std::shared_ptr<State> state_;
-  std::thread collector_; // started with the first inference that is put
+  std::thread collector_; // started with the first ie_putinput
 };
 
 } // namespace torchmdla::mdla

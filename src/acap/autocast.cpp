@@ -5,7 +5,7 @@
 
 namespace torchmdla::acap {
 
-// The names that PyTorch's lists use.
+// PyTorch's lists use these names unqualified.
 using at::IntArrayRef;
 using at::Scalar;
 using at::ScalarType;
@@ -17,7 +17,7 @@ void register_autocast() {
   every.fallback(torch::CppFunction::makeFallthrough());
   static torch::Library m(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1,
                           __FILE__, __LINE__);
-// PyTorch's lists, by its macros, which ask for a library `m`.
+// PyTorch's lists of policies. Its macros require a library named `m`.
 #define LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
 #define FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)

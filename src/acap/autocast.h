@@ -3,7 +3,8 @@
 
 namespace torchmdla::acap {
 
-// Registers PyTorch's own policies for the dispatch key AutocastPrivateUse1; once in a process.
+// Register PyTorch's own policies for the dispatch key AutocastPrivateUse1. Call this once in a
+// process.
 void register_autocast();
 
 } // namespace torchmdla::acap

@@ -34,7 +34,7 @@ public:
     const auto& schema = op_.schema();
     const auto arguments = torch::jit::pop(*stack_, schema.arguments().size());
     compute_inputs(arguments);
-    // Written ones first: to let go of a content's other holders a write may move it.
+    // Written arguments come first: if others hold the content, a write moves it to new memory.
     for (const bool written : {true, false})
       for (size_t i = 0; i < arguments.size(); ++i)
         if (is_written(schema.arguments()[i]) == written) add_aliases(arguments[i], written);
@@ -49,7 +49,7 @@ public:
   }
 
 private:
-  // In one run.
+  // Compute the values of all acap arguments in one run.
   static void compute_inputs(const std::vector<c10::IValue>& arguments) {
     std::vector<ValuePtr> values;
     for (const auto& argument : arguments)
@@ -67,7 +67,7 @@ private:
       const bool shares = std::any_of(aliases_.begin(), aliases_.end(), [&](const Alias& alias) {
         return alias.is_written && alias.tensor.storage().is_alias_of(tensor.storage());
       });
-      // A content that is written to already has no other holders but this call's aliases.
+      // The content of an aliased written argument is already held by this call's aliases only.
       auto cpu = is_written && !shares ? cpu_alias_for_writing(tensor) : cpu_alias(tensor);
       aliases_.push_back({tensor, std::move(cpu), is_written});
     });

@@ -1,4 +1,4 @@
-// Runs operators on the CPU tensors behind acap tensors.
+// Calls of operators on the CPU tensors behind acap tensors.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -6,12 +6,12 @@
 
 namespace torchmdla::acap {
 
-// Takes `op`'s arguments from the stack and pushes its results. Always right, for any operator of
-// dense tensors: computes the inputs, calls the CPU's kernel, which may write, and gives results
-// the storages that the CPU's results share.
+// Pop the arguments of `op` from the stack and push its results. This is correct for any operator
+// on dense tensors. It computes the inputs and calls the CPU's kernel, which may write. Results
+// that share a storage on the CPU share one on acap.
 void call_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// The same, and `torchmdla.stats()` says so.
+// Call `op` as `call_on_cpu` does, and count the call in `torchmdla.stats()`.
 void fall_back_to_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 } // namespace torchmdla::acap

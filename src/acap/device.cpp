@@ -15,8 +15,9 @@ namespace torchmdla::acap {
 
 namespace {
 
-// Gives addresses where no process has memory: they tell storages apart, as `data_ptr()` is used
-// to, and to read through one fails at once. The content is elsewhere.
+// Allocator that returns addresses outside of any process's memory. The addresses only identify
+// storages, as `data_ptr()` is used for, and reading through one fails at once. The content is
+// stored elsewhere.
 class Allocator : public c10::Allocator {
 public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -31,7 +32,7 @@ public:
   }
 
 private:
-  static constexpr uintptr_t first_ = uintptr_t{1} << 56; // user space ends before, everywhere
+  static constexpr uintptr_t first_ = uintptr_t{1} << 56; // above user space on all systems
   std::atomic<uintptr_t> next_{first_};
 };
 
@@ -71,7 +72,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   at::Generator getNewGenerator(c10::DeviceIndex) const override { return make_generator(); }
   at::Device getDeviceFromPtr(void*) const override { return {device_type, 0}; }
-  // Nothing is transferred.
+  // Nothing is transferred to a device, so ordinary memory serves as pinned memory.
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     resize(storage, bytes);

@@ -1,9 +1,9 @@
-// What PyTorch asks of a device: memory, guards, hooks.
+// Interfaces that PyTorch requires of a device: memory, guards, hooks.
 #pragma once
 
 namespace torchmdla::acap {
 
-// Registers them for PrivateUse1; once in a process.
+// Register the interfaces for PrivateUse1. Call this once in a process.
 void register_device();
 
 } // namespace torchmdla::acap

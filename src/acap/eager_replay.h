@@ -1,4 +1,4 @@
-// Running nodes without a graph: each by PyTorch's own kernel.
+// Execution of nodes without a graph, each by PyTorch's own kernel.
 #pragma once
 
 #include "graph.h"
@@ -7,8 +7,8 @@
 
 namespace torchmdla::acap {
 
-// Calls the ops of `nodes`, operands before users, one by one on CPU tensors. Gives one tensor for
-// each of `outputs`, which are results of the nodes. Throws what the ops throw.
+// Call the ops of `nodes`, operands before users, one by one on CPU tensors. Return one tensor for
+// each of `outputs`, which are results of the nodes. Exceptions of the ops are passed on.
 std::vector<at::Tensor> call_singly(const std::vector<Node*>& nodes,
                                     const std::vector<ValuePtr>& outputs);
 

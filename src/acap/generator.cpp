@@ -28,7 +28,7 @@ public:
   }
 
 private:
-  // PyTorch takes ownership.
+  // PyTorch takes ownership of the clone.
   c10::GeneratorImpl* clone_impl() const override { return new GeneratorImpl(cpu_.clone()); }
 
   at::Generator cpu_;

@@ -1,17 +1,17 @@
-// Random numbers of the acap device: the CPU's.
+// Random number generators of the acap device, based on the CPU's.
 #pragma once
 
 #include <ATen/core/Generator.h>
 
 namespace torchmdla::acap {
 
-// Of the device: the CPU's default generator's stream.
+// Return the device's default generator. It uses the stream of the CPU's default generator.
 const at::Generator& default_generator();
 
-// A further one, with a stream of its own.
+// Return a new generator with its own stream.
 at::Generator make_generator();
 
-// The one that draws for `generator`, which may be of either device.
+// Return the CPU generator that draws for `generator`, which may be of either device.
 at::Generator cpu_generator(const at::Generator& generator);
 
 } // namespace torchmdla::acap

@@ -28,8 +28,9 @@ std::condition_variable& runs_ended() {
   return ended;
 }
 
-// A chain of nodes as long as a program, each the last holder of the one before, would end in as
-// many nested destructors. The outermost one takes them apart instead.
+// Release of operands without recursion. In a chain of nodes, each may be the last holder of the
+// one before. Destructors would then nest as deep as the program is long. The outermost destructor
+// releases them in a loop instead.
 class Releases {
 public:
   void add(std::vector<Operand>&& operands) {
@@ -86,7 +87,8 @@ size_t pending_nodes() {
 
 namespace {
 
-// TorchScript's numbers are no booleans.
+// Replace booleans by integers where the schema has a number, because TorchScript's numbers exclude
+// booleans.
 void make_numbers(const c10::FunctionSchema& schema, std::vector<Operand>& operands) {
   for (size_t i = 0; i < operands.size(); ++i) {
     auto* constant = std::get_if<c10::IValue>(&operands[i]);
@@ -133,16 +135,16 @@ std::vector<Node*> pending_nodes_of(const std::vector<ValuePtr>& values) {
 
 namespace {
 
-// A part of the graph that runs as one.
+// Part of the graph that runs as one unit.
 struct Cut {
   std::vector<Node*> nodes; // operands before users
   std::vector<std::shared_ptr<Node>> holders;
   std::vector<ValuePtr> outputs;
   Runnable runnable;
-  std::exception_ptr fault; // why there is no runnable
+  std::exception_ptr fault; // set if there is no runnable
 };
 
-// Results of `nodes` that something else than these nodes refers to.
+// Return the results of `nodes` that are referenced from outside of these nodes.
 std::vector<ValuePtr> outputs_of(const std::vector<Node*>& nodes) {
   std::unordered_map<const Value*, long> used_inside;
   for (const auto* node : nodes)
@@ -155,9 +157,10 @@ std::vector<ValuePtr> outputs_of(const std::vector<Node*>& nodes) {
   return outputs;
 }
 
-// Waits while another thread runs a part of it. Empty if nothing is pending.
+// Return the part of the graph that computes `values`, marked as running. It is empty if nothing is
+// pending. Wait while another thread runs some of its nodes.
 Cut cut(const std::vector<ValuePtr>& values) {
-  const Unforked section; // waiting, too: in the child nobody would wake the waiters up
+  const Unforked section; // covers the wait, too: a forked child has no thread that notifies
   std::unique_lock<std::mutex> lock(graph_mutex());
   auto nodes = pending_nodes_of(values);
   const auto is_running = [](const Node* node) { return node->is_running(); };
@@ -181,8 +184,8 @@ Cut cut(const std::vector<ValuePtr>& values) {
   return made;
 }
 
-// By groups. Where that fails op by op, so that an error is the failing op's own, and a fault of
-// ours costs no value.
+// Run the part as groups. If that fails, run it op by op: an error is then the failing op's own,
+// and an internal fault does not lose values.
 std::vector<at::Tensor> run(const Cut& part) {
   std::string fault;
   try {
@@ -217,7 +220,7 @@ void compute(const std::vector<ValuePtr>& values) {
   const Guard guard(graph_mutex());
   for (size_t i = 0; i < part.outputs.size(); ++i) {
     part.outputs[i]->tensor = std::move(tensors[i]);
-    part.outputs[i]->node.reset(); // the node lives on in `part`, until the lock is released
+    part.outputs[i]->node.reset(); // `part` keeps the node until the lock is released
   }
 }
 

@@ -1,4 +1,5 @@
-// What acap tensors are computed from: a graph of functional ATen calls that have not run yet.
+// Graph of functional ATen calls that have not run yet. The values of acap tensors are computed
+// from it.
 #pragma once
 
 #include "support/forks.h"
@@ -16,13 +17,13 @@ namespace torchmdla::acap {
 
 class Node;
 
-// A tensor that is pending, the result of a node, or at hand, a plain CPU tensor. It holds the
-// graph that it is computed from until it is computed; nothing else does.
+// A tensor that is either pending (the result of a node) or computed (a plain CPU tensor). A
+// pending value holds the graph that computes it; nothing else holds the graph.
 struct Value {
-  // At hand.
+  // Construct a computed value.
   explicit Value(at::Tensor computed);
 
-  // Pending; `meta` tells dtype and sizes.
+  // Construct a pending value; `meta` has its dtype and sizes.
   Value(at::Tensor meta_tensor, std::shared_ptr<Node> producer)
       : meta(std::move(meta_tensor)), node(std::move(producer)) {}
   Value(const Value&) = delete;
@@ -31,12 +32,12 @@ struct Value {
 
   const at::Tensor meta;      // on the meta device
   std::shared_ptr<Node> node; // null once computed; guarded by graph_mutex()
-  at::Tensor tensor;          // undefined before; guarded by graph_mutex()
+  at::Tensor tensor;          // undefined while pending; guarded by graph_mutex()
 };
 using ValuePtr = std::shared_ptr<Value>;
 
-// An argument of a node, in its schema's order: whatever is no tensor, a tensor, or a list of
-// tensors with null for None.
+// Argument of a node: a constant, a tensor, or a list of tensors in which null represents None. A
+// node's operands are in the order of its schema.
 using Operand = std::variant<c10::IValue, ValuePtr, std::vector<ValuePtr>>;
 
 class Node : public std::enable_shared_from_this<Node> {
@@ -46,17 +47,18 @@ public:
   Node& operator=(const Node&) = delete;
   ~Node();
 
-  const uint64_t number; // in the program's order
+  const uint64_t number; // in program order
   const c10::OperatorHandle op;
   std::vector<Operand> operands;
-  std::vector<at::Tensor> metas; // its results' types; flat: lists' elements one by one
+  std::vector<at::Tensor> metas; // types of the results; elements of lists are listed one by one
   std::vector<std::weak_ptr<Value>> results;
-  uint64_t running_in = 0; // the number of the process; guarded by graph_mutex()
+  uint64_t running_in = 0; // process number; guarded by graph_mutex()
 
-  // Not in the child of a fork that came while another thread ran it.
+  // Return whether a thread of this process runs the node. The result is false in the child of a
+  // fork during a run by another thread.
   bool is_running() const { return running_in == process_number(); }
 
-  // The values among the operands, lists' elements one by one.
+  // Visit the values among the operands, including the elements of lists.
   template <class Visit> void for_each_input(Visit visit) const {
     for (const auto& operand : operands) {
       if (const auto* value = std::get_if<ValuePtr>(&operand)) {
@@ -69,28 +71,29 @@ public:
   }
 };
 
-// Guards what values and storages are made of. Never held while ops run, while meta kernels infer
-// types (some are in Python), or while anything is waited for but itself.
+// Return the mutex that guards the content of values and storages. It is never held while ops run,
+// while meta kernels infer types (some are in Python), or while a thread waits for anything else.
 std::mutex& graph_mutex();
 
-// A call of `op`; `metas` are its results as meta tensors, lists' elements one by one.
+// Append a call of `op` and return its results. `metas` are the results as meta tensors; elements
+// of lists are listed one by one.
 std::vector<ValuePtr> append(const c10::OperatorHandle& op, std::vector<Operand> operands,
                              const std::vector<at::Tensor>& metas);
 
-// One with one result.
+// Append a call with one result and return that.
 ValuePtr append(const char* name, const char* overload, std::vector<Operand> operands,
                 const at::Tensor& meta);
 
-// Nodes that exist at this moment.
+// Return the number of nodes that currently exist.
 size_t pending_nodes();
 
-// Runs what `values` need, and keeps whatever else comes out of that and is still referred to. On
-// return all have tensors. Throws what PyTorch throws, or what the compiler throws where it is
-// strict or interrupted; the values are pending then as before.
+// Run the nodes that `values` need, so that all values are computed on return. Other results of
+// these nodes that are still referenced are kept. Exceptions of PyTorch are passed on, and those of
+// the compiler if it is strict or interrupted. The values are then still pending.
 void compute(const std::vector<ValuePtr>& values);
 
-// The pending nodes that `values` need, in the program's order, so that a program that repeats
-// itself makes equal graphs. graph_mutex() must be held.
+// Return the pending nodes that `values` need, in program order, so that repeated code produces
+// equal graphs. graph_mutex() must be held.
 std::vector<Node*> pending_nodes_of(const std::vector<ValuePtr>& values);
 
 } // namespace torchmdla::acap

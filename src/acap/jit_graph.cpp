@@ -19,7 +19,7 @@ using torch::jit::Graph;
 
 namespace {
 
-// A graph and the tensors that its inputs stand for.
+// A graph and the tensors for its inputs.
 struct LoweredGraph {
   std::shared_ptr<Graph> graph;
   std::vector<c10::IValue> inputs;
@@ -32,7 +32,8 @@ c10::TypePtr type_of(const at::Tensor& tensor) {
                                  /*requires_grad=*/false);
 }
 
-// TorchScript has overloads without None of most ops that take lists with it.
+// Return whether an overload of `op` has a list of tensors without None as this argument.
+// TorchScript has such an overload of most ops.
 bool takes_list_of_tensors(c10::Symbol op, size_t argument) {
   const auto& overloads = torch::jit::getAllOperatorsFor(op);
   return std::any_of(overloads.begin(), overloads.end(), [&](const auto& overload) {
@@ -91,7 +92,7 @@ private:
     return graph_->insertNode(graph_->createList(type, values))->output();
   }
 
-  // A schema's results are tensors and lists of tensors.
+  // Define the results of `node`. A schema's results are tensors and lists of tensors.
   void add_results(Node& node, torch::jit::Node* call) {
     size_t next = 0;
     const auto& returns = node.op.schema().returns();
@@ -100,7 +101,7 @@ private:
         define(node, next++, call->addOutput());
         continue;
       }
-      // The only one then, see `is_recordable`.
+      // A list is the only result then; see `has_recordable_results`.
       auto* list = call->addOutput()->setType(c10::ListType::ofTensors());
       auto* unpack = graph_->insertNode(graph_->createListUnpack(list, node.results.size()));
       for (auto* element : unpack->outputs())
@@ -121,8 +122,8 @@ private:
   std::vector<c10::IValue> inputs_;
 };
 
-// `nodes` as ATen calls, typed, each value at hand one input. Views that rely on strides, which a
-// result at run time may not have, become reshapes.
+// Return `nodes` as typed ATen calls; each computed value is one input. Views that rely on strides
+// become reshapes, because a result may have other strides at run time.
 LoweredGraph lower(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs) {
   GraphWriter writer(/*as_recorded=*/false, /*argument_per_use=*/false);
   for (auto* node : nodes)
@@ -133,7 +134,7 @@ LoweredGraph lower(const std::vector<Node*>& nodes, const std::vector<ValuePtr>&
 }
 
 std::optional<GraphRunner>& runner() {
-  static NeverDestroyed<std::optional<GraphRunner>> instance; // its groups hold Python objects
+  static NeverDestroyed<std::optional<GraphRunner>> instance; // groups hold Python objects
   return *instance;
 }
 
@@ -151,7 +152,8 @@ void run_on_device(const std::string& device) {
 }
 
 Runnable prepare(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs) {
-  // Of structures whose floats are the plan's, in its order. Guarded by graph_mutex().
+  // Plans by structure key. The plan's floats are those of the structure, in its order. Guarded by
+  // graph_mutex().
   using Plans = std::unordered_map<std::string, std::shared_ptr<GraphRunner::Plan>>;
   static NeverDestroyed<Plans> plans;
   auto structure = structure_of(nodes, outputs);

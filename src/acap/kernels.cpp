@@ -34,7 +34,7 @@ void boxed_record(const OperatorHandle& op, Stack* stack) {
   record(op, stack);
 }
 
-// Looking at values is what a lazy device is for, no fallback.
+// Run `op` on the CPU without counting a fallback: a lazy device must compute values that are read.
 void boxed_call_on_cpu(const OperatorHandle& op, Stack* stack) {
   call_on_cpu(op, stack);
 }
@@ -68,7 +68,7 @@ at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
 
 // --- copies -------------------------------------------------------------------------------------
 
-// Of a tensor like `tensor` with a storage of its own.
+// Return strides of a tensor like `tensor` that has a storage of its own.
 std::vector<int64_t> dense_strides(const at::Tensor& tensor) {
   auto geometry = Geometry::of(tensor);
   geometry.offset = 0;
@@ -94,7 +94,7 @@ at::Tensor& copy_on_device(at::Tensor& self, const at::Tensor& source) {
   return self;
 }
 
-// Dtypes and sizes may differ; one of the tensors is on acap.
+// Copy `source` to `self`. Dtypes and sizes may differ; at least one of the tensors is on acap.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source)) return self;
   at::assert_no_partial_overlap(self, source);
@@ -113,7 +113,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   return self;
 }
 
-// To another dtype, on the device; from there, or to there.
+// Copy a tensor to another dtype on the device, from the device, or to the device.
 void to_copy(const OperatorHandle& op, Stack* stack) {
   auto* const arguments = stack->data() + (stack->size() - op.schema().arguments().size());
   auto& device = arguments[*op.schema().argumentIndexWithName("device")];
@@ -170,7 +170,7 @@ at::Tensor& set_to_nothing(at::Tensor& self) {
 // --- values -------------------------------------------------------------------------------------
 
 at::Tensor& fill_with(at::Tensor& self, const at::Scalar& number) {
-  if (Geometry::of(self).may_overlap()) { // which no graph expresses
+  if (Geometry::of(self).may_overlap()) { // a graph cannot represent overlapping elements
     write_on_cpu(self, [&](at::Tensor& alias) { alias.fill_(number); });
     return self;
   }
@@ -186,14 +186,15 @@ at::Tensor& zero_(at::Tensor& self) {
   return fill_with(self, 0);
 }
 
-// Derivatives that are zero come without memory, which autograd knows of, but no graph.
+// Return ordinary zeros. Autograd represents zero derivatives by tensors without memory, which
+// graphs do not support.
 at::Tensor efficient_zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
                            std::optional<at::Layout> layout, std::optional<at::Device> device,
                            std::optional<bool> pin) {
   return at::zeros(sizes, dtype, layout, device, pin);
 }
 
-// The mask is drawn at once, in the program's order, and computes nothing that is pending.
+// The mask is drawn at once, in program order, and does not compute pending values.
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& self, double p,
                                                   std::optional<bool> train) {
   if (!train.value_or(true)) return {self.clone(), at::ones_like(self, at::kBool)};
@@ -203,7 +204,8 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& self, double
   return {self.mul(mask).mul(keep == 0 ? 0. : 1. / keep), mask};
 }
 
-// In training the running statistics are written to, which this schema does not say.
+// Compute a batch norm. In training it writes to the running statistics, which this schema does not
+// declare.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
     const at::Tensor& self, const std::optional<at::Tensor>& weight,
     const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
@@ -230,7 +232,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
 
 // --- registration -------------------------------------------------------------------------------
 
-// Composite kernels that are better than a node: they draw into new memory, or go through lists.
+// Return whether `op` keeps its composite kernel, which is better than a node: it draws into new
+// memory, or iterates over lists.
 bool keeps_composite(const OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   return is_random(op) || name.starts_with("aten::_foreach") || name == "aten::_conj" ||
@@ -238,7 +241,8 @@ bool keeps_composite(const OperatorHandle& op) {
          name == "aten::_thnn_fused_lstm_cell_backward";
 }
 
-// A fallback is outranked by composite kernels, which would take apart ops that devices know.
+// Register `record` for ops that have composite kernels. Composite kernels have priority over a
+// fallback and would decompose ops that devices support.
 void register_over_composites(torch::Library& library) {
   for_each_aten_operator([&](const OperatorHandle& op) {
     if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
@@ -280,7 +284,7 @@ void register_kernels() {
   for (const char* name : {"_local_scalar_dense", "resize_", "equal"})
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&boxed_call_on_cpu>());
   register_over_composites(aten);
-  // Attention is fused where the CPU's is.
+  // The choice of fused attention is the same as on the CPU.
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(
       &at::native::_fused_sdp_choice_cpp);
 }

@@ -3,7 +3,7 @@
 
 namespace torchmdla::acap {
 
-// Registers them for the dispatch key PrivateUse1; once in a process.
+// Register them for the dispatch key PrivateUse1. Call this once in a process.
 void register_kernels();
 
 } // namespace torchmdla::acap

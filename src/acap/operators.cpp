@@ -25,7 +25,7 @@ bool writes(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
-// Tensors, or one list of tensors: what a node may have as results.
+// Return whether a node may have these results: tensors, or one list of tensors.
 bool has_recordable_results(const c10::FunctionSchema& schema) {
   const auto& returns = schema.returns();
   if (returns.size() == 1) return is_tensors(returns[0].type());
@@ -34,7 +34,7 @@ bool has_recordable_results(const c10::FunctionSchema& schema) {
   });
 }
 
-// All overloads that are defined, by base name.
+// Return all defined overloads by base name.
 const std::unordered_map<std::string, std::vector<OperatorName>>& overloads() {
   static const auto table = [] {
     std::unordered_map<std::string, std::vector<OperatorName>> made;
@@ -45,7 +45,7 @@ const std::unordered_map<std::string, std::vector<OperatorName>>& overloads() {
   return table;
 }
 
-// In-place ops whose twins have other names, or are better not those of the rule.
+// Return the in-place ops whose functional twin is not the one that the naming rule gives.
 const std::unordered_map<OperatorName, OperatorName>& named_twins() {
   static const std::unordered_map<OperatorName, OperatorName> table{
       {{"aten::_native_batch_norm_legit", ""}, {"aten::_native_batch_norm_legit_functional", ""}},

@@ -27,7 +27,7 @@ std::atomic<size_t> most_pending_nodes{default_most_pending_nodes};
 
 // --- devices ------------------------------------------------------------------------------------
 
-// Ops that take positions from the CPU, on any device.
+// Return whether `op` accepts index tensors on the CPU, on any device.
 bool takes_indices_from_cpu(const OperatorHandle& op) {
   static const std::unordered_set<std::string> names{
       "aten::index",           "aten::index_put",
@@ -49,7 +49,7 @@ void check_devices(const OperatorHandle& op, const std::vector<IValue>& argument
         first = tensor.device();
       else if (tensor.device() != *first)
         other = tensor.device();
-      // A number may come from the CPU.
+      // A 0-d tensor may come from the CPU.
       if (!is_acap(tensor) && !(tensor.device().is_cpu() && tensor.dim() == 0))
         has_other_than_scalar = true;
     });
@@ -61,8 +61,9 @@ void check_devices(const OperatorHandle& op, const std::vector<IValue>& argument
 
 // --- types --------------------------------------------------------------------------------------
 
-// Whether the CPU's results may be other ones than a meta kernel says: that speaks of CUDA, or of
-// no device. Of contiguous tensors few ops make other ones; products make no others.
+// Return whether the CPU's results may have other strides than the meta kernel reports. Meta
+// kernels describe CUDA, or no specific device. With contiguous arguments only a few ops differ;
+// matrix products never do.
 bool has_layout_of_its_own(const OperatorHandle& op, const std::vector<IValue>& arguments) {
   static const std::unordered_set<std::string> always{"aten::_fft_r2c", "aten::_linalg_svd",
                                                       "aten::linalg_eig", "aten::nonzero_static",
@@ -78,7 +79,7 @@ bool has_layout_of_its_own(const OperatorHandle& op, const std::vector<IValue>& 
   return !are_contiguous && never.count(name) == 0;
 }
 
-// Ops whose meta kernels take sizes and dtypes that kernels refuse.
+// Return whether the meta kernel of `op` accepts sizes and dtypes that the CPU's kernel rejects.
 bool has_checks_of_its_own(const OperatorHandle& op) {
   static const std::unordered_set<std::string> names{"aten::as_strided_scatter", "aten::bucketize",
                                                      "aten::complex", "aten::index_add",
@@ -86,15 +87,16 @@ bool has_checks_of_its_own(const OperatorHandle& op) {
   return names.count(op.operator_name().name) != 0;
 }
 
-// PyTorch's meta kernel tells another dtype than the CPU's of a power whose exponent is a boolean.
+// Return whether `op` is a power with a boolean exponent. PyTorch's meta kernel reports another
+// dtype for it than the CPU's kernel.
 bool is_power_by_boolean(const OperatorHandle& op, const std::vector<IValue>& arguments) {
   return op.operator_name().name == "aten::pow" &&
          std::any_of(arguments.begin(), arguments.end(),
                      [](const IValue& argument) { return argument.isBool(); });
 }
 
-// The results of a call as meta tensors. Where meta kernels are not to be trusted, the CPU shows
-// strides on zeros.
+// Return the results of a call as meta tensors. Where meta kernels are unreliable, the CPU's kernel
+// runs on zeros to determine the strides.
 std::optional<Results> infer_layouts(const OperatorHandle& op,
                                      const std::vector<IValue>& arguments) {
   if (is_power_by_boolean(op, arguments)) return std::nullopt;
@@ -117,8 +119,8 @@ std::optional<Results> infer(const OperatorHandle& op, const std::vector<IValue>
 
 // --- nodes --------------------------------------------------------------------------------------
 
-// A tensor that is a number, as the CPU tensor that a graph may hold: no wrapped one, which would
-// promote in another way, but one of the result's type.
+// Return a copy of the 0-d `tensor` that a graph may hold. A wrapped number, which would promote
+// differently, is converted to the result's dtype.
 at::Tensor number_tensor(const at::Tensor& tensor, const std::vector<at::Tensor>& metas) {
   const bool is_wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number();
   if (!is_wrapped || metas.empty() || !metas[0].defined() || metas[0].scalar_type() == at::kBool)
@@ -148,7 +150,8 @@ Operand operand_of(const IValue& argument, const std::vector<at::Tensor>& metas)
   return argument;
 }
 
-// The default dtype is that of now, not of the time when the graph runs.
+// Set the dtype of a factory op to the default dtype at recording time, which may differ when the
+// graph runs.
 void fix_dtype(const OperatorHandle& op, const std::vector<at::Tensor>& metas,
                std::vector<Operand>& operands) {
   const auto index = op.schema().argumentIndexWithName("dtype");
@@ -157,13 +160,13 @@ void fix_dtype(const OperatorHandle& op, const std::vector<at::Tensor>& metas,
   if (dtype && dtype->isNone()) *dtype = static_cast<int64_t>(metas[0].scalar_type());
 }
 
-// Adds a call to the graph, by the overload for numbers where a tensor is one.
+// Append a call to the graph. If a tensor is a wrapped number, use the overload for numbers.
 std::vector<ValuePtr> append_call(OperatorHandle op, const std::vector<IValue>& arguments,
                                   const std::vector<at::Tensor>& metas) {
   std::vector<Operand> operands;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& argument = arguments[i];
-    // A boolean stays a tensor, which promotes as it does.
+    // A boolean remains a tensor, because it promotes differently from a number.
     const bool is_number = argument.isTensor() && argument.toTensor().defined() &&
                            argument.toTensor().unsafeGetTensorImpl()->is_wrapped_number() &&
                            argument.toTensor().scalar_type() != at::kBool;
@@ -183,7 +186,7 @@ at::Tensor tensor_of(const ValuePtr& value) {
   return value ? make_tensor(value) : at::Tensor();
 }
 
-// As the schema returns them.
+// Push results in the form that the schema declares.
 void push_results(const OperatorHandle& op, const std::vector<at::Tensor>& results, Stack* stack) {
   const auto& returns = op.schema().returns();
   if (returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::ListType)
@@ -212,8 +215,9 @@ bool record_view(const OperatorHandle& op, const std::vector<IValue>& arguments,
 
 // --- writes -------------------------------------------------------------------------------------
 
-// Whether a result of type `meta` may be written to `argument` as it is, which else eager PyTorch
-// resizes or refuses. What is given as `out` is to be of the result's dtype, for most kernels.
+// Return whether a result of type `meta` can be written to `argument` unchanged. Otherwise eager
+// PyTorch resizes the argument or raises an error. Most kernels require that an `out` argument has
+// the result's dtype.
 bool can_write(const IValue& argument, const at::Tensor& meta, bool is_out) {
   if (argument.isNone()) return true;
   const auto& tensor = argument.toTensor();
@@ -224,8 +228,9 @@ bool can_write(const IValue& argument, const at::Tensor& meta, bool is_out) {
          !Geometry::of(tensor).may_overlap() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// Whether an argument shares memory with one that is written to, so that the kernel's order tells
-// the result, or the kernel refuses: all but ops that read an element where they write it.
+// Return whether an argument shares memory with a written one. The result then depends on the
+// kernel's order, or the kernel rejects it. A pointwise op on the same elements is excepted,
+// because it reads each element where it writes it.
 bool reads_where_it_writes(const OperatorHandle& op, const OperatorTraits& traits,
                            const std::vector<IValue>& arguments) {
   const bool is_pointwise = op.hasTag(at::Tag::pointwise);
@@ -258,7 +263,7 @@ ValuePtr cast(const ValuePtr& value, at::ScalarType dtype) {
 
 void write_content(const at::Tensor& tensor, const ValuePtr& content) {
   const auto value = cast(content, tensor.scalar_type());
-  // In what order elements are written, or that they must not be, is the CPU's business.
+  // The CPU's kernel determines the order of writes to overlapping elements, or rejects them.
   if (!Geometry::of(tensor).may_overlap() && write(tensor, value)) return;
   compute({value});
   write_on_cpu(tensor, [&](at::Tensor& alias) { alias.copy_(value->tensor); });
@@ -266,8 +271,8 @@ void write_content(const at::Tensor& tensor, const ValuePtr& content) {
 
 namespace {
 
-// Arguments that are written to are what their op returns, in its order; what else it returns is
-// new.
+// Push the results of a mutating op. An op returns its written arguments in its own order; all
+// other results are new.
 void push_written(const OperatorHandle& op, const OperatorTraits& traits,
                   const std::vector<IValue>& arguments, const std::vector<ValuePtr>& values,
                   Stack* stack) {
@@ -330,7 +335,7 @@ void record(const OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, op.schema().arguments().size());
   check_devices(op, arguments);
   if (try_to_record(op, arguments, stack)) {
-    // Whose values cannot be computed finds out when they are looked at.
+    // Errors of these values are ignored here and reported when the values are read.
     if (pending_nodes() > most_pending_nodes.load(std::memory_order_relaxed)) compute_all();
     return;
   }

@@ -1,4 +1,4 @@
-// The kernel of nearly all operators on the acap device: writes a call down instead of running it.
+// Kernel of nearly all operators on the acap device. It records a call instead of running it.
 #pragma once
 
 #include "graph.h"
@@ -7,14 +7,15 @@
 
 namespace torchmdla::acap {
 
-// Boxed. What a graph cannot hold (data-dependent sizes, results that are no tensors, random
-// numbers, errors, which are the CPU's own then) runs on the CPU.
+// Record a call of `op` (boxed kernel). Calls that a graph cannot represent run on the CPU:
+// data-dependent sizes, results that are not tensors, random numbers, and errors, which are then
+// the CPU's own.
 void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// Makes `content` what `tensor` holds, in its dtype; it has the tensor's sizes.
+// Make `content` the content of `tensor`, cast to its dtype. It must have the sizes of `tensor`.
 void write_content(const at::Tensor& tensor, const ValuePtr& content);
 
-// Cuts the graph when more nodes than this are pending.
+// Set the number of pending nodes above which the graph is cut and computed.
 void set_most_pending_nodes(size_t most);
 
 } // namespace torchmdla::acap

@@ -14,7 +14,7 @@ at::Tensor plus(const at::Tensor& tensor, const MaybeTensor& other) {
   return is_there(other) ? tensor + *other : tensor;
 }
 
-// d sigmoid(x) / dx, and d tanh(x) / dx, from their values.
+// Return the derivative of sigmoid or tanh, given the value of the function.
 at::Tensor sigmoid_slope(const at::Tensor& value) {
   return value * (1 - value);
 }

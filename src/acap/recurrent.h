@@ -1,4 +1,4 @@
-// The cells of recurrent networks, which PyTorch asks a device for as one op each.
+// Cells of recurrent networks. PyTorch requires each as one op of a device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,25 +10,26 @@ namespace torchmdla::acap {
 
 using MaybeTensor = std::optional<at::Tensor>;
 
-// With `gates` hidden sizes wide products of input and weights [B, 4H]; the new hidden and cell
-// state [B, H], and what backward needs: the gates after their activations [B, 4H].
+// Compute an LSTM cell from the products of input and weights [B, 4H]. Return the new hidden and
+// cell state [B, H], and the workspace for backward: the activated gates [B, 4H].
 std::tuple<at::Tensor, at::Tensor, at::Tensor>
 lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cell,
           const MaybeTensor& input_bias, const MaybeTensor& hidden_bias);
 
-// Gradients of the gates [B, 4H], the old cell state, and the bias.
+// Return the gradients of the gates [B, 4H], the old cell state, and the bias.
 std::tuple<at::Tensor, at::Tensor, at::Tensor>
 lstm_cell_backward(const MaybeTensor& grad_hidden, const MaybeTensor& grad_cell,
                    const at::Tensor& cell, const at::Tensor& new_cell, const at::Tensor& workspace,
                    bool has_bias);
 
-// From products [B, 3H]; the new hidden state [B, H], and what backward needs [B, 5H].
+// Compute a GRU cell from products [B, 3H]. Return the new hidden state [B, H] and the workspace
+// for backward [B, 5H].
 std::tuple<at::Tensor, at::Tensor> gru_cell(const at::Tensor& input_gates,
                                             const at::Tensor& hidden_gates,
                                             const at::Tensor& hidden, const MaybeTensor& input_bias,
                                             const MaybeTensor& hidden_bias);
 
-// Gradients of both products, the old hidden state, and both biases.
+// Return the gradients of both products, the old hidden state, and both biases.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>
 gru_cell_backward(const at::Tensor& grad_hidden, const at::Tensor& workspace, bool has_bias);
 

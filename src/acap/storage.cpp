@@ -15,9 +15,9 @@ namespace torchmdla::acap {
 
 namespace {
 
-// The storages that there are, by what their memory's address would be.
+// All existing storages, by the address that their memory is given.
 struct Storages {
-  std::mutex mutex; // locked last
+  std::mutex mutex; // locked after all other mutexes
   std::unordered_map<const void*, Storage*> by_address;
 };
 
@@ -32,7 +32,7 @@ at::Tensor laid_out(const at::Tensor& tensor, const Geometry& base) {
   return made;
 }
 
-// Whether the memory starts with the tensor, and nothing else is there.
+// Return whether `tensor` has the layout of `base` and starts at the beginning of its memory.
 bool owns_layout(const at::Tensor& tensor, const Geometry& base) {
   return tensor.sizes() == c10::IntArrayRef(base.sizes) &&
          tensor.strides() == c10::IntArrayRef(base.strides) && tensor.storage_offset() == 0 &&
@@ -116,7 +116,7 @@ void Geometry::check_fits(size_t storage_bytes) const {
               " are out of bounds for storage of size ", storage_bytes);
 }
 
-// Before anything is put in, the content is as many bytes.
+// A new storage contains bytes until a tensor is stored in it.
 Storage::Storage(c10::SymInt size_bytes, c10::DataPtr data_ptr, c10::Allocator* allocator,
                  bool resizable)
     : c10::StorageImpl(use_byte_size_t(), size_bytes, std::move(data_ptr), allocator, resizable),
@@ -164,7 +164,7 @@ std::vector<ValuePtr> pending_values() {
   return values;
 }
 
-// Gives the error of an op.
+// Compute `values`. Return the error of an op, or null.
 std::exception_ptr try_to_compute(const std::vector<ValuePtr>& values) {
   try {
     compute(values);
@@ -193,7 +193,8 @@ void mark_step() {
 
 namespace {
 
-// Returns the content, undefined while it is pending; `former` takes a content that is replaced.
+// Return the content, or an undefined tensor while it is pending. `former` receives content that is
+// replaced.
 at::Tensor settled(Storage& storage, bool for_writing, ValuePtr& former) {
   if (!storage.value()) {
     auto tensor = at::Tensor(at::detail::empty_strided_cpu(

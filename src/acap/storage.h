@@ -1,4 +1,4 @@
-// Where acap tensors keep what they are: a storage whose bytes may not have been computed yet.
+// Storage of acap tensors. Its bytes may not have been computed yet.
 #pragma once
 
 #include "graph.h"
@@ -11,7 +11,7 @@
 
 namespace torchmdla::acap {
 
-// How a tensor lies in its storage.
+// Layout of a tensor in its storage.
 struct Geometry {
   c10::SmallVector<int64_t, 6> sizes;
   c10::SmallVector<int64_t, 6> strides;
@@ -22,53 +22,54 @@ struct Geometry {
   bool operator==(const Geometry& other) const;
 
   bool is_empty() const;
-  // Whether the elements fill the storage from its start on, in the order of the indices.
+  // Return whether the elements fill the storage from its start, in the order of the indices.
   bool is_contiguous() const;
-  // The same in any order: no element twice, and nothing between two.
+  // Return whether the elements fill the storage from its start in any order, without overlaps and
+  // gaps.
   bool is_dense() const;
-  // Whether two elements may be in one place.
+  // Return whether two elements may have the same place.
   bool may_overlap() const;
-  // From the storage's start to the end of the last element.
+  // Return the number of bytes from the storage's start to the end of the last element.
   size_t bytes() const;
-  // Throws, as PyTorch does, where that is beyond a storage of so many bytes.
+  // Throw, as PyTorch does, if the elements do not fit in a storage of `storage_bytes` bytes.
   void check_fits(size_t storage_bytes) const;
 
 private:
-  // The dimensions, those with the smallest strides first.
+  // Return the dimensions in order of increasing strides.
   c10::SmallVector<size_t, 6> by_stride() const;
 };
 
-// All that alias share it, so whoever writes through one changes what the others read. The content
-// is the value of one tensor, the base, which the others are views of. Every access to the content
-// needs graph_mutex().
+// Storage that all aliasing tensors share, so that a write through one changes the others. The
+// content is the value of one tensor, the base; the others are views of it. Every access to the
+// content requires graph_mutex().
 class Storage : public c10::StorageImpl {
 public:
   Storage(c10::SymInt size_bytes, c10::DataPtr data_ptr, c10::Allocator* allocator, bool resizable);
   ~Storage() override;
 
-  // PyTorch makes other storages around the address of one, to reach its bytes (pickling does).
-  // These are the same.
+  // Return the storage of this object. To access its bytes, PyTorch creates other storages with the
+  // same address (in pickling); for these, return the original one.
   static Storage& of(const c10::Storage& storage);
   static Storage& of(const at::Tensor& tensor) { return of(tensor.storage()); }
 
   const Geometry& base() const { return base_; }
   const ValuePtr& value() const { return value_; }
 
-  // Changes with every write.
+  // Return a number that changes with every write.
   uint64_t version() const { return version_; }
-  // Changes with every base.
+  // Return a number that changes with every new base.
   uint64_t epoch() const { return epoch_; }
 
-  // Sets another base and content; views of the former base are unknown. Returns the former
+  // Set a new base and content. Views of the former base are invalid afterwards. Return the former
   // content.
   [[nodiscard]] ValuePtr reset(Geometry base, ValuePtr value);
 
-  // Sets another content and returns the former one. The caller releases it without graph_mutex():
-  // a tensor that Python has seen takes the GIL when it goes, and the thread that holds the GIL may
-  // wait for the mutex.
+  // Set a new content and return the former one. The caller must release it without holding
+  // graph_mutex(). Destruction of a tensor that Python has seen acquires the GIL, and the thread
+  // that holds the GIL may wait for the mutex.
   [[nodiscard]] ValuePtr write(ValuePtr value);
 
-  // Content written to in place, by an op that ran on the CPU.
+  // Note that an op on the CPU wrote to the content in place.
   void touch() { ++version_; }
 
 private:
@@ -79,21 +80,21 @@ private:
   uint64_t epoch_ = 0;
 };
 
-// Computes the content of all storages, as one graph. Where something in it fails, what does not
-// depend on that is computed all the same; gives the first error.
+// Compute the content of all storages, as one graph. If something fails, still compute everything
+// that does not depend on it. Return the first error, or null.
 std::exception_ptr compute_all();
 
-// The same, and throws that error.
+// Compute the content of all storages and throw the first error.
 void mark_step();
 
-// Computes `tensor`'s storage and gives the CPU tensor that holds its content, laid out as the
-// base is.
+// Compute the storage of `tensor`. Return the CPU tensor with its content, in the layout of the
+// base.
 at::Tensor settle(const at::Tensor& tensor);
 
-// The same, of content that nothing else refers to: it may be written to.
+// Do the same for writing: nothing else refers to the returned content.
 at::Tensor settle_for_writing(const at::Tensor& tensor);
 
-// Makes it `bytes` long, as `UntypedStorage.resize_` does: what fits in stays.
+// Resize a storage to `bytes` bytes, as `UntypedStorage.resize_` does. Bytes that fit are kept.
 void resize(const c10::Storage& storage, size_t bytes);
 
 } // namespace torchmdla::acap

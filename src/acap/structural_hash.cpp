@@ -38,7 +38,7 @@ private:
     key_.add('v');
     key_.add(found->second);
     if (!is_new) return;
-    // At hand, and not seen before.
+    // The value is computed and has not been visited before.
     ++next_;
     structure_.inputs.emplace_back(value->tensor);
     key_.add(value->meta.scalar_type());
@@ -76,7 +76,7 @@ private:
       key_.add('s');
       key_.add(constant.toStringRef());
     } else if (constant.isDevice()) {
-      key_.add('c'); // the CPU: all of a graph is there
+      key_.add('c'); // always the CPU in a graph
     } else {
       has_key_ = false;
     }

@@ -1,4 +1,4 @@
-// What pending graphs have in common that are the same program: in each step of a loop, say.
+// Keys of pending graphs, equal for repeated code such as the steps of a loop.
 #pragma once
 
 #include "graph.h"
@@ -9,14 +9,14 @@
 namespace torchmdla::acap {
 
 struct Structure {
-  // Equal for graphs with the same calls, inputs of the same types and constants of the same values
-  // but for floats. Empty for a graph with constants that have no key.
+  // Equal for graphs with the same calls, input types and constants; values of floats do not count.
+  // Empty for a graph with a constant that does not have a key.
   std::string key;
   std::vector<double> floats;      // in the calls' order
-  std::vector<c10::IValue> inputs; // tensors at hand, each once, in the order of their first uses
+  std::vector<c10::IValue> inputs; // computed tensors, each once, in order of first use
 };
 
-// `nodes`, operands before users. graph_mutex() must be held.
+// Return the structure of `nodes`, operands before users. graph_mutex() must be held.
 Structure structure_of(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& outputs);
 
 } // namespace torchmdla::acap

@@ -100,11 +100,11 @@ at::Tensor make_tensor(const ValuePtr& value) {
                     {value->meta.strides().begin(), value->meta.strides().end()},
                     0,
                     value->meta.scalar_type()};
-  if (!geometry.is_dense()) { // an expanded result: one element for each index, in eager too
+  if (!geometry.is_dense()) { // an expanded result, which eager PyTorch materialises too
     const auto dense = at::detail::empty_meta(value->meta.sizes(), value->meta.scalar_type());
     geometry.strides.assign(dense.strides().begin(), dense.strides().end());
   }
-  // The constructor for tensors that are no views knows which keys belong to the backend.
+  // The constructor for non-view tensors adds the dispatch keys that belong to the backend.
   const at::Tensor model = at::detail::make_tensor<c10::TensorImpl>(
       make_storage(geometry, value), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
       c10::scalarTypeToTypeMeta(geometry.dtype));
@@ -122,7 +122,7 @@ at::Tensor make_view(const at::Tensor& self, const Geometry& geometry,
 
 namespace {
 
-// The memory of `content`, a CPU tensor, as a tensor of its own.
+// Return a separate tensor on the memory of the CPU tensor `content`.
 at::Tensor alias_of(const at::Tensor& content, const Geometry& geometry) {
   auto alias = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(content.storage()),
                                                         c10::DispatchKeySet(c10::DispatchKey::CPU),
@@ -146,7 +146,7 @@ at::Tensor adopt(const at::Tensor& cpu) {
 
 namespace {
 
-// What the graph says of `tensor`, or null.
+// Return the value of `tensor` as the graph represents it, or null.
 ValuePtr value_in_graph(const at::Tensor& tensor) {
   auto& storage = Storage::of(tensor);
   if (!storage.value()) return nullptr;
@@ -161,7 +161,7 @@ ValuePtr value_in_graph(const at::Tensor& tensor) {
   return value;
 }
 
-// A storage does not know what is lazily conjugated or negated: `tensor` does.
+// Apply the lazy conjugation and negation of `tensor`, which its storage does not record.
 ValuePtr with_bits_of(const at::Tensor& tensor, ValuePtr value) {
   if (tensor.is_conj()) value = append("aten::conj_physical", "", {value}, value->meta);
   if (tensor.is_neg()) value = append("aten::neg", "", {value}, value->meta);
@@ -234,7 +234,7 @@ void written(const at::Tensor& tensor, const at::Tensor& alias) {
     storage.touch();
     return;
   }
-  // It was resized.
+  // The op resized the storage.
   storage.set_nbytes(bytes);
   Geometry base = geometry;
   if (!base.is_dense() || base.bytes() != bytes)

@@ -15,20 +15,20 @@ inline bool is_acap(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == device_type;
 }
 
-// Throws where `device` is an acap device that does not exist.
+// Throw if `device` is an acap device that does not exist.
 void check_index(c10::Device device);
 
-// How a view is taken of another one, or of its storage's base.
+// A view of another view, or of the base of a storage.
 struct View {
-  std::shared_ptr<const View> parent; // null: of the base
+  std::shared_ptr<const View> parent; // null for a view of the base
   c10::OperatorHandle op;
-  std::vector<c10::IValue> arguments; // the tensor's place is empty
+  std::vector<c10::IValue> arguments; // the first one, for the tensor, is empty
   at::Tensor meta;                    // the view's type
 };
 
-// A tensor like any other, which also knows as what view of its storage's base it was taken, so
-// that it can be read, and written to, by ops in a graph. Without that knowledge (`module.to()` and
-// `set_data` leave plain TensorImpls) its geometry tells all the same.
+// Tensor that knows as which view of its storage's base it was created. Ops in a graph can
+// therefore read and write it. Plain TensorImpls without that knowledge (from `module.to()` and
+// `set_data`) rely on their geometry.
 class TensorImpl : public c10::TensorImpl {
 public:
   TensorImpl(c10::Storage storage, c10::DispatchKeySet keys, at::ScalarType dtype,
@@ -42,14 +42,14 @@ public:
                           bool allow_tensor_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& source) override;
 
-  // Null if it is not known, or not of the base that the storage has now.
+  // Return the view, or null if it is unknown or belongs to a former base of the storage.
   std::shared_ptr<const View> view() const;
 
-  // What was recorded for the view as its storage is now, if it is still there.
+  // Return the value that was recorded for the view since the last write, if it still exists.
   ValuePtr recorded() const;
   void remember(const ValuePtr& value);
 
-  // For a tensor whose geometry or storage was changed.
+  // Discard the view and value after a change of geometry or storage.
   void forget();
 
 private:
@@ -59,46 +59,46 @@ private:
   uint64_t version_ = 0;
 };
 
-// A tensor with a storage of its own, laid out as `value.meta` is.
+// Return a tensor with its own storage, in the layout of `value.meta`.
 at::Tensor make_tensor(const ValuePtr& value);
 
-// One with the content of a CPU tensor that nobody else writes to, in the same places: with gaps if
-// it has some.
+// Return a tensor with the content and layout, including gaps, of a CPU tensor. No other code may
+// write to that tensor.
 at::Tensor adopt(const at::Tensor& cpu);
 
-// A tensor that shares `self`'s storage.
+// Return a tensor that shares the storage of `self`.
 at::Tensor make_view(const at::Tensor& self, const Geometry& geometry,
                      std::shared_ptr<const View> view);
 
-// The content of `tensor`; computes its storage where no op expresses what view it is.
+// Return the value of `tensor`. Its storage is computed if ops cannot express the view.
 ValuePtr value_of(const at::Tensor& tensor);
 
-// Makes `value` the content of `tensor` if a graph can express that; it has the tensor's dtype and
-// sizes.
+// Make `value` the content of `tensor`. It must have the dtype and sizes of `tensor`. Return false
+// if a graph cannot express the write.
 bool write(const at::Tensor& tensor, const ValuePtr& value);
 
-// The storage as `tensor` sees it, as a CPU tensor.
+// Return a CPU tensor with the geometry of `tensor` on the content of its storage.
 at::Tensor cpu_alias(const at::Tensor& tensor);
 
-// The same for an op that writes to it.
+// Return such a CPU tensor for an op that writes to it.
 at::Tensor cpu_alias_for_writing(const at::Tensor& tensor);
 
-// Gives `tensor` another place in its storage.
+// Change the geometry of `tensor` in its storage.
 void place_in(const at::Tensor& tensor, const Geometry& geometry);
 
-// After an op that wrote to `alias`, `tensor`'s alias: the storage has other content, and maybe
-// another size, and the tensor maybe another geometry.
+// Update `tensor` after an op wrote to its alias `alias`. The storage has new content and possibly
+// a new size, and the tensor may have a new geometry.
 void written(const at::Tensor& tensor, const at::Tensor& alias);
 
-// Calls `write` with `tensor`'s alias, and takes note of what that wrote.
+// Call `write` with the alias of `tensor` and update `tensor` afterwards.
 template <class Write> void write_on_cpu(const at::Tensor& tensor, Write write) {
   auto alias = cpu_alias_for_writing(tensor);
   write(alias);
   written(tensor, alias);
 }
 
-// Where `tensor` fills its storage, it becomes the base: one that came as bytes (torch.load) has
-// its type from now on.
+// Make `tensor` the base if it fills its storage. A storage loaded as bytes (torch.load) then has
+// the type of `tensor`.
 void rebase(const at::Tensor& tensor);
 
 } // namespace torchmdla::acap

@@ -23,7 +23,7 @@ std::shared_ptr<const View> view_of(const at::Tensor& tensor) {
   return impl ? impl->view() : nullptr;
 }
 
-// Whether a view of `tensor` can be told by ops: it is the base, or such a view itself.
+// Return whether ops can express a view of `tensor`: it is the base, or is itself such a view.
 bool has_known_way(const at::Tensor& tensor) {
   const Guard guard(graph_mutex());
   if (Storage::of(tensor).base() == Geometry::of(tensor)) return true;
@@ -37,7 +37,7 @@ Geometry moved(const at::Tensor& self, const at::Tensor& meta) {
   return geometry;
 }
 
-// One view, by `op` with `arguments`, of which the first stands for `self`.
+// Return one view that `op` takes with `arguments`, of which the first represents `self`.
 at::Tensor take(const at::Tensor& self, const at::Tensor& meta, const c10::OperatorHandle& op,
                 Arguments arguments) {
   const auto geometry = moved(self, meta);
@@ -54,7 +54,7 @@ std::vector<at::Tensor> take_plainly(const c10::OperatorHandle& op, const Argume
   return {take(arguments[0].toTensor(), metas[0], op, arguments)};
 }
 
-// The same elements in the same places.
+// Return a view with the same elements in the same places.
 std::vector<at::Tensor> take_alias(const c10::OperatorHandle& op, const Arguments& arguments,
                                    const std::vector<at::Tensor>& metas) {
   const auto& self = arguments[0].toTensor();
@@ -65,7 +65,7 @@ std::vector<at::Tensor> take_by_geometry(const c10::OperatorHandle& op, const Ar
                                          const std::vector<at::Tensor>& metas) {
   const auto& self = arguments[0].toTensor();
   auto geometry = Geometry::of(metas[0]);
-  // The offset that the op is given, or by default the tensor's own, is the storage's already.
+  // The given offset, or the tensor's own by default, is already relative to the storage.
   geometry.offset = arguments[3].isNone() ? self.storage_offset() : arguments[3].toInt();
   geometry.check_fits(self.storage().nbytes());
   return {make_view(self, geometry, nullptr)};
@@ -77,7 +77,7 @@ std::vector<at::Tensor> take_reshaped(const c10::OperatorHandle& op, const Argum
   return {take(arguments[0].toTensor(), metas[0], view, {{}, metas[0].sizes().vec()})};
 }
 
-// `split` and its like, each part a slice.
+// Return the results of `split` and similar ops, each as a slice.
 std::vector<at::Tensor> take_parts(const c10::OperatorHandle& op, const Arguments& arguments,
                                    const std::vector<at::Tensor>& metas) {
   static const auto slice = operator_named("aten::slice", "Tensor");
@@ -116,7 +116,7 @@ const std::unordered_map<c10::OperatorName, Take>& takes() {
       {{"aten::view", ""}, take_reshaped},
       {{"aten::split", "Tensor"}, take_parts},
       {{"aten::split_with_sizes", ""}, take_parts},
-      // In spite of their schemas.
+      // These ops return views although their schemas do not declare it.
       {{"aten::_unsafe_view", ""}, take_reshaped},
       {{"aten::unsafe_split", "Tensor"}, take_parts},
       {{"aten::unsafe_split_with_sizes", ""}, take_parts},
@@ -139,7 +139,7 @@ const std::unordered_map<c10::OperatorName, Take>& takes() {
 
 // --- writing through ----------------------------------------------------------------------------
 
-// How the tensor that a view was taken of looks after a write to the view.
+// Function that returns the new value of a view's parent after a write to the view.
 using Inverse =
     std::function<ValuePtr(const View& view, const ValuePtr& parent, const ValuePtr& written)>;
 
@@ -156,14 +156,15 @@ ValuePtr permute_back(const View& view, const ValuePtr& parent, const ValuePtr& 
   return append("aten::permute", "", {written, inverse}, parent->meta);
 }
 
-// By an op that is its own inverse.
+// Apply the op again, which is its own inverse.
 ValuePtr repeat(const View& view, const ValuePtr& parent, const ValuePtr& written) {
   std::vector<Operand> operands(view.arguments.begin(), view.arguments.end());
   operands.front() = written;
   return append(view.op, std::move(operands), std::vector<at::Tensor>{parent->meta}).front();
 }
 
-// By the op that writes `written` into a copy of the tensor where the view lies.
+// Return an inverse by the op `name`, which writes `written` into a copy of the parent at the
+// view's place.
 Inverse scatter_by(const char* name) {
   return [name](const View& view, const ValuePtr& parent, const ValuePtr& written) {
     std::vector<Operand> operands(view.arguments.begin(), view.arguments.end());
@@ -190,7 +191,7 @@ const std::unordered_map<c10::OperatorName, Inverse>& inverses() {
   return table;
 }
 
-// The base in the order of its storage.
+// Return the base, contiguous in the order of its storage.
 ValuePtr in_memory_order(const Storage& storage) {
   const auto& meta = storage.value()->meta;
   return append("aten::contiguous", "", {storage.value(), c10::MemoryFormat::Contiguous},

@@ -1,4 +1,4 @@
-// The acap device in Python: `torchmdla._C.acap`.
+// Python bindings of the acap device: `torchmdla._C.acap`.
 
 #include "acap/autocast.h"
 #include "acap/device.h"
@@ -35,7 +35,7 @@ void check_is_acap(const at::Tensor& tensor) {
                     tensor.device());
 }
 
-// What `parameter.data = data` does, which PyTorch refuses where the device type changes.
+// Do the same as `parameter.data = data`, which PyTorch rejects if the device type changes.
 void set_data(const at::Tensor& parameter, const at::Tensor& data) {
   if (auto* meta = torch::autograd::impl::get_autograd_meta(parameter)) {
     const Guard guard(meta->mutex_);

@@ -1,4 +1,4 @@
-// What the extension gives Python, by topic.
+// Functions that add the extension's Python bindings, by topic.
 #pragma once
 
 #include <pybind11/pybind11.h>

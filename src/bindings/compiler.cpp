@@ -1,4 +1,5 @@
-// What the run function asks of Python: compiling a group, warning of a failure, another thread.
+// Functions that the run-time library calls in Python: compilation of a group, warnings about
+// failures, and background threads.
 
 #include "bindings.h"
 #include "group/compilation_group.h"
@@ -49,7 +50,7 @@ py::dict to_python(const Record& record, const py::object& make_meta) {
   return result;
 }
 
-// Numbers of symbols, or None.
+// Convert symbol places to a list of symbol numbers or None.
 py::list to_python(const SymbolPlaces& places) {
   py::list result;
   for (const auto place : places)
@@ -64,7 +65,7 @@ py::tuple to_python(const Symbols& values) {
   return result;
 }
 
-// Calls Python from a thread without the GIL. Exceptions go to the user.
+// Call Python from a thread without the GIL. Exceptions are passed on to the user.
 template <class Call> auto in_python(Call call) {
   py::gil_scoped_acquire gil;
   try {
@@ -75,7 +76,7 @@ template <class Call> auto in_python(Call call) {
   }
 }
 
-// What becomes of a CompileError.
+// Conversion of a CompileError to a CompileFailure.
 struct OnFailure {
   std::shared_ptr<PyObject> error_type, warn;
 
@@ -101,7 +102,8 @@ struct OnFailure {
   }
 };
 
-// A CompileError becomes a CompileFailure, any other exception goes to the user.
+// Call Python. A CompileError is converted to a CompileFailure; any other exception is passed on to
+// the user.
 template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
   return in_python([&] {
     try {
@@ -113,7 +115,7 @@ template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
   });
 }
 
-// As torchmdla.capture.size_program.SizeNodes.
+// Convert a torchmdla.capture.size_program.SizeNodes.
 SizeProgram size_program(const py::object& made) {
   using Entry = std::tuple<std::string, SizeProgram::Number, size_t, size_t>;
   auto [entries, computed, conditions] =
@@ -124,11 +126,12 @@ SizeProgram size_program(const py::object& made) {
   return {std::move(nodes), std::move(computed), std::move(conditions)};
 }
 
-// `compile(subgraph, record, parameters, device, bf16_products)` returns an Executable,
-// `compile_dynamic(…, places, values, written_out)` one for any sizes and what a call evaluates for
-// it. Both raise `error_type`, of which `warn(error, divided)` tells the user; its `nodes` are
-// those of the subgraph that are to blame. `make_meta(dtype, shape, strides, …)` makes the record's
-// entries. `tell_fault(group, fault, strict)` warns of a device's fault or raises.
+// Set the compiler's functions in Python. `compile(subgraph, record, parameters, device,
+// bf16_products)` returns an Executable. `compile_dynamic(…, places, values, written_out)` returns
+// an Executable for any sizes and the size program that a call evaluates for it. Both raise
+// `error_type`; its `nodes` are the nodes of the subgraph that caused the error. `warn(error,
+// divided)` reports it to the user. `make_meta(dtype, shape, strides, …)` makes the entries of the
+// record. `tell_fault(group, fault, strict)` warns about a device's fault, or raises an error.
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
                             const py::object& warn, const py::object& make_meta,
                             const py::object& error_type, const py::object& tell_fault) {
@@ -158,7 +161,7 @@ void set_compiler_functions(const py::object& compile, const py::object& compile
   set_compiler(std::move(compiler));
 }
 
-// `submit(task)` runs a callable without arguments on another thread, later.
+// Set `submit(task)`, which runs a callable without arguments on another thread, later.
 void set_submit(const py::object& submit) {
   const auto held = hold(submit);
   set_background([held](std::function<void()> task) {

@@ -1,4 +1,5 @@
-// `torchmdla._C.Executable`: an artifact's addresses with what its arguments and results are.
+// `torchmdla._C.Executable`: an artifact's addresses with the bindings of its arguments and
+// results.
 
 #include "runtime/executable.h"
 #include "bindings.h"
@@ -20,7 +21,7 @@ namespace torchmdla {
 
 namespace {
 
-// The Python object that keeps the code.
+// Owner of code that is a Python object.
 struct PythonOwner : CodeOwner {
   explicit PythonOwner(const py::object& object) : object(hold(object)) {}
   const std::shared_ptr<PyObject> object;
@@ -43,7 +44,7 @@ InputBinding input_binding(const std::string& source, const py::object& from) {
   return {found->second, input, element, {}};
 }
 
-// Pairs of exponents and a coefficient.
+// Pairs of the exponents and the coefficient of a term.
 using Terms = std::vector<std::pair<std::vector<int64_t>, int64_t>>;
 
 Polynomial polynomial(const Terms& terms) {
@@ -53,7 +54,7 @@ Polynomial polynomial(const Terms& terms) {
   return made;
 }
 
-// Sizes or strides: integers, or terms where they vary.
+// Split sizes or strides, which are integers, or terms if they vary.
 void split_numbers(const py::sequence& mixed, std::vector<int64_t>& numbers, Varying& varying) {
   for (size_t i = 0; i < mixed.size(); ++i) {
     const bool varies = py::isinstance<py::tuple>(mixed[i]);
@@ -115,7 +116,7 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                                       std::move(output_bindings));
 }
 
-// Outside of any group: nobody takes over where the code fails.
+// Call an executable outside of any group. There is no fallback if the code fails.
 py::tuple call(const Executable& executable, const std::vector<at::Tensor>& inputs) {
   torch::jit::Stack stack(inputs.begin(), inputs.end());
   {
@@ -129,7 +130,7 @@ py::tuple call(const Executable& executable, const std::vector<at::Tensor>& inpu
   return results;
 }
 
-// As torchmdla.report.explanation reads it.
+// Convert the sums to the form that torchmdla.report.explanation reads.
 py::dict to_python(const KernelTimes::Sums& sums) {
   const auto pair = [](const KernelTimes::Kernel& kernel) {
     return py::make_tuple(kernel.sum, kernel.least);

@@ -1,4 +1,4 @@
-// `torchmdla._C.Image`: linked code in this process, and what it may call.
+// `torchmdla._C.Image`: linked code in this process, and the functions that it may call.
 
 #include "bindings.h"
 #include "runtime/device_calls.h"

@@ -1,4 +1,4 @@
-// The lazy device's functions in Python, `lazy_…`, and the class `LazyComputation`.
+// Python bindings of the lazy device: functions `lazy_…` and the class `LazyComputation`.
 
 #include "bindings.h"
 #include "lazy/custom_ops.h"
@@ -18,8 +18,8 @@ namespace {
 
 using lazy::Computation;
 
-// Calls Python from a thread that need not have the GIL. What Python raises goes on as a C++
-// exception, which may end on another thread than Python's.
+// Call Python from a thread that may not hold the GIL. A Python exception is converted to a C++
+// exception, because it may be destroyed on a thread other than Python's.
 template <class Call> auto with_gil(Call call) {
   py::gil_scoped_acquire gil;
   try {
@@ -29,7 +29,7 @@ template <class Call> auto with_gil(Call call) {
   }
 }
 
-// A callable that `compile` of a Python backend returned: tensors in, a sequence of tensors out.
+// A callable that `compile` of a Python backend returned. It maps tensors to a sequence of tensors.
 class PythonProgram : public LazyProgram {
 public:
   explicit PythonProgram(const py::object& function) : function_(hold(function)) {}
@@ -50,7 +50,7 @@ private:
   const std::shared_ptr<PyObject> function_;
 };
 
-// An object with a method `compile(graph)`, which returns a callable or None.
+// A Python object with a method `compile(graph)` that returns a callable or None.
 class PythonBackend : public LazyBackend {
 public:
   explicit PythonBackend(const py::object& backend) : backend_(hold(backend)) {}
@@ -74,7 +74,8 @@ std::shared_ptr<LazyBackend> to_backend(const py::object& object) {
   return *static_cast<std::shared_ptr<LazyBackend>*>(held);
 }
 
-// PyTorch drops computations, some of them programs of Python's, under a lock of its own.
+// Set the backend without holding the GIL: PyTorch destroys computations, which may own Python
+// programs, under its own lock.
 void set_backend(const py::object& object) {
   auto backend = to_backend(object);
   const py::gil_scoped_release no_gil;

@@ -27,8 +27,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// --- values
-// ----------------------------------------------------------------------------------------
+// --- values --------------------------------------------------------------------------------------
 
 c10::IValue from_python(PyObject* value) {
   if (THPVariable_Check(value)) return THPVariable_Unpack(value);
@@ -49,8 +48,7 @@ py::tuple take_inputs(Stack& stack, size_t count) {
   return result;
 }
 
-// --- records
-// ---------------------------------------------------------------------------------------
+// --- records -------------------------------------------------------------------------------------
 
 TensorMeta to_meta(const py::handle& meta) {
   return {meta.attr("dtype").cast<at::ScalarType>(),
@@ -84,10 +82,9 @@ Record to_record(const py::dict& record) {
   return result;
 }
 
-// --- calls
-// -----------------------------------------------------------------------------------------
+// --- calls ---------------------------------------------------------------------------------------
 
-// An exception of Python's on its way through C++.
+// Throw a Python exception as a C++ exception.
 [[noreturn]] void throw_python_error(py::error_already_set& error) {
   error.restore();
   python_error passing;
@@ -95,7 +92,7 @@ Record to_record(const py::dict& record) {
   throw std::move(passing);
 }
 
-// Calls `function` with the inputs on the stack, and gives what it returns to `use`.
+// Call the method `function` with the inputs on the stack, and pass its result to `use`.
 template <class Use>
 void call(const py::object& object, const char* function, Stack& stack, Use use) {
   try {
@@ -112,8 +109,7 @@ void replace(Stack& stack, const py::handle& results) {
     stack.push_back(from_python(result.ptr()));
 }
 
-// --- the type
-// --------------------------------------------------------------------------------------
+// --- the type ------------------------------------------------------------------------------------
 
 struct GroupObject {
   PyObject_HEAD vectorcallfunc vectorcall;

@@ -1,4 +1,4 @@
-// Groups whose subgraphs are in Python: `torchmdla._C.Group`.
+// Groups whose subgraphs are Python objects: `torchmdla._C.Group`.
 #pragma once
 
 #include "group/subgraph.h"
@@ -8,20 +8,20 @@
 
 namespace torchmdla {
 
-// A Python object with `run(*inputs)`, which returns a sequence of results,
-// `run_and_record(*inputs)`, which returns the results and a dictionary of what was seen, and
-// `divide(left_out, parameters)`, which returns another `run` or None, `structure(device,
-// parameters)`, 32 bytes or None, and `constant(node)`.
+// A subgraph that is a Python object with these methods. `run(*inputs)` returns a sequence of
+// results. `run_and_record(*inputs)` returns the results and a dictionary of recorded values.
+// `divide(left_out, parameters)` returns another `run` or None. `structure(device, parameters)`
+// returns 32 bytes or None. `constant(node)` returns a constant.
 class PythonSubgraph : public Subgraph {
 public:
   explicit PythonSubgraph(const pybind11::object& object) : object_(hold(object)) {}
 
-  // The GIL must be held.
+  // Return the Python object. The GIL must be held.
   pybind11::object object() const { return borrow(object_); }
 
   void run(torch::jit::Stack& stack) override;
   Record run_and_record(torch::jit::Stack& stack) override;
-  // PyTorch's autograd follows the ops of `run`.
+  // Return false: PyTorch's autograd records the ops of `run`.
   bool run_differentiable(torch::jit::Stack& stack) override { return false; }
   std::optional<size_t> num_outputs() const override { return std::nullopt; }
   std::optional<Structure> structure(const std::string& device,
@@ -35,10 +35,11 @@ private:
   const std::shared_ptr<PyObject> object_;
 };
 
-// The graph of a TorchScript group, or what a group of Python's was made of. The GIL must be held.
+// Return the graph of a TorchScript group, or the Python object of a Python group. The GIL must be
+// held.
 pybind11::object to_python(const Subgraph& subgraph);
 
-// Adds the type to the module.
+// Add the type to the module.
 void bind_group(pybind11::module& module);
 
 } // namespace torchmdla

@@ -1,4 +1,4 @@
-// What there is to say of groups, as dictionaries.
+// Reports on groups, as Python dictionaries.
 
 #include "bindings.h"
 #include "group/group_report.h"
@@ -32,7 +32,7 @@ py::dict to_python(const SpecialisationReport& report) {
   return result;
 }
 
-// Bytes, or None.
+// Return the structure as bytes, or None.
 py::object structure(torch::jit::Graph& graph, const std::string& device,
                      const std::vector<int64_t>& parameters) {
   const auto found = structure_of(graph, device, parameters);

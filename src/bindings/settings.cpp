@@ -1,4 +1,4 @@
-// Devices, switches, counters and packs, as Python sees them.
+// Python bindings of devices, switches, counters and packs.
 
 #include "package/settings.h"
 #include "bindings.h"
@@ -64,7 +64,7 @@ void add_device(const std::string& device, const std::vector<OpEntry>& ops,
   add_device_table(std::move(table));
 }
 
-// Drops what was packed of these tensors, or of all. Of one without memory nothing was.
+// Drop the packs of these tensors, or of all tensors. A tensor without storage does not have packs.
 void refresh(const std::optional<std::vector<at::Tensor>>& tensors) {
   std::unordered_set<const c10::StorageImpl*> storages;
   for (const auto& tensor : tensors.value_or(std::vector<at::Tensor>()))
@@ -79,7 +79,7 @@ std::span<const std::byte> bytes_of(const py::bytes& data) {
   return std::as_bytes(std::span(std::string_view(data)));
 }
 
-// Raises ValueError unless the owner of one of the keys in the files made the signature.
+// Raise ValueError unless the signature was made with one of the keys in the files.
 void check_signature_by(const std::vector<std::string>& key_paths, const py::bytes& record,
                         const std::string& label, const std::string& name,
                         const py::bytes& content) {
@@ -91,7 +91,7 @@ void check_signature_by(const std::vector<std::string>& key_paths, const py::byt
   }
 }
 
-// Of a program that is no module of TorchScript: lives as long.
+// Lifetime of a program that is not a TorchScript module. The object lives as long as the program.
 struct ProgramLifetime {};
 
 py::dict statistics_dict() {

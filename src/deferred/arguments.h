@@ -1,4 +1,4 @@
-// Walks over the tensors among an operator's arguments and results.
+// Iteration over the tensors among an operator's arguments and results.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -20,7 +20,7 @@ template <class Visit> void for_each_tensor(const c10::IValue& value, Visit visi
   }
 }
 
-// `value` with `change(tensor)` in the place of every tensor.
+// Return `value` with every tensor replaced by `change(tensor)`.
 template <class Change> c10::IValue with_tensors(const c10::IValue& value, Change change) {
   const auto changed = [&](const c10::IValue& element) -> c10::IValue {
     if (!element.isTensor() || !element.toTensor().defined()) return element;

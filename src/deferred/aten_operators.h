@@ -1,4 +1,4 @@
-// PyTorch's own operators, as a device registers kernels for them.
+// PyTorch's own operators, for devices that register kernels for them.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,7 +9,7 @@
 
 namespace torchmdla {
 
-// `visit(op)` for every overload that has a schema.
+// Call `visit(op)` for every overload that has a schema.
 template <class Visit> void for_each_aten_operator(Visit visit) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
@@ -18,13 +18,13 @@ template <class Visit> void for_each_aten_operator(Visit visit) {
   }
 }
 
-// Whether one of the names, without overloads, is the operator's.
+// Return whether the operator has one of the names, which exclude the overload.
 template <size_t size>
 bool is_in(const std::array<std::string_view, size>& names, const c10::OperatorHandle& op) {
   return std::find(names.begin(), names.end(), op.operator_name().name) != names.end();
 }
 
-// Whether one of the names, with overloads, is the operator's.
+// Return whether the operator has one of the names, which include the overload.
 template <size_t size>
 bool is_overload_in(const std::array<std::string_view, size>& names,
                     const c10::OperatorHandle& op) {

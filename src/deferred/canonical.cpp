@@ -24,8 +24,8 @@ Value* constant(Node* before, const c10::IValue& value) {
   return before->owningGraph()->insertConstant(value);
 }
 
-// Strides and offsets of a lazy tensor are those of contiguous memory, which the value that stands
-// for it need not lie in.
+// Return `value` in contiguous memory. Strides and offsets of a lazy tensor refer to contiguous
+// memory, but the value that represents it may have other strides.
 Value* contiguous(Node* before, Value* value) {
   const auto format = constant(before, static_cast<int64_t>(c10::MemoryFormat::Contiguous));
   auto* node = before->owningGraph()->create(c10::aten::contiguous, {value, format});
@@ -43,7 +43,7 @@ void replace(Node* node, c10::Symbol kind, const Values& inputs) {
   }
 }
 
-// The same with the first output alone.
+// Replace the first output of a node; the new node has only that one.
 void replace_first(Node* node, c10::Symbol kind, const Values& inputs) {
   auto* made = node->owningGraph()->create(kind, inputs);
   made->insertBefore(node);
@@ -80,7 +80,7 @@ void drop(Node* node) {
   node->output()->replaceAllUsesWith(node->input(0));
 }
 
-// A view of another dtype, or in another shape. The JIT does not find an operator for a node of
+// Rewrite a view with another dtype or shape. The JIT does not find an operator for a node of
 // `aten::view.dtype`.
 void rewrite_view(Node* node) {
   if (node->input(1)->type()->kind() == c10::TypeKind::IntType)
@@ -89,7 +89,7 @@ void rewrite_view(Node* node) {
     replace(node, c10::aten::reshape, {node->input(0), node->input(1)});
 }
 
-// By its strides: of contiguous memory.
+// Return a rewrite for an operator with strides, which refer to contiguous memory.
 Rewrite strided(const char* name) {
   const auto kind = c10::Symbol::fromQualString(name);
   return [kind](Node* node) {
@@ -111,7 +111,8 @@ void rewrite_batch_norm(Node* node) {
   replace_first(node, c10::aten::batch_norm, inputs);
 }
 
-// Without the sums that gradients are computed from. It takes any heads that can be shared.
+// Replace flash attention by the operator without the sums that are saved for gradients. Flash
+// attention accepts key and value heads that are shared, hence `enable_gqa`.
 void rewrite_flash_attention(Node* node) {
   if (!only_first_is_used(node)) return;
   enum { query, key, value, dropout, is_causal, mask, scale };
@@ -125,7 +126,8 @@ at::ScalarType widest(at::ScalarType dtype) {
   return at::isFloatingType(dtype) ? at::kDouble : at::kLong;
 }
 
-// A number of a range: a constant, or the input that the lowering made of it.
+// Return a number of a range: a constant, or the input that the lowering made of it. Return null
+// for any other value.
 Value* range_number(Value* value, at::ScalarType wide) {
   auto* maker = value->node();
   if (maker->kind() == c10::prim::Constant) {
@@ -143,7 +145,8 @@ std::optional<int64_t> known_integer(const Value* value) {
   return known && known->isInt() ? std::optional(known->toInt()) : std::nullopt;
 }
 
-// `start + step * i` for so many i, computed as eager does it, in the widest dtype.
+// Return `start + step * i` for `count` values of i. It is computed as in eager PyTorch, in the
+// widest dtype.
 Value* make_range(Node* before, Value* start, Value* step, int64_t count,
                   const c10::TensorTypePtr& type) {
   const auto call = [&](c10::Symbol kind, const Values& inputs, at::ScalarType dtype) {
@@ -167,8 +170,9 @@ Value* make_range(Node* before, Value* start, Value* step, int64_t count,
               *type->scalarType());
 }
 
-// PyTorch's lazy device writes a range into a tensor that it allocated for it, and makes inputs of
-// its numbers. The size is known, so the end is, and a start or a step may vary (places in a text).
+// Rewrite a range. PyTorch's lazy device writes a range into a tensor that it allocates, and makes
+// inputs of its numbers. The size, and thus the end, is known. Start and step may vary (positions
+// in a text).
 void rewrite_arange(Node* node) {
   constexpr size_t start = 0, step = 2, out = 3;
   if (node->inputs().size() != 4 || node->input(out)->type()->kind() != c10::TypeKind::TensorType)
@@ -180,16 +184,16 @@ void rewrite_arange(Node* node) {
   auto* distance = range_number(node->input(step), widest(*type->scalarType()));
   if (!first || !distance) return;
   node->output()->replaceAllUsesWith(make_range(node, first, distance, (*sizes)[0], type));
-  node->destroy(); // nobody else would remove what writes
+  node->destroy(); // no other pass removes a node that writes
 }
 
-// The result of a factory, which is not the tensor that the device allocated for it.
+// Rewrite a factory operator, whose result is not the tensor that the device allocated for it.
 void rewrite_zero(Node* node) {
   auto* none = constant(node, c10::IValue());
   replace(node, c10::aten::zeros_like, {node->input(), none, none, none, none, none});
 }
 
-// A number that the lowering wrote as a tensor.
+// Replace a constant tensor, as which the lowering wrote a number, by the number.
 void rewrite_number(Node* node) {
   const auto known = torch::jit::constant_as<at::Tensor>(node->input());
   if (known && known->dim() == 0)
@@ -233,14 +237,14 @@ const std::unordered_map<std::string, Rewrite>& rewrites() {
 } // namespace
 
 void make_canonical(const std::shared_ptr<Graph>& graph) {
-  // Where Python made the IR: a part of the node, to those who compare nodes.
+  // The attribute has the Python location that made the IR. It would make equal nodes differ.
   const auto source = c10::Symbol::attr("source");
   torch::jit::LowerSimpleTuples(graph);
   const std::vector<Node*> nodes(graph->nodes().begin(), graph->nodes().end());
   for (auto* node : nodes) {
     if (node->hasAttribute(source)) node->removeAttribute(source);
     const auto found = rewrites().find(node->kind().toQualString());
-    // What was just made is not looked at again, so a rewrite may keep the operator.
+    // Nodes that a rewrite makes are not visited again, so a rewrite may keep the operator.
     if (found != rewrites().end()) found->second(node);
   }
   torch::jit::EliminateDeadCode(graph);

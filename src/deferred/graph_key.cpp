@@ -42,8 +42,8 @@ private:
       number(output);
     if (is_float_constant(node)) return;
     if (!node->blocks().empty()) return printed(*node);
-    // Operators that differ in dtype or layout alone tell so by their constants; a constant tells
-    // its type by its attribute, except for None.
+    // Operators that differ only in dtype or layout differ in their constants. The attribute of a
+    // constant determines its type, except for None.
     for (const auto name : node->attributeNames()) {
       integer(static_cast<int64_t>(static_cast<c10::unique_t>(name)));
       attribute(node, name);
@@ -69,7 +69,8 @@ private:
     }
   }
 
-  // Numbers as tensors are made anew for each graph.
+  // Add a tensor. Numbers that are tensors are created anew for each graph, so their values are
+  // compared.
   void tensor(const at::Tensor& tensor) {
     integer(tensor.dim());
     if (tensor.dim() != 0 || !tensor.device().is_cpu())

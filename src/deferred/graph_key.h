@@ -1,4 +1,4 @@
-// What graphs that differ in nothing but names and floats have in common.
+// Key that graphs share if they differ only in names and floats.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -9,12 +9,12 @@
 
 namespace torchmdla {
 
-// The constants of type float of a graph's own block, in its order.
+// Return the float constants of the graph's top-level block, in order.
 std::vector<torch::jit::Node*> float_constants(torch::jit::Graph& graph);
 
-// Equal exactly for graphs with the same nodes, inputs of the same types and constants of the same
-// values, but for float constants, which may have any values. Tensor constants are the same if they
-// are one tensor, or 0-d ones of one dtype and value.
+// Return a key that is equal exactly for graphs with the same nodes, input types and constants.
+// Values of float constants may differ. Tensor constants are the same if they are one tensor, or
+// 0-d tensors of one dtype and value.
 std::string graph_key(torch::jit::Graph& graph);
 
 } // namespace torchmdla

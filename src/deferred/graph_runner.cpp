@@ -25,16 +25,16 @@ using torch::jit::Stack;
 
 namespace {
 
-// A weight that differs in this many runs in a row is none: the program trains. Fewer, and loading
-// other weights once would end the packing for good.
+// Number of runs in a row in which a weight must change to lose its status: the program then
+// trains. With a lower number, loading other weights once would end packing permanently.
 constexpr int most_changes = 3;
 
-// Equal as bits: -0.0 is not 0.0, and NaN is itself.
+// Return whether two numbers have the same bits: -0.0 differs from 0.0, and NaN equals itself.
 bool same(double one, double other) {
   return std::memcmp(&one, &other, sizeof one) == 0;
 }
 
-// Whether a number among the constants is one that PyTorch's pooling takes for 0.
+// Return whether a constant of the graph is -0.0, which PyTorch's constant pooling merges with 0.
 bool has_negative_zero(const Graph& graph) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const torch::jit::Node* node) {
     if (node->kind() != c10::prim::Constant) return false;
@@ -71,16 +71,17 @@ public:
   }
 
 private:
-  // The graph made ready to run: with groups or without. Immutable once published.
+  // The graph in a form that is ready to run, with or without groups. It is immutable once
+  // published.
   struct Form {
     std::shared_ptr<Graph> graph;
     torch::jit::Code code;
-    std::vector<size_t> lifted;                     // the floats that are inputs
-    std::vector<std::pair<size_t, double>> written; // those that are constants
+    std::vector<size_t> lifted;                     // floats that are inputs
+    std::vector<std::pair<size_t, double>> written; // floats that are constants
     std::vector<size_t> parameters;                 // indices of inputs
     bool has_groups;
 
-    // Whether it computes what the graph with these floats does.
+    // Return whether this form computes the same as the graph with these floats.
     bool fits(const std::vector<double>& floats) const {
       return std::all_of(written.begin(), written.end(), [&](const auto& constant) {
         return same(floats[constant.first], constant.second);
@@ -95,15 +96,15 @@ private:
     }
   };
 
-  // What was seen of a weight in the last run that looked. Not its content: if that changes without
-  // another version, groups notice.
+  // State of a weight in the last run that checked it. The content is not included: if it changes
+  // without a new version, groups detect that.
   struct Observed {
     size_t input;
     std::optional<ParameterState> state;
     int changes = 0; // in a row
   };
 
-  // The form for this run. Looks at the parameters on the way, unless another thread does just
+  // Return the form for this run. It also checks the parameters, unless another thread is doing
   // that.
   std::shared_ptr<const Form> observe(const std::vector<double>& floats,
                                       const std::vector<c10::IValue>& inputs) {
@@ -126,7 +127,7 @@ private:
       if (form->has_groups) return weight.changes >= most_changes;
       return !is_as_observed(weight, inputs[weight.input].toTensor());
     });
-    // Another thread may have formed the groups by now.
+    // Another thread may have formed the groups in the meantime.
     if (form->has_groups && form->fits(floats) && observed_.size() == before) return form;
     for (size_t i = 0; i < floats.size(); ++i)
       if (!same(floats[i], floats_[i])) varying_[i] = true;
@@ -136,7 +137,7 @@ private:
     return publish(make_form(floats, varying_, std::move(parameters), /*has_groups=*/true));
   }
 
-  // Interprets, whatever the floats.
+  // Publish a form without groups, which is interpreted and supports any floats.
   std::shared_ptr<const Form> first_form(const std::vector<double>& floats,
                                          const std::vector<c10::IValue>& inputs) {
     for (const auto input : weights_)
@@ -146,7 +147,7 @@ private:
     return publish(make_form(floats, all, /*parameters=*/{}, /*has_groups=*/false));
   }
 
-  // Whether some parameter is none after all.
+  // Check the parameters. Return whether one of them has changed too often.
   bool look_at_parameters(const std::vector<c10::IValue>& inputs) {
     bool any = false;
     for (auto& weight : observed_) {
@@ -218,9 +219,9 @@ private:
 
   Published<const Form> form_;
   std::mutex mutex_;
-  std::vector<double> floats_;     // of the first run; guarded by mutex_
-  std::vector<bool> varying_;      // floats seen to; guarded by mutex_
-  std::vector<Observed> observed_; // weights as far as is known; guarded by mutex_
+  std::vector<double> floats_;     // those of the first run; guarded by mutex_
+  std::vector<bool> varying_;      // floats that have changed; guarded by mutex_
+  std::vector<Observed> observed_; // inputs still regarded as weights; guarded by mutex_
 };
 
 GraphRunner::GraphRunner(c10::Symbol group_kind, const std::string& device)

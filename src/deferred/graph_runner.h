@@ -1,4 +1,4 @@
-// Runs the graphs that lazy devices gather, on CPU tensors, by groups of a device.
+// Execution of graphs that lazy devices record, on CPU tensors, with groups of a device.
 #pragma once
 
 #include "fusion/device_table.h"
@@ -15,18 +15,18 @@
 
 namespace torchmdla {
 
-// Any thread may call, without the GIL. Graphs that are equal but for their float constants (an
-// optimiser's step size, Adam's bias corrections) share a plan: what varies becomes an input, and
-// nothing is compiled again.
+// Runner of graphs. Any thread may call it, without the GIL. Graphs that differ only in float
+// constants (an optimiser's step size, Adam's bias corrections) share a plan. A float that varies
+// becomes an input, without recompilation.
 //
-// Groups pack the inputs that are weights, but a lazy graph does not say which those are. So a plan
-// finds out: its first run interprets and remembers, as PyTorch's profiling executor does; the
-// second forms groups, with the inputs as parameters that are used as weights alone
-// (weight_inputs.h) and were the same tensors, unwritten, in both runs. Where one of them keeps
-// changing after all (training begins), groups are formed again without it.
+// Groups pack inputs that are weights, but a lazy graph does not mark these. A plan therefore
+// determines them. Its first run interprets the graph and records inputs, as PyTorch's profiling
+// executor does. The second run forms groups. An input is a parameter if it is used only as a
+// weight (weight_inputs.h) and was the same unwritten tensor in both runs. If it keeps changing
+// later (training begins), groups are formed again without it.
 class GraphRunner {
 public:
-  // How one graph, and all that are equal to it, are run.
+  // Execution plan of a graph and of all graphs with the same key.
   class Plan;
 
   struct Prepared {
@@ -34,27 +34,27 @@ public:
     std::vector<double> floats; // the graph's float constants
   };
 
-  // `group_kind`: of the nodes formed, `group_symbol()` or `acap_group_symbol()`. `device`: whose
-  // table decides. Throws c10::Error when no such table is there.
+  // `group_kind` is the kind of group nodes: `group_symbol()` or `acap_group_symbol()`. `device` is
+  // the device whose table is used. Throw c10::Error if there is no such table.
   GraphRunner(c10::Symbol group_kind, const std::string& device);
 
-  // `graph`: a flat sequence of functional ATen calls, whose inputs are tensors and numbers. It is
-  // not changed, nor may the caller change it later. Of each kind of plan the `most_plans` last
-  // used ones are kept.
+  // Prepare a flat sequence of functional ATen calls, whose inputs are tensors and numbers. The
+  // graph is not changed, and the caller must not change it later. The `most_plans` most recently
+  // used plans are kept.
   Prepared prepare(const std::shared_ptr<torch::jit::Graph>& graph);
 
-  // Runs it without gradients, whatever modes the calling thread is in; returns the graph's
-  // outputs. An output may be one of the inputs or a view of another output. Throws what PyTorch
-  // throws.
+  // Run the graph without gradients, regardless of the calling thread's modes, and return its
+  // outputs. An output may be an input or a view of another output. Exceptions of PyTorch are
+  // passed on.
   static std::vector<c10::IValue> run(const Prepared& prepared, std::vector<c10::IValue> inputs);
 
-  // The graph as it runs: with the groups that its plan has formed by now.
+  // Return the graph in its current form, with the groups that its plan has formed.
   static std::shared_ptr<const torch::jit::Graph> grouped_graph(const Prepared& prepared);
 
   static constexpr size_t most_plans = 1024;
 
 private:
-  using Recent = std::list<std::pair<std::string, std::shared_ptr<Plan>>>; // the last used first
+  using Recent = std::list<std::pair<std::string, std::shared_ptr<Plan>>>; // most recent first
 
   const c10::Symbol group_kind_;
   const std::shared_ptr<const DeviceTable> table_;

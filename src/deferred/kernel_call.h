@@ -1,4 +1,4 @@
-// Calls of operators from kernels of a device.
+// Calls of operators from a device's kernels.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -6,14 +6,14 @@
 
 namespace torchmdla {
 
-// While it lives, tensors of another device are not seen by autograd and autocast: they have had
-// their turn.
+// Scope in which autograd and autocast ignore tensors of another device, because they have already
+// processed the call.
 class BelowAutograd {
   const c10::impl::ExcludeDispatchKeyGuard below_{
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
 };
 
-// On tensors of another device.
+// Call an operator on tensors of another device.
 inline void call_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const BelowAutograd below;
   op.callBoxed(stack);

@@ -1,4 +1,4 @@
-// The modes that graphs of lazy devices run in.
+// Modes in which graphs of lazy devices run.
 #pragma once
 
 #include <c10/core/AutogradState.h>
@@ -8,8 +8,8 @@
 
 namespace torchmdla {
 
-// Graphs run as plain eager code would, whatever the caller's thread is doing: gradients are the
-// lazy device's own business, as autocast and functionalisation are.
+// Scope with the modes of plain eager code, regardless of the caller's thread. The lazy device
+// itself handles gradients, autocast and functionalisation.
 class PlainModes {
 public:
   PlainModes() : keys_(c10::default_included_set, c10::default_excluded_set) {
@@ -17,7 +17,7 @@ public:
   }
 
 private:
-  const c10::InferenceMode inference_{false}; // restores grad mode too
+  const c10::InferenceMode inference_{false}; // also restores the gradient mode
   const c10::impl::ForceDispatchKeyGuard keys_;
 };
 

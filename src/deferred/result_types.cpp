@@ -27,7 +27,7 @@ bool is_wrapped_number(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
-// `made`, which promotes as `model` does.
+// Return `made`, marked to promote as `model` does.
 at::Tensor promoting_as(const at::Tensor& model, at::Tensor made) {
   if (is_wrapped_number(model)) made.unsafeGetTensorImpl()->set_wrapped_number(true);
   return made;
@@ -39,7 +39,7 @@ at::Tensor zeros(at::IntArrayRef sizes, at::IntArrayRef strides, const at::Tenso
   return promoting_as(model, made);
 }
 
-// The first element, in as many dimensions.
+// Return a zero with the dtype and number of dimensions of `tensor`, and at most one element.
 at::Tensor zero_of(const at::Tensor& tensor) {
   auto sizes = tensor.sizes().vec();
   for (auto& size : sizes)
@@ -47,12 +47,12 @@ at::Tensor zero_of(const at::Tensor& tensor) {
   return zeros(sizes, std::vector<int64_t>(sizes.size(), 1), tensor);
 }
 
-// Their meta kernels speak of CUDA, whose results have other sizes or dtypes.
+// Operators whose meta kernels describe CUDA, where results have other sizes or dtypes.
 constexpr std::array<std::string_view, 3> unlike_meta{
     "aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::native_layer_norm"};
 
-// Whether an op takes elements of several dtypes one by one. Meta kernels that are in Python
-// promote them in other ways than the CPU does.
+// Return whether an op combines elements of several dtypes one by one. Meta kernels in Python
+// promote these differently from the CPU.
 bool promotes_elements(const OperatorHandle& op, const std::vector<IValue>& arguments) {
   std::optional<at::Tensor> first, first_with_sizes;
   bool has_several_dtypes = false, has_several_sizes = false;
@@ -127,14 +127,15 @@ std::optional<Results> infer_types(const OperatorHandle& op, const std::vector<I
 
 namespace {
 
-// False where values that a signature does not have matter (the ends of a range).
+// Append the types of the arguments. Return false if the result depends on values that a signature
+// does not have (the ends of a range).
 bool append_types(const std::vector<IValue>& arguments, Signature& signature) {
   bool has_tensors = false;
   for (const auto& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
       has_tensors = true;
       signature.push_back(tensor.device().is_cpu() | is_wrapped_number(tensor) << 1);
-      // Others have a class of strides, which tells them.
+      // Dense tensors are described by their class of strides.
       if (!tensor.is_non_overlapping_and_dense())
         signature.append(tensor.strides().begin(), tensor.strides().end());
     });

@@ -1,4 +1,4 @@
-// The types of a call's results, for devices that write calls down instead of running them.
+// Result types of calls, for devices that record calls instead of running them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,33 +9,34 @@
 
 namespace torchmdla {
 
-// The results of a call, elements of lists one by one, undefined where they are.
+// Results of a call. Elements of lists are listed one by one; undefined results are undefined
+// tensors.
 using Results = std::vector<at::Tensor>;
 
-// Stands in a call for a tensor of a device.
+// Function that returns a substitute for a device's tensor in a call.
 using StandIn = at::Tensor (*)(const at::Tensor& tensor);
 
-// A meta tensor of the same type.
+// Return a meta tensor of the same type.
 at::Tensor meta_of(const at::Tensor& tensor);
 
-// Zeros on the CPU that lie in memory as `tensor` does.
+// Return zeros on the CPU with the strides of `tensor`.
 at::Tensor zeros_of(const at::Tensor& tensor);
 
-// What a call gives on `device`; none where it fails, for whatever reason, or has other results.
-// Numbers are what they are: they go with tensors of any device.
+// Return the results of a call on `device`, or nullopt if it fails or has other kinds of results.
+// 0-d CPU tensors are passed unchanged, because they combine with tensors of any device.
 std::optional<Results> call_on(c10::Device device, const c10::OperatorHandle& op,
                                const std::vector<c10::IValue>& arguments, StandIn stand_in);
 
-// The results as meta tensors, with the sizes and dtypes that they have on the CPU; none where meta
-// kernels do not tell, and the CPU is to say what is wrong.
+// Return the results as meta tensors, with the sizes and dtypes that they have on the CPU. Return
+// nullopt if the meta kernel fails; the CPU then reports the error.
 std::optional<Results> infer_types(const c10::OperatorHandle& op,
                                    const std::vector<c10::IValue>& arguments);
 
 using Inference = std::optional<Results> (*)(const c10::OperatorHandle& op,
                                              const std::vector<c10::IValue>& arguments);
 
-// What `infer` says, once for each combination of what types of results depend on: programs repeat
-// themselves, and some meta kernels are in Python.
+// Return the result of `infer`, cached by all properties on which result types depend. Programs
+// repeat calls, and some meta kernels are in Python.
 std::optional<Results> infer_once(Inference infer, const c10::OperatorHandle& op,
                                   const std::vector<c10::IValue>& arguments);
 

@@ -17,12 +17,12 @@ namespace {
 
 using Names = std::unordered_set<std::string>;
 
-// What ATen's schemas call weights, whatever the operator.
+// Names of weights in ATen's schemas, for any operator.
 const Names weight_arguments{"weight", "bias",           "running_mean", "running_var",
                              "w_ih",   "w_hh",           "b_ih",         "b_hh",
                              "params", "in_proj_weight", "in_proj_bias"};
 
-// Arguments that are weights in the products that they are arguments of.
+// Names of arguments that are weights in matrix products, by operator.
 const std::unordered_map<std::string, Names> product_arguments{
     {"aten::mm", {"mat2"}},
     {"aten::bmm", {"mat2"}},
@@ -33,7 +33,7 @@ const std::unordered_map<std::string, Names> product_arguments{
     {"aten::addmv", {"input", "mat"}},
 };
 
-// The result is the first input in another form.
+// Operators whose result is their first input in another form.
 const Names forms{
     "aten::t",
     "aten::transpose",

@@ -1,4 +1,4 @@
-// Which inputs of a graph are used as weights.
+// Analysis of the inputs that a graph uses as weights.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -8,9 +8,9 @@
 
 namespace torchmdla {
 
-// The indices of the tensor inputs of `graph` that are used as weights are, and in no other way: as
-// an operator's weight, bias or statistics, or as the right factor of a matrix product, directly or
-// through views and conversions.
+// Return the indices of the tensor inputs of `graph` that are used only as weights. Such a use is
+// an operator's weight, bias or statistics, or the right factor of a matrix product. The use may be
+// direct or through views and conversions.
 std::vector<size_t> weight_inputs(const torch::jit::Graph& graph);
 
 } // namespace torchmdla

@@ -18,8 +18,9 @@ namespace prim = c10::prim;
 
 namespace {
 
-// Composite operators, or operators of tensors that have another layout, as PyTorch's kernels are.
-// `tests/fusion/test_aliases.py` asks eager.
+// Return the operators that may return an argument in PyTorch's kernels. These are composite
+// operators, or convert tensors of another layout. `tests/fusion/test_aliases.py` compares the list
+// with eager PyTorch.
 const std::unordered_set<c10::Symbol>& returning_arguments() {
   static const auto kinds = [] {
     std::unordered_set<c10::Symbol> named;
@@ -54,8 +55,8 @@ const std::unordered_set<c10::Symbol>& returning_arguments() {
   return kinds;
 }
 
-// A list is seen as what it is made of: PyTorch's analysis takes one with one reader to hold
-// nothing.
+// Add a value and, for a list, its elements. PyTorch's analysis assumes that a list with one reader
+// holds nothing.
 void add_memory(const Value* value, torch::jit::ValueSet& values) {
   values.insert(value);
   if (value->node()->kind() != prim::ListConstruct) return;
@@ -71,7 +72,8 @@ void add_results(const Value* value, torch::jit::ValueSet& values) {
         values.insert(element);
 }
 
-// Whether a tensor is known to be quantised: it comes from an operator of such tensors.
+// Return whether a tensor is known to be quantised, because an operator on quantised tensors made
+// it.
 bool is_quantised(const Value* value) {
   static const auto quantized = c10::Symbol::fromQualString("quantized::add").ns();
   const auto* node = value->node();
@@ -87,8 +89,8 @@ bool always_runs(const Node* loop) {
   return count && count->toInt() > 0 && condition && condition->toBool();
 }
 
-// A loop that does not run returns what it is given. PyTorch's analysis takes it to return results
-// of its body.
+// Collect the values that share memory through a loop. A loop that does not run returns its inputs,
+// but PyTorch's analysis assumes that it returns results of its body.
 void collect_joined_by_loop(const Node* loop, std::vector<torch::jit::ValueSet>& joined) {
   if (always_runs(loop)) return;
   constexpr size_t inputs_before_carried = 2;
@@ -117,7 +119,7 @@ void collect_joined(const Block* block, std::vector<torch::jit::ValueSet>& joine
 } // namespace
 
 bool may_return_argument(const Node* node) {
-  // Of several operands it is a product, which is new.
+  // The result for several operands is a product, which is new.
   if (node->kind() == aten::einsum) {
     const auto* operands = node->input(1)->node();
     return operands->kind() != prim::ListConstruct || operands->inputs().size() == 1;

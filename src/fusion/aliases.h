@@ -1,4 +1,4 @@
-// Who shares memory: PyTorch's alias analysis, and what the schemas of operators do not tell it.
+// Alias analysis: PyTorch's analysis, extended by aliases that operator schemas do not declare.
 #pragma once
 
 #include "graph_values.h"
@@ -11,21 +11,22 @@
 
 namespace torchmdla {
 
-// Whether a result of `node` may be an argument, or a view of one, though the schema says that it
-// is new.
+// Return whether a result of `node` may be an argument, or a view of one, although the schema
+// declares it as new.
 bool may_return_argument(const torch::jit::Node* node);
 
-// Of a graph that stays as it is.
+// Aliases in a graph. The graph must not change while this is in use.
 class Aliases {
 public:
   explicit Aliases(const std::shared_ptr<torch::jit::Graph>& graph);
 
-  // Whether something writes to the memory of a value, or of a result of `node`.
+  // Return whether some node writes to the memory of a value, or of a result of `node`.
   bool has_writers(const torch::jit::Value* value) const;
   bool has_output_writers(const torch::jit::Node* node) const;
 
-  // PyTorch's analysis, and what is written to and joined by operators or loops that may return
-  // their arguments: few programs have any, so all of that counts as one memory.
+  // `declared` is PyTorch's analysis. `joined` holds the written values that operators or loops
+  // alias because they may return their arguments. Few programs have such values, so all of them
+  // count as one memory.
   const torch::jit::AliasDb& declared() const { return declared_; }
   const torch::jit::ValueSet& joined() const { return joined_; }
 

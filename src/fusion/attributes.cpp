@@ -13,7 +13,7 @@ namespace prim = c10::prim;
 
 namespace {
 
-// A node that runs code which the graph does not show, on objects that it is given.
+// Return whether `node` runs code that the graph does not show on objects among its inputs.
 bool hides_effects_on_objects(const Node* node) {
   if (node->kind() == prim::SetAttr || !node->hasSideEffects()) return false;
   return std::any_of(node->inputs().begin(), node->inputs().end(), [](const Value* input) {
@@ -61,7 +61,7 @@ bool is_scalar(const c10::TypePtr& type) {
   }
 }
 
-// The inputs of a node that its schema calls running mean and variance.
+// Return the indices of inputs that the node's schema names running mean and variance.
 std::vector<size_t> statistics_of(const Node* node) {
   std::vector<size_t> inputs;
   if (const auto* schema = node->maybeSchema())
@@ -70,14 +70,15 @@ std::vector<size_t> statistics_of(const Node* node) {
   return inputs;
 }
 
-// A submodule of a module that the graph is given, or that module.
+// Return whether `value` is a module among the graph's inputs, or a submodule of one.
 bool is_module(const Value* value) {
   while (value->node()->kind() == prim::GetAttr)
     value = value->node()->input();
   return value->node()->kind() == prim::Param && value->type()->kind() == c10::TypeKind::ClassType;
 }
 
-// Whether a node without blocks, or with such as come from attributes, does itself.
+// Return whether the results of `node` come from attributes. Its blocks, if any, must come from
+// attributes.
 bool comes_from_attributes(const Node* node, const ValueSet& known) {
   if (node->kind() == prim::GetAttr) return is_module(node->input());
   if (node->kind() == prim::Loop) return false;
@@ -88,21 +89,21 @@ bool comes_from_attributes(const Node* node, const ValueSet& known) {
          !node->hasSideEffects() && !node->isNondeterministic();
 }
 
-// Whether `node` is given a tuple or an optional value and returns an element, or the same value
-// with another type.
+// Return whether `node` extracts an element of a tuple, or casts an optional value.
 bool takes_element(const Node* node) {
   return node->kind() == prim::unchecked_cast || node->kind() == prim::TupleIndex ||
          node->kind() == prim::TupleUnpack;
 }
 
-// Collects the scalars that come from attributes.
+// Walk over a graph that collects the scalars that come from attributes.
 class AttributeWalk {
 public:
-  // `arguments`: the inputs of a graph.
+  // `arguments` are the inputs of a graph.
   explicit AttributeWalk(c10::ArrayRef<const Value*> arguments)
       : externals_(arguments.begin(), arguments.end()) {}
 
-  // Returns whether all that the block computes comes from attributes.
+  // Collect the scalars of `block`. Return whether all values that it computes come from
+  // attributes.
   bool collect(const Block* block) {
     bool all = true;
     for (const auto* node : block->nodes()) {
@@ -123,7 +124,8 @@ public:
   ValueSet take_scalars() { return std::move(scalars_); }
 
 private:
-  // `argument is None`: a program is called with an argument or without, as it has an attribute.
+  // Return whether `node` is `argument is None`. The presence of an argument is fixed for a call,
+  // as an attribute is.
   bool asks_for_presence(const Node* node) const {
     if (node->kind() != c10::aten::__is__ && node->kind() != c10::aten::__isnot__) return false;
     return std::all_of(node->inputs().begin(), node->inputs().end(),

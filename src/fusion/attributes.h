@@ -1,6 +1,6 @@
-// What a graph computes from a module's attributes alone: the modes (`self.training`) and options
-// that decide which of its nodes run, and that hardly ever change from call to call. Whether a call
-// gives an optional argument is such an option.
+// Values that a graph computes only from a module's attributes. These are modes (`self.training`)
+// and options that decide which nodes run, and they rarely change between calls. Whether a call
+// passes an optional argument is such an option.
 #pragma once
 
 #include "graph_values.h"
@@ -14,33 +14,34 @@
 
 namespace torchmdla {
 
-// The attributes that a graph may set, by name.
+// Names of the attributes that a graph may set.
 struct AttributesSet {
   std::unordered_set<std::string> names;
-  bool any = false; // a call may set whatever it likes
+  bool any = false; // a call may set any attribute
 
   bool includes(const std::string& name) const { return any || names.count(name) != 0; }
 };
 AttributesSet attributes_set(const torch::jit::Graph& graph);
 
-// Moves attributes that the branches of a `prim::If` read in front of it, where nothing in the
-// graph, which sets those in `set`, could set them. Reading one has no effect and cannot fail.
+// Move reads of attributes out of the branches of a `prim::If`, in front of it. Attributes that the
+// graph may set (`set`) stay. Reading an attribute has no effect and cannot fail.
 void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph, const AttributesSet& set);
 
-// The names of attributes that norms take as running mean or variance. Their kernels update them
-// without giving the tensors another version.
+// Return the names of attributes that norms use as running mean or variance. Their kernels update
+// these tensors without incrementing their version.
 std::unordered_set<std::string> running_statistics(const torch::jit::Block* block);
 
-// Whether norms take a value as running mean or variance, and nothing else uses it. Who compiles
-// such a use knows that the tensor is unversioned.
+// Return whether all uses of a value are as running mean or variance of a norm. Code that compiles
+// such a use knows that the tensor's version does not change.
 bool is_only_a_running_statistic(const torch::jit::Value* value);
 
-// The numbers, booleans, strings and Nones of a graph's `block` that are computed from constants,
-// attributes of the module and answers to `argument is None` alone, without effects.
+// Return the numbers, booleans, strings and Nones of a graph's `block` that come from attributes.
+// They are computed without effects, and only from constants, module attributes and tests `argument
+// is None`.
 ValueSet values_from_attributes(const torch::jit::Block* block);
 
-// Adds the nodes that compute such a value to `makers`, its own one included. Returns those that
-// were not in there.
+// Add the nodes that compute `value`, including its own node, to `makers`. Return the nodes that
+// were added.
 std::vector<const torch::jit::Node*> add_makers(const torch::jit::Value* value, NodeSet& makers);
 
 } // namespace torchmdla

@@ -53,8 +53,8 @@ Conditions DeviceTable::conditions(const Node* node, const OpRule& rule) const {
     const auto* value = node->input(*index);
     const auto constant = torch::jit::toIValue(value);
     if (constant && !constant->equals(wanted).toBool()) return Conditions::violated;
-    // Only a boolean may differ from call to call: other conditions (no running mean) are not
-    // expected to come true.
+    // Only a boolean may differ between calls. Other conditions (no running mean) are not expected
+    // to become true.
     if (!constant && value->type()->kind() != c10::TypeKind::BoolType) return Conditions::violated;
     if (!constant) result = Conditions::open;
   }

@@ -19,26 +19,29 @@
 #include <queue>
 #include <variant>
 
-// How groups are found
+// Algorithm that finds groups
 //
-// Give every node of a block a level: the largest number of times that a path to it, along data and
-// memory dependencies, leaves the nodes that the device takes for one that it does not. Taken nodes
-// of one level can be one group: a path between two of them through an untaken node would raise the
-// level, so the set is convex. One walk over the block, no trial moves.
+// Every node of a block has a level. Consider the paths to the node along data and memory
+// dependencies: the level is the largest number of steps from a supported node to an unsupported
+// one. Supported nodes of one level can form one group. A path between two of them through an
+// unsupported node would raise the level, so the set is convex. One walk over the block suffices,
+// without trial moves.
 //
-// Ops in place on memory that only they see are functional ops meanwhile (in_place.h).
+// Ops in place on memory that only they access are functional ops during the pass (in_place.h).
 //
-// Constants and lists are not nodes in this sense: whoever uses one gets a copy. A view that is
-// used outside of its own group stays in the block, and every group that uses it gets a copy: what
-// comes in is the tensor that it is a view of, so that a weight is seen to be one.
+// Constants and lists are not nodes in this sense: each user gets a copy. A view that is used
+// outside of its own group stays in the block, and every group that uses it gets a copy. The
+// group's input is then the base of the view, so that a weight is recognised as one.
 //
-// What switches modes (`with torch.no_grad()`) comes behind all before it and before all behind it:
-// no group is in two modes, and no view that leaves its mode is copied.
+// Nodes that switch modes (`with torch.no_grad()`) stay after all earlier nodes and before all
+// later ones. A group is therefore in one mode, and a view that is used in another mode is not
+// copied.
 //
-// A branch that a module's attributes alone decide (`if self.training`) is taken as a whole if the
-// device takes all of either side: its condition becomes a flag of the group, and the group is
-// grouped anew for the values of its flags that a call brings (mode_specialised_group.h).
-// Assertions come along, because they must keep their order with what the other side might do.
+// A branch that only a module's attributes decide (`if self.training`) joins a group as a whole if
+// the device supports all nodes of either side. Its condition becomes a flag of the group. At run
+// time, groups are formed again for the flag values of a call (mode_specialised_group.h).
+// Assertions join as well, because they must keep their order with possible effects of the other
+// side.
 
 namespace torchmdla {
 
@@ -146,7 +149,7 @@ namespace {
 
 using NodeVisitor = std::function<void(Node*)>;
 
-// What all blocks of a graph have in common.
+// Data that all blocks of a graph share.
 struct Fusion {
   const DeviceTable& table;
   const OpenConditions open_conditions;
@@ -156,11 +159,12 @@ struct Fusion {
   const bool written_around;
   const ValueSet uninitialised;
   const ValueSet from_attributes;
-  // A group that takes one of these would be compiled again for every iteration of a loop.
+  // Values that change in loops. A group with such an input would be compiled again in every
+  // iteration.
   const ValueSet changing;
-  // Attributes that norms update, in some branch at least, without giving them another version.
+  // Attributes that norms update, at least in some branch, without incrementing their version.
   const std::unordered_set<std::string> statistics;
-  // Attributes that the graph itself sets: states, which differ from call to call.
+  // Attributes that the graph itself sets: states, which differ between calls.
   const std::unordered_set<std::string> states;
   const NodeSet left_out; // nodes that join no group
   const std::function<void(const Ungrouped&)>& ungrouped;
@@ -175,10 +179,10 @@ bool computes_with_tensors(const Node* node) {
          std::any_of(node->outputs().begin(), node->outputs().end(), is_tensor_or_list);
 }
 
-// The nodes of one block that move into a subgraph, in the block's order.
+// Nodes of one block that move into a subgraph, in the block's order.
 using Group = std::vector<Node*>;
 
-// Finds and forms the groups of one block.
+// Pass that finds and forms the groups of one block.
 class BlockFuser {
 public:
   BlockFuser(Block* block, const Fusion& fusion, ValueSet shape_tensors = {})
@@ -191,7 +195,7 @@ public:
       classify(node);
   }
 
-  // Decides on the groups; changes nothing.
+  // Determine the groups without changing the graph.
   void find() {
     for (auto* node : block_->nodes())
       position_[node] = position_.size();
@@ -205,7 +209,7 @@ public:
 
   bool absorbs(const Node* node) const { return group_of_.count(node) != 0; }
 
-  // Of the operators that compute with tensors: those that are in no group.
+  // Report the operators that compute with tensors and are in no group.
   void tell_ungrouped() const {
     for (const auto* node : block_->nodes()) {
       if (absorbs(node) || is_copied(node) || !computes_with_tensors(node)) continue;
@@ -222,7 +226,7 @@ public:
     if (groups_.empty()) return 0;
     for (auto* node : order())
       move_to_end(node);
-    // The alias analysis knows the values that are there before groups are.
+    // The alias analysis knows only the values that exist before groups are formed.
     std::vector<bool> written;
     for (const auto& group : groups_)
       written.push_back(is_written_around(group));
@@ -232,14 +236,14 @@ public:
   }
 
 private:
-  // --- which nodes the device takes ------------------------------------------------------------
+  // --- nodes that the device supports ------------------------------------------------------------
 
   using Verdict = std::variant<OpKind, Refusal>;
 
   void classify(Node* node) {
     if (is_copied(node)) return;
     auto verdict = kind_of(node);
-    // A group gets a copy of it, which would record gradients as the group does.
+    // A group gets a copy of the view, which would record gradients in the group's mode.
     if (verdict == Verdict(OpKind::view) && leaves_mode(node)) verdict = Refusal::other_mode;
     if (const auto* kind = std::get_if<OpKind>(&verdict))
       kinds_[node] = *kind;
@@ -258,7 +262,7 @@ private:
     return found != kinds_.end() && found->second == OpKind::view;
   }
 
-  // Constants, and lists that nobody writes to.
+  // Return whether users get a copy of `node`: a constant, or a list that is not written to.
   bool is_copied(const Node* node) const {
     if (is_constant(node)) return true;
     return node->kind() == prim::ListConstruct && !aliases_.has_writers(node->output()) &&
@@ -271,7 +275,7 @@ private:
     });
   }
 
-  // Whether anyone in this block uses `value` in another mode, lists looked through.
+  // Return whether a node of this block uses `value`, directly or through a list, in another mode.
   bool leaves_mode(const Value* value, size_t mode) const {
     return std::any_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
       const auto* user = node_in_block(use.user, block_);
@@ -301,16 +305,17 @@ private:
     if (rule->kind == OpKind::item && !shape_tensors_.count(node->input(0)))
       return Refusal::value_type;
     if (follow_shape_tensors(node, shape_tensors_)) return OpKind::shape;
-    // An element of a list of tensors is that tensor.
+    // An element of a list of tensors is the same tensor.
     const bool picks_tensor = rule->kind == OpKind::shape && is_tensor(node->output(0));
     const auto kind = picks_tensor || may_return_argument(node) ? OpKind::view : rule->kind;
-    // A view that someone writes through must stay a view of what it was taken from.
+    // A view that the program writes through must remain a view of its base.
     if (kind == OpKind::view && aliases_.has_output_writers(node)) return Refusal::written_view;
     return kind;
   }
 
-  // A node that may have effects is taken on the condition that it has none: a call that violates
-  // the condition runs the subgraph as it stands, in order.
+  // Return why the conditions of `node` keep it out of groups, or nullopt. A node that may have
+  // effects can join on the condition that it has none. A call that violates the condition runs the
+  // subgraph unchanged and in order.
   std::optional<Refusal> refused_for_conditions(const Node* node, const OpRule& rule) const {
     const auto unless = [](bool fits, Refusal refusal) {
       return fits ? std::nullopt : std::optional(refusal);
@@ -330,12 +335,12 @@ private:
     if (fusion_.open_conditions != OpenConditions::assume_met || lacks_content(node))
       return std::nullopt;
     if (fusion_.from_attributes.count(node->input())) return kind_of_decided(node);
-    // In order with the effects that other branches of a group might have.
+    // An assertion joins to keep its order with effects that other branches of the group may have.
     return is_regrouped_ && is_assertion(node) ? std::optional(OpKind::shape) : std::nullopt;
   }
 
-  // A group reads its inputs and writes its outputs whatever its branches do, and whoever reads a
-  // value without content fails.
+  // Return whether `node` reads or returns an uninitialised value. A group reads its inputs and
+  // writes its outputs whichever branch runs, and reading an uninitialised value fails.
   bool lacks_content(Node* node) const {
     bool lacks = false;
     const auto note = [&](const Value* value) { lacks |= fusion_.uninitialised.count(value) != 0; };
@@ -346,8 +351,8 @@ private:
     return lacks;
   }
 
-  // A branch that attributes decide is worth the best of what either side computes. Its condition
-  // stays outside, as whatever computes it does.
+  // Return the kind of a branch that attributes decide: the best kind of its two sides. The nodes
+  // that compute its condition stay outside of groups.
   std::optional<OpKind> kind_of_decided(Node* node) {
     for (const auto* output : node->outputs())
       if (!is_plain(output->type()) || aliases_.has_writers(output)) return std::nullopt;
@@ -361,8 +366,8 @@ private:
     return best;
   }
 
-  // What this block, a side of a branch, is worth to a group: compute, cheap or, for no worth at
-  // all, shape. nullopt if it cannot go into one as a whole.
+  // Return the value of this block, one side of a branch, to a group. The value is compute, cheap,
+  // or shape if it is worth nothing. nullopt means that the block cannot join a group as a whole.
   std::optional<OpKind> kind_of_whole() const {
     auto best = OpKind::shape;
     for (const auto* node : block_->nodes()) {
@@ -394,15 +399,17 @@ private:
     if (is_constant(producer)) return std::nullopt;
     if (fusion_.uninitialised.count(value)) return Refusal::value_type;
     if (is_copied(producer)) return refused_for_inputs(producer);
-    // A list of tensors from outside (a module's weights) is taken element by element.
+    // The elements of a list of tensors from outside (a module's weights) become inputs of the
+    // group.
     if (is_tensor_list(value) && (is_taken(producer) || !aliases_.has_writers(value)))
       return std::nullopt;
     if (is_tensor_list(value) || !is_plain(value->type())) return Refusal::value_type;
     return fusion_.changing.count(value) ? std::optional(Refusal::changing_integer) : std::nullopt;
   }
 
-  // A group has no lists of tensors among its outputs. So one may only be taken apart, and only a
-  // view makes one, which can be sunk together with what takes it apart.
+  // Return whether the outputs of `node` fit a group. A group cannot return a list of tensors. Only
+  // a view may make one, and only `prim::ListUnpack` in this block may use it. The two can sink
+  // together.
   bool outputs_fit(const Node* node, const OpRule& rule) const {
     return std::all_of(node->outputs().begin(), node->outputs().end(), [&](const Value* value) {
       if (!is_tensor_list(value)) return is_plain(value->type());
@@ -421,15 +428,16 @@ private:
       const bool leaves = is_taken(before) && !is_taken(node);
       level = std::max(level, level_[before] + (leaves ? 1 : 0));
     };
-    // Lists are looked through: whoever uses one depends on its elements.
+    // Lists are looked through: the user of a list depends on its elements.
     NodeSet looked_through;
     const auto copied = [&](const Node* producer) { return is_copied(producer); };
     for_each_provider(node, copied, looked_through, needs);
     level_[node] = level;
   }
 
-  // The nodes of this block that must come before `node`. `copied` tells which ones `node` gets a
-  // copy of: those are looked through, once each of a set that a group's nodes share.
+  // Visit the nodes of this block that must come before `node`. `copied` reports the producers that
+  // `node` gets a copy of; these are looked through. `looked_through` is shared by the nodes of a
+  // group, so that each producer is looked through once.
   void for_each_provider(Node* node, const std::function<bool(const Node*)>& copied,
                          NodeSet& looked_through, const NodeVisitor& visit) const {
     const std::function<void(Value*)> visit_value = [&](Value* value) {
@@ -447,7 +455,7 @@ private:
 
   // --- groups ----------------------------------------------------------------------------------
 
-  // What the device takes of each level, without the views that sink.
+  // Collect the supported nodes of each level, without the views that sink.
   void form_candidates() {
     candidates_.clear();
     for (auto* node : block_->nodes())
@@ -456,9 +464,10 @@ private:
       sink_views(group);
   }
 
-  // A view that sinks is taken behind its group, and each group that uses it gets a copy. One with
-  // effects (dropout, whose mode is known at a call only) would draw again in each copy, and behind
-  // members that must come after it: it is not taken. Returns whether there were any.
+  // Exclude sunk views with effects from groups. Return whether there were any. A view that sinks
+  // runs after its group, and each group that uses it gets a copy. A view with effects (dropout,
+  // whose mode only a call knows) would draw again in each copy. It would also run after members
+  // that must follow it.
   bool refuse_sunk_effects() {
     NodeSet inside;
     for (const auto& [level, group] : candidates_)
@@ -482,9 +491,9 @@ private:
     }
   }
 
-  // A view that leaves a group would come out as a copy. It is taken after the group instead, from
-  // the group's output, as eager PyTorch takes it: aliasing and strides are eager's. In reverse, so
-  // that a view of a view sinks too.
+  // Remove the views that leave `group`, which would be returned as copies. They run after the
+  // group instead, on the group's output, so aliasing and strides are those of eager PyTorch. The
+  // walk is in reverse, so that a view of a view sinks too.
   void sink_views(Group& group) const {
     NodeSet inside(group.begin(), group.end());
     for (auto it = group.rbegin(); it != group.rend(); ++it)
@@ -497,7 +506,7 @@ private:
                        [&](const Value* value) { return leaves(value, inside); });
   }
 
-  // Whether anyone outside of `inside` uses `value`, lists looked through.
+  // Return whether a node outside of `inside` uses `value`, directly or through a list.
   bool leaves(const Value* value, const NodeSet& inside) const {
     return std::any_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
       const auto* user = node_in_block(use.user, block_);
@@ -506,9 +515,10 @@ private:
     });
   }
 
-  // A group costs about a microsecond to enter and hides its inside from PyTorch. One anchor
-  // (matmul, convolution, reduction, …) is worth that; elementwise ops are from two on, because
-  // fusing them saves a pass over memory; views and shape arithmetic alone compute nothing.
+  // Return whether a group saves more than it costs. Entering a group costs about a microsecond,
+  // and PyTorch does not see its nodes. One anchor (matmul, convolution, reduction, …) is worth
+  // that. Two elementwise ops are too, because fusing them saves a pass over memory. Views and
+  // shape arithmetic alone compute nothing.
   bool pays(const Group& group) const {
     size_t compute = 0, cheap = 0;
     for (const auto* node : group) {
@@ -518,7 +528,8 @@ private:
     return (compute >= 1 || cheap >= 2) && has_outputs(group);
   }
 
-  // Nobody would keep a group without outputs, whatever its branches may write.
+  // Return whether the group has outputs. A group without outputs would be removed as dead code,
+  // even if its branches write to memory.
   bool has_outputs(const Group& group) const {
     const NodeSet inside(group.begin(), group.end());
     return std::any_of(group.begin(), group.end(),
@@ -527,8 +538,8 @@ private:
 
   // --- order -----------------------------------------------------------------------------------
 
-  // The block's order with the nodes of each group together, one node standing for its group, and
-  // everything else as it was.
+  // Return the nodes of the block in an order that keeps the nodes of each group together. One
+  // node, the leader, represents its group. All other nodes keep their order where they can.
   std::vector<Node*> order() const {
     std::unordered_map<Node*, std::unordered_set<Node*>> after;
     std::unordered_map<Node*, size_t> waiting;
@@ -565,13 +576,13 @@ private:
     return found == group_of_.end() ? nullptr : &groups_[found->second];
   }
 
-  // The node that stands for `node` in the order: the first one of its group, or itself.
+  // Return the node that represents `node` in the order: the first node of its group, or itself.
   Node* leader(Node* node) const {
     const auto* group = group_of(node);
     return group ? group->front() : node;
   }
 
-  // Once groups stand: what each of them gets a copy of.
+  // Return whether each group that uses `node` gets a copy of it. Groups must be final.
   bool is_copied_into_groups(const Node* node) const {
     return is_copied(node) || (is_view(node) && !absorbs(node));
   }
@@ -610,9 +621,9 @@ private:
       destroy(*it);
   }
 
-  // Whether something outside writes to a tensor that the group reads or makes. Attributes and the
-  // graph's inputs, which may be the same memory, do not count: batch norms write to attributes
-  // without gradients.
+  // Return whether something outside writes to a tensor that the group reads or returns. Attributes
+  // and the graph's inputs do not count, although they may be the same memory: batch norms write to
+  // attributes without gradients.
   bool is_written_around(const Group& group) const {
     if (fusion_.written_around) return true;
     const NodeSet inside(group.begin(), group.end());
@@ -659,8 +670,9 @@ private:
     node->is_(parameters_attribute(), std::move(parameters));
   }
 
-  // `inner` is `value` inside of the group. An attribute that may be None (the bias of a scripted
-  // convolution) is a parameter like any other: whether it is there is part of the specialisation.
+  // Return whether `value` is a parameter. `inner` is the same value inside of the group. An
+  // attribute that may be None (the bias of a scripted convolution) is also a parameter: its
+  // presence is part of the specialisation.
   bool is_parameter(const Value* value, const Value* inner) const {
     const auto* node = value->node();
     if (!value->type()->isSubtypeOf(*c10::OptionalType::ofTensor())) return false;
@@ -669,7 +681,7 @@ private:
     return !fusion_.statistics.count(node->s(attr::name)) || is_only_a_running_statistic(inner);
   }
 
-  // Whether a node runs, or can be compiled, under conditions that only a call can tell.
+  // Return whether `node` runs, or can be compiled, under conditions that only a call determines.
   bool is_conditional(const Node* node) const { return node->kind() == prim::If || is_open(node); }
 
   bool is_open(const Node* node) const {
@@ -693,7 +705,7 @@ private:
     node->is_(flags_attribute(), std::move(flags));
   }
 
-  // Destroys a node whose only users left are lists without users.
+  // Destroy `node` and its remaining users, which are lists without users.
   void destroy(Node* node) const {
     for (auto* output : node->outputs())
       while (output->hasUses())
@@ -707,18 +719,18 @@ private:
   const Aliases& aliases_;
   const MemoryOrder memory_order_;
   std::unordered_map<const Node*, size_t> position_;
-  std::unordered_map<const Node*, OpKind> kinds_;     // of taken nodes
-  std::unordered_map<const Node*, Refusal> refusals_; // of the others
+  std::unordered_map<const Node*, OpKind> kinds_;     // only supported nodes
+  std::unordered_map<const Node*, Refusal> refusals_; // all other nodes
   std::unordered_map<const Node*, size_t> level_;
-  std::unordered_map<const Node*, size_t> group_of_; // of absorbed nodes
+  std::unordered_map<const Node*, size_t> group_of_; // only nodes that are in a group
   std::map<size_t, Group> candidates_;               // by level
   std::vector<Group> groups_;
   ValueSet shape_tensors_;
-  NodeSet makers_of_conditions_; // of branches that are taken; the makers stay outside
-  bool is_regrouped_ = false;    // groups of this block are grouped anew at run time
+  NodeSet makers_of_conditions_; // compute conditions of grouped branches; stay outside
+  bool is_regrouped_ = false;    // groups of this block are formed again at run time
 };
 
-// In the order of `pass_stages()`.
+// Stages of the pass, in the order of `pass_stages()`.
 enum class Stage {
   write_out_appends,
   remove_list_mutation,
@@ -740,9 +752,10 @@ void enter(Stage stage) {
               pass_stages()[static_cast<size_t>(stage)], " fail");
 }
 
-// The groups of an outer block are found before those inside of it, because they take whole
-// branches, and formed after them: inner groups never change what an outer block's nodes read and
-// write, while the alias analysis knows nothing of values that groups add to an outer block.
+// Form the groups of a block and of its inner blocks. Return their number. The groups of an outer
+// block are found before inner ones, because they include whole branches. They are formed after
+// inner ones: inner groups do not change which values the outer block's nodes read and write. The
+// alias analysis, however, does not know values that groups add to an outer block.
 size_t fuse_block(Block* block, const Fusion& fusion) {
   enter(Stage::find_groups);
   BlockFuser fuser(block, fusion);
@@ -788,7 +801,7 @@ void mark_varying_inputs(Block* block, c10::Symbol group_kind, const ValueSet& k
   }
 }
 
-// Whatever a stage left of the graph, it becomes a copy of `original`.
+// Replace the content of `graph`, in whichever state a stage left it, by a copy of `original`.
 void restore(Graph& graph, Graph& original) {
   remove_uses(graph.block());
   graph.block()->clear();

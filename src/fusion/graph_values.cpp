@@ -122,7 +122,8 @@ void collect_of_branch(const Node* node, ValueSet& values) {
   }
 }
 
-// A value that the loop carries has content in all iterations or may have none in any.
+// Collect the uninitialised values that a loop carries. A carried value is initialised in all
+// iterations, or may be uninitialised in any.
 void collect_of_loop(const Node* node, ValueSet& values) {
   const auto* body = node->blocks()[0];
   size_t known = 0;
@@ -188,7 +189,8 @@ bool is_constant_number(const Value* value) {
   return constant && (!constant->isTensor() || constant->toTensor().dim() == 0);
 }
 
-// 0-d arithmetic as the tracer writes it. Anything else that takes such tensors computes data.
+// Return whether the tracer emits operators of this kind as 0-d shape arithmetic. Any other
+// operator on such tensors computes data.
 bool is_shape_arithmetic(c10::Symbol kind) {
   static const std::unordered_set<c10::Symbol> kinds{
       aten::add, aten::sub,  aten::mul,   aten::div,  aten::floor_divide, aten::remainder,
@@ -208,7 +210,7 @@ std::unordered_set<c10::Symbol> symbols_of(std::initializer_list<const char*> na
   return result;
 }
 
-// Whether the graph tells that `value` is a tensor of booleans.
+// Return whether the graph shows that `value` is a tensor of booleans.
 bool is_mask(const Value* value) {
   static const auto comparing = symbols_of(
       {"aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::isnan",
@@ -219,7 +221,7 @@ bool is_mask(const Value* value) {
   if (const auto type = value->type()->cast<c10::TensorType>())
     if (const auto dtype = type->scalarType()) return *dtype == at::kBool;
   const auto* node = value->node();
-  if (node->hasAttribute(c10::attr::Subgraph)) // a group's result
+  if (node->hasAttribute(c10::attr::Subgraph)) // result of a group
     return is_mask(node->g(c10::attr::Subgraph)->outputs().at(value->offset()));
   return comparing.count(node->kind()) != 0 ||
          (combining.count(node->kind()) != 0 && is_mask(node->input(0)));
@@ -239,7 +241,7 @@ bool has_data_dependent_length(const Value* value, const ValueSet& known) {
       symbols_of({"aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select",
                   "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
                   "aten::unique_dim_consecutive", "aten::repeat_interleave", "torchvision::nms"});
-  // So that long graphs are not walked for each of their groups.
+  // The limit avoids a walk over a long graph for each of its groups.
   constexpr size_t most_values = 16;
   std::vector<const Value*> waiting{value};
   for (size_t k = 0; k < waiting.size() && k < most_values; ++k) {

@@ -1,4 +1,4 @@
-// Questions about the values of a graph that more than one part asks.
+// Queries on the values of a graph that several parts of the compiler use.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -16,50 +16,55 @@ bool is_tensor(const torch::jit::Value* value);
 bool is_tensor_list(const torch::jit::Value* value);
 bool is_constant(const torch::jit::Node* node);
 
-// Tensors, numbers, strings, devices, None, lists of numbers and optionals of these: what may enter
-// or leave a group.
+// Return whether values of this type may enter or leave a group: tensors, numbers, strings,
+// devices, None, lists of numbers and optionals of these.
 bool is_plain(const c10::TypePtr& type);
 
-// `prim::ConstantChunk` and `prim::ListUnpack` have no schema, so no device table names them.
+// Return whether `node` is a `prim::ConstantChunk` or `prim::ListUnpack`. They do not have a
+// schema, so device tables do not contain them.
 bool takes_apart(const torch::jit::Node* node);
 
-// `assert`: a `prim::If` that does nothing or raises, and has no outputs.
+// Return whether `node` is an `assert`: a `prim::If` that does nothing or raises, and has no
+// outputs.
 bool is_assertion(const torch::jit::Node* node);
 
-// Whether what comes behind `node` records gradients, or is cast, otherwise than what comes before
-// it: the ends of a `with` statement, and a call that switches gradients on or off.
+// Return whether `node` switches the gradient mode or autocasting: an end of a `with` statement, or
+// a call that switches gradients on or off.
 bool switches_modes(const torch::jit::Node* node);
 
-// How many values the walks of passes have visited since the process began: what a program of twice
-// the length takes is about twice as many.
+// Return the number of values that passes have visited since the process began. A program of twice
+// the length should take about twice as many.
 size_t values_visited();
 
-// Everything that `node` needs before it can run: its inputs and what its own blocks capture.
+// Visit every value that `node` needs before it can run: its inputs and the values that its blocks
+// capture.
 void for_each_input(torch::jit::Node* node, const std::function<void(torch::jit::Value*)>& visit);
 
-// The node of `block` that `node` is or is nested in; null when it stands outside of it.
+// Return the node of `block` that is or contains `node`, or null if `node` is outside of the block.
 torch::jit::Node* node_in_block(torch::jit::Node* node, const torch::jit::Block* block);
 
-// The values of `block` that some path leaves without content: what `prim::Uninitialized` makes,
-// and what branches and loops make of that. A side that raises leaves nothing behind it.
+// Return the values of `block` that are uninitialised on some path: outputs of
+// `prim::Uninitialized` and results of branches and loops that depend on them. A side that always
+// raises does not count.
 ValueSet uninitialised_values(const torch::jit::Block* block);
 
-// What loops count or carry, tensors apart, and what is computed from that: in each iteration
-// another value.
+// Return the loop counters and carried values that are not tensors, and all values computed from
+// them. They change in each iteration.
 ValueSet changing_values(const torch::jit::Block* block);
 
-// `x[mask]`, where the graph tells that it is a mask.
+// Return whether `node` is `x[mask]` and the graph shows that the index is a mask.
 bool indexes_by_mask(const torch::jit::Node* node);
 
-// Whether the data of other tensors decides how long a tensor is: results of operators such as
-// `nonzero`, and results of operators outside of groups that read such, or values of `known`.
+// Return whether the length of a tensor depends on the data of other tensors. Such tensors are
+// results of operators such as `nonzero` and values in `known`. Results of operators outside of
+// groups that read such a tensor count too.
 bool has_data_dependent_length(const torch::jit::Value* value, const ValueSet& known);
 
-// Tensors that are integers in disguise: tracing writes `x.size(0) // 2` as arithmetic on 0-d
-// tensors from `prim::NumToTensor`. They are known once the sizes are.
+// Follow tensors that represent integers. Tracing writes `x.size(0) // 2` as arithmetic on 0-d
+// tensors from `prim::NumToTensor`. Their values are known once the sizes are.
 //
-// Adds the output of `node` to `known` when all its tensor inputs are in it (constants count), so
-// that calling it over nodes in order finds them all. Returns whether it did.
+// Add the output of `node` to `known` if all its tensor inputs are in `known` or constant. Return
+// whether it was added. Calling this for the nodes in order finds all such tensors.
 bool follow_shape_tensors(const torch::jit::Node* node, ValueSet& known);
 
 } // namespace torchmdla

@@ -21,8 +21,8 @@ namespace prim = c10::prim;
 
 namespace {
 
-// On nodes that are ops in place once groups stand: whether what they write is a view, which is a
-// copy then.
+// Attribute of nodes that become ops in place again once groups are formed. Its value specifies
+// whether the written tensor is a view; a copy of it is then written.
 c10::Symbol mark() {
   static const auto symbol = c10::Symbol::attr("in_place");
   return symbol;
@@ -40,11 +40,10 @@ bool may_hold_tensors(const c10::TypePtr& type) {
   return std::any_of(inner.begin(), inner.end(), may_hold_tensors);
 }
 
-// --- lists
-// ----------------------------------------------------------------------------------------
+// --- lists ---------------------------------------------------------------------------------------
 
-// Whether `use` of a list or tuple takes its elements and leaves nothing that could be told from
-// another one with the same elements.
+// Return whether `use` of a list or tuple only reads its elements. Another list with the same
+// elements would give the same result.
 bool is_read(const Use& use) {
   static const std::unordered_set<c10::Symbol> takers{aten::__getitem__, prim::ListUnpack,
                                                       prim::TupleUnpack, prim::TupleIndex};
@@ -54,7 +53,7 @@ bool is_read(const Use& use) {
          !schema->arguments()[use.offset].alias_info();
 }
 
-// The element that a read by a constant index takes; null for other uses.
+// Return the element that a read by a constant index accesses, or null for other uses.
 Value* element(Node* list, const Use& use) {
   if (use.user->kind() != aten::__getitem__) return nullptr;
   const auto constant = torch::jit::toIValue(use.user->input(1));
@@ -64,8 +63,8 @@ Value* element(Node* list, const Use& use) {
   return index < 0 || index >= size ? nullptr : list->input(index);
 }
 
-// Readers get the list as late as can be: after all writes to what it holds. An alias analysis
-// takes a list with one reader to hold nothing.
+// Move `list` or copies of it to its readers, after all writes to its elements. The alias analysis
+// assumes that a list with one reader holds nothing.
 void bring_to_readers(Node* list) {
   const auto uses = list->output()->uses();
   const bool stays_one = uses.size() == 1 && uses[0].user->owningBlock() == list->owningBlock();
@@ -92,12 +91,11 @@ void bring_lists_to_readers(Block* block) {
     const bool makes = node->kind() == prim::ListConstruct || node->kind() == prim::TupleConstruct;
     if (makes && may_hold_tensors(node->output()->type())) lists.push_back(node);
   }
-  // In reverse, so that a list in a tuple moves after the tuple has.
+  // The walk is in reverse, so that a list in a tuple moves after the tuple has moved.
   std::for_each(lists.rbegin(), lists.rend(), bring_to_readers);
 }
 
-// --- who shares memory
-// ----------------------------------------------------------------------------
+// --- shared memory -------------------------------------------------------------------------------
 
 bool is_view_to(const DeviceTable& table, const Node* node) {
   const auto* rule = table.rule(node);
@@ -108,7 +106,8 @@ class Sharing {
 public:
   explicit Sharing(const DeviceTable& table) : table_(table) {}
 
-  // Whether `value` is memory that was not there before its node ran, and that has no other name.
+  // Return whether `value` is new memory: it did not exist before its node ran, and no other value
+  // aliases it.
   bool is_new(const Value* value) const {
     const auto* node = value->node();
     if (node->hasAttribute(mark())) return true;
@@ -125,8 +124,8 @@ public:
            !schema->returns()[value->offset()].alias_info() && !shares(node, value);
   }
 
-  // Whether what `writer` writes, its input `value`, is also seen by something else that is used
-  // then or later. Later uses of `value` itself do not count.
+  // Return whether memory that `writer` writes (its input `value`) is also visible through another
+  // value that is used then or later. Later uses of `value` itself do not count.
   bool is_seen(const Value* value, const Node* writer) const {
     return is_seen(value, writer, [&](const Use& use) {
       return use.user == writer ? use.offset == 0 : !use.user->isBefore(writer);
@@ -142,7 +141,7 @@ private:
     });
   }
 
-  // The same of what the user of a value gets from it.
+  // Return whether the memory is visible through a result of `use.user`.
   bool is_seen_through(const Use& use, const Node* writer) const {
     if (use.user->kind() == prim::Return) {
       const auto* owner = use.user->owningBlock()->owningNode();
@@ -160,7 +159,7 @@ private:
                    [&](const Use& use) { return use.user == writer && use.offset == 0; });
   }
 
-  // Whether the user of a value may keep it where no use of a value tells of it.
+  // Return whether the user of a value may store it where the uses of values do not show it.
   static bool keeps(const Use& use) {
     static const std::unordered_set<c10::Symbol> makers{prim::ListConstruct, prim::TupleConstruct,
                                                         prim::ListUnpack,    prim::TupleUnpack,
@@ -176,7 +175,7 @@ private:
                        });
   }
 
-  // Whether `output` of `node` may share memory with an input.
+  // Return whether `output` of `node` may share memory with an input.
   bool shares(const Node* node, const Value* output) const {
     if (!may_hold_tensors(output->type())) return false;
     const auto* schema = schema_with_aliases(node);
@@ -187,10 +186,10 @@ private:
   const DeviceTable& table_;
 };
 
-// --- ops in place
-// ---------------------------------------------------------------------------------
+// --- ops in place --------------------------------------------------------------------------------
 
-// The op that returns a new tensor, before `node`; null if the device takes none.
+// Insert the op that returns a new tensor before `node`. Return null if the device does not support
+// it.
 Node* insert_taken(Node* node, c10::Symbol kind, c10::ArrayRef<Value*> inputs,
                    const c10::TypePtr& type, const DeviceTable& table) {
   auto* made = node->owningGraph()->create(kind, inputs);
@@ -202,15 +201,15 @@ Node* insert_taken(Node* node, c10::Symbol kind, c10::ArrayRef<Value*> inputs,
   return nullptr;
 }
 
-// The op that returns a tensor with something else in the place of a view; it takes that, too,
-// behind the view's first argument.
+// Return the op that returns a tensor in which a view is replaced by another tensor. That tensor is
+// its second argument; the other arguments are those of the view.
 std::optional<c10::Symbol> scatter_kind(c10::Symbol view) {
   if (view == aten::slice) return aten::slice_scatter;
   if (view == aten::select) return aten::select_scatter;
   return std::nullopt;
 }
 
-// The views of `block` through which `value` is a part of a tensor, the last one first.
+// Return the views of `block` that lead from a tensor to `value`, the last one first.
 std::vector<Node*> views_behind(Value* value, const Block* block) {
   std::vector<Node*> views;
   for (auto* node = value->node();
@@ -220,8 +219,8 @@ std::vector<Node*> views_behind(Value* value, const Block* block) {
   return views;
 }
 
-// What `node` makes of the tensor that it writes to through `views`, by ops that write nothing,
-// before it; null if the device does not take them.
+// Insert functional ops before `node` that compute the tensor which `node` writes to through
+// `views`. Return the tensor after the write, or null if the device does not support the ops.
 Value* insert_functional(Node* node, const std::vector<Node*>& views, const DeviceTable& table) {
   auto* first = insert_taken(node, *functional_kind(node->kind()), node->inputs(),
                              node->output()->type(), table);
@@ -241,7 +240,8 @@ Value* insert_functional(Node* node, const std::vector<Node*>& views, const Devi
   return made.back()->output();
 }
 
-// `views` of `whole`, before `node`: what is written through them later is written to that.
+// Insert `views` of `whole` before `node` and return the last one. Later writes through the result
+// of `node` then become writes to `whole`.
 Value* taken_again(Value* whole, const std::vector<Node*>& views, Node* node) {
   if (!node->output()->hasUses()) return whole;
   for (auto view = views.rbegin(); view != views.rend(); ++view) {
@@ -266,7 +266,8 @@ void make_functional(Block* block, const DeviceTable& table, const NodeSet& left
     if (written->node()->owningBlock() != block || !sharing.is_new(written) ||
         sharing.is_seen(written, node))
       continue;
-    // What a tensor's gradient is stays what it was before a write that no gradient is recorded of.
+    // A write that autograd does not record leaves the tensor's gradient as it was. A functional op
+    // would not.
     if (switched && written->node()->isBefore(switched)) continue;
     auto* whole = insert_functional(node, views, table);
     if (!whole) continue;
@@ -276,7 +277,8 @@ void make_functional(Block* block, const DeviceTable& table, const NodeSet& left
   }
 }
 
-// The derivatives of these need their results, which may not be written to.
+// Return whether the derivative of the operator that made `value` needs its result, which must then
+// not be overwritten.
 bool is_saved_by_autograd(const Value* value) {
   static const std::unordered_set<c10::Symbol> kinds{
       aten::amax,      aten::amin, aten::cumprod, aten::elu,         aten::exp,         aten::exp2,
@@ -287,7 +289,8 @@ bool is_saved_by_autograd(const Value* value) {
   return kinds.count(value->node()->kind()) != 0;
 }
 
-// A group is one node of autograd: it saves a result also where no gradient comes for it.
+// Replace `node` by its op in place, which writes to a copy where necessary. A group is one
+// autograd node: it saves results even if no gradient reaches them.
 void restore(Node* node, bool in_group) {
   auto* graph = node->owningGraph();
   auto* self = node->input(0);

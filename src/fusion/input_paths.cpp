@@ -17,7 +17,7 @@ namespace {
 
 constexpr char separator = '.';
 
-// A value that is read from attributes, from the module on.
+// Chain of attribute reads `names`, starting at the value `from`.
 struct Reading {
   Value* from;
   std::vector<std::string> names;
@@ -35,7 +35,7 @@ Reading reading_of(Value* value, const AttributesSet& set) {
   return reading;
 }
 
-// What a group's node is to be given, and where in it the inputs are.
+// Inputs for a group's node, and the paths of the subgraph's inputs in them.
 struct Given {
   std::vector<Value*> values;
   std::vector<std::string> paths;
@@ -75,7 +75,7 @@ void read_attributes_in(Block* block, const AttributesSet& set, c10::Symbol grou
   }
 }
 
-// Called for values that are about to be read, all at once.
+// Prefetch a value that is read soon. Callers prefetch all values before they read any.
 void prefetch(const c10::IValue& value) {
   if (!value.isTensor()) return;
   constexpr size_t line = 64;
@@ -120,7 +120,7 @@ InputPaths::InputPaths(const Node* group) : InputPaths(group->inputs().size()) {
   }
 }
 
-// The index of the module that is at `place`.
+// Return the index of the module at `place`. Add the module if it is new.
 size_t InputPaths::module_at(const Place& place) {
   const auto found = std::find(modules_.begin(), modules_.end(), place);
   if (found == modules_.end()) return modules_.push_back(place), modules_.size() - 1;
@@ -136,7 +136,7 @@ InputPaths InputPaths::of(const std::vector<size_t>& inputs) const {
   return result;
 }
 
-// A place of `from`'s, with the modules on the way to it.
+// Return a place of `from` in these paths. Modules that lead to it are added.
 InputPaths::Place InputPaths::copied(const Place& place, const InputPaths& from) {
   if (place.module == given) return place;
   return {module_at(copied(from.modules_[place.module], from)), place.slot};

@@ -1,9 +1,9 @@
-// Where a group in a TorchScript graph finds its inputs: among the values that its node is given,
-// or in the attributes of modules among these.
+// Paths of a group's inputs in a TorchScript graph: inputs of its node, or attributes of modules
+// among these.
 //
 // A module that is not frozen has hundreds of parameters. PyTorch's interpreter reads them one
-// instruction at a time, each waiting for memory that is far from any cache; a group reads all of
-// them at once.
+// instruction at a time, and each read waits for memory that is not in a cache. A group reads all
+// of them at once.
 #pragma once
 
 #include "attributes.h"
@@ -20,40 +20,40 @@
 
 namespace torchmdla {
 
-// Of a group's node, for each input of its subgraph: "2" is the node's input 2, "0.conv.weight" an
-// attribute of a submodule of the module that is its input 0. A node without it gives its inputs in
-// order.
+// Attribute of a group's node with one path for each input of its subgraph. "2" is the node's input
+// 2. "0.conv.weight" is an attribute of a submodule of the module that is the node's input 0. If
+// the attribute is absent, the node's inputs are the subgraph's inputs, in order.
 c10::Symbol paths_attribute();
 
-// Gives groups of this kind the modules instead of what the graph reads from their attributes,
-// where nothing in the graph, which sets those in `set`, could set these.
+// Pass modules to groups of this kind instead of attributes that the graph reads from the modules.
+// Attributes that the graph may set (`set`) are excluded.
 void read_attributes_in_groups(const std::shared_ptr<torch::jit::Graph>& graph,
                                c10::Symbol group_kind, const AttributesSet& set);
 
 class InputPaths {
 public:
-  // Of a group that is given its inputs.
+  // Construct the paths of a group whose node has the subgraph's inputs.
   explicit InputPaths(size_t num_inputs);
 
   explicit InputPaths(const torch::jit::Node* group);
 
-  // Those of some of the inputs, from the same values.
+  // Return the paths of some of the inputs, starting from the same values.
   InputPaths of(const std::vector<size_t>& inputs) const;
 
-  // How many values the group is given.
+  // Return the number of inputs of the group's node.
   size_t num_values() const { return num_values_; }
 
   size_t num_inputs() const { return inputs_.size(); }
 
-  // Puts the inputs in the place of the values on the stack.
+  // Replace the values on the stack by the inputs.
   void expand(torch::jit::Stack& stack) const;
 
-  // The inputs, found from the values on the stack, which stays as it is.
+  // Return the inputs that the values on the stack lead to. The stack does not change.
   using Inputs = c10::SmallVector<c10::IValue, 64>;
   Inputs find(const torch::jit::Stack& stack) const;
 
 private:
-  // A slot of a module, or where `module` is `given`, a value.
+  // Slot of a module, or index of a value if `module` is `given`.
   struct Place {
     size_t module;
     size_t slot;
@@ -67,7 +67,7 @@ private:
 
   size_t num_values_;
   bool direct_ = true;         // the inputs are the values, in order
-  std::vector<Place> modules_; // each after the one that it is an attribute of
+  std::vector<Place> modules_; // each after the module that it is an attribute of
   std::vector<Place> inputs_;
 };
 

@@ -31,7 +31,8 @@ bool reads_elements(const Use& use) {
   return readers.count(use.user->kind()) != 0;
 }
 
-// A read in an inner block would see appends of a later iteration, were that block a loop's.
+// Return whether the appends to `list` can be replaced. All uses must be in its block: a read in an
+// inner block, if that is a loop's, would see appends of a later iteration.
 bool can_write_out(const Node* list) {
   if (list->kind() != prim::ListConstruct || !is_tensor_list(list->output())) return false;
   const auto& uses = list->output()->uses();
@@ -81,12 +82,13 @@ bool write_out_appends(Block* block) {
 
 void write_out_appends(const std::shared_ptr<Graph>& graph) {
   if (!write_out_appends(graph->block())) return;
-  // Lengths first, then the indices that are computed from them, then what they pick.
+  // Lengths are folded first, then indices that are computed from them, then the elements at these
+  // indices.
   auto same = graph;
   torch::jit::PeepholeOptimizeListIdioms(graph);
   torch::jit::ConstantPropagationImmutableTypes(same);
   torch::jit::PeepholeOptimizeListIdioms(graph);
-  // A list that nobody reads any more would still hold its elements for the alias analysis.
+  // The alias analysis would assume that a list without readers still holds its elements.
   torch::jit::EliminateDeadCode(graph);
 }
 

@@ -7,13 +7,13 @@
 
 namespace torchmdla {
 
-// Gives every reader of such a list the list as it then is, `[a, b]` for `l = [a]; l.append(b)`,
-// and removes the appends; lengths and elements of it are then known. PyTorch's
-// `RemoveListMutation` moves nodes to the same end, and gives up where a branch between them might
-// write a tensor, though no write to a tensor changes a list.
+// Replace each use of such a list by a list with its elements at that time, and remove the appends.
+// Example: `[a, b]` after `l = [a]; l.append(b)`. Lengths and elements of the lists are then known.
+// PyTorch's `RemoveListMutation` moves nodes for the same purpose. It gives up if a branch between
+// them might write a tensor, although such a write does not change a list.
 //
-// A list is left alone if anything but an append of its own block writes to it, or if it leaves its
-// block, or goes where it could be told from another list with the same elements.
+// A list is left alone if its block writes to it other than by `append`, or if it leaves its block.
+// It is also left alone if a user could distinguish it from another list with the same elements.
 void write_out_appends(const std::shared_ptr<torch::jit::Graph>& graph);
 
 } // namespace torchmdla

@@ -15,15 +15,16 @@ namespace prim = c10::prim;
 
 namespace {
 
-// PyTorch calls ops random by their schema (dropout, LSTM, attention). They are not with the
-// arguments that a device asks for.
+// Return whether `node` draws random numbers. PyTorch classifies ops as random by their schema
+// (dropout, LSTM, attention). They are not random with the arguments that a device requires.
 bool draws_random_numbers(const Node* node, const DeviceTable& table) {
   if (!node->isNondeterministic()) return false;
   const auto* rule = table.rule(node);
   return !rule || table.conditions(node, *rule) != Conditions::met;
 }
 
-// Effects whose order shows whatever memory they touch.
+// Return whether `node` has effects whose order is visible regardless of the memory that it
+// touches.
 bool has_visible_effects(const Node* node, const DeviceTable& table) {
   if (node->hasSideEffects() || draws_random_numbers(node, table)) return true;
   return std::any_of(node->blocks().begin(), node->blocks().end(), [&](const Block* block) {
@@ -32,9 +33,10 @@ bool has_visible_effects(const Node* node, const DeviceTable& table) {
   });
 }
 
-// What an alias analysis keeps to itself: it tells only whether one node writes what some values
-// share, and to ask that of each node and each writer takes time with the square of the program.
-// An explicit instantiation may name private members ([temp.spec.general]).
+// Access to private members of the alias analysis. Its public interface only reports whether one
+// node writes memory that some values share. Calling that for each node and each writer takes time
+// quadratic in the program's length. An explicit instantiation may name private members
+// ([temp.spec.general]).
 template <class Name, auto member> struct Private {
   friend constexpr auto private_member(Name) { return member; }
 };
@@ -52,7 +54,7 @@ bool makes_container(const Node* node) {
   return node->kind() == prim::ListConstruct || node->kind() == prim::TupleConstruct;
 }
 
-// Which memory nodes write and touch, themselves or in their blocks.
+// Memory that nodes write and touch, themselves or in their blocks.
 class Memory {
 public:
   explicit Memory(const Aliases& aliases)
@@ -64,7 +66,8 @@ public:
     return with_joined(std::move(written));
   }
 
-  // Of what is written somewhere. An attribute is read from its object.
+  // Return the memory that `node` touches, as far as some node writes it. A `prim::GetAttr` touches
+  // only its object.
   MemoryLocations touched_by(Node* node) const {
     auto values = aliases_.declared().getValueAndMemoryLocationSet();
     for_each_input(node, [&](Value* value) { add_held(value, values); });
@@ -84,7 +87,7 @@ private:
     return values.*private_member(LocationsOfValues{});
   }
 
-  // All that is joined counts as one memory.
+  // Add the joined memory if it overlaps: all joined values count as one memory.
   MemoryLocations with_joined(MemoryLocations locations) const {
     if (locations.intersects(joined_)) locations |= joined_;
     return locations;
@@ -103,7 +106,7 @@ private:
     if (aliases_.has_writers(value)) values.insert(value);
   }
 
-  // A value and what it is made of: the alias analysis takes a list with one reader to hold
+  // Add a value and its elements. The alias analysis assumes that a list with one reader holds
   // nothing.
   void add_held(Value* value, Values& values) const {
     add(value, values);
@@ -116,20 +119,20 @@ private:
   const MemoryLocations joined_;
 };
 
-// Who used one location last, on a walk along a block.
+// Last users of one memory location, on a walk along a block.
 struct LastUses {
   Node* writer = nullptr;
-  std::vector<Node*> readers; // since then
+  std::vector<Node*> readers; // readers since the last write
 };
 
 } // namespace
 
-// Each node waits for those that used its memory last. They waited for all earlier ones.
+// Each node waits for the last users of its memory. These have waited for all earlier ones.
 MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const Aliases& aliases) {
   const Memory memory(aliases);
   std::unordered_map<unsigned, LastUses> last_uses;
   Node* previous = nullptr;
-  std::vector<Node*> since; // the last node that switches modes, and all behind it
+  std::vector<Node*> since; // the last node that switches modes, and all nodes after it
   size_t switches = 0;
   for (auto* node : block->nodes()) {
     if (is_constant(node)) continue;
@@ -142,7 +145,8 @@ MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const Aliases& 
         earlier.insert(last.readers.begin(), last.readers.end());
         last = {node, {}};
       } else if (!makes_container(node)) {
-        // A list or tuple may be made of what is written then.
+        // A list or tuple may be constructed after a write to its elements, so it does not count as
+        // a reader.
         last.readers.push_back(node);
       }
     }

@@ -36,8 +36,8 @@ Background& run_beside() {
   return instance;
 }
 
-// Modes change what an op does (vmap, FakeTensorMode, …): compiled code would not see
-// them.
+// Return whether a dispatch mode (vmap, FakeTensorMode, …) is active. Modes change the meaning of
+// operators, and compiled code would not see them.
 bool dispatch_mode_active() {
   const auto local = c10::impl::tls_local_dispatch_key_set();
   return !(local.included_ - c10::default_included_set).empty();
@@ -47,14 +47,15 @@ constexpr c10::DispatchKeySet
     plain({c10::DispatchKey::CPU, c10::DispatchKey::QuantizedCPU, c10::DispatchKey::AutogradCPU,
            c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU});
 
-// A tensor whose memory compiled code may read directly: no subclass, no lazy conjugate or negative
-// bit, no other layout or device, quantised as a whole if it is.
+// Return whether compiled code may read the tensor's memory directly. The tensor must be strided,
+// on the CPU, and have no subclass and no lazy conjugate or negative bit. A quantised tensor must
+// be quantised per tensor.
 bool is_plain_tensor(const at::Tensor& tensor) {
   if ((tensor.key_set() | plain) != plain || !tensor.has_storage()) return false;
   return !tensor.is_quantized() || quantisation_of(tensor);
 }
 
-// How many bits are enough for each of some integers of int8: 4, or 0 where these are not.
+// Return 4 if four bits are enough for every value of an int8 tensor, else 0.
 int64_t bits_of(const at::Tensor& tensor) {
   constexpr int few = 4, limit = 1 << (few - 1);
   if (!tensor.defined() || tensor.scalar_type() != at::kChar || tensor.numel() == 0 ||
@@ -65,15 +66,15 @@ int64_t bits_of(const at::Tensor& tensor) {
   return least >= -limit && most < limit ? few : 0;
 }
 
-// Asking takes a mutex of the tensor. Most tensors never had a tangent, which the pointer tells;
-// that of a view may be its base's.
+// Return whether the tensor has a forward-mode tangent. `_fw_grad` locks a mutex of the tensor, so
+// a null pointer rules out most tensors first. A view may have the tangent of its base.
 bool has_tangent(const at::Tensor& tensor) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
   if (!meta || (!meta->fw_grad_ && !meta->is_view_)) return false;
   return tensor._fw_grad(/*level=*/0).defined();
 }
 
-// The type of an input that no group takes.
+// Return the type of an input that groups do not support.
 std::string described(const c10::IValue& input) {
   if (input.isTensor())
     return input.toTensor().toString() + " with " + toString(input.toTensor().key_set() - plain);
@@ -83,7 +84,7 @@ std::string described(const c10::IValue& input) {
   return input.type()->repr_str();
 }
 
-// Why compiled code may not take this input; nullopt where it may.
+// Return why compiled code may not read this input, or nullopt if it may.
 std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
   if (input.isTensor()) {
     const auto& tensor = input.toTensor();
@@ -97,11 +98,12 @@ std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
   return std::nullopt;
 }
 
-// After so many refusals places are never symbols: what fixes them at one size may not at another.
+// Number of refusals after which places are never symbols again. One refusal may depend on the
+// sizes of its call.
 constexpr int most_refusals = 3;
 
-// So many dynamic specialisations of one pattern: their conditions divide the sizes into too many
-// parts.
+// Number of dynamic specialisations of one pattern after which the pattern is refused. Their
+// conditions then divide the sizes into too many parts.
 constexpr int most_parts = 8;
 
 GroupDescription describe(const Node* node, InputPaths inputs) {
@@ -179,14 +181,14 @@ void CompilationGroup::run(Stack& stack) {
   }
   while (!run_known(*known, signature, followed, stack)) {
     if (!adopt(signature, inputs)) {
-      known.reset(); // what is taken out for what is made goes at once
+      known.reset(); // entries evicted for the new specialisation are freed at once
       return specialise(signature, followed, stack);
     }
     known = specialisations_.load();
   }
 }
 
-// False where there is nothing for this signature.
+// Run the specialisation for this signature. Return false if the group does not have one.
 bool CompilationGroup::run_known(const Specialisations& known, const Signature& signature,
                                  bool followed, Stack& stack) {
   if (const auto* found = known.find(signature))
@@ -204,11 +206,11 @@ bool CompilationGroup::is_known(const Signature& signature) const {
   return known->find(signature) || (settings().dynamic && known->find_dynamic(signature, values));
 }
 
-// Whether a package has code for the call, which is loaded then.
+// Return whether the group has code for the call. Load it if a package has it.
 bool CompilationGroup::adopt(const Signature& signature, c10::ArrayRef<c10::IValue> inputs) {
   if (!are_any_packaged() || !settings().packages) return false;
   const std::lock_guard<ProcessMutex> guard(adopting_);
-  if (is_known(signature)) return true; // of another thread
+  if (is_known(signature)) return true; // another thread loaded it
   for (const auto& one : packaged()) {
     if (one->pattern && !settings().dynamic) continue;
     const bool has_bits = std::ranges::all_of(one->bits, [&](const auto& wanted) {
@@ -221,7 +223,7 @@ bool CompilationGroup::adopt(const Signature& signature, c10::ArrayRef<c10::IVal
   return false;
 }
 
-// What packages have for the group. `adopting_` is held.
+// Return the packaged specialisations of the group's structure. `adopting_` must be held.
 Packaged CompilationGroup::packaged() {
   if (!structure_) structure_ = group_.subgraph->structure(group_.device, group_.parameters);
   return *structure_ ? find_packaged(**structure_) : Packaged();
@@ -241,7 +243,8 @@ bool CompilationGroup::load(const PackagedSpecialisation& packaged,
       made->executable = packaged.load(*group_.subgraph, group_.inputs.num_inputs()),
       made->outcome = Outcome::compiled;
     const auto* executable = made->executable.get();
-    // Of what types do not tell the first call looks at its inputs.
+    // Only types can be checked without inputs. If types are not enough, the first call
+    // checks its inputs.
     if (executable && !inputs && !executable->takes(group_.subgraph->input_types())) return false;
     TORCH_CHECK(!executable || !inputs || executable->takes(*inputs),
                 "the code takes inputs that the group does not have");
@@ -254,8 +257,8 @@ bool CompilationGroup::load(const PackagedSpecialisation& packaged,
   return true;
 }
 
-// Has it run in groups around these nodes and those taken on a condition, or as a whole by eager
-// operators where nothing is left for groups.
+// Make the specialisation run in groups around `left_out` and the conditional nodes. If no node is
+// left for groups, eager operators run the whole subgraph.
 void CompilationGroup::split(Specialisation& specialisation, std::vector<size_t> left_out) {
   specialisation.outcome = Outcome::split;
   specialisation.division = divide(left_out);
@@ -293,7 +296,8 @@ bool CompilationGroup::is_first_run() {
   return !has_run_.load(std::memory_order_relaxed) && !has_run_.exchange(true);
 }
 
-// In differentiable graphs, which keep the activations. Without such, autograd follows eager ops.
+// Run the call in differentiable graphs, which keep the activations. If that is not possible, run
+// eager operators, which autograd records.
 void CompilationGroup::run_as_pytorch(Stack& stack) {
   const auto below = stack.size() - group_.inputs.num_inputs();
   ++statistics().training_calls;
@@ -326,7 +330,8 @@ void CompilationGroup::run_compiled(const Specialisation& specialisation,
     fall_back(stack);
 }
 
-// Which outputs require grad is seen in a run by eager ops, the first with such inputs.
+// Run the compiled code with an autograd node. The first call with such inputs runs eager
+// operators, which show the outputs that require grad.
 void CompilationGroup::run_with_node(const Specialisation& specialisation,
                                      c10::ArrayRef<int64_t> symbols, Stack& stack) {
   const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
@@ -346,7 +351,7 @@ void CompilationGroup::run_with_node(const Specialisation& specialisation,
   expected_backward_.watch(results);
 }
 
-// False, with the stack as it was, where the code reports an error.
+// Run the compiled code. Return false, with the stack unchanged, if the code reports an error.
 bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                             Stack& stack) {
   std::optional<DeviceFault> fault;
@@ -371,7 +376,7 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
   return false;
 }
 
-// Memory grew while it ran, perhaps by what it packed.
+// Handle memory growth during a call. The specialisation may have packed its parameters again.
 void CompilationGroup::note_growth(const Specialisation& specialisation) const {
   constexpr Grace::Clock::time_point never{};
   const auto unpacked = specialisation.unpacked.exchange(never);
@@ -379,8 +384,8 @@ void CompilationGroup::note_growth(const Specialisation& specialisation) const {
   keep_to_memory_limit();
 }
 
-// The first call with new inputs: its results come from eager kernels, whose record is what the
-// compiler needs, and whose errors are the ones the user should see.
+// Handle the first call with new inputs. Eager kernels compute its results: the compiler needs
+// their record, and the user should see their errors.
 void CompilationGroup::specialise(const Signature& signature, bool followed, Stack& stack) {
   if (!compiler().compile) {
     TORCH_CHECK(!strict(), "torchmdla: ", describe(Fallback::no_compiler));
@@ -419,8 +424,8 @@ bool CompilationGroup::Claim::includes(const Signature& other) const {
   return other == signature || (pattern && pattern->covers(other, values));
 }
 
-// The right to compile for `signature`, and given the call's `inputs` for any sizes if these turn
-// out to vary; null if this thread is not the one to do it, with the reason.
+// Return the right to compile for `signature`. Given the call's `inputs`, the right may include
+// other sizes. Return null and set `refusal` if this thread must not compile.
 std::shared_ptr<CompilationGroup::Claim>
 CompilationGroup::claim(const Signature& signature, Fallback& refusal,
                         std::optional<c10::ArrayRef<c10::IValue>> inputs) {
@@ -450,7 +455,7 @@ std::optional<Fallback> CompilationGroup::refusal(const Signature& signature) co
   return claimed || known->find(signature) ? std::optional(Fallback::being_compiled) : std::nullopt;
 }
 
-// Which sizes to compile for any values of, if any.
+// Return the pattern of sizes to compile for, or nullopt to compile for one signature.
 std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
   const auto not_again = refused();
   auto before = taken_out_.pattern_for(claim.signature);
@@ -459,7 +464,7 @@ std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
   const auto with_code = compiled();
   for (const auto& specialisation : with_code)
     earlier.push_back(&specialisation->signature);
-  // In the background many sizes may come before the first has been compiled.
+  // Many sizes may arrive before the first one is compiled in the background.
   for (const Claim* other : claims_)
     earlier.push_back(&other->signature);
   if (auto chosen = choose_pattern(claim.signature, claim.kinds, earlier, not_again)) return chosen;
@@ -468,7 +473,7 @@ std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
   return pattern_of_varying(claim.signature, claim.kinds, not_again);
 }
 
-// Gives the claim a pattern in which nothing has `size`; false if there is none.
+// Give the claim a pattern in which `size` is a symbol. Return false if that is not possible.
 bool CompilationGroup::plan_without(int64_t size, Claim& claim) {
   if (claim.kinds.empty()) return false;
   const Guard guard(mutex_);
@@ -476,7 +481,7 @@ bool CompilationGroup::plan_without(int64_t size, Claim& claim) {
   return claim.pattern.has_value();
 }
 
-// Places that are not to be symbols any more.
+// Return the places that must not be symbols any more.
 std::set<SymbolPlaces> CompilationGroup::refused() const {
   std::set<SymbolPlaces> result;
   for (const auto& [places, count] : refusals_)
@@ -536,8 +541,8 @@ void CompilationGroup::compile(std::shared_ptr<Claim> claim, Record record) {
 void CompilationGroup::compile(Claim& claim, const Record& record) {
   RECORD_USER_SCOPE("mdla::compile");
   const c10::AutoGradMode no_grad(false);
-  // Importing asks PyTorch for the default dtype, which may be another one by now in the
-  // background. A later call compiles then.
+  // Import reads PyTorch's default dtype, which may have changed before background compilation. A
+  // later call compiles in that case.
   if (!has_default_dtype(claim.signature)) return;
   if (!group_.subgraph->conditions_hold(record)) {
     auto made = std::make_shared<Specialisation>();
@@ -552,8 +557,8 @@ void CompilationGroup::compile(Claim& claim, const Record& record) {
   }
 }
 
-// For all sizes that the claim's pattern covers; false if that cannot be. Throws failures that may
-// pass.
+// Compile for all sizes that the claim's pattern covers. Return false if that is not possible.
+// Throw CompileFailure if a later retry may succeed.
 bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record) {
   auto made = std::make_shared<Specialisation>();
   made->pattern = *claim.pattern;
@@ -584,8 +589,8 @@ bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record)
   return true;
 }
 
-// For the claim's signature alone, or for all sizes at once where one is too long for that. Throws
-// failures that may pass.
+// Compile for the claim's signature alone, or for all sizes if a size is too large to unroll. Throw
+// CompileFailure if a later retry may succeed.
 void CompilationGroup::compile_static(Claim& claim, const Record& record) {
   auto made = std::make_shared<Specialisation>();
   made->signature = claim.signature;
@@ -609,7 +614,8 @@ void CompilationGroup::compile_static(Claim& claim, const Record& record) {
   if (warn) warn();
 }
 
-// One for all specialisations that leave out the same nodes.
+// Return the division that leaves out these nodes. Specialisations that leave out the same nodes
+// share it.
 Subgraph::Division CompilationGroup::divide(const std::vector<size_t>& left_out) {
   const auto known = [&] {
     const Guard guard(mutex_);
@@ -617,7 +623,7 @@ Subgraph::Division CompilationGroup::divide(const std::vector<size_t>& left_out)
     return found == divisions_.end() ? std::nullopt : std::optional(found->second);
   };
   if (auto division = known()) return *division;
-  // Without the lock: it may wait for the GIL.
+  // The lock is not held here, because `divide` may wait for the GIL.
   auto division = group_.subgraph->divide(left_out, group_.parameters);
   const Guard guard(mutex_);
   return divisions_.emplace(left_out, std::move(division)).first->second;
@@ -630,7 +636,7 @@ void CompilationGroup::note_failure(Specialisation& specialisation, const Compil
     specialisation.failure_counters.push_back(&counts->counter(specialisation.failure));
 }
 
-// Remembers a failure for as long as it is not to be tried again.
+// Remember a failure until it may be retried.
 void CompilationGroup::postpone(const Signature& signature, const CompileFailure& failure) {
   auto failed = std::make_shared<Specialisation>();
   failed->signature = signature;
@@ -674,7 +680,7 @@ std::vector<Specialisations::Entry> CompilationGroup::compiled() const {
 }
 
 bool CompilationGroup::take_out(const Specialisations::Entry& entry) {
-  std::shared_ptr<const Specialisations> before; // goes without the lock
+  std::shared_ptr<const Specialisations> before; // destroyed after the lock is released
   const Guard guard(mutex_);
   before = specialisations_.load();
   auto after = before->without(entry);

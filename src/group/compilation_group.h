@@ -35,34 +35,34 @@ namespace torchmdla {
 struct Settings {
   std::atomic<bool> enabled{false};
   std::atomic<bool> strict{false};
-  // Compile beside the program, which falls back until the code is there.
+  // Groups are compiled on another thread. Calls fall back until the code is ready.
   std::atomic<bool> background{false};
-  // Compile for any sizes where they vary.
+  // Groups are compiled for any sizes if sizes vary.
   std::atomic<bool> dynamic{true};
   // A group with more input combinations than this falls back for further ones.
   std::atomic<int64_t> max_specialisations{32};
-  // Take over what packages have for groups.
+  // Groups load their specialisations from packages.
   std::atomic<bool> packages{true};
-  // Keep the inputs of each group's latest call (group_report.h).
+  // Each group keeps the inputs of its latest call (group_report.h).
   std::atomic<bool> keep_inputs{false};
 };
 Settings& settings();
 
-// What a compilation starts from.
+// Arguments of a compilation.
 struct CompileRequest {
   const Subgraph& subgraph;
   const Record& record;
   const std::vector<int64_t>& parameters; // indices of inputs that are weights
   const std::string& device;
-  std::vector<std::string> bf16_products; // those that may be (signature.h)
+  std::vector<std::string> bf16_products; // products that may use bfloat16 (signature.h)
 };
 
-// What a dynamic compilation starts from: a call, and which of its inputs' numbers are symbols.
+// Arguments of a dynamic compilation: a typical call, and the symbols among its inputs' numbers.
 struct DynamicRequest {
   CompileRequest typical;
-  SymbolPlaces places; // of the sizes of tensors and the integers among the inputs, in order
+  SymbolPlaces places; // symbols of the tensors' sizes and the integers among the inputs, in order
   Symbols values;
-  bool written_out; // programs grow with the symbols
+  bool written_out; // whether the program grows with the symbols
 };
 
 struct DynamicExecutable {
@@ -70,27 +70,29 @@ struct DynamicExecutable {
   SizeProgram sizes;
 };
 
-// The group cannot be compiled.
+// Failure to compile a group.
 struct CompileFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
-  std::function<void()> raise; // throws it as the user's exception, for strict mode
-  // Tells the user, for other modes; `divided` where the group is compiled around `left_out`.
+  std::function<void()> raise; // throws the user's exception, in strict mode
+  // Function that warns the user in other modes. `divided` is set if the group is compiled around
+  // `left_out`.
   std::function<void(bool divided)> warn;
-  std::vector<size_t> left_out;                 // numbers of the subgraph's nodes that are to blame
-  std::optional<int64_t> unroll_limit_exceeded; // a size that only a dynamic program may have
-  bool elsewhere = false; // of a dynamic program: there may be one at other sizes
-  // Of a failure that may pass (a process was killed): when to try again.
+  std::vector<size_t> left_out;                 // numbers of the nodes that caused the failure
+  std::optional<int64_t> unroll_limit_exceeded; // a size that is too large to unroll
+  bool elsewhere = false;                       // a dynamic program may be possible at other sizes
+  // Time until a retry. It is set if the failure may pass (a process was killed).
   std::optional<std::chrono::steady_clock::duration> retry_after;
 };
 
-// Tells the user that the device failed in a group: throws the user's exception if `strict` or if
-// one is held, else warns.
+// Function that reports a device fault in a group. It throws the user's exception if `strict` is
+// set or an exception is pending. Otherwise it warns.
 using TellFault =
     std::function<void(const std::string& group, const std::string& fault, bool strict)>;
 void tell_fault(const std::string& group, const std::string& fault, bool strict);
 
-// Called without any lock held and without the GIL. They throw CompileFailure; any other exception
-// (an interrupt) goes to the user and the compilation is tried again at the next call.
+// Functions of the compiler, which are called without locks and without the GIL. They throw
+// CompileFailure. Any other exception (an interrupt) goes to the user, and the next call compiles
+// again.
 struct Compiler { // its functions are empty in a process without a compiler
   std::function<std::shared_ptr<const Executable>(const CompileRequest& request)> compile;
   std::function<DynamicExecutable(const DynamicRequest& request)> compile_dynamic;
@@ -98,40 +100,41 @@ struct Compiler { // its functions are empty in a process without a compiler
 };
 void set_compiler(Compiler compiler);
 
-// Runs tasks later, on another thread.
+// Function that runs a task later, on another thread.
 using Background = std::function<void(std::function<void()> task)>;
 void set_background(Background background);
 
-// What one group does otherwise than the settings say.
+// Settings of one group, which override the global ones.
 struct GroupSettings {
   std::optional<bool> strict;
   std::optional<bool> background;
   std::optional<int64_t> max_specialisations;
 };
 
-// A number of an input that the graph around a group tells to vary from call to call: the size of a
-// tensor's dimension `number`, or an integer, whose `number` is 0.
+// A number of an input that varies from call to call, as the graph around the group shows. It is
+// the size of a tensor's dimension `number`, or an integer with `number` 0.
 struct VaryingNumber {
   size_t input;
   size_t number;
   bool operator==(const VaryingNumber&) const = default;
 };
 
-// A group, whatever kind of graph it is in.
+// Description of a group in any kind of graph.
 struct GroupDescription {
   std::shared_ptr<Subgraph> subgraph;
   std::string device;
-  std::string name;                // in PyTorch's profiles, with the group's number
+  std::string name;                // shown in PyTorch's profiles with the group's number
   std::vector<int64_t> parameters; // indices of inputs that are weights
   InputPaths inputs;
   GroupSettings settings;
-  // Whether its graph, or one that it is from, ran before it was formed. If not, the first call of
-  // the group is that run: tracing checks its result in one, which is not worth compiling for.
+  // True if the group's graph, or the one it was derived from, ran before the group was formed. If
+  // not, the group's first call is that run. Tracing only checks its result there, so it is not
+  // compiled.
   bool has_run = true;
   std::vector<VaryingNumber> varying;
 };
 
-// What a group's calls are counted by, apart from what each call reads.
+// Counters of a group's calls, in cache lines apart from the data that each call reads.
 struct alignas(64) CallCounts {
   StripedCount compiled;
   std::atomic<int64_t> recorded{0};
@@ -144,15 +147,15 @@ class CompilationGroup : public std::enable_shared_from_this<CompilationGroup> {
 public:
   explicit CompilationGroup(GroupDescription description);
 
-  // A group of a TorchScript graph.
+  // Construct a group of a TorchScript graph.
   explicit CompilationGroup(const torch::jit::Node* node);
 
-  // One that finds its inputs elsewhere than among those of its node.
+  // Construct a group that finds its inputs by `inputs` instead of using those of its node.
   CompilationGroup(const torch::jit::Node* node, InputPaths inputs);
 
   ~CompilationGroup();
 
-  // Takes over what packages have for the group, and packs its constants.
+  // Load the group's specialisations from packages, and pack its constants.
   void prepare();
 
   int64_t number() const { return number_; }
@@ -161,27 +164,27 @@ public:
   CallTotals calls() const { return {calls_.compiled.total(), calls_.recorded}; }
   void forget_inputs() { keep_inputs({}); }
 
-  // Takes the values that the group finds its inputs from off the stack and pushes its outputs.
+  // Pop the values from which the group finds its inputs, and push its outputs.
   void run(torch::jit::Stack& stack);
 
-  // Specialisations that have code.
+  // Return the specialisations that have code.
   std::vector<Specialisations::Entry> compiled() const;
 
-  // Calls that run it do so to their end, and the next one makes it anew. False where it is not
-  // there any more.
+  // Evict a specialisation. Running calls finish with it, and the next call makes it again. Return
+  // false if it was evicted before.
   bool take_out(const Specialisations::Entry& entry);
 
 private:
   using Outcome = Specialisation::Outcome;
 
-  // A failure that counts until then.
+  // A failure that is valid until `until`.
   struct Postponed {
     Specialisations::Entry failed;
     std::chrono::steady_clock::time_point until;
   };
 
-  // The right to compile for `signature`, and for all that `pattern` covers if there is one. Given
-  // back with the last reference.
+  // The right to compile for `signature`, and for all signatures that `pattern` covers, if set. The
+  // last reference releases it.
   struct Claim {
     Claim(std::shared_ptr<CompilationGroup> group, Signature signature)
         : group(std::move(group)), signature(std::move(signature)) {}
@@ -193,12 +196,13 @@ private:
 
     const std::shared_ptr<CompilationGroup> group;
     const Signature signature;
-    const uint64_t process = process_number(); // in the child of a fork nobody compiles for it
-    std::optional<Pattern> pattern;            // changes under the group's mutex
-    EntryKinds kinds;                          // of the signature, where there may be a pattern
+    const uint64_t process = process_number(); // a claim is void in the child of a fork
+    std::optional<Pattern> pattern;            // changed under the group's mutex
+    EntryKinds kinds;                          // kinds of the signature's entries, if known
   };
 
-  // `followed`: whether autograd follows the call.
+  // Append the call's signature. Return why the call must fall back, or nullopt. `followed` is set
+  // if autograd records the call.
   std::optional<std::string> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs, bool followed,
                                                  Signature& signature) const;
   bool run_known(const Specialisations& known, const Signature& signature, bool followed,
@@ -259,15 +263,15 @@ private:
   std::atomic<bool> has_run_;
   const ExpectedBackward expected_backward_;
 
-  // Replaced under the mutex.
+  // Specialisations, which are replaced under `mutex_`.
   Published<const Specialisations> specialisations_{std::make_shared<const Specialisations>()};
   ProcessMutex adopting_;                             // held while code is loaded from a package
   std::optional<std::optional<Structure>> structure_; // guarded by adopting_
-  mutable std::mutex mutex_;                          // guards what follows
-  std::vector<c10::IValue> last_inputs_;              // where they are kept
+  mutable std::mutex mutex_;                          // guards the members below
+  std::vector<c10::IValue> last_inputs_;              // kept if Settings::keep_inputs is set
   TakenOut taken_out_;
   std::vector<const Claim*> claims_;
-  std::map<SymbolPlaces, int> refusals_; // places that could not be symbols, and how often
+  std::map<SymbolPlaces, int> refusals_; // how often places could not be symbols
   std::map<std::vector<size_t>, Subgraph::Division> divisions_; // by the nodes left out
   std::vector<Postponed> postponed_;
 };

@@ -22,8 +22,9 @@ namespace prim = c10::prim;
 
 namespace {
 
-// The derivative that the executor has of a chunk forgets the parts that no gradient comes for:
-// what it gives is too small. `aten::chunk` it leaves to PyTorch's autograd.
+// Replace `prim::ConstantChunk` by `aten::chunk` and indexing, which PyTorch's autograd
+// differentiates. The executor's own derivative of a chunk omits the parts without a gradient, so
+// its result is too small.
 void take_chunks_by_index(Block* block) {
   for (auto it = block->nodes().begin(); it != block->nodes().end();) {
     auto* node = *it++;
@@ -49,7 +50,8 @@ bool draws(const Node* node) {
          });
 }
 
-// Returns its first argument; the second must be there before.
+// Return the symbol of `mdla::after`. This operator returns its first argument and depends on its
+// second.
 const Symbol& after_symbol() {
   static const auto symbol = Symbol::fromQualString("mdla::after");
   return symbol;
@@ -65,7 +67,7 @@ const torch::jit::RegisterOperators
            torch::jit::Operator("mdla::after.Tensor(Tensor(a) value, t other) -> Tensor(a)",
                                 return_first, c10::AliasAnalysisKind::FROM_SCHEMA)});
 
-// Whether `node` needs `other`, which stands before it in its block.
+// Return whether `node` depends on `other`, which precedes it in its block.
 bool depends_on(Node* node, const Node* other) {
   NodeSet seen;
   std::vector<Node*> open{node};
@@ -81,8 +83,9 @@ bool depends_on(Node* node, const Node* other) {
   return false;
 }
 
-// Lets `node` need `other`. Its tensors are the last choice, because nodes around are then not
-// joined. PyTorch makes a constant of a value that is known to be None.
+// Make `node` depend on `other` through one of its inputs. A tensor input is the last choice,
+// because it keeps adjacent nodes from being joined. Inputs of type None are excluded, because
+// PyTorch replaces them by constants.
 void add_dependence(Node* node, const Node* other) {
   const auto inputs = node->inputs();
   auto chosen = std::find_if(inputs.begin(), inputs.end(), [](const Value* input) {
@@ -95,8 +98,8 @@ void add_dependence(Node* node, const Node* other) {
   node->replaceInput(chosen - inputs.begin(), value);
 }
 
-// Where nodes join a differentiable graph, PyTorch moves those between them, and with them random
-// draws past others that they do not need. Here a draw needs the one before.
+// Make each random draw depend on the previous one. When nodes join a differentiable graph, PyTorch
+// moves the nodes between them. Draws could then move past other draws that they do not depend on.
 void keep_order_of_draws(Block* block) {
   Node* last = nullptr;
   for (auto* node : block->nodes()) {
@@ -116,8 +119,8 @@ std::shared_ptr<Graph> prepared(Graph& graph) {
   return copy;
 }
 
-// Whether a node of `block` makes a tensor of constants alone. `constant` holds values outside of
-// it that are made so, and takes those inside.
+// Return whether a node of `block` makes a tensor from constants alone. `constant` holds such
+// values outside of the block and receives those inside.
 bool makes_constant_tensors(const Block* block, ValueSet& constant) {
   for (const auto* node : block->nodes()) {
     for (const auto* inner : node->blocks())
@@ -146,10 +149,11 @@ DifferentiableGraph::DifferentiableGraph(Graph& graph, const std::string& name)
     : executor_(prepared(graph), name), num_outputs_(graph.outputs().size()),
       folds_tensors_(makes_constant_tensors(graph)) {}
 
-// The executor asks when it first plans whether to profile; so do those of the backward graphs that
-// its second plan has. Later plans are made without profiling (`leave_out_profiling`): an executor
-// would plan at once for other gradients that are missing, and for others than those, as deep as
-// its strategy allows. At depth 1 it plans for those that are missing, and interprets otherwise.
+// Make the first plans with profiling. The executor reads the profiling setting when it plans
+// first, and so do the backward graphs of its second plan. Later plans are made without profiling
+// (`leave_out_profiling`). Backward graphs specialise for the gradients that are missing, and for
+// other sets of them as deep as the strategy allows. At depth 1 they specialise once and interpret
+// other sets.
 void DifferentiableGraph::prepare(torch::jit::Stack& stack) {
   constexpr size_t depth = 1;
   const WithProfiling profiling;
@@ -159,8 +163,8 @@ void DifferentiableGraph::prepare(torch::jit::Stack& stack) {
     backward->getPlanFor(none, depth);
 }
 
-// What the executor folded (a tensor of zeros) comes out as the same tensor in every call, and
-// whoever is handed it may write to it.
+// Run the graph. The executor returns a tensor that it folded (zeros, for example) as the same
+// tensor in every call. Such outputs are cloned, because the caller may write to them.
 void DifferentiableGraph::run(torch::jit::Stack& stack) {
   if (!executor_.isOptimized()) prepare(stack);
   executor_.run(stack);

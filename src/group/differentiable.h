@@ -1,4 +1,4 @@
-// An executor of a subgraph's own, for calls that need gradients.
+// Executor of one subgraph, for calls that need gradients.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -11,11 +11,11 @@ namespace torchmdla {
 
 class DifferentiableGraph {
 public:
-  // A copy of `graph` without the types that were profiled.
+  // Construct from a copy of `graph` without its profiled types.
   DifferentiableGraph(torch::jit::Graph& graph, const std::string& name);
 
-  // Takes the graph's inputs from the stack and pushes its outputs, in memory that is nobody
-  // else's.
+  // Pop the graph's inputs from the stack and push its outputs. Outputs do not share memory with
+  // the executor's constants.
   void run(torch::jit::Stack& stack);
 
 private:
@@ -23,7 +23,7 @@ private:
 
   torch::jit::GraphExecutor executor_;
   const size_t num_outputs_;
-  const bool folds_tensors_; // the executor may keep results as constants
+  const bool folds_tensors_; // whether the executor may keep results as constants
 };
 
 } // namespace torchmdla

@@ -19,16 +19,17 @@ using torch::jit::Stack;
 
 namespace {
 
-// A program trains with few sets of frozen weights.
+// Maximum number of input flags per specialisation. A program trains with few sets of frozen
+// weights.
 constexpr size_t most_flags = 32;
 
-// What a backward is worth in calls for which none comes. More than one, so that a program that
-// trains is seen to do so whatever it runs in between; bounded, so that one that has trained is
-// seen to have stopped.
+// Number of calls without backward that one backward pays for. It is more than one, so that a
+// training program is recognised even if it also runs other calls. The sum is bounded, so that the
+// end of training is recognised.
 constexpr int64_t credit_of_backward = 2;
 constexpr int64_t most_credit = 1000;
 
-// Whether `check` holds for a tensor among the values.
+// Return whether `check` holds for any tensor among the values.
 template <class Check> bool any_tensor(c10::ArrayRef<c10::IValue> values, Check check) {
   return std::any_of(values.begin(), values.end(), [&](const c10::IValue& value) {
     if (value.isTensor()) return value.toTensor().defined() && check(value.toTensor());
@@ -52,7 +53,7 @@ public:
     return gradients;
   }
 
-  // A backward that is compiled goes without.
+  // Do nothing: compiled autograd runs without this hook.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {}
 
 private:
@@ -150,8 +151,8 @@ void GroupBackward::save(const at::Tensor& tensor) {
   if (differentiable_.back()) add_next_edge(torch::autograd::impl::gradient_edge(tensor));
 }
 
-// Outputs may be one tensor. Then one edge is enough, and where eager PyTorch has the tensor and
-// its detached alias, so has the group.
+// Make the marked outputs results of this node. Outputs may be the same tensor, and one edge is
+// enough then. If eager PyTorch returns a tensor and its detached alias, so does the group.
 void GroupBackward::set_history(std::span<c10::IValue> outputs, const GradientFlags& flags) {
   for (size_t i = 0; i < outputs.size(); ++i)
     if (flags[i] && !requires_grad(outputs[i].toTensor())) {
@@ -170,9 +171,9 @@ void GroupBackward::release_variables() {
     tensor.reset_data();
 }
 
-// Without a graph of the gradients, leaves of their own: nothing but them is followed. With one,
-// aliases that lead on to the inputs, so that no way between two inputs outside of the group counts
-// as one through it.
+// Return the saved inputs for the second run. Without `create_graph` they are new leaves, so that
+// autograd records nothing else. With it they are aliases that lead on to the inputs. Aliases
+// exclude paths between two inputs outside of the group.
 GroupBackward::Recomputation GroupBackward::unpack(bool create_graph) {
   variable_list tensors;
   {
@@ -213,7 +214,7 @@ GroupBackward::Recomputation GroupBackward::unpack(bool create_graph) {
 variable_list GroupBackward::apply(variable_list&& gradients) {
   expected_.count_backward();
   const bool create_graph = c10::GradMode::is_enabled();
-  // The group ran without autocast, whatever backward is called in.
+  // The group ran without autocast, so backward does too.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const c10::AutoGradMode grad(true);
   auto [stack, differentiable] = unpack(create_graph);

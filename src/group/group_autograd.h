@@ -1,9 +1,9 @@
-// Gradients of groups that run compiled: what autograd is told of their results.
+// Gradients of groups that run compiled: the autograd nodes of their results.
 //
-// Compiled code keeps no activations. If backward comes for a call, its autograd node runs the
-// group's subgraph again, with gradients, on the inputs that it saved, and goes back through that.
-// So a call costs what it costs without gradients, and backward costs a forward run more than
-// PyTorch's own: a group for which backward does come is therefore run as PyTorch runs it.
+// Compiled code keeps no activations. If backward reaches a call, its autograd node runs the
+// group's subgraph again, with gradients, on the saved inputs, and differentiates that run. A call
+// therefore costs as much as without gradients. Backward costs one forward run more than PyTorch's
+// own, so a group for which backward is expected runs as PyTorch runs it.
 #pragma once
 
 #include "subgraph.h"
@@ -25,19 +25,19 @@
 
 namespace torchmdla {
 
-// Whether autograd follows what is computed from these.
+// Return whether autograd records computations on these inputs.
 bool needs_gradients(c10::ArrayRef<c10::IValue> inputs);
 
-// Whether an autograd node may save these inputs in the place of what eager PyTorch saves. Hooks on
-// saved tensors (non-reentrant checkpoints are made of them) must see eager's.
+// Return whether an autograd node may save these inputs instead of the tensors that eager PyTorch
+// saves. Hooks on saved tensors must see eager's (non-reentrant checkpoints use such hooks).
 bool may_save(c10::ArrayRef<c10::IValue> inputs);
 
 // One entry for each value, or each element of a list of tensors: whether it requires grad.
 using GradientFlags = c10::SmallVector<bool, 64>;
 GradientFlags requires_grad(c10::ArrayRef<c10::IValue> values);
 
-// Which outputs of a specialisation require grad, by which of its inputs do: as seen in runs by
-// eager ops. Any thread may ask and add.
+// Flags of the outputs of a specialisation that require grad, by the flags of its inputs. They are
+// observed in eager runs. Thread-safe.
 class OutputGradients {
 public:
   std::shared_ptr<const GradientFlags> find(const GradientFlags& inputs) const;
@@ -51,20 +51,20 @@ private:
   std::atomic<std::shared_ptr<const Seen>> newest_;
 };
 
-// Tells from the calls so far whether backward will come for the next. The first call is taken to
-// be one of training.
+// Prediction of whether backward will come for the next call, from the calls so far. The first call
+// is assumed to be a training call.
 class ExpectedBackward {
 public:
-  // Counts a call that needs gradients.
+  // Count a call that needs gradients. Return whether backward is expected for it.
   bool count_call() const;
 
   void count_backward() const;
 
-  // Has backward through these results counted.
+  // Count a later backward through these results.
   void watch(c10::ArrayRef<c10::IValue> results) const;
 
 private:
-  // How many calls may follow for which no backward comes. Nodes outlive groups.
+  // Number of further calls that may come without a backward. Shared, because nodes outlive groups.
   std::shared_ptr<std::atomic<int64_t>> credit_ = std::make_shared<std::atomic<int64_t>>(1);
 };
 
@@ -74,7 +74,7 @@ public:
   GroupBackward(std::shared_ptr<Subgraph> subgraph, c10::ArrayRef<c10::IValue> inputs,
                 ExpectedBackward expected);
 
-  // Makes the outputs that `flags` marks results of this node.
+  // Make the outputs that `flags` marks results of this node.
   void set_history(std::span<c10::IValue> outputs, const GradientFlags& flags);
 
   std::string name() const override { return "GroupBackward"; }
@@ -87,13 +87,13 @@ private:
   struct Input {
     enum class Kind { tensor, tensors, other } kind;
     c10::IValue other;
-    size_t elements = 0; // of a list of tensors
+    size_t elements = 0; // length of a list of tensors
   };
 
-  // What the subgraph is run on again.
+  // Arguments of the subgraph's second run.
   struct Recomputation {
     torch::jit::Stack stack;
-    torch::autograd::variable_list differentiable; // those of the inputs that have an edge
+    torch::autograd::variable_list differentiable; // the inputs that have an edge
   };
 
   void save(const at::Tensor& tensor);
@@ -102,9 +102,9 @@ private:
   const std::shared_ptr<Subgraph> subgraph_;
   const ExpectedBackward expected_;
   std::vector<Input> inputs_;
-  std::vector<torch::autograd::SavedVariable> tensors_; // of all inputs, in order; under mutex_
-  std::vector<bool> differentiable_;                    // of these
-  std::vector<size_t> outputs_;                         // indices of those that require grad
+  std::vector<torch::autograd::SavedVariable> tensors_; // all inputs, in order; under mutex_
+  std::vector<bool> differentiable_;                    // whether each of tensors_ requires grad
+  std::vector<size_t> outputs_;                         // indices of the outputs that require grad
 };
 
 } // namespace torchmdla

@@ -16,10 +16,10 @@ namespace {
 struct LiveGroups {
   std::mutex mutex;
   std::set<CompilationGroup*> groups; // guarded by mutex
-  CallTotals calls_of_others;         // of groups that have left; guarded by mutex
+  CallTotals calls_of_others;         // sum over groups that have left; guarded by mutex
 };
 
-// Never destroyed: groups may outlive what is destroyed when the process ends.
+// Return the registry. It is never destroyed, because groups may outlive statics at process exit.
 LiveGroups& live_groups() {
   static auto& instance = *new LiveGroups;
   return instance;
@@ -49,13 +49,13 @@ void leave_group(CompilationGroup* group) {
   add_calls(live_groups().calls_of_others, *group);
 }
 
-// A group's own lock is not taken with that of the list: under the former, groups inside of a
-// division may be made and destroyed.
+// Return all living groups, so that callers need not hold the list's lock. A group's own lock must
+// not be taken under it: under a group's lock, groups of a division may be made and destroyed.
 std::vector<std::shared_ptr<CompilationGroup>> living_groups() {
   std::vector<std::shared_ptr<CompilationGroup>> groups;
   const Guard guard(live_groups().mutex);
   for (auto* group : live_groups().groups)
-    // None where it is being made, or destroyed: then it waits for the lock.
+    // The pointer is null while a group is constructed, or destroyed and waiting for the lock.
     if (auto held = group->weak_from_this().lock()) groups.push_back(std::move(held));
   return groups;
 }
@@ -76,7 +76,8 @@ std::vector<GroupCounts> group_counts() {
   return counts;
 }
 
-// Reads groups that are being destroyed, too, which wait for the lock before they leave.
+// Return the totals. They include groups that are being destroyed, which wait for the lock before
+// they leave.
 CallTotals call_totals() {
   const Guard guard(live_groups().mutex);
   auto totals = live_groups().calls_of_others;

@@ -1,4 +1,4 @@
-// Registers the pass, and the operator that groups are, with PyTorch's JIT.
+// Registration of the pass, and of the operator of groups, with PyTorch's JIT.
 
 #include "compilation_group.h"
 #include "fusion/device_table.h"
@@ -25,7 +25,8 @@ using torch::jit::Stack;
 
 namespace {
 
-// What autograd runs is the backward of a differentiable graph, which was profiled with that.
+// Return whether the graph has run. Autograd runs the backward of a differentiable graph, which was
+// profiled together with that graph.
 bool has_run() {
   return torch::jit::getNumProfiledRuns() != 0 || torch::autograd::get_current_node();
 }
@@ -35,7 +36,8 @@ bool is_of_device(Refusal refusal) {
          refusal == Refusal::argument_value;
 }
 
-// PyTorch hands such warnings to Python when it gets there, so this needs no GIL.
+// Warn that a program has no group. PyTorch passes such warnings to Python later, so this does not
+// need the GIL.
 void warn_of_no_group(const UngroupedOperator& one) {
   TORCH_WARN("torchmdla: a program has no group to compile: ", one.op, ": ", one.reason,
              ". torchmdla.explain(model, *inputs) tells of all its operators.");

@@ -43,11 +43,11 @@ int64_t limit_of_environment() {
 struct MemoryLimit {
   std::atomic<int64_t> bytes{limit_of_environment()};
   std::atomic<KeepTime> keep{usual_keep_time};
-  std::atomic<uint64_t> checked{0}; // the growth that memory was last looked at behind
+  std::atomic<uint64_t> checked{0}; // number of growths at the last check
   ProcessMutex making_room;
 };
 
-// Never destroyed: groups may outlive what is destroyed when the process ends.
+// Return the limit. It is never destroyed, because groups may outlive statics at process exit.
 MemoryLimit& limit() {
   static auto& instance = *new MemoryLimit;
   return instance;
@@ -59,7 +59,7 @@ struct Candidate {
   Specialisations::Entry entry;
 };
 
-// The least recently used first.
+// Return the specialisations that may lose memory, the least recently used first.
 std::vector<Candidate> candidates() {
   const auto growth = memory_use().growths.load();
   const auto now = Grace::Clock::now();
@@ -80,10 +80,10 @@ bool is_used_again(const Candidate& candidate) {
   return candidate.entry->last_use.at() != candidate.last_use;
 }
 
-// This and the next return how many bytes will go only when calls are over that still use them.
+// The next two functions return the number of bytes that are freed only when running calls end.
 
 int64_t unpack(Candidate& candidate) {
-  constexpr int64_t least = 4096; // less is not worth it: a device's handle, mapped weights
+  constexpr int64_t least = 4096; // smaller packs are a device's handle or mapped weights
   const auto& one = *candidate.entry;
   if (is_used_again(candidate) || one.executable->packed_bytes() < least) return 0;
   one.unpacked = Grace::Clock::now();
@@ -118,7 +118,7 @@ void set_memory_limit(std::optional<int64_t> bytes, KeepTime keep) {
   TORCH_CHECK_VALUE(bytes.value_or(0) >= 0, "memory_limit must not be negative, got ", *bytes);
   limit().keep = keep;
   limit().bytes = bytes ? *bytes : limit_of_environment();
-  ++memory_use().growths; // so that it is not the latest growth that everything was used since
+  ++memory_use().growths; // so that no specialisation counts as used since the latest growth
   keep_to_memory_limit();
 }
 
@@ -138,7 +138,7 @@ void keep_to_memory_limit() {
   const auto most = memory_limit();
   if (most == 0) return;
   auto& state = limit();
-  // Whoever is at it looks once more where memory has grown meanwhile.
+  // The thread that holds the lock checks again if memory has grown meanwhile.
   while (state.checked.load() != memory_use().growths.load()) {
     const std::unique_lock guard(state.making_room, std::try_to_lock);
     if (!guard) return;

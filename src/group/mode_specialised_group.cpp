@@ -23,10 +23,12 @@ namespace prim = c10::prim;
 
 namespace {
 
-// Modules have few modes. Past this many, further ones share a variant that keeps its branches.
+// Maximum number of variants. Modules have few modes; further ones share a variant that keeps its
+// branches.
 constexpr size_t most_variants = 32;
 
-// Takes the result of a random draw: where nothing else does, the draw is made all the same.
+// Return the symbol of `mdla::drawn`. It uses the result of a random draw, so that the draw stays
+// if it has no other use.
 c10::Symbol drawn_symbol() {
   static const auto symbol = c10::Symbol::fromQualString("mdla::drawn");
   return symbol;
@@ -50,8 +52,8 @@ void write_in(Graph& graph, size_t input, bool flag) {
   graph.inputs()[input]->replaceAllUsesWith(graph.insertConstant(flag));
 }
 
-// Leaves out the branches that constants decide against. They may have the only use of a random
-// number that is drawn before them.
+// Remove the branches that constants decide against. They may contain the only use of a random
+// number that is drawn before them; the draw must stay.
 void leave_out_branches(std::shared_ptr<Graph>& graph) {
   for_each_node(graph->block(), [&](Node* node) {
     if (!node->isNondeterministic() || node->outputs().size() != 1) return;
@@ -65,8 +67,8 @@ void leave_out_branches(std::shared_ptr<Graph>& graph) {
   });
 }
 
-// The group that is all of `graph`, with nothing but constants beside it, and whose outputs are the
-// graph's in the same order; null where there is none.
+// Return the group that is all of `graph` but for constants, with the graph's outputs in the same
+// order. Return null if there is no such group.
 const Node* only_group(const Graph& graph) {
   const Node* group = nullptr;
   for (const auto* node : graph.nodes()) {
@@ -180,7 +182,8 @@ void ModeSpecialisedGroup::group_anew(Variant& variant) const {
   variant.group = std::make_shared<CompilationGroup>(group, inputs_.of(inputs));
 }
 
-// PyTorch's executor makes differentiable graphs of a variant that trains, and groups of those.
+// Run a variant with gradients. PyTorch's executor makes differentiable graphs of it, and groups
+// inside of them.
 void ModeSpecialisedGroup::run_differentiable(Variant& variant, Stack& stack) const {
   std::call_once(variant.differentiable_once, [&] {
     const Unforked section;

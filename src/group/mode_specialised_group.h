@@ -1,10 +1,9 @@
-// The run function of a group whose nodes run on conditions: a variant of it for each mode of the
-// module.
+// Run function of a group with conditional nodes. It has a variant for each mode of the module.
 //
-// Flags are the boolean inputs that decide (`self.training`, an option of a module). A variant is
-// the group's subgraph for given values of its flags: branches that they decide are gone, and what
-// is left is grouped anew. In eval mode that is one compiled group; a variant that trains has
-// groups around what only PyTorch does.
+// Flags are the boolean inputs that decide the conditions (`self.training`, an option of a module).
+// A variant is the group's subgraph for given values of its flags. Branches that the flags decide
+// are removed, and the rest is grouped again. In eval mode the variant is one compiled group. A
+// variant for training has groups around the operators that only PyTorch runs.
 #pragma once
 
 #include "compilation_group.h"
@@ -28,19 +27,19 @@ class ModeSpecialisedGroup {
 public:
   explicit ModeSpecialisedGroup(const torch::jit::Node* node);
 
-  // Takes the values that the group finds its inputs from off the stack and pushes its outputs.
+  // Pop the values from which the group finds its inputs, and push its outputs.
   void run(torch::jit::Stack& stack);
 
 private:
-  // Values of the flags, in their order.
+  // Values of the flags, in order.
   using Flags = c10::SmallVector<bool, 64>;
 
   struct Variant {
     Flags flags;
     std::shared_ptr<torch::jit::Graph> graph; // ungrouped, with all inputs of the group
     std::shared_ptr<CompilationGroup> group;  // the whole variant; null if it is not one group
-    std::optional<torch::jit::Code> grouped;  // where it is not
-    ExpectedBackward expected_backward;       // likewise
+    std::optional<torch::jit::Code> grouped;  // set if `group` is null
+    ExpectedBackward expected_backward;       // used if `group` is null
     std::once_flag differentiable_once;
     std::optional<DifferentiableGraph> differentiable; // set under differentiable_once
     Variant* next = nullptr;
@@ -61,14 +60,14 @@ private:
   const bool written_around_;
   const std::vector<int64_t> varying_;
   const InputPaths inputs_;
-  const std::vector<size_t> flag_inputs_; // which of the inputs are flags
+  const std::vector<size_t> flag_inputs_; // indices of the inputs that are flags
   const InputPaths flags_;
 
   // Readers walk the list from `newest_` without a lock; entries live as long as the group.
   std::atomic<Variant*> newest_{nullptr};
   std::mutex mutex_;
   std::vector<std::unique_ptr<Variant>> variants_; // guarded by mutex_
-  std::unique_ptr<Variant> open_;                  // of any flags; guarded by mutex_
+  std::unique_ptr<Variant> open_;                  // the variant for any flags; guarded by mutex_
 };
 
 } // namespace torchmdla

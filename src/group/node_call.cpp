@@ -10,7 +10,8 @@ namespace prim = c10::prim;
 
 namespace {
 
-// The two nodes that the interpreter has instructions for instead of operators.
+// Construct a list. The interpreter has instructions instead of operators for this node and the
+// next one.
 void construct_list(const Node& node, Stack& stack) {
   c10::impl::GenericList list(node.output()->type()->expectRef<c10::ListType>().getElementType());
   for (auto& element : stack)
@@ -27,8 +28,9 @@ void unpack_list(const Node& node, Stack& stack) {
     stack.push_back(list.get(i));
 }
 
-// The operator gives undefined tensors for parts that the tensor lacks and the subgraph does not
-// use. PyTorch's interpreter raises there, because its code drops unused outputs, which is a use.
+// Split a tensor into a fixed number of parts. The operator returns undefined tensors for missing
+// parts that the subgraph does not use. PyTorch's interpreter raises an error instead, because its
+// code drops unused outputs, which is a use. This function raises the same error.
 void chunk(const Node& node, Stack& stack) {
   const auto tensor = torch::jit::pop(stack).toTensor();
   auto parts = tensor.chunk(node.i(torch::jit::attr::chunks), node.i(torch::jit::attr::dim));
@@ -38,7 +40,8 @@ void chunk(const Node& node, Stack& stack) {
     stack.emplace_back(std::move(part));
 }
 
-// An operator that takes any number of inputs is told how many, unless it was made for its node.
+// Call an operator. A variadic operator needs the number of its inputs on the stack, unless it was
+// made for its node.
 void call_operator(const Node& node, Stack& stack) {
   const auto& op = node.getOperator();
   if (op.hasOperation() && op.schema().is_vararg())

@@ -1,4 +1,4 @@
-// One node of a flat graph.
+// Evaluation of one node of a flat graph.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -6,8 +6,8 @@
 
 namespace torchmdla {
 
-// Computes `node` (no inner blocks) by eager kernels: the stack holds its inputs alone, and then
-// its outputs alone. Throws what PyTorch throws.
+// Compute `node`, which has no inner blocks, by eager kernels. The stack holds only its inputs
+// before and only its outputs after. Exceptions are PyTorch's.
 void call_node(const torch::jit::Node& node, torch::jit::Stack& stack);
 
 } // namespace torchmdla

@@ -27,7 +27,7 @@ struct FirstBytes {
 struct KnownPackage {
   Package package;
   std::vector<ProgramLife> programs;
-  std::set<std::string> paths; // of files whose programs are not known
+  std::set<std::string> paths; // files whose programs are not known
 
   bool is_dead() const {
     return paths.empty() &&
@@ -49,7 +49,7 @@ struct PackagedRegistry {
   std::list<KnownPackage> packages;                                 // guarded by mutex
   std::unordered_map<Structure, Packaged, FirstBytes> by_structure; // guarded by mutex
 
-  // The rest is called with the mutex held.
+  // The functions below must be called with the mutex held.
 
   KnownPackage& known(Package package) {
     const auto found = std::ranges::find(
@@ -60,7 +60,7 @@ struct PackagedRegistry {
     return packages.emplace_back(std::move(package));
   }
 
-  // Returns those that are, which go without the lock.
+  // Remove and return the dead packages. The caller destroys them after it releases the lock.
   std::list<KnownPackage> take_dead() {
     std::list<KnownPackage> dead;
     for (auto next = packages.begin(); next != packages.end();) {
@@ -82,7 +82,7 @@ struct PackagedRegistry {
   }
 };
 
-// Never destroyed: groups may outlive what is destroyed when the process ends.
+// Return the registry. It is never destroyed, because groups may outlive statics at process exit.
 PackagedRegistry& packaged_registry() {
   static auto& instance = *new PackagedRegistry;
   return instance;

@@ -1,4 +1,4 @@
-// Specialisations that came with a program's file, made elsewhere: groups find them by structure.
+// Specialisations from packages, which were compiled elsewhere. Groups find them by structure.
 #pragma once
 
 #include "runtime/executable.h"
@@ -17,7 +17,7 @@
 
 namespace torchmdla {
 
-// What a group would have made for these inputs.
+// A specialisation as a group would have compiled it for these inputs.
 class PackagedSpecialisation {
 public:
   PackagedSpecialisation() = default;
@@ -26,44 +26,43 @@ public:
   virtual ~PackagedSpecialisation() = default;
 
   Structure structure{};
-  Signature signature;            // of a dynamic one, of the call that it was made for
-  std::optional<Pattern> pattern; // of a dynamic one
-  SizeProgram sizes;              // likewise
-  // Of one that runs in groups around these of the subgraph's nodes.
+  Signature signature;            // of a dynamic one: that of its typical call
+  std::optional<Pattern> pattern; // set for a dynamic one
+  SizeProgram sizes;              // set for a dynamic one
+  // Nodes of the subgraph that the specialisation leaves out, if it runs in groups around them.
   std::optional<std::vector<size_t>> left_out;
-  // Weights of int8 that must need no more bits: indices of inputs.
+  // Input indices of int8 weights, each with the number of bits that the weight's values must need.
   std::vector<std::pair<size_t, int64_t>> bits;
 
   bool covers(const Signature& other) const;
 
-  // Maps the code, unless nodes are left out, and binds it to the subgraph of a group with so many
-  // inputs. Throws where that cannot be.
+  // Map the code, unless nodes are left out, and bind it to the subgraph of a group with
+  // `num_inputs` inputs. Throw if that is not possible.
   virtual std::shared_ptr<const Executable> load(const Subgraph& subgraph,
                                                  size_t num_inputs) const = 0;
 };
 
 using Packaged = std::vector<std::shared_ptr<const PackagedSpecialisation>>;
 
-// Of what a program lives in: its compilation unit, where it is of TorchScript.
+// Reference to an object that lives as long as its program: the compilation unit in TorchScript.
 using ProgramLife = std::weak_ptr<const void>;
 
 struct Package {
-  std::string identity;     // equal where what is in it is
+  std::string identity;     // equal for packages of equal content
   Packaged specialisations; // in order
 };
 
-// Makes a package known to all groups, once, for as long as one of its programs lives. A program
-// that is not known (nullopt) is taken to live until another package comes from the same `path`,
-// an absolute one.
+// Register a package for all groups, once, for as long as one of its programs lives. An unknown
+// program (nullopt) is assumed to live until another package comes from the same absolute `path`.
 void add_package(Package package, const std::string& path, std::optional<ProgramLife> program);
 
-// Forgets those whose programs are no more; so does whoever adds one.
+// Drop the packages whose programs do not live any more. `add_package` does so too.
 void drop_dead_packages();
 
-// Whether any were added: what a call asks before it looks for one.
+// Return whether any package is registered. Calls check this before they look for one.
 bool are_any_packaged();
 
-// In the order in which they were added.
+// Return the specialisations of this structure, in the order in which they were added.
 Packaged find_packaged(const Structure& structure);
 
 } // namespace torchmdla

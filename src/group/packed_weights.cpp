@@ -16,7 +16,7 @@ template <class Packed> c10::intrusive_ptr<Packed> as(const c10::IValue& value) 
   return value.type()->isSubtypeOf(*type) ? value.toCustomClass<Packed>() : nullptr;
 }
 
-// Scales and zero points, along the first dimension.
+// Return scales and zero points along the first dimension, or nullopt for other schemes.
 std::optional<std::pair<at::Tensor, at::Tensor>> parameters_of(const at::Tensor& weight) {
   if (weight.qscheme() == at::kPerChannelAffine && weight.q_per_channel_axis() == 0)
     return std::pair(weight.q_per_channel_scales().to(at::kFloat),

@@ -12,10 +12,10 @@ namespace torchmdla {
 namespace {
 
 struct Profiling {
-  std::mutex mutex; // guards what follows
+  std::mutex mutex; // guards the members below
   bool left_out = false;
   size_t needed = 0;
-  size_t usual_runs = 0; // while it is left out
+  size_t usual_runs = 0; // the number to restore, while profiling is left out
 
   void apply() const {
     torch::jit::getNumProfiledRuns() = needed != 0 ? std::max<size_t>(usual_runs, 1) : 0;

@@ -1,17 +1,17 @@
 // PyTorch's profiling runs of TorchScript programs.
 //
-// PyTorch's executor runs a program once to see its types. Where one of them requires grad, it
-// makes differentiable graphs of the operators that it has a symbolic derivative of, and no pass
-// sees the others: every convolution. Groups decide at each call what to do about gradients, so
-// programs have groups of all that the device takes, and the executor is kept from looking.
+// PyTorch's executor runs a program once to observe its types. If one of them requires grad, it
+// makes differentiable graphs of the operators with a symbolic derivative. No pass sees the others,
+// such as every convolution. Groups decide about gradients at each call. Profiling is therefore
+// left out, so that groups contain all operators that the device supports.
 #pragma once
 
 namespace torchmdla {
 
-// Whether programs that run for the first time do without a profiling run.
+// Set whether programs that run for the first time skip the profiling run.
 void leave_out_profiling(bool leave_out);
 
-// For as long as one of these lives, programs are profiled, on all threads.
+// Scope in which programs are profiled, on all threads.
 class WithProfiling {
 public:
   WithProfiling();

@@ -19,7 +19,7 @@ TensorMeta meta_of(const at::Tensor& tensor) {
   return {dtype, tensor.sizes().vec(), tensor.strides().vec(), quantisation};
 }
 
-// Whether it is a list of tensors, or of tensors and None.
+// Return whether the value is a list of tensors, or of tensors and None.
 bool holds_tensors(const c10::IValue& seen) {
   if (!seen.isList()) return false;
   const auto items = seen.toListRef();
@@ -76,7 +76,8 @@ private:
     local.clear();
   }
 
-  // Lets go of a value with its last use, so that recording needs no more memory than eager does.
+  // Return a value and release it at its last use, so that recording needs no more memory than
+  // eager execution.
   c10::IValue take(const Value* value) {
     auto& held = values_.at(value);
     return --uses_[value] == 0 ? std::move(held) : held;

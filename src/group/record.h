@@ -1,4 +1,4 @@
-// One run of a group by eager kernels, node by node, that remembers the type of every value.
+// Record of one eager run of a group, node by node, with the type of every value.
 #pragma once
 
 #include "support/quantisation.h"
@@ -15,17 +15,17 @@
 
 namespace torchmdla {
 
-// The type of a tensor as it was seen; of one that is quantised the dtype of its integers.
+// Observed type of a tensor. The dtype of a quantised tensor is that of its integers.
 struct TensorMeta {
   c10::ScalarType dtype;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   std::optional<Quantisation> quantisation = std::nullopt;
-  // Of a weight of int8: how many bits were enough for what it held, 0 if not fewer than 8.
+  // Number of bits that are enough for the values of an int8 weight; 0 if all 8 are needed.
   int64_t bits = 0;
 };
 
-// Of a list; none for an undefined tensor.
+// Types of a list's tensors; nullopt for an undefined tensor.
 using TensorMetas = std::vector<std::optional<TensorMeta>>;
 
 struct RecordedValue {
@@ -34,8 +34,8 @@ struct RecordedValue {
 };
 using Record = std::vector<RecordedValue>; // the graph's inputs come first
 
-// Runs `graph` (no inner blocks) on the inputs on top of the stack, replaces them by the outputs
-// and returns what was seen. Errors are those of the eager kernels.
+// Run `graph`, which has no inner blocks, on the inputs on top of the stack. Replace them by the
+// outputs and return the record. Errors are those of the eager kernels.
 Record run_and_record(torch::jit::Graph& graph, torch::jit::Stack& stack);
 
 } // namespace torchmdla

@@ -22,11 +22,11 @@ using torch::jit::Stack;
 
 namespace {
 
-// Set while a group's own executor runs: a group inside of it that needs gradients after all must
-// not start another one.
+// True while a group's own executor runs. A group inside of it that needs gradients after all must
+// not start another executor.
 thread_local bool in_differentiable_run = false;
 
-// Whether one of the graph's groups is of this structure.
+// Return whether one of the graph's groups has this structure.
 bool has_group_of(Graph& graph, const std::optional<Structure>& wanted, const std::string& device) {
   return wanted && std::ranges::any_of(graph.nodes(), [&](torch::jit::Node* node) {
            return node->kind() == group_symbol() &&

@@ -17,7 +17,7 @@ namespace torchmdla {
 
 class ScriptSubgraph : public Subgraph {
 public:
-  // `written_around`, `varying`: as attributes of groups have it (fusion/fusion_pass.h).
+  // `written_around` and `varying` are the attributes of groups (fusion/fusion_pass.h).
   ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::string device, bool written_around,
                  std::vector<int64_t> varying);
 
@@ -27,9 +27,9 @@ public:
   void run(torch::jit::Stack& stack) override;
   Record run_and_record(torch::jit::Stack& stack) override;
 
-  // A group formed from a run without gradients (tracing checks its result in one) and called with
-  // them: an executor of its own profiles the subgraph anew, and forms groups inside the
-  // differentiable graphs that it makes of it, forward and backward.
+  // Run the subgraph in an executor of its own. It serves a group that was formed in a run without
+  // gradients (tracing checks its result in one) and is called with them. The executor profiles the
+  // subgraph again, and forms groups inside of its differentiable graphs, forward and backward.
   bool run_differentiable(torch::jit::Stack& stack) override;
 
   std::string input_name(size_t input) const override {
@@ -47,7 +47,7 @@ public:
                   const std::vector<int64_t>& parameters) override;
 
 private:
-  // A value that must be `wanted` for its node to be compiled.
+  // A value that must equal `wanted` for its node to be compiled.
   struct Condition {
     std::string value;
     c10::IValue wanted;

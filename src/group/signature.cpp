@@ -21,15 +21,16 @@ namespace {
 
 enum Tag : int64_t { none, tensor, integer, boolean, floating, string, device, list, quantised };
 
-// Stride classes: contiguous (0); a permutation of contiguous, coded four bits a dimension
-// (positive); any other, by what PyTorch's operators look at to lay out their results (negative).
+// Stride classes. Contiguous strides are 0. Permutations of contiguous strides are positive, with
+// four bits per dimension. Others are negative, and encode the relations by which PyTorch's
+// operators choose the layout of their results.
 constexpr int64_t contiguous_class = 0;
 constexpr int64_t max_coded_dimensions = 15;
 constexpr int64_t max_coded_dimensions_with_gaps = 8;
 
 using Order = c10::SmallVector<int64_t, max_coded_dimensions>;
 
-// The dimensions of more than one element, the largest stride first.
+// Return the dimensions with more than one element, the largest stride first.
 Order order_in_memory(const at::Tensor& value) {
   const auto sizes = value.sizes(), strides = value.strides();
   Order order;
@@ -40,7 +41,7 @@ Order order_in_memory(const at::Tensor& value) {
   return order;
 }
 
-// The code of a permutation of contiguous strides; 0 where they are none.
+// Return the code of a permutation of contiguous strides, or 0 for other strides.
 int64_t permutation_class(const at::Tensor& value, const Order& order) {
   if (value.dim() > max_coded_dimensions) return 0;
   int64_t expected = 1, code = 0;
@@ -52,7 +53,7 @@ int64_t permutation_class(const at::Tensor& value, const Order& order) {
   return code;
 }
 
-// How a dimension lies around the next inner one: what decides which dimensions TensorIterator
+// Relation of a dimension to the next inner one. It determines which dimensions TensorIterator
 // sorts inside of others, and which ones reshape can join. `_relation` in capture/symbolic.py is
 // the same.
 enum Relation : int64_t { repeated, tied, overlapping, joinable, apart };
@@ -64,7 +65,8 @@ Relation relation(int64_t stride, int64_t inner_stride, int64_t inner_size) {
   return stride == inner_stride * inner_size ? joinable : apart;
 }
 
-// Seven bits a dimension; of more dimensions than those of a code have room for, a hash.
+// Return the class of strides with gaps: seven bits per dimension, or a hash of too many
+// dimensions.
 int64_t class_with_gaps(const at::Tensor& value, const Order& order) {
   const bool is_coded = value.dim() <= max_coded_dimensions_with_gaps;
   uint64_t code = 1;
@@ -109,29 +111,30 @@ struct Product {
   const char* name;
 };
 
-// In the order of their bits in a signature's last entry.
+// Products, in the order of their bits in a signature's last entry.
 constexpr std::array<Product, 3> products{{{at::Float32Op::MATMUL, "matmul"},
                                            {at::Float32Op::CONV, "conv"},
                                            {at::Float32Op::RNN, "rnn"}}};
 
-// Where the default dtype is in a signature's last entry, behind the dtype of autocast.
+// Position of the default dtype in a signature's last entry, above the dtype of autocast.
 constexpr int default_dtype_bit = 16;
 
-// Zero for float32, as signatures in older packages have it.
+// Return the mode bits of the default dtype. They are 0 for float32, as in signatures of older
+// packages.
 int64_t mode_of_default_dtype() {
   const auto dtype = static_cast<int64_t>(c10::get_default_dtype_as_scalartype());
   return (dtype ^ static_cast<int64_t>(at::kFloat)) << default_dtype_bit;
 }
 
-// Entries of a tensor's or a list's signature in front of the numbers, and of what it is
-// quantised by.
+// Number of entries before the numbers in the signature of a tensor or a list, and number of
+// entries of a quantisation.
 constexpr size_t entries_before_numbers = 2;
 constexpr size_t entries_of_quantisation = 3;
 
 } // namespace
 
 bool append_signature(const c10::IValue& value, Signature& signature) {
-  // Of a list's elements the values, too: nothing of a list is an argument of compiled code.
+  // The values of a list's elements are included, because compiled code has no arguments for them.
   const auto append_element = [&](const c10::IValue& element) {
     if (element.isDouble()) signature.push_back(std::bit_cast<int64_t>(element.toDouble()));
     return !element.isTensor() && !element.isTensorList() && append_signature(element, signature);

@@ -8,7 +8,7 @@ namespace torchmdla {
 
 namespace {
 
-// Later ones are more likely to be wanted.
+// Return the newest entry for which `holds` is true. Later entries are more likely to be used.
 template <class Holds>
 const Specialisation* newest(const std::vector<Specialisations::Entry>& entries, Holds holds) {
   for (const auto& entry : entries | std::views::reverse)

@@ -1,4 +1,4 @@
-// What a group has for the inputs that it has seen: code, or why there is none.
+// Specialisations of a group: code for the inputs that it has seen, or the failure to compile them.
 #pragma once
 
 #include "group_autograd.h"
@@ -20,11 +20,11 @@
 
 namespace torchmdla {
 
-// When something was last used, as far as growths of memory tell it (runtime/memory.h): so calls
-// write nothing while nothing grows.
+// Time of the last use, measured in growths of memory (runtime/memory.h). Calls therefore write
+// nothing while memory does not grow.
 class LastUse {
 public:
-  // Now. Whether memory has grown since the last one.
+  // Note a use. Return whether memory has grown since the last one.
   bool note() const {
     const auto now = memory_use().growths.load(std::memory_order_relaxed);
     if (at_.load(std::memory_order_relaxed) == now) return false;
@@ -38,15 +38,16 @@ private:
   mutable std::atomic<uint64_t> at_{0};
 };
 
-// How soon is soon, of what is wanted again after it was taken.
+// Period within which a renewed use counts as soon.
 using KeepTime = std::chrono::duration<double>;
 
-// Whether something may be taken: not soon after it was wanted again soon after it was taken.
+// Grace period of an entry that was used again soon after it lost its memory. It keeps its memory
+// for that period.
 class Grace {
 public:
   using Clock = std::chrono::steady_clock;
 
-  // It is there again, and was `taken` then.
+  // Note that the entry is back, after it lost its memory at `taken`.
   void back(Clock::time_point taken, KeepTime soon) const {
     const auto now = Clock::now();
     if (now - taken <= soon) began_ = now;
@@ -61,48 +62,49 @@ private:
   mutable std::atomic<Clock::time_point> began_{Clock::time_point()};
 };
 
-// Immutable once published, but for what grows, and for what is noted of its use.
+// One specialisation. It is immutable once published, except for `gradients` and the notes of its
+// use.
 struct Specialisation {
   enum class Outcome { compiled, split, failed };
 
-  Signature signature;            // of a dynamic one, of the call that it was made for
-  std::optional<Pattern> pattern; // of a dynamic one
-  SizeProgram sizes;              // likewise
+  Signature signature;            // of a dynamic one: that of its typical call
+  std::optional<Pattern> pattern; // set for a dynamic one
+  SizeProgram sizes;              // set for a dynamic one
   Outcome outcome = Outcome::failed;
   std::shared_ptr<const Executable> executable;
-  Subgraph::Division division;  // where `split`
-  std::vector<size_t> left_out; // numbers of the nodes that it leaves out
+  Subgraph::Division division;  // set if the outcome is `split`
+  std::vector<size_t> left_out; // numbers of the nodes that are left out
   std::string failure;
   std::vector<std::atomic<int64_t>*>
-      failure_counters; // which a call that falls back for it counts in
+      failure_counters; // incremented by calls that fall back for this failure
   std::function<void()> raise;
-  mutable OutputGradients gradients; // grows
+  mutable OutputGradients gradients; // grows after publication
   LastUse last_use;
   Grace grace;
-  // When it lost its packs (memory_limit.h); never where it has not or got them again.
+  // Time at which it lost its packs (memory_limit.h), or a default time point if it has them.
   mutable std::atomic<Grace::Clock::time_point> unpacked{Grace::Clock::time_point()};
 };
 
-// All of a group's at one time. Readers keep what they run by it, whatever becomes of the group's
-// next ones.
+// All specialisations of a group at one time. Readers keep the ones that they run alive, even if
+// the group replaces them.
 class Specialisations {
 public:
   using Entry = std::shared_ptr<const Specialisation>;
 
   const Specialisation* find(const Signature& signature) const;
 
-  // `values` are then those of its symbols.
+  // Return a dynamic specialisation for the signature, and set `values` to its symbols.
   const Specialisation* find_dynamic(const Signature& signature, Symbols& values) const;
 
-  // Null where none runs in groups around nodes that are left out.
+  // Return the newest specialisation that runs in groups around nodes left out, or null.
   const Specialisation* newest_split() const;
 
-  // Fetches what a call will read of parameters, which are those of all.
+  // Prefetch the parameters that a call will read. All specialisations have the same parameters.
   void prefetch() const {
     if (!fixed_.empty() && fixed_.back()->executable) fixed_.back()->executable->prefetch();
   }
 
-  // In the order in which they were made.
+  // Entries in the order in which they were made.
   const std::vector<Entry>& fixed() const { return fixed_; } // for one signature
   const std::vector<Entry>& dynamic() const { return dynamic_; }
   size_t size() const { return fixed_.size() + dynamic_.size(); }

@@ -1,4 +1,4 @@
-// Counters of what groups did in this process, shown by `torchmdla.stats()`.
+// Counters of the work of groups in this process, shown by `torchmdla.stats()`.
 #pragma once
 
 #include "support/striped.h"
@@ -12,7 +12,7 @@
 
 namespace torchmdla {
 
-// Why a group ran its subgraph in PyTorch's interpreter.
+// Reason why a group ran its subgraph in PyTorch's interpreter.
 enum class Fallback {
   switched_off,
   dispatch_mode,
@@ -29,7 +29,7 @@ enum class Fallback {
 
 const char* describe(Fallback reason);
 
-// Counts what every call does, in each thread without a line that others write.
+// Counter of an event in every call. Threads write to separate cache lines.
 class StripedCount {
 public:
   void add() { counts_.mine().fetch_add(1, std::memory_order_relaxed); }
@@ -43,14 +43,14 @@ private:
   Striped<std::atomic<int64_t>> counts_;
 };
 
-// How often what happened, by its text.
+// Counts of events, by their text.
 class ReasonCounts {
 public:
   using Counter = std::atomic<int64_t>;
 
   void count(const std::string& reason) { ++counter(reason); }
 
-  // For what is counted in many calls. It lives as long as this does.
+  // Return the counter of `reason`, for events of many calls. It lives as long as this object.
   Counter& counter(const std::string& reason);
 
   std::map<std::string, int64_t> counts() const;
@@ -69,7 +69,7 @@ public:
     known_[static_cast<size_t>(reason)].fetch_add(1, std::memory_order_relaxed);
   }
 
-  // A group whose compilation failed; the reason is the compiler's.
+  // Count a call of a group whose compilation failed. The reason is the compiler's.
   void count(const std::string& reason) { failures_.count(reason); }
   ReasonCounts::Counter& counter(const std::string& reason) { return failures_.counter(reason); }
 
@@ -82,20 +82,20 @@ private:
   ReasonCounts failures_;
 };
 
-// Of files that hold code.
+// Counts of the files that hold code.
 struct PackageCounts {
   ReasonCounts taken;                      // packages, by the target whose code is used
-  std::atomic<int64_t> specialisations{0}; // that a group took over
+  std::atomic<int64_t> specialisations{0}; // loaded by groups
   ReasonCounts refused;                    // packages, or specialisations in them
 
   void reset();
 };
 
-// Of the limit on memory (memory_limit.h).
+// Counts of the limit on memory (memory_limit.h).
 struct MemoryCounts {
-  std::atomic<int64_t> unpacked{0};   // times that a specialisation lost what it packed
-  std::atomic<int64_t> evicted{0};    // specialisations that were taken out
-  std::atomic<int64_t> over_limit{0}; // growths after which no more could be, and it did not fit
+  std::atomic<int64_t> unpacked{0};   // times that a specialisation lost its packs
+  std::atomic<int64_t> evicted{0};    // specialisations that were evicted
+  std::atomic<int64_t> over_limit{0}; // growths after which the limit could not be met
 
   void reset();
 };
@@ -104,11 +104,11 @@ struct Statistics {
   std::atomic<int64_t> groups{0};
   std::atomic<int64_t> specialisations{0};
   std::atomic<int64_t> dynamic{0};        // specialisations for any sizes
-  std::atomic<int64_t> training_calls{0}; // of groups, as PyTorch runs a program that trains
-  FallbackCounts fallbacks;               // of the calls of all groups
-  // Graphs of TorchScript that went through the pass while no device was in use.
+  std::atomic<int64_t> training_calls{0}; // calls of groups that PyTorch ran for training
+  FallbackCounts fallbacks;               // fallbacks in the calls of all groups
+  // TorchScript graphs that went through the pass while no device was in use.
   std::atomic<int64_t> optimised_without_device{0};
-  ReasonCounts not_dynamic; // groups whose sizes vary and that are compiled for each of them
+  ReasonCounts not_dynamic; // why groups with varying sizes are compiled for each size
 
   PackageCounts packages;
   MemoryCounts memory;

@@ -57,7 +57,8 @@ private:
       attribute(node, name);
   }
 
-  // What a tracer saw of a tensor is not in the type: files do not keep it.
+  // Add a type. The observations of a tracer are left out of tensor types, because files do not
+  // keep them.
   void type(const c10::Type& type) {
     key_.add(std::string_view(type.kind() == c10::TypeKind::TensorType ? "Tensor"
                                                                        : type.annotation_str()));
@@ -90,7 +91,7 @@ private:
     key_.add(static_cast<int64_t>(tensor.scalar_type()));
     key_.add_list(tensor.sizes());
     key_.add_list(tensor.strides());
-    // One of dimensions is a weight, which compiled code takes as an argument.
+    // A tensor with dimensions is a weight, which compiled code receives as an argument.
     if (tensor.dim() != 0) return;
     key_.add(std::string_view(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()));
   }

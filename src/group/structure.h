@@ -1,4 +1,4 @@
-// What subgraphs have in common for which the same compiled code is right.
+// Structures of subgraphs. Subgraphs of equal structure can use the same compiled code.
 #pragma once
 
 #include "support/sha256.h"
@@ -12,10 +12,10 @@
 
 namespace torchmdla {
 
-// Equal, in any process and on any machine, for subgraphs with the same operators, inputs of the
-// same types, and constants of the same values; constant tensors that have dimensions are weights,
-// of which dtypes, sizes and strides are the same. None where a subgraph holds something that has
-// no such form.
+// Digest of a subgraph. It is equal, in any process and on any machine, for subgraphs with the same
+// operators, types of inputs and values of constants. Constant tensors with dimensions are weights:
+// only their dtypes, sizes and strides count. A subgraph has no structure if it holds a value of
+// another kind.
 using Structure = Digest;
 
 std::optional<Structure> structure_of(torch::jit::Graph& graph, const std::string& device,

@@ -1,4 +1,4 @@
-// What a group computes, in PyTorch's own operators: its fallback, and what compiling starts from.
+// Subgraph of a group in PyTorch's own operators: its fallback, and the input of compilation.
 #pragma once
 
 #include "record.h"
@@ -14,8 +14,8 @@
 
 namespace torchmdla {
 
-// Every function takes the group's inputs from the top of the stack and pushes its outputs. Any
-// thread may call, without the GIL. They throw what PyTorch throws.
+// Interface of a subgraph. The run functions pop the group's inputs from the stack and push its
+// outputs. Any thread may call the functions, without the GIL. They throw PyTorch's exceptions.
 class Subgraph {
 public:
   Subgraph() = default;
@@ -25,38 +25,38 @@ public:
 
   virtual void run(torch::jit::Stack& stack) = 0;
 
-  // Node by node, remembering what was seen.
+  // Run node by node and return the record of all values.
   virtual Record run_and_record(torch::jit::Stack& stack) = 0;
 
-  // For inputs of which gradients are asked. False, with the stack as it was, where there is no
-  // better way than `run`.
+  // Run with inputs that require gradients. Return false, with the stack unchanged, if there is no
+  // better strategy than `run`.
   virtual bool run_differentiable(torch::jit::Stack& stack) = 0;
 
-  // What people call an input.
+  // Return the name of an input, for messages.
   virtual std::string input_name(size_t input) const { return "input " + std::to_string(input); }
 
-  // Empty where they are known only in a call.
+  // Return the types of the inputs; empty if they are known only in a call.
   virtual std::vector<c10::TypePtr> input_types() const { return {}; }
 
-  // How many outputs each call pushes; nullopt where whoever calls looks for itself.
+  // Return the number of outputs that each call pushes, or nullopt if the caller must count them.
   virtual std::optional<size_t> num_outputs() const = 0;
 
-  // By which packages know it: null where nothing packaged can be for it. `parameters` are the
-  // indices of inputs that are weights.
+  // Return the structure by which packages know the subgraph, or nullopt if packages cannot have
+  // it. `parameters` are the indices of inputs that are weights.
   virtual std::optional<Structure> structure(const std::string& device,
                                              const std::vector<int64_t>& parameters) const = 0;
 
-  // The tensor that node number `node`, a constant, holds, or its list has at `element`.
+  // Return the tensor in constant node number `node`, or the tensor at `element` of its list.
   virtual at::Tensor constant(size_t node, std::optional<size_t> element) const = 0;
 
-  // Whether a call with this record met what the group's nodes were taken on the condition of.
+  // Return whether a call with this record meets the conditions of all nodes of the group.
   virtual bool conditions_hold(const Record& record) const = 0;
 
-  // Runs the subgraph in groups of its own.
+  // Function that runs the subgraph in groups of its own.
   using Division = std::function<void(torch::jit::Stack& stack)>;
 
-  // Groups around the nodes numbered in `left_out` and those that were taken on a condition. Empty
-  // where nothing is left for groups. `parameters` are the indices of inputs that are weights.
+  // Return groups around the nodes numbered in `left_out` and the conditional nodes. Return null if
+  // no node is left for groups. `parameters` are the indices of inputs that are weights.
   virtual Division divide(const std::vector<size_t>& left_out,
                           const std::vector<int64_t>& parameters) = 0;
 };

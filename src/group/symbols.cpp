@@ -8,12 +8,12 @@ namespace torchmdla {
 
 namespace {
 
-// 0 and 1 change broadcasting and strides.
+// Least value of a symbol: 0 and 1 change broadcasting and strides.
 constexpr int64_t least_value = 2;
 
-using Marks = std::vector<bool>; // of the entries of a signature
+using Marks = std::vector<bool>; // one for each entry of a signature
 
-// An earlier signature and where it differs.
+// An earlier signature and its differences.
 struct Difference {
   const Signature* earlier;
   Marks marks;
@@ -25,7 +25,7 @@ bool may_vary(EntryKind kind) {
 
 enum class Strides { compared, ignored };
 
-// Where the two differ; nullopt if they do in anything that may not vary.
+// Return the entries that differ, or nullopt if an entry differs that may not vary.
 std::optional<Marks> differences(const Signature& signature, const Signature& earlier,
                                  const EntryKinds& kinds, Strides strides = Strides::compared) {
   if (signature.size() != earlier.size()) return std::nullopt;
@@ -40,8 +40,8 @@ std::optional<Marks> differences(const Signature& signature, const Signature& ea
   return marks;
 }
 
-// The numbers that are one more than in `earlier`; nullopt if none of them is an inner size, or if
-// anything else but strides differs.
+// Return the numbers that are one more than in `earlier`. Return nullopt if they do not include an
+// inner size, or if anything else but strides differs.
 std::optional<Marks> growth(const Signature& signature, const Signature& earlier,
                             const EntryKinds& kinds) {
   auto marks = differences(signature, earlier, kinds, Strides::ignored);
@@ -61,7 +61,7 @@ bool includes(const Marks& marks, const Marks& part) {
   return true;
 }
 
-// What differs from some earlier signature, and from any of them; the most marks first.
+// Return the marks of each earlier signature and their union, those with the most marks first.
 std::vector<Marks> candidates(const std::vector<Difference>& different) {
   std::vector<Marks> result;
   Marks all(different.front().marks.size());

@@ -1,4 +1,5 @@
-// Sizes that vary: which numbers of a signature become symbols, and what a call computes of them.
+// Sizes that vary: the numbers of a signature that become symbols, and the values that a call
+// computes from them.
 #pragma once
 
 #include "runtime/size_program.h"
@@ -16,48 +17,49 @@ namespace torchmdla {
 // The values of all symbols.
 using Symbols = c10::SmallVector<int64_t, 32>;
 
-// For each entry of a signature the number of its symbol, or `fixed`.
+// Number of the symbol of each entry of a signature, or `fixed`.
 using SymbolPlaces = std::vector<int32_t>;
 constexpr int32_t fixed = -1;
 
-// A pattern with more is not chosen.
+// Maximum number of symbols of a pattern.
 constexpr size_t most_symbols = 4;
 
-// The signatures that one dynamic specialisation takes.
+// The signatures that one dynamic specialisation covers.
 struct Pattern {
-  Signature typical; // of the call that it was made for
+  Signature typical; // the call that it was made for
   SymbolPlaces places;
   size_t symbols;
-  bool written_out = false; // programs grow with the symbols: samples are the least there are
+  bool written_out = false; // programs grow with the symbols, so samples are small
 
-  // Whether everything that does not vary is equal, equal symbols have equal values, and all are at
-  // least 2; `values` are then those of the symbols.
+  // Return whether all fixed entries are equal, equal symbols have equal values, and all symbols
+  // are at least 2. Set `values` to the values of the symbols.
   bool covers(const Signature& signature, Symbols& values) const;
 
   Symbols typical_values() const;
 };
 
-// The pattern with the most numbers that differ between `signature` and at least two `earlier`
-// ones, which are equal to it in everything else. Numbers below 2 are never part of a pattern;
-// numbers that are equal to each other in all these signatures are one symbol. Patterns whose
+// Return the pattern with the most numbers that differ between `signature` and at least two
+// `earlier` ones. These must equal it in everything else. Numbers below 2 are never part of a
+// pattern. Numbers that equal each other in all these signatures are one symbol. Patterns whose
 // places are `refused` are not chosen.
 std::optional<Pattern> choose_pattern(const Signature& signature, const EntryKinds& kinds,
                                       c10::ArrayRef<const Signature*> earlier,
                                       const std::set<SymbolPlaces>& refused);
 
-// The pattern of the numbers that are one more than in an `earlier` signature, inner sizes among
-// them, where nothing else differs but strides: a cache grows with each token, and the first one is
-// often a view.
+// Return the pattern of the numbers that are one more than in an `earlier` signature. One of them
+// must be an inner size, and only strides may differ otherwise. A cache grows with each token, and
+// the first cache is often a view.
 std::optional<Pattern> pattern_of_growth(const Signature& signature, const EntryKinds& kinds,
                                          c10::ArrayRef<const Signature*> earlier,
                                          const std::set<SymbolPlaces>& refused);
 
-// The pattern whose symbols are the numbers that are known to vary; equal numbers are one symbol.
+// Return the pattern whose symbols are the numbers known to vary. Equal numbers are one symbol.
 std::optional<Pattern> pattern_of_varying(const Signature& signature, const EntryKinds& kinds,
                                           const std::set<SymbolPlaces>& refused);
 
-// The pattern with one symbol, for the numbers that are `size`: it is too long to be written out.
-// Where there are none the program may have computed it from the next number, which is taken then.
+// Return the pattern with one symbol for the numbers that equal `size`, which is too large to
+// unroll. If no number does, the program may have computed it from the nearest number, which is
+// used instead.
 std::optional<Pattern> pattern_without(int64_t size, const Signature& signature,
                                        const EntryKinds& kinds,
                                        const std::set<SymbolPlaces>& refused);

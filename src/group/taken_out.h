@@ -1,5 +1,5 @@
-// What a group had, and what was taken out of it for the limit on memory (memory_limit.h): as far
-// as that says what is to be made next, and that it is wanted again.
+// Specialisations that the memory limit evicted from a group (memory_limit.h). They help to choose
+// the next compilation, and show that a specialisation is used again.
 #pragma once
 
 #include "signature.h"
@@ -14,17 +14,18 @@ namespace torchmdla {
 
 class TakenOut {
 public:
-  // The latest few are remembered.
+  // Remember an evicted specialisation. Only the latest few are remembered.
   void add(const Specialisation& taken);
 
-  // When what is made was taken out, which is forgotten then; nullopt where it was not.
+  // Return when a new specialisation was evicted before, and forget that. Return nullopt if it was
+  // not.
   std::optional<Grace::Clock::time_point> made_again(const Specialisation& made);
 
-  // Of calls that there was code for. Valid until the next change.
+  // Return the signatures of calls that had code. The pointers are valid until the next change.
   std::vector<const Signature*> signatures() const;
 
-  // What a dynamic one took, for this signature in the place of the one that it was made for;
-  // nullopt where none took it.
+  // Return the pattern of an evicted dynamic specialisation that covers `signature`, with
+  // `signature` as its typical one. Return nullopt if no pattern covers it.
   std::optional<Pattern> pattern_for(const Signature& signature) const;
 
 private:

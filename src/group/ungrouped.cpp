@@ -25,9 +25,9 @@ std::string name_of(const torch::jit::Node* node) {
   return schema ? c10::toString(schema->operator_name()) : node->kind().toQualString();
 }
 
-// Adds a line for each place of `range`: in the program, and in the file that it was saved to.
-// Without the text around, which may be long and is printed for each operator. The text of traced
-// code is a stack, all of which is the range.
+// Append a line for each location of `range`: in the program, and in the file that it was saved to.
+// The surrounding text is left out, because it may be long and is printed for each operator. The
+// text of traced code is a stack, and `range` is all of it.
 void append_places(std::string& text, const torch::jit::SourceRange& range) {
   if (const auto original = range.findSourceRangeThatGenerated()) append_places(text, *original);
   const auto is_stack = range.source() && range.size() == range.source()->size();
@@ -56,8 +56,8 @@ std::string source_ranges(const torch::jit::Node* node) {
     }
     return text;
   } catch (const std::exception&) {
-    // Read from the program's file only here. Where that part of it is damaged, the program runs
-    // all the same.
+    // The locations are read from the program's file only here. If that part of the file is
+    // damaged, the program still runs.
     return "";
   }
 }

@@ -1,4 +1,4 @@
-// The operators that graphs have outside of groups, and why: of all graphs of this process.
+// Operators outside of groups, and the reasons, from all graphs of this process.
 #pragma once
 
 #include "fusion/fusion_pass.h"
@@ -13,8 +13,9 @@ namespace torchmdla {
 
 struct DeviceTable;
 
-// The places of a node, a line for each or a traced stack, and then those of the calls that it is
-// inlined from, outwards. Empty where the part of the program's file that has them is damaged.
+// Return the source locations of a node, one per line or as a traced stack. Those of the calls that
+// it is inlined from follow, innermost first. Return an empty string if that part of the program's
+// file is damaged.
 std::string source_ranges(const torch::jit::Node* node);
 
 struct UngroupedOperator {
@@ -25,16 +26,17 @@ struct UngroupedOperator {
   auto operator<=>(const UngroupedOperator&) const = default;
 };
 
-// `device` takes the operators.
+// Return the description of an operator that is in no group of `device`.
 UngroupedOperator describe(const Ungrouped& one, const std::string& device);
 
-// Counts what a pass by `table` leaves outside, but for what it was told to leave out.
+// Return a function that counts the operators that a pass with `table` leaves outside of groups.
+// Operators that it was asked to leave out do not count.
 std::function<void(const Ungrouped&)> count_ungrouped(const DeviceTable& table);
 
-// Counts a graph that a pass failed on, among the fallbacks of this process.
+// Count a graph on which a pass failed among the fallbacks of this process.
 void count_failed_pass(const std::string& error);
 
-// In how many graphs each stands.
+// Return the operators outside of groups, and the number of graphs that contain each.
 std::map<UngroupedOperator, int64_t> ungrouped_operators();
 
 } // namespace torchmdla

@@ -20,7 +20,7 @@ bool writes_statistics(std::span<const c10::IValue> arguments) {
 
 Interceptor batch_norm_interceptor(const c10::OperatorHandle& op) {
   if (c10::toString(op.operator_name()) != "aten::native_batch_norm") return nullptr;
-  // Has the same arguments, and a schema that tells what it writes.
+  // This operator has the same arguments, and its schema declares the writes.
   const auto writing =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::_native_batch_norm_legit", "");
   return [writing](const InterceptedCall& call) {

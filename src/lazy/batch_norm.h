@@ -5,9 +5,10 @@
 
 namespace torchmdla::lazy {
 
-// In training `native_batch_norm` writes the running statistics, which its schema does not tell, so
-// that functionalisation loses the writes. With this they are seen. For functionalisation; none
-// where `op` is another operator.
+// Return the interceptor of `native_batch_norm`, or null for other operators. In training the
+// operator writes the running statistics, but its schema does not declare this, so
+// functionalisation loses the writes. The interceptor makes them visible. It belongs to the
+// dispatch key Functionalize.
 Interceptor batch_norm_interceptor(const c10::OperatorHandle& op);
 
 } // namespace torchmdla::lazy

@@ -38,7 +38,7 @@ torch::lazy::ComputationPtr LoweringContext::Build() {
     graph()->registerOutput(GetOutputOp(result));
   write_types();
   make_canonical(graph());
-  // A copy numbers its values in order.
+  // Copying the graph numbers its values in order.
   return std::make_shared<Computation>(graph()->copy(), aliases());
 }
 
@@ -58,8 +58,8 @@ void LoweringContext::write_types() {
     if (!is_scalar(parameters_[i])) graph()->inputs()[i]->setType(type_of(parameters_[i]->shape()));
 }
 
-// An output is the new value of a parameter where both belong to one tensor: PyTorch's lowering
-// has a place for that (`SetUpAlias`) and nobody who calls it.
+// Return the pairs of an output and a parameter that belong to the same tensor; the output is its
+// new value. PyTorch's lowering has an interface for this (`SetUpAlias`), but does not call it.
 std::vector<Computation::Alias> LoweringContext::aliases() const {
   const auto& tensors = synced_tensors();
   if (tensors.size() != results_.size()) return {};

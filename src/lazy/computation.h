@@ -1,4 +1,4 @@
-// What pending lazy tensors are lowered to.
+// Lowering of pending lazy tensors.
 #pragma once
 
 #include "torchmdla/lazy_backend.h"
@@ -11,10 +11,10 @@
 
 namespace torchmdla::lazy {
 
-// A canonical graph (canonical.h), its tensors typed with dtypes and sizes.
+// A canonical graph (canonical.h). Its tensors have dtypes and sizes.
 class Computation : public torch::lazy::TSComputation {
 public:
-  // Output and parameter that are values of one tensor, before and after.
+  // Output and parameter that are the new and the old value of one tensor.
   struct Alias {
     size_t output;
     size_t parameter;
@@ -25,7 +25,7 @@ public:
 
   const std::vector<Alias>& aliases() const { return aliases_; }
 
-  // Set once, before it first runs.
+  // Set the program, once, before the first run.
   void set_program(std::shared_ptr<LazyProgram> program) { program_ = std::move(program); }
   LazyProgram& program() const { return *program_; }
 

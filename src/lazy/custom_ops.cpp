@@ -51,13 +51,13 @@ void run_on_cpu(const InterceptedCall& call) {
     result = with_tensors(result, [&](const at::Tensor& tensor) { return tensor.to(*device); });
 }
 
-// By the operators that it is made of, which functionalisation sees one by one.
+// Run the composite kernel, so that functionalisation processes each of its operators.
 void take_apart(const InterceptedCall& call) {
   if (!device_of(call)) return call.run_original();
   call.op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, *call.stack);
 }
 
-// Whether PyTorch would run the operator's one kernel below functionalisation.
+// Return whether PyTorch would run the operator's only kernel below functionalisation.
 bool is_composite(const c10::OperatorHandle& op) {
   return op.hasSchema() && !op.schema().is_vararg() &&
          op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) &&
@@ -65,8 +65,9 @@ bool is_composite(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(DispatchKey::Lazy);
 }
 
-// None where PyTorch's way is right, or where there is none: functionalisation refuses what others
-// have that writes to arguments or returns them.
+// Return the interceptor of `op`, or null if PyTorch's behaviour is correct. It is also null for
+// foreign operators that write to arguments or return them, because functionalisation rejects
+// these.
 Interceptor interceptor_of(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 3> pytorchs{"aten", "prim", "prepacked"};
   const auto space = op.operator_name().getNamespace();
@@ -78,7 +79,8 @@ Interceptor interceptor_of(const c10::OperatorHandle& op) {
 
 std::atomic<bool> has_new_operators{false};
 
-// Called with the dispatcher's lock held, so that nothing can be registered here.
+// Listener for new operators. The dispatcher holds its lock during these calls, so nothing can be
+// registered in them.
 class Listener : public c10::OpRegistrationListener {
 public:
   void onOperatorRegistered(const c10::OperatorHandle&) override { has_new_operators = true; }

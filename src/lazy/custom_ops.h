@@ -1,15 +1,17 @@
-// Operators of other namespaces than ATen's.
+// Operators of namespaces other than ATen's.
 #pragma once
 
 namespace torchmdla::lazy {
 
-// PyTorch runs the kernel of an operator of somebody else (`torch.library.custom_op`) below
-// functionalisation, where writes to views of what it allocates are lost, and so it does with its
-// own `prims`. After this, the first is called at once, on the CPU, and the second taken apart into
-// the operators of ATen that it calls. To be called again where others were defined since.
+// Register interceptors for operators of other namespaces. PyTorch runs the kernel of a foreign
+// operator (`torch.library.custom_op`) below functionalisation, where writes to views of its
+// allocations are lost. It does the same with its own `prims`. After this call, foreign operators
+// run at once on the CPU, and `prims` are decomposed into ATen operators. Call this again after
+// other operators are defined.
 void register_foreign_operators();
 
-// Does that if operators were defined since: cheap, for whoever is not told of definitions.
+// Register interceptors again if operators were defined since the last call. This is cheap, for
+// callers that are not notified of definitions.
 void notice_new_operators();
 
 } // namespace torchmdla::lazy

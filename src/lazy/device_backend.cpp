@@ -40,20 +40,21 @@ struct State {
   std::atomic<int64_t> graphs{0}, runs{0};
 };
 
-// PyTorch's own statics run graphs until the process ends.
+// Return the state. It is never destroyed, because PyTorch's static objects run graphs until the
+// process ends.
 State& state() {
   static NeverDestroyed<State> instance;
   return *instance;
 }
 
-// Sets a field of the state. The former value, which may own Python objects, goes when the mutex is
-// free: it takes the GIL, and the thread that holds the GIL may wait for the mutex.
+// Set a field of the state. The former value may own Python objects and is released without the
+// mutex. The release acquires the GIL, and the thread that holds the GIL may wait for the mutex.
 template <class Field> void store(Field State::* field, Field value) {
   const Guard guard(state().mutex);
   std::swap(state().*field, value);
 }
 
-// A graph as torchmdla runs it.
+// Program that torchmdla's groups run.
 class GroupedProgram : public LazyProgram {
 public:
   explicit GroupedProgram(GraphRunner::Prepared prepared) : prepared_(std::move(prepared)) {}
@@ -66,7 +67,8 @@ private:
   const GraphRunner::Prepared prepared_;
 };
 
-// By a backend that somebody set; null where there is none or it does not want the graph.
+// Compile a graph by the backend that the user set. Return null if there is none or it rejects the
+// graph.
 std::shared_ptr<LazyProgram> compile_elsewhere(const std::shared_ptr<torch::jit::Graph>& graph) {
   const auto backend = [] {
     const Guard guard(state().mutex);
@@ -91,7 +93,7 @@ std::shared_ptr<LazyProgram> compile(const std::shared_ptr<torch::jit::Graph>& g
   return std::make_shared<GroupedProgram>(runner->prepare(graph));
 }
 
-// What a graph computed; without a value where that failed.
+// Result of a graph. It has an error instead of a value if the computation failed.
 class LazyData : public TSData {
 public:
   using TSData::TSData;
@@ -101,7 +103,7 @@ public:
     error = static_cast<const LazyData&>(data).error;
   }
 
-  // Without, PyTorch takes the data for what is still being computed.
+  // Errors count as values, since PyTorch otherwise assumes that the data is still being computed.
   bool HasValue() const override { return error || TSData::HasValue(); }
 
   std::exception_ptr error;
@@ -129,7 +131,7 @@ BackendDataPtr to_data(const Outcome& outcome, const BackendDevice& device) {
       tensor, torch::lazy::Shape(tensor.scalar_type(), tensor.sizes()), device);
 }
 
-// An error costs the values that depend on it, and is noted.
+// Run a computation. An error affects only the values that depend on it, and is noted.
 std::vector<Outcome> run(const Computation& computation, const std::vector<Outcome>& inputs) {
   try {
     std::vector<c10::IValue> values;
@@ -140,17 +142,17 @@ std::vector<Outcome> run(const Computation& computation, const std::vector<Outco
     return {outputs.begin(), outputs.end()};
   } catch (...) {
     auto outcomes = run_apart(*computation.graph(), inputs);
-    // That of a call says more than that of a graph.
+    // The error of a single call is more specific than that of the graph.
     const auto error = first_error(outcomes);
     note_error(error ? error : std::current_exception());
     return outcomes;
   }
 }
 
-// PyTorch's own backend, but for what computes.
+// PyTorch's own backend, except for compilation and execution.
 class DeviceBackend : public torch::lazy::BackendImplInterface {
 public:
-  // --- computing -------------------------------------------------------------------------------
+  // --- compilation and execution -----------------------------------------------------------------
 
   std::unique_ptr<torch::lazy::LoweringContext>
   CreateLoweringContext(const std::string& name, BackendDevice device,
@@ -172,7 +174,7 @@ public:
     for (const auto& instance : instances) {
       const auto computation = std::static_pointer_cast<Computation>(instance);
       ++state().graphs;
-      // PyTorch takes whoever looks at a value for the end of a step.
+      // PyTorch otherwise treats each read of a value as the end of a step.
       computation->in_mark_step = in_mark_step();
       computation->set_program(compile(computation->graph()));
       store<std::shared_ptr<const Computation>>(&State::latest, computation);
@@ -218,7 +220,7 @@ public:
     return base_.MakeTensorFromComputationData(data, dtype);
   }
 
-  // --- PyTorch's own ---------------------------------------------------------------------------
+  // --- calls that are passed to PyTorch ----------------------------------------------------------
 
   void PrepareToExit() const override { base_.PrepareToExit(); }
   void SetRngSeed(size_t seed) const override { base_.SetRngSeed(seed); }
@@ -261,14 +263,14 @@ private:
   torch::lazy::BackendImplInterface& base_ = *torch::lazy::GetTSBackendImpl();
 };
 
-// The same instances for good: PyTorch's statics, which do not own them, use them until the process
-// ends.
+// Register the device. Both instances are never destroyed: PyTorch's static objects do not own
+// them, but use them until the process ends.
 void register_device() {
   static const bool registered = [] {
     torch::lazy::InitTorchScriptBackend();
-    // 0 and 1 are constants of the graph, other numbers arguments.
+    // 0 and 1 are constants of the graph; other numbers are arguments.
     FLAGS_torch_lazy_handle_special_scalars = true;
-    // Python's stack at every operator is dear.
+    // Python's stack is not recorded, because that is expensive at every operator.
     FLAGS_torch_lazy_ir_debug = false;
     register_kernels();
     static NeverDestroyed<DeviceBackend> backend;
@@ -290,7 +292,7 @@ void initialise(const std::string& device) {
 
 void set_backend(std::shared_ptr<LazyBackend> backend) {
   store(&State::backend, std::move(backend));
-  // What was compiled before is not the new backend's.
+  // Computations that were compiled before do not use the new backend.
   torch::lazy::LazyGraphExecutor::Get()->ClearComputationCache();
 }
 

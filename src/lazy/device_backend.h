@@ -1,4 +1,4 @@
-// PyTorch's lazy device with torchmdla's compiler behind it.
+// Backend of PyTorch's lazy device that uses torchmdla's compiler.
 #pragma once
 
 #include "computation.h"
@@ -11,33 +11,32 @@
 
 namespace torchmdla::lazy {
 
-// Makes torchmdla what compiles and runs the graphs of PyTorch's device `lazy`, for `device`. May
-// be called again, with another device too. Throws c10::Error where the device's table is not
-// loaded.
+// Make torchmdla compile and run the graphs of PyTorch's device `lazy`, for `device`. Further calls
+// may change the device. Throw c10::Error if the device's table is not loaded.
 void initialise(const std::string& device);
 
-// What compiles instead; null: nothing.
+// Set a backend that compiles in place of torchmdla's groups. Null removes it.
 void set_backend(std::shared_ptr<LazyBackend> backend);
 
-// The last computation that came to be compiled; null if none did.
+// Return the last computation that was passed to the compiler, or null.
 std::shared_ptr<const Computation> latest_computation();
 
-// The computation of pending tensors, without running it. Throws c10::ValueError where one of them
-// is no lazy tensor, or none is pending.
+// Return the computation of pending tensors without running it. Throw c10::ValueError if one of
+// them is not a lazy tensor, or if none is pending.
 std::shared_ptr<const Computation> pending_computation(const std::vector<at::Tensor>& tensors);
 
-// What the lazy device did in this process.
+// Counters of the lazy device in this process.
 struct Counts {
-  int64_t graphs; // that came to be compiled
-  int64_t runs;   // of any of them
+  int64_t graphs; // graphs passed to the compiler
+  int64_t runs;   // runs of all graphs
 };
 Counts counts();
 void reset_counts();
 
-// A switch: prints what comes to be compiled and run.
+// Set whether computations are printed when they are compiled and run.
 void set_verbose(bool on);
 
-// `writer` gives a computation's text for people.
+// Set the function that returns a computation's text for humans.
 void set_text_writer(std::function<std::string(std::shared_ptr<const Computation>)> writer);
 
 } // namespace torchmdla::lazy

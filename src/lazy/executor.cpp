@@ -19,13 +19,14 @@ using torch::lazy::LazyTensor;
 
 namespace {
 
-// Those that were asked about since a graph was last begun. An abandoned collection leaves some.
+// Ids of the tensors that PyTorch asked about since the last graph began. An abandoned collection
+// leaves some.
 thread_local std::vector<int64_t> collected;
 thread_local std::vector<int64_t> synced;
 thread_local bool marks_step = false;
 
-// PyTorch knows a graph by its operators and the shapes of its inputs, as a tree: `(a - b) + a` and
-// `(a - b) + b` would be one. Which nodes are the same tells them apart.
+// Return a hash of the sharing of nodes in a graph. PyTorch identifies a graph by its operators and
+// input shapes, as a tree: `(a - b) + a` and `(a - b) + b` would be equal.
 torch::lazy::hash_t hash_of_sharing(const std::vector<const torch::lazy::Node*>& post_order,
                                     const std::vector<torch::lazy::Value>& results) {
   std::unordered_map<const torch::lazy::Node*, size_t> positions;

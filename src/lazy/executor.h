@@ -1,4 +1,4 @@
-// PyTorch's executor of lazy graphs, which also says what tensors it is computing.
+// PyTorch's executor of lazy graphs, which also reports the tensors that it is computing.
 #pragma once
 
 #include <torch/csrc/lazy/core/lazy_graph_executor.h>
@@ -10,11 +10,11 @@
 
 namespace torchmdla::lazy {
 
-// The ids of the tensors that this thread is computing, in the order of the graph's outputs.
+// Return the ids of the tensors that this thread is computing, in the order of the graph's outputs.
 const std::vector<int64_t>& synced_tensors();
 void set_synced_tensors(std::vector<int64_t> ids);
 
-// Whether this thread is computing all that is pending, at a step's end.
+// Return whether this thread is computing all pending tensors, at the end of a step.
 bool in_mark_step();
 
 class Executor : public torch::lazy::LazyGraphExecutor {

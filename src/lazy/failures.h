@@ -1,4 +1,4 @@
-// Graphs that fail while they run.
+// Errors of graphs at run time.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -10,25 +10,25 @@
 
 namespace torchmdla::lazy {
 
-// A value, or the error that is the reason why there is none.
+// A value, or the error that prevented its computation.
 using Outcome = std::variant<c10::IValue, std::exception_ptr>;
 
-// The value. Throws the error.
+// Return the value, or throw the error.
 const c10::IValue& value_of(const Outcome& outcome);
 
-// The first error; null where all are values.
+// Return the first error, or null if all outcomes are values.
 std::exception_ptr first_error(const std::vector<Outcome>& outcomes);
 
-// The outputs of a flat graph of functional ATen calls, call by call: one that fails costs the
-// values that depend on it, and no other.
+// Run a flat graph of functional ATen calls call by call and return its outputs. A call that fails
+// affects only the values that depend on it.
 std::vector<Outcome> run_apart(const torch::jit::Graph& graph, const std::vector<Outcome>& inputs);
 
-// PyTorch keeps what `ExecuteComputation` throws, and throws it once more where the device is next
-// used, for whatever. So an error is noted there, and raised by the same thread on its way back to
-// the user. The first one that is noted counts.
+// Note an error, which the same thread raises on its way back to the user. PyTorch stores
+// exceptions of `ExecuteComputation` and throws them again at the next use of the device, whatever
+// that is. Noting avoids this. If several errors are noted, the first one is kept.
 void note_error(std::exception_ptr error);
 
-// Throws the error that this thread has noted, if any, and forgets it.
+// Throw the error that this thread has noted, if any, and clear it.
 void raise_noted_error();
 
 } // namespace torchmdla::lazy

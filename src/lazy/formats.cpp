@@ -24,7 +24,7 @@ int64_t rank_of(c10::MemoryFormat format) {
   return format == c10::MemoryFormat::ChannelsLast ? 4 : 5;
 }
 
-// The dimensions as they lie in memory.
+// Return the order of dimensions in contiguous memory.
 using Order = std::vector<int64_t>;
 
 Order plain_order(int64_t rank) {
@@ -53,7 +53,7 @@ template <class List> std::vector<int64_t> in_order(const List& values, const Or
   return ordered;
 }
 
-// None where a tensor has gaps or overlaps, which no order tells.
+// Return the order of dimensions in memory, or nullopt for a tensor with gaps or overlaps.
 std::optional<Order> order_by(at::IntArrayRef sizes, at::IntArrayRef strides) {
   auto order = plain_order(static_cast<int64_t>(sizes.size()));
   std::stable_sort(order.begin(), order.end(),
@@ -68,7 +68,8 @@ std::optional<Order> order_by(at::IntArrayRef sizes, at::IntArrayRef strides) {
 
 constexpr std::array<std::string_view, 2> copying{"aten::clone", "aten::_to_copy"};
 
-// How a copy of `self` on the device is to lie; none where PyTorch's own way is right.
+// Return the order of dimensions for a copy of `self` on the device, or nullopt if PyTorch's own
+// order is correct.
 std::optional<Order> order_of_copy(const at::Tensor& self, c10::MemoryFormat format) {
   if (format == c10::MemoryFormat::Preserve && !self.is_contiguous())
     return order_by(self.sizes(), self.strides());
@@ -79,7 +80,7 @@ std::optional<Order> order_of_copy(const at::Tensor& self, c10::MemoryFormat for
   return channels_behind(rank);
 }
 
-// The format is the last argument.
+// Copy in the given order of dimensions. The memory format is the last argument of the call.
 void copy_in_order(const InterceptedCall& call, const std::optional<Order>& order) {
   if (!order) return call.run_original();
   auto& self = call.arguments().front();

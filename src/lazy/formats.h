@@ -9,17 +9,17 @@
 
 namespace torchmdla::lazy {
 
-// PyTorch's lazy device ignores how a copy is asked to lie in memory. With this, `clone` and `to`
-// give the strides of a format for channels that lie together, or by default those of what is
-// copied, as a view of contiguous memory. For functionalisation; none where `op` is another
-// operator.
+// Return the interceptor of `clone` and `to`, or null for other operators. PyTorch's lazy device
+// ignores the memory format of a copy. With the interceptor, a copy has channels-last strides if
+// requested. By default it has the strides of its source. The copy is a view of contiguous memory.
+// The interceptor belongs to the dispatch key Functionalize.
 Interceptor format_interceptor(const c10::OperatorHandle& op);
 
-// The same for what comes from the CPU. For the device.
+// Return the interceptor for copies from the CPU. It belongs to the dispatch key Lazy.
 Interceptor arrival_interceptor(const c10::OperatorHandle& op);
 
-// A kernel for the device: strides that tell an order of the dimensions are those of a view of
-// contiguous memory, too. A tensor with gaps is contiguous.
+// Return an empty tensor (a kernel for the device). Strides that are an order of the dimensions
+// become those of a view of contiguous memory. Other tensors, which have gaps, become contiguous.
 at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                          std::optional<at::Device> device, std::optional<bool> pin_memory);

@@ -1,4 +1,4 @@
-// Kernels of the lazy device that stand in front of PyTorch's own.
+// Interceptors: kernels of the lazy device that run in front of PyTorch's own.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -9,24 +9,24 @@
 
 namespace torchmdla::lazy {
 
-// A boxed call, as an interceptor gets it.
+// A boxed call that an interceptor receives.
 struct InterceptedCall {
   const c10::OperatorHandle& op;
   const c10::SafeKernelFunction& original;
   c10::DispatchKeySet keys;
   torch::jit::Stack* stack;
 
-  // As they lie on the stack, until somebody takes them from there.
+  // Return the arguments on the stack. They are valid until they are popped.
   std::span<c10::IValue> arguments() const;
 
-  // PyTorch's kernel takes the arguments and leaves its results.
+  // Run PyTorch's kernel, which replaces the arguments by its results.
   void run_original() const { original.callBoxed(op, keys, stack); }
 };
 
-// Takes the arguments from the stack and leaves results there, as any boxed kernel.
+// Function that pops the arguments from the stack and pushes the results, as a boxed kernel does.
 using Interceptor = std::function<void(const InterceptedCall&)>;
 
-// Puts `interceptor` in front of the kernel that `op` has for `key` by now, for good.
+// Install `interceptor` permanently in front of the current kernel of `op` for `key`.
 void intercept(const c10::OperatorHandle& op, c10::DispatchKey key, Interceptor interceptor);
 
 } // namespace torchmdla::lazy

@@ -36,9 +36,8 @@ namespace {
 
 // --- any operator ------------------------------------------------------------------------------
 
-// PyTorch's own kernels of these are wrong on lazy tensors: results that nobody wrote, of other
-// values or of another dtype, or an error where a result is not asked for or a tensor has no
-// dimensions.
+// Operators whose PyTorch kernels are wrong on lazy tensors. They return uninitialised results,
+// wrong values or a wrong dtype, or fail for an unneeded result or a tensor without dimensions.
 constexpr std::array<std::string_view, 11> replaced{"aten::pixel_shuffle",
                                                     "aten::pixel_unshuffle",
                                                     "aten::convolution_backward",
@@ -51,9 +50,9 @@ constexpr std::array<std::string_view, 11> replaced{"aten::pixel_shuffle",
                                                     "aten::stack",
                                                     "aten::trace"};
 
-// PyTorch's own kernels of these make inputs of graphs of what should be known of a call: numbers
-// that would be tensors in double (a comparison's), that decide what is computed (a norm's order),
-// and random numbers, which each run of the graph would draw anew.
+// Operators whose PyTorch kernels make graph inputs of values that should be constants of a call.
+// These are numbers that would become tensors of doubles (in a comparison), and numbers that select
+// the computation (a norm's order). For random numbers, each run of the graph would draw anew.
 constexpr std::array<std::string_view, 13> recorded{
     "aten::bernoulli",          "aten::clamp",
     "aten::clamp_min",          "aten::eq.Scalar",
@@ -63,21 +62,21 @@ constexpr std::array<std::string_view, 13> recorded{
     "aten::norm.ScalarOpt_dim", "aten::pow.Tensor_Scalar",
     "aten::std.correction"};
 
-// What makes a tensor of another device, layout or memory is no call to record.
+// Operators that change the device, layout or memory of a tensor. They are not recorded.
 constexpr std::array<std::string_view, 10> left_alone{
     "aten::clone", "aten::copy", "aten::lift",      "aten::_lazy_clone", "aten::set",
     "aten::zero",  "aten::fill", "aten::resize_as", "aten::resize",      "aten::_unsafe_view"};
 
-// As IR where it can be, at once on the CPU where it cannot.
+// Record a call as IR if possible; otherwise run it at once on the CPU.
 void record_or_run(const c10::OperatorHandle& op, Stack* stack) {
   if (record_call(op, stack)) return;
   count_eager(op);
   at::native::cpu_fallback(op, stack);
 }
 
-// Whether `record_or_run` is the best kernel: PyTorch has none that is right, or one made of other
-// operators, which write to memory below functionalisation, where their writes are lost or make the
-// graph run.
+// Return whether `record_or_run` is the best kernel for `op`. PyTorch's kernel may be missing or
+// wrong, or may be composed of other operators. A composite kernel writes to memory below
+// functionalisation, so its writes are lost or make the graph run.
 bool is_taken(const c10::OperatorHandle& op) {
   if (is_in(replaced, op) || is_overload_in(recorded, op)) return true;
   if (op.hasKernelForDispatchKey(DispatchKey::Lazy) ||
@@ -93,7 +92,7 @@ bool is_taken(const c10::OperatorHandle& op) {
 
 // --- views and memory --------------------------------------------------------------------------
 
-// PyTorch generates no IR for lists of results.
+// Kernels for operators that return lists, for which PyTorch generates no IR.
 std::vector<at::Tensor> split(const at::Tensor& self, int64_t size, int64_t dim) {
   const auto total = self.size(dim);
   std::vector<at::Tensor> parts;
@@ -120,18 +119,19 @@ std::vector<at::Tensor> unbind(const at::Tensor& self, int64_t dim) {
   return parts;
 }
 
-// A value fills memory of its own, of which it has none to show.
+// Return whether the tensors have equal numbers of elements. A lazy value has its own memory, which
+// cannot be inspected.
 bool has_same_storage_numel(const at::Tensor& self, const at::Tensor& other) {
   return self.numel() == other.numel();
 }
 
-// --- operators that PyTorch takes apart ----------------------------------------------------------
+// --- operators that PyTorch decomposes -----------------------------------------------------------
 
 bool needs_gradient(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
 }
 
-// As a whole where nobody asks for gradients.
+// Record attention as one operator if gradients are not needed.
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
                      bool is_causal, std::optional<double> scale, bool enable_gqa) {
@@ -146,8 +146,8 @@ at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at
                                                             is_causal, scale, enable_gqa);
 }
 
-// PyTorch has kernels of this device for some operators that get their derivatives by being taken
-// apart (`std`), and none for autograd: where a gradient is asked for, they are.
+// Decompose `op` if gradients are needed. Some operators (`std`) get their derivatives by
+// decomposition, but PyTorch has kernels of this device for them and none for autograd.
 void take_apart_for_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                               torch::jit::Stack* stack) {
   if (needs_gradients(torch::jit::last(*stack, op.schema().arguments().size())))
@@ -165,7 +165,7 @@ bool has_lost_its_derivative(const c10::OperatorHandle& op) {
 
 // --- registration --------------------------------------------------------------------------------
 
-// What stands in front of PyTorch's own kernels, the later in front of the earlier.
+// Interceptors in front of PyTorch's own kernels. Later entries are in front of earlier ones.
 struct Interception {
   DispatchKey key;
   Interceptor (*interceptor_of)(const c10::OperatorHandle& op);
@@ -193,7 +193,7 @@ public:
 } // namespace
 
 void register_kernels() {
-  // PyTorch warns of a kernel in the place of another one.
+  // PyTorch warns when a kernel replaces another one.
   NoWarnings silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   for_each_aten_operator(intercept_where_needed);

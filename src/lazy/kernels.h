@@ -1,9 +1,9 @@
-// Kernels of the lazy device where PyTorch's own are wrong or none.
+// Kernels of the lazy device for operators whose PyTorch kernels are wrong or missing.
 #pragma once
 
 namespace torchmdla::lazy {
 
-// Puts them in place of PyTorch's, which must be registered already. Called once.
+// Replace PyTorch's kernels, which must already be registered. Call this once.
 void register_kernels();
 
 } // namespace torchmdla::lazy

@@ -53,7 +53,7 @@ torch::lazy::TSOpVector OperatorNode::Lower(std::shared_ptr<torch::jit::GraphFun
 
 namespace {
 
-// Writes what tells a constant apart; false for what no node holds as one.
+// Add a constant to a key. Return false if a node cannot hold the value as a constant.
 bool add_constant(ByteKey& key, const c10::IValue& value) {
   key.add(value.tagKind());
   if (value.isNone()) return true;
@@ -74,7 +74,7 @@ bool is_tensor_type(const c10::TypePtr& type) {
   return type->kind() == c10::TypeKind::TensorType;
 }
 
-// A tensor argument, or a list of such, undefined ones included.
+// Return whether the type is a tensor or a list of tensors, including optional ones.
 bool holds_tensors(const c10::TypePtr& type) {
   if (const auto optional = type->cast<c10::OptionalType>())
     return holds_tensors(optional->getElementType());
@@ -93,22 +93,24 @@ bool is_functional(const c10::OperatorHandle& op) {
 }
 
 bool is_predictable(const c10::OperatorHandle& op) {
-  // The sizes are known of indices that are no masks; attention comes here without dropout.
+  // The sizes of `index` are known if the indices are not masks. Attention is called without
+  // dropout here.
   const auto& name = op.operator_name().name;
   if (name == "aten::index" || name == "aten::scaled_dot_product_attention") return true;
   return !op.hasTag(at::Tag::nondeterministic_seeded) &&
          !op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::data_dependent_output);
 }
 
-// TorchScript's numbers are no booleans: an operator that is given one has no node.
+// Return whether a boolean is passed as a number. TorchScript's numbers exclude booleans, so such a
+// call cannot become a node.
 bool is_boolean_number(const c10::IValue& value, const c10::TypePtr& type) {
   const auto optional = type->cast<c10::OptionalType>();
   const auto& kind = optional ? optional->getElementType() : type;
   return value.isBool() && kind->kind() == c10::TypeKind::NumberType;
 }
 
-// The shapes of the results; nullopt where the operator has no meta kernel or that fails, as it
-// does for a mistake of the user's.
+// Return the shapes of the results, or nullopt if the operator's meta kernel is missing or fails.
+// It also fails for errors of the user.
 std::optional<std::vector<torch::lazy::Shape>>
 shapes_of(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
   const auto results = infer_once(infer_types, op, arguments);
@@ -123,14 +125,14 @@ shapes_of(const c10::OperatorHandle& op, const std::vector<c10::IValue>& argumen
   return shapes;
 }
 
-// Collects the arguments of one call.
+// Arguments of one call, collected for a node.
 class Recorder {
 public:
   Recorder(const c10::OperatorHandle& op, BackendDevice device) : device_(std::move(device)) {
     key_.add(c10::toString(op.operator_name()));
   }
 
-  // False where the argument cannot be part of a node.
+  // Add an argument. Return false if it cannot be part of a node.
   bool add(const c10::IValue& value, const c10::TypePtr& type) {
     if (is_boolean_number(value, type)) return false;
     if (!holds_tensors(type)) return add_constant(value);
@@ -145,7 +147,7 @@ public:
   const std::string& key() const { return key_.bytes(); }
 
 private:
-  // The tensors of a graph that runs are on the CPU.
+  // Add a constant. A lazy device becomes the CPU, because graphs run on CPU tensors.
   bool add_constant(const c10::IValue& value) {
     const bool is_lazy = value.isDevice() && value.toDevice().type() == at::kLazy;
     arguments.push_back(
@@ -174,8 +176,8 @@ private:
     return true;
   }
 
-  // Where the tensor stands among the operands: nowhere if it is undefined. nullopt for a tensor of
-  // another device, unless it is a number.
+  // Return the tensor's index among the operands; the inner optional is empty if the tensor is
+  // undefined. Return nullopt for a tensor of another device, except 0-d CPU tensors.
   std::optional<std::optional<size_t>> operand(const at::Tensor& tensor) {
     key_.add(tensor.defined());
     if (!tensor.defined()) return std::optional<size_t>();

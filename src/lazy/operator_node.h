@@ -1,4 +1,4 @@
-// Lazy IR for operators that PyTorch generates none for.
+// Lazy IR for operators for which PyTorch does not generate any.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,12 +12,12 @@
 
 namespace torchmdla::lazy {
 
-// A call of a functional operator on lazy tensors: tensors are operands, everything else is part of
-// the node.
+// Call of a functional operator on lazy tensors. Tensors are operands; all other arguments are part
+// of the node.
 class OperatorNode : public torch::lazy::TsNode {
 public:
-  // An argument: a constant, or where its tensors stand among the operands; an undefined tensor
-  // stands nowhere.
+  // An argument: a constant, or the indices of its tensors among the operands. An undefined tensor
+  // does not have an index.
   struct Argument {
     enum class Kind { constant, tensor, list } kind;
     c10::IValue constant;
@@ -25,8 +25,8 @@ public:
     c10::TypePtr element; // of a list
   };
 
-  // `shapes`: of the results; the dtype of an undefined one is undefined too. `key` tells apart
-  // calls that differ in operator or arguments.
+  // `shapes` are the shapes of the results; an undefined result has an undefined dtype. `key`
+  // distinguishes calls with different operators or arguments.
   OperatorNode(const c10::OperatorHandle& op, std::vector<Argument> arguments,
                const std::vector<torch::lazy::Value>& operands,
                std::vector<torch::lazy::Shape> shapes, const std::string& key);
@@ -38,17 +38,16 @@ private:
   const std::vector<Argument> arguments_;
 };
 
-// The first lazy device among the arguments of a call.
+// Return the first lazy device among the arguments of a call.
 std::optional<torch::lazy::BackendDevice> device_of(std::span<const c10::IValue> arguments);
 
-// Whether calls of an operator can be written as IR: it does not write, makes no views or random
-// numbers, and has tensors as results, whose sizes do not depend on data.
+// Return whether calls of an operator can be recorded as IR. It must not write, return views or
+// draw random numbers. Its results must be tensors whose sizes do not depend on data.
 bool can_record(const c10::OperatorHandle& op);
 
-// Takes the operator's arguments from the stack and pushes lazy tensors for its results. False,
-// with the stack as it was, where the call cannot be written as IR: it writes, makes views or
-// random numbers, has results that are no tensors or whose sizes depend on data, or PyTorch does
-// not know their sizes beforehand.
+// Pop the operator's arguments from the stack and push lazy tensors for its results. Return false
+// and leave the stack unchanged if the call cannot be recorded as IR. See `can_record`; PyTorch
+// must also be able to infer the sizes of the results.
 bool record_call(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 } // namespace torchmdla::lazy

@@ -22,7 +22,7 @@ using torch::lazy::Util;
 
 namespace {
 
-// By id: in the order in which they were made.
+// Maps by id, which is the order of creation.
 using Tensors = std::map<int64_t, std::weak_ptr<LazyTensor::Data>>;
 using HeldTensors = std::map<int64_t, std::shared_ptr<LazyTensor::Data>>;
 
@@ -37,16 +37,18 @@ std::vector<const Node*> roots_of(const HeldTensors& tensors) {
   return roots;
 }
 
-// --- those that were made of late ----------------------------------------------------------------
+// --- recent tensors ------------------------------------------------------------------------------
 
-// What was made since its thread last looked at a value, and what was pending then and belongs to
-// no family yet. What has a value is dropped for good: a write makes another tensor.
+// Tensors made since their thread last read a value, and tensors that were pending then and are in
+// no family yet. A tensor with a value is removed permanently, because a write creates another
+// tensor.
 struct Recent {
   std::mutex mutex;
   std::unordered_map<std::thread::id, Tensors> by_thread; // guarded by mutex
 };
 
-// Tensors may live until the process ends.
+// Return the recent tensors. They are never destroyed, because tensors may live until the process
+// ends.
 Recent& recent() {
   static NeverDestroyed<Recent> instance;
   return *instance;
@@ -62,7 +64,8 @@ void forget_recent(const std::vector<int64_t>& ids) {
   if (made->second.empty()) by_thread.erase(made);
 }
 
-// Without the lock's being held where a tensor goes: it asks for the lock then.
+// Return the recent tensors of this thread. No tensor may be destroyed under the lock, because its
+// destruction acquires the lock.
 HeldTensors recent_tensors() {
   HeldTensors found;
   const Guard guard(recent().mutex);
@@ -87,12 +90,12 @@ HeldTensors recent_pending() {
 
 // --- families ------------------------------------------------------------------------------------
 
-// Pending tensors, those together that share computations with each other or with a third one, so
-// that where many are pending few are walked through. Nodes may be gone, and others be in their
-// place: a family is where to search, no more.
+// Partition of pending tensors into families. Tensors that share computations, directly or through
+// others, are in one family, so that a read walks only a few of many pending tensors. Nodes may
+// have been destroyed and their addresses reused: a family only narrows the search.
 class Families {
 public:
-  // Of tensors, when they were formed.
+  // Return the number of tensors when the families were formed.
   size_t size() const { return size_; }
 
   void add_members_to(HeldTensors& found) const {
@@ -100,7 +103,7 @@ public:
       add(members, found);
   }
 
-  // Those of the families that one of the nodes belongs to.
+  // Add the members of all families that one of the nodes belongs to.
   void add_relatives_to(HeldTensors& found, const std::vector<const Node*>& nodes) const {
     std::unordered_set<size_t> families;
     for (const auto* node : nodes)
@@ -108,7 +111,7 @@ public:
         if (families.insert(family->second).second) add(members_.at(family->second), found);
   }
 
-  // Instead of all that there were.
+  // Replace all families by those of `tensors`.
   void form(const HeldTensors& tensors) {
     family_of_.clear();
     members_.clear();
@@ -145,8 +148,9 @@ private:
   size_t size_ = 0;
 };
 
-// Those of this thread, which take in the recent ones where these are many and looks have walked
-// through as many since the families were formed: that costs as much.
+// Return the families of this thread. Many recent tensors are merged into them once reads have
+// walked as many tensors as the families contain. Forming the families costs about as much as these
+// walks.
 const Families& families_beside(HeldTensors& recent) {
   constexpr size_t few = 64;
   thread_local Families families;

@@ -1,4 +1,4 @@
-// The lazy tensors that are still to be computed.
+// Lazy tensors that are not computed yet.
 #pragma once
 
 #include <torch/csrc/lazy/core/tensor.h>
@@ -8,16 +8,17 @@
 
 namespace torchmdla::lazy {
 
-// To be told of every tensor: by the thread that makes it, and by any when nobody has it any more.
+// Record the creation and destruction of a tensor. Call `note_made` on the thread that creates it;
+// `note_gone` may run on any thread.
 void note_made(const std::shared_ptr<torch::lazy::LazyTensor::Data>& tensor);
 void note_gone(const torch::lazy::LazyTensor::Data& tensor);
 
-// Whether a computation says what the tensor is, and has not run. Inputs and constants are no
-// computations.
+// Return whether the tensor is defined by a computation that has not run. Inputs and constants are
+// not computations.
 bool is_pending(const torch::lazy::LazyTensor::Data& tensor);
 
-// The pending tensors of `tensor`'s device that this thread has made and that share a computation
-// with `tensor`, which is pending: itself, too. In the order in which they were made.
+// Return the pending tensors that share a computation with the pending `tensor`, including itself.
+// They are on its device and were made by this thread. They are in order of creation.
 std::vector<torch::lazy::LazyTensorPtr> pending_with(const torch::lazy::LazyTensor::Data& tensor);
 
 } // namespace torchmdla::lazy

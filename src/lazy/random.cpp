@@ -19,8 +19,8 @@ using torch::jit::Stack;
 
 namespace {
 
-// The distributions whose first argument says no more than how many numbers are drawn: in their
-// functional form, and in place, as PyTorch's factories call them below functionalisation.
+// Distributions whose first argument only determines how many numbers are drawn. The functional
+// forms come first. PyTorch's factories call the in-place forms below functionalisation.
 constexpr std::array<const char*, 10> fills{"aten::bernoulli.p", "aten::cauchy",
                                             "aten::exponential", "aten::geometric",
                                             "aten::log_normal",  "aten::normal_functional",
@@ -31,7 +31,8 @@ constexpr std::array<const char*, 10> fills_in_place{
     "aten::log_normal_",      "aten::normal_", "aten::random_",      "aten::random_.from",
     "aten::random_.to",       "aten::uniform_"};
 
-// On the CPU, with the order of dimensions of `tensor`: numbers are drawn in that of memory.
+// Return an empty CPU tensor with the dimension order of `tensor`, because numbers are drawn in
+// memory order.
 at::Tensor empty_as(const at::Tensor& tensor, at::ScalarType dtype) {
   const auto options = at::TensorOptions(at::kCPU).dtype(dtype);
   return tensor.is_non_overlapping_and_dense()
@@ -39,13 +40,14 @@ at::Tensor empty_as(const at::Tensor& tensor, at::ScalarType dtype) {
              : at::empty(tensor.sizes(), options);
 }
 
-// `beside`: a tensor of the device.
+// Move numbers to the device of `beside`, a lazy tensor.
 at::Tensor moved(const at::Tensor& drawn, const at::Tensor& beside) {
   const auto device = torch::lazy::TryGetLtcTensor(beside)->GetDevice();
   return torch::lazy::CreateAtenFromLtcTensor(torch::lazy::LazyTensor::Create(drawn, device));
 }
 
-// Leaves what is drawn on the stack; returns the first argument.
+// Draw into a new CPU tensor and leave the result on the stack. Return the first argument of the
+// call.
 at::Tensor draw(const c10::OperatorHandle& op, Stack* stack) {
   auto& first = torch::jit::peek(*stack, 0, op.schema().arguments().size());
   const auto self = first.toTensor();

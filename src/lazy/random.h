@@ -3,9 +3,9 @@
 
 namespace torchmdla::lazy {
 
-// Registers kernels that draw on the CPU, at once, as a call does there: the numbers of a seed are
-// the CPU's, and stay the same in every graph that reads them. What is drawn is an input of graphs,
-// so a call whose numbers depend on sizes alone (a dropout's mask) ends none.
+// Register kernels that draw on the CPU at the time of the call. A seed gives the CPU's numbers,
+// and all graphs that read them get the same numbers. Drawn numbers are inputs of graphs. A call
+// whose numbers depend only on sizes (a dropout's mask) therefore does not end a graph.
 void register_random();
 
 } // namespace torchmdla::lazy

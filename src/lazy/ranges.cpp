@@ -16,7 +16,7 @@ namespace {
 constexpr std::array<std::string_view, 4> ranges{"aten::arange", "aten::linspace", "aten::logspace",
                                                  "aten::range"};
 
-// `out` is the last argument.
+// Write a range to `out`, which is the last argument.
 void write_range(const InterceptedCall& call) {
   const auto out = call.arguments().back().toTensor();
   if (!is_lazy(out) || out.dim() == 1) return call.run_original();
@@ -27,7 +27,7 @@ void write_range(const InterceptedCall& call) {
   if (range.numel() == out.numel()) {
     out.copy_(range.view(out.sizes()));
     call.stack->emplace_back(out);
-  } else { // which eager resizes
+  } else { // eager PyTorch resizes `out`
     call.stack->insert(call.stack->end(), arguments.begin(), arguments.end());
     call.run_original();
   }

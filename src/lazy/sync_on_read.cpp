@@ -20,11 +20,11 @@ void compute(const torch::lazy::LazyTensorPtr& tensor) {
                                                           /*sync_ltc_data=*/true);
 }
 
-// Operators that may take the values of their first argument to another device.
+// Operators that may move the values of their first argument to another device.
 constexpr std::array<std::string_view, 3> taking{"aten::_to_copy", "aten::_copy_from",
                                                  "aten::_copy_from_and_resize"};
 
-// The argument that says what device the values go to.
+// Return the index of the argument that specifies the target device.
 size_t target_of(const c10::FunctionSchema& schema) {
   const auto device = schema.argumentIndexWithName("device");
   return device ? *device : *schema.argumentIndexWithName("dst");

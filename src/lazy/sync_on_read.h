@@ -1,14 +1,14 @@
-// What happens when someone looks at a value of a lazy tensor.
+// Computation of lazy tensors when a value is read.
 #pragma once
 
 #include "interceptor.h"
 
 namespace torchmdla::lazy {
 
-// PyTorch computes the tensor that someone looks at alone, and computes what it shares with others
-// again for them: two results of one model would be two passes. With this all are computed at once
-// that the thread has pending and that share a computation with it. For Lazy; none where `op` does
-// not take values away.
+// Return the interceptor of `op`, or null if it does not read values of a lazy tensor. PyTorch
+// computes only the tensor that is read, and computes shared parts again for other tensors. Two
+// results of one model would take two passes. The interceptor computes all pending tensors of the
+// thread that share a computation with it. It belongs to the dispatch key Lazy.
 Interceptor looking_interceptor(const c10::OperatorHandle& op);
 
 } // namespace torchmdla::lazy

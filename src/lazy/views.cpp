@@ -22,7 +22,7 @@ using at::functionalization::ViewMeta;
 
 namespace {
 
-// Where a view lies in the memory that it shares.
+// Geometry of a view in the memory that it shares.
 struct Place {
   std::vector<int64_t> sizes, strides;
   int64_t offset;
@@ -34,8 +34,8 @@ void set_place(const at::Tensor& value, const Place& place) {
   impl->set_sizes_and_strides(place.sizes, place.strides, place.offset);
 }
 
-// A step of a view from its base. Functionalisation takes these again after writes, and the tensors
-// that they make are new ones.
+// Step of a view from its base. Functionalisation repeats the steps after writes, which creates new
+// tensors; these get the same place.
 class PlacedView : public ViewMeta {
 public:
   PlacedView(std::shared_ptr<ViewMeta> view, Place place)
@@ -62,13 +62,13 @@ at::FunctionalTensorWrapper& wrapper_of(const at::Tensor& tensor) {
   return *at::functionalization::impl::unsafeGetFunctionalWrapper(tensor);
 }
 
-// PyTorch gives no way to change the steps.
+// Return the steps of a view. PyTorch does not provide mutable access to them.
 std::vector<std::shared_ptr<ViewMeta>>& steps_of(const at::Tensor& tensor) {
   return const_cast<std::vector<std::shared_ptr<ViewMeta>>&>(wrapper_of(tensor).view_metas());
 }
 
-// `offset`: of what the view was made from. PyTorch has worked out the strides, and an offset from
-// there, and written them where nobody reads them.
+// Set the place of a view. `offset` is that of the tensor from which it was taken. PyTorch computes
+// the strides and the relative offset, but stores them in fields that lazy tensors do not read.
 void place(const at::Tensor& view, int64_t offset) {
   const auto& noted = *view.unsafeGetTensorImpl();
   Place place{view.sizes().vec(), noted.strides_default().vec(),
@@ -84,20 +84,20 @@ at::Tensor shallow_copy(const at::Tensor& tensor) {
                                                   /*allow_tensor_metadata_change=*/true));
 }
 
-// Makes a view the whole of the memory that it lies in.
+// Turn a view into a tensor of the whole memory that it shares.
 void become_base(const at::Tensor& view) {
   steps_of(view).clear();
   wrapper_of(view).regenerate_from_base();
 }
 
-// The whole of the memory that a view lies in, as another tensor.
+// Return a new tensor of the whole memory that a view shares.
 at::Tensor base_of(const at::Tensor& view) {
   auto base = shallow_copy(view);
   become_base(base);
   return base;
 }
 
-// A tensor that shares the memory of `view`, but says that it is contiguous.
+// Return a tensor that shares the memory of `view` but reports that it is contiguous.
 at::Tensor without_place(const at::Tensor& view) {
   auto tensor = shallow_copy(view);
   wrapper_of(tensor).replace_(
@@ -106,8 +106,8 @@ at::Tensor without_place(const at::Tensor& view) {
   return tensor;
 }
 
-// The CPU may have kept the order of dimensions where this device did not, so what has no view here
-// may have one there.
+// Return whether `self` does not have a view of these sizes. It may have one on the CPU, which may
+// have kept an order of dimensions that this device did not.
 bool has_no_view(const at::Tensor& self, at::IntArrayRef sizes) {
   return self.numel() != 0 && !at::detail::computeStride(self.sizes(), self.strides(),
                                                          at::infer_size_dv(sizes, self.numel()));
@@ -119,7 +119,7 @@ bool is_lazy_view(const at::Tensor& tensor) {
   return is_lazy(tensor) && !steps_of(tensor).empty();
 }
 
-// Gives the views that PyTorch's kernel makes their places.
+// Run PyTorch's kernel and set the places of the views that it makes.
 void make_views(const InterceptedCall& call) {
   const auto& self = call.arguments()[0].toTensor();
   if (!is_lazy(self)) return call.run_original();
@@ -142,14 +142,14 @@ void view(const InterceptedCall& call) {
   make_views(call);
 }
 
-// The last argument, which is that of `self` unless it is given.
+// Set the offset, the last argument of the call, to that of `self` if it is None.
 void settle_offset(const InterceptedCall& call, const at::Tensor& self) {
   auto& offset = call.arguments().back();
   if (offset.isNone()) offset = self.sym_storage_offset().expect_int();
 }
 
-// The strides that this one and the next two are given are those of the whole memory that a tensor
-// lies in.
+// Call the operator on the base of a view. Here and in the next two functions, the strides in the
+// call refer to the whole memory.
 void as_strided(const InterceptedCall& call) {
   const auto self = call.arguments()[0].toTensor();
   if (is_lazy_view(self)) {
@@ -184,7 +184,7 @@ const std::unordered_map<std::string, void (*)(const InterceptedCall&)> with_rul
     {"aten::as_strided_scatter", as_strided_scatter},
     {"aten::view", view}};
 
-// These make a tensor share other memory; what they do is no step of a view.
+// Operators that make a tensor share other memory. They do not add a step to a view.
 constexpr std::array<std::string_view, 4> other_memory{"aten::set_", "aten::resize_",
                                                        "aten::resize_as_", "aten::rename_"};
 

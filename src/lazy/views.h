@@ -1,4 +1,4 @@
-// Views of lazy tensors say where they lie.
+// Strides and offsets of views of lazy tensors.
 #pragma once
 
 #include "interceptor.h"
@@ -7,13 +7,15 @@
 
 namespace torchmdla::lazy {
 
-// PyTorch's lazy tensors say that they are contiguous, views too, so `contiguous` and `reshape`
-// give views where they should copy, and writes reach what they should not. With this, a view has
-// the strides and the offset that it has on the CPU, if what it was made from is contiguous, as all
-// is on this device that is no view. For functionalisation; none where `op` makes no views.
+// Return the interceptor of `op`, or null if it does not make views. PyTorch's lazy tensors,
+// including views, report that they are contiguous. Therefore `contiguous` and `reshape` return
+// views where they should copy, and writes reach the wrong tensors. With the interceptor, a view
+// has the strides and offset that it has on the CPU, if its source is contiguous. On this device
+// all tensors that are not views are contiguous. The interceptor belongs to the dispatch key
+// Functionalize.
 Interceptor view_interceptor(const c10::OperatorHandle& op);
 
-// Whether it is a tensor of the device as users have it, with functionalisation in front.
+// Return whether `tensor` is a lazy tensor as users have it, with functionalisation.
 bool is_lazy(const at::Tensor& tensor);
 
 } // namespace torchmdla::lazy

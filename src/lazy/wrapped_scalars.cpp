@@ -18,8 +18,9 @@ bool is_number(const c10::IValue& value) {
          value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
 }
 
-// Beside tensors with dimensions a number is a wider one of its kind, which promotion does not go
-// by: operators choose themselves whether they round it, wrap it around, or divide by it as it is.
+// Return the dtype for the numbers among the arguments. Beside a tensor with dimensions, a number
+// is wider than the promoted dtype. The operator then decides whether to round it, wrap it around,
+// or divide by its exact value.
 at::ScalarType dtype_of_numbers(std::span<const c10::IValue> arguments) {
   at::native::ResultTypeState state;
   for (const auto& argument : arguments)
@@ -44,8 +45,8 @@ void settle_numbers(std::span<c10::IValue> arguments) {
 
 namespace {
 
-// On the device of the other tensors: PyTorch takes tensors of the CPU for numbers only as they
-// came.
+// Settle the numbers and move them to the device of the other tensors. PyTorch only accepts CPU
+// tensors as numbers in their original form.
 void settle_on_device(std::span<c10::IValue> arguments) {
   std::vector<bool> are_numbers;
   for (const auto& argument : arguments)
@@ -65,7 +66,7 @@ void run_with_numbers(const InterceptedCall& call) {
   call.run_original();
 }
 
-// A number is promoted where there is another tensor.
+// Return whether `op` may promote a number, which requires at least two tensor arguments.
 bool may_promote(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   const auto is_tensor = [](const c10::Argument& argument) {

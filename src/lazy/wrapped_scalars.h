@@ -1,4 +1,4 @@
-// Python's numbers among the arguments of lazy operators.
+// Python numbers among the arguments of lazy operators.
 #pragma once
 
 #include "interceptor.h"
@@ -9,12 +9,13 @@
 
 namespace torchmdla::lazy {
 
-// A number that came as a tensor (`x * 0.5`) takes part in promotion as a number, but what a graph
-// gets is a tensor like others, in double: `x.mean() > 0.1` would compare in that. Replaces such
-// numbers among the arguments of a call by tensors of the dtype that they are promoted to.
+// Replace numbers among the arguments of a call by tensors of the dtype to which they are promoted.
+// A number that is a wrapped tensor (`x * 0.5`) is promoted as a number, but a graph receives an
+// ordinary tensor of doubles. `x.mean() > 0.1` would therefore compare doubles.
 void settle_numbers(std::span<c10::IValue> arguments);
 
-// Does so for PyTorch's own kernels for Lazy; none where `op` has none or promotes nothing.
+// Return the interceptor that does this for PyTorch's own kernel of `op` for Lazy. It is null if
+// there is no kernel or no promotion.
 Interceptor number_interceptor(const c10::OperatorHandle& op);
 
 } // namespace torchmdla::lazy

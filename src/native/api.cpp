@@ -1,4 +1,4 @@
-// The C interface: torchmdla/runtime.h. No exception leaves it.
+// The C interface of torchmdla/runtime.h. Its functions do not throw.
 
 #include "dlpack.h"
 #include "error.h"
@@ -37,7 +37,7 @@ tmdla_status failed(tmdla_status status, const char* text) noexcept {
   return status;
 }
 
-// Runs `body`; what it throws becomes a status and the thread's text.
+// Run `body`. Convert an exception into a status and the thread's error text.
 template <class Body> tmdla_status guarded(Body body) noexcept {
   try {
     body();

@@ -12,7 +12,7 @@ namespace {
 constexpr std::ptrdiff_t in_place = -1;
 constexpr size_t alignment = 64;
 
-// Whether code may use the tensor where it is.
+// Return whether code can use the tensor in place.
 bool fits(const TensorView& tensor, std::span<const int64_t> strides) {
   const auto width = std::min<size_t>(element_bytes(tensor.dtype), alignof(std::max_align_t));
   return reinterpret_cast<uintptr_t>(tensor.data) % width == 0 && lies_so(tensor, strides);
@@ -74,7 +74,7 @@ void Call::plan_outputs() {
         std::ranges::count(specialisation_.outputs, layout.result, &OutputLayout::result);
     auto strides = layout.strides_at(symbols_);
     if (sharing == 1 && fits(outputs_[i], strides)) continue;
-    // Only the file says where the code leaves the elements.
+    // The strides come from the file, so check that they stay in the buffer.
     const auto bytes = bytes_of(outputs_[owner]);
     if (!lies_among(outputs_[i].sizes, strides, bytes / element_bytes(outputs_[i].dtype)))
       throw BadBytes("a model's file: an output lies outside of its memory");

@@ -1,4 +1,4 @@
-// One call of a model's code: its buffers, and what is copied before and after.
+// One call of a model's code: its buffers, and the copies before and after it.
 #pragma once
 
 #include "content.h"
@@ -12,8 +12,8 @@
 
 namespace torchmdla::native {
 
-// Tensors that do not lie in memory as the code takes or makes them are copied through memory of
-// the thread's, where the workspace is, too.
+// Call of a specialisation. Tensors whose strides or alignment the code does not support are copied
+// to and from the memory of the thread, which also contains the workspace.
 class Call {
 public:
   using AddressOfWeight = std::function<const void*(size_t number)>;
@@ -21,12 +21,12 @@ public:
   Call(const Specialisation& specialisation, std::span<const int64_t> symbols,
        std::span<const TensorView> inputs, std::span<const TensorView> outputs);
 
-  // Runs the code, whose status it returns.
+  // Run the code and return its status.
   int32_t run(int32_t (*entry)(void* const* buffers), int64_t workspace_bytes,
               std::span<const void* const> packed, const AddressOfWeight& weight);
 
 private:
-  // A copy between a tensor and the thread's memory.
+  // Copy between a tensor and the thread's memory.
   struct Copy {
     const TensorView* tensor;
     Numbers strides; // in the thread's memory
@@ -45,7 +45,7 @@ private:
   std::span<const int64_t> symbols_;
   std::span<const TensorView> inputs_, outputs_;
   std::vector<Copy> before_, after_;
-  std::vector<std::ptrdiff_t> copied_inputs_, copied_results_; // offsets, or `in_place`
+  std::vector<std::ptrdiff_t> copied_inputs_, copied_results_; // offset of each, or `in_place`
   size_t reserved_ = 0;
 };
 

@@ -10,7 +10,7 @@ namespace torchmdla::native {
 
 namespace {
 
-// 0 and 1 change broadcasting and strides.
+// Sizes of 0 and 1 are never symbols, because they change broadcasting and strides.
 constexpr int64_t least_symbol = 2;
 constexpr size_t most_symbols = 4;
 constexpr uint64_t weight_alignment = 64;
@@ -26,7 +26,7 @@ Numbers at(const Numbers& numbers, const Varying& varying, std::span<const int64
   return found;
 }
 
-// Reads a file's content, where what is read later must agree with what was read before.
+// Reader of a file's content. Each part is checked against the parts before it.
 class ContentReader {
 public:
   ContentReader(std::span<const std::byte> bytes, uint64_t weight_bytes)
@@ -146,7 +146,7 @@ private:
 
   ByteReader reader_;
   uint64_t weight_bytes_;
-  size_t known_symbols_ = 0; // and those computed from them
+  size_t known_symbols_ = 0; // including the computed ones
   Content content_;
 };
 

@@ -1,4 +1,4 @@
-// What a model's file says, but for the weights (torchmdla/packages/native_file.py writes it).
+// Content of a model's file, without the weights (torchmdla/packages/native_file.py writes it).
 #pragma once
 
 #include "runtime/polynomial.h"
@@ -16,27 +16,26 @@
 
 namespace torchmdla::native {
 
-// An input or output.
+// Input or output of a model.
 struct Port {
   std::string name;
   int64_t dtype;
-  Numbers sizes; // -1 where specialisations differ
+  Numbers sizes; // -1 for a size that differs between specialisations
 };
 
-// A buffer that a pack made, or a parameter.
+// Parameter, or buffer that a pack computed from parameters.
 struct Weight {
-  uint64_t offset; // from the first weight on
+  uint64_t offset; // from the start of the first weight
   uint64_t bytes;
   Digest digest;
 };
 
-// Sizes that an input has, for which symbols stand in the places that are not `fixed`; the data is
-// contiguous once the dimensions are permuted.
+// Sizes and layout that a specialisation expects of an input.
 struct InputLayout {
   static constexpr int64_t fixed = -1;
   Numbers sizes;
-  Numbers symbols;
-  Numbers permutation;
+  Numbers symbols;     // number of the symbol of each size, or `fixed`
+  Numbers permutation; // the tensor is contiguous after this permutation of its dimensions
 };
 
 struct Argument {
@@ -46,7 +45,7 @@ struct Argument {
 };
 
 struct OutputLayout {
-  size_t result; // of the program
+  size_t result; // index among the results of the code; outputs may share one
   Numbers sizes, strides;
   Varying varying_sizes, varying_strides;
 
@@ -54,32 +53,34 @@ struct OutputLayout {
   Numbers strides_at(std::span<const int64_t> symbols) const;
 };
 
-// Code for some sizes of the inputs.
+// Code for some sizes of the inputs: one size each, or all values of some symbols.
 struct Specialisation {
   size_t image;
-  std::string entry, workspace; // the function that tells the workspace of a dynamic one
+  std::string entry, workspace; // `workspace` computes the workspace's size of a dynamic one
   size_t workspace_bytes;
   std::vector<InputLayout> inputs;
   size_t symbols;
-  std::optional<SizeProgram> sizes; // of a dynamic one
+  std::optional<SizeProgram> sizes; // computes further symbols, if it is dynamic
   std::vector<Argument> arguments;
-  std::vector<size_t> packs; // weights
+  std::vector<size_t> packs; // indices of the weights that packs computed
   std::vector<OutputLayout> outputs;
-  std::vector<size_t> owners; // for each result the first output that is it
+  std::vector<size_t> owners; // for each result, the first output that uses it
 
-  // The symbols' values where the inputs have these sizes; nullopt where the code is not for them.
+  // Return the values of the symbols for `inputs`, or nullopt if the code does not support their
+  // sizes.
   std::optional<Numbers> symbols_at(std::span<const TensorView> inputs) const;
 };
 
 struct Content {
-  std::set<std::string> features; // of a processor, by LLVM's names
+  std::set<std::string> features; // processor features that the code uses, by their LLVM names
   std::vector<Port> inputs, outputs;
   std::vector<Weight> weights;
-  std::vector<std::span<const std::byte>> images; // of the bytes that were read
+  std::vector<std::span<const std::byte>> images; // views of the bytes that were read
   std::vector<Specialisation> specialisations;
 };
 
-// Throws BadBytes. `weight_bytes`: how many the file has behind the sealed block.
+// Read the content in `bytes`. Throw BadBytes if it is malformed. `weight_bytes`: number of bytes
+// after the sealed block in the file.
 Content read_content(std::span<const std::byte> bytes, uint64_t weight_bytes);
 
 } // namespace torchmdla::native

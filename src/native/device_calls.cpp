@@ -1,4 +1,4 @@
-// The device calls without PyTorch, and what else code in a model's file may call.
+// The device calls without PyTorch, and the other functions that code in a model's file may call.
 
 #include "runtime/device_calls.h"
 
@@ -14,7 +14,7 @@ namespace torchmdla {
 
 namespace {
 
-// Memory that grows to the largest request and stays.
+// Memory that grows to the largest request and never shrinks.
 class Workspace {
 public:
   void* at_least(int64_t needed) {
@@ -42,12 +42,13 @@ using OfFloat = float(float);
 using OfDoubles = double(double, double);
 using OfFloats = float(float, float);
 
-// Of the C library's functions of this name that of double, and that of float.
+// The C library's function `name` of double, and its variant of float.
 #define OF_ONE(name) named<OfDouble>(#name, name), named<OfFloat>(#name "f", name##f)
 #define OF_TWO(name) named<OfDoubles>(#name, name), named<OfFloats>(#name "f", name##f)
 
-// What kernels compute by (torchmdla/devices/cpu/math_library.py), and what LLVM makes of loops and
-// of operations that the processor has no instruction for.
+// Return the C library's functions that code may call. Kernels call some of them
+// (torchmdla/devices/cpu/math_library.py). LLVM generates calls of others for loops and for
+// operations for which the processor does not have an instruction.
 const std::vector<DeviceCall>& library_functions() {
   static const std::vector<DeviceCall> functions{
       OF_ONE(acos),
@@ -132,7 +133,7 @@ void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, i
   torchmdla::native::ThreadPool::of_this_process().run(body, operands, begin, end, grain);
 }
 
-// Nobody observes kernels here.
+// This runtime does not record kernels.
 void mdla_begin_kernel(int64_t) {}
 
 void* mdla_scratch(int64_t bytes) {

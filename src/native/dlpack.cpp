@@ -6,7 +6,7 @@ namespace torchmdla::native::dlpack {
 
 namespace {
 
-// DLDataTypeCode.
+// DLDataTypeCode of DLPack.
 enum Code : uint8_t { integer = 0, natural = 1, real = 2, bfloat = 4, complex = 5, boolean = 6 };
 
 struct Row {

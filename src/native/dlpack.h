@@ -1,5 +1,5 @@
-// The layout of DLPack's tensors, as its specification has it ("C API", version 1;
-// https://dmlc.github.io/dlpack/latest/c_api.html): callers bring a definition of their own.
+// Layout of DLPack tensors, according to its specification ("C API", version 1;
+// https://dmlc.github.io/dlpack/latest/c_api.html). Callers use their own definition of it.
 #pragma once
 
 #include "tensor.h"
@@ -38,7 +38,8 @@ struct ManagedTensor {
 
 static_assert(sizeof(void*) == 8 && sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64);
 
-// Throws Error where it is on another device, or its dtype is none that models have.
+// Return a view of `tensor`. Throw Error if it is not on the CPU or models do not support its
+// dtype.
 TensorView view_of(const ManagedTensor& tensor);
 
 } // namespace torchmdla::native::dlpack

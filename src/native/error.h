@@ -1,4 +1,4 @@
-// Failures as the C interface tells them.
+// Failures with the status that the C interface returns for them.
 #pragma once
 
 #include "torchmdla/runtime.h"

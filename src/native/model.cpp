@@ -63,7 +63,7 @@ Numbers sizes_of(const TensorView& tensor) {
   return {tensor.sizes.begin(), tensor.sizes.end()};
 }
 
-// With -1 where any size is taken.
+// Return the sizes of `layout`, with -1 for each size that is a symbol.
 Numbers sizes_of(const InputLayout& layout) {
   auto sizes = layout.sizes;
   for (size_t i = 0; i < sizes.size(); ++i)
@@ -152,7 +152,7 @@ void Model::check_outputs(std::span<const TensorView> given, const Choice& choic
 }
 
 Model::Choice Model::choose(std::span<const TensorView> given) const {
-  // Those for any sizes stand behind those for some.
+  // Dynamic specialisations come after static ones, so a static one is preferred.
   for (const auto& code : codes_)
     if (auto symbols = code.specialisation->symbols_at(given)) return {&code, std::move(*symbols)};
   std::string known;

@@ -1,4 +1,4 @@
-// A model in this process: its code mapped, its weights in their file.
+// Loaded model: its code is mapped into this process, and its weights are mapped from the file.
 #pragma once
 
 #include "model_file.h"
@@ -15,8 +15,8 @@
 
 namespace torchmdla::native {
 
-// Any number of threads may use one. What is wrong with a file or a tensor is thrown: Error,
-// FileProblem, BadBytes, ImageError.
+// Model of a file. Any number of threads may use it concurrently. Its functions throw Error,
+// FileProblem, BadBytes or ImageError if a file or a tensor is invalid.
 class Model {
 public:
   Model(const std::string& path, int threads, bool any_owner);
@@ -32,7 +32,7 @@ public:
   void set_threads(int threads);
 
 private:
-  // A specialisation's code in this process.
+  // Code of a specialisation in this process.
   struct Code {
     const Specialisation* specialisation;
     std::shared_ptr<const Image> image;
@@ -41,7 +41,7 @@ private:
     std::vector<const void*> packed;
   };
 
-  // What a call with some inputs runs.
+  // Code and values of the symbols that a call uses for its inputs.
   struct Choice {
     const Code* code;
     Numbers symbols;

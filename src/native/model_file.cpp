@@ -11,9 +11,9 @@ namespace torchmdla::native {
 
 namespace {
 
-// As torchmdla/packages/native_file.py has them.
+// These must equal the constants in torchmdla/packages/native_file.py.
 constexpr BlockFormat model_format{"torchmdla-model", 2, "a model's file"};
-constexpr uint64_t file_page = 4096; // weights begin at one
+constexpr uint64_t file_page = 4096; // alignment of the weights in the file
 
 uint64_t up_to_page(uint64_t offset) {
   return (offset + file_page - 1) / file_page * file_page;

@@ -1,4 +1,4 @@
-// A model's file: a sealed block that is read and checked, and weights that are mapped.
+// File of a model: a sealed block, which is read and checked, and weights, which are mapped.
 #pragma once
 
 #include "content.h"
@@ -19,8 +19,8 @@ namespace torchmdla::native {
 
 class ModelFile {
 public:
-  // With `any_owner` the file may be one that others can write to. Throws FileProblem, BadBytes,
-  // and Error where it is one and may not.
+  // Open and read the file. Throw FileProblem, BadBytes or Error. Unless `any_owner`, throw Error
+  // also if other users may have written the file.
   ModelFile(const std::string& path, bool any_owner);
 
   const Content& content() const { return content_; }
@@ -28,14 +28,14 @@ public:
     return weights_->data() + content_.weights[number].offset;
   }
 
-  // Throws BadBytes where a weight is not what its checksum says.
+  // Throw BadBytes if a weight does not match its checksum.
   void verify() const;
 
-  // Frees what only loading needs.
+  // Free the images, which are needed only while code is loaded.
   void drop_images();
 
 private:
-  std::vector<std::byte> sealed_; // what was checked: the file may change
+  std::vector<std::byte> sealed_; // copy of the checked bytes, because the file may change
   Content content_;
   std::optional<MappedFile> weights_;
 };

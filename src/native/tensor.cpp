@@ -38,12 +38,12 @@ Numbers in_order(size_t rank) {
   return order;
 }
 
-// One dimension of a copy, with distances in bytes.
+// One dimension of a copy. Strides are in bytes.
 struct Loop {
   int64_t size, to, from;
 };
 
-// The smallest steps in what is written innermost.
+// Return the loops of a copy, with the smallest stride of the destination innermost.
 std::vector<Loop> loops_of(std::span<const int64_t> to_strides,
                            std::span<const int64_t> from_strides, std::span<const int64_t> sizes,
                            size_t bytes) {
@@ -122,9 +122,9 @@ Numbers contiguous_strides(std::span<const int64_t> sizes) {
 }
 
 size_t element_count(std::span<const int64_t> sizes) {
-  // No element has more bytes, and all of them must be counted.
+  // The number of bytes must fit into int64_t, too; no element has more than 64 bytes.
   constexpr int64_t most = std::numeric_limits<int64_t>::max() / 64;
-  // Strides are computed of no size 0, either.
+  // Size 0 counts as 1 in the check of overflow, because strides are computed that way, too.
   int64_t count = 1;
   for (const auto size : sizes)
     if (size < 0 || __builtin_mul_overflow(count, std::max<int64_t>(size, 1), &count) ||

@@ -1,4 +1,4 @@
-// Tensors in memory: their elements, and how these lie.
+// Tensors in memory: dtypes, sizes, strides and copies.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@ namespace torchmdla::native {
 
 using Numbers = std::vector<int64_t>;
 
-// Bytes of an element of a dtype (tmdla_dtype); 0 where there is no such dtype.
+// Return the bytes of an element of `dtype` (tmdla_dtype), or 0 if there is no such dtype.
 size_t element_bytes(int64_t dtype);
 std::string dtype_name(int64_t dtype);
 
-// "2x3"; "a scalar" of no sizes.
+// Return text for messages, such as "2x3", or "a scalar" if `sizes` is empty.
 std::string sizes_text(std::span<const int64_t> sizes);
 
-// A tensor in somebody's memory. Strides are in elements.
+// View of a tensor that the caller owns. Strides are in elements.
 struct TensorView {
   std::byte* data;
   int64_t dtype;
@@ -26,21 +26,21 @@ struct TensorView {
   std::span<const int64_t> strides; // empty: contiguous
 };
 
-// Strides of a tensor that is contiguous once its dimensions are permuted.
+// Return the strides of a tensor that is contiguous after its dimensions are permuted.
 Numbers dense_strides(std::span<const int64_t> sizes, std::span<const int64_t> permutation);
 Numbers contiguous_strides(std::span<const int64_t> sizes);
 
-// Throws std::length_error where no memory has room for them.
+// Return the number of elements. Throw std::length_error if it is too large for any memory.
 size_t element_count(std::span<const int64_t> sizes);
 
-// Whether each element of a tensor with these sizes and strides is among the first `count`.
+// Return whether all elements of a tensor with these sizes and strides have an offset below
+// `count`.
 bool lies_among(std::span<const int64_t> sizes, std::span<const int64_t> strides, size_t count);
 
-// Whether the elements lie in memory as these strides say: strides of dimensions of one element
-// say nothing.
+// Return whether `tensor` has the layout of `strides`. Strides of dimensions of size 1 are ignored.
 bool lies_so(const TensorView& tensor, std::span<const int64_t> strides);
 
-// Copies the elements of a tensor of these sizes. Memory need not be aligned.
+// Copy the elements of a tensor of these sizes. Memory need not be aligned.
 void copy_elements(std::byte* to, std::span<const int64_t> to_strides, const std::byte* from,
                    std::span<const int64_t> from_strides, std::span<const int64_t> sizes,
                    size_t element_bytes);

@@ -29,8 +29,8 @@ void pause_processor() {
 #endif
 }
 
-// Until `value` is no longer `old`. Kernels follow each other within microseconds, and waking a
-// thread that sleeps takes longer: hence it is awake for about a tenth of a millisecond.
+// Wait until `value` differs from `old`. Kernels follow each other within microseconds, and waking
+// a sleeping thread takes longer, so the thread spins for about 0.1 ms before it sleeps.
 template <class T> void wait_for_change(const std::atomic<T>& value, T old) {
   constexpr int looks = 2000;
   for (int i = 0; i < looks; ++i) {
@@ -44,7 +44,8 @@ int64_t divided_up(int64_t number, int64_t by) {
   return (number + by - 1) / by;
 }
 
-// Within the block signals of the process go to threads of the caller's.
+// Scope in which the calling thread blocks all signals. Threads that it starts inherit this, so
+// that signals of the process go to the program's own threads.
 class SignalsBlocked {
 public:
   SignalsBlocked() {
@@ -63,7 +64,7 @@ void before_fork() {
     std::this_thread::yield();
 }
 
-// No fork cuts an unforked section, whoever forks.
+// Makes every fork of the process, by any code, wait until no thread is in an unforked section.
 [[maybe_unused]] const int registered = pthread_atfork(before_fork, leave_alone, leave_alone);
 
 } // namespace
@@ -71,7 +72,7 @@ void before_fork() {
 int default_threads() {
   const char* const variable = std::getenv("OMP_NUM_THREADS");
   const std::string_view text = variable ? variable : "";
-  // Numbers behind a comma are of parallel regions in others.
+  // OMP_NUM_THREADS may be a list. The numbers after a comma are for nested parallel regions.
   int threads = 0;
   std::from_chars(text.data(), text.data() + text.size(), threads);
   return threads > 0 && threads <= most_threads ? threads : available_cpus();
@@ -85,7 +86,7 @@ ThreadLimit::~ThreadLimit() {
   thread_limit = before_;
 }
 
-// A range in chunks that whoever comes first takes.
+// Range in chunks. Each thread takes the next chunk when it is free.
 class ThreadPool::Range {
 public:
   Range(mdla_kernel body, void* const* operands, int64_t begin, int64_t end, int64_t parts)
@@ -103,7 +104,7 @@ public:
     if (failure_) std::rethrow_exception(failure_);
   }
 
-  std::atomic<int> helpers{0}; // threads of the pool that are at it; changes under its mutex
+  std::atomic<int> helpers{0}; // pool threads that work on it; changed only under `mutex_`
 
 private:
   void run_chunk(int64_t first) noexcept {
@@ -126,7 +127,7 @@ ThreadPool::ThreadPool() : process_(process_number()) {}
 
 ThreadPool& ThreadPool::of_this_process() {
   static std::mutex mutex;
-  static std::atomic<ThreadPool*> current{nullptr}; // its threads outlive whatever would free it
+  static std::atomic<ThreadPool*> current{nullptr}; // never freed: its threads run until the end
   auto* pool = current.load(std::memory_order_acquire);
   if (pool && pool->process_ == process_number()) return *pool;
   const Guard guard(mutex);
@@ -169,7 +170,7 @@ void ThreadPool::start_threads(int wanted) {
     for (; threads_ < wanted; ++threads_)
       std::thread([this] { work(); }).detach();
   } catch (const std::system_error&) {
-    // Fewer threads take longer; who opens a range needs none.
+    // Fewer threads are only slower: the caller can run its whole range by itself.
   }
 }
 
@@ -195,7 +196,7 @@ ThreadPool::Range* ThreadPool::join_range() {
 }
 
 void ThreadPool::leave_range(Range& range) {
-  // Under the mutex, after which the range may be gone.
+  // Notify under the mutex: the range may be destroyed as soon as it is unlocked.
   const std::lock_guard guard(mutex_);
   if (--range.helpers == 0) range.helpers.notify_one();
 }

@@ -1,4 +1,4 @@
-// Threads that share the ranges of kernels: those of mdla_parallel_for (docs/architecture.md).
+// Thread pool that runs the parallel ranges of kernels, mdla_parallel_for (docs/architecture.md).
 #pragma once
 
 #include "runtime/device_calls.h"
@@ -12,12 +12,11 @@ namespace torchmdla::native {
 
 constexpr int most_threads = 1 << 12;
 
-// On how many threads models run that are told no number: as many as OMP_NUM_THREADS says, which is
-// set for all libraries of a program, and else one for each CPU that this process may use.
+// Return the default number of threads for models: OMP_NUM_THREADS, which applies to all libraries
+// of a program, or else the number of CPUs that this process may use.
 int default_threads();
 
-// While one lives, ranges that this thread shares are shared with so many threads, itself among
-// them.
+// Scope in which the calling thread's ranges run on at most `threads` threads, including itself.
 class ThreadLimit {
 public:
   explicit ThreadLimit(int threads);
@@ -29,14 +28,17 @@ private:
   int before_;
 };
 
-// Threads wait for ranges that others open. Any number of ranges may be open at a time: who opens
-// one works on it, and is never kept waiting for threads that are busy elsewhere.
+// Pool of threads that wait for ranges that callers open. Any number of ranges may be open at the
+// same time. The caller also works on its own range, so it never waits for threads that are busy
+// with other ranges.
 class ThreadPool {
 public:
-  // A process that was forked has none of the threads of its parent, and gets a pool of its own.
+  // Return the pool of this process. A forked process does not have its parent's threads and gets
+  // its own pool.
   static ThreadPool& of_this_process();
 
-  // Runs `body` over [begin, end) in chunks of at least `grain`; serial within such a call.
+  // Run `body` over [begin, end) in chunks of at least `grain`. Run serially if the thread is
+  // already in a range.
   void run(mdla_kernel body, void* const* operands, int64_t begin, int64_t end, int64_t grain);
 
 private:
@@ -50,10 +52,10 @@ private:
   void close_range(Range& range);
 
   const uint64_t process_;
-  std::atomic<uint32_t> opened_{0}; // counts ranges
-  std::mutex mutex_;                // guards what follows
-  std::vector<Range*> open_;
-  int threads_ = 0;
+  std::atomic<uint32_t> opened_{0}; // number of ranges that were ever opened
+  std::mutex mutex_;
+  std::vector<Range*> open_; // guarded by `mutex_`
+  int threads_ = 0;          // guarded by `mutex_`
 };
 
 } // namespace torchmdla::native

@@ -33,9 +33,9 @@ private:
   const std::shared_ptr<const OpenFile> file_;
 };
 
-// The name that the archive has for a package's record; empty where there is none.
+// Return the name of a package's record in the archive, or "" if there is no such record.
 std::string record_name(PyTorchStreamReader& reader, const std::string& name) {
-  // Programs of TorchScript have it among their extra files, exported programs beside theirs.
+  // TorchScript programs store it in "extra/"; exported programs store it at the top level.
   const auto extra = "extra/" + name;
   return reader.hasRecord(extra) ? extra : reader.hasRecord(name) ? name : "";
 }

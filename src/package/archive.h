@@ -1,4 +1,5 @@
-// Packages in files that PyTorch reads (and torchmdla/torchmdla.h).
+// Packages in files that PyTorch reads. archive.cpp also defines functions of
+// torchmdla/torchmdla.h.
 #pragma once
 
 #include "group/packaged.h"
@@ -19,25 +20,26 @@ namespace torchmdla {
 
 class OpenFile;
 
-// PyTorch's access to a file that is open.
+// Return an adapter through which PyTorch reads `file`.
 std::shared_ptr<caffe2::serialize::ReadAdapterInterface>
 adapter_of(std::shared_ptr<const OpenFile> file);
 
-// Makes what a file has of a package known to groups, for as long as `program` lives (add_package
-// in group/packaged.h); false where it has none. What is no file of this process's, or is open for
-// the program, is the program's affair: it knows whose it is.
+// Add the package in `file` to those that groups search, for the lifetime of `program`
+// (add_package in group/packaged.h). Return false if the file has no package. The overloads with an
+// adapter or a stream do not check the owner of the file: the program opened it, so the program
+// decides whether to trust it.
 bool take_package_of(std::shared_ptr<const OpenFile> file, std::optional<ProgramLife> program);
 bool take_package_of(const std::shared_ptr<caffe2::serialize::ReadAdapterInterface>& file,
                      ProgramLife program);
 bool take_package_of(std::istream& file, ProgramLife program);
 bool take_package_of(const std::string& file, ProgramLife program);
 
-// The module of a file, with the package that this has. Needs no GIL, which PyTorch's function in
-// Python keeps for as long as it reads.
+// Load the module in `file`, and its package if it has one. The caller need not hold the GIL;
+// PyTorch's Python function holds it during the whole load.
 torch::jit::Module load_with_package(const std::string& file, std::optional<c10::Device> device);
 
-// Makes the package of the file that `module` was loaded from known to its groups. Throws nothing:
-// where the package cannot be read, a warning tells why.
+// Add the package in `file`, from which `module` was loaded, to those that groups search. Do not
+// throw: if the package cannot be read, a warning gives the reason.
 void take_loaded_package(const std::string& file, const torch::jit::Module& module);
 
 } // namespace torchmdla

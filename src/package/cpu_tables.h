@@ -1,5 +1,5 @@
-// What Python's tables say of the cpu device, for programs without Python: the build writes it
-// (write_cpu_tables.py).
+// Tables of the cpu device for programs without Python. The build generates their definitions from
+// the Python tables (write_cpu_tables.py).
 #pragma once
 
 #include "fusion/device_table.h"
@@ -11,15 +11,15 @@
 
 namespace torchmdla {
 
-// A level of x86-64, and all its features (torchmdla/devices/cpu/processors.py).
+// Level of x86-64 and all its features (torchmdla/devices/cpu/processors.py).
 struct CpuLevel {
   const char* name;
   const char* features;
 };
 extern const std::span<const CpuLevel> cpu_levels;
 
-// The operators (torchmdla/devices/cpu/ops.py) and the dtypes that groups may hold on a processor
-// that converts float16 or does not.
+// Return the operators (torchmdla/devices/cpu/ops.py) and the dtypes that groups may contain.
+// `converts_f16`: whether the processor has instructions that convert float16.
 std::shared_ptr<const DeviceTable> cpu_table(bool converts_f16);
 
 } // namespace torchmdla

@@ -19,7 +19,7 @@ LibraryHandle first_library(const SonameList& names) {
   return nullptr;
 }
 
-// Sets `function` to the library's of that name; false where it has none.
+// Set `function` to the library's function `name`. Return false if the library does not have it.
 template <class Function>
 bool find_function(const LibraryHandle& library, const char* name, Function*& function) {
   function = reinterpret_cast<Function*>(dlsym(library.get(), name));
@@ -30,8 +30,8 @@ const unsigned char* as_octets(const std::byte* bytes) {
   return reinterpret_cast<const unsigned char*>(bytes);
 }
 
-// OpenSSL's manual: EVP_PKEY_new_raw_public_key(3), EVP_DigestVerifyInit(3),
-// EVP_SIGNATURE-ED25519(7).
+// Functions of OpenSSL's libcrypto. Manual pages: EVP_PKEY_new_raw_public_key(3),
+// EVP_DigestVerifyInit(3), EVP_SIGNATURE-ED25519(7).
 struct LibcryptoFunctions {
   static constexpr int ed25519 = 1087; // EVP_PKEY_ED25519 of openssl/evp.h, which never changes
 
@@ -72,7 +72,8 @@ public:
         functions_.begin(context.get(), nullptr, nullptr, nullptr, made.get()) == 1 &&
         functions_.verify(context.get(), as_octets(signature.data()), signature.size(),
                           as_octets(message.data()), message.size()) == 1;
-    // Left on the thread's queue, a refusal would be taken for a failure of the program's next use.
+    // An error that stays in the thread's queue would look like a failure of the program's own next
+    // call of OpenSSL.
     if (!accepted) functions_.clear_errors();
     return accepted;
   }
@@ -82,7 +83,7 @@ private:
   const LibcryptoFunctions functions_;
 };
 
-// libsodium's manual: "Public-key signatures".
+// Functions of libsodium. See "Public-key signatures" in its manual.
 struct LibsodiumFunctions {
   int (*init)();
   int (*verify)(const unsigned char* signature, const unsigned char* message,
@@ -134,7 +135,7 @@ std::unique_ptr<const SignatureChecker> libsodium_checker(const SonameList& name
 }
 
 const SignatureChecker& signature_checker() {
-  // Never destroyed: programs may load files while the process ends.
+  // It is never destroyed, because programs may load files while the process exits.
   static const auto& found = *new std::unique_ptr<const SignatureChecker>(checker_of_system());
   if (!found)
     throw std::runtime_error("signatures cannot be checked here: there is neither OpenSSL's "

@@ -1,4 +1,4 @@
-// Ed25519 signatures (RFC 8032), checked by a library of the system's.
+// Ed25519 signatures (RFC 8032), checked by a library of the system.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace torchmdla {
 using PublicKey = std::array<std::byte, 32>;
 using Ed25519Signature = std::array<std::byte, 64>;
 
-// What checks signatures.
+// Interface to a library that checks signatures.
 class SignatureChecker {
 public:
   SignatureChecker() = default;
@@ -22,20 +22,20 @@ public:
   SignatureChecker& operator=(const SignatureChecker&) = delete;
   virtual ~SignatureChecker() = default;
 
-  // Whether the owner of `key` made `signature` of `message`.
+  // Return whether the owner of `key` signed `message` with `signature`.
   virtual bool accepts(const Ed25519Signature& signature, std::span<const std::byte> message,
                        const PublicKey& key) const = 0;
 };
 
 using SonameList = std::vector<std::string>;
 
-// By the first library of these names that can be loaded: OpenSSL's, or libsodium. Null where there
-// is none.
+// Return a checker that uses the first library in `names` that can be loaded: OpenSSL's libcrypto,
+// or libsodium. Return null if no library can be loaded or a function is missing.
 std::unique_ptr<const SignatureChecker> libcrypto_checker(const SonameList& names);
 std::unique_ptr<const SignatureChecker> libsodium_checker(const SonameList& names);
 
-// That of this system, found at the first call: OpenSSL 3 or 1.1.1, or libsodium. Throws
-// std::runtime_error where there is none, which says what is missing.
+// Return the checker of this system, which the first call finds: OpenSSL 3 or 1.1.1, or libsodium.
+// Throw std::runtime_error, which names the missing libraries, if the system has none of them.
 const SignatureChecker& signature_checker();
 
 } // namespace torchmdla

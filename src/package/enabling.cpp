@@ -19,7 +19,8 @@ bool is_wanted() {
   return !value || (std::string_view(value) != "0" && *value != '\0');
 }
 
-// Loading the library turns it on. Where Python loads it for the package, that says more, later.
+// Loading the library enables it. If the Python package loads the library, it sets more options
+// later.
 [[maybe_unused]] const bool begun = [] {
   if (is_wanted()) enable();
   return true;

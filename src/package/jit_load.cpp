@@ -1,10 +1,10 @@
-// How packages come to be read by who loads a program: `torch::jit::load`, from C++ or Python.
+// Definitions of `torch::jit::load` that read a program's package as well.
 //
-// Where this library comes before libtorch among those of a program (linked to it, or preloaded),
-// it is our `torch::jit::load` that the program calls. Python's function is wrapped
-// (capture/torchscript.py), and a program that loads the library later calls
-// torchmdla_take_package. No descriptor of the program's is looked for: to close one more of a file
-// drops all locks that the process holds on it (POSIX, fcntl).
+// If this library comes before libtorch in a program's link order (linked or preloaded), the
+// program calls these definitions. Python's function is wrapped instead (capture/torchscript.py). A
+// program that loads this library later calls torchmdla_take_package. This code does not use the
+// file descriptors that the program has open: closing a second descriptor of a file drops all locks
+// that the process holds on the file (POSIX, fcntl).
 
 #include "archive.h"
 #include "support/exception_text.h"
@@ -26,7 +26,7 @@ namespace {
 
 using torch::jit::Module;
 
-// The next definition of a function of this library.
+// Return the definition of `function` in the next library that has one (libtorch).
 template <class Function> Function* original_of(Function* function) {
   Dl_info info{};
   const bool found = dladdr(reinterpret_cast<void*>(function), &info) && info.dli_sname;
@@ -35,7 +35,8 @@ template <class Function> Function* original_of(Function* function) {
   return reinterpret_cast<Function*>(original);
 }
 
-// A program that PyTorch has loaded runs, whatever becomes of its package.
+// Run `work`, and turn an exception into a warning: a program that PyTorch has loaded must run even
+// if reading its package fails.
 template <class Work> void without_failing(Work work) {
   try {
     work();
@@ -44,12 +45,13 @@ template <class Work> void without_failing(Work work) {
   }
 }
 
-// What is made of a module (frozen, cloned) is in its compilation unit, too.
+// Return the lifetime of the program: that of its compilation unit, which modules derived from
+// `module` (frozen, cloned) share.
 ProgramLife life_of(const Module& module) {
   return module._ivalue()->compilation_unit();
 }
 
-// What `load` returns, prepared if `take` finds a package in its file.
+// Return the module from `load`, prepared if `take` finds a package in its file.
 template <class Load, class Take> Module load_prepared(Load load, Take take) {
   auto module = load();
   if (is_enabled())
@@ -82,7 +84,7 @@ int torchmdla_take_package(const char* file) {
   }
 }
 
-// PyTorch's overloads, each of which calls itself in libtorch.
+// PyTorch's overloads. Each calls the same overload in libtorch.
 namespace torch::jit {
 
 using Device = std::optional<c10::Device>;

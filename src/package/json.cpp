@@ -14,7 +14,7 @@ namespace torchmdla {
 
 namespace {
 
-// Writes JSON values one after another; who calls puts them into order.
+// Writer of JSON values. The caller is responsible for writing them in a valid order.
 class JsonWriter {
 public:
   void number(int64_t value) { out_ << value; }
@@ -32,7 +32,7 @@ public:
     out_ << '"';
   }
 
-  // Pairs of a key and what writes its value.
+  // Write an object. `fields` are pairs of a key and a function that writes its value.
   template <class Fields> void object(const Fields& fields) {
     const char* separator = "{";
     for (const auto& [key, write] : fields) {

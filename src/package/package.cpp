@@ -25,7 +25,7 @@ namespace torchmdla {
 
 namespace {
 
-// As torchmdla/packages/format.py has them.
+// These must equal the constants in torchmdla/packages/format.py.
 constexpr uint32_t package_version = 2;
 constexpr BlockFormat index_format{"torchmdla-index", package_version, "the package's index"};
 constexpr BlockFormat target_format{"torchmdla-target", package_version, "a package's target"};
@@ -33,11 +33,12 @@ const std::string folder = "torchmdla/";
 
 struct PackageTarget {
   std::string name;
-  std::set<std::string> features; // that its code uses
-  Digest digest;                  // of its block
+  std::set<std::string> features; // processor features that its code uses
+  Digest digest;                  // digest of its block
 };
 
-// It becomes part of records' names and of messages.
+// Read a target's name. Allow only plain characters, because the name becomes part of record names
+// and messages.
 std::string name_of_target(ByteReader& reader) {
   constexpr size_t most = 64;
   auto name = reader.text();
@@ -59,7 +60,8 @@ std::vector<PackageTarget> targets_in(std::span<const std::byte> index) {
   });
 }
 
-// The one with most features of those that may be used.
+// Return the target with the most features among those whose features are all in `usable`. Throw
+// BadBytes if there is no such target.
 const PackageTarget& best_of(const std::vector<PackageTarget>& targets,
                              const std::set<std::string>& usable) {
   const PackageTarget* best = nullptr;
@@ -74,7 +76,8 @@ const PackageTarget& best_of(const std::vector<PackageTarget>& targets,
   return *best;
 }
 
-// Packed weights, where they can be mapped and code can read them where they lie.
+// Return the packed weights of `target`, or nullopt if they cannot be mapped or are not aligned.
+// Code reads them directly from the mapping.
 std::optional<FileRecord> weights_of(const PackageSource& source, const PackageTarget& target) {
   constexpr size_t alignment = 64;
   auto found = source.map ? source.map(folder + "weights/" + target.name) : std::nullopt;
@@ -96,19 +99,19 @@ Packaged specialisations_in(const PackageTarget& target, const FileRecord& block
   return found;
 }
 
-// Of its index, and so of all of it.
+// Return the package's identity: the digest of its index, which contains the digests of all blocks.
 std::string identity_of(std::span<const std::byte> index) {
   const auto digest = sha256(index);
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
-// Absolute; empty where there is no file.
+// Return the absolute path of `file`, or "" if it is null.
 std::string path_of(const OpenFile* file) {
   return file ? std::filesystem::absolute(file->name()).lexically_normal().string() : "";
 }
 
-// Code is of somebody whom this process may trust: whoever signed it, where keys are demanded, or
-// else the owner of the file.
+// Check that this process may trust the package's code. If signatures are required, one of the
+// trusted keys must have signed it. Otherwise the owner of the file must be trusted.
 void check_origin(const PackageSource& source, const FileRecord& index) {
   if (const auto keys = demanded_keys()) {
     const auto signature = source.read(folder + "signature");
@@ -120,7 +123,7 @@ void check_origin(const PackageSource& source, const FileRecord& index) {
   }
 }
 
-// The name of the target whose code is used.
+// Add the package of `source` and return the name of the target whose code is used.
 std::string take(const PackageSource& source, const FileRecord& index) {
   check_origin(source, index);
   const auto targets = targets_in(index.bytes);
@@ -128,7 +131,7 @@ std::string take(const PackageSource& source, const FileRecord& index) {
   const auto block = source.read(folder + "targets/" + target.name);
   if (!block) throw BadBytes("the package lacks its target " + target.name);
   auto found = specialisations_in(target, *block, weights_of(source, target));
-  // After all that may refuse it: a file that was damaged may come again whole.
+  // Add it only after all checks, so that an undamaged copy of a refused file can be added later.
   add_package({identity_of(index.bytes), std::move(found)}, path_of(source.file), source.program);
   return target.name;
 }

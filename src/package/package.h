@@ -1,8 +1,8 @@
-// Files that hold artifacts of their groups (torchmdla/packages/ writes them).
+// Packages: compiled groups that are stored in a program's file (torchmdla/packages/ writes them).
 //
-// A program's file is an archive; a package is some of its records: an index, which names the
-// targets, and a block for each of these. Both are sealed (support/sealed_block.h), and the index
-// has the digests of the blocks, so that who trusts the index trusts the package.
+// A program's file is an archive. A package consists of some of its records: an index, which names
+// the targets, and one block for each target. Both are sealed (support/sealed_block.h). The index
+// contains the digests of the blocks, so a reader that trusts the index can trust the package.
 #pragma once
 
 #include "group/packaged.h"
@@ -21,28 +21,31 @@ namespace torchmdla {
 
 class OpenFile;
 
-// Bytes of a file, and what keeps them.
+// Bytes of a file, and the owner of their memory.
 struct FileRecord {
   std::span<const std::byte> bytes;
   std::shared_ptr<const void> owner;
 };
 
-// A package's record by its name; nullopt where the archive has none of that name.
+// Function that returns a package's record by name, or nullopt if the archive has no such record.
 using ReadRecord = std::function<std::optional<FileRecord>(const std::string& name)>;
 
-// Where a package comes from.
+// Source of a package.
 struct PackageSource {
   ReadRecord read;
-  ReadRecord map;                 // nullopt, too, where a record can only be read
+  ReadRecord map;                 // also returns nullopt if the record cannot be mapped
   std::string name;               // for messages
-  const OpenFile* file = nullptr; // null where the program itself handed over the bytes
-  std::optional<ProgramLife> program = std::nullopt; // that is loaded, where it is known
+  const OpenFile* file = nullptr; // null if the program passed the bytes instead of a file name
+  std::optional<ProgramLife> program = std::nullopt; // the loaded program, if known
 };
 
-// What groups have to know of a package, made known to them (add_package in group/packaged.h);
-// false where the archive has none. What is damaged, of another version or for other processors
-// alone, not signed where that is demanded, or, where it is not, in a file that another user may
-// have written, is refused: it is counted and warned of, and the program runs without.
+// Read the package of `source` and add it to those that groups search (add_package in
+// group/packaged.h). Return false if the archive has no package.
+//
+// A package is refused if it is damaged, has another version, or has no code for this processor. It
+// is also refused if a signature is required and missing or wrong. If no signature is required, a
+// package in a file that another user may have written is refused. A refusal is counted and causes
+// a warning, and the program runs without the package.
 bool take_package(const PackageSource& source);
 
 } // namespace torchmdla

@@ -22,12 +22,12 @@ namespace {
 
 using Source = InputBinding::Source;
 
-// A constant of the subgraph, or an input, as an argument.
+// Argument of packaged code: a constant of the subgraph, an input of the group or a size.
 struct PackagedInput {
   Source source;
   size_t index;
   std::optional<size_t> element;
-  std::vector<int64_t> permutation; // of a constant
+  std::vector<int64_t> permutation; // order in which the code expects a constant's dimensions
   bool unversioned;
 
   InputBinding bind(const Subgraph& subgraph, size_t num_inputs) const {
@@ -43,11 +43,11 @@ struct PackagedInput {
   }
 };
 
-// What a pack made of parameters with these contents, among the weights of the target.
+// Saved output of a pack, at `offset` in the weights of the target.
 struct PackedWeight {
   size_t offset;
   uint64_t content_hash;
-  std::vector<uint64_t> parameters; // hashes of their contents
+  std::vector<uint64_t> parameters; // hashes of the contents of the parameters that it was made of
 };
 
 struct PackagedPack {
@@ -56,7 +56,8 @@ struct PackagedPack {
   int64_t bytes;
   std::optional<PackedWeight> packed;
 
-  // Null where there is none, or it is not mapped, or it is not what it was.
+  // Return the saved output. Return null if there is none, the weights are not mapped, or its
+  // content has changed.
   std::shared_ptr<const ReadyBuffer> ready(const PackagedContent& content) const {
     if (!packed || content.weights.empty()) return nullptr;
     const auto* data = content.weights.data() + packed->offset;
@@ -76,7 +77,7 @@ struct ImageOwner : CodeOwner {
   const std::shared_ptr<const Image> image;
 };
 
-// A function of an image; none for an empty name.
+// Return the function `name` of `image`, or null for an empty name. Throw if the image lacks it.
 template <class Function> Function function(const Image& image, const std::string& name) {
   if (name.empty()) return nullptr;
   auto* address = image.symbol(name);
@@ -119,9 +120,7 @@ public:
   }
 };
 
-// --- reading
-
-// More than any machine's memory: no number of bytes.
+// Upper limit for numbers of bytes in a package: more than the memory of any machine.
 constexpr int64_t most_bytes = int64_t(1) << 40;
 
 int64_t read_bytes(ByteReader& reader) {
@@ -141,7 +140,7 @@ std::optional<size_t> optional_count(ByteReader& reader) {
   return number < 0 ? std::nullopt : std::optional(static_cast<size_t>(number));
 }
 
-// Of what programs compute.
+// Read a dtype. Throw BadBytes if programs cannot compute tensors of it.
 c10::ScalarType read_dtype(ByteReader& reader) {
   const auto dtype =
       kind<c10::ScalarType>(reader, static_cast<size_t>(c10::ScalarType::NumOptions));
@@ -151,8 +150,8 @@ c10::ScalarType read_dtype(ByteReader& reader) {
   return dtype;
 }
 
-// Whether memory can have a tensor of these sizes and strides; the stride of a dimension of size 1,
-// which nothing walks, is one within memory, too.
+// Throw BadBytes unless memory can hold a tensor of these sizes and strides. The stride of a
+// dimension of size 1 is not used, but it must be within the limit, too.
 void check_layout(const OutputTensor& tensor) {
   int64_t end = 0;
   for (size_t i = 0; i < tensor.sizes.size(); ++i) {
@@ -165,7 +164,7 @@ void check_layout(const OutputTensor& tensor) {
   }
 }
 
-// `symbols`, here and below: how many there are, those that are computed among them.
+// `symbols` is here and below the number of symbols, including the computed ones.
 OutputTensor read_tensor(ByteReader& reader, size_t symbols) {
   OutputTensor tensor{};
   tensor.result = reader.count();
@@ -297,7 +296,7 @@ Pattern read_pattern(ByteReader& reader, const Signature& typical) {
   return pattern;
 }
 
-// Returns how many symbols there are.
+// Read the part that all kinds of specialisation have. Return the number of symbols.
 size_t read_head(ByteReader& reader, PackagedSpecialisation& made) {
   std::ranges::copy(reader.bytes(made.structure.size()), made.structure.begin());
   const auto signature = reader.integers();
@@ -313,7 +312,7 @@ size_t read_head(ByteReader& reader, PackagedSpecialisation& made) {
   return made.pattern->symbols + made.sizes.computed();
 }
 
-// One that compiles nothing.
+// Specialisation without code: the group leaves out some nodes and runs in groups around them.
 class PackagedDivision final : public PackagedSpecialisation {
 public:
   std::shared_ptr<const Executable> load(const Subgraph&, size_t) const override { return nullptr; }

@@ -1,4 +1,4 @@
-// A specialisation as a package's block of a target has it.
+// Reader of the specialisations in a package's block of a target.
 #pragma once
 
 #include "group/packaged.h"
@@ -14,19 +14,19 @@
 
 namespace torchmdla {
 
-// What the specialisations of a target share.
+// Data that all specialisations of a target share.
 struct PackagedContent {
   PackagedContent(std::shared_ptr<const void> owner, int64_t bytes)
       : owner(std::move(owner)), counted(bytes, memory_use().code) {}
 
-  std::vector<std::span<const std::byte>> images; // in the order in which specialisations name them
-  const std::shared_ptr<const void> owner;        // of the images
-  const CountedBytes counted;                     // those that it owns
-  std::span<const std::byte> weights;             // packed ones; empty where none are mapped
+  std::vector<std::span<const std::byte>> images; // specialisations refer to them by index
+  const std::shared_ptr<const void> owner;        // owner of the images' memory
+  const CountedBytes counted;                     // bytes that `owner` holds
+  std::span<const std::byte> weights;             // packed weights; empty if they are not mapped
   std::shared_ptr<const void> weights_owner;
 };
 
-// The next specialisation that `reader` has. Throws BadBytes.
+// Read the next specialisation. Throw BadBytes if it is malformed.
 std::shared_ptr<const PackagedSpecialisation>
 read_specialisation(ByteReader& reader, const std::shared_ptr<const PackagedContent>& content);
 

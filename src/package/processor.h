@@ -1,4 +1,4 @@
-// What processors can run, by LLVM's names of features.
+// Features of processors, by their names in LLVM.
 #pragma once
 
 #include <set>
@@ -6,12 +6,13 @@
 
 namespace torchmdla {
 
-// Whether a processor (as `features_of` takes it) converts float16 by instructions.
+// Return whether `processor` (a name that `features_of` accepts) has instructions that convert
+// float16.
 bool converts_f16(const std::string& processor);
 
-// The features of `processor` (torchmdla/devices/cpu/processors.py): "native", or a level of
-// x86-64, as "x86-64-v3". Throws where there is no such level, or this processor is none of that
-// level.
+// Return the features of `processor`: "native", or a level of x86-64 such as "x86-64-v3"
+// (torchmdla/devices/cpu/processors.py). Throw c10::ValueError if the level does not exist or this
+// processor does not support it.
 std::set<std::string> features_of(const std::string& processor);
 
 } // namespace torchmdla

@@ -14,15 +14,15 @@ namespace {
 constexpr std::string_view pem_begin = "-----BEGIN PUBLIC KEY-----";
 constexpr std::string_view pem_end = "-----END PUBLIC KEY-----";
 
-// All that DER has of a SubjectPublicKeyInfo before the key: a sequence of the algorithm's number
-// (1.3.101.112, without parameters) and a string of 256 bits (RFC 8410, section 4).
+// DER encoding of a SubjectPublicKeyInfo up to the key: a sequence with the algorithm's identifier
+// (1.3.101.112, without parameters) and the head of a string of 256 bits (RFC 8410, section 4).
 constexpr std::array<unsigned char, 12> der_head{0x30, 0x2a, 0x30, 0x05, 0x06, 0x03,
                                                  0x2b, 0x65, 0x70, 0x03, 0x21, 0x00};
 
-// More than a PEM file of one key ever has.
+// Number of bytes that are read from a PEM file; a file of one key is always smaller.
 constexpr size_t most_pem_bytes = 16384;
 
-// Of base64 (RFC 4648), line breaks left out. Throws std::runtime_error.
+// Decode base64 (RFC 4648), and ignore line breaks. Throw std::runtime_error for other characters.
 std::vector<unsigned char> from_base64(std::string_view text) {
   constexpr std::string_view alphabet =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

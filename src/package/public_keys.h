@@ -1,4 +1,4 @@
-// Public keys in files, whose owners' packages are trusted.
+// Files of public keys. Packages that are signed by their owners are trusted.
 #pragma once
 
 #include "ed25519.h"
@@ -9,13 +9,13 @@
 
 namespace torchmdla {
 
-// The Ed25519 key of a PEM file (SubjectPublicKeyInfo: RFC 8410, RFC 7468). Throws
-// std::runtime_error, which says what it holds instead.
+// Return the Ed25519 key in the text of a PEM file (SubjectPublicKeyInfo: RFC 8410, RFC 7468).
+// Throw std::runtime_error, which describes the problem, if it does not contain exactly one.
 PublicKey public_key_in(std::string_view pem);
 
-// The keys of files, and of all files in folders that end in ".pem". Throws FileProblem where one
-// cannot be read, is no such key, or may have been written by another user than this one and root,
-// and where there are none.
+// Return the keys in `paths`: files, or folders, of which all files that end in ".pem" are read.
+// Throw FileProblem if a file cannot be read, is not such a key, or may have been written by a user
+// other than this one and root. Throw it also if `paths` or a folder has no keys.
 std::vector<PublicKey> read_public_keys(const std::vector<std::string>& paths);
 
 } // namespace torchmdla

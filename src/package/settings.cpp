@@ -26,7 +26,8 @@ using KeyPaths = std::optional<std::vector<std::string>>;
 KeyPaths key_paths_of_environment() {
   const char* value = std::getenv("TORCHMDLA_REQUIRE_SIGNATURE");
   if (!value) return std::nullopt;
-  // An empty value demands signatures by no key: what was to name keys went wrong.
+  // An empty value still requires signatures, but trusts no key: the user meant to name keys and
+  // made a mistake.
   std::vector<std::string> paths;
   std::istringstream stream(value);
   for (std::string path; std::getline(stream, path, ':');)
@@ -36,8 +37,8 @@ KeyPaths key_paths_of_environment() {
 
 struct PackageSettings {
   std::mutex mutex;
-  std::string processor = of_environment("TORCHMDLA_PROCESSOR", "native"); // guarded by mutex
-  KeyPaths key_paths = key_paths_of_environment();                         // guarded by mutex
+  std::string processor = of_environment("TORCHMDLA_PROCESSOR", "native"); // guarded by `mutex`
+  KeyPaths key_paths = key_paths_of_environment();                         // guarded by `mutex`
 };
 
 PackageSettings& package_settings() {

@@ -1,4 +1,4 @@
-// What a process says of packages.
+// Settings of this process for packages.
 #pragma once
 
 #include "ed25519.h"
@@ -9,16 +9,18 @@
 
 namespace torchmdla {
 
-// The processor that packages' code is for (features_of in processor.h): `TORCHMDLA_PROCESSOR`, or
-// "native", unless it is set.
+// Return the processor whose code is used from packages (features_of in processor.h). The default
+// is the environment variable `TORCHMDLA_PROCESSOR`, or "native" without it.
 std::string processor_setting();
 void set_processor(const std::string& processor);
 
-// The keys of which a package must be signed by one; nullopt where none need be. Their files are
-// `TORCHMDLA_REQUIRE_SIGNATURE`'s, between colons, unless they are set, and are read anew each
-// time. Throws FileProblem where one cannot be read or trusted (public_keys.h).
+// Return the keys of which one must have signed a package, or nullopt if packages need no
+// signature. By default, `TORCHMDLA_REQUIRE_SIGNATURE` lists the files of keys, separated by
+// colons. Each call reads the files again. Throw FileProblem if one cannot be read or trusted
+// (public_keys.h).
 std::optional<std::vector<PublicKey>> demanded_keys();
-// Throws c10::ValueError where a file cannot be read or trusted; nothing is set then.
+// Set the files of keys; nullopt accepts packages without signatures. Throw c10::ValueError, and
+// change nothing, if a file cannot be read or trusted.
 void set_demanded_keys(std::optional<std::vector<std::string>> paths);
 
 } // namespace torchmdla

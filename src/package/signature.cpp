@@ -12,10 +12,10 @@ namespace torchmdla {
 
 namespace {
 
-// As torchmdla/compile_service/signatures.py has it.
+// Must equal the format in torchmdla/compile_service/signatures.py.
 constexpr BlockFormat signature_format{"torchmdla-sig", 1, "a signature"};
 
-// Enough of a key's number to tell it from others.
+// Return the first digits of a key's digest, enough to distinguish it from other keys.
 std::string short_number(std::span<const std::byte> digest) {
   constexpr size_t shown = 8;
   std::ostringstream text;

@@ -1,5 +1,5 @@
-// Who signed a package, or what else is signed (torchmdla/compile_service/signatures.py writes
-// signatures).
+// Signatures of packages and of other content (torchmdla/compile_service/signatures.py writes
+// them).
 #pragma once
 
 #include "ed25519.h"
@@ -11,19 +11,19 @@
 
 namespace torchmdla {
 
-// What is signed: what stands before it in the signed message, so that a signature of one kind is
-// none of another, and its name for messages.
+// Kind of signed content.
 struct SignedKind {
+  // Prefix of the signed message. It makes a signature of one kind invalid for any other kind.
   std::string_view label;
-  std::string_view name;
+  std::string_view name; // for error messages
 };
 
-// As torchmdla/packages/signing.py has it.
+// Must equal the label in torchmdla/packages/signing.py.
 inline constexpr SignedKind index_of_package{"torchmdla: the index of a package, version 1\n",
                                              "the package"};
 
-// Throws BadBytes unless `record`, a signature, was made of `content` by the owner of one of the
-// keys, and std::runtime_error where signatures cannot be checked.
+// Check that `record` is a signature of `content` by the owner of one of `keys`. Throw BadBytes if
+// it is not, and std::runtime_error if this system cannot check signatures.
 void check_signature(std::span<const std::byte> record, const SignedKind& kind,
                      std::span<const std::byte> content, const std::vector<PublicKey>& keys);
 

@@ -1,5 +1,5 @@
-// Sizes that depend on a call's sizes, as files have them (torchmdla/packages/size_fields.py).
-// Needs neither torch nor Python.
+// Readers of sizes that depend on a call's sizes (torchmdla/packages/size_fields.py writes them).
+// They need neither torch nor Python.
 #pragma once
 
 #include "runtime/polynomial.h"
@@ -10,14 +10,14 @@
 
 namespace torchmdla {
 
-// Whatever they are given, these throw BadBytes or return what is there. `symbols`: how many there
-// are, those that are computed among them.
+// These functions are safe for any bytes: they throw BadBytes if the bytes are malformed.
+// `symbols` is the number of symbols, including the computed ones.
 Polynomial read_polynomial(ByteReader& reader, size_t symbols);
 
-// Of `count` numbers, those that vary.
+// Read which of `count` numbers vary, and their polynomials.
 Varying read_varying(ByteReader& reader, size_t count, size_t symbols);
 
-// A program over `symbols` symbols, which computes others.
+// Read a program that computes further symbols from `symbols` given ones.
 SizeProgram read_size_program(ByteReader& reader, size_t symbols);
 
 } // namespace torchmdla

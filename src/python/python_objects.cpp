@@ -22,7 +22,8 @@ void release(PyObject* object) {
   Py_DECREF(object);
 }
 
-// PyTorch's flag is the whole process's, and threads may pass errors at the same time.
+// Count of errors that are being passed. PyTorch's flag is global to the process, and threads may
+// pass errors concurrently.
 struct Passing {
   std::mutex mutex;
   int count = 0;

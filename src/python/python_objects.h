@@ -1,5 +1,4 @@
-// Python objects that C++ owns, values on their way to and from Python, and Python's exceptions on
-// their way through C++.
+// Python objects that C++ owns, conversion of values, and Python exceptions that pass through C++.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -10,20 +9,20 @@
 
 namespace torchmdla {
 
-// Lets go of the object from any thread, and not at all once the interpreter is gone. The GIL must
-// be held.
+// Return a reference to the object, which any thread may release. The object is not released after
+// the interpreter has ended. The GIL must be held.
 std::shared_ptr<PyObject> hold(const pybind11::object& object);
 
 inline pybind11::object borrow(const std::shared_ptr<PyObject>& held) {
   return pybind11::reinterpret_borrow<pybind11::object>(held.get());
 }
 
-// Numbers, strings, None and lists of numbers. (PyTorch's own conversion is not exported.) Throws
-// TypeError for others.
+// Convert numbers, strings, devices, None and lists of numbers. (PyTorch's own conversion is not
+// exported.) Throw TypeError for other types.
 c10::IValue to_ivalue(const pybind11::handle& value);
 
-// A Python exception on its way through the TorchScript interpreter, which would otherwise turn it
-// into a RuntimeError with the text alone.
+// A Python exception that passes through the TorchScript interpreter, which would otherwise turn it
+// into a RuntimeError with only the text.
 class PassingError : public python_error {
 public:
   PassingError();

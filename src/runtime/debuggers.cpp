@@ -13,9 +13,9 @@
 #include <mutex>
 #include <vector>
 
-// gdb's JIT Compilation Interface: the names, and the layout of the descriptor, are gdb's. It stops
-// in the function, and reads the list. Other libraries of the process have both, too (LLVM's),
-// which must not be taken for these: hence protected.
+// gdb's JIT Compilation Interface, which specifies these names and the layout of the descriptor.
+// gdb stops in the function and reads the list. Other libraries of the process (LLVM's) define
+// both, too, and protected visibility keeps these apart from them.
 extern "C" {
 
 struct jit_code_entry {
@@ -56,9 +56,9 @@ void tell_gdb(uint32_t action, jit_code_entry& entry) {
   __jit_debug_descriptor.relevant_entry = nullptr;
 }
 
-// --- an object file of nothing but symbols ---
+// --- an object file that contains only symbols ---
 
-// Strings of a section; offset 0 is the empty one.
+// Strings of a section. The string at offset 0 is empty.
 class Strings {
 public:
   uint32_t add(const std::string& text) {
@@ -111,7 +111,7 @@ template <class Part> void append(std::string& file, const Part* parts, size_t c
   file.append(reinterpret_cast<const char*>(parts), count * sizeof(Part));
 }
 
-// Header, sections' headers, symbols, strings. The code itself is not in it.
+// Return the file: header, section headers, symbols, strings. It does not contain the code.
 std::string elf_file(std::span<const std::byte> code, std::span<const CodeSymbol> symbols) {
   Strings strings;
   std::vector<Elf64_Sym> table(1);
@@ -156,7 +156,7 @@ bool perf_is_asked_for() {
   return asked;
 }
 
-// perf's file of this process, which nobody else may have put there; -1 where there is none.
+// Open perf's file of this process, which must belong to this user. Return -1 if that fails.
 int open_perf_map() {
   const auto path = "/tmp/perf-" + std::to_string(getpid()) + ".map";
   const int file =
@@ -181,16 +181,16 @@ std::string perf_lines(std::span<const CodeSymbol> symbols) {
   return lines;
 }
 
-// A profile without names is better than no program: what cannot be written is not.
+// Append `text`, if possible. A profile without names is better than a program that fails.
 void append_to(int file, const std::string& text) {
   if (file < 0) return;
   [[maybe_unused]] const auto written = write(file, text.data(), text.size());
 }
 
 void tell_perf(std::span<const CodeSymbol> symbols) {
-  static pid_t process = 0; // whose file it is
+  static pid_t process = 0; // process that the file belongs to
   static int file = -1;
-  static std::string told; // in this process and in those that it was forked from
+  static std::string told; // lines of this process and of those that it was forked from
   const auto lines = perf_lines(symbols);
   told += lines;
   if (process == getpid()) {

@@ -1,4 +1,4 @@
-// Tells debuggers and profilers the names of loaded functions. Needs neither torch nor Python.
+// Names of loaded functions for debuggers and profilers. Needs neither torch nor Python.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ struct CodeSymbol {
   uint64_t size;
 };
 
-// While it lives, gdb knows `symbols`, which lie in `code` (its "JIT Compilation Interface"). With
-// TORCHMDLA_PERF_MAP=1 perf is told them, too.
+// Registration of `symbols`, which are in `code`, with gdb while it lives (gdb's "JIT Compilation
+// Interface"). With TORCHMDLA_PERF_MAP=1 perf receives them, too.
 class DebuggerEntry {
 public:
   DebuggerEntry(std::span<const std::byte> code, std::span<const CodeSymbol> symbols);

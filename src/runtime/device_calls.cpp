@@ -12,7 +12,7 @@ namespace torchmdla {
 
 namespace {
 
-// Memory that grows to the largest request and stays.
+// Memory that grows to the largest request and is kept.
 struct Workspace {
   std::shared_ptr<void> memory;
   int64_t bytes = 0;

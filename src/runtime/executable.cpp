@@ -29,7 +29,7 @@ Numbers at(const std::vector<int64_t>& numbers, const Varying& varying,
   return result;
 }
 
-// Its memory is that of its integers, laid out as they are.
+// Allocate a quantised tensor with the layout of its integers.
 at::Tensor allocate_quantised(const OutputTensor& output) {
   const auto dtype = output.dtype == at::kByte ? at::kQUInt8 : at::kQInt8;
   const auto flat = at::_empty_affine_quantized(
@@ -61,7 +61,7 @@ bool takes(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
   return binding.source == Source::scalar ? value.isDouble() : value.isTensor();
 }
 
-// How many elements a list has only a call tells.
+// Return whether inputs of these types always fit. The length of a list is known only in a call.
 bool takes(const InputBinding& binding, c10::ArrayRef<c10::TypePtr> types) {
   if (binding.source == Source::constant || binding.source == Source::size) return true;
   if (binding.input >= types.size() || binding.element) return false;
@@ -70,16 +70,15 @@ bool takes(const InputBinding& binding, c10::ArrayRef<c10::TypePtr> types) {
   return types[binding.input]->kind() == kind;
 }
 
-// Workspace, packed buffers, symbols.
+// Number of buffers before the arguments: workspace, packed buffers, symbols.
 constexpr size_t buffers_before_arguments = 3;
 
-// In ticks: every call asks four times.
+// Return the time in ticks, which is cheap to read: every call reads it four times.
 uint64_t now() {
   return static_cast<uint64_t>(c10::getApproximateTime());
 }
 
-// Whether those of the arguments that are packed have, where this call looks, the content that they
-// had.
+// Return whether the packed arguments still have their content, in the lines that this call checks.
 bool content_holds(const PackedSet& set, const std::vector<size_t>& packed,
                    c10::ArrayRef<void*> arguments) {
   for (size_t i = 0; i < packed.size(); ++i)
@@ -87,7 +86,7 @@ bool content_holds(const PackedSet& set, const std::vector<size_t>& packed,
   return true;
 }
 
-// The address an argument starts at. Compiled code reads arguments and never writes them.
+// Return the start address of an argument. Compiled code reads arguments and never writes them.
 void* address_of(const at::Tensor& tensor) {
   return const_cast<void*>(tensor.const_data_ptr());
 }
@@ -238,7 +237,7 @@ std::shared_ptr<const PackedSet> Executable::pack(c10::ArrayRef<c10::IValue> val
     } catch (const PackingFailed& failure) {
       const std::string fault = code_.fault ? code_.fault() : "";
       if (failure.held) throw DeviceFault(fault, true);
-      made->fault = fault; // Kept, like a buffer: the same parameters would fail again.
+      made->fault = fault; // kept, like a buffer: the same parameters would fail again
       return made;
     }
     made->addresses.push_back(made->buffers.back()->memory.get());

@@ -24,19 +24,19 @@
 
 namespace torchmdla {
 
-// Where an argument of the program comes from.
+// Source of one argument of the program.
 struct InputBinding {
   enum class Source { dense, contiguous, scalar, size, constant };
-  // dense: as it lies in memory; contiguous: copied first if it is not; scalar: a double; size: an
-  // int64_t
+  // dense: passed in place; contiguous: copied first if it is not contiguous; scalar: a double;
+  // size: an int64_t
   Source source;
-  size_t input = 0;              // index among the group's inputs, of a size among the symbols
-  std::optional<size_t> element; // of an input that is a list of tensors
-  at::Tensor constant;           // for Source::constant
-  bool unversioned = false;      // its content may change without another version
+  size_t input = 0;              // index among the group's inputs; of a size: among the symbols
+  std::optional<size_t> element; // index in an input that is a list of tensors
+  at::Tensor constant;           // set for Source::constant
+  bool unversioned = false;      // its content may change without a new version
 };
 
-// A tensor that the program computes, laid out as eager PyTorch lays it out.
+// A tensor that the program computes, with the layout of eager PyTorch.
 struct OutputTensor {
   size_t result; // index among the program's results
   c10::ScalarType dtype;
@@ -45,20 +45,20 @@ struct OutputTensor {
   // Sizes and strides that depend on the call's sizes, by dimension.
   Varying varying_sizes;
   Varying varying_strides;
-  std::optional<Quantisation> quantisation; // of a quantised tensor, whose integers have the dtype
+  std::optional<Quantisation> quantisation; // if set, `dtype` is that of the integers
 };
 
-// A list of integers, a new one in each call: its reader may change it.
+// A list of integers. Each call returns a new one, because its reader may change it.
 struct OutputList {
   std::vector<int64_t> numbers;
-  Varying varying; // by place
+  Varying varying; // by index
 };
 
-// An output is computed, or an integer or integers that the call's sizes tell, or known since
-// compilation.
+// An output: computed by the program, an integer or integers that depend on the call's sizes, or a
+// value known since compilation.
 using OutputBinding = std::variant<OutputTensor, OutputList, Polynomial, c10::IValue>;
 
-// Keeps compiled code mapped.
+// Owner of compiled code, which keeps it mapped.
 struct CodeOwner {
   CodeOwner() = default;
   CodeOwner(const CodeOwner&) = delete;
@@ -70,16 +70,17 @@ struct CompiledCode {
   Entry entry;
   std::vector<Pack> packs;
   int64_t workspace_bytes;
-  int64_t (*workspace)(const int64_t* sizes); // of a dynamic program, else null
+  int64_t (*workspace)(const int64_t* sizes); // set for a dynamic program, else null
   std::shared_ptr<const CodeOwner> owner;
-  // Of a device that can fail where eager PyTorch would not: why the entry or a pack has just
-  // failed on the calling thread, naming the device's call; empty where PyTorch's own error is due.
+  // Function that returns why the entry or a pack has just failed on the calling thread, and names
+  // the device's call. The text is empty if PyTorch's own error is due. Set for a device that can
+  // fail where eager PyTorch would not.
   const char* (*fault)() = nullptr;
-  std::shared_ptr<KernelTimes> times = nullptr; // null where nothing can be observed
-  int64_t program_bytes = 0;                    // of what its owner keeps of the program for people
+  std::shared_ptr<KernelTimes> times = nullptr; // null if kernels cannot be observed
+  int64_t program_bytes = 0; // bytes of the program that its owner keeps for debugging
 };
 
-// The device failed. The text is CompiledCode::fault's. `held`: by an exception of Python's that
+// Failure of the device, with the text of CompiledCode::fault. `held` is set if a Python exception
 // waits to be raised (torchmdla/devices/interrupts.py).
 struct DeviceFault : std::runtime_error {
   explicit DeviceFault(const std::string& text, bool held = false)
@@ -89,19 +90,20 @@ struct DeviceFault : std::runtime_error {
 
 class Executable {
 public:
-  // The outputs that first use the results 0, 1, … must come in that order.
+  // Construct from the bindings. Outputs that first use the results 0, 1, … must come in that
+  // order.
   Executable(CompiledCode code, std::vector<InputBinding> inputs,
              std::vector<OutputBinding> outputs);
 
-  // Replaces the group's `num_inputs` inputs on the stack by its outputs; `symbols` are the sizes
-  // of a dynamic program. False when the compiled code reports an error; the stack is then as it
-  // was. So it is when DeviceFault is thrown.
+  // Replace the group's `num_inputs` inputs on the stack by its outputs. `symbols` are the sizes of
+  // a dynamic program. Return false if the compiled code reports an error. The stack is unchanged
+  // then, and also if DeviceFault is thrown.
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
 
-  // Whether there is a value of the kind for each argument. Code from a file may say anything.
+  // Return whether each argument has a value of its kind. Bindings from a file are not trusted.
   bool takes(c10::ArrayRef<c10::IValue> values) const;
 
-  // Whether there is such a value whatever inputs of these types are.
+  // Return whether each argument has such a value for all inputs of these types.
   bool takes(c10::ArrayRef<c10::TypePtr> types) const;
 
   const CodeOwner& owner() const { return *code_.owner; }
@@ -110,19 +112,20 @@ public:
   // Packs the parameters, if all of them are constants, so that the first call finds them packed.
   void pack_constants() const;
 
-  // Fetches what a call will read of its parameters, without waiting for it.
+  // Prefetch the data of the parameters that a call will read.
   void prefetch() const;
 
-  // What it holds of memory_use().packed, though others may, too; and with that of its code, but
-  // for the image.
+  // Return the bytes of its packs in memory_use().packed, which others may share. `held_bytes` adds
+  // the bytes of its code, but for the image.
   int64_t packed_bytes() const;
   int64_t held_bytes() const { return program_.bytes() + packed_bytes(); }
 
-  // The next call packs anew. How many bytes a call keeps that runs: 0 where none does.
+  // Drop the packs; the next call packs again. Return the bytes that running calls still hold, or
+  // 0.
   int64_t drop_packed() const;
 
 private:
-  // What a call uses, and how long it looked whether that is current.
+  // Packs that a call uses, and the time spent on checking that they are current.
   struct Packed {
     std::shared_ptr<const PackedSet> set;
     uint64_t looking = 0;
@@ -143,10 +146,10 @@ private:
   const CountedBytes program_;
   std::vector<InputBinding> inputs_;
   std::vector<OutputBinding> outputs_;
-  std::vector<size_t> owner_of_result_; // the output that a result is allocated for
-  std::vector<size_t> parameters_;      // the arguments that packs are made of, in order
-  size_t scalars_;                      // how many arguments are doubles
-  std::shared_ptr<PackedSlot> packed_;  // null where nothing is packed
+  std::vector<size_t> owner_of_result_; // output that each result is allocated for
+  std::vector<size_t> parameters_;      // indices of the arguments that packs use, ascending
+  size_t scalars_;                      // number of arguments that are doubles
+  std::shared_ptr<PackedSlot> packed_;  // null if nothing is packed
 };
 
 } // namespace torchmdla

@@ -12,21 +12,21 @@ namespace torchmdla {
 
 namespace {
 
-// As many as a core waits for at once, and some.
+// Number of lines that are prefetched: a little more than a core waits for at once.
 constexpr size_t lines_ahead = 16;
 
 constexpr size_t words_of_line = Fingerprint::line / sizeof(uint64_t);
 
-// Odd, and with no pattern.
+// Keys of the hash: odd, and without a pattern.
 constexpr std::array<uint64_t, words_of_line> keys{
     0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93,
     0xa0761d6478bd642f, 0xe7037ed1a0b428db, 0x8ebc6af09c88c6e3, 0x589965cc75374cc3};
 
-// Of line `place` of `bytes`, as if zeros followed them.
+// Return the hash of line `place` of `bytes`, as if zeros followed them.
 uint64_t mixed_line(const std::byte* data, size_t bytes, size_t place) {
   std::array<uint64_t, words_of_line> words{};
   const auto offset = place * Fingerprint::line;
-  // Every call looks at lines: whole ones are read by loads of known width.
+  // Every call checks lines, so whole ones are read by loads of known width.
   if (bytes - offset >= sizeof words)
     std::memcpy(words.data(), data + offset, sizeof words);
   else
@@ -52,7 +52,7 @@ size_t lines_of(size_t bytes) {
   return (bytes + Fingerprint::line - 1) / Fingerprint::line;
 }
 
-// Adds up what `hash(place, last)` returns of parts of the lines.
+// Return the sum of `hash(first, last)` over ranges of lines.
 template <class Hash> uint64_t sum_over_lines(size_t bytes, Hash hash) {
   constexpr int64_t grain = 1 << 15;
   std::atomic<uint64_t> sum{bytes};
@@ -63,13 +63,13 @@ template <class Hash> uint64_t sum_over_lines(size_t bytes, Hash hash) {
   return sum;
 }
 
-// A line's share of the hash of all: no other place would give it.
+// Return a line's share of the hash of all lines. It depends on the line's place.
 uint64_t placed(uint64_t mixed, size_t place) {
   return (mixed ^ keys[1]) * (2 * static_cast<uint64_t>(place) + 1);
 }
 
-// The largest quotient in Euclid's algorithm: the smaller it is, the more evenly the multiples of
-// `stride` lie around `lines`. SIZE_MAX where the two have a common divisor.
+// Return the largest quotient in Euclid's algorithm. The smaller it is, the more evenly the
+// multiples of `stride` are spread over `lines`. Return SIZE_MAX if the two have a common divisor.
 size_t unevenness(size_t lines, size_t stride) {
   size_t most = 0;
   while (stride != 0) {
@@ -81,7 +81,7 @@ size_t unevenness(size_t lines, size_t stride) {
 
 } // namespace
 
-// Near the golden section, whose multiples lie most evenly.
+// Return an order with a stride near the golden section, whose multiples are spread most evenly.
 Fingerprint::Order Fingerprint::even_order(size_t lines) {
   constexpr double golden = 0.6180339887498949;
   constexpr size_t candidates = 64, even_enough = 4;
@@ -96,7 +96,8 @@ Fingerprint::Order Fingerprint::even_order(size_t lines) {
   return best;
 }
 
-// By Euclid's algorithm, with the multiple of the stride that each remainder is.
+// Return the order that maps lines to steps. Euclid's algorithm finds the multiple of the stride
+// that each remainder is.
 Fingerprint::Order Fingerprint::Order::inverse() const {
   auto larger = static_cast<int64_t>(lines), smaller = static_cast<int64_t>(stride);
   int64_t multiple_of_larger = 0, multiple = 1;
@@ -112,7 +113,7 @@ Fingerprint::Order Fingerprint::Order::inverse() const {
 Fingerprint::Fingerprint(const void* data, size_t bytes)
     : bytes_(bytes), order_(even_order(lines_of(bytes))) {
   const auto hashes = std::make_shared<uint16_t[]>(order_.lines);
-  // In the order of memory, which is several times as fast.
+  // The loop is in the order of memory, which is several times as fast.
   const auto steps = order_.inverse();
   content_hash_ = sum_over_lines(bytes, [&](size_t first, size_t last) {
     uint64_t sum = 0;

@@ -1,4 +1,4 @@
-// What memory held, as a hash of each of its cache lines, to be compared a few lines at a time.
+// Fingerprints of memory: a hash of each cache line, so that a few lines can be compared at a time.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 
 namespace torchmdla {
 
-// Of all bytes, in their order: what finds accidents, not what withstands anybody. Shared by the
-// threads of PyTorch's pool.
+// Return a hash of all bytes in their order. It detects accidents, not attacks. The threads of
+// PyTorch's pool share the work.
 uint64_t content_hash(const void* data, size_t bytes);
 
-// Lines are looked at in steps, in an order in which neighbours are far apart: of N lines, any r in
-// a row are met by 5 N / r steps, and all of them, each once, by N. A column is as soon met as a
-// row, since it is every r-th line, or a part of every r-th.
+// Fingerprint of memory. Lines are checked in steps, in an order in which neighbours are far apart.
+// Of N lines, 5 N / r steps meet any r lines in a row, and N steps meet each line once. A column is
+// met as soon as a row, since it is every r-th line, or a part of every r-th.
 class Fingerprint {
 public:
   static constexpr size_t line = 64;
@@ -21,23 +21,23 @@ public:
   Fingerprint() = default;
   Fingerprint(const void* data, size_t bytes);
 
-  // The steps until every line was looked at.
+  // Return the number of steps that check every line once.
   size_t steps() const { return order_.lines; }
 
-  // Whether `count` steps from step `first` on, and after the last the first again, find what was
-  // there. `data` must be as long as it was.
+  // Return whether the lines of `count` steps are unchanged, from step `first` on and around the
+  // end. `data` must be as long as it was.
   bool holds(const void* data, size_t first, size_t count) const;
 
-  // Fetches what `holds` reads, or the first of it, without waiting.
+  // Prefetch the first lines that `holds` will read.
   void prefetch(const void* data, size_t first, size_t count) const;
 
   bool operator==(const Fingerprint& other) const;
 
-  // `content_hash` of what memory held.
+  // Return `content_hash` of the memory as it was.
   uint64_t content_hash() const { return content_hash_; }
 
 private:
-  // Step i is at line i * stride, around the end.
+  // Order of the steps: step i is at line i * stride modulo `lines`.
   struct Order {
     size_t lines = 0;
     size_t stride = 0;

@@ -1,4 +1,4 @@
-// Images: linked code that is mapped as it is. This file and image.cpp need neither torch nor
+// Images: linked code that is mapped unchanged. This file and image.cpp need neither torch nor
 // Python.
 #pragma once
 
@@ -13,10 +13,10 @@
 
 namespace torchmdla {
 
-// Memory of this process, which goes with its owner.
+// Address range of this process, which its owner unmaps.
 class Mapping {
 public:
-  explicit Mapping(size_t bytes); // that nobody may touch
+  explicit Mapping(size_t bytes); // without access rights
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -33,27 +33,27 @@ private:
   size_t bytes_;
 };
 
-// An image in this process. Nothing of it is ever writable and executable at one time. Whoever has
-// addresses of it has a shared pointer to it.
+// An image in this process. No part of it is ever writable and executable at the same time. Users
+// of its addresses must hold a shared pointer to it.
 class Image {
 public:
-  // The address of what is outside of the image; null where there is none.
+  // Function that returns the address of a symbol outside of the image, or null if it is unknown.
   using Resolver = std::function<void*(const std::string& name)>;
 
-  // Takes nothing of `data` on trust but what instructions do.
+  // Load the image. All of `data` is validated, except for its instructions.
   Image(std::span<const std::byte> data, const Resolver& resolve);
   Image(const Image&) = delete;
   Image& operator=(const Image&) = delete;
 
-  // The address of a function; null where there is none of that name.
+  // Return the address of a function, or null if the image does not have one of that name.
   void* symbol(std::string_view name) const;
-  const std::vector<CodeSymbol>& symbols() const { return symbols_; } // by name
-  size_t bytes() const { return memory_->bytes(); }                   // of its addresses
+  const std::vector<CodeSymbol>& symbols() const { return symbols_; } // sorted by name
+  size_t bytes() const { return memory_->bytes(); }                   // size of its address range
 
 private:
   void tell_unwinder(const ImageRange& table, std::span<const std::byte> code);
 
-  std::optional<Mapping> memory_; // goes last
+  std::optional<Mapping> memory_; // destroyed last
   std::optional<UnwindTable> unwinding_;
   std::vector<CodeSymbol> symbols_;
   std::optional<DebuggerEntry> debuggers_;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr char image_magic[8] = "mdlaimg";
 constexpr uint32_t image_version = 1;
-// All of an image is within reach of its instructions.
+// Maximum size of an image, all of which must be within reach of its instructions.
 constexpr uint64_t image_reach = uint64_t(1) << 31;
 
 #if defined(__x86_64__)
@@ -53,7 +53,8 @@ void ImageFile::read_header() {
                      " of ELF's)");
 }
 
-// In the file each part begins where the one before it ends, and the last one ends with the file.
+// Check that each part begins at the end of the previous one, and that the last one ends with the
+// file.
 void ImageFile::check_order() const {
   uint64_t end = sizeof header_;
   const auto follow = [&](uint32_t offset, uint64_t bytes, const char* part) {
@@ -112,7 +113,7 @@ std::string ImageFile::name(uint32_t offset) const {
   return {start, length};
 }
 
-// Words that the loader writes.
+// Check the words that the loader writes.
 void ImageFile::check_words() const {
   check_table(imports_, [](const ImageImport& import) { return import.word; });
   check_table(fixups_, [](ImageFixup word) { return word; });
@@ -134,7 +135,7 @@ void ImageFile::check_table(const Entries& entries, Word word) const {
   }
 }
 
-// The segment whose content in the file has the word.
+// Return the segment whose content in the file includes the word, or null.
 const ImageSegment* ImageFile::holder(uint64_t word) const {
   for (const auto* segment : {&constants(), &data()})
     if (word >= segment->address &&
@@ -143,7 +144,7 @@ const ImageSegment* ImageFile::holder(uint64_t word) const {
   return nullptr;
 }
 
-// What a fixup's word holds in the file.
+// Return the value of a fixup's word in the file.
 uint64_t ImageFile::fixed(uint64_t word) const {
   const auto* segment = holder(word);
   uint64_t value;

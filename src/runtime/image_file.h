@@ -1,5 +1,5 @@
-// The file of an image (torchmdla/devices/cpu/code/image.py describes the format), found to be one.
-// Needs neither torch nor Python.
+// Validated file of an image (torchmdla/devices/cpu/code/image.py describes the format). Needs
+// neither torch nor Python.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace torchmdla {
 
-// An image that cannot be loaded; says why.
+// Failure to load an image, with the reason.
 class ImageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -22,12 +22,12 @@ class ImageError : public std::runtime_error {
 
 constexpr uint64_t image_page = 4096;
 
-// The next multiple of a page.
+// Return the next multiple of a page.
 constexpr uint64_t up_to_page(uint64_t address) {
   return (address + image_page - 1) / image_page * image_page;
 }
 
-// What a file consists of, as it is there.
+// The structures below have the layout of the file.
 
 struct ImageSegment {
   uint32_t offset, file_bytes, address, memory_bytes;
@@ -66,11 +66,10 @@ using ImageFixup = uint32_t;
 
 static_assert(std::endian::native == std::endian::little && sizeof(ImageHeader) == 104);
 
-// The parts of a file. Whoever has one finds every number in it to be right: they have been
-// checked.
+// The parts of a file. Every number in them has been validated.
 class ImageFile {
 public:
-  // Looks at `data` as long as it lives.
+  // Parse and validate `data`, which must outlive this object.
   explicit ImageFile(std::span<const std::byte> data);
 
   const ImageSegment& code() const { return header_.segments[0]; }
@@ -79,11 +78,11 @@ public:
   std::span<const std::byte> content(const ImageSegment& segment) const {
     return data_.subspan(segment.offset, segment.file_bytes);
   }
-  const ImageRange& unwinding() const { return header_.unwinding; } // of the constants
-  uint64_t end() const { return up_to_page(data().end()); }         // of its addresses
+  const ImageRange& unwinding() const { return header_.unwinding; } // a range of the constants
+  uint64_t end() const { return up_to_page(data().end()); }         // end of its address range
 
   const std::vector<ImageImport>& imports() const { return imports_; }
-  const std::vector<ImageSymbol>& symbols() const { return symbols_; } // by name
+  const std::vector<ImageSymbol>& symbols() const { return symbols_; } // sorted by name
   const std::vector<ImageFixup>& fixups() const { return fixups_; }
   std::string name(uint32_t offset) const;
 

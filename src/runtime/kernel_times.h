@@ -1,5 +1,5 @@
-// How long the kernels of an executable take, and ranges of them in PyTorch's profiler: where that
-// is asked for. An entry says where each of its kernels begins (`mdla_begin_kernel`).
+// Times of an executable's kernels, and their ranges in PyTorch's profiler, if they are requested.
+// An entry reports the beginning of each of its kernels (`mdla_begin_kernel`).
 #pragma once
 
 #include <ATen/record_function.h>
@@ -15,7 +15,7 @@
 
 namespace torchmdla {
 
-// What is observed of kernels while they run, in all threads.
+// Observation of kernels while they run, in all threads.
 struct KernelObservation {
   std::atomic<bool> times{false};
   std::atomic<bool> ranges{false}; // in torch.profiler
@@ -26,12 +26,12 @@ struct KernelObservation {
 };
 KernelObservation& kernel_observation();
 
-// The times of one executable, added up over its calls. Any thread may add and read.
+// Times of one executable, added up over its calls. Thread-safe.
 class KernelTimes {
 public:
   using Nanoseconds = int64_t;
 
-  // Of a kernel that runs several times in a call, all of them together.
+  // Time of a kernel. If it runs several times in a call, these times are added up.
   struct Kernel {
     Nanoseconds sum = 0;
     Nanoseconds least = 0;
@@ -39,7 +39,7 @@ public:
 
   struct Sums {
     int64_t calls = 0;
-    Kernel entry;                 // of the whole entry
+    Kernel entry;                 // the whole entry
     std::vector<Kernel> kernels;  // by number
     std::vector<int64_t> symbols; // the sizes of the latest call
   };
@@ -58,7 +58,7 @@ private:
   Sums sums_; // guarded by mutex_
 };
 
-// Observes one call of an entry by this thread, while it lives.
+// Observation of one call of an entry by this thread, while it lives.
 class KernelClock {
 public:
   KernelClock(KernelTimes& times, c10::ArrayRef<int64_t> symbols);
@@ -66,7 +66,7 @@ public:
   KernelClock(const KernelClock&) = delete;
   KernelClock& operator=(const KernelClock&) = delete;
 
-  // That of the entry that this thread is in; null where nothing is observed.
+  // Return the clock of the entry that this thread runs, or null if it is not observed.
   static KernelClock* current();
 
   void begin(size_t kernel);
@@ -81,7 +81,7 @@ private:
   KernelClock* const outer_;
   const Clock::time_point start_ = Clock::now();
   Clock::time_point began_{};
-  std::optional<size_t> kernel_; // that is running
+  std::optional<size_t> kernel_; // the kernel that is running
   std::vector<KernelTimes::Nanoseconds> spent_;
   std::optional<at::RecordFunction> range_;
 };

@@ -1,4 +1,4 @@
-// Images that count among what the runtime holds (memory.h).
+// Images whose bytes are included in the counts of the runtime's memory (memory.h).
 #pragma once
 
 #include "image.h"
@@ -9,7 +9,7 @@
 
 namespace torchmdla {
 
-// Throws ImageError.
+// Load an image. Throw ImageError if that is not possible.
 std::shared_ptr<Image> load_image(std::span<const std::byte> data, const Image::Resolver& resolve);
 
 } // namespace torchmdla

@@ -1,4 +1,4 @@
-// Memory for vectors, and how much of it, and of code, the runtime holds.
+// Memory for vectors, and the amounts of memory and code that the runtime holds.
 #pragma once
 
 #include <atomic>
@@ -7,19 +7,19 @@
 
 namespace torchmdla {
 
-// Bytes held.
+// Numbers of bytes held.
 struct MemoryUse {
-  std::atomic<int64_t> packed{0};    // by what was packed of parameters
-  std::atomic<int64_t> workspace{0}; // by the workspaces of all threads
-  // By images as they are mapped, by the programs that executables keep for people, and by packages
-  // but for weights, which are mapped from their files.
+  std::atomic<int64_t> packed{0};    // packed parameters
+  std::atomic<int64_t> workspace{0}; // workspaces of all threads
+  // Images as they are mapped, programs that executables keep for debugging, and packages. Weights
+  // of packages are excluded, because they are mapped from their files.
   std::atomic<int64_t> code{0};
-  // How often packs or code were added. What was used since then is told by it from what was not.
+  // Number of times that packs or code were added. The time of a last use is measured in it.
   std::atomic<uint64_t> growths{0};
 };
 MemoryUse& memory_use();
 
-// Bytes that count among `held` while it lives.
+// Bytes that are included in `held` while it lives.
 class CountedBytes {
 public:
   CountedBytes(int64_t bytes, std::atomic<int64_t>& held) : bytes_(bytes), held_(held) {
@@ -36,8 +36,8 @@ private:
   std::atomic<int64_t>& held_;
 };
 
-// 64-byte aligned, in huge pages where it is large and the system gives them; it counts among
-// `held` until it is freed. Throws when there is none.
+// Return 64-byte aligned memory, in huge pages if it is large and the system supports them. It
+// counts in `held` until it is freed. Throw if there is not enough memory.
 std::shared_ptr<void> aligned_memory(int64_t bytes, std::atomic<int64_t>& held);
 
 } // namespace torchmdla

@@ -18,7 +18,8 @@ namespace {
 
 constexpr int64_t no_version = -1;
 
-// Without the detour that Tensor::_version() takes to libtorch's autograd: calls ask for hundreds.
+// Return the parameter's version, which calls need hundreds of times. Tensor::_version() is slower,
+// because it calls libtorch's autograd.
 int64_t version_of(const at::Tensor& parameter) {
   const auto& counter = parameter.unsafeGetTensorImpl()->version_counter();
   return counter.enabled() ? counter.current_version() : no_version;
@@ -30,10 +31,10 @@ void prefetch_lines(const void* start, size_t bytes) {
     __builtin_prefetch(static_cast<const std::byte*>(start) + offset);
 }
 
-// What some executable still uses of one recipe's buffers.
+// Buffers of one recipe that executables still use.
 struct Known {
   ProcessMutex mutex;
-  std::list<std::weak_ptr<const PackedBuffer>> buffers; // changes in unforked sections
+  std::list<std::weak_ptr<const PackedBuffer>> buffers; // changed only in unforked sections
 };
 
 struct Registry {
@@ -54,7 +55,7 @@ std::shared_ptr<Known> known_of(const std::string& recipe) {
   return known;
 }
 
-// Counts calls of `refresh_packs`.
+// Number of calls of `refresh_packs`.
 std::atomic<uint64_t> refreshes{0};
 
 std::vector<std::shared_ptr<PackedSlot>> living_slots() {
@@ -74,7 +75,8 @@ std::vector<Fingerprint> contents_of(const std::vector<ParameterState>& paramete
   return contents;
 }
 
-// Without a lock: what is freed may be Python's.
+// Drop the packs of the chosen parameters. No lock is held, because freed objects may belong to
+// Python.
 void drop_sets(const Chosen& chosen) {
   for (const auto& slot : living_slots()) {
     auto set = slot->load();
@@ -99,9 +101,9 @@ std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<Parameter
     return buffer;
   }
   const auto memory = aligned_memory(pack.bytes, memory_use().packed);
-  // What is released must be something, even if a pack ends where it should not.
+  // The memory is zeroed, so that `release` reads defined values even if a pack stops early.
   if (pack.release) std::memset(memory.get(), 0, pack.bytes);
-  // The states are older than what is packed: a write during packing makes the buffer stale.
+  // The states are older than the packed data, so a write during packing makes the buffer stale.
   c10::SmallVector<void*, 8> buffers{thread_workspace(workspace_bytes), memory.get()};
   for (const auto& parameter : parameters)
     buffers.push_back(const_cast<void*>(parameter.data()));
@@ -164,7 +166,7 @@ std::vector<ParameterState> states_of(c10::ArrayRef<at::Tensor> parameters,
   size_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i)
     if (unversioned[i]) bytes += parameters[i].nbytes();
-  // One after the other, since they are read one after the other.
+  // The copies are adjacent, since they are read one after the other.
   const auto copies = std::make_shared<std::byte[]>(bytes);
   std::vector<ParameterState> states;
   states.reserve(parameters.size());
@@ -185,7 +187,7 @@ std::vector<ParameterState> states_of(c10::ArrayRef<at::Tensor> parameters,
 std::shared_ptr<const PackedBuffer>
 packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t workspace_bytes) {
   const auto known = known_of(pack.recipe);
-  // Held while packing: two executables that want the same buffer must not make it twice.
+  // The lock is held while packing, so that two executables do not make the same buffer twice.
   const std::lock_guard<ProcessMutex> guard(known->mutex);
   auto& candidates = known->buffers;
   {
@@ -226,7 +228,7 @@ keep_packed(PackedSlot& slot, const std::function<std::shared_ptr<const PackedSe
   auto made = make();
   slot.store(made);
   ++memory_use().growths;
-  // Whoever refreshes counts first and looks into the slots then.
+  // `refresh_packs` counts first and looks into the slots afterwards.
   if (refreshes.load() != before) slot.store(nullptr);
   return made;
 }
@@ -241,7 +243,7 @@ void drop_dead_packs() {
   const Guard guard(registry().mutex);
   std::erase_if(registry().recipes, [](const auto& recipe) {
     const auto& [name, known] = recipe;
-    return known.use_count() == 1 && // nobody looks for a buffer there
+    return known.use_count() == 1 && // no thread looks for a buffer there
            std::ranges::all_of(known->buffers, [](const auto& kept) { return kept.expired(); });
   });
 }

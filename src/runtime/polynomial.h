@@ -12,7 +12,7 @@ namespace torchmdla {
 // A sum of products of the symbols, with integer coefficients (torchmdla/compiler/sizes.py).
 struct Polynomial {
   struct Term {
-    std::vector<int64_t> exponents; // of all symbols
+    std::vector<int64_t> exponents; // one for each symbol
     int64_t factor;
   };
   std::vector<Term> terms;
@@ -20,7 +20,7 @@ struct Polynomial {
   int64_t at(std::span<const int64_t> symbols) const;
 };
 
-// Those of some numbers that depend on the sizes of a call, by their places.
+// Polynomials of the numbers that depend on the sizes of a call, by the numbers' places.
 using Varying = std::vector<std::pair<size_t, Polynomial>>;
 
 } // namespace torchmdla

@@ -20,7 +20,7 @@ double real(Number number) {
   return std::visit([](auto value) { return static_cast<double>(value); }, number);
 }
 
-// Nullopt where it has more than 64 bits, or is not a number.
+// Return the integer, or nullopt if it needs more than 64 bits or `value` is not a number.
 std::optional<int64_t> integer(double value) {
   constexpr double beyond = 0x1p63;
   if (!(value >= -beyond && value < beyond)) return std::nullopt;
@@ -36,7 +36,7 @@ int64_t floor_remainder(int64_t left, int64_t right) {
   return remainder != 0 && (remainder < 0) != (right < 0) ? remainder + right : remainder;
 }
 
-// What integers and doubles have in common; nullopt of another operation.
+// Return the result of an operation that is the same for integers and doubles, else nullopt.
 template <class Value>
 std::optional<Number> compared(Operation operation, Value left, Value right) {
   switch (operation) {
@@ -63,7 +63,7 @@ std::optional<Number> compared(Operation operation, Value left, Value right) {
   }
 }
 
-// Returns nullopt where the result has more than 64 bits or does not exist.
+// Return the result, or nullopt if it needs more than 64 bits or does not exist.
 std::optional<Number> computed(Operation operation, int64_t left, int64_t right) {
   int64_t result = 0;
   const bool has_quotient =
@@ -170,7 +170,8 @@ SizeProgram::SizeProgram(std::vector<Node> nodes, std::vector<size_t> computed,
 }
 
 bool SizeProgram::evaluate(std::span<const int64_t> symbols, std::span<int64_t> computed) const {
-  std::array<std::byte, 128 * sizeof(Number)> memory; // of most programs: calls do not allocate
+  // The memory is enough for most programs, so that calls do not allocate.
+  std::array<std::byte, 128 * sizeof(Number)> memory;
   std::pmr::monotonic_buffer_resource resource(memory.data(), memory.size());
   std::pmr::vector<Number> results(&resource);
   results.reserve(nodes_.size());

@@ -1,4 +1,4 @@
-// Sizes that a call computes of its own, and what must hold of them. Needs neither torch nor
+// Symbols that a call computes from its sizes, and conditions on them. Needs neither torch nor
 // Python.
 #pragma once
 
@@ -12,12 +12,12 @@
 
 namespace torchmdla {
 
-// What a call of a dynamic executable evaluates first: the conditions under which the executable is
-// right, and symbols that are computed from others (torchmdla/capture/size_program.py). Integers
-// are exact: where one needs more than 64 bits no condition holds.
+// Program that a call of a dynamic executable evaluates first (torchmdla/capture/size_program.py).
+// It has the conditions under which the executable is right, and the symbols that are computed from
+// others. Integers are exact: if one needs more than 64 bits, the conditions do not hold.
 class SizeProgram {
 public:
-  // A double is a quotient, or what is computed with one.
+  // Value of a node. A double is a quotient, or is computed from one.
   using Number = std::variant<int64_t, double>;
 
   enum class Operation {
@@ -42,24 +42,24 @@ public:
     logical_not,
   };
 
-  // By its name in torchmdla/capture/size_program.py; nullopt where there is none.
+  // Return the operation of this name in torchmdla/capture/size_program.py, or nullopt.
   static std::optional<Operation> operation(const std::string& name);
 
   struct Node {
     Operation operation;
-    Number number;      // of a constant, or an integer: which symbol
-    size_t left, right; // operands, which come before
+    Number number;      // the constant, or the index of the symbol
+    size_t left, right; // operands, which are earlier nodes
   };
 
-  // `computed` and `conditions` are numbers of nodes.
+  // Construct from nodes. `computed` and `conditions` are numbers of nodes.
   SizeProgram(std::vector<Node> nodes, std::vector<size_t> computed,
               std::vector<size_t> conditions);
   SizeProgram() = default;
 
-  // How many symbols are computed.
+  // Return the number of symbols that are computed.
   size_t computed() const { return computed_.size(); }
 
-  // Appends the symbols that are computed to `values`; false where a condition does not hold.
+  // Append the symbols that are computed to `values`. Return false if a condition does not hold.
   template <class Values> bool extend(Values& values) const {
     const size_t given = values.size();
     values.resize(given + computed_.size());

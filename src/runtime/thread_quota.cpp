@@ -17,8 +17,8 @@ bool is_set(const char* variable) {
   return value && *value;
 }
 
-// PyTorch does not tell who chose its number of threads. Its own choice is the machine's cores, or
-// the CPUs of the process's affinity mask.
+// Return whether PyTorch itself chose its number of threads, which it does not report. Its own
+// choice is the machine's cores, or the CPUs of the process's affinity mask.
 bool is_own_choice(int threads) {
   static const bool is_told = is_set("OMP_NUM_THREADS") || is_set("MKL_NUM_THREADS");
   return !is_told &&

@@ -1,15 +1,15 @@
-// PyTorch's intra-op threads and the quota of the process's control groups, which PyTorch does not
-// ask for: it starts with a thread for each core. Threads beyond the quota do no more work, and the
-// system stops all of them together when the time of a period is used up.
+// Limit of PyTorch's intra-op threads to the quota of the process's control groups. PyTorch ignores
+// the quota and starts one thread per core. Threads beyond the quota do no more work. The system
+// stops all of them together when the time of a period is used up.
 #pragma once
 
 namespace torchmdla {
 
-// Before a range is shared: takes the calling thread's number of threads down to the quota, once.
-// A number that the program or a variable chose stays.
+// Reduce the calling thread's number of threads to the quota, once, before a range is shared. A
+// number that the program or an environment variable chose is kept.
 void keep_to_quota();
 
-// The same with a quota of so many CPUs.
+// Reduce it to a quota of `cpus` CPUs.
 void keep_to_quota(int cpus);
 
 } // namespace torchmdla

@@ -14,13 +14,13 @@ namespace torchmdla {
 
 namespace {
 
-// What a common record goes on with: version, augmentation (FDEs have a pointer encoding), factors
-// of code and data, the register of the return address, one byte of augmentation: the encoding.
+// Rest of a common record: version, augmentation (FDEs have a pointer encoding), alignment factors
+// of code and data, register of the return address, one byte of augmentation: the encoding.
 constexpr unsigned char common_record[] = {1, 'z', 'R', 0, 1, 0x78, 16, 1};
-// Relative to where they are, and signed.
+// Pointer encodings: signed, and relative to their own address.
 constexpr unsigned char of_4_bytes = 0x1b, of_8_bytes = 0x1c;
 
-// Whether the table is one that can be walked, and is about this code.
+// Check that the table can be walked and describes this code.
 class TableCheck {
 public:
   TableCheck(std::span<const std::byte> table, std::span<const std::byte> code)
@@ -63,7 +63,8 @@ private:
     common_[at] = encoding;
   }
 
-  // Where the code of a function begins, from here, and its size; bytes of augmentation: none.
+  // Check the start of a function's code, relative to here, its size, and that its augmentation is
+  // empty.
   template <class Number> void check_range(size_t at, size_t end) const {
     const auto begin = reinterpret_cast<uintptr_t>(&table_[at]) +
                        static_cast<uintptr_t>(static_cast<int64_t>(read<Number>(at, end)));
@@ -75,7 +76,7 @@ private:
       throw UnwindError("a record of a function has another form");
   }
 
-  // The number at `at`, which ends before `end`.
+  // Return the number at `at`, which must not extend beyond `end`.
   template <class Number> Number read(size_t at, size_t end) const {
     if (at + sizeof(Number) > end) throw UnwindError("a record is cut short");
     Number number;
@@ -84,7 +85,7 @@ private:
   }
 
   std::span<const std::byte> table_, code_;
-  std::unordered_map<size_t, unsigned char> common_; // where they are, and their encodings
+  std::unordered_map<size_t, unsigned char> common_; // encodings by record offset
 };
 
 } // namespace

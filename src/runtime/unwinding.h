@@ -1,5 +1,5 @@
-// Lets exceptions pass through loaded code: device calls throw where memory ends. Needs neither
-// torch nor Python.
+// Unwind tables, which let exceptions pass through loaded code: device calls throw when memory is
+// used up. Needs neither torch nor Python.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace torchmdla {
 
-// A table that is not what it must be; says why.
+// Error in a malformed table, with the reason.
 class UnwindError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// While it lives, the C++ runtime finds in `table` how to leave the functions in `code`:
-// `.eh_frame` as the processor's ABI describes it, in the form that LLVM gives it on x86-64, and
-// four zeros behind. Its instructions are taken on trust, as the code is.
+// Registration of `table` with the C++ runtime while it lives, to unwind the functions in `code`.
+// The table is `.eh_frame` as the processor's ABI describes it, in the form that LLVM emits on
+// x86-64, followed by four zeros. Its instructions are trusted, as the code is.
 class UnwindTable {
 public:
   UnwindTable(std::span<const std::byte> table, std::span<const std::byte> code);

@@ -7,19 +7,20 @@ namespace torchmdla {
 
 namespace {
 
-// Content of no more lines is looked at whole.
+// Maximum number of lines of content that every call checks as a whole.
 constexpr size_t small = 4;
 
-// Lines of any other that every call looks at.
+// Minimum number of lines of other content that every call checks.
 constexpr size_t always = 2;
 
-// Content of no more lines (a page) is looked at soon enough by these.
+// Number of lines (a page) up to which this minimum meets all of them soon enough.
 constexpr size_t soon = 64;
 
-// A call's time over the time for looking.
+// Ratio of a call's time to the time for checking.
 constexpr uint64_t times_longer = 160;
 
-// What one call may multiply the share by: its time may be that of an interruption.
+// Maximum factor by which one call may increase the share. An interruption may have lengthened the
+// call.
 constexpr uint64_t most_growth = 4;
 
 } // namespace

@@ -1,5 +1,5 @@
-// Looks, in every call, at a part of what parameters hold: the next part in the next call, and as
-// much as a small part of the calls' time allows.
+// Watch over the contents of parameters. Every call checks a part of them, and the next call the
+// next part. The size of the part is limited to a small share of the calls' time.
 #pragma once
 
 #include "fingerprint.h"
@@ -13,36 +13,39 @@
 
 namespace torchmdla {
 
-// Any number of threads may look: each goes its own round. Two that share a stripe go on from where
-// they find each other, and do no harm where they look at the same lines at a time.
+// Watch over contents. Thread-safe: each thread checks in a round of its own. Two threads that
+// share a stripe continue from each other's position, and may check the same lines at the same
+// time.
 class Watch {
 public:
-  // Looks at these contents, by index.
+  // Watch these contents, which are identified by index.
   explicit Watch(std::vector<Fingerprint> contents);
 
-  // Whether the next lines of content `index` are at `data` as they were.
+  // Return whether the next lines of content `index`, which is at `data`, are unchanged.
   bool holds(size_t index, const void* data);
 
-  // Fetches the first lines that `holds` will look at, without waiting for them.
+  // Prefetch the first lines that `holds` will check.
   void prefetch(size_t index, const void* data) const;
 
-  // Whether it is to be told what looking takes.
+  // Return whether `adapt` is to be called.
   bool adapts() const { return adapts_; }
 
-  // What looking took in a call, and what the call took else, by any clock.
+  // Adapt the checked share to the time for checking and to the rest of a call's time, by any
+  // clock.
   void adapt(uint64_t looking, uint64_t running);
 
 private:
   static constexpr uint64_t all = 1 << 20, least = all >> 12, first = all >> 8;
 
-  // Steps in a cache line of their own, so that stripes have none in common.
+  // Steps, in cache lines of their own, so that stripes do not share any.
   static constexpr size_t in_line = 8;
   struct alignas(64) Steps {
     std::array<std::atomic<size_t>, in_line> next{};
   };
 
   struct Round {
-    std::atomic<uint64_t> share{first}; // of the lines of each that a call looks at, of `all`
+    // Share of each content's lines that a call checks, in units of 1 / `all`.
+    std::atomic<uint64_t> share{first};
     std::vector<Steps> steps;
 
     std::atomic<size_t>& next(size_t index) { return steps[index / in_line].next[index % in_line]; }

@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t alignment = 64; // a cache line, and the widest vector of x86 and SVE-512
 
-// A model's weights and intermediate results are more small pages than a processor keeps the
-// addresses of; of these there are few.
+// Size of a huge page. A model's weights and intermediate results take more small pages than a
+// processor keeps the addresses of, but few huge ones.
 constexpr size_t huge_page = 2 << 20;
 
 } // namespace

@@ -12,8 +12,8 @@ struct FreeMemory {
 };
 using AlignedMemory = std::unique_ptr<void, FreeMemory>;
 
-// 64-byte aligned, in huge pages where it is large and the system gives them. Null when there is
-// none.
+// Return 64-byte aligned memory, in huge pages if it is large and the system supports them. Return
+// null if there is not enough memory.
 AlignedMemory allocate_aligned(size_t bytes);
 
 } // namespace torchmdla

@@ -18,10 +18,10 @@ namespace torchmdla {
 
 namespace {
 
-// Microseconds: the kernel's period where a file does not say another.
+// The kernel's period in microseconds, which applies if a file does not specify another one.
 constexpr double default_period = 100'000;
 
-// Empty where there is no such file, or it is not for this user.
+// Return the content of a file, or an empty string if it does not exist or is not readable.
 std::string text_of(const std::string& path) {
   std::string text;
   try {
@@ -50,7 +50,8 @@ bool contains(std::string_view list, std::string_view entry) {
   return std::ranges::find(entries, entry) != entries.end();
 }
 
-// Microseconds at the beginning of `text`; nothing where there is no number above 0, as in "max".
+// Return the microseconds at the beginning of `text`, or nullopt without a number above 0 (as in
+// "max").
 std::optional<double> microseconds(std::string_view text) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -64,7 +65,7 @@ std::optional<double> ratio(std::string_view quota, std::string_view period) {
   return *time / microseconds(period).value_or(default_period);
 }
 
-// CPUs' worth of time that the group in `folder` may take itself.
+// Return the limit of the group in `folder` itself, in CPUs.
 std::optional<double> limit_of_version_2(const std::string& folder) {
   const auto text = text_of(folder + "/cpu.max");
   const auto quota = std::string_view(text).substr(0, text.find(' '));
@@ -75,8 +76,8 @@ std::optional<double> limit_of_version_1(const std::string& folder) {
   return ratio(text_of(folder + "/cpu.cfs_quota_us"), text_of(folder + "/cpu.cfs_period_us"));
 }
 
-// A version of control groups: the type of its file systems, the controller that quotas belong to
-// (version 2 has one hierarchy for all, which is listed without any).
+// A version of control groups: the type of its file systems, and the controller that quotas belong
+// to. Version 2 has one hierarchy for all controllers, which is listed without any.
 struct Version {
   std::string_view file_system, controller;
   std::optional<double> (*limit)(const std::string& folder);
@@ -87,8 +88,8 @@ constexpr Version versions[] = {
     {"cgroup", "cpu", limit_of_version_1},
 };
 
-// The group of this process in the hierarchy that quotas belong to, by cgroups(7); nothing where
-// there is no such hierarchy. Lines are `number:controllers:path`.
+// Return the group of this process in the hierarchy that quotas belong to (cgroups(7)), or nullopt
+// if there is no such hierarchy. Lines are `number:controllers:path`.
 std::optional<std::string> group_of(const Version& version, std::string_view listed) {
   for (const auto line : split(listed, '\n')) {
     const auto first = line.find(':'), second = line.find(':', first + 1);
@@ -99,12 +100,12 @@ std::optional<std::string> group_of(const Version& version, std::string_view lis
   return std::nullopt;
 }
 
-// Where a hierarchy is seen: its group `root`, and those in that, are the folder `point`.
+// Mount of a hierarchy. Its group `root`, with the groups below, appears as the folder `point`.
 struct Mount {
   std::string root, point;
 };
 
-// With spaces and the like, which /proc writes as three octal digits.
+// Replace three octal digits by their character. /proc writes spaces and the like as such digits.
 std::string unescaped(std::string_view text) {
   std::string plain;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -121,7 +122,8 @@ std::string unescaped(std::string_view text) {
   return plain;
 }
 
-// Lines are `id parent device root point options [fields] - type source options` (proc(5)).
+// Return the mounts of a version. Lines are `id parent device root point options [fields] - type
+// source options` (proc(5)).
 std::vector<Mount> mounts_of(const Version& version, std::string_view listed) {
   std::vector<Mount> found;
   for (const auto line : split(listed, '\n')) {
@@ -135,8 +137,9 @@ std::vector<Mount> mounts_of(const Version& version, std::string_view listed) {
   return found;
 }
 
-// The folder of `group` below the mount's point; of the point itself where the mount does not show
-// the group, as within a container that has the host's names of groups.
+// Return the folder of `group` below the mount's point. It is empty, which means the point itself,
+// if the mount does not show the group. A container that has the host's names of groups is an
+// example.
 std::string below_point(const Mount& mount, const std::string& group) {
   const auto root = mount.root == "/" ? "" : mount.root;
   const bool is_shown = group.starts_with(root + "/") && group.find("/..") == std::string::npos;
@@ -146,7 +149,7 @@ std::string below_point(const Mount& mount, const std::string& group) {
   return path;
 }
 
-// The least limit of the group in `point` + `path` and those that it is in.
+// Return the least limit of the group in `point` + `path` and of its ancestors.
 double least_limit(const Version& version, const std::string& point, std::string path) {
   double least = std::numeric_limits<double>::infinity();
   while (true) {

@@ -1,4 +1,4 @@
-// How many CPUs this process may use, as affinity masks and control groups say.
+// Number of CPUs that this process may use, from affinity masks and control groups.
 #pragma once
 
 #include <optional>
@@ -6,13 +6,13 @@
 
 namespace torchmdla {
 
-// As many as the calling thread may run on, and no more than cgroup_cpus(), which is asked once in
-// a process.
+// Return the number of CPUs that the calling thread may run on, at most cgroup_cpus(), which is
+// read once in a process.
 int available_cpus();
 
-// What the quotas of this process's control groups, of versions 1 and 2, and of those that they are
-// in come to, rounded up to whole CPUs; nothing where none is limited. Files of the system are
-// looked for in `root`: all paths begin with it.
+// Return the quota of this process's control groups (versions 1 and 2) and of their ancestors,
+// rounded up to whole CPUs. Return nullopt if no group is limited. All paths of the system's files
+// begin with `root`.
 std::optional<int> cgroup_cpus(const std::string& root = "");
 
 } // namespace torchmdla

@@ -9,8 +9,8 @@
 
 namespace torchmdla {
 
-// Every entry begins with its length or is of a fixed one, so that no two sequences of entries of
-// the same types are the same bytes.
+// Builder of keys. Every entry begins with its length or has a fixed length, so that different
+// sequences of entries of the same types have different bytes.
 class ByteKey {
 public:
   template <class Plain>

@@ -1,4 +1,4 @@
-// Numbers, texts and lists out of bytes that may come from anywhere.
+// Reader of numbers, texts and lists from untrusted bytes.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 
 namespace torchmdla {
 
-// The bytes are not what their reader wants; the text says in which way.
+// Error in malformed bytes, with the reason.
 struct BadBytes : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Reads from front to back what torchmdla/packages/fields.py writes: integers and floats of 64 bits
-// in little-endian order, one byte for a truth value or a kind, and the number of elements before
-// every list and text. Whatever it is given, it throws BadBytes or returns what is there.
+// Reader of the format that torchmdla/packages/fields.py writes: integers and floats of 64 bits in
+// little-endian order, one byte for a boolean or a kind, and the number of elements before every
+// list and text. For any bytes it throws BadBytes or returns their content.
 class ByteReader {
 public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -41,7 +41,7 @@ public:
   int64_t integer() { return plain<int64_t>(); }
   double real() { return plain<double>(); }
 
-  // An index or a number of bytes.
+  // Read an index or a number of bytes.
   size_t count() {
     const auto number = integer();
     if (number < 0) throw BadBytes("a number is negative that must not be");
@@ -53,14 +53,15 @@ public:
     return {reinterpret_cast<const char*>(characters.data()), characters.size()};
   }
 
-  // What `read`, called again and again, returns.
+  // Read a list, each element by a call of `read`.
   template <class Read> auto list(Read read) {
     using Element = std::invoke_result_t<Read>;
     std::vector<Element> elements;
     auto left = count();
-    // Every element is a byte at least.
+    // Every element has at least one byte.
     if (left > bytes_.size()) throw BadBytes("a list is longer than what holds it");
-    // Memory for no more than the bytes can account for: elements may be larger than their bytes.
+    // The reservation is limited by the bytes left, because elements may be larger than their
+    // bytes.
     elements.reserve(std::min(left, bytes_.size() / sizeof(Element)));
     for (; left != 0; --left)
       elements.push_back(read());

@@ -10,10 +10,10 @@ namespace torchmdla {
 
 namespace {
 
-// In the order of their powers of 1024.
+// Units, in the order of their powers of 1024.
 constexpr std::string_view units = "kmgt";
 
-// Behind the number, in lower case: a unit, bytes, both or nothing.
+// Return the power of 1024 of a suffix in lower case: a unit, bytes, both or neither.
 std::optional<int> power_of(std::string_view suffix) {
   int power = 0;
   if (const auto unit = suffix.empty() ? units.npos : units.find(suffix.front());

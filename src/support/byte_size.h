@@ -1,4 +1,4 @@
-// Sizes as people write them, as torchmdla/support/limits.py reads them.
+// Sizes in the form that humans write, as torchmdla/support/limits.py reads them.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace torchmdla {
 
-// Bytes, from `1234`, `512M`, `4G` or `1 GiB`; nullopt for what is none of these, or more than
-// there can be.
+// Return the number of bytes in `1234`, `512M`, `4G` or `1 GiB`. Return nullopt for any other text,
+// or if the number is too large.
 std::optional<int64_t> byte_size(std::string_view text);
 
 } // namespace torchmdla

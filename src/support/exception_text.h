@@ -1,4 +1,4 @@
-// What an exception says, for people.
+// Messages of exceptions, for humans.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -8,7 +8,7 @@
 
 namespace torchmdla {
 
-// Without the stack of C++ calls that PyTorch's own come with.
+// Return the message, without the stack of C++ calls that PyTorch's exceptions include.
 inline std::string text_of(const std::exception& error) {
   const auto* own = dynamic_cast<const c10::Error*>(&error);
   return own ? own->what_without_backtrace() : error.what();

@@ -9,7 +9,7 @@ namespace torchmdla {
 
 namespace {
 
-// Threads in a section that wait for the GIL get it between two attempts.
+// Duration of an attempt. Threads in a section that wait for the GIL get it between two attempts.
 constexpr std::chrono::milliseconds one_attempt{1};
 
 std::atomic<uint64_t> number{1};
@@ -28,7 +28,7 @@ void after_fork_in_child() {
   let_in();
 }
 
-// However the process is forked.
+// The handler runs for every fork, even if Python is not involved.
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, after_fork_in_child);
 
 } // namespace
@@ -69,7 +69,7 @@ void ProcessMutex::unlock() {
 }
 
 bool enter_alone() {
-  if (stopped.exchange(true)) return false; // Another thread forks.
+  if (stopped.exchange(true)) return false; // another thread forks
   const auto end = std::chrono::steady_clock::now() + one_attempt;
   if (depth++ == 0) ++threads_inside;
   while (threads_inside != 1) {

@@ -1,8 +1,8 @@
-// What a fork of the process finds of the other threads, which are not there in the child.
+// Consistency of locks and data when the process forks.
 //
-// There everything is as they left it: mutexes locked, lists half written. So a fork by Python
-// (os.fork) waits for every section that is `Unforked`; and what takes too long for that notes the
-// process that it began in.
+// The other threads do not exist in the child of a fork. Everything is as they left it: mutexes
+// locked, lists half written. A fork by Python (os.fork) therefore waits for every section that is
+// `Unforked`. Work that takes too long for that notes the process that it began in.
 #pragma once
 
 #include "striped.h"
@@ -16,11 +16,12 @@
 
 namespace torchmdla {
 
-// Another number in each child of a fork: what was begun under another one was begun by a thread
-// that is not here.
+// Return the number of this process, which differs in each child of a fork. Work under another
+// number was begun by a thread that does not exist here.
 uint64_t process_number();
 
-// While one lives, no fork comes. The section may wait for the GIL, or for another such section.
+// Section during which the process does not fork. It may wait for the GIL, or for another such
+// section.
 class Unforked {
 public:
   Unforked();
@@ -29,8 +30,8 @@ public:
   Unforked& operator=(const Unforked&) = delete;
 };
 
-// A mutex locked within an unforked section: the child of a fork finds it free, and what it guards
-// whole.
+// Lock of a mutex within an unforked section. The child of a fork finds the mutex free, and the
+// data that it guards consistent.
 class Guard {
 public:
   explicit Guard(std::mutex& mutex) : guard_(mutex) {}
@@ -40,8 +41,8 @@ private:
   const std::lock_guard<std::mutex> guard_;
 };
 
-// A mutex for work that a fork does not wait for. In the child of a fork it is free: what it guards
-// must be whole at any time, or changed in unforked sections.
+// Mutex for work that a fork does not wait for. It is free in the child of a fork. The data that it
+// guards must be consistent at any time, or change only in unforked sections.
 class ProcessMutex {
 public:
   void lock();
@@ -50,13 +51,13 @@ public:
 
 private:
   static constexpr uint64_t free = 0;
-  std::atomic<uint64_t> holder_{free}; // the number of its process
+  std::atomic<uint64_t> holder_{free}; // number of the holder's process
 };
 
-// A shared pointer that threads read while others replace it, each of them for a few instructions.
-// A read writes to no memory that other threads read: each stripe has a reference count of its own.
-// In the child of a fork it is free, and whole: it is replaced in unforked sections, and all that a
-// read which a fork cut leaves is a reference that is not given back.
+// Shared pointer that threads read while others replace it; each locks it for a few instructions. A
+// read writes to no memory that other threads read, because each stripe has its own reference
+// count. In the child of a fork the pointer is free and consistent, because it is replaced in
+// unforked sections. A read that a fork interrupts leaks at most one reference.
 template <class T> class Published {
 public:
   explicit Published(std::shared_ptr<T> value = nullptr) { replace(std::move(value)); }
@@ -69,12 +70,13 @@ public:
 
   void store(std::shared_ptr<T> value) {
     const Unforked section;
-    std::shared_ptr<T> before; // is destroyed without the lock
+    std::shared_ptr<T> before; // destroyed after the lock is released
     const Held held(holder_);
     before = replace(std::move(value));
   }
 
-  // Leaves nothing, if it is still `value`, and returns what tells whether a reader has that yet.
+  // Set the pointer to null if it is still `value`. Return a reference that shows whether readers
+  // still have the old object.
   std::weak_ptr<T> drop(const std::shared_ptr<T>& value) {
     const Unforked section;
     std::shared_ptr<T> before;
@@ -92,7 +94,7 @@ private:
       constexpr int patience = 64; // the holder may have lost its processor
       const auto own = process_number();
       auto found = nobody;
-      // What a thread of another process holds, nobody will give back.
+      // A lock that a thread of another process holds is never released, so it is taken over.
       for (int attempt = 1; !holder_.compare_exchange_weak(found, own, std::memory_order_acquire);
            ++attempt) {
         if (found != own) continue;
@@ -109,11 +111,11 @@ private:
   };
 
   struct Stripe {
-    mutable std::atomic<uint64_t> holder{nobody}; // the number of its process
+    mutable std::atomic<uint64_t> holder{nobody}; // number of the holder's process
     std::shared_ptr<T> value;
   };
 
-  // The same object behind another reference count, in cache lines of its own.
+  // Return the same object with another reference count, in cache lines of its own.
   static std::shared_ptr<T> counted_apart(const std::shared_ptr<T>& value) {
     struct alignas(64) Reference {
       std::shared_ptr<T> value;
@@ -123,7 +125,7 @@ private:
     return {reference, value.get()};
   }
 
-  // Returns what was there.
+  // Replace the value in all stripes and return the old value.
   std::shared_ptr<T> replace(std::shared_ptr<T> value) {
     stripes_.for_each([&](Stripe& stripe) {
       auto reference = counted_apart(value);
@@ -133,17 +135,17 @@ private:
     return std::exchange(value_, std::move(value));
   }
 
-  std::atomic<uint64_t> holder_{nobody}; // of who replaces it
+  std::atomic<uint64_t> holder_{nobody}; // number of the process that replaces the value
   std::shared_ptr<T> value_;
   Striped<Stripe> stripes_;
 };
 
-// For the thread that forks, which has the GIL: enters an unforked section when no other thread is
-// in one, and lets none in. False if that takes longer than a moment: who is in one may need the
-// GIL to leave.
+// Enter an unforked section when no other thread is in one, and keep other threads out. Only the
+// thread that forks, which has the GIL, calls this. Return false if it takes longer than a moment:
+// a thread in a section may need the GIL to leave.
 bool enter_alone();
 
-// After the fork, in both processes.
+// Leave the section after the fork, in both processes.
 void leave_alone();
 
 } // namespace torchmdla

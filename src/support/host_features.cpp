@@ -14,7 +14,7 @@ namespace torchmdla {
 
 namespace {
 
-// State that the system must keep over a switch of threads (XCR0; Intel's manual, volume 1, 13.3).
+// State that the system must save when threads switch (XCR0; Intel's manual, volume 1, 13.3).
 enum KeptState : uint64_t { none = 0, avx = 0x6, avx512 = 0xe6, amx = 0x60000 };
 
 enum Register { eax, ebx, ecx, edx };
@@ -27,7 +27,7 @@ struct Feature {
   KeptState state = none;
 };
 
-// Where CPUID tells of them (Intel's manual, volume 2, CPUID; AMD's, volume 3, appendix E).
+// Places of features in CPUID (Intel's manual, volume 2, CPUID; AMD's, volume 3, appendix E).
 constexpr Feature features[] = {
     {"sse3", 1, 0, ecx, 0},
     {"ssse3", 1, 0, ecx, 9},
@@ -85,7 +85,7 @@ constexpr Feature features[] = {
 
 #ifdef __x86_64__
 
-// Where the system does not use XSAVE, none.
+// Return the state that the system saves, or 0 if it does not use XSAVE.
 uint64_t kept_state() {
   uint32_t r[4];
   if (!__get_cpuid(1, &r[eax], &r[ebx], &r[ecx], &r[edx]) || !(r[ecx] >> 27 & 1)) return 0;
@@ -101,7 +101,7 @@ bool has_feature(const Feature& feature, uint64_t state) {
   return answered && r[feature.in] >> feature.bit & 1 && (state & feature.state) == feature.state;
 }
 
-// Vendor, family, model and features, and what the system keeps of registers.
+// Return the vendor, family, model and features, and the register state that the system saves.
 std::string identity() {
   std::ostringstream text;
   text << std::hex << kept_state();

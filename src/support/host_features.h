@@ -1,4 +1,4 @@
-// What this processor can run, by LLVM's names of features.
+// Features of this processor, by their LLVM names.
 #pragma once
 
 #include <set>
@@ -6,11 +6,12 @@
 
 namespace torchmdla {
 
-// The features of this processor that the system lets programs use, of those that LLVM's code
-// generator makes instructions of.
+// Return the features of this processor that the system lets programs use, among those for which
+// LLVM's code generator emits instructions.
 const std::set<std::string>& host_features();
 
-// What tells this processor from others, in hexadecimal; empty where it is of another kind.
+// Return an identity of this processor, in hexadecimal. It is empty for other architectures than
+// x86-64.
 std::string processor_identity();
 
 } // namespace torchmdla

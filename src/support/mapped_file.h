@@ -1,4 +1,4 @@
-// Files that are read where they are mapped.
+// Files that are read through mappings.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@ namespace torchmdla {
 
 class OpenFile;
 
-// Part of a file, mapped for reading and shared with whoever else maps it.
+// Part of a file, mapped for reading and shared with other mappings of it.
 class MappedFile {
 public:
-  // Throws FileProblem.
+  // Map the part. Throw FileProblem if that is not possible.
   MappedFile(const OpenFile& file, uint64_t offset, uint64_t bytes);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

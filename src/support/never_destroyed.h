@@ -5,7 +5,7 @@
 
 namespace torchmdla {
 
-// Holds what is there for the destructors of all statics, and never destroys it.
+// Object that is never destroyed, so that destructors of statics may use it.
 template <class T> class NeverDestroyed {
 public:
   template <class... Arguments>

@@ -20,11 +20,11 @@ std::string last_error() {
 }
 
 int open_to_read(const std::string& path) {
-  // O_NONBLOCK: opening a FIFO would wait for its writer.
+  // O_NONBLOCK is needed because opening a FIFO would wait for its writer.
   return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 }
 
-// Four digits. Streams would bring half a megabyte of locales into the runtime without libtorch.
+// Return four digits. Streams would add half a megabyte of locales to the runtime without libtorch.
 std::string octal(mode_t mode) {
   std::string text;
   for (int shift = 9; shift >= 0; shift -= 3)

@@ -1,4 +1,4 @@
-// Files that this process has open: whose they are, and what is in them.
+// Open files, with their owners and contents.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,16 @@
 
 namespace torchmdla {
 
-// A file cannot be read, or must not be trusted; the text names it.
+// Failure to read a file, or to trust it; the text names the file.
 struct FileProblem : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A plain file or a folder, open for reading. All that is said of it is said of one file, whatever
-// becomes of its name meanwhile.
+// A plain file or a folder, open for reading. All members refer to the same file, even if its name
+// changes meanwhile.
 class OpenFile {
 public:
-  // `name` is what messages call it. Throws FileProblem.
+  // Open a file, which messages call `name`. Throw FileProblem if that is not possible.
   OpenFile(const std::string& path, std::string name);
   explicit OpenFile(const std::string& path) : OpenFile(path, path) {}
   ~OpenFile();
@@ -32,14 +32,15 @@ public:
   int descriptor() const { return descriptor_; }
   size_t size() const { return static_cast<size_t>(status_.st_size); }
 
-  // A path that leads to this very file, for as long as it is open.
+  // Return a path that leads to this very file, for as long as it is open.
   std::string path() const;
 
-  // Who but this process's user and root may have written it, and what to do about that; empty
-  // where nobody may.
+  // Return the problem and its remedy if users other than this process's user and root may have
+  // written the file. Otherwise return an empty string.
   std::string owner_problem() const;
 
-  // How many bytes there were from `position` on, at most those of `to`. Throws FileProblem.
+  // Read from `position` on, at most the bytes of `to`. Return their number. Throw FileProblem on
+  // failure.
   size_t read(uint64_t position, std::span<std::byte> to) const;
 
 private:

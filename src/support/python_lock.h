@@ -1,16 +1,16 @@
-// Python's lock, for code that has no Python: the library runs in programs without it.
+// The GIL, for code that does not use Python: the library also runs in programs without it.
 #pragma once
 
 namespace torchmdla {
 
-// How the extension lets go of the lock and takes it again.
+// Functions by which the extension releases the GIL and takes it again.
 struct PythonLock {
-  void* (*release)();           // null where this thread does not have it
-  void (*take)(void* released); // what `release` returned
+  void* (*release)();           // returns null if this thread does not have it
+  void (*take)(void* released); // called with the result of `release`
 };
 void set_python_lock(PythonLock lock);
 
-// Lets other threads run Python meanwhile, if this one could.
+// Scope in which other threads can run Python. It releases the GIL if this thread has it.
 class WithoutGil {
 public:
   WithoutGil();

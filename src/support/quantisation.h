@@ -1,4 +1,4 @@
-// What the integers of a quantised tensor stand for.
+// Quantisation parameters of tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,13 +9,13 @@
 
 namespace torchmdla {
 
-// (integer - zero_point) * scale, of a tensor that is quantised as a whole.
+// Parameters of a tensor that is quantised as a whole. A value is (integer - zero_point) * scale.
 struct Quantisation {
   double scale;
   int64_t zero_point;
 };
 
-// None of a tensor that is not quantised, or in parts.
+// Return the parameters, or nullopt if the tensor is not quantised as a whole.
 inline std::optional<Quantisation> quantisation_of(const at::Tensor& tensor) {
   if (!tensor.is_quantized() || tensor.qscheme() != at::kPerTensorAffine) return std::nullopt;
   return Quantisation{tensor.q_scale(), tensor.q_zero_point()};

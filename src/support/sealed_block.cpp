@@ -18,7 +18,7 @@ uint32_t version_in(std::span<const std::byte> bytes) {
   return version;
 }
 
-// Reads what each block of the format begins with.
+// Read and check the beginning that all blocks of the format share.
 void read_kind(ByteReader& reader, const BlockFormat& format) {
   const auto magic = reader.bytes(magic_bytes);
   const auto padding = magic.subspan(format.magic.size());
@@ -30,7 +30,7 @@ void read_kind(ByteReader& reader, const BlockFormat& format) {
                    std::to_string(format.version) + " is needed");
 }
 
-// What `read` returns; what it throws says of which kind of block it is.
+// Return the result of `read`. BadBytes that it throws names the kind of the block.
 template <class Read> auto named(const BlockFormat& format, Read read) {
   try {
     return read();

@@ -1,4 +1,4 @@
-// Self-checking blocks of bytes: what torchmdla/compiler/checksummed.py writes.
+// Self-checking blocks of bytes, which torchmdla/compiler/checksummed.py writes.
 #pragma once
 
 #include "byte_reader.h"
@@ -17,15 +17,15 @@ struct BlockFormat {
   std::string_view kind; // for messages: "a package's index"
 };
 
-// How much of a block tells how long it is.
+// Number of bytes at the beginning of a block that determine its length.
 constexpr size_t sealed_head_bytes = 68;
 
-// How long the block that begins with `head` says that it is. Throws BadBytes where it is another
-// kind's or version's.
+// Return the length of the block that begins with `head`, as the head specifies it. Throw BadBytes
+// if it has another kind or version.
 uint64_t sealed_block_bytes(std::span<const std::byte> head, const BlockFormat& format);
 
-// What an intact block holds. Throws BadBytes where it is another kind's or version's, altered, cut
-// short or extended.
+// Return the content of an intact block. Throw BadBytes if it has another kind or version, or was
+// altered, cut short or extended.
 std::span<const std::byte> content_of(std::span<const std::byte> block, const BlockFormat& format);
 
 } // namespace torchmdla

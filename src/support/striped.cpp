@@ -15,7 +15,8 @@ struct Numbers {
   std::vector<bool> taken;
 };
 
-// Threads end after the destructors of statics, too.
+// Return the numbers. They are never destroyed, because threads also end after the destructors of
+// statics.
 Numbers& numbers() {
   static NeverDestroyed<Numbers> instance;
   return *instance;

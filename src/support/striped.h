@@ -1,5 +1,4 @@
-// A value for each of the threads that run at a time, so that they do not write to the same cache
-// lines.
+// Values with a copy for each running thread, so that threads do not write to the same cache lines.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +9,11 @@
 
 namespace torchmdla {
 
-// The number of the calling thread: the least that no other thread has that is not at its end.
+// Return the number of the calling thread: the least one that no other running thread has.
 size_t thread_number();
 
-// Threads share a stripe only where there are more of them than stripes. A stripe that is used from
-// several threads must be safe for that, therefore; and so must be a walk over all stripes.
+// Value with several stripes. Threads share a stripe only if there are more threads than stripes. A
+// stripe must therefore be safe to use from several threads, and so must a walk over all stripes.
 template <class T> class Striped {
 public:
   T& mine() { return stripes_[thread_number() & (count_ - 1)].value; }
@@ -36,7 +35,7 @@ private:
     T value{};
   };
 
-  // Twice the processors: threads that wait hold numbers, too.
+  // Twice the number of processors, because threads that wait have numbers, too.
   const size_t count_ =
       std::min(std::bit_ceil(2 * std::max<size_t>(std::thread::hardware_concurrency(), 1)), most);
   const std::unique_ptr<Stripe[]> stripes_ = std::make_unique<Stripe[]>(count_);
