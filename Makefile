@@ -1,5 +1,5 @@
 # make demo | test | test-all | test-slice | coverage | mutants | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
-# make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/testing.md).
+# make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/design/testing.md).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -21,7 +21,7 @@ test: build $(VENV)/.developing
 	$(BIN)/python $(PYTEST) $(ROWS) $(ARGS)
 
 # Tests, all rows of those that are marked sampled, and fuzzers, with what each pass computes compared with what was
-# computed before it (docs/testing.md).
+# computed before it (docs/design/testing.md).
 test-all: export TORCHMDLA_VERIFY = values
 test-all: ROWS = --rows all
 test-all: test fuzz fuzz-passes
@@ -103,6 +103,7 @@ lint: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/python tests/words.py torchmdla torchmdla_runtime src tests benchmarks examples release --list
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

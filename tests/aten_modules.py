@@ -1,4 +1,4 @@
-"""Modules in the aten dialect, for tests: made, taken apart, counted, printed."""
+"""Helpers for tests of modules in the aten dialect: they parse, report and render modules."""
 
 from __future__ import annotations
 

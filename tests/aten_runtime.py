@@ -1,4 +1,4 @@
-"""Runs modules that ``lower_to_std`` made: each runtime function that they declare is answered by PyTorch's op."""
+"""Run modules that ``lower_to_std`` emits. PyTorch's operators implement the runtime functions that they declare."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NUMBERS = {"i64": ctypes.c_int64, "f64": ctypes.c_double, "i1": ctypes.c_bool}
 
 
 def execute(module: ir.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-    """Runs ``@forward``; ``outputs`` are written to."""
+    """Run ``@forward``, which writes to ``outputs``."""
     errors: list[BaseException] = []
     callbacks = []
     with module.context, ir.Location.unknown():
@@ -59,7 +59,7 @@ def _pointer(tensor: torch.Tensor) -> Any:
 
 
 class _Signature:
-    """A runtime function's schema and codes, from its name."""
+    """Schema and codes of a runtime function, from its name."""
 
     def __init__(self, name: str) -> None:
         symbols = {schema.qualified.replace("::", "_").replace(".", "_"): schema for schema in registry().values()}
@@ -70,7 +70,7 @@ class _Signature:
 
     @property
     def flat(self) -> list[str]:
-        """What is passed: codes of operands and of results in memory."""
+        """Return the codes of the passed arguments: the operands, and the results in memory."""
         return [code for code in (*self.operands, *self.results) if code != "n" and not code.startswith("l")]
 
 
@@ -98,9 +98,9 @@ def _answer(signature: _Signature, passed: Sequence[Any]) -> None:
     results = function(*arguments[: len(arguments) - len(keywords)], **keywords)
     if signature.schema.written:
         return
-    made = [results] if isinstance(results, torch.Tensor) else list(results)
+    tensors = [results] if isinstance(results, torch.Tensor) else list(results)
     codes = iter([code for code in signature.results if not code.startswith("l")])
-    for result in made:
+    for result in tensors:
         _decoded(codes, stream).copy_(result)
     assert next(stream, None) is None
 
@@ -122,7 +122,7 @@ def _decoded(codes: Iterator[str], stream: Iterator[Any]) -> Any:
 
 
 def _memory(descriptor: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
-    """The tensor behind a pointer to a memref descriptor: allocated, aligned, offset, sizes, strides."""
+    """Return the tensor of a pointer to a memref descriptor: allocated, aligned, offset, sizes, strides."""
     words = (ctypes.c_int64 * (3 + 2 * rank)).from_address(descriptor)
     sizes = list(words[3 : 3 + rank])
     count = int(np.prod(sizes, dtype=np.int64))

@@ -1,7 +1,8 @@
-"""Python code in a process of its own.
+"""Python code in a separate process.
 
-To import torch takes longer than most of what tests do in such a process. So one process imports it and is forked for
-each code that imports torch, too, unless its environment has variables that libraries read as they are loaded.
+The import of torch takes longer than most of the tests' code. Therefore one process imports torch, and it forks for
+each code that imports torch. Code whose environment has variables that libraries read at load time runs in a new
+process.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _NO_DEPRECATIONS = ("-W", "ignore::DeprecationWarning")
 
 _IMPORTS_TORCH = re.compile(r"^ *(?:import|from) .*\btorch(?:mdla)?\b", re.MULTILINE)
 
-# Each request is a line: the folder with the code, the arguments, the environment. The answer is how the child ended. A
-# child leaves the loop, so that it ends as a program does.
+# Each request is a line: the folder with the code, the arguments, the environment. The response is the exit code of the
+# child. A child leaves the loop, so that it ends as a program does.
 _SERVER = """
 import json, os, sys
 import torch
@@ -47,7 +48,7 @@ exec(code)
 
 
 def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a process of its own, with this test run's cache unless told otherwise."""
+    """Run code in a separate process. It uses this test run's cache unless ``environment`` specifies another one."""
     code = textwrap.dedent(code)
     is_read_later = all(name.startswith(("TORCHMDLA_", "PYTHONPATH")) for name in environment)
     if is_read_later and _IMPORTS_TORCH.search(code) and hasattr(os, "fork"):

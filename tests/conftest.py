@@ -1,5 +1,7 @@
-"""What every test starts from: its own cache folder, counters at zero, a fixed seed. At the end, what checks of values
-have counted."""
+"""Initial state of every test: a separate cache folder, counters at zero, a fixed seed.
+
+At the end of a session, the counts of the value checks are reported.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ import pytest
 
 COUNTS = "TORCHMDLA_VERIFY_COUNTS"
 
-# Rows of a test that run where the whole suite does and no mark ``sampled(count)`` says another number.
+# The number of rows of a test that run in the whole suite, unless a mark ``sampled(count)`` specifies another number.
 ROWS_OF_A_TEST = 4
 
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
@@ -42,17 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
     part = re.fullmatch(r"(\d+)/(\d+)", config.option.rows)
     if config.option.rows not in ("sampled", "all") and not (part and int(part[1]) < int(part[2])):
         raise pytest.UsageError(f"--rows {config.option.rows}: choose from sampled, all, or a part from 0/8 to 7/8")
-    # Before any test imports torchmdla, and inherited by worker processes: nothing is read from a user's cache.
+    # This runs before any test imports torchmdla, and worker processes inherit it: nothing is read from a user's cache.
     if not hasattr(config, "workerinput"):
         config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
         os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
     os.environ.setdefault("TORCHMDLA_VERIFY", "1")
-    # Inherited by processes that run tests or compile: all of them write to one file.
+    # Processes that run tests or compile inherit the variable. All of them write to one file.
     os.environ.setdefault(COUNTS, str(Path(os.environ["TORCHMDLA_CACHE_DIR"]) / "verified"))
-    # How long an example takes says nothing on machines that are shared.
+    # The time of an example is not meaningful on shared machines.
     hypothesis.settings.register_profile("tests", deadline=None)
     hypothesis.settings.load_profile("tests")
-    # Shells have what runs in the background ignore interrupts, and some tests send them.
+    # Shells make background processes ignore interrupts, and some tests send interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -62,13 +64,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _verified() -> Counter[str]:
-    """The lines that checks of values have left, and how often."""
+    """Return the lines that value checks have written, and their counts."""
     path = Path(os.environ[COUNTS])
     return Counter(path.read_text(encoding="utf-8").splitlines()) if path.exists() else Counter()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A group whose program a pass has changed falls back, and its test may pass: the session does not."""
+    """Fail the session if a pass has changed a value.
+
+    The group of such a program falls back, so its test may pass.
+    """
     if not hasattr(session.config, "workerinput") and any(line.startswith("wrong ") for line in _verified()):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -92,13 +97,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def verify(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold each pass to what it computes in the tests of the cpu device; ``make test-all`` does so in all."""
+    """Check the values of each pass in the tests of the cpu device. ``make test-all`` checks them in all tests."""
     if request.path.parent.name == "cpu":
         monkeypatch.setenv("TORCHMDLA_VERIFY", "values")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the rows of ``--rows``. Tests marked ``full`` run only where a marker expression was given."""
+    """Select the rows of ``--rows``. Tests marked ``full`` run only if a marker expression is given."""
     if config.option.markexpr:
         return
     for item in items:
@@ -117,14 +122,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Take what collection has made from the garbage collector: two million objects are a second for each pass."""
+    """Exclude the objects of collection from garbage collection. Two million objects cost a second in each pass."""
     gc.collect()
     gc.freeze()
 
 
 def rows_that_are_not_sampled(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the rows of tests beyond those that are sampled. Rows whose names hash lowest are sampled: a new row
-    changes little."""
+    """Return the rows of tests that are not sampled.
+
+    The rows whose names have the lowest hashes are sampled, so that a new row changes few others.
+    """
     rows: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if not item.get_closest_marker("full"):
@@ -138,7 +145,7 @@ def _hash(item: pytest.Item) -> int:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """What a module draws when it is imported does not depend on the modules that are collected before it."""
+    """Seed PyTorch's generator, so that random values of a module do not depend on the modules collected before."""
     if isinstance(collector, pytest.Module) and "torch" in sys.modules:
         import torch
 
@@ -147,9 +154,12 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_state() -> Iterator[None]:
-    """Switched on, nothing counted, PyTorch's generator seeded; threads, switch and options put back afterwards.
+    """Enable torchmdla, reset the counters and seed PyTorch's generator.
 
-    Tests of what needs no PyTorch (compiler, cache, worker) run without it: this loads nothing.
+    Restore threads, switch and options afterwards.
+
+    Tests of components that do not need PyTorch (compiler, cache, worker) run without it. This fixture does not import
+    it.
     """
     if "torchmdla._C" not in sys.modules:
         yield
@@ -165,13 +175,13 @@ def clean_state() -> Iterator[None]:
     torchmdla.capture.refusals.forget()
     yield
     torchmdla.enable()
-    torchmdla.devices.get("mdla").configure()  # command lines leave theirs
+    torchmdla.devices.get("mdla").configure()  # command lines leave their options
     torch.set_num_threads(threads)
 
 
 @pytest.fixture
 def without_gradients() -> Iterator[None]:
-    """No gradients, and nothing left of what ``torch.compile`` knows."""
+    """Disable gradients, and reset the state of ``torch.compile``."""
     import torch
 
     torch._dynamo.reset()
@@ -182,7 +192,7 @@ def without_gradients() -> Iterator[None]:
 
 @pytest.fixture
 def lazy_device() -> Iterator[None]:
-    """PyTorch's lazy device as ``initialize`` leaves it."""
+    """Yield with PyTorch's lazy device in the state after ``initialize``."""
     from torchmdla import lazy
 
     lazy.initialize()
@@ -193,7 +203,7 @@ def lazy_device() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def dev() -> Any:
-    """The acap device, a ``torch.device``."""
+    """Return the acap device, a ``torch.device``."""
     import torchmdla
 
     return torchmdla.acap_device()
@@ -201,7 +211,10 @@ def dev() -> Any:
 
 @pytest.fixture(scope="session")
 def context() -> Any:
-    """An ``ir.Context`` that has the torch and the aten dialects: to register them costs a few tenths of a second."""
+    """Return an ``ir.Context`` with the torch and the aten dialects.
+
+    Their registration takes a few tenths of a second.
+    """
     from torch_mlir import ir
     from torch_mlir.dialects import torch as torch_dialect
 

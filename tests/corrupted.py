@@ -1,14 +1,15 @@
-"""Calls with good arguments, then with arguments of the same types and sizes of which eager refuses some.
+"""Calls with good arguments, then with arguments of the same types and sizes, some of which eager refuses.
 
-Eager's kernels look at indices, targets, probabilities, counts, divisors, starts and ends. What is compiled from calls
-that they take must raise their error where they raise, and give what they give elsewhere. :data:`PROGRAMS` names::
+Eager's kernels check indices, targets, probabilities, counts, divisors, starts and ends. Code that is compiled from
+good calls must raise eager's errors for the same arguments, and otherwise return eager's values.
+:data:`PROGRAMS` names::
 
     corrupted.opinfo.index_select.float32   the samples of PyTorch's operator database
     corrupted.indexing.take                 a program of torchmdla.testing
-    corrupted.numbers.aten::narrow          the samples of an operator that the cpu device takes, with its integers as
-                                            arguments of run time
+    corrupted.numbers.aten::narrow          the samples of an operator that the cpu device supports, with its integers
+                                            as arguments at run time
 
-A program changes the elements of all tensors in turn, or one argument's integers.
+A program changes the elements of all tensors in turn, or the integers of one argument.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from torchmdla.testing.programs.program import constantly
 
 _PREFIX, _NUMBERS, _OPINFO = "corrupted.", "numbers.", "opinfo."
 
-# An operator is looked at, compiled, and then run as it was compiled. With other integers it is compiled anew.
+# The first calls of an operator profile it and compile it; later calls run the code. Other integers are compiled again.
 _UNTIL_COMPILED = 4
 _UNTIL_COMPILED_AGAIN = 3
 
-# Eager itself looks at too little here: it reads or writes outside of its tensors, divides by zero in C, or makes as
-# many tensors as memory holds. A process may end, or a value be what another call left.
+# For these arguments, eager itself checks too little. It reads or writes outside of its tensors, divides by zero in C,
+# or allocates as many tensors as memory holds. A process may end, or a value may come from another call.
 _FAULTS_OF_EAGER: Mapping[str, str] = {
     "opinfo.nn.functional.ctc_loss": "targets beyond the classes",
     "opinfo.nn.functional.embedding_bag": "offsets that decrease",
@@ -54,7 +55,7 @@ _FAULTS_OF_EAGER: Mapping[str, str] = {
     "numbers.aten::_native_multi_head_attention": "no heads",
     "numbers.aten::_transformer_encoder_layer_fwd": "no heads",
 }
-# Eager has another message, or no one value is right.
+# Eager has another message, or more than one value is right.
 _OTHERS: Mapping[str, str] = {
     "opinfo.nn.functional.linear_cross_entropy": "tracing takes another kernel than eager, with another message",
     "opinfo.quantile": "PyTorch looks at the places of eager tensors of the CPU only",
@@ -63,7 +64,7 @@ _OTHERS: Mapping[str, str] = {
     "opinfo.pca_lowrank": "of equal singular values any basis is right",
 }
 
-# Of so many samples one is expected of which eager refuses some values, if it does so at all.
+# Among this number of samples, at least one has values that eager refuses, if eager refuses any.
 _TRIED = 6
 
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
@@ -73,28 +74,30 @@ Inputs = tuple[Any, ...]
 
 
 def programs(name: str, seed: int = 0, limit: int | None = None) -> Iterator[Program]:
-    """Return the programs of a name, of ``limit`` samples at most; the same each time."""
+    """Return the programs of a name, of ``limit`` samples at most. They are the same for each call."""
     source = name.removeprefix(_PREFIX)
     if source.startswith(_NUMBERS):
-        found: Iterable[Program] = _with_numbers(source)
+        samples: Iterable[Program] = _with_numbers(source)
     elif source.startswith(_OPINFO):
-        found = opinfo.programs(source, seed, limit and limit * _TRIED)
+        samples = opinfo.programs(source, seed, limit and limit * _TRIED)
     else:
-        found = registry.programs(source, seed, None)
-    changed = filter(None, (list(_corrupted(program, seed)) for program in found))
+        samples = registry.programs(source, seed, None)
+    changed = filter(None, (list(_corrupted(program, seed)) for program in samples))
     yield from chain.from_iterable(islice(changed, limit))
 
 
 def _corrupted(program: Program, seed: int) -> Iterator[Program]:
-    """Return a program with other elements of tensors, if eager looks at some, and one for each argument that holds
-    integers."""
+    """Return the changed programs of a program.
+
+    One has other elements of tensors, if eager checks some. There is one more for each argument with integers.
+    """
     good = drawn(program.inputs, seed)
     if not _is_taken(program, good):
         return
     make = partial(replace, program, inputs=good, errors=True)
     name = f"{_PREFIX}{program.name}"
     others = [changed for place in range(len(good)) for changed in _changed(good, place, Tensor)]
-    # Integers of an operator that computes with them are not indices.
+    # Integers that an operator computes with are not indices.
     tensors = [leaf for leaf in tree_leaves(good) if isinstance(leaf, Tensor)]
     if any(leaf.dtype in _INTEGERS for leaf in tensors) or not all(_is_taken(program, inputs) for inputs in others):
         yield make(name=name, series=(*[good] * _UNTIL_COMPILED, *others, good))
@@ -109,18 +112,18 @@ def _corrupted(program: Program, seed: int) -> Iterator[Program]:
 
 
 def _is_taken(program: Program, inputs: Inputs) -> bool:
-    """Return whether eager takes a call."""
-    given = tree_map(lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
+    """Return whether eager accepts a call."""
+    arguments = tree_map(lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
     try:
         with torch.no_grad():
-            program.make()(*given)
+            program.make()(*arguments)
     except Exception:
         return False
     return True
 
 
 def _changed(inputs: Inputs, place: int, kind: type) -> Iterator[Inputs]:
-    """Return inputs in which one leaf of one argument is another: those of ``kind``, each in turn."""
+    """Return inputs in which one leaf of one argument is changed: the leaves of type ``kind``, each in turn."""
     leaves, spec = tree_flatten(inputs[place])
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, kind) and not isinstance(leaf, bool):
@@ -132,21 +135,21 @@ def _changed(inputs: Inputs, place: int, kind: type) -> Iterator[Inputs]:
 def _sizes(inputs: Inputs) -> list[int]:
     """Return some sizes of the tensors, the most frequent first."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    found = [size for tensor in tensors for size in (*tensor.shape, tensor.numel())]
-    return sorted(set(found), key=lambda size: (-found.count(size), size))[:4]
+    all_sizes = [size for tensor in tensors for size in (*tensor.shape, tensor.numel())]
+    return sorted(set(all_sizes), key=lambda size: (-all_sizes.count(size), size))[:4]
 
 
 def _others(leaf: Any, sizes: Sequence[int], is_alone: bool) -> Iterator[Any]:
     if isinstance(leaf, Tensor):
         yield from _other_tensors(leaf, sizes)
         return
-    # A list holds sizes, or how a window moves: with one beyond all memory eager computes for minutes.
+    # A list holds sizes, or the strides of a window. With a number that exceeds all memory, eager computes for minutes.
     far = [2**40] if is_alone else []
     yield from (number for number in (*_around(sizes[:2]), 1, *far) if number != leaf)
 
 
 def _around(sizes: Sequence[int]) -> list[int]:
-    """Return places in dimensions of these sizes, and beside them."""
+    """Return indices inside dimensions of these sizes, and just outside."""
     return list(dict.fromkeys([-1, 0, *(place for n in sizes for place in (n - 1, n, n + 1, -n, -n - 1))]))
 
 
@@ -169,7 +172,7 @@ def _numbers(dtype: torch.dtype, sizes: Sequence[int]) -> Sequence[Any]:
     if dtype not in _INTEGERS:
         return _FLOATS
     limits = torch.iinfo(dtype)
-    # A number that is used as a count is too large for any memory, or so small that it takes little time.
+    # A count of this size exceeds all memory, or is so small that it takes little time.
     far = 2**40 if dtype == torch.int64 else 10**5
     return [number for number in (*_around(sizes), far, -far, limits.min) if limits.min <= number <= limits.max]
 
@@ -193,14 +196,17 @@ def _with_numbers(source: str) -> Iterator[Program]:
 
 
 def _without_dimensions(leaf: Any) -> Any:
-    """Return a tensor's first element, whose only dimension is 0, and which has the place 0 there."""
+    """Return a tensor's first element. Its only dimension is 0, and its only index is 0."""
     if isinstance(leaf, Tensor):
         return leaf.flatten()[0].clone()
     return 0 if _is_integer(leaf) else leaf
 
 
 def _function(name: str, arguments: Sequence[Any]) -> tuple[Any, Inputs]:
-    """Return a function of the tensors and integers of a call, and these; the rest stands in its source."""
+    """Return a function of the tensors and integers of a call, and these arguments.
+
+    The source of the function contains the other arguments.
+    """
     schema = operator(name)._schema
     declared: dict[str, tuple[str, Any]] = {}
     operands = []
@@ -214,7 +220,7 @@ def _function(name: str, arguments: Sequence[Any]) -> tuple[Any, Inputs]:
         operands.append(f"{argument.name}={text}" if argument.kwarg_only else text)
     packet = name.replace("::", ".").split(".")[:2]
     results = [f"r{number}" for number in range(len(schema.returns))]
-    # Elementwise operators behind it, so that even a cheap one becomes a group.
+    # Elementwise operators follow, so that even a cheap operator becomes a group.
     is_list = schema.returns[0].type.kind() == "ListType"
     more = ["-(-r0[0])"] if is_list else [f"torch.where({result} == 0, {result}, {result})" for result in results]
     lines = [
@@ -231,7 +237,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _type_of(value: object) -> str:
-    """Return the type of an argument in TorchScript; nothing where it is to be a constant."""
+    """Return the type of an argument in TorchScript, or an empty string if it is to be a constant."""
     for kind, is_one in (("Tensor", lambda item: isinstance(item, Tensor)), ("int", _is_integer)):
         if is_one(value):
             return kind

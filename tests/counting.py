@@ -1,4 +1,4 @@
-"""Counts of calls, in place of times."""
+"""Counts of calls, instead of times."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-# More for a program of twice the length; what a program has whatever its length makes it less than 2.
+# The largest ratio of calls for a program of twice the length. Calls that do not depend on the length make it less than
+# 2.
 MOST = 2.3
 
 
 def calls_of(function: Callable[[], object]) -> int:
-    """Return how many functions of Python a function calls in all."""
+    """Return the number of Python functions that a function calls in all."""
     count = 0
 
     def profile(_frame: FrameType, event: str, _argument: object) -> None:

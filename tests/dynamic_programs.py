@@ -1,4 +1,4 @@
-"""Dynamic programs of torch functions: traced once, recorded and imported at a typical size and at prime ones."""
+"""Dynamic programs of torch functions: traced once, recorded and imported at a typical size and at prime sizes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torchmdla.importer import ImportedGraph, import_graph
 PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
 SAMPLES = 5
 
-# Makes the inputs for values of the symbols.
+# Returns the inputs for values of the symbols.
 Draw = Callable[..., Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A module's graph with its weights as inputs after the module's own."""
+    """Graph of a module. Its weights are inputs after the module's inputs."""
 
     graph: torch._C.Graph
     weights: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ class Traced:
         return cls(graph, tuple(weights))
 
     def imported(self, inputs: Sequence[Tensor]) -> tuple[ImportedGraph, list[object]]:
-        """The program for inputs like these, and eager's outputs."""
+        """Return the program for inputs of these types and sizes, and eager's outputs."""
         everything = [*inputs, *self.weights]
         with torch.no_grad():
             outputs, record = run_and_record(self.graph, everything)
@@ -48,7 +48,7 @@ class Traced:
 
 
 def program_of(traced: Traced, draw: Draw, typical: Sequence[int], primes: Sequence[int] = PRIMES) -> Program:
-    """The dynamic program of which ``draw`` makes the inputs for values of its symbols, sampled at ``primes``."""
+    """Return the dynamic program, sampled at ``primes``. ``draw`` returns the inputs for values of its symbols."""
     count = len(typical)
     points = [tuple(primes[k * count : (k + 1) * count]) for k in range(SAMPLES)]
     first, *others = [traced.imported(draw(*values))[0] for values in (typical, *points)]
@@ -59,7 +59,7 @@ def program_of(traced: Traced, draw: Draw, typical: Sequence[int], primes: Seque
 
 @dataclass(frozen=True)
 class Dynamic:
-    """A dynamic program, loaded."""
+    """Loaded dynamic program."""
 
     traced: Traced
     loaded: Loaded
@@ -70,6 +70,6 @@ class Dynamic:
         return cls(traced, Loaded(devices.get("cpu").lower(program_of(traced, draw, typical, primes))))
 
     def __call__(self, values: Sequence[int], inputs: Sequence[Tensor]) -> tuple[list[object], list[object]]:
-        """The outputs for inputs made with ``values`` of the symbols, and eager's."""
+        """Return the outputs for inputs that were drawn with ``values`` of the symbols, and eager's outputs."""
         imported, expected = self.traced.imported(inputs)
         return self.loaded(imported, self.traced.graph, [*inputs, *self.traced.weights], values), expected

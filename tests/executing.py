@@ -1,4 +1,4 @@
-"""Compiles an imported graph for the cpu device and calls the code, without groups, pass or cache."""
+"""Compile an imported graph for the cpu device and call the code, without groups, pass or cache."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torchmdla.importer import Binding, ImportedGraph
 
 
 class FailedCallError(Exception):
-    """The compiled code returned a status that makes the runtime fall back; its text is the device's fault."""
+    """Error status of compiled code that makes the runtime fall back. Its text is the device's fault."""
 
 
 def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[object]) -> list[object]:
-    """The outputs of the group for ``inputs``, made as the runtime makes them."""
+    """Return the outputs of the group for ``inputs``, computed as the runtime does."""
     device = devices.get("cpu")
     program = Program(imported.mlir, imported.arguments, imported.results, device.target())
     return Loaded(device.lower(program))(imported, graph, inputs)
 
 
 class Loaded:
-    """An artifact of the cpu device in this process, called as the runtime calls it."""
+    """Artifact of the cpu device, loaded in this process and called as the runtime calls it."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.manifest = artifact.manifest
@@ -34,28 +34,31 @@ class Loaded:
     def __call__(
         self, imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[object], symbols: Sequence[int] = ()
     ) -> list[object]:
-        """The outputs of the group for ``inputs``; ``imported`` is the group at these, ``symbols`` are their sizes."""
+        """Return the outputs of the group for ``inputs``.
+
+        ``imported`` is the group at these inputs, and ``symbols`` are their sizes.
+        """
         arguments = [argument_of(binding, graph, inputs) for binding in imported.bindings]
-        for made, declared in zip(arguments, imported.arguments, strict=True):
-            assert made.is_contiguous()
-            assert tuple(made.shape) == declared.shape
+        for source, declared in zip(arguments, imported.arguments, strict=True):
+            assert source.is_contiguous()
+            assert tuple(source.shape) == declared.shape
         results = [torch.empty(result.shape, dtype=getattr(torch, result.dtype)) for result in imported.results]
         self.call(arguments, results, symbols)
-        made = {
+        source = {
             "result": lambda output: results[output.index].permute(output.permutation),
             "input": lambda output: inputs[output.index],
             "constant": lambda output: output.value,
         }
-        return [made[output.source](output) for output in imported.outputs]
+        return [source[output.source](output) for output in imported.outputs]
 
     def call(self, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
-        """Fills ``results``."""
+        """Run the code, which writes to ``results``."""
         self.prepared(arguments, results, symbols)()
 
     def prepared(
         self, arguments: Sequence[torch.Tensor], results: Sequence[torch.Tensor], symbols: Sequence[int]
     ) -> Callable[[], None]:
-        """A call that fills ``results`` and does nothing else; parameters are packed now."""
+        """Return a call that writes to ``results`` and does nothing else. Parameters are packed now."""
         sizes = (ctypes.c_int64 * len(symbols))(*symbols)
         needed = self.manifest.workspace_bytes
         if symbols:
@@ -63,16 +66,16 @@ class Loaded:
             needed = max(needed, function(sizes))
         workspace = Block(needed)
         packed = [Block(pack.size) for pack in self.manifest.packs]
-        for address, pack, made in zip(self._code.packs, self.manifest.packs, packed, strict=True):
+        for address, pack, destination in zip(self._code.packs, self.manifest.packs, packed, strict=True):
             sources = [arguments[k].data_ptr() for k in pack.arguments]
-            self._run(address, [workspace.pointer, made.pointer, *sources])
+            self._run(address, [workspace.pointer, destination.pointer, *sources])
         table = (ctypes.c_void_p * len(packed))(*(block.pointer for block in packed))
-        given = [ctypes.addressof(table) if packed else None, ctypes.addressof(sizes) if symbols else None]
-        pointers = [workspace.pointer, *given, *(tensor.data_ptr() for tensor in (*arguments, *results))]
-        kept = [workspace, packed, table, sizes, arguments, results]
+        tables = [ctypes.addressof(table) if packed else None, ctypes.addressof(sizes) if symbols else None]
+        pointers = [workspace.pointer, *tables, *(tensor.data_ptr() for tensor in (*arguments, *results))]
+        owners = [workspace, packed, table, sizes, arguments, results]
 
         def call() -> None:
-            assert kept
+            assert owners
             self._run(self._code.entry, pointers)
 
         return call
@@ -85,7 +88,7 @@ class Loaded:
 
 
 def argument_of(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object]) -> torch.Tensor:
-    """Return the tensor that a group's code is given for one binding."""
+    """Return the tensor that a group's code receives for one binding."""
     value = (
         inputs[binding.index] if binding.source == "input" else list(graph.nodes())[binding.index].output().toIValue()
     )
@@ -98,7 +101,7 @@ def argument_of(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object
 
 
 class Block:
-    """Memory as the runtime gives it: aligned to 64 bytes, null if it is empty."""
+    """Memory as the runtime allocates it: aligned to 64 bytes, null if it is empty."""
 
     def __init__(self, size: int) -> None:
         self._memory = torch.empty(size + 64, dtype=torch.uint8)

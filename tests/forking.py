@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def in_child(function: Callable[[], bool]) -> int:
-    """The exit status of a forked child; 0 if ``function`` returned true there."""
+    """Return the exit status of a forked child. It is 0 if ``function`` returned true there."""
     child = os.fork()
     if child == 0:
         status = 1

@@ -1,6 +1,6 @@
-"""A device for tests: the cpu device, but for what it does not compile.
+"""Device for tests: the cpu device, except for operators that it does not compile.
 
-Compiler processes import this module, so it does without torch.
+Compiler processes import this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from torchmdla.errors import CompileError
 
 
 class FragileDevice(CpuDevice):
-    """``erf`` ends the process that compiles it, ``atan`` is an error, and ``exp`` of matrices it does not ask for."""
+    """Device on which ``erf`` ends the compiling process and ``atan`` is an error.
+
+    It does not support ``exp`` of matrices.
+    """
 
     name = "fragile"
 

@@ -1,4 +1,4 @@
-"""Looking into optimised graphs."""
+"""Helpers that inspect optimised graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmdla.testing import coverage
 
 
 def warmed_up(function: Any, *inputs: Any) -> Any:
-    """``function`` traced, or as it is if scripted, after the calls that the profiling executor needs."""
+    """Return ``function`` after the calls that the profiling executor needs. It is traced unless it is scripted."""
     scripted = function
     if not isinstance(function, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         scripted = torch.jit.trace(function, inputs, check_trace=False)
@@ -23,28 +23,28 @@ def warmed_up(function: Any, *inputs: Any) -> Any:
 
 
 def nodes(graph: Any) -> Iterator[torch._C.Node]:
-    """All nodes, those of inner blocks too, but not those of groups."""
+    """Yield all nodes, also those of inner blocks, but not those of groups."""
     for block in coverage.blocks(graph):
         yield from block.nodes()
 
 
 def groups(graph: Any) -> list[torch._C.Graph]:
-    """The subgraphs of the groups of ``graph``."""
+    """Return the subgraphs of the groups of ``graph``."""
     return [node.g("Subgraph") for node in coverage.groups(graph)]
 
 
 def kinds(graph: Any) -> list[str]:
-    """Kinds of the nodes of ``graph`` that compute something."""
+    """Return the kinds of the nodes of ``graph`` that compute something."""
     return [node.kind() for node in nodes(graph) if node.kind() != "prim::Constant"]
 
 
 def groups_of(function: Any, *inputs: Any) -> list[torch._C.Graph]:
-    """The groups that ``function`` gets for ``inputs``."""
+    """Return the groups of ``function`` for ``inputs``."""
     return groups(torchmdla.graph_for(warmed_up(function, *inputs), *inputs))
 
 
 def unfrozen_graph(module: nn.Module, *inputs: Tensor) -> tuple[torch._C.Graph, list[object]]:
-    """The graph of a traced module with its weights as inputs."""
+    """Return the graph of a traced module with its weights as inputs."""
     with torch.no_grad():
         traced = torch.jit.trace(module.eval(), inputs)
         torch._C._jit_pass_inline(traced.graph)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def in_threads(count: int, work: Callable[[int], object]) -> list[BaseException]:
-    """``work(number)`` on so many threads, which start together; what they raised."""
+    """Call ``work(number)`` on ``count`` threads, which start together, and return the exceptions that they raised."""
     raised: list[BaseException] = []
     start = threading.Barrier(count)
 

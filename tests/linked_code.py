@@ -1,4 +1,4 @@
-"""Small images: LLVM IR compiled as LLVM has it for each model of code, and linked."""
+"""Small images: LLVM IR that LLVM compiles for each code model, linked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchmdla import _C
 from torchmdla.devices.cpu.code.image import Image
 from torchmdla.devices.cpu.code.linking import linked
 
-# Constants, words that hold addresses, memory that is zero, calls of what is elsewhere, and of another file.
+# Constants, words that hold addresses, zero-initialised memory, and calls of external functions and of another file.
 FIRST = """
 @numbers = internal constant [3 x i64] [i64 5, i64 7, i64 11], align 64
 @places = internal constant [2 x ptr] [ptr getelementptr ([3 x i64], ptr @numbers, i64 0, i64 2), ptr @other]
@@ -65,7 +65,7 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 
 def object_of(text: str, model: str = "large", relocations: str = "static", triple: str = "") -> bytes:
-    """The object file that LLVM makes of IR."""
+    """Return the object file that LLVM emits for IR."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     target = binding.Target.from_triple(triple or binding.get_process_triple())
@@ -74,10 +74,10 @@ def object_of(text: str, model: str = "large", relocations: str = "static", trip
 
 
 def image_of(*texts: str, model: str = "large", relocations: str = "static") -> Image:
-    """The image of files of IR."""
+    """Return the image of files of IR."""
     return linked([object_of(text, model, relocations) for text in texts])
 
 
 def call(image: _C.Image, name: str, number: int) -> int:
-    """What a function of the image makes of a number."""
+    """Return the result of a function of the image for a number."""
     return int(FUNCTION(image.symbol(name))(number))

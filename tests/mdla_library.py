@@ -1,4 +1,4 @@
-"""The accelerator's C API for tests, by ctypes, on the emulator."""
+"""C API of the accelerator for tests, by ctypes, on the emulator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READERS: dict[int, Any] = {
 
 
 class MdlaError(Exception):
-    """A call failed; the text is the library's."""
+    """Error of a call. The text is the library's."""
 
 
 def library() -> ctypes.CDLL:
@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL:
 
 
 class Context:
-    """One network on the emulator; methods are the functions of the C API, and raise MdlaError."""
+    """One network on the emulator. Methods are the functions of the C API, and raise MdlaError."""
 
     def __init__(self, **flags: object) -> None:
         self.library = library()
@@ -106,21 +106,21 @@ class Context:
 
     def init(self, binary: Path, linked: Context | None = None) -> Context:
         count, dims, sizes = self._shape_results()
-        made = self.library.ie_init(
+        handle = self.library.ie_init(
             self.handle,
             str(binary).encode(),
             *map(ctypes.byref, (count, dims, sizes)),
             linked.handle if linked else None,
         )
-        self._keep(made, (count, dims, sizes))
+        self._keep(handle, (count, dims, sizes))
         return self
 
     @staticmethod
     def _shape_results() -> tuple[Any, Any, Any]:
         return ctypes.c_uint(), ctypes.POINTER(ctypes.c_uint)(), ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))()
 
-    def _keep(self, made: int | None, results: tuple[Any, Any, Any]) -> None:
-        if not made:
+    def _keep(self, handle: int | None, results: tuple[Any, Any, Any]) -> None:
+        if not handle:
             raise MdlaError(self.error())
         count, dims, sizes = results
         self.shapes = [tuple(sizes[i][j] for j in range(dims[i])) for i in range(count.value)]
@@ -151,7 +151,7 @@ class Context:
 
 
 def _arrays(arrays: Sequence[np.ndarray]) -> tuple[Any, Any, int]:
-    """Pointers, sizes and number of C-contiguous float arrays."""
+    """Return pointers, sizes and number of C-contiguous float arrays."""
     for array in arrays:
         assert array.dtype == np.float32 and array.flags.c_contiguous
     pointers = (ctypes.c_void_p * max(len(arrays), 1))(*(array.ctypes.data for array in arrays))

@@ -20,7 +20,7 @@ def normal(*shape: int, scale: float = 1.0, seed: int = 0) -> Array:
 
 @dataclass(frozen=True)
 class Model:
-    """Nodes over inputs (names to shapes) and constants."""
+    """Nodes with inputs (names to shapes) and constants."""
 
     name: str
     nodes: Sequence[onnx.NodeProto]
@@ -65,7 +65,7 @@ def operator(
     outputs: int = 1,
     **options: object,
 ) -> Model:
-    """One node: inputs of these shapes, then constants (None: left out)."""
+    """Build a model of one node: inputs of these shapes, then constants (None: left out)."""
     opset = options.pop("opset", 13)
     scale = options.pop("scale", 1.0)
     inputs = {f"x{at}": shape for at, shape in enumerate(shapes)}
@@ -77,11 +77,11 @@ def operator(
 
 
 def _chain(name: str, shape: tuple[int, ...], *steps: tuple[str, Sequence[Array], dict[str, object]]) -> Model:
-    """Nodes one after the other, each with its constants."""
+    """Build a model of consecutive nodes, each with its constants."""
     nodes, constants, last = [], {}, "x"
-    for at, (kind, given, options) in enumerate(steps):
-        names = [f"c{at}_{index}" for index in range(len(given))]
-        constants.update(zip(names, given, strict=True))
+    for at, (kind, operands, options) in enumerate(steps):
+        names = [f"c{at}_{index}" for index in range(len(operands))]
+        constants.update(zip(names, operands, strict=True))
         result = "y" if at + 1 == len(steps) else f"t{at}"
         nodes.append(helper.make_node(kind, [last, *names], [result], name=f"{kind.lower()}{at}", **options))
         last = result
@@ -232,7 +232,10 @@ NORMS = [
 
 
 def _skip_connection() -> Model:
-    """An activation read twice, by its name and through a reshape, so that nothing may be fused into its producer."""
+    """Build a model whose activation is read twice, by its name and through a reshape.
+
+    Nothing may be fused into the producer of the activation.
+    """
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], name="conv"),
         helper.make_node("Identity", ["a"], ["b"], name="b"),
@@ -254,7 +257,7 @@ def _constant_nodes() -> Model:
 
 
 NETWORKS = [
-    # The norm's channels are not the convolution's: it must not be folded.
+    # The norm's channels are not the convolution's, so it must not be folded.
     _chain("reshaped_batch_norm", (1, 3, 6, 6), ("Conv", [_weights(4, 3, 3, 3)], {}),
            ("Reshape", [ints(4, 4, 2, 2)], {}), ("BatchNormalization", _statistics(4), {})),
     _skip_connection(),

@@ -1,4 +1,4 @@
-"""Runs the text of a function in the Torch dialect: compiled for the cpu device, without any capture."""
+"""Run the text of a function in the Torch dialect, compiled for the cpu device without any capture."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torchmdla.importer import dtype_name
 
 
 def run_text(text: str, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> list[Tensor]:
-    """The results of ``@forward`` for ``inputs``; they have the types of ``expected``."""
-    arguments = tuple(Argument("input", dtype_name(one.dtype), tuple(one.shape)) for one in inputs)
-    results = tuple(Result(dtype_name(one.dtype), tuple(one.shape)) for one in expected)
+    """Return the results of ``@forward`` for ``inputs``. They have the types of ``expected``."""
+    arguments = tuple(Argument("input", dtype_name(tensor.dtype), tuple(tensor.shape)) for tensor in inputs)
+    results = tuple(Result(dtype_name(tensor.dtype), tuple(tensor.shape)) for tensor in expected)
     device = devices.get("cpu")
-    made = [torch.empty(one.shape, dtype=one.dtype) for one in expected]
+    outputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in expected]
     artifact = device.lower(Program(text, arguments, results, device.target()))
-    Loaded(artifact).call([one.detach().contiguous() for one in inputs], made, ())
-    return made
+    Loaded(artifact).call([tensor.detach().contiguous() for tensor in inputs], outputs, ())
+    return outputs

@@ -189,8 +189,8 @@ def first_failure(near: tuple[str, ...], options: argparse.Namespace) -> str | N
     """Return the test of the copy that fails first, or the end of the output where none could run."""
     folders = dict.fromkeys(folder for subject in near for folder in SUBJECTS[subject])
     others = [f"--ignore={folder}" for folder in (*folders, "tests/cxx")]
-    found = pytest([*folders], options)
-    return found if found or options.near else pytest(["tests", *others], options)
+    failed = pytest([*folders], options)
+    return failed if failed or options.near else pytest(["tests", *others], options)
 
 
 def pytest(arguments: list[str], options: argparse.Namespace) -> str | None:

@@ -1,4 +1,4 @@
-"""Models exported for the runtime without libtorch, and eager's results to compare with."""
+"""Models exported for the runtime without libtorch, and eager's results for comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchmdla.testing.compare import assert_matches
 
 @dataclass(frozen=True)
 class Exported:
-    """A model's file, and the model."""
+    """Model's file, and the model."""
 
     path: Path
     module: nn.Module
@@ -31,13 +31,13 @@ class Exported:
         return flattened(eager(self.module, self.inputs if inputs is None else inputs))
 
     def check(self, model: torchmdla_runtime.Model, inputs: Sequence[Tensor] | None = None) -> None:
-        """Calls the model, whose results must be eager's."""
-        given = self.inputs if inputs is None else inputs
-        assert_matches(tensors(model(*given)), self.expected(given), layers=self.layers, strides=False)
+        """Call the model and compare its results with eager's."""
+        arguments = self.inputs if inputs is None else inputs
+        assert_matches(tensors(model(*arguments)), self.expected(arguments), layers=self.layers, strides=False)
 
 
 def export(module: nn.Module, inputs: Any, path: Path, layers: int = 1, target: str = "native") -> Exported:
-    """``inputs``: of a call, or a list of several calls'."""
+    """Export a module. ``inputs`` are those of a call, or a list of the inputs of several calls."""
     module = module.eval()
     torchmdla.export_native(module, inputs, path, target)
     return Exported(path, module, inputs[0] if isinstance(inputs, list) else inputs, layers)

@@ -1,4 +1,4 @@
-"""Compiles single nests to kernels and calls them on numpy arrays; a slow reference for what nests compute."""
+"""Compile single nests to kernels and call them on numpy arrays, with a slow reference for the values of nests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FUNCTIONS = {
 
 
 def host_target(*features: str) -> Target:
-    """This machine, with the given features only if there are some; ``""`` stands for none."""
+    """Return this machine, with only the given features if there are any. ``""`` stands for an empty list."""
     every = binding.get_host_cpu_features().flatten()
     return Target(
         "cpu", binding.get_process_triple(), binding.get_host_cpu_name(), ",".join(features) if features else every
@@ -51,12 +51,12 @@ MACHINE = Machine.of(host_target())
 
 
 def mark_prefetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets kernels that are compiled store a one-byte 1 in place of each prefetch."""
+    """Make compiled kernels store a one-byte 1 instead of each prefetch."""
     numbers = itertools.count()
 
-    def store(found: re.Match[str]) -> str:
+    def store(match: re.Match[str]) -> str:
         name = f"%mark{next(numbers)}"
-        return f"{name} = llvm.mlir.constant(1 : i8) : i8\nllvm.store {name}, {found[1]} : i8, !llvm.ptr"
+        return f"{name} = llvm.mlir.constant(1 : i8) : i8\nllvm.store {name}, {match[1]} : i8, !llvm.ptr"
 
     def marked(*arguments: Any) -> KernelCode:
         code = write_kernel(*arguments)
@@ -66,8 +66,10 @@ def mark_prefetches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Kernel(measuring.Kernel):
-    """The kernel of a nest, for a target, by a schedule or the one that costs choose. ``typical``: the values of the
-    symbols of a dynamic nest that it is chosen for."""
+    """Kernel of a nest, for a target, with a given schedule or the one that costs choose.
+
+    ``typical`` are the values of the symbols that the schedule of a dynamic nest is chosen for.
+    """
 
     def __init__(
         self,
@@ -80,9 +82,11 @@ class Kernel(measuring.Kernel):
         super().__init__(nest, schedule or choose(nest, Machine.of(program.target), typical), program)
 
     def __call__(self, arrays: Sequence[np.ndarray], tasks: int = 1, values: Sequence[int] = ()) -> None:
-        """Runs the whole range as ``tasks`` calls, the last one first. ``arrays`` are in the order of
-        :class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec`; an operand starts at its array's first element.
-        ``values``: those of the symbols."""
+        """Run the whole range as ``tasks`` calls, the last one first.
+
+        ``arrays`` are in the order of :class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec`. An operand starts at its
+        array's first element. ``values`` are those of the symbols.
+        """
         arrays = [*arrays, *([np.array(values, np.int64)] if values else ())]
         operands = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
         edges = [self.iterations(values) * k // tasks for k in range(tasks + 1)]
@@ -91,15 +95,15 @@ class Kernel(measuring.Kernel):
 
 
 def span(operand: Operand, sizes: Sequence[int]) -> int:
-    """Elements from the operand's first to its last, inclusive; where a loop has no iteration, as if it had one."""
+    """Return the number of elements from the operand's first to its last. An empty loop counts as one iteration."""
     return 1 + sum(max(size - 1, 0) * stride for size, stride in zip(sizes, operand.strides, strict=True))
 
 
 def reference(nest: KernelSpec, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What every stored operand holds after the nest has run on ``arrays`` (flat), by whole-array numpy."""
-    kept = tuple(1 if flag else size for size, flag in zip(nest.sizes, nest.reduction, strict=True))
+    """Return every stored operand after the nest has run on ``arrays`` (flat), computed by whole-array numpy."""
+    retained = tuple(1 if flag else size for size, flag in zip(nest.sizes, nest.reduction, strict=True))
     views = [
-        _view(array, operand, nest.sizes if position < len(nest.inputs) else kept)
+        _view(array, operand, nest.sizes if position < len(nest.inputs) else retained)
         for position, (array, operand) in enumerate(zip(arrays, nest.operands, strict=False))
     ]
     scalars = [array[0] for array in arrays[len(views) + len(nest.tables) :]]
@@ -114,7 +118,7 @@ def reference(nest: KernelSpec, arrays: Sequence[np.ndarray]) -> list[np.ndarray
     stored = []
     for position, result in zip(range(first, len(nest.operands)), results, strict=True):
         copy = arrays[position].copy()
-        _view(copy, nest.operands[position], kept)[...] = result
+        _view(copy, nest.operands[position], retained)[...] = result
         stored.append(copy)
     return stored
 
@@ -125,7 +129,7 @@ def _view(array: np.ndarray, operand: Operand, sizes: Sequence[int]) -> np.ndarr
 
 
 def _evaluated(roots: Sequence[Expression], leaves: Mapping[str, Sequence[object]]) -> list[np.ndarray]:
-    """``leaves``: by op and number."""
+    """Evaluate expressions. ``leaves`` maps an operation and a number to a value."""
     values = {}
     for expression in contents(tuple(roots)).expressions:
         if expression.op == "constant":
@@ -138,7 +142,7 @@ def _evaluated(roots: Sequence[Expression], leaves: Mapping[str, Sequence[object
 
 
 def _reduced(nest: KernelSpec, views: Sequence[np.ndarray], scalars: Sequence[object]) -> list[np.ndarray]:
-    """The reduction, element by element along the loops that reduce."""
+    """Compute the reduction, element by element along the reduction loops."""
     loops = [d for d, flag in enumerate(nest.reduction) if flag]
     outputs = [nest.outputs[k] for k in range(len(nest.outputs))]
     shape = tuple(1 if d in loops else size for d, size in enumerate(nest.sizes))

@@ -1,4 +1,4 @@
-"""Nests to test kernels with: products of matrices, epilogues, and random ones with static or dynamic sizes."""
+"""Nests for tests of kernels: products of matrices, epilogues, and random nests with static or dynamic sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpe
 AVX512 = ("+avx", "+avx2", "+fma", "+avx512f", "+avx512bw", "+avx512dq", "+avx512vl")
 TARGETS = {"avx512": AVX512, "avx2": ("+avx", "+avx2", "+fma"), "none": ("",)}
 
-# Two symbols, and what dynamic sizes are made of.
+# Two symbols, and the dynamic sizes of them.
 M, N = Size.symbol(0), Size.symbol(1)
 DYNAMIC = (M, N, M + 1, N - 2, 2 * M, 16 * N, M + N)
 
@@ -26,12 +26,12 @@ ZERO = constant(0.0, "f32")
 
 
 def operand(number: int, element: str = "f32") -> Expression:
-    """The element that an iteration touches of one of a kernel's operands."""
+    """Return the element of one of a kernel's operands that an iteration reads."""
     return numbered("operand", element, number)
 
 
 def added(value: Expression) -> Expression:
-    """A sum of ``value`` over the loops that reduce."""
+    """Return a sum of ``value`` over the reduction loops."""
     return operation("arith.addf", [value, accumulator(0, value.type)], value.type)
 
 
@@ -40,7 +40,7 @@ SUM_OF_PRODUCTS = added(PRODUCT)
 
 
 def target_with(features: str) -> Target:
-    """This machine with one of ``TARGETS``; skips the test where it lacks the features."""
+    """Return this machine with one of ``TARGETS``. Skip the test if the machine lacks the features."""
     wanted = [f for f in TARGETS[features] if f]
     available = host_target().features.split(",")
     if any(feature not in available for feature in wanted):
@@ -49,11 +49,11 @@ def target_with(features: str) -> Target:
 
 
 def arrays_of(nest: KernelSpec, seed: int, scalars: Sequence[float] = ()) -> list[np.ndarray]:
-    """Operands that hold small integers, so that sums are exact in any order, and a guard past their end."""
+    """Return operands of small integers, so that sums are exact in any order, with a guard after their end."""
     generator = np.random.default_rng(seed)
-    made = [generator.integers(-4, 5, span(o, nest.sizes) + 16).astype(DTYPES[o.element]) for o in nest.operands]
+    arrays = [generator.integers(-4, 5, span(o, nest.sizes) + 16).astype(DTYPES[o.element]) for o in nest.operands]
     elements = nest.scalars + (nest.epilogue.scalars if nest.epilogue else ())
-    return made + [np.array([v], DTYPES[e]) for v, e in zip(scalars, elements, strict=True)]
+    return arrays + [np.array([v], DTYPES[e]) for v, e in zip(scalars, elements, strict=True)]
 
 
 def matmul(m: int, n: int, k: int, **changes: object) -> KernelSpec:
@@ -70,7 +70,7 @@ def matmul(m: int, n: int, k: int, **changes: object) -> KernelSpec:
 
 
 def bias_relu_residual(strides: Sequence[int], bias: Sequence[int]) -> KernelEpilogue:
-    """``max(x + bias, 0) * scalar + residual``, and ``x`` itself in ``f32``; of a nest of two inputs."""
+    """Return ``max(x + bias, 0) * scalar + residual``, and ``x`` itself, in ``f32``, for a nest of two inputs."""
     same = Operand("f32", tuple(strides))
     result = reduced(0, "f32")
     biased = operation("arith.addf", [result, operand(2)], "f32")
@@ -85,7 +85,7 @@ def bias_relu_residual(strides: Sequence[int], bias: Sequence[int]) -> KernelEpi
 
 
 def strides_of(draw: st.DrawFn, sizes: Sequence[int | Size], loops: Sequence[int]) -> tuple[int | Size, ...]:
-    """A dense or padded layout over ``loops`` in random order; others do not move it."""
+    """Return a dense or padded layout over ``loops`` in random order. The strides of other loops are 0."""
     strides: list[int | Size] = [0] * len(sizes)
     step: int | Size = draw(st.sampled_from([1, 1, 1, 2, 3]))
     for loop in draw(st.permutations(loops)):
@@ -95,7 +95,7 @@ def strides_of(draw: st.DrawFn, sizes: Sequence[int | Size], loops: Sequence[int
 
 
 def sizes_of(draw: st.DrawFn, count: int, common: Sequence[int], symbols: bool) -> tuple[int | Size, ...]:
-    """``count`` sizes; with ``symbols`` up to two of them are polynomials of two symbols."""
+    """Return ``count`` sizes. With ``symbols``, up to two of them are polynomials of two symbols."""
     sizes = tuple(draw(st.sampled_from(common)) for _ in range(count))
     while math.prod(sizes) > (200 if symbols else 40_000):
         sizes = tuple(max(1, size // 2) for size in sizes)
@@ -107,8 +107,10 @@ def sizes_of(draw: st.DrawFn, count: int, common: Sequence[int], symbols: bool) 
 
 @st.composite
 def contractions(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
-    """Rows, columns, batches and reductions of random number and sizes; perhaps sliding windows; perhaps an
-    epilogue."""
+    """Return rows, columns, batches and reductions of random number and sizes.
+
+    There may be sliding windows and an epilogue.
+    """
     kinds = draw(st.lists(st.sampled_from("rcbk"), min_size=1, max_size=3 if symbols else 5))
     sizes = sizes_of(draw, len(kinds), [1, 2, 3, 5, 7, 8, 14, 16, 17, 24, 33], symbols)
     kinds = [*kinds, "k"]
@@ -138,14 +140,14 @@ def contractions(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
 
 @st.composite
 def others(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
-    """Elementwise nests and reductions of one element type."""
+    """Return elementwise nests and reductions of one element type."""
     element, ops = draw(
         st.sampled_from([("f32", ("arith.addf", "arith.maximumf")), ("f64", ("arith.addf",)), ("i8", ("arith.addi",)),
                          ("i64", ("arith.addi", "arith.maxsi"))])
     )  # fmt: skip
     sizes = sizes_of(draw, draw(st.integers(1, 4)), [1, 2, 3, 4, 7, 9, 16, 31, 40], symbols)
     reduction = tuple(draw(st.booleans()) for _ in sizes)
-    every, kept = range(len(sizes)), [d for d, flag in enumerate(reduction) if not flag]
+    every, retained = range(len(sizes)), [d for d, flag in enumerate(reduction) if not flag]
     combine = draw(st.sampled_from(ops))
     both = operation(combine, [operand(0, element), operand(1, element)], element)
     other = accumulator(0, element) if any(reduction) else operand(0, element)
@@ -153,6 +155,6 @@ def others(draw: st.DrawFn, symbols: bool = False) -> AnyNest:
         sizes=sizes,
         reduction=reduction,
         inputs=tuple(Operand(element, strides_of(draw, sizes, list(every))) for _ in range(2)),
-        outputs=(Operand(element, strides_of(draw, sizes, kept)),),
+        outputs=(Operand(element, strides_of(draw, sizes, retained)),),
         values=(operation(combine, [other, both] if any(reduction) else [both, other], element),),
     )

@@ -1,4 +1,4 @@
-"""The mdla device with ONNX Runtime in the place of its library: what groups compute if the models are right."""
+"""Mdla device with ONNX Runtime instead of its library. It computes the groups' values if the models are right."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _numbers = itertools.count(1)
 
 
 class OnnxDevice(MdlaDevice):
-    """Registered and used like any device; its models are run by ONNX Runtime."""
+    """Device that is registered and used like any device. ONNX Runtime runs its models."""
 
     name = "mdla-onnx"
 
     def target(self) -> Target:
-        # Lowered by the mdla device, which compile processes know.
+        # The mdla device, which compile processes know, lowers the programs.
         return Target("mdla", features=self._options.to_text())
 
     def load(self, artifact: Artifact) -> LoadedCode:
@@ -54,10 +54,10 @@ class _Entry:
     def __call__(self, buffers: Any) -> int:
         packed = ctypes.cast(buffers[1], ctypes.POINTER(ctypes.c_void_p))[0]
         session = _sessions[ctypes.cast(packed, ctypes.POINTER(ctypes.c_int64))[0]]
-        given = zip(session.get_inputs(), self._program.inputs, strict=True)
-        feeds: Mapping[str, Any] = {i.name: _array(buffers[3 + port.position], port.shape) for i, port in given}
-        for port, made in zip(self._program.outputs, session.run(None, feeds), strict=True):
-            _array(buffers[self._first_result + port.position], port.shape)[...] = made
+        ports = zip(session.get_inputs(), self._program.inputs, strict=True)
+        feeds: Mapping[str, Any] = {i.name: _array(buffers[3 + port.position], port.shape) for i, port in ports}
+        for port, result in zip(self._program.outputs, session.run(None, feeds), strict=True):
+            _array(buffers[self._first_result + port.position], port.shape)[...] = result
         return 0
 
 

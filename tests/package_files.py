@@ -1,4 +1,4 @@
-"""Packages to take apart and put together otherwise, and what a process of its own finds of them."""
+"""Packages for tests that damage and rewrite them, and their results in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INDEX, TARGET = format.INDEX, format.record_of("native")
 
 
 class Classifier(torch.nn.Module):
-    """A small model."""
+    """Small model."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -33,22 +33,24 @@ class Classifier(torch.nn.Module):
 
 
 def make_package(path: Path, width: int = 16, sizes: Sequence[int] = (2,), **options: object) -> Path:
-    """A package of a small model for these batches."""
+    """Save a package of a small model for these batch sizes, and return its path."""
     torch.manual_seed(width)
     torchmdla.save(Classifier(width).eval(), path, [torch.randn(size, 8) for size in sizes], **options)  # type: ignore[arg-type]
     return path
 
 
 def records(path: Path) -> dict[str, bytes]:
-    """A package's records, by the names that torchmdla knows them by."""
+    """Return a package's records by torchmdla's names."""
     with zipfile.ZipFile(path) as archive:
         named = {name.partition("/extra/")[2]: name for name in archive.namelist() if "/extra/torchmdla/" in name}
         return {known: archive.read(name) for known, name in named.items()}
 
 
 def rewrite(path: Path, out: Path, replaced: Mapping[str, bytes | None], twice: Iterable[str] = ()) -> Path:
-    """The archive with other records of the package (None: without it), in an intact archive; those of ``twice`` are
-    there twice, first as they were."""
+    """Write an intact archive with other records of the package, and return its path.
+
+    A value of None removes a record. Those of ``twice`` are contained twice, first with the old content.
+    """
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(out, "w") as written:
         folder = archive.namelist()[0].partition("/")[0]
         left = dict(replaced)
@@ -67,7 +69,7 @@ def rewrite(path: Path, out: Path, replaced: Mapping[str, bytes | None], twice: 
 
 
 def sealed(content: bytes, features: Sequence[str] = (), name: str = "native") -> dict[str, bytes]:
-    """Records of a package with one target, whose seals and digests are right, whatever ``content`` is."""
+    """Return the records of a package with one target. Its seals and digests are right for any ``content``."""
     block = format._TARGET.seal({}, content)
     return {INDEX: sealed_index([(name, features, hashlib.sha256(block).digest())]), TARGET: block}
 
@@ -83,21 +85,21 @@ def sealed_index(targets: Sequence[tuple[str, Sequence[str], bytes]]) -> bytes:
 
 
 def content_of(block: bytes) -> bytes:
-    """What a target's block seals."""
-    found: bytes = format._TARGET.open(block, lambda _, content: content)
-    return found
+    """Return the sealed content of a target's block."""
+    result: bytes = format._TARGET.open(block, lambda _, content: content)
+    return result
 
 
 @dataclass(frozen=True)
 class Found:
-    """What came of a file.
+    """Result of loading a file.
 
     Attributes:
-        error: that loading it raised; empty where it was loaded.
-        refused: why packages in it, or parts of one, were refused.
-        packages: how many were taken.
-        matches: whether the program gave the values, or raised the error, that it gives in eager PyTorch.
-        peak: by how many bytes the process's memory grew at most, mapped or not, since it began with these files.
+        error: the error of loading it, or an empty string if it was loaded.
+        refused: the reasons why packages in it, or parts of one, were refused.
+        packages: the number of accepted packages.
+        matches: whether the program returned eager's values, or raised eager's error.
+        peak: the growth of the process's peak memory in bytes, mapped or not, since it began with these files.
     """
 
     error: str
@@ -154,15 +156,16 @@ _LOAD = """
 
 
 def load_all(paths: Sequence[Path], example: Path, *, ready: bool = False, **environment: str) -> dict[Path, Found]:
-    """What a process finds that loads and runs these files, one after another.
+    """Load and run these files in one process, one after another, and return the results.
 
     Args:
         paths: TorchScript archives.
-        example: of an input (``torch.save``).
+        example: the file of an input (``torch.save``).
         ready: load them by ``torchmdla.load``.
+        environment: variables of the process.
 
     Raises:
-        AssertionError: the process ended, which names the file that it was at.
+        AssertionError: the process ended. The message names the current file.
     """
     listed = example.with_suffix(".paths")
     listed.write_text("\n".join(map(str, paths)))
@@ -170,17 +173,17 @@ def load_all(paths: Sequence[Path], example: Path, *, ready: bool = False, **env
     lines = [json.loads(line) for line in run.stdout.splitlines()]
     ended_at = lines[-1] if lines and len(lines) % 2 else "the start"
     assert run.returncode == 0, f"the process ended with {run.returncode} at {ended_at}: {run.stderr[-2000:]}"
-    return {Path(path): Found(*found) for path, found in zip(lines[::2], lines[1::2], strict=True)}
+    return {Path(path): Found(*fields) for path, fields in zip(lines[::2], lines[1::2], strict=True)}
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command of ``python -m torchmdla``."""
+    """Run a command of ``python -m torchmdla``."""
     return subprocess.run(
         [sys.executable, "-m", "torchmdla", *map(str, arguments)], capture_output=True, text=True, check=False
     )
 
 
 def write_example(path: Path) -> Path:
-    """An input of :func:`make_package`'s model."""
+    """Write an input of :func:`make_package`'s model, and return the path."""
     torch.save(torch.linspace(-1, 1, 16).reshape(2, 8), path)
     return path

@@ -1,4 +1,4 @@
-"""Calls that have to give what eager's give, or to raise where eager's raise."""
+"""Calls that must return eager's values, or raise eager's errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchmdla.testing.compare import assert_matches
 
 
 def error_of(function: Callable[..., Any], *arguments: Any) -> Exception | None:
-    """Return what a call raises, if it does."""
+    """Return the exception of a call, or None."""
     try:
         function(*arguments)
     except Exception as error:
@@ -20,13 +20,13 @@ def error_of(function: Callable[..., Any], *arguments: Any) -> Exception | None:
 
 
 def assert_agrees(compiled: Any, eager: Any, *arguments: Any, kind: type[Exception] | None = None) -> None:
-    """Check that ``compiled`` gives what ``eager`` does, or raises its error.
+    """Check that ``compiled`` returns the values of ``eager``, or raises its error.
 
     Args:
         compiled: the function to check.
-        eager: the function that is right.
-        arguments: those of both; neither writes to them.
-        kind: the type of error that ``compiled`` has in place of eager's: TorchScript's interpreter has one for all.
+        eager: the reference function.
+        arguments: those of both functions, which do not write to them.
+        kind: the type of error that ``compiled`` raises instead of eager's. TorchScript's interpreter has one for all.
     """
     error = error_of(eager, *arguments)
     if error is None:

@@ -1,4 +1,4 @@
-"""What ranks do beside training: follow weights that others write, go on after errors, and fork.
+"""Programs of ranks beside training: they follow weights that others write, continue after errors, and fork.
 
 The processes of ``ranks.py`` import this.
 """
@@ -25,7 +25,7 @@ WRITES = 20
 
 
 class WithTable(nn.Module):
-    """A product with a buffer, which has one row for each input."""
+    """Product with a buffer, which has one row for each input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class WithTable(nn.Module):
 
 
 class ByArguments(nn.Module):
-    """Hands its parameters to a function, which may be compiled."""
+    """Module that passes its parameters to a function, which may be compiled."""
 
     def __init__(self, width: int, function: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def product_of(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def follow_buffers_of_rank_0() -> Activity:
-    """Training steps of DDP, which sends the buffers of rank 0 to the others, where single rows change."""
+    """Run training steps of DDP, which sends the buffers of rank 0 to the other ranks. Single rows of them change."""
     torchmdla.reset_stats()
     torch._dynamo.reset()
     torch.manual_seed(2)
@@ -64,14 +64,14 @@ def follow_buffers_of_rank_0() -> Activity:
     for row in range(WRITES):
         if distributed.get_rank() == 0:
             module.table[3 * row] += 1
-        made = program(x)
-        assert_matches(made, module(x), layers=2)
-        made.sum().backward()
+        result = program(x)
+        assert_matches(result, module(x), layers=2)
+        result.sum().backward()
     return activity()
 
 
 def follow_gathered_weights() -> Activity:
-    """Calls of FSDP2 without gradients, of a weight whose rows change one by one."""
+    """Run calls of FSDP2 without gradients, with a weight whose rows change one by one."""
     torchmdla.reset_stats()
     torch._dynamo.reset()
     torch.manual_seed(2)
@@ -81,14 +81,14 @@ def follow_gathered_weights() -> Activity:
     with torch.no_grad():
         for row in range(WRITES):
             shard[row] += 1
-            made = program(x)
+            result = program(x)
             whole = (parameter.full_tensor() for parameter in program.product.parameters())  # type: ignore[union-attr]
-            assert_matches(made, product_of(x, *whole), layers=1)
+            assert_matches(result, product_of(x, *whole), layers=1)
     return activity()
 
 
 def weights_of_sharded_groups() -> list[list[int]]:
-    """Of the groups of a model that FSDP2 manages, the inputs that are packed."""
+    """Return the packed inputs of each group of a model that FSDP2 manages."""
     torch._dynamo.reset()
     torchmdla.reset_stats()
     program = WRAPPINGS["FSDP(compile)"](MODELS["dense"].build(), True)
@@ -103,9 +103,12 @@ def weights_of_sharded_groups() -> list[list[int]]:
 
 
 def train_past_errors() -> list[str]:
-    """Two of ten batches hold a token that there is not, in the last rank alone: all ranks leave these out.
+    """Train with two bad batches of ten.
 
-    Returns: the errors in this rank, by eager PyTorch.
+    They hold a token that does not exist, in the last rank alone. All ranks skip these batches.
+
+    Returns:
+        The errors in this rank, by eager PyTorch.
     """
     expected_errors, expected = _train_past_errors(compiled=False)
     torch._dynamo.reset()
@@ -139,6 +142,6 @@ def _train_past_errors(compiled: bool) -> tuple[list[str], Tensor]:
 
 
 def train_forked(rank: int, size: int, store: str, case: Case) -> None:
-    """A rank that is a fork of a process which has compiled."""
+    """Train in a rank that is a fork of a process which has compiled."""
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
     assert train_both(case).compiled_calls >= STEPS

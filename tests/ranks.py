@@ -1,4 +1,4 @@
-"""Processes of one group of ``torch.distributed`` (gloo), which stay and call one function after the other."""
+"""Processes of one group of ``torch.distributed`` (gloo), which persist and call one function after the other."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from torch import distributed
 
 
 class Ranks:
-    """Starts them at the first call, and anew once they were stopped: after a call that failed in one rank, too, since
-    the others may wait for it.
+    """Group of processes that starts at the first call.
+
+    It restarts after it was stopped. A call that fails in one rank also stops it, since the others may wait for that
+    rank.
 
     Args:
-        size: how many.
+        size: the number of processes.
     """
 
     def __init__(self, size: int) -> None:
@@ -29,10 +31,10 @@ class Ranks:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What ``function`` returns in each rank. It is found by its name there.
+        """Call ``function`` in each rank, and return the results. Processes import it by its name.
 
         Raises:
-            AssertionError: it raises in one, whose traceback this has, or one ends.
+            AssertionError: it raises in a rank, whose traceback the message contains, or a rank ends.
         """
         if not self._processes:
             self._start()
@@ -40,7 +42,7 @@ class Ranks:
             connection.send((function, arguments))
         results: dict[int, Any] = {}
         while len(results) < self.size:
-            pending = [one for rank, one in enumerate(self._connections) if rank not in results]
+            pending = [channel for rank, channel in enumerate(self._connections) if rank not in results]
             for ready in wait(pending):
                 rank = self._connections.index(ready)  # type: ignore[arg-type]
                 results[rank], failure = _received(self._connections[rank])
@@ -50,7 +52,7 @@ class Ranks:
         return [results[rank] for rank in range(self.size)]
 
     def stop(self) -> None:
-        """Ends the processes, whatever they do."""
+        """End the processes in any state."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -88,7 +90,7 @@ def _serve(rank: int, size: int, store: str, connection: Connection) -> None:
     while True:
         try:
             function, arguments = connection.recv()
-        except EOFError:  # The test run has ended.
+        except EOFError:  # the test run has ended
             return
         try:
             connection.send((function(*arguments), ""))

@@ -1,4 +1,4 @@
-"""Makes the record of a graph in Python: runs it node by node with eager ops, as the C++ recorder does."""
+"""Record a graph in Python: run it node by node with eager operators, as the C++ recorder does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PRIM: dict[str, Callable[[torch._C.Node, list[object]], list[object]]] = {
 
 
 def run_and_record(graph: torch._C.Graph, inputs: Sequence[object]) -> tuple[list[object], dict[str, object]]:
-    """The outputs of a flat graph and the record of every value in it."""
+    """Return the outputs of a flat graph and the record of every value in it."""
     values: dict[str, object] = {v.debugName(): x for v, x in zip(graph.inputs(), inputs, strict=True)}
     for node in graph.nodes():
         arguments = [values[value.debugName()] for value in node.inputs()]
@@ -43,7 +43,7 @@ def _call(node: torch._C.Node, arguments: list[object]) -> list[object]:
         and node.outputsSize() == 1
         and node.output().type().kind() in ("IntType", "FloatType", "NumberType")
     ):
-        # From Python, arithmetic on numbers finds the overload for tensors.
+        # From Python, arithmetic on numbers selects the overload for tensors.
         result = result.item()
     return list(result) if isinstance(result, tuple) and node.outputsSize() > 1 else [result]
 

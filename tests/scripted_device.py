@@ -1,6 +1,6 @@
-"""A device for tests: a program's text says what its compile does, as ``verb argument``.
+"""Device for tests: the text of a program specifies its compile, as ``verb argument``.
 
-The tests have compiler processes import this module, which registers the device ``scripted``.
+The compiler processes of the tests import this module, which registers the device ``scripted``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _crash(file: str) -> bytes:
 
 
 def _noise(size: str) -> bytes:
-    """Native output on both standard streams, far more than a pipe holds."""
+    """Write native output on both standard streams, far more than the capacity of a pipe."""
     for descriptor in (1, 2):
         os.write(descriptor, b"n" * int(size))
     return b"quiet"
@@ -67,7 +67,10 @@ def _big(size: str) -> bytes:
 
 
 def _hang(folder: str) -> bytes:
-    """Writes its process id to ``folder/pid``, then waits for ``folder/go``; holds ``folder/lock`` while it lives."""
+    """Write the process id to ``folder/pid``, then wait for ``folder/go``.
+
+    Hold ``folder/lock`` until the process ends.
+    """
     fcntl.flock(os.open(Path(folder, "lock"), os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_SH)
     Path(folder, "unfinished").write_text(str(os.getpid()))
     os.replace(Path(folder, "unfinished"), Path(folder, "pid"))
@@ -77,27 +80,29 @@ def _hang(folder: str) -> bytes:
 
 
 def _eat(size: str) -> bytes:
-    """Takes memory."""
+    """Allocate memory."""
     return bytes(len(bytearray(int(size))) % 2)
 
 
 def _count(file: str) -> bytes:
-    """Adds a line to ``file`` for each compile."""
+    """Add a line to ``file`` for each compile."""
     with open(file.split()[0], "a") as lines:
         lines.write("compiled\n")
     return b"counted"
 
 
 def _slowly(argument: str) -> bytes:
-    """``slowly SECONDS FILE``: as ``count``, after a while."""
+    """Run ``slowly SECONDS FILE``: as ``count``, after a delay."""
     seconds, file = argument.split()
     time.sleep(float(seconds))
     return _count(file)
 
 
 def _share(items: str) -> bytes:
-    """Shares so many items, a few milliseconds of each. Tells of each which process had it, how the system ranks that,
-    and which CPUs it may run on."""
+    """Share the given number of items, a few milliseconds each.
+
+    Return for each item the process, its nice value, and the CPUs that it may run on.
+    """
 
     def work(_: int) -> tuple[int, int, list[int]]:
         time.sleep(0.003)
@@ -107,7 +112,7 @@ def _share(items: str) -> bytes:
 
 
 def _note(arguments: str) -> bytes:
-    """``items file``: shares so many items, and adds a line to the file when one begins (+) and ends (-)."""
+    """Run ``items file``: share the items, and add a line to the file when one begins (+) and ends (-)."""
     items, file = arguments.split()[:2]
     log = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
@@ -130,7 +135,7 @@ def _read_stdin(_: str) -> bytes:
 
 
 def _modules(_: str) -> bytes:
-    """Which of the modules that a compiler process must do without are there."""
+    """Return the loaded modules among those that a compiler process must not load."""
     classes = [f"torch_mlir.dialects._{dialect}_ops_gen" for dialect in ("torch", "linalg", "llvm")]
     present = [name for name in ("torch", "torchmdla._C", *classes) if sys.modules.get(name)]
     try:

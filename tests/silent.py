@@ -1,4 +1,4 @@
-"""Programs of which compilers have been wrong without an error, run by every frontend and compared with eager."""
+"""Programs for which compilers were once silently wrong. Every frontend runs them, and they are compared with eager."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torchmdla.testing.programs import Program
 
 WAYS = ("torchscript:trace", "torchscript:script", "dynamo:compile", "lazy:step", "acap:device")
 
-# (way, name of a program) → how PyTorch alone ends there without torchmdla, and why.
+# (way, name of a program) → the outcome of PyTorch alone without torchmdla, and the reason.
 Exceptions = Mapping[tuple[str, str], tuple[Status, str]]
 
 
 def assert_as_eager(program: Program, exceptions: Exceptions) -> None:
-    """Check that every frontend gives what eager does, but for ``exceptions``, and that groups were formed."""
+    """Check that every frontend gives eager's results, except ``exceptions``, and that groups were formed."""
     outcomes = [outcome for way in WAYS if (outcome := _outcome(program, way))]
     unexpected = [outcome for outcome in outcomes if not _is_expected(outcome, exceptions)]
     assert not unexpected, "\n".join(f"{outcome.way}: {outcome.status}: {outcome.detail}" for outcome in unexpected)

@@ -23,16 +23,16 @@ _ELEMENTS = {
 
 @lru_cache(maxsize=1)
 def schemas() -> dict[str, torch._C.FunctionSchema]:
-    """TorchScript's registry by schema name with overload."""
-    found = {}
+    """Return TorchScript's registry by schema name with overload."""
+    registry = {}
     for schema in torch._C._jit_get_all_schemas():
         name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-        found.setdefault(name, schema)
-    return found
+        registry.setdefault(name, schema)
+    return registry
 
 
 class Call(NamedTuple):
-    """An operator, by its schema name, with sample arguments."""
+    """Operator, by its schema name, with sample arguments."""
 
     name: str
     arguments: Sequence[object]
@@ -49,10 +49,11 @@ def graph_of(
 def graph_of_calls(
     calls: Sequence[Call], *, copy: Callable[[str], bool], open_floats: bool = False
 ) -> tuple[torch._C.Graph, list[object], list[int]]:
-    """Return a graph of independent calls, its inputs (the tensors), and how many outputs each call has.
+    """Return a graph of independent calls, its inputs (the tensors), and the number of outputs of each call.
 
     Args:
-        copy: whether the results of an operator are cloned, as they must be where they are views.
+        calls: the calls.
+        copy: whether the results of an operator are cloned, which is necessary for views.
         open_floats: floats are inputs, too, instead of constants.
     """
     writer = _Writer(open_floats)
@@ -84,12 +85,12 @@ class _Writer:
         return f"graph({', '.join(self._arguments)}):\n{body}  return ({', '.join(outputs)})\n"
 
     def call(self, call: Call) -> list[str]:
-        """Write one call; returns the names of its results, the elements of a list each for itself."""
+        """Write one call and return the names of its results. The elements of a list have separate names."""
         schema = schemas()[call.name]
-        given = [*call.arguments, *(argument.default_value for argument in schema.arguments[len(call.arguments) :])]
+        arguments = [*call.arguments, *(argument.default_value for argument in schema.arguments[len(call.arguments) :])]
         operands = [
             self.operand([value] * (argument.N or 1) if _is_repeated(value, argument.type) else value, argument.type)
-            for value, argument in zip(given, schema.arguments, strict=True)
+            for value, argument in zip(arguments, schema.arguments, strict=True)
         ]
         returns_list = schema.returns[0].type.kind() == "ListType"
         results = [self._new() for _ in schema.returns]
@@ -102,7 +103,7 @@ class _Writer:
         return results
 
     def copied(self, value: str) -> str:
-        """Write a clone; returns its name."""
+        """Write a clone and return its name."""
         layout, clone = self._new(), self._new()
         self._assign([layout], "int", "prim::Constant[value=0]()")
         self._assign([clone], "Tensor", f"aten::clone({value}, {layout})")
@@ -116,7 +117,7 @@ class _Writer:
         self.lines.append(f"{', '.join(f'{name} : {type_}' for name in names)} = {operation}")
 
     def operand(self, value: object, type_: torch._C.JitType) -> str:
-        """The name of a new value: a constant, a list, or an input of the graph for a tensor."""
+        """Return the name of a new value: a constant, a list, or an input of the graph for a tensor."""
         name = self._new()
         if isinstance(value, torch.Tensor):
             self._arguments.append(f"{name} : Tensor")

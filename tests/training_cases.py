@@ -1,4 +1,4 @@
-"""Training in several processes, by eager PyTorch and compiled: ways to wrap a model, and what one rank does.
+"""Training in several processes, by eager PyTorch and compiled: wrappings of a model, and the training of one rank.
 
 The processes of ``ranks.py`` import this.
 """
@@ -24,9 +24,9 @@ from torchmdla.testing.compare import assert_matches
 
 STEPS = 50
 
-# --- ways to wrap them -----------------------------------------------------------------------------------------------
+# --- wrappings -------------------------------------------------------------------------------------------------------
 
-# Makes the program that a rank trains, of its model; compiled, or by eager operators.
+# Returns the program that a rank trains, from its model. It is compiled, or runs eager operators.
 Wrap = Callable[[nn.Module, bool], Any]
 
 
@@ -50,7 +50,10 @@ def recomputed(model: nn.Module, compiled: bool) -> Any:
 
 
 def sharded(**options: Any) -> Wrap:
-    """FSDP2, each block a unit of its own; all of it is compiled, as far as FSDP's hooks let Dynamo see."""
+    """Return a wrapping by FSDP2, with each block a separate unit.
+
+    All of it is compiled, except code that FSDP's hooks hide from Dynamo.
+    """
 
     def wrap(model: nn.Module, compiled: bool) -> Any:
         for part in (*model.blocks, model):  # type: ignore[misc]
@@ -61,7 +64,7 @@ def sharded(**options: Any) -> Wrap:
 
 
 def sharded_by_block(model: nn.Module, compiled: bool) -> Any:
-    """FSDP2 of blocks that are compiled in place, which is how PyTorch's own trainers do it."""
+    """Wrap blocks that are compiled in place by FSDP2, as PyTorch's own trainers do."""
     for block in model.blocks:  # type: ignore[union-attr]
         if compiled:
             block.compile(backend="torchmdla")
@@ -70,14 +73,14 @@ def sharded_by_block(model: nn.Module, compiled: bool) -> Any:
 
 
 def frozen_below(model: nn.Module, compiled: bool) -> Any:
-    """Nothing but the last block and the head is trained."""
+    """Train only the last block and the head."""
     model.first.requires_grad_(False)  # type: ignore[operator, union-attr]
     model.blocks[0].requires_grad_(False)  # type: ignore[operator, index]
     return sharded_by_block(model, compiled)
 
 
 def replicated_shards(model: nn.Module, compiled: bool) -> Any:
-    """Two groups of processes, each of which has a whole model."""
+    """Return the model for two groups of processes. Each group has a whole model."""
     shape = (2, distributed.get_world_size() // 2)
     mesh = distributed.init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards"))
     return sharded(mesh=mesh)(model, compiled)
@@ -101,18 +104,18 @@ WRAPPINGS: dict[str, Wrap] = {
     "compile(FSDP), bfloat16": sharded(mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)),
 }
 
-# --- what a rank does ------------------------------------------------------------------------------------------------
+# --- training of a rank ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train.
+    """Training options of one test.
 
     Attributes:
         wrapping, model, optimiser: names in the tables above.
-        accumulates: two batches make a step; after the first of them ranks do not exchange gradients.
-        evaluates: every ten steps, in eval mode without gradients; these losses count, too.
-        restores: what was saved after 20 steps is loaded after 30, into the model and the optimiser as they are.
+        accumulates: two batches make a step. After the first of them ranks do not exchange gradients.
+        evaluates: every ten steps, in eval mode without gradients. These losses count, too.
+        restores: the state saved after 20 steps is loaded after 30, into the present model and optimiser.
         precision: that of the comparison, where it is not the dtype's.
     """
 
@@ -127,8 +130,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a rank did while it trained compiled: graphs that Dynamo captured, those that the backend was given, and
-    :func:`torchmdla.stats`."""
+    """Counts of a rank during compiled training.
+
+    They are the graphs that Dynamo captured, the graphs that the backend received, and :func:`torchmdla.stats`.
+    """
 
     captured: int
     graphs: int
@@ -138,7 +143,7 @@ class Activity:
 
 
 def train_both(case: Case) -> Activity:
-    """Trains by eager operators and compiled, and compares all losses and the trained parameters.
+    """Train by eager operators and compiled, and compare all losses and the trained parameters.
 
     Raises:
         AssertionError: they differ, or the ranks do not agree on the parameters.
@@ -148,7 +153,7 @@ def train_both(case: Case) -> Activity:
     torch._dynamo.utils.counters.clear()
     torchmdla.reset_stats()
     losses, state = _train(case, compiled=True)
-    # Rounding errors of a step are there in all later ones.
+    # Rounding errors of a step persist in all later steps.
     layers = MODELS[case.model].layers * STEPS
     assert_matches(losses, expected[0], layers=layers, precision=case.precision)
     assert_matches(state, expected[1], layers=layers, precision=case.precision)
@@ -169,7 +174,10 @@ def activity() -> Activity:
 
 
 def _train(case: Case, compiled: bool) -> tuple[Tensor, dict[str, Tensor]]:
-    """The losses, of the step's batch and then of evaluation where there is one, and the parameters and buffers."""
+    """Return the losses, and the parameters and buffers.
+
+    The losses are those of the step's batch, then those of an evaluation if there is one.
+    """
     torch.manual_seed(1)
     spec = MODELS[case.model]
     module = spec.build()
@@ -200,7 +208,7 @@ _WHOLE = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def batches_of(spec: Model) -> Iterator[tuple[Tensor, Tensor]]:
-    """Four batches again and again, other ones in each rank."""
+    """Return four batches that repeat. They differ in each rank."""
     torch.manual_seed(100 + distributed.get_rank())
     rows = [spec.rows[number % len(spec.rows)] for number in range(4)]
     return itertools.cycle([(spec.draw(count), torch.randint(CLASSES, (count,))) for count in rows])
@@ -221,7 +229,7 @@ def _evaluate(program: Any, x: Tensor, labels: Tensor) -> float:
 
 
 def gradients_stay(program: Any, stay: bool) -> AbstractContextManager[None]:
-    """Whether a backward pass leaves each rank its own gradients."""
+    """Return a context in which a backward pass keeps each rank's own gradients if ``stay``."""
     if hasattr(program, "set_requires_gradient_sync"):  # FSDP2
         program.set_requires_gradient_sync(not stay)
         return nullcontext()
@@ -229,13 +237,13 @@ def gradients_stay(program: Any, stay: bool) -> AbstractContextManager[None]:
 
 
 def whole_state(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers of a model, gathered where they are sharded."""
+    """Return parameters and buffers of a model, gathered if they are sharded."""
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: getattr(tensor, "full_tensor", tensor.clone)().detach() for name, tensor in named}
 
 
 def assert_ranks_agree(state: dict[str, Tensor]) -> None:
-    """Bit by bit, on what is trained; statistics of batches are each rank's own."""
+    """Check that trained values agree bit by bit. Each rank has its own statistics of batches."""
     parameters = torch.cat(
         [tensor.flatten() for name, tensor in state.items() if "running" not in name and tensor.is_floating_point()]
     )

@@ -1,4 +1,4 @@
-"""Small models that learn to tell classes apart, for training in several processes."""
+"""Small models that learn to classify, for training in several processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Convolution(nn.Module):
 
 
 class Attention(nn.Module):
-    """A layer of an encoder. Its keys have no bias: of that the gradient is nothing but rounding errors."""
+    """Layer of an encoder. Its keys have no bias, since the gradient of that bias is only rounding errors."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 class Recomputed(nn.Module):
-    """Saves its input alone for the backward pass, which computes it once more."""
+    """Block that saves only its input for the backward pass, which computes it once more."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Recomputed(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Blocks in a row, the mean over whatever is between rows and features, and the logits of classes."""
+    """Sequence of blocks, the mean over all dimensions between rows and features, and the logits of classes."""
 
     def __init__(self, first: nn.Module, blocks: list[nn.Module], width: int, features: int = -1) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Blocks(nn.Module):
 
 
 class Branches(nn.Module):
-    """Of two layers one is used, by the number of rows."""
+    """Model that uses one of two layers, depending on the number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def _features(width: int) -> Callable[[int], Tensor]:
 
 @dataclass(frozen=True)
 class Model:
-    """What builds it, what draws an input of so many rows, and the products behind one output."""
+    """Functions that build a model and draw an input of a number of rows, and the products behind one output."""
 
     build: Callable[[], nn.Module]
     draw: Callable[[int], Tensor]
@@ -108,7 +108,7 @@ class Model:
 
 MODELS = {
     "dense": Model(lambda: Blocks(nn.Identity(), [Dense(12, 32), Dense(32, 32)], 32), _features(12), 3),
-    # Layers of more than DDP's first bucket, which is 1 MiB.
+    # Layers larger than DDP's first bucket, which is 1 MiB.
     "wide": Model(
         lambda: Blocks(nn.Identity(), [Dense(12, 560), *(Dense(560, 560) for _ in range(3))], 560), _features(12), 5
     ),
@@ -128,6 +128,6 @@ MODELS = {
 OPTIMISERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
     # Small enough that rounding errors do not grow from step to step.
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.005, momentum=0.9),
-    # Nor where a gradient is nothing else, which Adam divides by itself.
+    # The same for gradients that are only rounding errors, which Adam divides by themselves.
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=3e-3, eps=1e-4),
 }

@@ -1,4 +1,4 @@
-"""Calls whose results have other dtypes or sizes on the CPU than PyTorch's meta kernels, or its lazy backend, say."""
+"""Calls whose CPU results have other dtypes or sizes than PyTorch's meta kernels or lazy backend report."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ CALLS: dict[str, Sequence[Any]] = {
 
 
 def types_of(results: Any) -> list[tuple[torch.dtype, torch.Size]]:
-    """Dtypes and sizes of all tensors, which nobody has to compute for that."""
+    """Return dtypes and sizes of all tensors, without computing their values."""
     return [(leaf.dtype, leaf.shape) for leaf in torch.utils._pytree.tree_leaves(results) if isinstance(leaf, Tensor)]

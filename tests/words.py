@@ -31,7 +31,7 @@ FIRST_WORD = re.compile(
 PHRASES = {
     re.compile(pattern, re.IGNORECASE): advice
     for pattern, advice in {
-        r"\b(is|are|was|were) no\b(?! (longer|more|less))|\bis none\b|\bare none\b": "is not a, does not have",
+        r"\b(is|are|was|were) no\b(?! (longer|more|less))|\b(is|are) (?-i:none)\b": "is not a, does not have",
         r"\b(nobody|somebody|anybody|whoever)\b": "the caller, the component by its name",
         r"\b(lies?|stands?) (in|at|behind|before|beside|there|apart|on)\b": "is stored in, is at",
         r"\b(says?|said|tells?|told)\b": "specifies, reports, determines",
@@ -55,8 +55,8 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", type=Path, default=[Path("torchmdla")], help="files or folders (torchmdla)")
     parser.add_argument("--list", action="store_true", help="print each place")
     options = parser.parse_args()
-    files = [file for path in options.paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
-    remarks = [remark for file in files for remark in remarks_of(file)]
+    files = [file for path in options.paths for file in ([path] if path.is_file() else sorted(path.rglob("*.py*")))]
+    remarks = [remark for file in files if file.suffix in (".py", ".pyi") for remark in remarks_of(file)]
     if options.list:
         for remark in remarks:
             print(f"{remark.file}:{remark.line}: {remark.kind}: {remark.text}")
@@ -95,8 +95,8 @@ def remarks_of_docstring(
 def remarks_of_text(file: Path, line: int, text: str) -> Iterator[Remark]:
     for number, part in enumerate(text.split("\n")):
         for phrase, advice in PHRASES.items():
-            if found := phrase.search(part):
-                yield Remark(file, line + number, f"“{found[0]}” ({advice})", part.strip())
+            if match := phrase.search(part):
+                yield Remark(file, line + number, f"“{match[0]}” ({advice})", part.strip())
 
 
 def show(remarks: list[Remark]) -> None:

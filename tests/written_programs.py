@@ -1,4 +1,4 @@
-"""Programs of the cpu device, written as text with what eager PyTorch computes of them, and run between guard bytes."""
+"""Handwritten programs of the cpu device with eager PyTorch's results. They run between guard bytes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ELEMENTS = {
     torch.float64: "f64",
 }
 
-# Bytes around every buffer that compiled code must leave as they are.
+# Bytes around every buffer that compiled code must not change.
 GUARD = 64
 GUARD_BYTE = 0xA5
 
 
-# Writing programs. A value carries the tensor that eager PyTorch has for it.
+# Writing programs. A value carries eager PyTorch's tensor for it.
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def tensor_type(tensor: torch.Tensor) -> str:
 
 @dataclass
 class Builder:
-    """A function in the Torch dialect under construction."""
+    """Function in the Torch dialect under construction."""
 
     options: tuple[tuple[str, str], ...] = ()
     lines: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Builder:
         return result
 
     def value(self, plain: object) -> Value:
-        """A constant of the program for a Python value."""
+        """Return a constant of the program for a Python value."""
         if isinstance(plain, Value):
             return plain
         if isinstance(plain, (list, tuple)):
@@ -148,7 +148,7 @@ PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c
 
 
 class Pool:
-    """``mdla_parallel_for`` that runs chunks last to first, each of the least size allowed, and counts them."""
+    """``mdla_parallel_for`` that runs chunks of the smallest allowed size, last to first, and counts them."""
 
     def __init__(self) -> None:
         self.chunks = 0
@@ -162,7 +162,7 @@ class Pool:
 
 
 class Executable:
-    """An artifact loaded as the runtime loads it, with another ``mdla_parallel_for``."""
+    """Artifact loaded as the runtime loads it, with another ``mdla_parallel_for``."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.manifest = artifact.manifest
@@ -175,7 +175,10 @@ class Executable:
         return int(function((ctypes.c_void_p * len(pointers))(*pointers)))
 
     def __call__(self, values: Sequence[torch.Tensor | float]) -> tuple[int, list[torch.Tensor]]:
-        """Status and results. Every buffer ends at guard bytes, and inputs are aligned to their elements only."""
+        """Return status and results.
+
+        Every buffer ends at guard bytes, and inputs are aligned to their elements only.
+        """
         tensors = [v if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=torch.float64) for v in values]
         inputs = [Guarded(t.numel() * t.element_size(), offset=t.element_size()) for t in tensors]
         for guarded, tensor in zip(inputs, tensors, strict=True):
@@ -183,9 +186,9 @@ class Executable:
         outputs = [Guarded(count_bytes(r), offset=item_bytes(r)) for r in self.manifest.results]
         workspace = Guarded(self.manifest.workspace_bytes, offset=0)
         packed = [Guarded(pack.size, offset=0) for pack in self.manifest.packs]
-        for pack, made in zip(self.manifest.packs, packed, strict=True):
+        for pack, target in zip(self.manifest.packs, packed, strict=True):
             sources = [inputs[k].pointer for k in pack.arguments]
-            assert self._call(pack.symbol, [workspace.pointer, made.pointer, *sources]) == 0
+            assert self._call(pack.symbol, [workspace.pointer, target.pointer, *sources]) == 0
             workspace.fill()
         array = (ctypes.c_void_p * len(packed))(*(g.pointer for g in packed))
         table = ctypes.addressof(array) if packed else None
@@ -234,7 +237,7 @@ class Guarded:
         return result
 
     def fill(self) -> None:
-        """Forgets the contents."""
+        """Overwrite the contents."""
         self._body.fill_(GUARD_BYTE)
 
     def check(self) -> None:
@@ -242,7 +245,7 @@ class Guarded:
 
 
 def check(builder: Builder, results: Sequence[Value], target: Target | None = None) -> Executable:
-    """Compiles, runs and compares with what eager PyTorch computed for each result."""
+    """Compile and run the program, and compare with the results of eager PyTorch."""
     executable = Executable(lower(builder.program(results, target or host_target())))
     status, actual = executable(builder.values)
     assert status == 0

@@ -1,6 +1,6 @@
-"""A device for tests: the cpu device, but for an operator that it computes wrongly.
+"""Device for tests: the cpu device, except for an operator that it computes wrongly.
 
-Compiler processes import this module, so it does without torch.
+Compiler processes import this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torchmdla.devices.cpu import CpuDevice
 
 
 class WrongDevice(CpuDevice):
-    """Computes ``sin`` where ``tanh`` is asked for."""
+    """Device that computes ``sin`` for ``tanh``."""
 
     name = "wrong"
 
@@ -21,5 +21,5 @@ class WrongDevice(CpuDevice):
         return dataclasses.replace(super().target(), device=self.name)
 
     def lower(self, program: Program) -> Artifact:
-        made = super().lower(dataclasses.replace(program, mlir=program.mlir.replace("aten.tanh", "aten.sin")))
-        return dataclasses.replace(made, manifest=dataclasses.replace(made.manifest, program=program.key))
+        artifact = super().lower(dataclasses.replace(program, mlir=program.mlir.replace("aten.tanh", "aten.sin")))
+        return dataclasses.replace(artifact, manifest=dataclasses.replace(artifact.manifest, program=program.key))

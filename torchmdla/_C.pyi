@@ -22,31 +22,31 @@ class Counts(TypedDict):
     recorded_calls: int
 
 class ImageError(RuntimeError):
-    """An image is damaged, is for another machine, or needs what this process does not have."""
+    """Error of an image that is damaged, is for another machine, or needs a symbol that this process does not have."""
 
 class Image:
-    """Linked code in this process, as long as it lives (``torchmdla/devices/cpu/code/image.py``).
+    """Linked code that is mapped in this process while the object lives (``torchmdla/devices/cpu/code/image.py``).
 
     Args:
         data: the image's bytes.
-        given: addresses of what it calls, which go before what :func:`address_of_symbol` finds.
+        addresses: addresses of the functions that it calls; they precede those of :func:`address_of_symbol`.
 
     Raises:
-        ImageError: it cannot be loaded; says why.
+        ImageError: the image cannot be loaded; the message has the reason.
     """
 
-    def __init__(self, data: bytes, given: Mapping[str, int] = {}) -> None: ...
+    def __init__(self, data: bytes, addresses: Mapping[str, int] = {}) -> None: ...
     def symbol(self, name: str) -> int:
-        """The address of a function; 0 where there is none of that name."""
+        """Return the address of a function; 0 if the image does not define it."""
 
     def names(self) -> list[str]:
-        """Those of its functions, sorted."""
+        """Return the names of its functions, sorted."""
 
 def address_of_symbol(name: str) -> int:
-    """The address of a device call, or of a function of libtorch or of the C library; 0 where there is none."""
+    """Return the address of a device call, or of a function of libtorch or the C library; 0 if it is not defined."""
 
 def content_hash(tensor: torch.Tensor) -> int:
-    """Of the bytes of a dense tensor, in the order in which they lie in memory: what finds accidents."""
+    """Return a hash of the bytes of a dense tensor, in memory order. It detects accidents, not attacks."""
 
 class Executable:
     """Compiled code bound to the inputs and outputs of a group."""
@@ -67,7 +67,7 @@ class Executable:
         program_bytes: int = 0,
     ) -> None: ...
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        """Of a static program, outside of groups.
+        """Call the code of a static program outside of groups.
 
         Raises:
             RuntimeError: the compiled code, or the device, reports an error.
@@ -75,13 +75,13 @@ class Executable:
 
     @property
     def owner(self) -> Any:
-        """What was given as such; None of one that came in a package."""
+        """Return the owner that the executable was made with; None if it came from a package."""
 
     @property
     def times(self) -> KernelTimes | None: ...
 
 class KernelSums(TypedDict):
-    """Nanoseconds, as sums over calls and least of a call."""
+    """Nanoseconds: the sum over all calls, and the least of one call."""
 
     calls: int
     entry: tuple[int, int]
@@ -89,7 +89,7 @@ class KernelSums(TypedDict):
     symbols: list[int]  # the sizes of the latest call
 
 class KernelTimes:
-    """What the calls of an executable took while :func:`observe_kernels` asks for times."""
+    """Times of the calls of an executable, recorded while :func:`observe_kernels` requests them."""
 
     def __init__(self, names: Sequence[str]) -> None: ...
     @property
@@ -102,11 +102,11 @@ class SpecialisationReport(TypedDict):
     executable: Executable | None
     failure: str
     signature: list[int]
-    symbols: tuple[int, list[int]] | None  # of one for any sizes: their number, and which each entry is, or -1
-    left_out: list[int] | None  # of one that is divided: the numbers of nodes
+    symbols: tuple[int, list[int]] | None  # if dynamic: the number of symbols, and each entry's symbol or -1
+    left_out: list[int] | None  # if divided: the numbers of the excluded nodes
 
 class GroupReport(TypedDict):
-    """A group that lives: ``inputs`` are those of its latest call, where :func:`keep_inputs` asks for them."""
+    """State of a live group. ``inputs`` are those of its latest call if :func:`keep_inputs` is on."""
 
     number: int
     name: str
@@ -122,68 +122,69 @@ class GroupReport(TypedDict):
     inputs: list[Any]
 
 def groups(numbers: Set[int] | None = None) -> list[GroupReport]:
-    """Of each group that lives, or of those with these numbers."""
+    """Return the report of each live group, or of those with these numbers."""
 
 def group_counts() -> dict[int, tuple[int, int, int]]:
-    """Calls, training calls and specialisations of each group that lives, by number."""
+    """Return the calls, training calls and specialisations of each live group, by number."""
 
 def structure(subgraph: torch._C.Graph, device: str, parameters: Sequence[int]) -> bytes | None:
-    """By what packages know a group of TorchScript, 32 bytes; None where its subgraph holds what has no such form."""
+    """Return the 32 bytes that identify a group of TorchScript in packages; None if its subgraph has no such form."""
 
 def ungrouped() -> list[tuple[str, str, str, int]]: ...  # operator, reason, source_ranges, graphs
 def source_ranges(node: Any) -> str: ...
 def set_packages(on: bool) -> None:
-    """Whether groups take over what packages have for them."""
+    """Set whether groups use the code that packages have for them."""
 
 def available_cpus() -> int:
-    """How many CPUs the calling thread may use: of its affinity mask, within the quotas of its control groups."""
+    """Return how many CPUs the calling thread may use, by its affinity mask and the quotas of its control groups."""
 
 def processor_identity() -> str:
-    """What tells this processor from others; empty where it is none of x86-64."""
+    """Return text that identifies this processor; empty if it is not an x86-64 processor."""
 
 def converts_f16(processor: str) -> bool:
-    """Whether this machine, or as much of it as a level of x86-64 has, converts float16 by instructions."""
+    """Return whether this machine, limited to a level of x86-64, has instructions that convert float16."""
 
 def set_processor(processor: str) -> None:
-    """Of what processor packages' code is used.
+    """Set the processor level whose code of packages is used.
 
     Raises:
-        ValueError: there is no such, or this machine is none.
+        ValueError: the level is unknown, or this machine does not have it.
     """
 
 class ProgramLifetime:
-    """Of a program that is no module of TorchScript: lives as long."""
+    """Lifetime of a program that is not a module of TorchScript."""
 
 def take_package(path: str, program: ProgramLifetime) -> bool:
-    """Makes the package of a file known to groups, as long as ``program`` lives; whether the file has one.
+    """Make the package of a file known to groups while ``program`` lives. Return whether the file has one.
 
     Raises:
-        RuntimeError: the file is no archive of PyTorch's.
+        RuntimeError: the file is not an archive of PyTorch.
     """
 
 def check_signature(key_paths: Sequence[str], record: bytes, label: str, name: str, content: bytes) -> None:
-    """Returns if the owner of one of the keys made the signature ``record`` of ``content``, as content of the kind
-    ``label``; ``name`` is what messages call that.
+    """Check that the owner of one of the keys made the signature ``record`` of ``content``.
+
+    ``label`` is the kind of the content, and ``name`` its name in messages.
 
     Raises:
-        ValueError: nobody of them did; the signature is damaged; or a key cannot be read or trusted.
+        ValueError: no key verifies it; the signature is damaged; or a key cannot be read or trusted.
     """
 
 def take_loaded_package(path: str, module: Any) -> None:
     """Make the package of the file that a module was loaded from known to its groups."""
 
 def load_with_package(path: str, device: torch.device | None) -> Any:
-    """The ``torch._C.ScriptModule`` of a file, whose package is known to groups as long as the program lives."""
+    """Return the ``torch._C.ScriptModule`` of a file. Groups know its package while the program lives."""
 
 def set_demanded_keys(paths: Sequence[str] | None) -> None:
-    """Of which keys a package must be signed by one; None where none need be.
+    """Set the keys of which one must have signed a package; None requires no signature.
 
     Raises:
-        ValueError: a file cannot be read, is no public key, or may have been written by another user.
+        ValueError: a file cannot be read, is not a public key, or may have been written by another user.
     """
 
 def prepare(module: Any) -> None:
-    """Has PyTorch optimise ``forward`` of a ``torch._C.ScriptModule``, and its groups take over what packages have."""
+    """Let PyTorch optimise ``forward`` of a ``torch._C.ScriptModule``, and its groups load their code of packages."""
 
 def keep_inputs(on: bool) -> None: ...
 def observe_kernels(times: bool, ranges: bool) -> None: ...
@@ -192,17 +193,19 @@ class Group:
     """A group of an FX graph: call it with its inputs. Runs without the GIL where there is compiled code.
 
     Args:
-        subgraph: has ``run(*inputs)``, which returns a sequence of results, and ``run_and_record(*inputs)``, which
-            returns the results and the record, both by eager operators, and ``divide(left_out, parameters)``, which
-            returns a callable that does what ``run`` does in groups of its own, without the nodes of these numbers, or
-            None.
-        name: what PyTorch's profiles and FX's code call it.
+        subgraph: an object with three methods. ``run(*inputs)`` returns a sequence of results.
+            ``run_and_record(*inputs)`` returns the results and the record. Both run eager operators.
+            ``divide(left_out, parameters)`` returns a callable that computes the same as ``run`` in new groups without
+            the nodes of these numbers, or None.
+        name: its name in PyTorch's profiles and in FX's code.
         device: the device's name.
         parameters: the indices of inputs that are weights.
         num_inputs: how many inputs there are.
-        strict, background, max_specialisations: otherwise than the settings, unless None.
+        strict: overrides the setting unless None.
+        background: overrides the setting unless None.
+        max_specialisations: overrides the setting unless None.
         varying: the sizes and integers that are known to vary from call to call: an input's index, and the dimension
-            or 0. They are symbols of the first program already.
+            or 0. They are symbols of the first program.
     """
 
     def __init__(
@@ -257,13 +260,13 @@ def is_strict() -> bool: ...
 def set_max_specialisations(most: int) -> None: ...
 def refresh(tensors: Sequence[torch.Tensor] | None) -> None: ...
 def drop_dead() -> None:
-    """What was packed of tensors that are no more, and packages whose programs are no more."""
+    """Free the packs of tensors that are gone, and the packages of programs that are gone."""
 
 def optimised_without_device() -> int: ...
 def pass_stages() -> list[str]: ...
 def values_visited() -> int: ...
 def fail_pass_stage(stage: str) -> None:
-    """Let a stage of the pass that forms groups fail, for tests; an empty name stands for none."""
+    """Let a stage of the pass that forms groups fail, for tests; an empty name lets all succeed."""
 
 def statistics() -> Counts: ...
 def reset_statistics() -> None: ...
@@ -271,18 +274,18 @@ def enter_alone() -> bool: ...
 def leave_alone() -> None: ...
 def memory_use() -> dict[str, int]: ...  # bytes that are "packed", of "workspace" and of "code"
 def set_memory_limit(limit: int | None, keep_seconds: float = 60.0) -> None:
-    """None: what TORCHMDLA_MEMORY says."""
+    """Set the limit in bytes; None takes it from TORCHMDLA_MEMORY."""
 
 def memory_limit() -> int: ...
 
 class LazyComputation:
-    """What lazy tensors were lowered to."""
+    """Computation that lazy tensors were lowered to."""
 
     @property
     def graph(self) -> Any: ...
     @property
     def aliases(self) -> list[tuple[int, int]]:
-        """Outputs and the parameters that they are the new values of."""
+        """Return pairs of an output and the parameter that takes its value."""
     @property
     def in_mark_step(self) -> bool: ...
 

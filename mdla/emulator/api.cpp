@@ -12,7 +12,7 @@ using mdla::Context;
 using mdla::Info;
 using mdla::require;
 
-// Error text of the last failed call in this thread, for calls without a context.
+// Error text of the last failed call in this thread. ie_getinfo without a context returns it.
 thread_local std::string lost_error;
 
 Context* context_of(void* cmem) {

@@ -21,7 +21,7 @@ struct Board {
   double bandwidth_gb_s = 0; // bandwidth of a card's memory, in each direction
   double host_gb_s = 0;      // between host and cards, in each direction
   int64_t instruction_cycles = 0, latency_cycles = 0;
-  int64_t buffers = 0; // number of asynchronous inferences in progress
+  int64_t buffers = 0; // buffers for asynchronous inferences
 
   double bytes_per_cycle() const { return bandwidth_gb_s * 1e3 / clock_mhz; }
   double host_bytes_per_cycle() const { return host_gb_s * 1e3 / clock_mhz; }

@@ -37,7 +37,8 @@ public:
   // Return a flag or a measurement, or nullopt for an unknown name.
   std::optional<Info> info(const std::string& name);
 
-  // Compile the ONNX file `model` and load it. `samples`: inputs for calibration; may be empty.
+  // Compile the ONNX file `model` and load it. Write the program to the file `binary`, unless that
+  // is "". `samples`: inputs for calibration; may be empty.
   void compile(const std::string& model, const std::string& binary, const std::string& inshapes,
                const InputArrays& samples, Context* linked);
   void init(const std::string& binary, Context* linked);

@@ -1,4 +1,4 @@
-// Number formats of the device. They all round to the nearest, halves up, and saturate.
+// Number formats of the device, and the only rounding rule: to the nearest, halves up, saturating.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ inline StoredRange stored_range(Precision precision) {
   return {-half, half - 1};
 }
 
-// Limit to which accumulators saturate when they are shifted or converted.
+// Limit to which accumulators saturate when they are shifted or converted. Smaller sums are exact.
 inline constexpr double kAccumulatorLimit = 4611686018427387904.0; // 2^62
 
 inline int64_t nearest(double value, double low, double high) {

@@ -25,8 +25,8 @@ public:
 
   // Add a job. Return false if no buffer is free and `wait` is false, or if the pipeline ends.
   bool put(Job job, bool wait);
-  // Get the oldest result. Return false if there is none and `wait` is false, or if the pipeline
-  // ends.
+  // Get the oldest result. If there is none, wait for one; return false if `wait` is false or the
+  // pipeline ends.
   bool get(Job& job, bool wait);
   bool busy();
   // End the pipeline. Waiting calls return false, and jobs that are not running yet are dropped.

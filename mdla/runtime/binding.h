@@ -54,7 +54,7 @@ MDLA_EXPORT void* mdla_load(const char* library, mdla_flags flags, const char* b
 /* Free a context from mdla_load. Null is allowed. */
 MDLA_EXPORT void mdla_unload(void* context);
 
-/* Run a program. It is the entry of every program of the device (docs/architecture.md). Its only
+/* Run a program. It is the entry of every program of the device (docs/design/abi.md). Its only
  * packed buffer begins with the address of a context. */
 MDLA_EXPORT int32_t mdla_entry(void* const* buffers);
 

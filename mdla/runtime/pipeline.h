@@ -61,8 +61,8 @@ public:
   void start(Inference& inference);
   void settle(Inference& inference) noexcept;
 
-  // Start an inference whose result the caller fetches, and fetch the oldest result. There must be
-  // no other inferences at that time.
+  // Start an inference, and fetch the result of the oldest one that was started here. While results
+  // are outstanding, the functions above throw.
   void submit(const float* const* inputs, void* user);
   void collect(float** outputs, void** user);
 

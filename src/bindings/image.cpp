@@ -16,12 +16,13 @@ namespace {
 
 using Addresses = std::unordered_map<std::string, uintptr_t>;
 
-std::shared_ptr<Image> image_of(const py::bytes& data, const Addresses& given) {
+std::shared_ptr<Image> image_of(const py::bytes& data, const Addresses& addresses) {
   const std::string_view bytes = data;
   const py::gil_scoped_release without_gil;
   return load_image(std::as_bytes(std::span(bytes)), [&](const std::string& name) -> void* {
-    const auto found = given.find(name);
-    return found != given.end() ? reinterpret_cast<void*>(found->second) : address_of_symbol(name);
+    const auto known = addresses.find(name);
+    return known != addresses.end() ? reinterpret_cast<void*>(known->second)
+                                    : address_of_symbol(name);
   });
 }
 
@@ -37,7 +38,7 @@ std::vector<std::string> names(const Image& image) {
 void bind_image(py::module& module) {
   py::register_exception<ImageError>(module, "ImageError", PyExc_RuntimeError);
   py::class_<Image, std::shared_ptr<Image>>(module, "Image", "Linked code in this process.")
-      .def(py::init(&image_of), py::arg("data"), py::arg("given") = Addresses())
+      .def(py::init(&image_of), py::arg("data"), py::arg("addresses") = Addresses())
       .def("symbol",
            [](const Image& image, const std::string& name) {
              return reinterpret_cast<uintptr_t>(image.symbol(name));

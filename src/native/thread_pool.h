@@ -1,4 +1,4 @@
-// Thread pool that runs the parallel ranges of kernels, mdla_parallel_for (docs/architecture.md).
+// Thread pool that runs the parallel ranges of kernels, mdla_parallel_for (docs/design/abi.md).
 #pragma once
 
 #include "runtime/device_calls.h"

@@ -1,5 +1,7 @@
-"""Writes, as C++, what ``torchmdla/devices/cpu`` says of operators, dtypes and processors: ``python write_cpu_tables.py
-FILE``. Run by the build, where PyTorch and the package need not be importable."""
+"""Write the operators, dtypes and processors of ``torchmdla/devices/cpu`` as C++: ``python write_cpu_tables.py FILE``.
+
+The build runs it, where PyTorch and the package need not be importable.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def row(name: str, kind: str, where: dict[str, object]) -> str:
 
 
 def literal(value: object) -> str:
-    """A value of ``OpSupport.where`` as an IValue."""
+    """Return a value of ``OpSupport.where`` as an IValue."""
     if value is None:
         return "c10::IValue()"
     if isinstance(value, bool):
@@ -92,7 +94,7 @@ def literal(value: object) -> str:
 
 
 def scalar_type(dtype: str) -> str:
-    """c10's name of torch's."""
+    """Return the name in c10 of a dtype of torch."""
     names = {
         "bool": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long",
         "bfloat16": "BFloat16", "float32": "Float", "float64": "Double", "qint8": "QInt8", "quint8": "QUInt8",

@@ -20,7 +20,7 @@
 
 namespace torchmdla {
 
-// A compiled function; docs/architecture.md describes the ABI.
+// A compiled function; docs/design/abi.md describes the ABI.
 using Entry = int32_t (*)(void* const* buffers);
 
 // A buffer that a pack made elsewhere from parameters with these contents (`content_hash`).

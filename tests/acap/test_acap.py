@@ -1,4 +1,4 @@
-"""The acap device: a device of PyTorch's, on which nothing is computed before someone looks."""
+"""The acap device: a PyTorch device that computes nothing until a value is read."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_looking_at_the_graph_computes_nothing(dev: torch.device) -> None:
 
 
 def test_a_first_layers_gradient(dev: torch.device) -> None:
-    """The input of such a layer needs no gradient, so its operator has a result that is None."""
+    """The input of a first layer needs no gradient, so its operator has a result that is None."""
     layer = nn.Conv2d(1, 4, 3).to(dev)
     layer(torch.ones(2, 1, 8, 8).to(dev)).sum().backward()
     assert layer.weight.grad is not None
@@ -98,9 +98,9 @@ def test_several_results(dev: torch.device, output: Any) -> None:
 
 
 def test_results_are_all_of_the_device(dev: torch.device) -> None:
-    for given in ([], [torch.ones(3, device=dev), torch.ones(3)]):
+    for tensors in ([], [torch.ones(3, device=dev), torch.ones(3)]):
         with pytest.raises(TypeError, match="get_mlir takes tensors of the acap device"):
-            torchmdla.get_mlir(given)
+            torchmdla.get_mlir(tensors)
 
 
 def test_several_results_are_given_as_a_list(dev: torch.device) -> None:
@@ -135,18 +135,18 @@ def test_random_numbers_are_the_cpus(dev: torch.device, draw: str) -> None:
     torch.manual_seed(5)
     wanted = _DRAWS[draw]("cpu"), torch.rand(2)
     torch.manual_seed(5)
-    made = _DRAWS[draw](dev)
-    assert made.device == dev
-    assert_matches((made.cpu(), torch.rand(2)), wanted)
+    result = _DRAWS[draw](dev)
+    assert result.device == dev
+    assert_matches((result.cpu(), torch.rand(2)), wanted)
 
 
 def test_generator(dev: torch.device) -> None:
-    own = torch.Generator(device=dev).manual_seed(3)
-    state = own.get_state()
-    first = torch.rand(3, device=dev, generator=own).cpu()
+    generator = torch.Generator(device=dev).manual_seed(3)
+    state = generator.get_state()
+    first = torch.rand(3, device=dev, generator=generator).cpu()
     assert torch.equal(first, torch.rand(3, generator=torch.Generator().manual_seed(3)))
-    own.set_state(state)
-    assert torch.equal(first, torch.rand(3, device=dev, generator=own).cpu())
+    generator.set_state(state)
+    assert torch.equal(first, torch.rand(3, device=dev, generator=generator).cpu())
 
 
 _FACTORIES: dict[str, Callable[..., Tensor]] = {
@@ -175,19 +175,19 @@ def test_factories(dev: torch.device, make: str, way: str) -> None:
     expected = _FACTORIES[make]()
     torch.manual_seed(0)
     if way == "device=":
-        made = _FACTORIES[make](device=dev)
+        result = _FACTORIES[make](device=dev)
     elif way == "with":
         with dev:
-            made = _FACTORIES[make]()
+            result = _FACTORIES[make]()
     else:
         torch.set_default_device(dev)
         try:
-            made = _FACTORIES[make]()
+            result = _FACTORIES[make]()
         finally:
             torch.set_default_device(None)
-    assert made.device == dev
-    assert made.stride() == expected.stride()
-    assert_matches(made.cpu(), expected.clone())
+    assert result.device == dev
+    assert result.stride() == expected.stride()
+    assert_matches(result.cpu(), expected.clone())
 
 
 _MOVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -204,13 +204,13 @@ _MOVES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("move", _MOVES)
 def test_moving(dev: torch.device, move: str) -> None:
     x = torch.arange(12.0).view(3, 4).t()
-    made = _MOVES[move](x)
-    assert made.device == dev
-    assert made.stride() == x.stride()
-    assert_matches(made.cpu(), x.clone().to(made.dtype))
-    assert made.to(dev) is made
+    result = _MOVES[move](x)
+    assert result.device == dev
+    assert result.stride() == x.stride()
+    assert_matches(result.cpu(), x.clone().to(result.dtype))
+    assert result.to(dev) is result
     with pytest.raises(TypeError, match=r"Use Tensor.cpu\(\) to copy the tensor to host memory first"):
-        made.numpy()
+        result.numpy()
 
 
 @pytest.mark.parametrize("make", [lambda: torch.ones(2, device="acap:1"), lambda: torch.ones(2).to("acap:3")])

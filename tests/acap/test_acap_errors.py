@@ -137,9 +137,9 @@ def test_threads(dev: torch.device) -> None:
             return x
 
         try:
-            made = chain(torch.full((4, 4), float(number), device=dev), shared)
+            result = chain(torch.full((4, 4), float(number), device=dev), shared)
             wanted = chain(torch.full((4, 4), float(number)), torch.eye(4) * 2)
-            torch.testing.assert_close(made.cpu(), wanted)
+            torch.testing.assert_close(result.cpu(), wanted)
         except BaseException as error:
             faults.append(error)
 

@@ -1,4 +1,4 @@
-"""The acap device where something fails: no value is lost, and what happened is counted."""
+"""Faults on the acap device: no value is lost, and fallbacks are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = torch.linspace(-1, 1, 12).view(3, 4)
 
 
 # --- the compiler ------------------------------------------------------------------------------------------------
-# Each test has ops of its own: graphs that differ in floats alone are one.
+# Each test uses different ops: graphs that only differ in floats are equal.
 
 
 @pytest.fixture
@@ -45,7 +45,8 @@ def test_a_failed_compile_leaves_right_values(dev: torch.device) -> None:
         assert_matches(step().cpu(), X.tanh() * 3.25 + X.sum())
     ((reason, count),) = torchmdla.stats().fallbacks.items()
     assert "cannot be lowered" in reason
-    # What recorded the group was no fallback, nor what recorded the one that was left without the op first blamed.
+    # The run that recorded the group did not count as a fallback. Nor did the run that recorded it without the blamed
+    # op.
     assert count == 1
 
 
@@ -93,8 +94,10 @@ def test_an_interrupt_is_the_users(dev: torch.device, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="module")
 def others() -> Iterator[Any]:
-    """Operators of somebody else's: one that no graph can hold, as it takes a storage, one without a meta kernel, one
-    without a kernel, one that takes a list with gaps."""
+    """Define operators of a foreign library.
+
+    One takes a storage, so no graph can hold it. One lacks a meta kernel, and one lacks a kernel.
+    """
     library = torch.library.Library("acap_tests", "DEF")
     library.define("scaled(Tensor x, Storage factors) -> Tensor")
     library.impl("scaled", lambda x, factors: x * factors.nbytes(), "CPU")
@@ -111,17 +114,17 @@ def test_what_no_graph_can_hold_runs_op_by_op(dev: torch.device, others: Any) ->
 
     def program(x: Tensor) -> list[Tensor]:
         base = x * 2
-        rows = base.view(-1)[2:8].view(2, 3)  # views of what is pending
+        rows = base.view(-1)[2:8].view(2, 3)  # views of a pending tensor
         parts = torch.cat([rows, rows.t().reshape(2, 3)]).split(2)
         picked = base[torch.tensor([2, 0], device=x.device), 1:]
         scaled = others.scaled(parts[1], factors)
         base.t()[1].fill_(7)
         return [scaled.relu(), scaled, picked, base, torch.stack([scaled, rows]).max(0)[0]]
 
-    made = program(X.to(dev))
-    assert all(torchmdla.acap.is_pending(tensor) for tensor in made)
+    results = program(X.to(dev))
+    assert all(torchmdla.acap.is_pending(tensor) for tensor in results)
     torchmdla.acap.mark_step()
-    for tensor, wanted in zip(made, program(X), strict=True):
+    for tensor, wanted in zip(results, program(X), strict=True):
         assert_matches(tensor.cpu(), wanted.clone())
     assert torchmdla.stats().fallbacks == {"acap: a graph ran op by op: Unsupported value kind: Storage": 1}
 
@@ -151,7 +154,7 @@ def test_without_a_kernel(dev: torch.device, others: Any) -> None:
 
 
 def in_threads(*works: Any) -> list[BaseException]:
-    """What each of ``works`` raised, all of them called at one time."""
+    """Call all ``works`` at the same time, and return the exceptions that they raise."""
     start = threading.Barrier(len(works))
     raised: list[BaseException] = []
 
@@ -186,11 +189,11 @@ def test_an_error_of_one_thread_is_not_the_others(dev: torch.device) -> None:
 
 
 def test_all_threads_graphs_are_computed_by_one(dev: torch.device) -> None:
-    made: list[Tensor] = []
-    assert not in_threads(*[lambda number=number: made.append(X.to(dev) * number) for number in range(4)])
+    results: list[Tensor] = []
+    assert not in_threads(*[lambda number=number: results.append(X.to(dev) * number) for number in range(4)])
     torchmdla.acap.mark_step()
-    assert not any(torchmdla.acap.is_pending(tensor) for tensor in made)
-    assert sorted(tensor[0, 0].item() for tensor in made) == [-3, -2, -1, 0]
+    assert not any(torchmdla.acap.is_pending(tensor) for tensor in results)
+    assert sorted(tensor[0, 0].item() for tensor in results) == [-3, -2, -1, 0]
 
 
 def test_threads_look_at_one_graph(dev: torch.device) -> None:

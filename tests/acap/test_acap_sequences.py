@@ -1,4 +1,4 @@
-"""Ops, views, writes and looks in random order: the acap device does what the CPU does, errors included."""
+"""Ops, views, writes and reads in random order: the acap device matches the CPU, errors included."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torchmdla
 
-# What makes another tensor of one, with a number; views, or not, as PyTorch has it.
+# Functions that derive a tensor from another one and a number. They return views or not, as PyTorch defines.
 _TAKES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "select": lambda x, n: x.select(0, n % 3),
     "slice": lambda x, n: x[n % 3 :],
@@ -41,7 +41,7 @@ _TAKES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "flip": lambda x, n: x.flip(0),
 }
 
-# What two do to the first, and a number.
+# Functions that write to their first operand, from a second operand and a number.
 _WRITES: dict[str, Callable[[Tensor, Tensor, int], object]] = {
     "add_": lambda x, y, n: x.add_(y, alpha=0.5),
     "add_ a number": lambda x, y, n: x.add_(n),
@@ -70,7 +70,7 @@ _STEPS = st.lists(
 
 
 def _done(device: Any, steps: Sequence[tuple[str, int, int, int]]) -> tuple[list[Tensor], list[str]]:
-    """All tensors that were made, and the kinds of errors on the way. A failed step makes and writes nothing."""
+    """Return all tensors and the types of all errors. A failed step creates and writes nothing."""
     torch.manual_seed(0)
     tensors, faults = [torch.arange(1.0, 13).view(3, 4).to(device), (torch.arange(4.0) - 1.5).to(device)], []
     for name, first, second, number in steps:
@@ -86,13 +86,13 @@ def _done(device: Any, steps: Sequence[tuple[str, int, int, int]]) -> tuple[list
 
 
 def _geometry(tensor: Tensor) -> tuple[object, ...]:
-    """Sizes, offset, and the strides that tell places."""
+    """Return the sizes, the offset, and the strides that determine addresses."""
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     return tensor.shape, tensor.storage_offset(), strides if tensor.numel() else []
 
 
 def _first_of_each(tensors: Sequence[Tensor]) -> list[int]:
-    """For each tensor the first one in whose memory it lies."""
+    """Return for each tensor the index of the first tensor with the same memory."""
     first: dict[int, int] = {}
     return [first.setdefault(tensor.untyped_storage().data_ptr(), index) for index, tensor in enumerate(tensors)]
 
@@ -103,11 +103,11 @@ def _first_of_each(tensors: Sequence[Tensor]) -> list[int]:
 @given(steps=_STEPS)
 def test_sequences(steps: list[tuple[str, int, int, int]]) -> None:
     wanted, expected_faults = _done("cpu", steps)
-    made, faults = _done(torchmdla.acap_device(), steps)
+    results, faults = _done(torchmdla.acap_device(), steps)
     assert faults == expected_faults
-    assert [_geometry(tensor) for tensor in made] == [_geometry(tensor) for tensor in wanted]
+    assert [_geometry(tensor) for tensor in results] == [_geometry(tensor) for tensor in wanted]
     holding = [index for index, tensor in enumerate(wanted) if tensor.numel()]
-    assert _first_of_each([made[i] for i in holding]) == _first_of_each([wanted[i] for i in holding])
-    for ours, theirs in zip(made, wanted, strict=True):
+    assert _first_of_each([results[i] for i in holding]) == _first_of_each([wanted[i] for i in holding])
+    for ours, theirs in zip(results, wanted, strict=True):
         # Sums may cancel.
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4, equal_nan=True)

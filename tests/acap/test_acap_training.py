@@ -1,4 +1,4 @@
-"""Training and gradients on the acap device agree with the CPU."""
+"""Training and gradients on the acap device: they agree with the CPU."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _convolutional(bias: bool) -> nn.Module:
     return nn.Sequential(*parts, nn.Flatten(), nn.Linear(36, 5))
 
 
-# The gradient of a bias in front of a batch norm is nothing but rounding, of which Adam and RMSprop make whole steps:
-# float32 has nothing to compare there, float64 rounds below their eps.
+# The gradient of a bias before a batch norm is only rounding error, from which Adam and RMSprop make whole steps. There
+# is nothing to compare in float32. In float64 the error is below their eps.
 _NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.dtype, float]] = {
     "dense": (_dense, torch.float32, 1e-6),
     "convolutions": (lambda: _convolutional(bias=False), torch.float32, 1e-6),
@@ -101,7 +101,7 @@ def test_nothing_outlives_its_tensors(dev: torch.device) -> None:
     assert max(pending) == 0
 
 
-# Each step makes 2 MiB of activations and gradients.
+# Each step computes 2 MiB of activations and gradients.
 _THOUSAND_STEPS = """
 import resource, torch, torchmdla
 torch.set_num_threads(1)
@@ -157,7 +157,7 @@ def test_size_limit(dev: torch.device) -> None:
 
 
 class _Clamped(torch.autograd.Function):
-    """A function with a gradient of its own."""
+    """A function with a custom gradient."""
 
     @staticmethod
     def forward(context: Any, x: Tensor) -> Tensor:
@@ -215,8 +215,8 @@ def test_accumulated_and_clipped_gradients(dev: torch.device) -> None:
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         return [norm.cpu(), *(parameter.grad.cpu() for parameter in model.parameters())]
 
-    for made, wanted in zip(trained(dev), trained("cpu"), strict=True):
-        assert_matches(made, wanted)
+    for result, wanted in zip(trained(dev), trained("cpu"), strict=True):
+        assert_matches(result, wanted)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
@@ -229,9 +229,9 @@ def test_attention_is_fused_as_on_the_cpu(dev: torch.device, order: tuple[int, .
         y.square().sum().backward()
         return [y.detach(), *(tensor.grad for tensor in (q, k, v))]
 
-    for made, wanted in zip(attended(dev), attended("cpu"), strict=True):
-        assert made.stride() == wanted.stride()
-        torch.testing.assert_close(made.cpu(), wanted)
+    for result, wanted in zip(attended(dev), attended("cpu"), strict=True):
+        assert result.stride() == wanted.stride()
+        torch.testing.assert_close(result.cpu(), wanted)
 
 
 @pytest.mark.parametrize("optimiser", _OPTIMISERS)

@@ -1,4 +1,4 @@
-"""Values, dtypes and strides on the acap device are the CPU's."""
+"""Values, dtypes and strides on the acap device: they are the CPU's."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_recurrent(dev: torch.device, kind: type[nn.Module]) -> None:
         (y * torch.arange(10.0, device=device)).sum().backward()
         return [tensor.detach().cpu() for tensor in (y, x.grad, *(p.grad for p in model.parameters()))]
 
-    for made, wanted in zip(run(dev), run(torch.device("cpu")), strict=True):
-        torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-6)
+    for result, wanted in zip(run(dev), run(torch.device("cpu")), strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_values_are_there_when_asked_for(dev: torch.device) -> None:
@@ -90,7 +90,7 @@ _BOOLEAN_NUMBERS: dict[str, Callable[[Any], Tensor]] = {
 @pytest.mark.parametrize("compare", [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge])
 @pytest.mark.parametrize("value", [0, 1])
 def test_constants_compared_with_integers(dev: torch.device, compare: Callable[..., Tensor], value: int) -> None:
-    """The compiler folds all of such a graph."""
+    """The compiler folds such a graph completely."""
 
     def chosen(device: Any) -> Tensor:
         x = torch.full((3, 4), float(value), device=device)
@@ -110,10 +110,10 @@ def test_boolean_numbers(dev: torch.device, make: str) -> None:
 def test_types_are_eagers(dev: torch.device, name: str) -> None:
     function, *inputs = CALLS[name]
     wanted = function(*inputs)
-    for _ in range(3):  # as it is, recorded, compiled
-        made = function(*[x.to(dev) for x in inputs])
-        assert types_of(made) == types_of(wanted)
-        assert_matches(torch.utils._pytree.tree_map(lambda leaf: leaf.cpu(), made), wanted)
+    for _ in range(3):  # interpreted, recorded, compiled
+        result = function(*[x.to(dev) for x in inputs])
+        assert types_of(result) == types_of(wanted)
+        assert_matches(torch.utils._pytree.tree_map(lambda leaf: leaf.cpu(), result), wanted)
 
 
 _LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -131,6 +131,6 @@ _LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("op", _LAYOUTS)
 def test_strides_are_the_cpus(dev: torch.device, op: str, order: tuple[int, ...]) -> None:
     x = torch.randn(4, 4, 4, 4).permute(order)
-    made, wanted = _LAYOUTS[op](x.to(dev)), _LAYOUTS[op](x)
-    assert made.stride() == wanted.stride()
-    assert torchmdla.acap.is_pending(made)
+    result, wanted = _LAYOUTS[op](x.to(dev)), _LAYOUTS[op](x)
+    assert result.stride() == wanted.stride()
+    assert torchmdla.acap.is_pending(result)

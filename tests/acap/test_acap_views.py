@@ -1,4 +1,4 @@
-"""Views and writes on the acap device reach what they reach on the CPU."""
+"""Views and writes on the acap device: a write reaches the same tensors as on the CPU."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_writes_through_views(dev: torch.device, write: str, is_pending: bool) -
             seen += [tensor.cpu().clone() for tensor in (x, *views.values())]
         return seen
 
-    for made, wanted in zip(run(dev), run(torch.device("cpu")), strict=True):
-        assert_matches(made, wanted)
+    for result, wanted in zip(run(dev), run(torch.device("cpu")), strict=True):
+        assert_matches(result, wanted)
 
 
 def test_writes_and_gradients(dev: torch.device) -> None:
@@ -81,8 +81,8 @@ def test_writes_and_gradients(dev: torch.device) -> None:
 
 def test_values_read_before_a_write_stay(dev: torch.device) -> None:
     x = torch.ones(3, device=dev)
-    y = x + 1  # pending, reads x as it is now
-    x.normal_()  # on the CPU, in place
+    y = x + 1  # pending, reads the present x
+    x.normal_()  # runs on the CPU, in place
     assert y.tolist() == [2, 2, 2]
 
 
@@ -121,14 +121,14 @@ def test_gaps_in_memory(dev: torch.device) -> None:
     x.copy_(torch.arange(6.0).view(2, 3))
     assert x.as_strided((8,), (1,))[[0, 2, 5, 7]].tolist() == [0, 2, 3, 5]
     a, b = torch.randn(3, 4, 3), torch.randn(3, 4, 3)
-    wanted = torch.linalg.lstsq(a, b).solution  # computed on the CPU, in a part of what it returns
-    made = torch.linalg.lstsq(a.to(dev), b.to(dev)).solution
-    assert made.stride() == wanted.stride()
-    assert_matches(made.cpu(), wanted.clone(), layers=4)
+    wanted = torch.linalg.lstsq(a, b).solution  # computed on the CPU, in a part of the result's memory
+    solution = torch.linalg.lstsq(a.to(dev), b.to(dev)).solution
+    assert solution.stride() == wanted.stride()
+    assert_matches(solution.cpu(), wanted.clone(), layers=4)
 
 
 def test_unsafe_views_share_memory(dev: torch.device) -> None:
-    """They do in eager, although their schema does not say so."""
+    """Unsafe views share memory in eager, although their schema does not declare it."""
 
     def seen(device: Any) -> list[Tensor]:
         x = torch.arange(24.0).reshape(3, 2, 4).to(device) + 1

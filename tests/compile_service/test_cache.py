@@ -1,4 +1,4 @@
-"""Artifacts on disk: what is trusted, what is not, bounds, and several processes at once."""
+"""Artifacts on disk: trusted and untrusted files, size limits, and several processes at the same time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cache(tmp_path: Path) -> DiskCache:
 
 
 def stored(cache: DiskCache, name: str = "a") -> Path:
-    """Stores an artifact; returns its file."""
+    """Store an artifact, and return its file."""
     assert cache.store(key(name), artifact(name))
     path = cache.path / f"{key(name)}.artifact"
     assert path.exists()
@@ -174,7 +174,7 @@ class TestForeignFiles:
 
 
 def refused(cache: DiskCache, because: str) -> None:
-    """The cache neither stores nor loads, and says why."""
+    """Check that the cache neither stores nor loads, and reports a reason with ``because``."""
     assert not cache.store(key("new"), artifact("new"))
     assert cache.load(key("a")) is None
     assert because in cache.info().problem
@@ -431,8 +431,8 @@ def test_a_damaged_description_of_the_machine_is_made_anew(tmp_path: Path) -> No
         print(torchmdla.stats().cache_hits)
     """
     run_python(code, TORCHMDLA_CACHE_DIR=str(tmp_path))
-    (kept,) = tmp_path.glob("*.host")
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[:-3] + b"xxx")
+    (description,) = tmp_path.glob("*.host")
+    whole = description.read_bytes()
+    description.write_bytes(whole[:-3] + b"xxx")
     assert run_python(code, TORCHMDLA_CACHE_DIR=str(tmp_path)).stdout == "1\n"
-    assert kept.read_bytes() == whole
+    assert description.read_bytes() == whole

@@ -1,4 +1,4 @@
-"""Self-checking blocks: artifacts, and programs in files, are refused where one bit of them is not right."""
+"""Blocks with checksums: artifacts and program files are refused if one bit is wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MANIFEST = Manifest(
 
 @dataclass(frozen=True)
 class Kind:
-    """A format: a value, its inverse function, what it raises, and what its messages begin and end with."""
+    """A format: a value, its parser, the exception of the parser, and the start and end of error messages."""
 
     value: Any
     read: Callable[[bytes], Any]
@@ -49,7 +49,7 @@ class Kind:
     remedy: str
 
 
-# Two values.
+# A structure of two values.
 PAIR = pytree.treespec_dumps(pytree.tree_structure((0, {"a": [0]})))
 
 KINDS = {
@@ -84,7 +84,7 @@ def _flipped(data: bytes, place: int) -> bytes:
 
 
 def _resplit(data: bytes) -> bytes:
-    """The same total, the border between description and content moved."""
+    """Return a block of the same total length, with the border between description and content moved."""
     description, content = struct.unpack_from("<QQ", data, LENGTHS)
     return data[:LENGTHS] + struct.pack("<QQ", description - 1, content + 1) + data[BODY:]
 
@@ -147,8 +147,8 @@ def test_intact_with_other_fields(description: dict[str, Any]) -> None:
 
     kind = Format(b"test", 1, "a test", "write it anew", Refused)
     block = kind.seal(description, b"content")
-    assert kind.open(block, lambda found, content: (found, content)) == (description, b"content")
-    for make in (lambda found, content: Manifest.of(found), lambda found, content: ProgramFile(content, **found)):
+    assert kind.open(block, lambda fields, content: (fields, content)) == (description, b"content")
+    for make in (lambda fields, content: Manifest.of(fields), lambda fields, content: ProgramFile(content, **fields)):
         with pytest.raises(Refused, match=r"^a test with another description: .*; write it anew$"):
             kind.open(block, make)
 
@@ -168,7 +168,7 @@ JSON = st.recursive(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Of all that is in a description, and the texts of JSON in it."""
+    """Yield the paths of all values in a description, and in JSON strings inside it."""
     yield path
     if isinstance(value, str) and value.startswith(("[", "{")):
         value = json.loads(value)
@@ -198,7 +198,7 @@ BLOCK = Format(b"torchmdla-mdla\n", 2, "", "", ValueError)
 
 @given(path=st.sampled_from(list(places(DESCRIPTION))), other=JSON)
 def test_any_description_is_read_or_refused(path: tuple[Any, ...], other: Any) -> None:
-    """Under a right checksum, with anything at any place."""
+    """Read or refuse a description under a correct checksum, with any value at any place."""
     data = BLOCK.seal(with_other(DESCRIPTION, path, other), b"binary")
     try:
         read = ProgramFile.from_bytes(data)

@@ -1,4 +1,4 @@
-"""How many CPUs compiler processes take, and which, and how the system ranks them beside the program."""
+"""The CPUs of compiler processes: their number, their choice, and the priority of the processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def check_processes(pool: WorkerPool, number: int, rank: int) -> None:
-    """Compile a program that three processes share, and compare their ranks and CPUs."""
+    """Compile a program that three processes share, and compare their priorities and CPUs."""
     items = json.loads(pool.compile(scripted_program(f"share 6 {number}")).object_code)
     processes, ranks, cpus = zip(*items, strict=True)
     assert len(set(processes)) == 3
@@ -36,7 +36,7 @@ def check_processes(pool: WorkerPool, number: int, rank: int) -> None:
 
 
 def in_background(check: Callable[[], None]) -> None:
-    """Run ``check`` in a thread of background compiles."""
+    """Run ``check`` in a thread for background compiles."""
 
     def task() -> None:
         worker.give_way()
@@ -47,16 +47,16 @@ def in_background(check: Callable[[], None]) -> None:
 
 
 def test_compiles_that_a_call_waits_for_have_its_priority(pool: WorkerPool) -> None:
-    own = os.nice(0)
-    check_processes(pool, 0, own)
+    priority = os.nice(0)
+    check_processes(pool, 0, priority)
     [process] = pool._idle
     assert os.listdir(f"/proc/{process.pid}/task") == [str(process.pid)]
-    in_background(lambda: check_processes(pool, 1, own + 10))
+    in_background(lambda: check_processes(pool, 1, priority + 10))
     assert pool._idle == [process]
-    check_processes(pool, 2, own)
+    check_processes(pool, 2, priority)
     assert process in pool._idle and len(pool._idle) == 2
-    in_background(lambda: check_processes(pool, 3, own + 10))
-    check_processes(pool, 4, own)
+    in_background(lambda: check_processes(pool, 3, priority + 10))
+    check_processes(pool, 4, priority)
     assert len(pool._idle) == 2
 
 
@@ -82,7 +82,7 @@ def test_one_compile_leaves_cpus_for_another() -> None:
     assert len({process for process, *_ in items}) == 4
 
 
-# In a process of its own: what four compiles in four threads were shared by, after some statements.
+# Runs statements, compiles in four threads, and prints the processes, priorities and CPUs of these compiles.
 _COMPILES = """
     import json, os, sys
     from concurrent.futures import ThreadPoolExecutor

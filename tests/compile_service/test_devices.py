@@ -1,4 +1,4 @@
-"""Devices of others: how compiler processes come by them, and when their artifacts are used again."""
+"""Foreign devices: how compiler processes import them, and when their artifacts are used again."""
 
 from __future__ import annotations
 
@@ -43,8 +43,11 @@ RUN = textwrap.dedent("""
 
 
 def ran(folder: Path, definition: str) -> str:
-    """What a process says that defines the device so: warnings, the op that ran in the place of ``sin``, numbers of
-    specialisations and cache hits, fallbacks, and whether the last compile was in the process itself."""
+    """Return the output of a process that defines the device with ``definition``.
+
+    The output has warnings, the op that ran in place of ``sin``, and the numbers of specialisations and cache hits. It
+    also has the fallbacks, and whether the last compile was in the process itself.
+    """
     (folder / "log").touch()
     places = {"PYTHONPATH": folder, "TORCHMDLA_CACHE_DIR": folder / "cache", "LOG": folder / "log"}
     result = run_python(definition + RUN, **{name: str(place) for name, place in places.items()})
@@ -88,6 +91,6 @@ def test_what_cannot_be_imported_compiles_in_the_calling_process(tmp_path: Path,
 def test_a_device_that_another_process_cannot_make_says_so(tmp_path: Path, change: str, why: str) -> None:
     (tmp_path / "foreign_device.py").write_text(DEVICE + change)
     definition = "from foreign_device import Device as Made\nDevice = lambda: Made.__new__(Made)\n"
-    said = ran(tmp_path, definition)
-    assert f"cannot make device 'foreign' from foreign_device.Device: {why}" in said
-    assert "TORCHMDLA_COMPILE_IN_PROCESS=1" in said
+    output = ran(tmp_path, definition)
+    assert f"cannot make device 'foreign' from foreign_device.Device: {why}" in output
+    assert "TORCHMDLA_COMPILE_IN_PROCESS=1" in output

@@ -1,4 +1,4 @@
-"""Artifacts that machines share: who is trusted, what a bad store costs, and one compile for all who start together."""
+"""Artifacts that machines share: trust, the cost of a bad store, and a single compile for simultaneous starts."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def secret(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Callable[[], str]]:
-    """Makes buckets in an S3 on this machine, which answers one request after the other: moto answers 500 to some of
-    those that come at the same time."""
+    """Yield a function that creates buckets in a local S3 server.
+
+    The server answers one request at a time, because moto answers 500 to some simultaneous requests.
+    """
     pytest.importorskip("s3fs")
     moto = pytest.importorskip("moto.server")
     import fsspec
@@ -83,7 +85,7 @@ def a_store(url: str, secret: Path, seconds: float = 30.0) -> Store:
 
 
 def machine(folder: Path, shared: Store | None) -> CompilerService:
-    """A service with a cache of its own, as on another machine."""
+    """Return a service with its own cache, as on another machine."""
     return CompilerService(cache=DiskCache(folder), store=shared, in_process=True)
 
 
@@ -96,14 +98,14 @@ class TestSharing:
         program = scripted_program(f"count {tmp_path / 'log'}")
         first, second = (machine(tmp_path / name, a_store(url, secret)) for name in "ab")
         assert first.compile(program).source == "compiled"
-        found = second.compile(program)
-        assert (found.source, found.artifact) == ("store", scripted_artifact(program, b"counted"))
+        outcome = second.compile(program)
+        assert (outcome.source, outcome.artifact) == ("store", scripted_artifact(program, b"counted"))
         assert machine(tmp_path / "b", None).compile(program).source == "disk"
         assert compiles(tmp_path / "log") == 1
-        one, other = first.store_statistics(), second.store_statistics()
-        assert (one.misses, one.stored, one.hits) == (1, 1, 0)
-        assert (other.misses, other.stored, other.hits) == (0, 0, 1)
-        assert one.bytes_written == other.bytes_read > 0
+        first_counts, second_counts = first.store_statistics(), second.store_statistics()
+        assert (first_counts.misses, first_counts.stored, first_counts.hits) == (1, 1, 0)
+        assert (second_counts.misses, second_counts.stored, second_counts.hits) == (0, 0, 1)
+        assert first_counts.bytes_written == second_counts.bytes_read > 0
         assert second.statistics()["store_hits"] == 1
 
     def test_a_lease_is_gone_afterwards(self, secret: Path, tmp_path: Path) -> None:
@@ -127,8 +129,8 @@ class TestSharing:
         machine(tmp_path / "a", shared).compile(program)
 
         def child(answers: Any) -> None:
-            found = machine(tmp_path / "b", shared).compile(program)
-            answers.put((found.source, shared.statistics().hits))
+            outcome = machine(tmp_path / "b", shared).compile(program)
+            answers.put((outcome.source, shared.statistics().hits))
 
         answers = _fork.SimpleQueue()
         process = _fork.Process(target=child, args=(answers,))
@@ -194,7 +196,7 @@ class TestTrust:
         assert list(service.store_statistics().refused) == [store._STRANGE]
 
     def test_an_artifact_of_another_program_that_is_authentic(self, secret: Path, tmp_path: Path) -> None:
-        """Somebody who is trusted made a mistake."""
+        """A trusted machine has made a mistake."""
         programs = [scripted_program(f"echo {name}") for name in "xy"]
         shared = a_store(str(tmp_path / "store"), secret)
         shared.put(programs[0].key, scripted_artifact(programs[1], b"y"))
@@ -277,7 +279,7 @@ class TestTrouble:
         assert shared.statistics().stored == 1
 
     def test_one_that_does_not_answer(self, secret: Path, tmp_path: Path) -> None:
-        """A FIFO: whoever opens it waits for a writer, and for ever."""
+        """An entry is a FIFO, so opening it waits forever for a writer."""
         program = scripted_program("echo x")
         entry = tmp_path / "store" / entry_name(program.key)
         entry.parent.mkdir(parents=True)
@@ -308,7 +310,7 @@ class TestTrouble:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Serves one file at every address; ``behaviour`` says how."""
+    """A handler that serves one file at every address. ``behaviour`` selects how it fails."""
 
     data = b""
     behaviour = "serve"
@@ -384,24 +386,24 @@ class TestHttp:
 
 
 class TestOneCompile:
-    """Of processes that start together, each with a cache of its own."""
+    """A single compile for processes that start together, each with its own cache."""
 
     def start(self, count: int, url: str, secret: Path, folder: Path, program: Program) -> list[Any]:
         def one(number: int, barrier: Any, sources: Any) -> None:
             service = machine(folder / str(number), a_store(url, secret))
             barrier.wait()
-            found = service.compile(program)
-            assert found.artifact == scripted_artifact(program, b"counted")
-            sources.put(found.source)
+            outcomes = service.compile(program)
+            assert outcomes.artifact == scripted_artifact(program, b"counted")
+            sources.put(outcomes.source)
 
         barrier, sources = _fork.Barrier(count), _fork.SimpleQueue()
         processes = [_fork.Process(target=one, args=(number, barrier, sources)) for number in range(count)]
         for process in processes:
             process.start()
-        found = [sources.get() for _ in processes]
+        outcomes = [sources.get() for _ in processes]
         for process in processes:
             process.join()
-        return found
+        return outcomes
 
     @pytest.mark.sampled(0)
     def test_two_hundred_compile_once(self, secret: Path, tmp_path: Path) -> None:
@@ -468,7 +470,7 @@ class TestOneCompile:
     def test_a_holder_at_work_is_waited_for(
         self, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Longer than it takes for one to count as gone."""
+        """A holder at work is waited for even longer than the time after which a holder counts as gone."""
         monkeypatch.setattr(lease, "EXPIRY", 3.0)  # A busy machine may keep the holder from writing for a while.
         monkeypatch.setattr(lease, "RENEWAL", 0.1)
         url = str(tmp_path / "store")
@@ -503,18 +505,18 @@ class TestOneCompile:
     def test_patience_ends(self, secret: Path, tmp_path: Path) -> None:
         key = scripted_program("echo x").key
         url = str(tmp_path / "store")
-        with lease.turn(a_store(url, secret), key, 30.0) as found:
-            assert found is None
+        with lease.turn(a_store(url, secret), key, 30.0) as entry:
+            assert entry is None
             shared = a_store(url, secret)
-            with lease.turn(shared, key, 0.3) as found:
-                assert found is None
+            with lease.turn(shared, key, 0.3) as entry:
+                assert entry is None
             assert shared.statistics().waits == 1
             assert list((tmp_path / "store").rglob("*.lease"))
 
 
 class TestConfiguration:
     @pytest.mark.parametrize(
-        ("variables", "said"),
+        ("variables", "message"),
         [
             ({}, "TORCHMDLA_STORE_SECRET"),
             ({"TORCHMDLA_STORE_SECRET": "{secret}", "TORCHMDLA_STORE_TRUST": "x"}, "not both"),
@@ -531,7 +533,7 @@ class TestConfiguration:
         ],
     )
     def test_what_is_wrong_is_said_and_nothing_used(
-        self, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
+        self, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
     ) -> None:
         for name in "ab":
             generate_key(tmp_path / name)
@@ -542,7 +544,7 @@ class TestConfiguration:
         monkeypatch.setenv("TORCHMDLA_STORE", str(tmp_path / "store"))
         for name, value in variables.items():
             monkeypatch.setenv(name, value.format(secret=secret, folder=tmp_path))
-        with pytest.warns(RuntimeWarning, match=said):
+        with pytest.warns(RuntimeWarning, match=message):
             assert CompilerService().store is None
 
     def test_none_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Compiler processes and the service in front of them: errors, crashes, threads, forks, interrupts."""
+"""Compiler processes and their service: errors, crashes, threads, forks, interrupts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pool() -> Iterator[WorkerPool]:
 
 @pytest.fixture
 def single() -> Iterator[WorkerPool]:
-    """A pool of one process, where a process that is lost to the pool would stop the test."""
+    """Yield a pool of one process. If the pool lost the process, the test would hang."""
     pool = WorkerPool(size=1, modules=MODULES)
     yield pool
     pool.end()
@@ -62,14 +62,14 @@ def code(pool: WorkerPool, text: str) -> bytes:
 
 
 def started(folder: Path) -> int:
-    """Waits for a ``hang`` compile; returns the id of its process."""
+    """Wait for a ``hang`` compile, and return the id of its process."""
     while not (folder / "pid").exists():
         time.sleep(0.005)
     return int((folder / "pid").read_text())
 
 
 def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
-    """Runs ``function`` in a thread; what it returns or raises is put in the list."""
+    """Run ``function`` in a thread. Its result or exception is appended to the returned list."""
     outcome: list[object] = []
 
     def run() -> None:
@@ -113,7 +113,7 @@ class TestCompile:
         assert code(pool, "modules") == b"[]"
 
     def test_process_has_no_classes_of_operations(self, single: WorkerPool) -> None:
-        """These take longer to import than the rest of the compiler; it reads operations by their names."""
+        """Classes of operations take longer to import than the rest of the compiler, which reads operations by name."""
         builder = Builder()
         x = builder.input(normal(4, 5))
         results = [builder.op("aten.relu", [x], torch.relu(x.tensor)), builder.op("aten.t", [x], x.tensor.t())]
@@ -201,7 +201,7 @@ class TestCrashes:
             assert caught.value.retry_after is None
         assert (tmp_path / "lines").read_text() == "compiled\n"
 
-    @pytest.mark.parametrize("size", [0, 3_000_000])  # What a pipe takes whole, and what waits to be read.
+    @pytest.mark.parametrize("size", [0, 3_000_000])  # The first fits in a pipe, the second waits to be read.
     @pytest.mark.sampled(1)
     def test_idle_process_that_is_stopped_is_replaced(self, size: int) -> None:
         pool = WorkerPool(size=1, modules=MODULES, limits=Limits(seconds=2, memory=0))
@@ -238,7 +238,7 @@ class TestCrashes:
         [worker] = single._idle
         os.kill(worker.pid, signal.SIGKILL)
         worker._process.wait()
-        # It looked alive when it was taken.
+        # The process looked alive when it was selected.
         monkeypatch.setattr(type(worker), "usable", property(lambda self: self._between_messages))
         assert code(single, "echo y") == b"y"
 
@@ -384,7 +384,7 @@ class TestFork:
         inherited = [pipe.fileno() for pipe in (worker._requests, worker._replies, worker._errors.pipe)]
 
         def in_child() -> bool:
-            # One end left open would keep the process alive after the parent.
+            # An open end would keep the process alive after the parent.
             closed = not any(is_open(descriptor) for descriptor in inherited)
             fresh = single._idle == []
             single.end()
@@ -396,15 +396,15 @@ class TestFork:
 
     def test_service_in_the_child_of_a_busy_process(self, service: CompilerService, tmp_path: Path) -> None:
         held = scripted_program(f"hang {tmp_path}")
-        kept = scripted_program("echo kept")
-        service.compile(kept)
+        cached = scripted_program("echo kept")
+        service.compile(cached)
         thread, outcome = in_thread(lambda: service.compile(held).source)
         started(tmp_path)
 
         def in_child() -> bool:
-            from_memory = service.compile(kept).source == "memory"
+            from_memory = service.compile(cached).source == "memory"
             (tmp_path / "go").touch()
-            # The thread that compiles this is not here; the child must not wait for it.
+            # The thread that compiles this does not exist in the child, which must not wait for it.
             return from_memory and service.compile(held).artifact.object_code == b"went"
 
         assert exit_status_in_child(in_child) == 0
@@ -433,7 +433,7 @@ class TestExit:
         result = subprocess.run([sys.executable, "-c", script], capture_output=True)
         assert result.returncode == (-signal.SIGKILL if end else 0), result.stderr
         with open(tmp_path / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # Free once the process is gone.
+            fcntl.flock(lock, fcntl.LOCK_EX)  # The lock is free once the process has ended.
 
     @pytest.mark.sampled(0)
     def test_interpreter_exits_while_a_daemon_thread_compiles(self, tmp_path: Path) -> None:
@@ -495,7 +495,7 @@ class TestService:
             return caught.value
 
         first, second, third = failure(), failure(), failure()
-        # Not one object: each keeps the variables of those that it was raised through.
+        # They are different objects, since each exception holds the variables of its stack frames.
         assert len({id(first), id(second), id(third)}) == 3
         assert (str(first), first.op) == (str(second), second.op) == (str(third), third.op)
         assert service.statistics()["failures"] == 1
@@ -563,7 +563,7 @@ class TestService:
 
 
 class TestFailures:
-    """What is tried again, and when, by a clock that the test sets."""
+    """Retries after failures, and their pauses, by a clock that the test sets."""
 
     @pytest.fixture
     def now(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:

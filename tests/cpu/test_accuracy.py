@@ -1,4 +1,4 @@
-"""Errors against float64 are no worse than twice eager's own."""
+"""Errors against float64: a compiled program's error is at most twice the error of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor
 import torchmdla
 from torchmdla.testing.models import MODELS
 
-# Below this, parts of the largest output, an error is a few roundings of the result and says nothing of the method.
+# An error below this fraction of the largest output is a few roundings of the result. It does not depend on the
+# algorithm.
 FLOOR = 1e-7
 
 
@@ -33,7 +34,7 @@ def check(function: Callable[..., Tensor], exact: Callable[..., Tensor], *inputs
 
 @pytest.mark.parametrize("length", [300, 1024, 5000])
 def test_long_sums(length):
-    """The error of a sum grows with the additions that one accumulator sees."""
+    """Check long sums. The error of a sum grows with the number of additions into one accumulator."""
     left, right = torch.rand(8, length), torch.rand(length, 48)
     check(torch.mm, torch.mm, left, right)
     check(lambda x: x.sum(1) * 2, lambda x: x.sum(1) * 2, left)
@@ -42,7 +43,7 @@ def test_long_sums(length):
 @pytest.mark.parametrize(("shape", "dim"), [((20_000,), 0), ((3, 20_000), 1), ((20_000, 3), 0), ((2, 9_000, 3), 1)])
 @pytest.mark.sampled(0)
 def test_running_sums_and_products(shape, dim):
-    """Eager accumulates in double precision."""
+    """Check cumulative sums and products. Eager accumulates them in double precision."""
     values = torch.rand(shape)
     check(lambda x: x.cumsum(dim), lambda x: x.cumsum(dim), values)
     check(lambda x: x.cumprod(dim), lambda x: x.cumprod(dim), 1 + (values - 0.5) / 100)

@@ -1,4 +1,4 @@
-"""No access of generated code lies outside of its buffer, whatever the sizes."""
+"""Bounds conditions: no access of generated code is outside its buffer, for all sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ M = Size.symbol(1)
 
 
 def copy(size: object, source: Buffer, target: Buffer, factor: int = 1, constant: int = 0) -> LoopNest:
-    """``target[i] = source[factor * i + constant]``."""
+    """Return the nest of ``target[i] = source[factor * i + constant]``."""
     element = load(Access(source, (AffineExpr((factor,), constant),)))
     return LoopNest.elementwise((size,), Access(target, (AffineExpr((1,)),)), element)  # type: ignore[arg-type]
 
@@ -37,7 +37,7 @@ def memory(count: object, kind: str = "temporary") -> Buffer:
 
 
 def repeated(count: int) -> RepeatLoop:
-    """Three iterations, each of which copies four elements of ``count``."""
+    """Return a loop of three iterations. Each iteration copies four elements of a buffer of ``count`` elements."""
     view = Buffer("view", "f32", (count,))
     return RepeatLoop(3, (copy(4, view, memory(4)),), (View(view, memory(count), 0, 4),))
 
@@ -85,7 +85,10 @@ def test_what_depends_on_two_sizes_is_a_condition() -> None:
 
 
 def test_how_often_steps_are_repeated_is_a_condition() -> None:
-    """Some iterations of a recurrence that was written out are steps of their own: at smaller sizes there are fewer."""
+    """Check the condition of a repeat count.
+
+    Some iterations of an unrolled recurrence are separate steps. At smaller sizes there are fewer iterations.
+    """
     steps = replace(repeated(12), count=N - 3, views=())
     assert conditions(steps) == [N - 3]
     assert conditions(replace(steps, count=N - 2)) == []
@@ -105,9 +108,9 @@ def strided() -> tuple[Traced, DynamicProgram]:
 
 
 def test_sizes_that_contradict_each_other_end_the_call() -> None:
-    """Of a convolution with a stride the size of the result is another symbol: a wrong one must not be believed."""
-    traced, made = strided()
-    loaded = Loaded(devices.get("cpu").lower(made.program))
+    """Check that a wrong size ends the call. The result size of a strided convolution is a separate symbol."""
+    traced, dynamic = strided()
+    loaded = Loaded(devices.get("cpu").lower(dynamic.program))
     x = torch.randn(1, 2, 40, 8)
     imported, expected = traced.imported([x])
     (result,) = loaded(imported, traced.graph, [x, *traced.weights], (40, 19))
@@ -117,12 +120,12 @@ def test_sizes_that_contradict_each_other_end_the_call() -> None:
 
 
 def test_without_its_conditions_each_access_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, where only code that checks its accesses stands between sizes and memory."""
+    """Check the same without bounds conditions: only the checked accesses protect memory from wrong sizes."""
     monkeypatch.setenv("TORCHMDLA_CHECK_BOUNDS", "1")
     monkeypatch.setattr(lowering, "conditions_of_bounds", lambda steps: [])
-    traced, made = strided()
-    loaded = Loaded(devices.get("cpu").lower(made.program))
-    # As large as the sizes say.
+    traced, dynamic = strided()
+    loaded = Loaded(devices.get("cpu").lower(dynamic.program))
+    # The sizes of the arguments agree with the symbol values.
     arguments = [torch.randn(1, 2, 40, 8), *(weight.detach() for weight in traced.weights)]
     result = torch.empty(1, 8, 60 + 1, 4)
     with pytest.raises(FailedCallError, match=r"internal error: .* at offset"):

@@ -1,4 +1,4 @@
-"""Code that checks its own loads and stores (``TORCHMDLA_CHECK_BOUNDS=1``) finds those outside of their buffers."""
+"""Bounds checks: with ``TORCHMDLA_CHECK_BOUNDS=1``, code detects its loads and stores outside their buffers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from torchmdla.devices.cpu.machine import CHECK_BOUNDS
 from torchmdla.devices.cpu.schedule.plan import Plan
 from torchmdla.testing.compare import assert_matches
 
-# Changes the steps of a program, behind everything that shows them to be right.
+# A change of a program's steps after all passes that prove them correct.
 Damage = Callable[[LoopProgram], None]
 
-# What lies in memory around a result.
+# Guard elements around a result, and their value.
 GUARD = 64
 GUARDED = 7
 
@@ -39,7 +39,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Function(nn.Module):
-    """A function as a module, with weights."""
+    """Module that calls a function with weights."""
 
     def __init__(self, function: Callable[..., Tensor], *weights: Tensor) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Function(nn.Module):
 def call_damaged(
     name: str, module: nn.Module, inputs: Sequence[Tensor], damage: Damage, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, bool]:
-    """The error of a call of the damaged program, and whether memory around the result is as it was."""
+    """Return the error of a call of the damaged program, and whether the memory around the result is unchanged."""
     plan = lowering.plan_schedules
 
     def damaged(steps: LoopProgram, *rest: Any) -> Plan:
@@ -64,23 +64,23 @@ def call_damaged(
     traced = Traced.of(module, inputs)
     imported, _ = traced.imported(inputs)
     device = devices.get("cpu")
-    # Code that is loaded is found again by its program: each damage makes another.
+    # Loaded code is cached by its program. The option makes each damage a separate program.
     options = (("damage", name),)
     program = Program(imported.mlir, imported.arguments, imported.results, device.target(), options)
     loaded = Loaded(device.lower(program))
     (result,) = imported.results
     dtype = getattr(torch, result.dtype)
     memory = torch.full((GUARD + torch.Size(result.shape).numel() + GUARD,), GUARDED, dtype=dtype)
-    made = memory[GUARD:-GUARD].view(result.shape)
-    arguments = [one.detach().contiguous() for one in (*inputs, *traced.weights)]
+    result_view = memory[GUARD:-GUARD].view(result.shape)
+    arguments = [tensor.detach().contiguous() for tensor in (*inputs, *traced.weights)]
     with pytest.raises(FailedCallError) as raised:
-        loaded.call(arguments, [made], ())
+        loaded.call(arguments, [result_view], ())
     untouched = torch.cat([memory[:GUARD], memory[-GUARD:]]) == GUARDED
     return str(raised.value), bool(untouched.all())
 
 
 def shifted(access: Access, distance: int) -> Access:
-    """The access, ``distance`` elements further along the last dimension."""
+    """Return the access, ``distance`` elements further along the last dimension."""
     *others, last = access.indices
     return replace(access, indices=(*others, replace(last, constant=last.constant + distance)))
 
@@ -154,7 +154,7 @@ def floats(*sizes: int) -> Tensor:
 def recurrence(x: Tensor, weight: Tensor) -> Tensor:
     state = torch.zeros(4, 8)
     for step in range(12):
-        # Less of the state than was there, or rounding errors would grow.
+        # The state is scaled down so that rounding errors do not grow.
         state = torch.tanh(x[step] + state @ weight / 8)
     return state
 
@@ -237,16 +237,16 @@ def test_right_programs_are_right(name: str) -> None:
         traced = torch.jit.trace(module, inputs, check_trace=False)
         for _ in range(3):
             assert_matches(traced(*inputs), expected)
-    found = torchmdla.stats()
-    assert found.specialisations
-    assert not found.fallbacks
+    statistics = torchmdla.stats()
+    assert statistics.specialisations
+    assert not statistics.fallbacks
 
 
 def test_a_dynamic_program_is_right() -> None:
     dynamic = Dynamic.of(Function(softmax), lambda n, m: [floats(n, m)], (30, 40))
     for values in ((2, 2), (7, 3), (33, 65), (30, 40)):
-        made, expected = dynamic(values, [floats(*values)])
-        assert_matches(made, expected)
+        result, expected = dynamic(values, [floats(*values)])
+        assert_matches(result, expected)
 
 
 def program_of(function: Callable[..., Tensor], *inputs: Tensor) -> Program:
@@ -255,7 +255,7 @@ def program_of(function: Callable[..., Tensor], *inputs: Tensor) -> Program:
 
 
 def test_code_of_one_kind_is_never_taken_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled by a worker, which does not look at the environment."""
+    """Check keys and faults. A worker compiles the programs, and it does not read the environment variable."""
     checked = program_of(relu, floats(19))
     monkeypatch.setenv("TORCHMDLA_CHECK_BOUNDS", "0")
     plain = program_of(relu, floats(19))
@@ -274,7 +274,7 @@ def test_code_without_checks_has_nothing_of_them(monkeypatch: pytest.MonkeyPatch
 
 
 def run_often(compiled: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    """Until compiled code has run."""
+    """Call ``compiled`` until compiled code has run."""
     for _ in range(4):
         compiled(x)
 

@@ -1,4 +1,4 @@
-"""What transposed convolutions and gradients are decomposed into computes what eager computes."""
+"""Decompositions of transposed convolutions and of gradients compute the same values as eager."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmdla.testing.compare import assert_matches
 
 @dataclass(frozen=True)
 class Call:
-    """A convolution's arguments but its bias."""
+    """Arguments of a convolution without its bias."""
 
     value: torch.Tensor
     weight: torch.Tensor
@@ -24,7 +24,7 @@ class Call:
 
 @st.composite
 def calls(draw: st.DrawFn) -> Call:
-    """Convolutions whose results have elements."""
+    """Return convolutions whose results have elements."""
     spatial, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     transposed = draw(st.booleans())
 
@@ -50,8 +50,8 @@ def normal(*sizes: int) -> torch.Tensor:
 def test_forward(call: Call) -> None:
     expected = torch.convolution(call.value, call.weight, None, *call.options)
     bias = normal(expected.size(1))
-    made = convolutions.convolution(call.value, call.weight, bias, *call.options)
-    assert_matches(made.contiguous(), expected + bias.view([-1] + [1] * (expected.dim() - 2)), layers=4)
+    result = convolutions.convolution(call.value, call.weight, bias, *call.options)
+    assert_matches(result.contiguous(), expected + bias.view([-1] + [1] * (expected.dim() - 2)), layers=4)
 
 
 @given(calls(), st.tuples(st.booleans(), st.booleans(), st.booleans()))
@@ -59,8 +59,8 @@ def test_gradients(call: Call, mask: tuple[bool, bool, bool]) -> None:
     gradient = torch.randn_like(torch.convolution(call.value, call.weight, None, *call.options))
     arguments = (gradient, call.value, call.weight, [gradient.size(1)], *call.options, mask)
     expected = torch.ops.aten.convolution_backward(*arguments)
-    made = convolutions.convolution_backward(*arguments)
-    for ours, theirs in zip(made, expected, strict=True):
+    gradients = convolutions.convolution_backward(*arguments)
+    for ours, theirs in zip(gradients, expected, strict=True):
         if theirs is None:
             assert ours is None
         else:

@@ -1,4 +1,4 @@
-"""Every operator that the cpu device lists computes what eager computes."""
+"""Operators of the cpu device: every listed operator computes the same values as eager."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from torchmdla.importer import import_graph
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import INTS, SAMPLES, X, Y
 
-# No graph text names them: chunks have attributes, and the overload is what the script compiler prefers for a list.
-# Those of quantised tensors are in tests/group/test_quantised.py, those of torchao, which registers them when it is
-# imported, in tests/fx/test_torchao.py.
+# Graph text cannot name the first two: chunks have attributes, and the script compiler prefers another overload for a
+# list. tests/group/test_quantised.py tests the operators of quantised tensors. tests/fx/test_torchao.py tests those of
+# torchao, which registers its operators when it is imported.
 OF_TORCHAO = {name for name in OPS if name.startswith("torchao::")}
 WITHOUT_SAMPLE = {"prim::ConstantChunk", "aten::split", *QUANTISED_TENSORS, *OF_TORCHAO}
 COMPUTING = [
@@ -34,7 +34,7 @@ COMPUTING = [
 
 
 def converted(value: object, dtype: torch.dtype) -> object:
-    """float32 tensors, also in lists, as ``dtype``; as integers three times as large, so that not all are 0."""
+    """Return float32 tensors, also in lists, as ``dtype``. Integers are three times as large, so that not all are 0."""
     if isinstance(value, list):
         return [converted(item, dtype) for item in value]
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
@@ -42,24 +42,24 @@ def converted(value: object, dtype: torch.dtype) -> object:
     return (value * 3 if dtype in (torch.int64, torch.int32) else value).to(dtype)
 
 
-# Tensors, and None where an operator is not asked for a result.
+# Tensors, or None for a result that the operator does not return.
 Pair = tuple[list[Any], list[Any]]
 
 
 def results(name: str, arguments: Sequence[object], *, open_floats: bool = False) -> Pair:
-    """Return what the compiled operator computes, and what eager does."""
+    """Return the results of the compiled operator and those of eager."""
     (pair,) = results_of([Call(name, arguments)], open_floats=open_floats)
     return pair
 
 
 def results_of(calls: Sequence[Call], *, open_floats: bool = False) -> list[Pair]:
-    """Return what calls compute, compiled as one program, and what each is in eager: for each call its results."""
+    """Return the results of calls that are compiled as one program, and of eager: one pair for each call."""
     graph, inputs, counts = graph_of_calls(calls, copy=lambda name: OPS[name].kind == "view", open_floats=open_floats)
     expected, record = run_and_record(graph, inputs)
     computed = execute(import_graph(graph, record, ()), graph, inputs)
     assert len(computed) == len(expected)
-    made, wanted = iter(computed), iter(expected)
-    return [(list(islice(made, count)), list(islice(wanted, count))) for count in counts]
+    compiled, wanted = iter(computed), iter(expected)
+    return [(list(islice(compiled, count)), list(islice(wanted, count))) for count in counts]
 
 
 def check(name: str, arguments: Sequence[object]) -> None:
@@ -69,19 +69,20 @@ def check(name: str, arguments: Sequence[object]) -> None:
 Comparison = Callable[[Any, Any, Call], None]
 
 
-def check_match(made: Any, wanted: Any, call: Call) -> None:
-    assert_matches(made, wanted)
+def check_match(result: Any, wanted: Any, call: Call) -> None:
+    assert_matches(result, wanted)
 
 
 def check_all(calls: Sequence[Call], compare: Comparison = check_match, *, open_floats: bool = False) -> None:
-    """Compare calls with eager by ``compare``, compiled as one program: many cost little more than one.
+    """Compare calls with eager by ``compare``, compiled as one program.
 
-    Where that fails each is compiled alone, so that the error names it.
+    One program of many calls compiles almost as fast as one of a single call. If the comparison fails, each call is
+    compiled alone, so that the error names the call.
     """
     try:
         pairs = results_of(calls, open_floats=open_floats) if calls else []
-        for call, (made, wanted) in zip(calls, pairs, strict=True):
-            for result, expected in zip(made, wanted, strict=True):
+        for call, (computed, wanted) in zip(calls, pairs, strict=True):
+            for result, expected in zip(computed, wanted, strict=True):
                 compare(result, expected, call)
     except Exception:
         if len(calls) > 1:
@@ -129,15 +130,15 @@ OUT_OF_BOUNDS = {
 
 @pytest.mark.parametrize("name", OUT_OF_BOUNDS)
 def test_writes_stay_within_bounds(name: str) -> None:
-    """The call fails, and eager raises its error."""
+    """Check that the call fails. Eager raises an error for it."""
     op, arguments = OUT_OF_BOUNDS[name]
     graph, inputs = graph_of(op, arguments(torch.tensor([0, 2])), copy=False)
     imported = import_graph(graph, run_and_record(graph, inputs)[1], ())
-    wrong, given = graph_of(op, arguments(torch.tensor([0, 4])), copy=False)
+    wrong, out_of_range = graph_of(op, arguments(torch.tensor([0, 4])), copy=False)
     with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
-        run_and_record(wrong, given)
+        run_and_record(wrong, out_of_range)
     with pytest.raises(FailedCallError):
-        execute(imported, graph, given)
+        execute(imported, graph, out_of_range)
 
 
 @pytest.mark.parametrize("name", COMPUTING)
@@ -146,7 +147,7 @@ def test_single_precision(name: str) -> None:
     check_all([Call(name, arguments) for arguments in SAMPLES[name]])
 
 
-# Refused before they run; see ops.py.
+# These are refused before they run; see ops.py.
 REFUSED = {
     ("aten::pow.Tensor_Tensor", torch.int64),
     ("aten::pow.Tensor_Tensor", torch.int32),
@@ -172,7 +173,7 @@ def has_floats(arguments: Sequence[object]) -> bool:
 @pytest.mark.parametrize("name", [name for name in COMPUTING if any(map(has_floats, SAMPLES[name]))])
 @pytest.mark.sampled(30)
 def test_other_dtypes(name: str) -> None:
-    """What eager takes is compiled and right; the few exceptions are refused before they run."""
+    """Check that calls that eager supports compile and are correct. The few exceptions are refused before they run."""
     calls = []
     for dtype in OTHER_DTYPES:
         for sample in filter(has_floats, SAMPLES[name]):
@@ -216,13 +217,13 @@ def channels_last(value: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(change: Callable[[torch.Tensor], torch.Tensor], value: object) -> object:
-    """``change`` applied to every tensor, also in lists."""
+    """Return ``value`` with ``change`` applied to every tensor, also in lists."""
     if isinstance(value, list):
         return [mapped(change, item) for item in value]
     return change(value) if isinstance(value, torch.Tensor) else value
 
 
-# Their results have the gaps that the first argument has in memory: no order of dense memory.
+# Their results keep the gaps that the first argument has in memory. The layout is not dense.
 KEEP_GAPS = ("aten::select_scatter", "aten::slice_scatter", "aten::copy")
 
 
@@ -266,7 +267,7 @@ def resized(name: str, sizes: tuple[int, ...]) -> list[object]:
 @pytest.mark.parametrize("name", [name for name in COMPUTING if OPS[name].kind == "cheap"])
 @pytest.mark.sampled(15)
 def test_sizes(name: str) -> None:
-    """0-d, empty and broadcasting tensors, for every op that eager gives a meaning with them."""
+    """Check 0-d, empty and broadcasting tensors, for every operator that eager supports with them."""
     all_arguments = [resized(name, sizes) for sizes in [(), (0,), (2, 0, 3), (1,), (5, 1, 3)]]
     check_all([Call(name, arguments) for arguments in all_arguments if eager_takes(name, arguments)])
 
@@ -299,7 +300,8 @@ def test_reductions_of_nothing(name: str, arguments: tuple[object, ...]) -> None
 COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
 MASK9 = torch.arange(9) % 2 == 0
 
-# Ops with a number, as a function of a tensor of nine elements and the number: results are eager's to the bit.
+# Operators with a number, as a function of a tensor of nine elements and the number. Results are bitwise equal to
+# eager's.
 WITH_NUMBER: dict[str, Callable[[torch.Tensor, float], tuple[object, ...]]] = {
     **{
         f"aten::{name}.Scalar": lambda x, number: (x, number)
@@ -327,7 +329,7 @@ WITH_NUMBER: dict[str, Callable[[torch.Tensor, float], tuple[object, ...]]] = {
     "aten::prelu": lambda x, number: (x, torch.tensor([number], dtype=x.dtype)),
 }
 
-# Those that round in between, held to the tolerance.
+# Operators that round intermediate results. They are compared within the tolerance.
 WITH_NUMBER_ROUNDED: dict[str, Callable[[torch.Tensor, float], tuple[object, ...]]] = {
     "aten::add.Tensor": lambda x, number: (x, x.flip(0), number),
     "aten::sub.Tensor": lambda x, number: (x, x.flip(0), number),
@@ -344,7 +346,7 @@ WITH_NUMBER_ROUNDED: dict[str, Callable[[torch.Tensor, float], tuple[object, ...
 
 
 def around(number: float, dtype: torch.dtype) -> torch.Tensor:
-    """The number, its negative and the neighbours of both, 0, and two more."""
+    """Return the number, its negative, the neighbours of both, 0, and two more values."""
     if not dtype.is_floating_point:
         return torch.tensor([0, 1, -1, 2, -2, 5, -7, 16777217, 9], dtype=dtype)
     here, infinity = torch.tensor(number, dtype=dtype), torch.tensor(math.inf, dtype=dtype)
@@ -352,16 +354,16 @@ def around(number: float, dtype: torch.dtype) -> torch.Tensor:
     return torch.stack([here, up, down, -here, -up, -down, here * 0, here * 3, here * -7])
 
 
-def check_number(made: Any, wanted: Any, call: Call) -> None:
-    assert_matches(made, wanted)
-    assert call.name in WITH_NUMBER_ROUNDED or torch.equal(made, wanted)
+def check_number(result: Any, wanted: Any, call: Call) -> None:
+    assert_matches(result, wanted)
+    assert call.name in WITH_NUMBER_ROUNDED or torch.equal(result, wanted)
 
 
 @pytest.mark.parametrize("open_floats", [False, True], ids=["constant", "argument"])
 @pytest.mark.parametrize("name", [*WITH_NUMBER, *WITH_NUMBER_ROUNDED])
 @pytest.mark.sampled(8)
 def test_numbers(name: str, open_floats: bool) -> None:
-    """A number counts as rounded to the tensor's dtype, as a constant and when it is known only at run time."""
+    """Check that a number is rounded to the tensor's dtype, as a constant and as a run-time value."""
     calls = []
     for dtype in (torch.float32, torch.float64, torch.int64):
         for number in (0.1, 0.7, 1.3):
@@ -408,7 +410,7 @@ def test_arguments_that_are_none(name: str) -> None:
 
 
 def hiding(shape: Sequence[int], hidden: Callable[[torch.Tensor], object]) -> torch.Tensor:
-    """A mask of ``-inf`` where ``hidden`` of it is, and zero elsewhere."""
+    """Return a mask of zeros that ``hidden`` has changed in place."""
     mask = torch.zeros(shape)
     hidden(mask)
     return mask
@@ -429,9 +431,9 @@ def test_attention_to_nothing_is_zero(shape: tuple[int, ...], hidden: str) -> No
     rows, calls = shape[-2], []
     for sizes in [(*shape[:-1], rows), (shape[0], *[1] * (len(shape) - 3), rows, rows)]:
         mask = hiding(sizes, HIDDEN[hidden])
-        for given in (mask, mask == 0, mask.double()):
-            values = query.to(given.dtype) if given.dtype.is_floating_point else query
-            calls.append(Call("aten::scaled_dot_product_attention", (values, values * 2, values, given)))
+        for variant in (mask, mask == 0, mask.double()):
+            values = query.to(variant.dtype) if variant.dtype.is_floating_point else query
+            calls.append(Call("aten::scaled_dot_product_attention", (values, values * 2, values, variant)))
     check_all(calls)
 
 
@@ -451,7 +453,7 @@ def test_fused_attention_to_nothing_is_nan(kind: int, shape: tuple[int, ...]) ->
 
 
 def test_attention_with_infinite_scores() -> None:
-    """Rows of ``-inf`` without a mask, and more rows than columns where the mask is causal."""
+    """Check rows of ``-inf`` without a mask, and a causal mask with more rows than columns."""
     query, key = torch.linspace(-1, 1, 40).view(1, 2, 5, 4).clone(), torch.rand(1, 2, 5, 4) + 1
     query[:, :, 1] = -math.inf
     for is_causal in (False, True):
@@ -483,7 +485,7 @@ def promoting_calls(left: torch.Tensor, right: object) -> list[Call]:
 @pytest.mark.parametrize("shapes", [((4,), (4,)), ((4,), ()), ((), (4,)), ((), ())], ids=str)
 @pytest.mark.sampled(3)
 def test_promotion(shapes: tuple[tuple[int, ...], tuple[int, ...]], left: torch.dtype) -> None:
-    """Of two tensors, and of a tensor and a number; values that the dtypes hold differently."""
+    """Check pairs of tensors, and a tensor and a number, with values that the dtypes round differently."""
     value, other = (
         torch.tensor(numbers)[: math.prod(shape)].view(shape)
         for numbers, shape in zip(([3, 16777217, -5, 0], [2, 16777216, 3, -1]), shapes, strict=True)
@@ -495,7 +497,7 @@ def test_promotion(shapes: tuple[tuple[int, ...], tuple[int, ...]], left: torch.
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("name", ["floor_divide", "remainder.Tensor", "div.Tensor_mode", "fmod.Tensor"])
 def test_division_of_integers(name: str, dtype: torch.dtype) -> None:
-    """Every pair of signs, and numbers that a double does not hold."""
+    """Check every pair of signs, and numbers that a double cannot represent."""
     large = torch.iinfo(dtype).max - 1
     values = torch.tensor([7, -7, 8, -8, large, -large], dtype=dtype).unsqueeze(1)
     divisors = torch.tensor([2, -2, 3, -3, 7], dtype=dtype)
@@ -511,7 +513,7 @@ def test_division_of_integers(name: str, dtype: torch.dtype) -> None:
 
 
 def least_by_minus_one(dtype: torch.dtype) -> None:
-    """Of vectors and of single values; eager itself ends the process where the quotient is rounded towards zero."""
+    """Check vectors and single values. Eager itself ends the process if the quotient is rounded towards zero."""
     limits = torch.iinfo(dtype)
     values = torch.tensor([limits.min, limits.min + 1, limits.max, 7, -7, 0, limits.min] * 5, dtype=dtype)
     divisors = torch.tensor([-1, -1, -1, -1, -2, -1, 3] * 5, dtype=dtype)
@@ -522,14 +524,15 @@ def least_by_minus_one(dtype: torch.dtype) -> None:
     check("aten::div.Tensor_mode", (values, divisors, "floor"))
     for name in ("floor_divide", "remainder"):
         check(f"aten::{name}.Scalar", (values, -1))
-    (made,), _ = results("aten::div.Tensor_mode", (values[1:6], divisors[1:6], "trunc"))
-    assert made.tolist() == [limits.max, -limits.max, -7, 3, 0]
+    (quotients,), _ = results("aten::div.Tensor_mode", (values[1:6], divisors[1:6], "trunc"))
+    assert quotients.tolist() == [limits.max, -limits.max, -7, 3, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("name", ["aten::bitwise_left_shift.Tensor", "aten::bitwise_right_shift.Tensor"])
 def test_shifts_beyond_the_width(name: str, dtype: torch.dtype) -> None:
-    # Processors differ in them, and one differs between vectors and single elements: all sizes are tried.
+    # Processors differ in such shifts, and one processor differs between vectors and single elements. All sizes are
+    # tried.
     limits = torch.iinfo(dtype)
     negative = [-1, -5, limits.min] if dtype.is_signed else []
     values = torch.tensor([0, 1, 5, limits.max, *negative], dtype=dtype)
@@ -541,7 +544,7 @@ def test_shifts_beyond_the_width(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.sampled(0)
 def test_the_least_integer_by_minus_one(dtype: str) -> None:
-    """It wraps around; the processor would end the process."""
+    """Check that the division wraps around. The processor's instruction would end the process."""
     code = f"import test_cpu_ops, torch; test_cpu_ops.least_by_minus_one(torch.{dtype})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -553,13 +556,14 @@ SPECIAL = [
     *(1.0, -1.0, 0.5, -2.5, 9.5, -104.0, 3.0),
 ]
 
-# Where eager's vector code makes NaN, and its scalar code what we make: docs/architecture.md, "Values".
+# Elements where eager's vector code returns NaN and its scalar code returns our result; see
+# docs/design/values.md.
 ARBITRARY: dict[str, Callable[..., torch.Tensor]] = {
     "aten::gelu": lambda x: x == math.inf,
     **dict.fromkeys(("aten::remainder.Tensor", "aten::fmod.Tensor"), lambda x, y: torch.isinf(x / y)),
 }
 
-# Where the sign of a zero in eager depends on the order of operands, on the processor, or on where it rounds.
+# Operators whose sign of a zero depends, in eager, on the operand order, on the processor, or on the rounding.
 EITHER_ZERO = frozenset(
     f"aten::{name}"
     for name in (
@@ -570,7 +574,7 @@ EITHER_ZERO = frozenset(
 
 
 def spread(arguments: tuple[object, ...], values: torch.Tensor) -> tuple[object, ...]:
-    """The float tensors of a call replaced by ``values``, every pair of values in the first two of them."""
+    """Return the arguments with float tensors replaced by ``values``. The first two contain every pair of values."""
     count = len(values)
     first = iter([values.view(count, 1).expand(count, count).contiguous()])
     others = values.expand(count, count).contiguous()
@@ -583,31 +587,31 @@ def spread(arguments: tuple[object, ...], values: torch.Tensor) -> tuple[object,
 @pytest.mark.parametrize("name", [name for name in COMPUTING if OPS[name].kind == "cheap"])
 @pytest.mark.sampled(20)
 def test_special_values(name: str, dtype: torch.dtype) -> None:
-    """NaN, infinities, zeros, subnormal and large numbers go the way they go in eager; each element for itself."""
+    """Check that NaN, infinities, zeros, subnormal and large numbers give eager's results, for each element."""
     arguments = spread(SAMPLES[name][0], torch.tensor(SPECIAL, dtype=dtype))
     if not eager_takes(name, arguments):
         return
-    (made,), (wanted,) = results(name, arguments)
+    (result,), (wanted,) = results(name, arguments)
     if name in ARBITRARY:
-        kept = ~ARBITRARY[name](*(x for x in arguments if isinstance(x, torch.Tensor)))
-        made, wanted = made[kept], wanted[kept]
+        compared = ~ARBITRARY[name](*(x for x in arguments if isinstance(x, torch.Tensor)))
+        result, wanted = result[compared], wanted[compared]
     limits = torch.finfo(dtype)
     relative = 1e-5 if dtype == torch.float32 else 1e-12
-    torch.testing.assert_close(made, wanted, rtol=relative, atol=4 * limits.tiny * limits.eps, equal_nan=True)
+    torch.testing.assert_close(result, wanted, rtol=relative, atol=4 * limits.tiny * limits.eps, equal_nan=True)
     if name not in EITHER_ZERO:
-        zeros = (made == 0) & (wanted == 0)
-        assert torch.equal(torch.signbit(made[zeros]), torch.signbit(wanted[zeros]))
+        zeros = (result == 0) & (wanted == 0)
+        assert torch.equal(torch.signbit(result[zeros]), torch.signbit(wanted[zeros]))
 
 
-def check_special_number(made: Any, wanted: Any, call: Call) -> None:
-    torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-44, equal_nan=True)
+def check_special_number(result: Any, wanted: Any, call: Call) -> None:
+    torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-44, equal_nan=True)
 
 
 @pytest.mark.parametrize("open_floats", [False, True], ids=["constant", "argument"])
 @pytest.mark.parametrize("name", [*WITH_NUMBER, *WITH_NUMBER_ROUNDED])
 @pytest.mark.sampled(8)
 def test_special_numbers(name: str, open_floats: bool) -> None:
-    """A choice between two values takes nothing of the other, as a product with zero would."""
+    """Check that a choice between two values ignores the other value. A product with zero would not."""
     values = torch.tensor([2.0, -1.0, 0.0, -0.0, math.inf, -math.inf, 3.0, 1e-40, -20.5])
     calls = []
     for number in (0.0, math.inf, -math.inf, math.nan, -1.0, 1e-40):
@@ -625,16 +629,16 @@ def test_special_numbers(name: str, open_floats: bool) -> None:
 @pytest.mark.parametrize("name", ["clamp", "clamp_min", "constant_pad_nd", "leaky_relu", "pow.Scalar", "rsub.Scalar"])
 @pytest.mark.sampled(6)
 def test_numbers_that_python_takes_for_equal(name: str, numbers: tuple[float, ...]) -> None:
-    """Programs before one leave nothing that is taken for its own."""
+    """Check that code of earlier programs is not reused for a program with an equal number of another type."""
     for value in (torch.tensor([2.0, -1.0, 0.0, -0.0, -20.5]), torch.tensor([2, -1, 0, 7, -20])):
         for number in numbers:
             arguments = {**WITH_NUMBER, **WITH_NUMBER_ROUNDED}[f"aten::{name}"](value, number)
             if name == "pow.Scalar" and (not value.is_floating_point() and isinstance(number, int)):
                 continue  # refused
             if eager_takes(f"aten::{name}", arguments):
-                (made,), (wanted,) = results(f"aten::{name}", arguments)
-                assert_matches(made, wanted)
-                assert torch.equal(torch.signbit(made), torch.signbit(wanted))
+                (result,), (wanted,) = results(f"aten::{name}", arguments)
+                assert_matches(result, wanted)
+                assert torch.equal(torch.signbit(result), torch.signbit(wanted))
 
 
 @pytest.mark.parametrize("log_target", [False, True])
@@ -692,7 +696,7 @@ OVER_ONE_DIMENSION = {
 @pytest.mark.parametrize("name", OVER_ONE_DIMENSION)
 @pytest.mark.sampled(10)
 def test_along_a_dimension_of_a_0d_tensor(name: str, value: float) -> None:
-    """Upstream never came to an end with softmax, and died of variances."""
+    """Check that reductions of a 0-d tensor terminate. Upstream loops forever for softmax and crashes for variances."""
     calls = [Call(f"aten::{name}", (torch.tensor(value), *rest)) for rest in OVER_ONE_DIMENSION[name]]
     check_all([call for call in calls if eager_takes(*call)])
 
@@ -706,7 +710,7 @@ def test_pools_without_a_batch(spatial: int, ceil_mode: bool) -> None:
     check(f"aten::max_pool{spatial}d", (image, [2], [1], [0], [2], ceil_mode))
 
 
-# What upstream may fold, where all operands are known.
+# Operators that upstream may fold if all operands are constants.
 ON_CONSTANTS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "remainder": torch.remainder,
     "fmod": torch.fmod,
@@ -760,10 +764,10 @@ def test_writing_at_an_index_from_the_end(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
 @pytest.mark.sampled(6)
 def test_padding(mode: str, sizes: list[int], batch: tuple[int, ...]) -> None:
-    """Negative sizes crop."""
+    """Check padding. Negative sizes crop."""
     image = torch.arange(2.0 * 3 * 4**3).view(2, 3, *[4] * 3)
-    given = image[(0,) * (1 - len(batch))].flatten(len(batch) + 1)[..., : 4 ** (len(sizes) // 2)]
-    check("aten::pad", (given.unflatten(-1, [4] * (len(sizes) // 2)), sizes, mode))
+    image_part = image[(0,) * (1 - len(batch))].flatten(len(batch) + 1)[..., : 4 ** (len(sizes) // 2)]
+    check("aten::pad", (image_part.unflatten(-1, [4] * (len(sizes) // 2)), sizes, mode))
 
 
 @pytest.mark.parametrize("name", ["cumprod", "cumsum", "log_softmax.int", "softmax.int", "prod.dim_int"])
@@ -795,7 +799,7 @@ def test_products_of_nothing_are_zero() -> None:
 @pytest.mark.parametrize("interpolation", [0, 1])
 @pytest.mark.parametrize("spatial", [2, 3])
 def test_grid_sampler(spatial: int, interpolation: int, padding: int, align_corners: bool) -> None:
-    """Places far beyond the image, too: upstream reads there."""
+    """Check positions far outside the image too. Upstream reads memory there."""
     image = torch.linspace(0, 9, 2 * 3 * 4**spatial).sin().view(2, 3, *[4] * spatial)
     grid = torch.linspace(0, 50, 2 * 5**spatial * spatial).cos().view(2, *[5] * spatial, spatial) * 3.3
     check("aten::grid_sampler", (image, grid, interpolation, padding, align_corners))
@@ -806,7 +810,7 @@ def test_grid_sampler(spatial: int, interpolation: int, padding: int, align_corn
 @pytest.mark.parametrize("spatial", [1, 2])
 @pytest.mark.sampled(1)
 def test_transposed_convolution_by_channel(spatial: int, multiple: int) -> None:
-    """Of one channel for each channel upstream has no lowering."""
+    """Check depthwise transposed convolutions. Upstream does not have a lowering for them."""
     name = "aten::conv_transpose1d" if spatial == 1 else f"aten::conv_transpose{spatial}d.input"
     image = torch.linspace(0, 9, 2 * 4 * 5**spatial).sin().view(2, 4, *[5] * spatial)
     weight = torch.linspace(0, 7, 4 * multiple * 3**spatial).cos().view(4, multiple, *[3] * spatial)
@@ -827,7 +831,7 @@ def test_gather_of_0d_tensors() -> None:
 
 @pytest.mark.parametrize("name", ["sum_to_size", "_grad_sum_to_size"])
 def test_sum_to_no_dimensions(name: str) -> None:
-    """Of integers it is int64, whatever the sizes were."""
+    """Check that the result of integers is int64 for all sizes."""
     for value in (torch.tensor(3, dtype=torch.int32), torch.tensor(True), torch.tensor([1, 2], dtype=torch.int32), X):
         check(f"aten::{name}", (value, []))
 

@@ -1,4 +1,4 @@
-"""Sums of products of bfloat16, two at a time: kernels, which products are such, values on all processors."""
+"""Sums of products of bfloat16 pairs: kernels, the products that use them, and values on all processors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from torchmdla.devices.cpu.passes.roundings import drop_roundings
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.importer.types import dtype_number
 
-# Processors with the instruction, whatever this one is, and those that compute in float32.
+# Features of processors with the instruction, and of processors that compute in float32. They do not depend on this
+# machine.
 WITH_PAIRS = ("+avx512f", "+avx512bw", "+avx512dq", "+avx512vl", "+avx512bf16", "+avx2", "+fma")
 OTHERS = {
     "AVX-512 without it": ("+avx512f", "+avx512bw", "+avx512dq", "+avx512vl", "+avx2", "+fma", "+f16c"),
@@ -40,7 +41,10 @@ OTHERS = {
 
 
 def pairs(generator: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """``count`` words of two bfloat16 each, and what they hold: small integers, so that sums are exact."""
+    """Return ``count`` words of two bfloat16 each, and their values.
+
+    Values are small integers, so that sums are exact.
+    """
     values = generator.integers(-4, 5, (count, 2)).astype(np.float32)
     return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.int32).reshape(-1), values
 
@@ -59,11 +63,11 @@ def test_kernels(sizes: tuple[int, int, int], features: str) -> None:
         values=(added(operation("dot", [operand(0, "i32"), operand(1, "i32")], "f32")),),
         initial=ZERO,
     )
-    made = np.full(rows * columns + 16, 7, np.float32)
-    Kernel(nest, host_target() if features == "native" else target_with(features))([left, right, made])
+    result = np.full(rows * columns + 16, 7, np.float32)
+    Kernel(nest, host_target() if features == "native" else target_with(features))([left, right, result])
     expected = np.einsum("rkp,kcp->rc", x.reshape(rows, words, 2), w.reshape(words, columns, 2))
-    np.testing.assert_array_equal(made[: rows * columns].reshape(rows, columns), expected)
-    np.testing.assert_array_equal(made[rows * columns :], 7)
+    np.testing.assert_array_equal(result[: rows * columns].reshape(rows, columns), expected)
+    np.testing.assert_array_equal(result[rows * columns :], 7)
 
 
 # Programs.
@@ -82,12 +86,12 @@ def rounded(b: Builder, x: Value) -> Value:
 
 
 def linear(b: Builder, x: Value, columns: int) -> Value:
-    """A layer of bfloat16, as the importer writes it."""
+    """Build a bfloat16 layer as the importer emits it."""
     terms = x.tensor.shape[-1]
     weight = b.input((normal(columns, terms) / terms**0.5).bfloat16(), "parameter")
     wide = widened(b, x), widened(b, weight), None
-    made = torch.nn.functional.linear(wide[0].tensor, wide[1].tensor)
-    return rounded(b, b.op("aten.linear", list(wide), made))
+    product = torch.nn.functional.linear(wide[0].tensor, wide[1].tensor)
+    return rounded(b, b.op("aten.linear", list(wide), product))
 
 
 def relu(b: Builder, x: Value) -> Value:
@@ -113,20 +117,20 @@ def with_a_residual(b: Builder) -> list[Value]:
 
 def convolutions(b: Builder) -> list[Value]:
     x = b.input(normal(1, 32, 9, 9).bfloat16())
-    made = relu(b, rounded(b, convolve_half(b, x, 32)))
-    return [rounded(b, convolve_half(b, made, 48))]
+    image = relu(b, rounded(b, convolve_half(b, x, 32)))
+    return [rounded(b, convolve_half(b, image, 48))]
 
 
 def convolve_half(b: Builder, x: Value, filters: int) -> Value:
     wide = widened(b, x)
     weight = b.input((normal(filters, x.tensor.shape[1], 3, 3) / 17).bfloat16(), "parameter")
     wide_weight = widened(b, weight)
-    made = torch.nn.functional.conv2d(wide.tensor, wide_weight.tensor, padding=1)
-    return b.op("aten.convolution", [wide, wide_weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1], made)
+    product = torch.nn.functional.conv2d(wide.tensor, wide_weight.tensor, padding=1)
+    return b.op("aten.convolution", [wide, wide_weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1], product)
 
 
 def flattened(b: Builder) -> list[Value]:
-    """Channels and an odd number of pixels, which only together are even."""
+    """Build a layer whose channels and odd number of pixels are only even together."""
     x = b.input(normal(1, 32, 9, 9).bfloat16())
     image = rounded(b, convolve_half(b, x, 32))
     flat = b.op("aten.view", [image, [1, 32 * 81]], image.tensor.reshape(1, -1))
@@ -148,7 +152,7 @@ def steps_of(b: Builder, results: list[Value], *features: str) -> LoopProgram:
 
 Made = Callable[[Builder], "list[Value]"]
 
-# How many of their products are of pairs.
+# The number of products that use pairs.
 COUNTS: list[tuple[Made, int]] = [
     (layers, 2),
     (one_row, 1),
@@ -163,12 +167,12 @@ COUNTS: list[tuple[Made, int]] = [
 @pytest.mark.parametrize(("make", "count"), COUNTS)
 def test_which_products_are_of_pairs(make: Made, count: int) -> None:
     b = Builder()
-    made = make(b)
-    text = program_text(steps_of(b, made, *WITH_PAIRS))
+    results = make(b)
+    text = program_text(steps_of(b, results, *WITH_PAIRS))
     assert text.count("= dot ") == count
     assert program_text(parse_program(text)) == text
     for features in OTHERS.values():
-        assert "= dot " not in program_text(steps_of(b, made, *features))
+        assert "= dot " not in program_text(steps_of(b, results, *features))
 
 
 @pytest.mark.parametrize("make", [make for make, _ in COUNTS])
@@ -194,7 +198,7 @@ def test_weights_in_rows_are_read_where_they_lie() -> None:
     assert not steps_of(b, one_row(b), *WITH_PAIRS).packings
 
 
-# What else is made of roundings.
+# Other passes that use roundings.
 
 
 def passed(text: str, function: Callable[[LoopProgram], object]) -> str:

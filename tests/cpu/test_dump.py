@@ -1,4 +1,4 @@
-"""What ``TORCHMDLA_DUMP`` writes, and the scripts that repeat compiles."""
+"""Files that ``TORCHMDLA_DUMP`` writes, and the scripts that repeat compiles."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_every_stage_is_written(tmp_path: Path) -> None:
         assert {"lower", "linalg", "merge-epilogues", "llvm", "object"} <= traced
         (optimised,) = folder.glob("*-optimised.ll")
         assert "@mdla_forward(" in optimised.read_text()
-        said = (folder / "progress.txt").read_text().split("\n")
-        assert said[0] == "linalg" and "object" in said and said[-2] == "image"
+        progress = (folder / "progress.txt").read_text().split("\n")
+        assert progress[0] == "linalg" and "object" in progress and progress[-2] == "image"
         steps = next(path for path in sorted(folder.glob("*.steps"), reverse=True))
         assert "arith.mulf i0, i1" in steps.read_text()
 
@@ -75,7 +75,7 @@ def test_a_compile_is_repeated(tmp_path: Path) -> None:
 def test_a_compile_that_does_not_end_says_where(tmp_path: Path, how: str) -> None:
     done = run(PROGRAM, tmp_path, how)
     assert done.returncode
-    folders = list(tmp_path.iterdir())  # Of a failure each call of the group is tried alone.
+    folders = list(tmp_path.iterdir())  # After a failure each call of the group is tried alone.
     for folder in folders:
         assert (folder / "progress.txt").read_text().split()[-1] == "broken"
         assert sorted(path.name for path in folder.glob("*.steps"))[0].endswith("-read-steps.steps")

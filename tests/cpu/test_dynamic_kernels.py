@@ -1,4 +1,4 @@
-"""Kernels of dynamic nests: one kernel computes, at all values of the symbols, what the static nest there says."""
+"""Kernels of dynamic nests: one kernel computes the same as the static nest, at all values of the symbols."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from torchmdla.devices.cpu.schedule import Level, Schedule, choose, ranges
 
 TYPICAL = (64, 64)
 
-# Around the edges of tiles and vectors.
+# Sizes around the edges of tiles and vectors.
 EDGES = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 70)
 PAIRS = [(2, 2), (3, 70), (7, 16), (8, 17), (9, 33), (16, 48), (17, 50), (70, 3), (64, 64), (33, 32)]
 
@@ -49,10 +49,10 @@ def target(request):
 def row_sums(
     rows: int | Size, columns: int | Size, strides: tuple[int | Size, ...] = (), initial: Expression = ZERO
 ) -> AnyNest:
-    """The sum of each row."""
-    given = Operand("f32", strides or (columns, 1))
+    """Return a nest that sums each row."""
+    matrix = Operand("f32", strides or (columns, 1))
     sums = Operand("f32", (1, 0))
-    return KernelSpec((rows, columns), (False, True), (given,), (sums,), (added(operand(0)),), initial=initial)
+    return KernelSpec((rows, columns), (False, True), (matrix,), (sums,), (added(operand(0)),), initial=initial)
 
 
 def check(
@@ -64,7 +64,7 @@ def check(
     schedule: Schedule | None = None,
     typical: tuple[int, int] = TYPICAL,
 ) -> Kernel:
-    """Runs the kernel of ``nest`` at all ``pairs`` of values; only results may be written."""
+    """Run the kernel of ``nest`` at all ``pairs`` of values. Only results may be written."""
     kernel = Kernel(nest, target, schedule, typical)
     for values in pairs:
         there = static(nest, values)
@@ -80,11 +80,11 @@ def check(
 
 
 def compare(nest: AnyNest, target, values: tuple[int, int], arrays: Sequence[np.ndarray], kernel: Kernel) -> None:
-    """The dynamic kernel leaves what the static one of ``values`` does, bit by bit."""
-    wanted, found = [a.copy() for a in arrays], [a.copy() for a in arrays]
+    """Check that the dynamic kernel's results equal those of the static kernel of ``values``, bit by bit."""
+    wanted, results = [a.copy() for a in arrays], [a.copy() for a in arrays]
     Kernel(static(nest, values), target)(wanted)
-    kernel(found, 1, values)
-    for a, b in zip(found, wanted, strict=True):
+    kernel(results, 1, values)
+    for a, b in zip(results, wanted, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=f"at {values}")
 
 
@@ -114,7 +114,7 @@ def test_epilogue(target, sizes, transposed):
 
 @pytest.mark.parametrize("ranged", [0, 2])
 def test_rows_are_shared_evenly(target, ranged):
-    """Tiles have as many rows as the largest, or one fewer, so there is code for every number of them."""
+    """Check tile rows. Tiles have as many rows as the largest, or one fewer. Code exists for every number of rows."""
     nest = matmul(M, 32, 20)
     schedule = replace(choose(nest, Machine.of(target), TYPICAL), ranged=ranged)
     kernel = check(nest, target, [(m, 2) for m in range(1, 40)], tasks=2, schedule=schedule)
@@ -126,7 +126,7 @@ def test_rows_are_shared_evenly(target, ranged):
 
 @pytest.mark.parametrize("size", [N - 2, N - 2 + M])
 def test_no_iteration(target, size):
-    """A size may turn out 0: what it reduces is the start, and nothing is written where it is parallel."""
+    """Check sizes of 0. An empty reduction returns its initial value, and an empty parallel loop writes nothing."""
     pairs = [(2, 2), (5, 2), (5, 9)]
     check(matmul(M, 20, size), target, pairs)
     check(matmul(size, 20, M), target, pairs)
@@ -148,7 +148,7 @@ def test_sums_in_the_order_of_static_kernels(target, sizes):
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_long_sums_are_summed_in_parts(target, transposed):
-    """The rounding error of a sum of equal numbers grows with the additions that an accumulator sees."""
+    """Check long sums. The rounding error of a sum of equal numbers grows with the additions into one accumulator."""
     count = 100_000
     strides = (1, 7) if transposed else (N, 1)
     nest = row_sums(7, N, strides)
@@ -161,8 +161,10 @@ def test_long_sums_are_summed_in_parts(target, transposed):
 
 
 def blocked(nest: AnyNest, schedule: Schedule, steps: int, rows: int) -> Schedule:
-    """``schedule`` with blocks of ``rows`` tiles of each parallel loop, in these blocks of ``steps`` of the outermost
-    loop that reduces."""
+    """Return ``schedule`` with blocks.
+
+    A block has ``rows`` tiles of each parallel loop. Inside it are blocks of ``steps`` of the outermost reduction loop.
+    """
     outer = tuple(Level(level.loop, level.step * rows) for level in schedule.levels)
     levels = (*outer, Level(schedule.reduction[0], steps), *schedule.levels)
     return replace(schedule, levels=levels, ranged=1)
@@ -180,7 +182,7 @@ def test_blocks_of_a_reduction(target, steps, rows, sizes):
 
 @pytest.mark.parametrize("sizes", [(M, 1024, 1024), (48, 1024, 16 * N), (M, 1024, 16 * N)])
 def test_large_products_are_blocked(sizes):
-    """Scratch buffers are bounded, whatever the sizes turn out to be."""
+    """Check that scratch buffers are bounded for all sizes."""
     target = target_with("avx512")
     nest = matmul(*sizes)
     kernel = Kernel(nest, target, typical=(48, 64))
@@ -225,7 +227,7 @@ def test_a_sum_starts_from_a_size(target):
 
 @pytest.mark.parametrize("sizes", [(M, N), (N,), (3, M + N)])
 def test_masks_and_indices(target, sizes):
-    """``i1`` lies in memory as bytes; the index of a loop is a value."""
+    """Check masks and indices. An ``i1`` is stored as a byte in memory. The index of a loop is a value."""
     strides = tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
     numbers, flags = Operand("i64", strides), Operand("i1", strides)
     below = operation("arith.cmpi", [operand(0, "i64"), index(len(sizes) - 1)], "i1", "{predicate = 2 : i64}")
@@ -234,15 +236,15 @@ def test_masks_and_indices(target, sizes):
     kernel, generator = Kernel(nest, target, typical=TYPICAL), np.random.default_rng(0)
     for values in PAIRS:
         shape = static(nest, values).sizes
-        given = generator.integers(0, 70, shape)
-        arrays = [given, generator.integers(0, 2, shape).astype(np.int8), np.full(shape, 7, np.int8)]
+        numbers_array = generator.integers(0, 70, shape)
+        arrays = [numbers_array, generator.integers(0, 2, shape).astype(np.int8), np.full(shape, 7, np.int8)]
         kernel(arrays, 1, values)
-        np.testing.assert_array_equal(arrays[2], (given < np.arange(shape[-1])) | (arrays[1] != 0))
+        np.testing.assert_array_equal(arrays[2], (numbers_array < np.arange(shape[-1])) | (arrays[1] != 0))
 
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_tables(target, scaled):
-    """Rows of a table of dynamic sizes by computed indices; one out of bounds is reported."""
+    """Check rows of a table of dynamic sizes, read by computed indices. An index out of bounds is reported."""
     table = Table("f32", (N, M), (M, 1))
     value = numbered("gather", "f32", 0, [operand(0, "i64"), index(1)])
     value = operation("arith.mulf", [value, size(M, "f32")], "f32") if scaled else value
@@ -253,12 +255,12 @@ def test_tables(target, scaled):
     for m, n in PAIRS:
         rows = generator.integers(0, n, 20)
         values = generator.standard_normal((n, m)).astype(np.float32)
-        found, status = np.zeros((20, m), np.float32), np.zeros(1, np.int32)
-        kernel([rows, found, values, status], 1, (m, n))
-        np.testing.assert_array_equal(found, values[rows] * np.float32(m if scaled else 1))
+        result, status = np.zeros((20, m), np.float32), np.zeros(1, np.int32)
+        kernel([rows, result, values, status], 1, (m, n))
+        np.testing.assert_array_equal(result, values[rows] * np.float32(m if scaled else 1))
         assert status[0] == 0
         rows[13] = n
-        kernel([rows, found, values, status], 1, (m, n))
+        kernel([rows, result, values, status], 1, (m, n))
         assert status[0] == 1
 
 
@@ -309,10 +311,10 @@ typicals = st.sampled_from([TYPICAL, (2, 2), (5, 40), (500, 3)])
 
 
 def small(nest: AnyNest, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pairs that leave a nest small enough for the reference."""
-    kept = [pair for pair in pairs if math.prod(max(size, 1) for size in static(nest, pair).sizes) <= 100_000]
-    assume(kept)
-    return kept
+    """Return the pairs that leave a nest small enough for the reference."""
+    retained = [pair for pair in pairs if math.prod(max(size, 1) for size in static(nest, pair).sizes) <= 100_000]
+    assume(retained)
+    return retained
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))

@@ -25,7 +25,7 @@ PAIRS = [(3, 2), (2, 17), (5, 31), (7, 16), (2, 100), (17, 5), (31, 15), (3, 197
 
 
 class Function(nn.Module):
-    """A function of tensors and of the modules that it is given after them."""
+    """Module that calls a function with tensors and with its inner modules."""
 
     def __init__(self, function: Callable[..., object], *modules: nn.Module) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def channels_last(b: int) -> list[Tensor]:
     return [randn(b, 16, 10, 10).contiguous(memory_format=torch.channels_last)]
 
 
-# Name: the module, its inputs at sizes, typical sizes, sizes to run at.
+# Name: the module, a function that draws its inputs, typical sizes, and the sizes to test.
 CASES: dict[str, tuple[Callable[[], nn.Module], Draw, Sequence[int], Sequence[Sequence[int]]]] = {
     "mlp": (
         lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)),
@@ -167,8 +167,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Draw, Sequence[int], Sequence[Se
 def _check(module: nn.Module, draw: Draw, typical: Sequence[int], points: Sequence[Sequence[int]], layers: int) -> None:
     dynamic = Dynamic.of(module, draw, typical)
     for values in points:
-        made, expected = dynamic(values, draw(*values))
-        assert_matches(made, expected, layers=layers)
+        result, expected = dynamic(values, draw(*values))
+        assert_matches(result, expected, layers=layers)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -182,7 +182,7 @@ def _bert_inputs(b: int, s: int) -> list[Tensor]:
 
 
 def _bert() -> nn.Module:
-    """The small BERT, with room for the samples' positions."""
+    """Build the small BERT, with enough position embeddings for the samples."""
     module = MODELS["bert"].reduced().build()
     module.position = nn.Embedding(256, 32)
     return module
@@ -207,14 +207,14 @@ def test_models_agree_with_eager(
 
 @pytest.mark.sampled(0)
 def test_two_threads_run_tiles_of_dynamic_sizes() -> None:
-    """Locals of a chain are in memory of each thread, and grow with it."""
+    """Check local buffers of a chain. Each thread has its own, and they grow with the sizes."""
     dynamic = Dynamic.of(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), lambda s: [randn(2, s, 64)], (16,))
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         for size in (16, 500, 17, 900):
-            made, expected = dynamic((size,), [randn(2, size, 64)])
-            assert_matches(made, expected, layers=8)
+            result, expected = dynamic((size,), [randn(2, size, 64)])
+            assert_matches(result, expected, layers=8)
     finally:
         torch.set_num_threads(threads)
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_dynamic_says_why(function: Callable[..., Tensor], draw: 
 
 
 def test_parts_that_overlap_at_some_sizes() -> None:
-    """At the samples they do not; the order in which they are written matters all the same."""
+    """Check slices that do not overlap at the samples. The order of their writes still matters."""
 
     def ends(x: Tensor, first: Tensor, last: Tensor) -> Tensor:
         y = torch.slice_scatter(x.relu(), first.exp(), 1, 0, 10)
@@ -257,8 +257,8 @@ def test_parts_that_overlap_at_some_sizes() -> None:
 
     dynamic = Dynamic.of(Function(ends), draw, (64,))
     for size in (12, 19, 20, 64):
-        made, expected = dynamic((size,), draw(size))
-        assert_matches(made, expected)
+        result, expected = dynamic((size,), draw(size))
+        assert_matches(result, expected)
 
 
 S, T = Size.symbol(0), Size.symbol(1)
@@ -282,8 +282,8 @@ def test_positive_numbers(number: int | Size, positive: bool) -> None:
 
 
 @given(st.lists(st.builds(Lifetime, st.integers(1, 99), st.integers(0, 9), st.integers(0, 9)), max_size=12))
-def test_buffers_share_a_slot_only_when_they_never_meet(found: list[Lifetime]) -> None:
-    lifetimes = [Lifetime(f.size, min(f.first, f.last), max(f.first, f.last)) for f in found]
+def test_buffers_share_a_slot_only_when_they_never_meet(samples: list[Lifetime]) -> None:
+    lifetimes = [Lifetime(f.size, min(f.first, f.last), max(f.first, f.last)) for f in samples]
     slots = share_slots(lifetimes)
     assert sorted(k for slot in slots for k in slot) == list(range(len(lifetimes)))
     assert not any(lifetimes[a].meets(lifetimes[b]) for slot in slots for a in slot for b in slot if a != b)

@@ -1,4 +1,4 @@
-"""Expressions: equal ones are one object, rewriting leaves the others as they are, and kernels get numbers of them."""
+"""Expressions: equal expressions are one object, rewriting keeps unchanged ones, and kernels number their operands."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_equal_expressions_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [((0.0, "f32"), (-0.0, "f32")), ((1, "i1"), (True, "i32")), ((1.0, "f32"), (1.0, "f64")), ((1, "i64"), (1, "i32"))],
 )
-def test_constants_that_compare_equal_and_are_not(one: tuple[float, str], other: tuple[float, str]) -> None:
-    assert constant(*one) is not constant(*other)
+def test_constants_that_compare_equal_and_are_not(first: tuple[float, str], other: tuple[float, str]) -> None:
+    assert constant(*first) is not constant(*other)
 
 
 def test_a_value_that_two_read_is_computed_once() -> None:
@@ -56,7 +56,10 @@ def test_a_value_that_two_read_is_computed_once() -> None:
 
 
 def test_many_operands_in_one_buffer_have_one_pointer() -> None:
-    """Check also that a few have one each, so that kernels that differ in their distance alone are equal."""
+    """Check that many operands in one buffer have one pointer, and that a few have one pointer each.
+
+    Kernels of a few operands that differ only in the distance are then equal.
+    """
 
     def sum_of_shifted(distances: list[int]) -> LoopNest:
         source = Buffer("input", "f32", (40,), 0)
@@ -80,18 +83,18 @@ def test_many_operands_in_one_buffer_have_one_pointer() -> None:
     kernel = Kernel(step.kernel)
     kernel([source[3:], result])
     np.testing.assert_array_equal(result, sum(source[distance : distance + 4] for distance in (3, 0, 7, 5)))
-    # The memory of a bench begins ahead of the element that the pointer points to.
-    assert [made.size for made in Bench(step.kernel, ()).results(kernel)] == [4]
+    # The memory of a bench begins before the element that the pointer addresses.
+    assert [array.size for array in Bench(step.kernel, ()).results(kernel)] == [4]
 
 
 def test_operands_come_first_however_deep() -> None:
     value = load(X)
     for _ in range(5000):
         value = add(value, load(Y))
-    found = contents((value,))
-    places = {expression: k for k, expression in enumerate(found.expressions)}
-    assert all(places[operand] < places[e] for e in found.expressions for operand in e.operands)
-    assert found.loads == (X, Y)
+    program = contents((value,))
+    places = {expression: k for k, expression in enumerate(program.expressions)}
+    assert all(places[operand] < places[e] for e in program.expressions for operand in e.operands)
+    assert program.loads == (X, Y)
 
 
 def test_rewriting_starts_with_operands() -> None:
@@ -102,14 +105,14 @@ def test_rewriting_starts_with_operands() -> None:
 
 
 def test_what_is_not_replaced_stays_the_same_object() -> None:
-    kept, changed = add(load(X), load(X)), add(load(Y), load(X))
-    assert substituted([kept, changed], {load(Y): load(X)}) == (kept, kept)
+    unchanged, changed = add(load(X), load(X)), add(load(Y), load(X))
+    assert substituted([unchanged, changed], {load(Y): load(X)}) == (unchanged, unchanged)
     shifted = Access(X.buffer, (AffineExpr((1,), 1),))
-    assert accessing([kept], lambda access: shifted) == (add(load(shifted), load(shifted)),)
+    assert accessing([unchanged], lambda access: shifted) == (add(load(shifted), load(shifted)),)
 
 
 def test_what_a_kernel_reads_has_numbers() -> None:
-    """So that nests that do the same to other buffers are equal."""
+    """Check operand numbers. Nests that do the same to other buffers are then equal."""
     total = accumulator(0, "f32")
     assert by_number((add(total, load(X)),)) == by_number((add(total, load(Y)),))
     assert by_number((add(load(X), load(X)),)) != by_number((add(load(X), load(Y)),))
@@ -119,8 +122,8 @@ def test_what_a_kernel_reads_has_numbers() -> None:
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "f64"])
 @pytest.mark.parametrize("number", [0.0, -0.0, 1e-5, 0.1, 65504.0, -3e38, math.inf, -math.inf, math.nan, 5e-324])
 def test_floats_as_text(number: float, kind: str) -> None:
-    """MLIR reads what is written."""
+    """Check that MLIR parses the printed text to the same number."""
     with ir.Context(), ir.Location.unknown():
-        made = ir.FloatAttr.get(ir.Type.parse(kind), number)
-        read = ir.Attribute.parse(f"{constant_text(made.value, kind)} : {kind}")
-        assert str(read) == str(made)
+        attribute = ir.FloatAttr.get(ir.Type.parse(kind), number)
+        read = ir.Attribute.parse(f"{constant_text(attribute.value, kind)} : {kind}")
+        assert str(read) == str(attribute)

@@ -1,4 +1,4 @@
-"""Images: what is linked computes what it should, and what is no image is refused, whatever is wrong with it."""
+"""Images: linked code computes the right values, and data that is not a valid image is refused for every defect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def layers(b: Builder) -> list[Value]:
 
 
 def sorting(b: Builder) -> list[Value]:
-    """A region, which upstream's passes lower."""
+    """Build a region, which upstream's passes lower."""
     value = b.input(normal(7, 9))
     return [b.op("aten.cumsum", [value, 1, None], value.tensor.cumsum(1))]
 
@@ -60,7 +60,7 @@ def test_code_of_every_model_computes(model: str, relocations: str) -> None:
     assert [call(image, "entry", x) for x in (-3, 4)] == [3 + 5 + 11 + 100 + 1, 4 + 5 + 11 + 100 + 2]
     assert call(image, "by_pointer", -8) == 108
     assert image.symbol("labs") == 0
-    # The first file has a function of this name that the second one does not see, and the other way round.
+    # Each of the two files has a function of this name that is not visible in the other.
     assert image.names() == ["by_pointer", "eleven", "eleven.1", "entry", "other", "too_much"]
 
 
@@ -88,8 +88,8 @@ def test_what_is_not_there_is_named() -> None:
     image = image_of("declare i64 @nowhere(i64)\ndefine i64 @f(i64 %x) { %n = call i64 @nowhere(i64 %x)\n ret i64 %n }")
     with pytest.raises(_C.ImageError, match="calls nowhere, which this process does not have"):
         _C.Image(image.to_bytes())
-    given = _C.Image(image.to_bytes(), {"nowhere": _C.address_of_symbol("labs")})
-    assert call(given, "f", -5) == 5
+    with_symbol = _C.Image(image.to_bytes(), {"nowhere": _C.address_of_symbol("labs")})
+    assert call(with_symbol, "f", -5) == 5
 
 
 def test_code_of_other_machines_is_left_alone() -> None:
@@ -100,7 +100,7 @@ def test_code_of_other_machines_is_left_alone() -> None:
         linked([b"no object code"])
 
 
-# What there is nothing for in an image, by what is said of it.
+# Programs that an image does not support, by a part of the error message.
 REFUSED = {
     "defined twice": ("define i64 @f(i64 %x) { ret i64 %x }",) * 2,
     "section .tdata": ("@t = thread_local global i64 1\ndefine i64 @f() { %n = load i64, ptr @t\n ret i64 %n }",),
@@ -162,7 +162,8 @@ def test_an_image_that_cannot_be_loaded_is_a_compile_error() -> None:
         loader._load(other)
 
 
-# Each image of a file, damaged: refused by an ImageError, or loaded. It prints the reasons.
+# Damages an image file in many variants. Each variant is refused by an ImageError or loaded. The program prints the
+# reasons.
 DAMAGED = """
 import random, struct, sys
 from pathlib import Path
@@ -232,11 +233,11 @@ def test_a_damaged_image_is_refused(how: str, tmp_path: Path) -> None:
         "of its unwind table",
         "which this process does not have",
     ):
-        assert any(re.search(reason, one) for one in reasons), reason
+        assert any(re.search(reason, text) for text in reasons), reason
 
 
 def mappings() -> list[tuple[int, int, str]]:
-    """Begin, end and permissions of what is mapped."""
+    """Return begin, end and permissions of the mapped memory ranges."""
     lines = (line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines())
     return [(*(int(end, 16) for end in span.split("-")), modes) for span, modes in lines]  # type: ignore[misc]
 
@@ -246,12 +247,12 @@ def modes_of(address: int) -> str | None:
 
 
 def test_nothing_is_writable_and_executable() -> None:
-    made = image_of(FIRST, SECOND)
-    before = [span for *span, modes in mappings() if "w" in modes and "x" in modes]  # others'
-    image = _C.Image(made.to_bytes())
-    function = next(one for one in made.functions if one.name == "entry")
+    linked_image = image_of(FIRST, SECOND)
+    before = [span for *span, modes in mappings() if "w" in modes and "x" in modes]  # of other components
+    image = _C.Image(linked_image.to_bytes())
+    function = next(candidate for candidate in linked_image.functions if candidate.name == "entry")
     start = image.symbol("entry") - function.address
-    expected = {made.code: "r-xp", made.constants: "r--p", made.data: "rw-p"}
+    expected = {linked_image.code: "r-xp", linked_image.constants: "r--p", linked_image.data: "rw-p"}
     for segment, modes in expected.items():
         assert segment.address % PAGE == 0
         assert {modes_of(start + segment.address), modes_of(start + segment.address + segment.size - 1)} == {modes}
@@ -288,7 +289,7 @@ def test_threads_load_at_one_time() -> None:
 
 # --- names ---
 
-# Waits in a function of an image; two images are gone by then, and another one is there.
+# Calls a function of an image, at which gdb stops. One image is deleted by then, and two images are loaded.
 CALLS = """
 import sys
 from linked_code import FIRST, SECOND, call, image_of
@@ -319,7 +320,7 @@ def test_gdb_knows_functions() -> None:
     assert re.search(r"^Symbol \"too_much\" is at", done.stdout, re.M), done.stdout
 
 
-# Prints the numbers of this process and of a child, and where each loaded a function.
+# Prints the process numbers of this process and of a child, and the address of a function in each.
 LOADS = """
 import os
 from linked_code import FIRST, SECOND, image_of

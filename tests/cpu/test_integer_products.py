@@ -1,4 +1,4 @@
-"""Sums of products of quantised integers: kernels, which products are such, values on all processors."""
+"""Sums of products of quantised integers: kernels, the products that use them, and values on all processors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from torchmdla.devices.cpu.printer import program_text
 from torchmdla.importer.types import dtype_number
 from torchmdla.testing.compare import assert_matches
 
-# Processors with the instruction, whatever this one is, and those that compute in float32.
+# Features of processors with the instruction, and of processors that compute in float32. They do not depend on this
+# machine.
 WITH_WORDS = {
     "AVX512_VNNI": ("+avx512f", "+avx512bw", "+avx512dq", "+avx512vl", "+avx512vnni", "+avx2", "+fma"),
     "AVX_VNNI": ("+avx2", "+fma", "+avxvnni"),
@@ -60,20 +61,20 @@ def test_kernels(sizes: tuple[int, int, int], features: str) -> None:
         values=(operation("arith.addi", [accumulator(0, "i32"), products], "i32"),),
         initial=constant(0, "i32"),
     )
-    made = np.full(rows * columns + 16, 7, np.int32)
-    given = [left.view(np.int32).reshape(-1), right.view(np.int32).reshape(-1), made]
-    Kernel(nest, host_target() if features == "native" else target_with(features))(given)
+    result = np.full(rows * columns + 16, 7, np.int32)
+    arrays = [left.view(np.int32).reshape(-1), right.view(np.int32).reshape(-1), result]
+    Kernel(nest, host_target() if features == "native" else target_with(features))(arrays)
     expected = np.einsum("rkp,kcp->rc", left.astype(np.int32), right.astype(np.int32))
-    np.testing.assert_array_equal(made[: rows * columns].reshape(rows, columns), expected)
-    np.testing.assert_array_equal(made[rows * columns :], 7)
+    np.testing.assert_array_equal(result[: rows * columns].reshape(rows, columns), expected)
+    np.testing.assert_array_equal(result[rows * columns :], 7)
 
 
-# Programs. Scales are powers of two, so that float32 is exact, and ties round as eager's do.
+# Programs. Scales are powers of two, so that float32 is exact, and ties round as in eager.
 
 
 @dataclass
 class Written:
-    """A program of quantised tensors."""
+    """Program of quantised tensors."""
 
     b: Builder = field(default_factory=Builder)
 
@@ -85,7 +86,7 @@ class Written:
         return self.b.op(f"aten.{name}.Scalar", operands, function(x.tensor, number))
 
     def dequantised(self, x: Value, scale: float, zero: int, is_signed: bool) -> Value:
-        """Of ``int8``; without a sign the same bits stand for 0 to 255."""
+        """Build the dequantisation of an ``int8`` tensor. Without a sign, the same bits represent 0 to 255."""
         wide = self.cast(x, torch.int32)
         if not is_signed:
             wide = self.by_number("bitwise_and", wide, 255, lambda t, n: t & int(n))
@@ -106,19 +107,19 @@ class Written:
         return self.dequantised(self.cast(integer, torch.int8), scale, zero, is_signed)
 
     def given(self, *sizes: int, zero: int = 0, is_signed: bool = False) -> Value:
-        """An activation that the program gets as float32 and quantises."""
+        """Build an activation that is a float32 input, which the program quantises."""
         return self.requantised(self.b.input(normal(*sizes)), 1 / 32, zero, is_signed)
 
     def weights(self, *sizes: int, zeros: bool = False) -> Value:
-        """With a scale for each output, and a zero point, if there are any."""
+        """Build weights with a scale for each output, and with zero points if ``zeros``."""
         integers = self.b.input(torch.randint(-128, 128, sizes, dtype=torch.int8, generator=seeded()), "parameter")
         ones = (-1, *(1 for _ in sizes[1:]))
         scales = self.b.input(2.0 ** torch.randint(-12, -8, sizes[:1], generator=seeded()).view(ones), "parameter")
         value = self.cast(integers, torch.float32)
         if zeros:
             points = torch.randint(-20, 20, sizes[:1], dtype=torch.int32, generator=seeded()).view(ones)
-            own = self.cast(self.b.input(points, "parameter"), torch.float32)
-            value = self.b.op("aten.sub.Tensor", [value, own, 1], value.tensor - own.tensor)
+            zero_points = self.cast(self.b.input(points, "parameter"), torch.float32)
+            value = self.b.op("aten.sub.Tensor", [value, zero_points, 1], value.tensor - zero_points.tensor)
         return self.b.op("aten.mul.Tensor", [value, scales], value.tensor * scales.tensor)
 
     def linear(self, x: Value, columns: int, zeros: bool = False) -> Value:
@@ -129,8 +130,8 @@ class Written:
     def convolution(self, x: Value, filters: int, kernel: int = 3, groups: int = 1, zeros: bool = False) -> Value:
         weight = self.weights(filters, x.tensor.shape[1] // groups, kernel, kernel, zeros=zeros)
         padding = [kernel // 2] * 2
-        made = functional.conv2d(x.tensor, weight.tensor, padding=padding, groups=groups)
-        return self.b.op("aten.convolution", [x, weight, None, [1, 1], padding, [1, 1], False, [0, 0], groups], made)
+        product = functional.conv2d(x.tensor, weight.tensor, padding=padding, groups=groups)
+        return self.b.op("aten.convolution", [x, weight, None, [1, 1], padding, [1, 1], False, [0, 0], groups], product)
 
     def relu(self, x: Value) -> Value:
         return self.b.op("aten.relu", [x], x.tensor.relu())
@@ -175,12 +176,15 @@ def convolutions_with_zeros(w: Written) -> list[Value]:
 
 
 def images(w: Written) -> list[Value]:
-    """Three channels, which are a part of a word."""
+    """Build a convolution of three channels, which are a part of a word."""
     return [w.convolution(w.given(1, 3, 12, 12, zero=117), 32, 5, zeros=True)]
 
 
 def images_of_parts(w: Written) -> list[Value]:
-    """Of one channel and two, and weights of as many: words that no step stores as wholes."""
+    """Concatenate images of one and two channels, and weights of as many.
+
+    No step stores such words as a whole.
+    """
     parts = [w.given(1, channels, 12, 12, zero=117) for channels in (1, 2)]
     x = w.b.op("aten.cat", [parts, 1], torch.cat([part.tensor for part in parts], 1))
     integers = [
@@ -189,12 +193,12 @@ def images_of_parts(w: Written) -> list[Value]:
     ]
     parts = [w.by_number("mul", w.cast(part, torch.float32), 1 / 64, torch.mul) for part in integers]
     scaled = w.b.op("aten.cat", [parts, 1], torch.cat([part.tensor for part in parts], 1))
-    made = functional.conv2d(x.tensor, scaled.tensor, padding=1)
-    return [w.b.op("aten.convolution", [x, scaled, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1], made)]
+    product = functional.conv2d(x.tensor, scaled.tensor, padding=1)
+    return [w.b.op("aten.convolution", [x, scaled, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1], product)]
 
 
 def eights(w: Written) -> list[Value]:
-    """Channels that whole vectors do not divide."""
+    """Build channels whose number is not a multiple of the vector length."""
     x = w.requantised(w.convolution(w.given(1, 16, 9, 9), 24, 1), 1 / 4, 9, False)
     return [w.convolution(x, 40, 1)]
 
@@ -206,14 +210,14 @@ def depthwise(w: Written) -> list[Value]:
 
 
 def flattened(w: Written) -> list[Value]:
-    """Channels and an odd number of pixels, which only together are words."""
+    """Build channels and an odd number of pixels. Only together they are whole words."""
     image = w.requantised(w.convolution(w.given(1, 32, 9, 9), 32), 1 / 4, 0, False)
     flat = w.b.op("aten.view", [image, [1, 32 * 81]], image.tensor.reshape(1, -1))
     return [w.linear(flat, 16)]
 
 
 def found_in_a_call(w: Written) -> list[Value]:
-    """A scale and a zero point that are computed."""
+    """Build a linear layer whose scale and zero point are computed in the call."""
     x = w.b.input(normal(24, 64))
     most = w.b.op("aten.amax", [x, [], False], x.tensor.amax())
     scale = w.b.op("aten.exp2", [w.b.op("aten.ceil", [most], most.tensor.ceil())], torch.exp2(most.tensor.ceil()))
@@ -222,8 +226,8 @@ def found_in_a_call(w: Written) -> list[Value]:
     scaled = w.b.op("aten.div.Tensor", [x, scale], x.tensor / scale.tensor)
     rounded = w.cast(w.b.op("aten.round", [scaled], scaled.tensor.round()), torch.int32)
     moved = w.b.op("aten.add.Tensor", [rounded, zero, 1], rounded.tensor + zero.tensor)
-    kept = w.cast(w.b.op("aten.clamp", [moved, 0, 255], moved.tensor.clamp(0, 255)), torch.int8)
-    wide = w.cast(w.by_number("bitwise_and", w.cast(kept, torch.int32), 255, lambda t, n: t & int(n)), torch.float32)
+    clamped = w.cast(w.b.op("aten.clamp", [moved, 0, 255], moved.tensor.clamp(0, 255)), torch.int8)
+    wide = w.cast(w.by_number("bitwise_and", w.cast(clamped, torch.int32), 255, lambda t, n: t & int(n)), torch.float32)
     point = w.cast(zero, torch.float32)
     value = w.b.op("aten.sub.Tensor", [wide, point, 1], wide.tensor - point.tensor)
     return [w.linear(w.b.op("aten.mul.Tensor", [value, scale], value.tensor * scale.tensor), 48)]
@@ -234,7 +238,7 @@ def odd(w: Written) -> list[Value]:
 
 
 def two_scales(w: Written) -> list[Value]:
-    """What is not one form: rows of two scales, in one tensor."""
+    """Build rows of two scales in one tensor, which do not have one common form."""
     parts = [w.given(8, 64), w.requantised(w.b.input(normal(8, 64)), 1 / 8, 3, False)]
     joined = w.b.op("aten.cat", [parts, 0], torch.cat([part.tensor for part in parts]))
     return [w.linear(joined, 48)]
@@ -247,7 +251,7 @@ def steps_of(w: Written, results: list[Value], *features: str) -> LoopProgram:
 
 Made = Callable[[Written], "list[Value]"]
 
-# How many of their products are of words.
+# The number of products that use words.
 COUNTS: list[tuple[Made, int]] = [
     (layers, 2),
     (with_signs, 1),
@@ -271,13 +275,13 @@ COUNTS: list[tuple[Made, int]] = [
 @pytest.mark.sampled(2)
 def test_which_products_are_of_words(make: Made, count: int) -> None:
     w = Written()
-    made = make(w)
+    results = make(w)
     for features in WITH_WORDS.values():
-        text = program_text(steps_of(w, made, *features))
+        text = program_text(steps_of(w, results, *features))
         assert text.count("i32 = dot ") == count
         assert program_text(parse_program(text)) == text
     for features in OTHERS.values():
-        assert "= dot " not in program_text(steps_of(w, made, *features))
+        assert "= dot " not in program_text(steps_of(w, results, *features))
 
 
 @pytest.mark.parametrize("make", [make for make, _ in COUNTS])
@@ -319,7 +323,7 @@ def test_values_of_any_image(channels: int, filters: int, size: int, kernel: int
     check(w.b, [x, w.convolution(x, 16, 1)], host_target())
 
 
-# What is quantised and read at once.
+# Values that are quantised and read immediately.
 
 READ_AT_ONCE = """\
 buffer input0 : f32[8]
@@ -365,7 +369,7 @@ def test_what_stays_float_has_no_negative_zero() -> None:
     assert torchmdla.stats().fallbacks == {}
 
 
-# Weights that are read as integers of 8 bits although no product is of integers: few rows walk many of them.
+# Weights that are read as 8-bit integers although no product is of integers: a few rows read many weights.
 
 
 def few_rows(w: Written, rows: int = 3) -> list[Value]:
@@ -377,7 +381,7 @@ def few_rows_with_zeros(w: Written) -> list[Value]:
 
 
 def few_rows_in_groups(w: Written, rows: int = 3) -> list[Value]:
-    """A scale and a zero point for every 32 weights of an output."""
+    """Build a linear layer with a scale and a zero point for every 32 weights of an output."""
     x = w.b.input(normal(rows, 1024))
     integers = w.b.input(torch.randint(-8, 8, (1024, 32, 32), dtype=torch.int8, generator=seeded()), "parameter")
     scales, zeros = (
@@ -401,11 +405,11 @@ def many_rows(w: Written) -> list[Value]:
 )
 def test_weights_of_few_rows_stay_narrow(make: Made, is_narrow: bool) -> None:
     w = Written()
-    made = make(w)
+    results = make(w)
     for features in (*WITH_WORDS.values(), OTHERS["AVX2"]):
-        packs = [packing.buffer for packing in steps_of(w, made, *features).packings]
+        packs = [packing.buffer for packing in steps_of(w, results, *features).packings]
         assert ("i8" in {buffer.element for buffer in packs if buffer.count == 1024 * 1024}) == is_narrow
-    check(w.b, made, host_target())
+    check(w.b, results, host_target())
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
@@ -415,12 +419,15 @@ def test_values_of_weights_in_groups(rows: int) -> None:
 
 
 def test_sums_of_the_largest_integers_are_exact() -> None:
-    """Where float32 is not: as many terms as fit into 32 bits, all of one sign."""
+    """Check sums of as many terms as fit into 32 bits, all of one sign.
+
+    float32 is not exact for them.
+    """
     w = Written()
     terms = 4096
     x = w.requantised(w.b.input(torch.full((3, terms), 1000.0)), 1.0, 0, False)
     integers = w.b.input(torch.full((16, terms), -128, dtype=torch.int8), "parameter")
     wide = w.cast(integers, torch.float32)
-    made = w.b.op("aten.linear", [x, wide, None], torch.full((3, 16), -128.0 * 255 * terms))
-    _, (result,) = Executable(lower(w.b.program([made], host_target())))(w.b.values)
-    assert torch.equal(result, made.tensor)
+    product = w.b.op("aten.linear", [x, wide, None], torch.full((3, 16), -128.0 * 255 * terms))
+    _, (result,) = Executable(lower(w.b.program([product], host_target())))(w.b.values)
+    assert torch.equal(result, product.tensor)

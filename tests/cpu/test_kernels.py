@@ -1,4 +1,4 @@
-"""Kernels of single nests: whatever the schedule, they compute what the nest says and write nothing else."""
+"""Kernels of single nests: with any schedule, they compute the nest's values and write nothing else."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_epilogue_of_a_reduction_across_lanes(target):
 
 
 def test_epilogue_of_a_nest_whose_reduction_is_gone(target):
-    """Loops of one iteration are dropped, also those that reduce."""
+    """Check an epilogue after its loops are dropped. Loops of one iteration are dropped, also reduction loops."""
     rows = Operand("f32", (1,))
     scaled = KernelEpilogue((rows,), (rows,), (), (operation("arith.mulf", [reduced(0, "f32"), operand(2)], "f32"),))
     nest = KernelSpec((37,), (False,), (rows, rows), (rows,), (SUM_OF_PRODUCTS,), initial=ZERO)
@@ -116,7 +116,7 @@ def test_a_reduction_checks_its_condition(target):
 @pytest.mark.parametrize("element", ["f32", "f64", "i32"])
 @pytest.mark.parametrize("sizes", [(16, 16), (112, 96), (50, 33), (7, 49), (3, 100), (100, 3), (1, 40), (129, 5)])
 def test_transposes(target, sizes, element):
-    """Of a matrix with more room between rows than they take."""
+    """Check a matrix whose row stride is larger than a row."""
     rows, columns = sizes
     nest = KernelSpec(
         sizes=(columns, rows),
@@ -131,7 +131,7 @@ def test_transposes(target, sizes, element):
 @pytest.mark.parametrize("sizes", [(16, 32, 8), (37, 50, 7), (5, 100, 3), (64, 7, 40)])
 @pytest.mark.parametrize("with_epilogue", [False, True])
 def test_results_that_lie_across(target, sizes, with_epilogue):
-    """A product whose result is transposed; what the epilogue reads is not."""
+    """Check a product whose result is transposed. The operands of the epilogue are not."""
     m, n, k = sizes
     across = Operand("f32", (1, m + 1, 0))
     if not with_epilogue:
@@ -151,7 +151,7 @@ def test_a_transpose_reads_no_lane_on_its_own():
 
 @pytest.mark.parametrize("columns", [1, 7, 8, 9, 12, 16, 17, 28, 40])
 def test_no_lane_of_every_second_element_is_read_on_its_own(target, columns):
-    """Also where the last vector is not whole: windows of 5 in 3 rows that move by two."""
+    """Check windows of 5 in 3 rows with a stride of two, also where the last vector is partial."""
     width = 2 * columns + 3
     nest = KernelSpec(
         sizes=(3, columns, 5),
@@ -165,11 +165,11 @@ def test_no_lane_of_every_second_element_is_read_on_its_own(target, columns):
     assert kernel.schedule.vector != 1 or "gather" not in kernel.text
 
 
-# What is fetched ahead, and the range.
+# Prefetches and the iteration range.
 
 
 def scaled_rows(rows: int, columns: int, distance: int) -> KernelSpec:
-    """Rows, ``distance`` apart, times a number for each."""
+    """Return a nest that multiplies each row by a number. The rows are ``distance`` elements apart."""
     return KernelSpec(
         sizes=(rows, columns),
         reduction=(False, False),
@@ -180,7 +180,7 @@ def scaled_rows(rows: int, columns: int, distance: int) -> KernelSpec:
 
 
 def row_sums(rows: int, columns: int, distance: int) -> KernelSpec:
-    """The sums of such rows' products with their numbers."""
+    """Return a nest that sums the products of such rows with their numbers."""
     elementwise = scaled_rows(rows, columns, distance)
     outputs = (Operand("f32", (1, 0)),)
     return replace(elementwise, reduction=(False, True), outputs=outputs, values=(SUM_OF_PRODUCTS,), initial=ZERO)
@@ -188,7 +188,7 @@ def row_sums(rows: int, columns: int, distance: int) -> KernelSpec:
 
 @pytest.mark.parametrize("reduces", [False, True])
 def test_each_line_further_on_is_fetched(reduces, monkeypatch):
-    """With stores in place of the prefetches, each line of the place further on is marked, and no other."""
+    """Check that each line of the prefetched place is marked, and no other line. Stores replace the prefetches."""
     nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
     schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, 4 * 256 * 4),))
     mark_prefetches(monkeypatch)
@@ -205,7 +205,7 @@ def test_each_line_further_on_is_fetched(reduces, monkeypatch):
 
 @pytest.mark.parametrize("reduces", [False, True])
 def test_the_same_lines_of_other_buffers_are_fetched(reduces, monkeypatch):
-    """As above, of two buffers that are walked as the first operand is."""
+    """Check the same for two buffers that are prefetched with the strides of the first operand."""
     nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
     schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, beside=0), Fetch(0, beside=1)))
     mark_prefetches(monkeypatch)
@@ -220,18 +220,21 @@ def test_the_same_lines_of_other_buffers_are_fetched(reduces, monkeypatch):
 
 
 def test_what_threads_do_not_share_loops_inside():
-    """What is the same for a row is computed once for it."""
+    """Check that a value that is constant in a row is computed once for the row."""
     small, large = (choose(scaled_rows(n, n, n), Machine.of(host_target())) for n in (40, 4096))
     assert (small.ranged, small.iterations, small.grain) == (1, 40, 0)
     assert large.iterations > large.grain > 0
 
 
-# Blocks, whatever their sizes.
+# Blocks of all sizes.
 
 
 def blocked(schedule: Schedule, nest: KernelSpec, steps: int, tiles: int) -> Schedule:
-    """``schedule`` with all its parallel loops but the first inside blocks of ``steps`` of the outermost loop that
-    reduces, and its last parallel loop in blocks of ``tiles`` tiles."""
+    """Return ``schedule`` with blocks.
+
+    All parallel loops but the first are inside blocks of ``steps`` of the outermost reduction loop. The last parallel
+    loop is in blocks of ``tiles`` tiles.
+    """
     first, *others = schedule.levels
     last = others[-1] if others else first
     levels = (
@@ -256,7 +259,7 @@ def test_blocks_of_a_reduction(target, steps, tiles, with_epilogue):
 
 
 def test_large_products_are_blocked():
-    """Rows of 4 KiB fall into few sets of the cache: the chosen schedule goes through the reduction in blocks."""
+    """Check a blocked reduction. Rows of 4 KiB map to few cache sets, so the chosen schedule has blocks."""
     kernel = check(matmul(48, 1024, 1024), target_with("avx512"))
     assert any(level.loop == 2 for level in kernel.schedule.levels)
 

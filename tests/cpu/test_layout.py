@@ -26,7 +26,7 @@ TARGETS = {"widest": host_target(), "avx2": host_target("+avx2", "+fma"), "basel
 def convolve(
     b: Builder, x: Value, filters: int, kernel: int, groups: int = 1, rectified: bool = True, **options: int
 ) -> Value:
-    """A convolution with weights and bias that are parameters, then a rectifier if it is to be ``rectified``."""
+    """Build a convolution whose weights and bias are parameters, then a rectifier if ``rectified``."""
     channels = x.tensor.shape[1]
     scale = (2 / (channels // groups * kernel**2)) ** 0.5
     weight = b.input(normal(filters, channels // groups, kernel, kernel) * scale, "parameter")
@@ -64,7 +64,10 @@ def join(b: Builder, parts: Sequence[Value], dim: int) -> Value:
 
 
 def residual_network(b: Builder) -> list[Value]:
-    """Every edge of the blocked layout: an image of 3 channels, a pooling, a residual, a classifier on its mean."""
+    """Build every edge of the blocked layout.
+
+    The edges are an image of 3 channels, a pooling, a residual, and a classifier on its mean.
+    """
     x = pool(b, convolve(b, b.input(normal(2, 3, 19, 23)), 32, 7, stride=2, padding=3))
     y = convolve(b, convolve(b, x, 32, 3, padding=1), 32, 3, padding=1)
     total = b.op("aten.add.Tensor", [x, y, 1], x.tensor + y.tensor)
@@ -89,7 +92,10 @@ def dilated_network(b: Builder) -> list[Value]:
 
 
 def dense_network(b: Builder) -> list[Value]:
-    """Channels joined in whole blocks and in parts of one, then read by a convolution and as results."""
+    """Build a concatenation of channels in whole blocks and in partial ones.
+
+    A convolution reads it, and it is a result.
+    """
     x = convolve(b, b.input(normal(1, 3, 10, 10)), 16, 3, padding=1)
     y = join(b, [x, convolve(b, x, 32, 3, padding=1)], 1)
     z = join(b, [y, convolve(b, y, 8, 1)], 1)
@@ -97,7 +103,7 @@ def dense_network(b: Builder) -> list[Value]:
 
 
 def transposed_network(b: Builder) -> list[Value]:
-    """The image of a transposed convolution is spread into a larger one with zeros in between."""
+    """Build a transposed convolution. Its image is spread into a larger one with zeros in between."""
     x = convolve(b, b.input(normal(1, 3, 6, 7)), 16, 3, padding=1)
     weight = b.input(normal(16, 8, 3, 3) * 0.1, "parameter")
     expected = functional.conv_transpose2d(x.tensor, weight.tensor, None, stride=2, padding=1, output_padding=1)
@@ -106,12 +112,12 @@ def transposed_network(b: Builder) -> list[Value]:
 
 
 def flattened_network(b: Builder) -> list[Value]:
-    """A product over channels and pixels."""
+    """Build a product over channels and pixels."""
     return [linear(b, flatten(b, convolve(b, b.input(normal(4, 3, 6, 5)), 32, 3)), 12)]
 
 
 def lone_convolutions(b: Builder) -> list[Value]:
-    """Results of the program; one is read again."""
+    """Build convolutions that are results of the program. One is read again."""
     x = convolve(b, b.input(normal(1, 16, 9, 11)), 32, 3, rectified=False, padding=1)
     y = convolve(b, x, 32, 3, groups=32, rectified=False, stride=2)
     return [x, y, pool(b, b.input(normal(1, 16, 9, 8)))]
@@ -123,7 +129,7 @@ def products(b: Builder) -> list[Value]:
 
 
 def products_with_one_weight(b: Builder) -> list[Value]:
-    """Parts of one parameter, as attention projects its input, and one part used twice."""
+    """Build products with parts of one parameter, as in attention, and with one part used twice."""
     x = b.input(normal(6, 24))
     weight = b.input(normal(96, 24), "parameter")
     results = []
@@ -156,14 +162,17 @@ def test_networks(network: object, target: Target) -> None:
 
 
 def mobile_network(b: Builder) -> list[Value]:
-    """Channels of which half vectors are whole blocks."""
+    """Build channels whose number is a multiple of half a vector."""
     x = convolve(b, b.input(normal(1, 3, 21, 23)), 24, 3, stride=2, padding=1)
     y = convolve(b, convolve(b, x, 72, 1), 72, 5, groups=72, stride=2, padding=2)
     return [convolve(b, convolve(b, y, 40, 1, rectified=False), 32, 1)]
 
 
 def joined_network(b: Builder) -> list[Value]:
-    """Channels of whole vectors become part of an image whose channels half ones alone divide."""
+    """Join an image of whole vectors of channels with one of half a vector.
+
+    Only half vectors divide the channels of the joined image.
+    """
     x = convolve(b, b.input(normal(1, 3, 10, 10)), 16, 3, padding=1)
     y = join(b, [x, convolve(b, x, 8, 3, padding=1)], 1)
     return [convolve(b, y, 16, 3, padding=1), convolve(b, x, 16, 1)]
@@ -185,7 +194,7 @@ def compiled(network: object) -> Executable:
 
 
 def test_packs_hold_only_parameters() -> None:
-    """Each weight of a convolution and of a product with enough rows is packed once, from itself alone."""
+    """Check that each weight of a convolution, and of a product with enough rows, is packed once, from itself alone."""
     manifest = compiled(residual_network).manifest
     roles = {manifest.arguments[k].role for pack in manifest.packs for k in pack.arguments}
     assert len(manifest.packs) >= 4
@@ -204,13 +213,13 @@ def packs_of(columns: int, rows: int) -> list[str]:
 
 
 def test_recipes_name_what_is_computed() -> None:
-    """Specialisations for other rows share a pack; weights of other sizes do not."""
+    """Check recipes. Specialisations for other rows share a pack; weights of other sizes do not."""
     assert packs_of(96, rows=8) == packs_of(96, rows=5) != packs_of(48, rows=8)
     assert len(packs_of(96, rows=8)) == 1
 
 
 def test_equal_packs_are_one_function() -> None:
-    """Weights of equal sizes, as in models of many layers, are packed by the same code, each from its parameter."""
+    """Check that weights of equal sizes are packed by the same code, each from its own parameter."""
     builder = Builder()
     x = builder.input(normal(8, 96))
     for columns in (96, 96, 48):
@@ -226,7 +235,10 @@ def kernels_of(results: list[Value], builder: Builder) -> float:
 
 
 def test_padding_is_computed_in_place() -> None:
-    """Between two convolutions there are only the borders to fill: one kernel for the rows, one for the columns."""
+    """Check that only the borders are filled between two convolutions.
+
+    One kernel fills the rows, and one the columns.
+    """
     padded, plain = Builder(), Builder()
     first = convolve(padded, convolve(padded, padded.input(normal(1, 16, 9, 9)), 16, 1), 16, 3, padding=1)
     second = convolve(plain, convolve(plain, plain.input(normal(1, 16, 9, 9)), 16, 1), 16, 3)
@@ -234,7 +246,7 @@ def test_padding_is_computed_in_place() -> None:
 
 
 def convolution(image: Buffer, result: Buffer) -> LoopNest:
-    """Of three taps over the last dimension."""
+    """Return a convolution of three taps over the last dimension."""
     (_, channels, _), (_, filters, pixels) = image.sizes, result.sizes
     weight = Buffer("parameter", "f32", (filters, channels, 3))
     sample, row, pixel, channel, tap = (AffineExpr.of_loop(loop, 5) for loop in range(5))
@@ -250,7 +262,10 @@ def convolution(image: Buffer, result: Buffer) -> LoopNest:
 
 
 def test_a_result_is_computed_in_blocks() -> None:
-    """A convolution stores its result into a blocked temporary, which is copied where no epilogue takes it."""
+    """Check that a convolution stores its result into a blocked temporary.
+
+    Another nest copies it to the result if there is not an epilogue.
+    """
     image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "f32", (1, 32, 6))
     step = convolution(image, result)
     steps = LoopProgram([step], {})
@@ -272,17 +287,17 @@ def test_a_result_is_computed_in_blocks() -> None:
     ids=str,
 )
 def test_blocks_of_a_chain(channels: Sequence[int], blocks: Sequence[int]) -> None:
-    """Half vectors' blocks are for images between convolutions that have all in blocks."""
+    """Check that blocks of half vectors are only used between convolutions with blocks on all sides."""
     first, *others = (("f32", (1, count, 20 - 2 * k)) for k, count in enumerate(channels))
     images = [Buffer("input", *first), *(Buffer("temporary", *other) for other in others)]
     chain = [convolution(*pair) for pair in itertools.pairwise(images)]
     block_channels(LoopProgram(list(chain), {}), (16, 8))
-    made = [step.outputs[0].buffer.sizes for step in chain]
-    assert [sizes[3] if len(sizes) > 3 else 0 for sizes in made] == list(blocks)
+    results = [step.outputs[0].buffer.sizes for step in chain]
+    assert [sizes[3] if len(sizes) > 3 else 0 for sizes in results] == list(blocks)
 
 
 def test_groups_of_channels_are_no_windows() -> None:
-    """A group norm's mean is over channels that lie next to each other: nothing is laid out in blocks for it."""
+    """Check that a group norm does not change the layout. Its mean is over adjacent channels."""
     builder = Builder()
     x = builder.input(normal(2, 64, 6, 5))
     grouped = builder.op("aten.view", [x, [2, 16, 4, 6, 5]], x.tensor.view(2, 16, 4, 6, 5))
@@ -290,10 +305,10 @@ def test_groups_of_channels_are_no_windows() -> None:
     centred = builder.op("aten.sub.Tensor", [grouped, mean, 1], grouped.tensor - mean.tensor)
     squares = builder.op("aten.mul.Tensor", [centred, centred], centred.tensor.square())
     variance = squares.tensor.mean([2, 3, 4], keepdim=True)
-    found = builder.op("aten.mean.dim", [squares, [2, 3, 4], True, None], variance)
-    factor = builder.op("aten.rsqrt", [found], variance.rsqrt())
-    made = builder.op("aten.mul.Tensor", [centred, factor], centred.tensor * factor.tensor)
-    assert kernels_of([made], builder) == 3
+    mean_square = builder.op("aten.mean.dim", [squares, [2, 3, 4], True, None], variance)
+    factor = builder.op("aten.rsqrt", [mean_square], variance.rsqrt())
+    normalised = builder.op("aten.mul.Tensor", [centred, factor], centred.tensor * factor.tensor)
+    assert kernels_of([normalised], builder) == 3
 
 
 def test_joining_copies_nothing() -> None:

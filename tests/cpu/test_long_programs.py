@@ -1,4 +1,4 @@
-"""The passes of the cpu device take time in proportion to the program: what they call is counted."""
+"""Compile time of the cpu device's passes: the number of calls grows linearly with the program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchmdla.testing.compare import assert_matches
 
 
 def chain(b: Builder, count: int) -> list[Value]:
-    """One chain of elementwise operators, each with an input of its own."""
+    """Build one chain of elementwise operators, each with its own second input."""
     x = b.input(normal(4, 4))
     for _ in range(count):
         y = b.input(normal(4))
@@ -31,20 +31,20 @@ def chain(b: Builder, count: int) -> list[Value]:
 
 
 def results(b: Builder, count: int) -> list[Value]:
-    """Results that need nothing of each other."""
+    """Build results that do not depend on each other."""
     x = b.input(normal(4, 4))
     return [b.op("aten.mul.Scalar", [x, k + 0.5], x.tensor * (k + 0.5)) for k in range(count)]
 
 
 def concatenation(b: Builder, count: int) -> list[Value]:
-    """A concatenation of as many parts, whose operators repeat with a period."""
+    """Build a concatenation of ``count`` parts, whose operators repeat with a period."""
     x = b.input(normal(4, 4))
     parts = [b.op("aten.mul.Scalar", [x, k % 9 + 0.5], x.tensor * (k % 9 + 0.5)) for k in range(count)]
     return [b.op("aten.cat", [parts, 0], torch.cat([part.tensor for part in parts]))]
 
 
 def writes(b: Builder, count: int) -> list[Value]:
-    """Rows that are written one after the other."""
+    """Build rows that are written one after the other."""
     x = b.input(normal(4, 4))
     y = b.op("aten.mul.Scalar", [x, 2.0], x.tensor * 2.0)
     for k in range(count):
@@ -55,7 +55,7 @@ def writes(b: Builder, count: int) -> list[Value]:
 
 
 def transformed(function: Callable[[Builder, int], list[Value]], count: int) -> tuple[LoopProgram, int]:
-    """Return the steps of a program of so many operators, and how many calls making them takes."""
+    """Return the steps of a program of ``count`` operators, and the number of calls that compile it."""
     builder = Builder()
     program = builder.program(function(builder, count), host_target())
     steps: list[LoopProgram] = []
@@ -72,14 +72,20 @@ def test_passes_call_in_proportion(function: Callable[[Builder, int], list[Value
 
 
 def test_bodies_are_not_as_long_as_programs() -> None:
-    """Upstream's fusion copies a body with each operator, and LLVM takes minutes for one of thousands of operators."""
+    """Check the length of bodies.
+
+    Upstream's fusion copies a body with each operator. LLVM takes minutes for a body of thousands of operators.
+    """
     steps, _ = transformed(chain, 500)
     assert max(len(nest.body.expressions) for nest in all_nests(steps)) < 500
 
 
 @pytest.mark.sampled(0)
 def test_entries_load_pointers_again() -> None:
-    """LLVM takes minutes to allocate registers for a pointer that thousands of calls in a row use."""
+    """Check that pointers are loaded again.
+
+    LLVM takes minutes to allocate registers for a pointer that thousands of calls in a row use.
+    """
     builder = Builder()
     parts = concatenation(builder, 700)
     with new_context(), ir.Location.unknown():
@@ -93,7 +99,10 @@ def test_entries_load_pointers_again() -> None:
 
 @pytest.mark.sampled(0)
 def test_a_late_index_is_checked() -> None:
-    """The status of kernels that check indices is read behind calls that load pointers again."""
+    """Check an index out of bounds in a late kernel.
+
+    The status of kernels that check indices is read after calls that load pointers again.
+    """
     outputs = ", ".join(f"x * {k}.5" for k in range(600))
     program = torch.jit.CompilationUnit(f"def f(x, index):\n    return {outputs}, x[index] + 1\n").f
     x = torch.randn(4, 3)

@@ -1,4 +1,4 @@
-"""Recurrences too long to be written out: compiled for any length at the first call, by samples that are short."""
+"""Recurrences that are too long to unroll: short samples compile them for all lengths at the first call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def call(compiled: Any, module: nn.Module, inputs: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def check(module: nn.Module, draw: Draw, lengths: Sequence[int] = (LONG, 600, LONG, 3000, 3000)) -> None:
-    """The first of ``lengths`` alone makes a program; a length beyond the known ones may run by eager ops once."""
+    """Check that the first of ``lengths`` compiles the only program.
+
+    A length beyond the known ones may run once by eager operators.
+    """
     module.eval()
     script = traced(module, *draw(6))
     for length in (lengths[0], *lengths):
@@ -67,7 +70,7 @@ def test_given_state() -> None:
 
 
 class Tagger(nn.Module):
-    """Its sequence is made of the input, and one shorter."""
+    """Module whose recurrence runs over a sequence one step shorter than the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ def test_a_length_computed_from_an_inputs() -> None:
 
 @pytest.mark.sampled(0)
 def test_weights_of_a_module_that_is_not_frozen_stay_as_they_are() -> None:
-    """One of theirs has the size that is too long."""
+    """Check weights where one dimension has the size of the sequence that is too long."""
     torch.manual_seed(0)
     module = nn.LSTM(8, 150).eval()
     with torch.no_grad():
@@ -98,7 +101,7 @@ def test_weights_of_a_module_that_is_not_frozen_stay_as_they_are() -> None:
 
 @pytest.mark.sampled(0)
 def test_exported_program() -> None:
-    """FX groups are the same."""
+    """Check an exported program. FX groups behave in the same way."""
     torch.manual_seed(0)
     module = Tagger().eval()
     draw = [torch.randint(50, (3, LONG))]
@@ -109,11 +112,14 @@ def test_exported_program() -> None:
     assert torchmdla.stats().fallbacks == {}
 
 
-# What stays by PyTorch's interpreter, and says so.
+# Programs that PyTorch's interpreter runs, and whose fallback is reported.
 
 
 class Halved(nn.Module):
-    """Its sequence is half as long as the input, rounded up: no polynomial of the input's length."""
+    """Module whose sequence is half as long as the input, rounded up.
+
+    The length is not a polynomial of the input's length.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lookups at linear indices are operands: mirrored and shifted reads, and the copies that they are parts of."""
+"""Lookups at linear indices are operands: mirrored and shifted reads, and the copies that contain them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def flip(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype = torch.f
 
 
 def input_gradient(channels: int, side: int) -> Callable[..., list[Value]]:
-    """Of a 3×3 convolution: a transposed convolution with weights that no pack may hold."""
+    """Return a program of the input gradient of a 3×3 convolution.
+
+    It is a transposed convolution whose weights are inputs, so that they are not packed.
+    """
 
     def program(b: Builder) -> list[Value]:
         x, w = b.input(normal(1, channels, side, side)), b.input(normal(channels, channels, 3, 3) * 0.1)
@@ -61,13 +64,13 @@ def test_flips(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("sizes", [(3, 5), (7, 33), (64, 300)])
 def test_a_reduction_of_what_is_read_backwards(sizes: tuple[int, int]) -> None:
-    """How much of a cache its operands take was counted by their strides, which are negative."""
+    """Check a reduction over operands with negative strides. The strides determine their size in a cache."""
 
     b = Builder()
     x = b.input(normal(*sizes))
     flipped = b.op("aten.flip", [x, [0]], x.tensor.flip(0))
-    made = b.op("aten.expm1", [flipped], flipped.tensor.expm1())
-    back = b.op("aten.flip", [made, [0]], made.tensor.flip(0))
+    exponentials = b.op("aten.expm1", [flipped], flipped.tensor.expm1())
+    back = b.op("aten.flip", [exponentials, [0]], exponentials.tensor.flip(0))
     check(b, [b.op("aten.amax", [back, [0], False], back.tensor.amax(0))])
 
 
@@ -86,7 +89,7 @@ def reads_of(nests: Sequence[LoopNest], access: Access) -> int:
 
 @pytest.mark.parametrize(("channels", "side"), [(64, 7), (32, 9), (17, 5)])
 def test_mirrored_weights_are_copied_once(channels: int, side: int) -> None:
-    """From where they lie to where the kernel reads them, whatever is done to them on the way."""
+    """Check that one copy brings the weights into the layout that the kernel reads."""
     program = input_gradient(channels, side)
     nests = all_nests(steps_of(program))
     (first,) = (a for nest in nests for a in nest.inputs if a.buffer.kind == "input" and a.buffer.sizes[-1] == 3)
@@ -100,13 +103,13 @@ def test_mirrored_weights_are_copied_once(channels: int, side: int) -> None:
 
 
 def test_a_copy_of_what_changes_stays() -> None:
-    """What is copied of a value before another is written in its place."""
+    """Check that a value is copied before its memory is overwritten."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x * 2
-        kept = y.t().contiguous()
+        copied = y.t().contiguous()
         y[1:] = y[:-1].flip(1) + 1
-        return kept.flip(0).contiguous().t(), y
+        return copied.flip(0).contiguous().t(), y
 
     x = normal(20, 20)
     compiled = torchmdla.compile(torch.jit.trace(function, (x,), check_trace=False), x)
@@ -115,7 +118,7 @@ def test_a_copy_of_what_changes_stays() -> None:
 
 @pytest.mark.parametrize("start", [1, 3, 7])
 def test_part_of_a_value_written_over_another_part_of_it(start: int) -> None:
-    """A copy of the copy would read rows that it has just written."""
+    """Check slices that overlap. Reading through the copy would return rows that were just written."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -135,8 +138,8 @@ MIRRORED = numbered(LOOKUP, "f32", 0, PLACE)
 
 
 def test_a_mirrored_lookup_is_an_operand() -> None:
-    roots, found = as_operands([MIRRORED], 2, [5, 10], [(5, 10)])
-    assert found == [(0, (({0: 1}, 0), ({1: -1}, 9)))]
+    roots, operands = as_operands([MIRRORED], 2, [5, 10], [(5, 10)])
+    assert operands == [(0, (({0: 1}, 0), ({1: -1}, 9)))]
     assert roots == (numbered(OPERAND, "f32", 2),)
 
 
@@ -146,11 +149,11 @@ def test_a_lookup_that_may_miss_stays(shape: tuple[int, int]) -> None:
 
 
 def test_only_linear_lookups_are_operands() -> None:
-    """The second one is at the first one's value."""
+    """Check nested lookups. The index of the second lookup is the value of the first."""
     found_there = operation("arith.fptosi", [MIRRORED], "i64")
     second = numbered(LOOKUP, "f32", 1, [index(0), found_there])
-    (root,), found = as_operands([second], 2, [5, 10], [(5, 10), (5, 10)])
-    assert [table for table, _ in found] == [0]
+    (root,), operands = as_operands([second], 2, [5, 10], [(5, 10), (5, 10)])
+    assert [table for table, _ in operands] == [0]
     assert root.op == LOOKUP
     assert root.operands[1].operands == (numbered(OPERAND, "f32", 2),)
 
@@ -162,8 +165,8 @@ def test_only_linear_lookups_are_operands() -> None:
 @given(st.integers(1, 70), st.sampled_from([1, -1]), st.sampled_from([1, -1]))
 def test_falling_rows(length: int, read: int, written: int) -> None:
     sizes = (3, length)
-    given, stored = Operand("f32", (length, read)), Operand("f32", (length, written))
-    nest = KernelSpec(sizes, (False, False), (given,), (stored,), (operand(0),))
+    source_operand, stored = Operand("f32", (length, read)), Operand("f32", (length, written))
+    nest = KernelSpec(sizes, (False, False), (source_operand,), (stored,), (operand(0),))
     source = np.arange(3 * length, dtype=np.float32)
     target = np.full(3 * length + 2, -1, np.float32)
     starts = [length - 1 if stride < 0 else 0 for stride in (read, written)]

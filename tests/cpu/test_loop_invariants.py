@@ -1,4 +1,4 @@
-"""Work on parameters alone inside of larger steps: packed, so that a norm costs no more than a bias."""
+"""Work on parameters alone inside larger steps is packed, so that a norm costs no more than a bias."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torchmdla.devices.cpu.lowering import loop_program
 
 
 def scaled(b: Builder, x: Value, statistics: str) -> Value:
-    """``x * f + t`` for each channel, ``f = rsqrt(variance + 0.5) * weight`` and ``t = -mean * f``.
+    """Build ``x * f + t`` for each channel, with ``f = rsqrt(variance + 0.5) * weight`` and ``t = -mean * f``.
 
-    ``statistics``: the role of mean and variance; the weight is a parameter.
+    ``statistics`` is the role of mean and variance. The weight is a parameter.
     """
     channels = x.tensor.shape[1]
     variance = b.input(normal(channels).abs() + 0.5, statistics)
@@ -37,9 +37,9 @@ def scaled(b: Builder, x: Value, statistics: str) -> Value:
 
 def after_a_convolution(b: Builder, role: str, channels: int = 32) -> list[Value]:
     x, weight = b.input(normal(2, 16, 9, 9)), b.input(normal(channels, 16, 3, 3) / 12, "parameter")
-    made = functional.conv2d(x.tensor, weight.tensor)
+    product = functional.conv2d(x.tensor, weight.tensor)
     operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
-    return [scaled(b, b.op("aten.convolution", operands, made), role)]
+    return [scaled(b, b.op("aten.convolution", operands, product), role)]
 
 
 def with_a_partial_block(b: Builder, role: str) -> list[Value]:
@@ -48,9 +48,9 @@ def with_a_partial_block(b: Builder, role: str) -> list[Value]:
 
 def after_a_depthwise_convolution(b: Builder, role: str) -> list[Value]:
     x, weight = b.input(normal(2, 32, 9, 9)), b.input(normal(32, 1, 3, 3) / 3, "parameter")
-    made = functional.conv2d(x.tensor, weight.tensor, groups=32)
+    product = functional.conv2d(x.tensor, weight.tensor, groups=32)
     operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 32]
-    return [scaled(b, b.op("aten.convolution", operands, made), role)]
+    return [scaled(b, b.op("aten.convolution", operands, product), role)]
 
 
 def after_a_product(b: Builder, role: str) -> list[Value]:
@@ -79,7 +79,7 @@ def test_results(program, role: str, target: Target) -> None:
 
 
 def nests_over_images(program, role: str) -> list[LoopNest]:
-    """The steps that a call runs over whole images."""
+    """Return the steps that a call runs over whole images."""
     builder = Builder()
     written = builder.program(program(builder, role), host_target())
     with new_context(), ir.Location.unknown():
@@ -90,7 +90,7 @@ def nests_over_images(program, role: str) -> list[LoopNest]:
 
 
 def ops_per_element(program, role: str) -> set[str]:
-    """What the steps that a call runs over whole images compute, by the names of their instructions."""
+    """Return the names of the instructions in the steps that a call runs over whole images."""
     nests = nests_over_images(program, role)
     return {e.op for s in nests for body in bodies(s) for e in body.expressions if e.operands}
 
@@ -116,19 +116,19 @@ def test_what_is_packed_follows_from_parameters_alone() -> None:
 
 
 def twice(b: Builder, role: str) -> list[Value]:
-    """Two norms of one convolution's weights: each scales them by a factor of its own."""
+    """Build two norms of convolutions with one shared weight. Each norm scales the weight by a different factor."""
     weight = b.input(normal(32, 16, 3, 3) / 12, "parameter")
     results = []
     for _ in range(2):
         x = b.input(normal(2, 16, 9, 9))
-        made = functional.conv2d(x.tensor, weight.tensor)
+        product = functional.conv2d(x.tensor, weight.tensor)
         operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
-        results.append(scaled(b, b.op("aten.convolution", operands, made), role))
+        results.append(scaled(b, b.op("aten.convolution", operands, product), role))
     return results
 
 
 def squared(b: Builder, role: str) -> list[Value]:
-    """The convolution's own result is needed, too."""
+    """Build a program that reads the normalised convolution twice."""
     (normed,) = after_a_convolution(b, role)
     return [b.op("aten.mul.Tensor", [normed, normed], normed.tensor * normed.tensor)]
 
@@ -142,7 +142,10 @@ def test_results_of_other_programs(program, role: str) -> None:
 
 @pytest.mark.parametrize("program", AFTER_PRODUCTS)
 def test_weights_take_the_factor(program) -> None:
-    """As in a frozen module, whatever follows the norm. Statistics that are inputs leave it where it is."""
+    """Check that the weights absorb the factor of a norm whose statistics are parameters, as in a frozen module.
+
+    An operator after the norm does not change this. If the statistics are inputs, the factor stays in the epilogue.
+    """
 
     def clamped(b: Builder, role: str) -> list[Value]:
         (normed,) = program(b, role)
@@ -159,14 +162,17 @@ def test_weights_take_the_factor(program) -> None:
 
 
 def pooled(b: Builder, role: str) -> list[Value]:
-    """The mean of each channel of what the norm and an activation leave, as networks for images end."""
+    """Build the mean of each channel after a norm and an activation, as at the end of image networks."""
     (normed,) = after_a_convolution(b, role)
     clamped = b.op("aten.clamp", [normed, 0, 6], normed.tensor.clamp(0, 6))
     return [b.op("aten.mean.dim", [clamped, [2, 3], True, None], clamped.tensor.mean((2, 3), keepdim=True))]
 
 
 def test_a_norm_before_a_mean_stays_with_the_convolution() -> None:
-    """The mean alone reads what the norm leaves: in its body the weights could not take the factor."""
+    """Check the place of a norm whose only reader is a mean.
+
+    In the body of the mean, the weights could not absorb the factor.
+    """
     builder = Builder()
     check(builder, pooled(builder, "parameter"))
     product, mean = (s for s in nests_over_images(pooled, "parameter") if any(s.reduction))

@@ -181,7 +181,7 @@ def concatenation(b: Builder) -> list[Value]:
 
 @case
 def repetition(b: Builder) -> list[Value]:
-    """What is repeated is computed once, not at its first place in what it is repeated into."""
+    """Build an expanded sum. It is computed once, not at its first use in the expanded result."""
     x, y = b.input(normal(2, 3, 8, 5)), b.input(normal(2, 3, 8, 5))
 
     def total(value: Value) -> Value:
@@ -195,7 +195,11 @@ def repetition(b: Builder) -> list[Value]:
 
 @case
 def slices_of_a_parameter(b: Builder) -> list[Value]:
-    """Bufferisation makes one after the other in the same buffer, of which tables are read: no pack can be both."""
+    """Build products with slices of a parameter.
+
+    Bufferisation creates the slices one after the other in the same buffer, which tables read. One pack cannot hold
+    both.
+    """
     w, x = b.input(normal(3, 4, 2, 2), "parameter"), b.input(normal(3, 4, 2))
 
     def product(index: int) -> Value:
@@ -218,9 +222,9 @@ def transposition(b: Builder) -> list[Value]:
 @case
 def table_look_up(b: Builder) -> list[Value]:
     table, rows = b.input(normal(20, 33), "parameter"), b.input(integers(0, 20, 4, 5))
-    found = b.op("aten.embedding", [table, rows, -1, False, False], functional.embedding(rows.tensor, table.tensor))
+    embedded = b.op("aten.embedding", [table, rows, -1, False, False], functional.embedding(rows.tensor, table.tensor))
     columns = b.input(integers(0, 33, 20, 6))
-    return [found, b.op("aten.gather", [table, 1, columns, False], table.tensor.gather(1, columns.tensor))]
+    return [embedded, b.op("aten.gather", [table, 1, columns, False], table.tensor.gather(1, columns.tensor))]
 
 
 @case
@@ -277,7 +281,10 @@ def half_precisions(b: Builder) -> list[Value]:
 
 @case
 def short_rows_of_half_precision(b: Builder) -> list[Value]:
-    """Rows that are shorter than a vector, of numbers that processors without instructions for them convert."""
+    """Build short rows of half precision, shorter than a vector.
+
+    Processors without instructions for these numbers convert them.
+    """
     x, y = b.input(normal(4, 3)), b.input(normal(3, 6))
     half = b.input(normal(7, 5, dtype=torch.bfloat16))
     product = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
@@ -384,7 +391,7 @@ def constant_result(b: Builder) -> list[Value]:
 
 @case
 def resampling(b: Builder) -> list[Value]:
-    """Reads a computed tensor at computed indices."""
+    """Build a resampling, which reads a computed tensor at computed indices."""
     x = b.input(normal(2, 3, 5, 7))
     expected = functional.interpolate(x.tensor, size=(10, 21))
     return [b.op("aten.upsample_nearest2d", [x, [10, 21], None, None], expected)]
@@ -479,7 +486,7 @@ def test_equal_kernels_are_compiled_once() -> None:
 
 
 def test_reuses_workspace() -> None:
-    """A chain of matrix products needs two intermediates at a time."""
+    """Check the size of the workspace. A chain of matrix products needs two intermediates at a time."""
     builder = Builder()
     x = builder.input(normal(64, 64))
     w = builder.input(normal(64, 64) / 8, "parameter")
@@ -548,7 +555,10 @@ def test_unsigned_bytes_are_refused() -> None:
 
 
 def test_code_does_not_depend_on_what_a_process_compiled_before() -> None:
-    """Programs of a thread share MLIR's context, after failures, too; another thread has its own."""
+    """Check that earlier compiles do not change the code.
+
+    The programs of a thread share an MLIR context, also after failures. Another thread has a separate context.
+    """
 
     def code(name: str) -> bytes:
         builder = Builder()
@@ -572,10 +582,10 @@ lifetimes = st.builds(
 @given(st.lists(lifetimes, max_size=30))
 def test_planned_buffers_never_meet(buffers: list[Lifetime]) -> None:
     offsets, total = plan(buffers)
-    for k, own in enumerate(buffers):
+    for k, buffer in enumerate(buffers):
         assert offsets[k] % ALIGNMENT == 0
-        assert offsets[k] + own.size <= total
+        assert offsets[k] + buffer.size <= total
         for j, other in enumerate(buffers[:k]):
-            together = own.first <= other.last and other.first <= own.last
-            apart = offsets[k] + own.size <= offsets[j] or offsets[j] + other.size <= offsets[k]
-            assert not together or apart or not own.size or not other.size
+            together = buffer.first <= other.last and other.first <= buffer.last
+            apart = offsets[k] + buffer.size <= offsets[j] or offsets[j] + other.size <= offsets[k]
+            assert not together or apart or not buffer.size or not other.size

@@ -1,4 +1,4 @@
-"""Factors of products that are equal: made once, unless what they are made of changes."""
+"""Equal factors of products: they are computed once, unless their sources change."""
 
 from __future__ import annotations
 
@@ -31,36 +31,39 @@ def of_two_inputs(b: Builder) -> list[Value]:
 @pytest.mark.sampled(1)
 def test_sums_of_layers(layers, sums) -> None:
     b = Builder()
-    made = layers(b)
-    assert count(b, made) == 3
-    found = [nest for nest in steps_of(b, made, target("strassen")).nests() if len(nest.outputs) == PRODUCTS]
-    assert len(found) == sums
-    check(b, made, target("strassen"))
+    results = layers(b)
+    assert count(b, results) == 3
+    sums_nests = [nest for nest in steps_of(b, results, target("strassen")).nests() if len(nest.outputs) == PRODUCTS]
+    assert len(sums_nests) == sums
+    check(b, results, target("strassen"))
 
 
 def matrix(kind: Kind = "temporary") -> Buffer:
     return Buffer(kind, "f32", (SIZE, SIZE))
 
 
-def doubled(source: Buffer, made: Buffer) -> LoopNest:
-    places = [Access.of_loops(buffer, (0, 1), 2) for buffer in (source, made)]
+def doubled(source: Buffer, target_buffer: Buffer) -> LoopNest:
+    places = [Access.of_loops(buffer, (0, 1), 2) for buffer in (source, target_buffer)]
     value = operation("arith.mulf", [load(places[0]), constant(2.0, "f32")], "f32")
     return LoopNest.elementwise((SIZE, SIZE), places[1], value)
 
 
 def product(left: Buffer, right: Buffer) -> LoopNest:
-    made, a, b = (
+    result, a, b = (
         Access.of_loops(buffer, loops, 3)
         for buffer, loops in ((matrix("result"), (0, 1)), (left, (0, 2)), (right, (2, 1)))
     )
     value = operation("arith.mulf", [load(a), load(b)], "f32")
     total = operation("arith.addf", [accumulator(0, "f32"), value], "f32")
-    return LoopNest((SIZE,) * 3, (False, False, True), (made,), (total,), constant(0.0, "f32"))
+    return LoopNest((SIZE,) * 3, (False, False, True), (result,), (total,), constant(0.0, "f32"))
 
 
 @pytest.mark.parametrize("between", ["nothing", "source", "made", "reader"])
 def test_what_changes_is_made_again(between: str) -> None:
-    """The source is written between two equal steps, the first result again, or read by something else."""
+    """Check equal steps with another step between them.
+
+    It writes the source, writes the first result again, or reads the first result.
+    """
     source, other, first, second = matrix("input"), matrix("parameter"), matrix(), matrix()
     steps = [doubled(source, first), product(first, other)]
     steps += {

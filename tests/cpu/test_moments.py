@@ -1,4 +1,4 @@
-"""Mean and variance in one walk: which nests become it, and that it is as exact as two walks."""
+"""Mean and variance in one pass over a row: the nests that it replaces, and that its errors are not larger."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def rewritten(text: str) -> str:
 
 
 def test_a_norm_walks_its_rows_once_for_both() -> None:
-    made = rewritten(BEFORE)
-    assert made.count("nest ") == 5
+    text = rewritten(BEFORE)
+    assert text.count("nest ") == 5
     loops = ["d0:2 d1:2+ d2:16+", "d0:2 d1:512+", "d0:2", "d0:2 d1:512"]
-    assert [made.count(f"nest {each} {{") for each in loops] == [1, 1, 1, 2]
+    assert [text.count(f"nest {each} {{") for each in loops] == [1, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("arith.divf i1, 512.0", "arith.divf i1, 511.0"),  # no mean
-        ("arith.mulf i0, i0", "arith.mulf i0, o0"),  # no squares
-        ("    v0 : f32 = arith.addf i0, o0", "    v0 : f32 = arith.maximumf i0, o0"),  # no sum
+        ("arith.divf i1, 512.0", "arith.divf i1, 511.0"),  # not a mean
+        ("arith.mulf i0, i0", "arith.mulf i0, o0"),  # not squares
+        ("    v0 : f32 = arith.addf i0, o0", "    v0 : f32 = arith.maximumf i0, o0"),  # not a sum
         (" 512", " 128"),  # short
     ],
 )
@@ -88,7 +88,7 @@ def around(mean: float, deviation: float = 1.0) -> Callable[[Tensor], Tensor]:
 
 
 def first(value: float, count: int = 1) -> Callable[[Tensor], Tensor]:
-    """Rows whose first elements are far from the others."""
+    """Return a function whose first elements of each row are far from the others."""
     return lambda x: torch.cat([torch.full_like(x[:, :count], value), x[:, count:]], 1)
 
 
@@ -122,7 +122,7 @@ ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
     ("value", "place"),
     [
         *itertools.product([0.0, 1.0, 1e4, 3.3e8, math.inf, -math.inf, math.nan], [ALL, FIRST, LAST]),
-        (1e35, LAST),  # The variance is infinite. Where that comes first eager has NaN.
+        (1e35, LAST),  # The variance is infinite. If that element comes first, eager returns NaN.
     ],
 )
 def test_special_rows(value: float, place: slice) -> None:
@@ -132,7 +132,7 @@ def test_special_rows(value: float, place: slice) -> None:
     with torch.no_grad():
         result = torchmdla.compile(torch.jit.trace(norm, (x,)), x)(x)
         if place == ALL and math.isfinite(value):
-            # What is left of the difference of equal numbers is rounding, that of the mean.
+            # The difference of equal numbers is the rounding error of the mean.
             assert result[1].isfinite().all()
             result[1] = norm(x)[1]
         assert_matches(result, norm(x))

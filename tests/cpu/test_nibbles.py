@@ -1,4 +1,4 @@
-"""Weights of 4 bits, two in a byte: which products read them so, values of any shape on all processors."""
+"""Weights of 4 bits, two in a byte: the products that read them, and values of any shape on all processors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from torchmdla.importer.types import dtype_number
 
 PROCESSORS = {**WITH_WORDS, **OTHERS}
 
-# As few weights as come from memory, by the second cache of the largest of the processors.
+# The smallest number of weights that exceeds the second-level cache of the largest of the processors.
 TERMS, COLUMNS = 512, 1024
 
 
 class Written:
-    """A product of some rows with weights of int8, ``bits`` of which are used, and are said to be: with a scale for
-    each ``group`` of them and, if there are any, zero points."""
+    """Program of a product of some rows with int8 weights.
+
+    The weights use ``bits`` bits, and their declaration specifies it. Each ``group`` of weights has a scale and, if
+    ``zeros``, a zero point.
+    """
 
     def __init__(
         self, x: Tensor, columns: int = COLUMNS, bits: int = 4, group: int | None = 32, zeros: bool = True
@@ -101,7 +104,10 @@ def test_values_of_any_shape(rows: int, groups: int, terms: int, more: int, zero
 
 
 def test_a_row_with_numbers_of_all_sizes() -> None:
-    """What is multiplied by zero, or by very different weights, takes nothing from the other products."""
+    """Check a row with numbers of all magnitudes.
+
+    Terms with a zero weight, or with a very different weight, do not reduce the precision of the other products.
+    """
     x = normal(1, TERMS)
     x[0, ::7] *= 1e6
     w = Written(x, zeros=False)

@@ -1,4 +1,4 @@
-"""The text of loop programs, read back: nothing is lost, at any stage."""
+"""Text of loop programs: parsing the printed text loses nothing, at any stage."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ def test_every_stage_is_what_its_text_says(name: str, monkeypatch: pytest.Monkey
         if sample in ("", "sample0"):
             assert program_text(parse_program(program_text(steps))) == program_text(steps)
 
-    # Printed and read, it is compiled to the same code.
+    # After printing and parsing, the program compiles to the same code.
     with lowering.new_context(), lowering.ir.Location.unknown():
         code = str(lowering.generated_module(program))
         monkeypatch.setattr(pipeline, "observe", checking)
 
-        def read_back(*given: Any) -> tuple[LoopProgram, pipeline.Tiles]:
-            steps, tiles = loop_program(*given)
+        def read_back(*arguments: Any) -> tuple[LoopProgram, pipeline.Tiles]:
+            steps, tiles = loop_program(*arguments)
             return parse_program(program_text(steps)), tiles
 
         monkeypatch.setattr(lowering, "loop_program", read_back)
         assert str(lowering.generated_module(program)) == code
-    assert stages > {one.name for one in pipeline.REWRITES}
+    assert stages > {each.name for each in pipeline.REWRITES}
 
 
 ELEMENTS = """\
@@ -121,7 +121,7 @@ def test_passes_run_on_text() -> None:
     merged = program_text(steps)
     assert "then {" in merged and merged.count("nest ") == text.count("nest ") - 1
     every = [name for name, _ in lowering.optimised(text, [], host_target())]
-    assert every == [one.name for one in pipeline.PASSES]
+    assert every == [each.name for each in pipeline.PASSES]
 
 
 @pytest.mark.parametrize(
@@ -141,5 +141,5 @@ def test_what_is_no_loop_program(text: str, message: str) -> None:
 
 
 def test_an_unknown_pass() -> None:
-    with pytest.raises(CompileError, match="no pass 'nosuch'; there are remove-unread, "):
+    with pytest.raises(CompileError, match=r"unknown pass 'nosuch' \(choose from remove-unread, "):
         list(lowering.optimised("entry {}", ["nosuch"], host_target()))

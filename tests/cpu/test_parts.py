@@ -1,4 +1,4 @@
-"""Modules that are compiled in parts: the same code whoever compiles it, which computes what eager PyTorch does."""
+"""Modules that are compiled in parts: every process generates the same code, and it computes eager's values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchmdla.devices.cpu.code.object_file import joined, separated
 
 
 def layers(b: Builder) -> list[Value]:
-    """Products with packed weights, a softmax (a tile loop), and its sum: functions of all kinds, some called twice."""
+    """Build functions of all kinds, some called twice: products with packed weights, a tile loop and a sum."""
     value = b.input(normal(33, 48))
     for _ in range(3):
         weight = b.input(normal(48, 48), "parameter")
@@ -57,7 +57,7 @@ def test_object_files_are_joined(objects: list[bytes]) -> None:
     assert separated(joined(objects)) == objects
 
 
-# A module that is large enough, compiled by one process and by two.
+# A module that is large enough for several parts, compiled by one process and by two.
 _SHARED = """
 from test_parts import layers
 from nest_running import host_target
@@ -80,7 +80,7 @@ def test_children_make_the_same_code() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# What a child does not do, its parent does.
+# The parent repeats work that a child did not finish.
 _SHARING = """
 import os, signal
 from torchmdla.support import sharing

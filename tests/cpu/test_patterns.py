@@ -1,4 +1,4 @@
-"""Patterns of expressions, and the rules that they are for."""
+"""Patterns of expressions, and the rules that use them."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ SUM = operation("arith.addf", [operation("arith.mulf", [A, B], "f32"), accumulat
 
 
 def test_operands_of_commutative_ops_match_in_any_order() -> None:
-    assert [(found["left"], found["right"]) for found in SUM_OF_PRODUCTS.matches(SUM)] == [(A, B), (B, A)]
+    assert [(captured["left"], captured["right"]) for captured in SUM_OF_PRODUCTS.matches(SUM)] == [(A, B), (B, A)]
     difference = op("arith.subf", anything("first"), op("constant", name="second"))
-    one = constant(1.0, "f32")
-    assert list(difference.matches(operation("arith.subf", [A, one], "f32"))) == [{"first": A, "second": one}]
-    assert not list(difference.matches(operation("arith.subf", [one, A], "f32")))
+    unit = constant(1.0, "f32")
+    assert list(difference.matches(operation("arith.subf", [A, unit], "f32"))) == [{"first": A, "second": unit}]
+    assert not list(difference.matches(operation("arith.subf", [unit, A], "f32")))
 
 
 def test_matches_within_expressions() -> None:
     product = op("arith.mulf", op("load"), op("load"), name="product")
-    (found, _) = within(product, [operation("math.exp", [SUM], "f32")])
-    assert found == {"product": SUM.operands[0]}
+    (captured, _) = within(product, [operation("math.exp", [SUM], "f32")])
+    assert captured == {"product": SUM.operands[0]}
     assert not list(product.matches(SUM))
 
 
 def test_rms_norm_is_part_of_the_product_behind_it() -> None:
     report = torchmdla.explain(torch.jit.script(rms_and_products().eval()), torch.randn(16, 64), compare=True)
     kernels = [s.kernels for group in report.groups for s in group.specialisations]
-    assert [len(each) for each in kernels] == [2]  # The sums of squares, and the product.
+    assert [len(each) for each in kernels] == [2]  # the sums of squares, and the product
 
 
 def test_what_has_one_name_is_one_expression() -> None:
     square = op("arith.mulf", op("load", name="term"), op("load", name="term"))
-    assert [found["term"] for found in square.matches(operation("arith.mulf", [A, A], "f32"))] == [A, A]
+    assert [captured["term"] for captured in square.matches(operation("arith.mulf", [A, A], "f32"))] == [A, A]
     assert not list(square.matches(operation("arith.mulf", [A, B], "f32")))
 
 
@@ -55,9 +55,9 @@ def test_a_rule_is_tried_until_it_rewrites() -> None:
     seen: list[Captured] = []
     changed: list[Captured] = []
 
-    def read(step: LoopNest, found: Captured) -> Captured | None:
-        seen.append(found)
-        return found if len(seen) == 3 else None
+    def read(step: LoopNest, captured: Captured) -> Captured | None:
+        seen.append(captured)
+        return captured if len(seen) == 3 else None
 
     nest = LoopNest((4,), (True,), (A.payload,), (SUM,))
     steps = LoopProgram(
@@ -65,7 +65,7 @@ def test_a_rule_is_tried_until_it_rewrites() -> None:
     )
     apply([Rule(SUM_OF_PRODUCTS, lambda steps, machine: read, changed.append)], steps, MACHINE)
     assert changed == [seen[2]]
-    assert len(seen) == 3  # Twice for the first nest, once for the second, never for the third.
+    assert len(seen) == 3  # twice for the first nest, once for the second, never for the third
 
 
 def rewritten(rule: Rule, text: str) -> str:
@@ -132,8 +132,8 @@ entry {{
 
 
 def test_what_multiplies_a_sum_multiplies_its_weights() -> None:
-    made = rewritten(FOLD_SCALES, SCALED.format(factor="parameter2"))
-    weights, _, product = made.partition("  nest d0:64")
+    result = rewritten(FOLD_SCALES, SCALED.format(factor="parameter2"))
+    weights, _, product = result.partition("  nest d0:64")
     assert weights.count("nest") == 1 and "parameter1[" in weights and "parameter2[" in weights
     assert "parameter" not in product and "math.exp o0" in product
     plain = rewritten(FOLD_SCALES, SCALED.format(factor="input2"))
@@ -188,9 +188,9 @@ IS_SOFTMAX = {"weights": "temporary3", "start": "0xFF800000", "row": "d0", "func
 
 
 def test_softmax_is_divided_behind_the_product() -> None:
-    made = rewritten(DEFER_SOFTMAX, SOFTMAX.format(**IS_SOFTMAX))
-    _, _, product = made.partition("nest d0:4 d1:8")
-    assert made.count("nest") == 4 and "i0 = temporary1[d0, d2]" in product
+    result = rewritten(DEFER_SOFTMAX, SOFTMAX.format(**IS_SOFTMAX))
+    _, _, product = result.partition("nest d0:4 d1:8")
+    assert result.count("nest") == 4 and "i0 = temporary1[d0, d2]" in product
     assert product.count("arith.divf 1.0, i0") == 1 and "i0 = temporary2[d0, 0]" in product
 
 
@@ -208,7 +208,7 @@ def test_what_may_have_no_reciprocal_is_divided_first(change: dict[str, str]) ->
     assert rewritten(DEFER_SOFTMAX, text) == text.partition("entry ")[2]
 
 
-# Programs whose sum of products has weights with another divisor for each term, or a term with two weights.
+# Programs with a sum of products whose weights have a different divisor for each term, or with two weights in a term.
 DIVIDED_TERMS = {
     "softmax of the summed rows": (lambda x, y: torch.softmax(x, 0) @ y, (5, 7), (7, 4)),
     "softmax of columns on the right": (lambda x, y: x @ torch.softmax(y, -1), (5, 7), (7, 4)),
@@ -238,7 +238,10 @@ def test_a_divisor_that_differs_between_the_terms_of_a_sum_stays(name: str) -> N
 
 
 def test_exponentials_whose_sum_overflows_are_divided_first() -> None:
-    """Each quotient is 0, but their sum times 0 would be NaN."""
+    """Check that such exponentials are divided first.
+
+    Each quotient is 0, but the product of their sum with 0 would be NaN.
+    """
 
     def weigh(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         powers = x.exp()
@@ -301,6 +304,6 @@ IS_RMS_NORM = {"normed": "temporary1", "row": "d0", "shift": "0.5"}
 )
 def test_rms_norm_scales_what_comes_behind_it(change: dict[str, str], is_deferred: bool) -> None:
     text = program_text(parse_program(RMS_NORM.format(**IS_RMS_NORM | change)))
-    made = rewritten(DEFER_NORMS, text)
-    assert ("parameter1[" in made.partition("nest d0:64")[2]) is is_deferred
-    assert (made == text.partition("entry ")[2]) is not is_deferred
+    result = rewritten(DEFER_NORMS, text)
+    assert ("parameter1[" in result.partition("nest d0:64")[2]) is is_deferred
+    assert (result == text.partition("entry ")[2]) is not is_deferred

@@ -1,4 +1,4 @@
-"""Linalg on tensors as a loop program: what has a buffer of its own, and what is written where."""
+"""Linalg on tensors as a loop program: the values that have a separate buffer, and the places of writes."""
 
 from __future__ import annotations
 
@@ -31,25 +31,27 @@ def double(result: str, source: str, shape: str) -> str:
 
 
 def read(body: str, results: dict[str, str], *shapes: str) -> LoopProgram:
-    """The steps of a function of tensors ``%a0`` … of 32-bit floats, whose sizes are given as ``4x5``; so are those of
-    its results."""
+    """Return the steps of a function of float32 tensors ``%a0``, ``%a1``, ….
+
+    The sizes of arguments and results are strings like ``4x5``.
+    """
     arguments = ", ".join(f"%a{k}: tensor<{shape}xf32>" for k, shape in enumerate(shapes))
     kinds = ", ".join(f"tensor<{shape}xf32>" for shape in results.values())
     values = ", ".join(name.rstrip("'") for name in results)
     text = f"func.func @forward({arguments}) -> ({kinds}) {{ {body} return {values} : {kinds} }}"
-    given = tuple(Argument("input", "float32", tuple(map(int, shape.split("x")))) for shape in shapes)
-    made = tuple(Result("float32", tuple(map(int, shape.split("x")))) for shape in results.values())
+    inputs = tuple(Argument("input", "float32", tuple(map(int, shape.split("x")))) for shape in shapes)
+    outputs = tuple(Result("float32", tuple(map(int, shape.split("x")))) for shape in results.values())
     with new_context(), ir.Location.unknown():
         module = ir.Module.parse(text)
         fuse(module)
-        steps = read_program(module, Program("", given, made, Target("cpu")))
+        steps = read_program(module, Program("", inputs, outputs, Target("cpu")))
     verify(steps, "reading")
     return steps
 
 
 INSERT = "%s = tensor.insert_slice %a1 into {} [0, 1] [4, 2] [1, 1] : tensor<4x2xf32> into tensor<4x5xf32>"
 
-# Ops, results, arguments, and how many steps do nothing but copy.
+# Operations, results, arguments, and the number of steps that only copy.
 COPIES = {
     "an argument is returned": ("", {"%a0": "4x5"}, ("4x5",), 1),
     "a value is returned twice": (double("%r", "%a0", "4x5"), {"%r": "4x5", "%r'": "4x5"}, ("4x5",), 1),

@@ -1,4 +1,4 @@
-"""Recurrent networks: values and states of every kind, and the steps that they become."""
+"""Recurrent networks: values and states of every kind, and the steps that are generated for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {
 
 
 def check(module: nn.Module, *inputs: object) -> None:
-    """Compares a compiled network with eager, outputs and states, on one thread and on two."""
+    """Compare a compiled network with eager, outputs and states, on one thread and on two."""
     module.eval()
     threads = torch.get_num_threads()
     try:
@@ -63,7 +63,7 @@ def test_values(kind, options, hidden):
 
 
 class WithState(nn.Module):
-    """A network that starts from a state that it is given."""
+    """Module that runs a network from a state that is an input."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def test_a_state_of_zeros_meets_weights_that_are_not_numbers():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sampled(0)
 def test_long_sequences(kind):
-    """So many ops that bufferisation goes without upstream's analysis."""
+    """Check long sequences. Bufferisation skips upstream's analysis for so many operations."""
     torch.manual_seed(0)
     check(KINDS[kind](12, 32, num_layers=2), torch.randn(160, 2, 12))
 
@@ -109,7 +109,10 @@ def test_any_sizes(kind, batch, length, features, hidden):
 
 
 def gated(hidden: int, slices: int, rows: int = 8) -> list[TileLoop]:
-    """The chains of a product that is read in slices: all but the last times the last."""
+    """Return the chains of a product that is read in slices.
+
+    The program multiplies all slices, and applies tanh to all but the first.
+    """
 
     def program(b: Builder) -> list[Value]:
         x, w = b.input(normal(rows, 40)), b.input(normal(slices * hidden, 40) / 6, "parameter")
@@ -143,11 +146,11 @@ def test_slices_that_are_no_multiples_of_vectors_stay_apart():
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 2}])
 def test_every_product_with_a_state_is_a_chain(kind, options):
-    """Also the last one, whose results are the caller's."""
+    """Check all products with a state, also the last one, whose results are results of the program."""
     module, x = KINDS[kind](16, 64, **options).eval(), torch.randn(7, 3, 16)
     imported, _ = Traced.of(module, [x]).imported([x])
     program = Program(imported.mlir, imported.arguments, imported.results, host_target())
     with new_context(), ir.Location.unknown():
         steps, _ = loop_program(program, {})
     products = [s for s in flattened(steps.steps) if isinstance(s, LoopNest) and any(s.reduction)]
-    assert len(products) == len(module.all_weights)  # of the inputs
+    assert len(products) == len(module.all_weights)  # products with the inputs

@@ -1,4 +1,4 @@
-"""What register tiles and blocks of products are chosen by their costs, and what they fetch ahead."""
+"""Register tiles and blocks of products that costs choose, and their prefetches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PANEL = 48
 
 
 def product(rows: int | Size, columns: int, depth: int, panel: int = PANEL) -> AnyNest:
-    """A product with weights in panels: loops rows, panels, columns of a panel, depth."""
+    """Return a product with weights in panels. The loops are rows, panels, columns of a panel, depth."""
     return KernelSpec(
         sizes=(rows, columns // panel, panel, depth),
         reduction=(False, False, False, True),
@@ -35,7 +35,7 @@ def product(rows: int | Size, columns: int, depth: int, panel: int = PANEL) -> A
 
 
 def with_epilogue(nest: AnyNest, length: int) -> AnyNest:
-    """The nest with ``length`` instructions between its results and memory."""
+    """Return the nest with ``length`` instructions between its results and memory."""
     value = reduced(0, "f32")
     for _ in range(length):
         value = operation("math.absf", [value], "f32")
@@ -56,7 +56,7 @@ def test_an_epilogue_of_one_instruction_changes_no_tile(rows: int, depth: int) -
     ("columns", "splits", "lanes"), [(40, True, 8), (40, False, 16), (48, True, 16), (60, True, 16), (8, True, 8)]
 )
 def test_lanes_of_half_a_vector(columns: int, splits: bool, lanes: int) -> None:
-    """Where they leave fewer of them empty, and are computed in half of the time."""
+    """Check half vectors. They are chosen if fewer lanes are empty, because they take half of the time."""
     nest = product(64, columns, 96, columns)
     assert choose(nest, replace(MACHINE, splits=splits)).lanes == lanes
 
@@ -77,8 +77,10 @@ def test_tiles_take_whole_panels(rows: int, length: int) -> None:
 
 
 def pointwise(outputs: int, height: int | Size, width: int, channels: int) -> AnyNest:
-    """A 1x1 convolution of an image with channels in blocks of 16: loops blocks and channels of the output, rows,
-    columns, blocks and channels of the input."""
+    """Return a 1x1 convolution of an image with channels in blocks of 16.
+
+    The loops are blocks and channels of the output, rows, columns, blocks and channels of the input.
+    """
     plane = 16 * height * width
     return replace(
         product(16, 16, 16, 16),
@@ -93,7 +95,10 @@ def pointwise(outputs: int, height: int | Size, width: int, channels: int) -> An
 
 
 def stem(height: int, width: int, step: int) -> KernelSpec:
-    """A 3x3 convolution of 3 planes: loops blocks and channels of the output, rows, columns, planes, and the window."""
+    """Return a 3x3 convolution of 3 planes.
+
+    The loops are blocks and channels of the output, rows, columns, planes, and the window.
+    """
     rows, columns = height * step + 2, width * step + 2
     return replace(
         product(16, 16, 16, 16),
@@ -109,7 +114,10 @@ def stem(height: int, width: int, step: int) -> KernelSpec:
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_what_a_window_shares_has_registers(step: int) -> None:
-    """An unrolled window keeps every pixel that it slides over in a register, beside the sums and the weights."""
+    """Check registers of an unrolled window.
+
+    Every pixel of the window is in a register, beside the sums and the weights.
+    """
     blocks, _, rows, columns = choose(stem(112, 112, step), MACHINE).tiles[:4]
     assert blocks * rows * columns + blocks + rows * ((columns - 1) * step + 3) <= MACHINE.registers
     assert blocks * rows * columns >= 12
@@ -117,7 +125,10 @@ def test_what_a_window_shares_has_registers(step: int) -> None:
 
 @pytest.mark.parametrize("nest", [stem(112, 112, 1), stem(112, 112, 2), pointwise(6, 112, 112, 1)])
 def test_short_sums_store_runs_of_memory(nest: KernelSpec) -> None:
-    """Little arithmetic hides what each jump to another line costs, so a tile has a row of pixels, not a column."""
+    """Check that a tile has a row of pixels, not a column.
+
+    The little arithmetic of short sums does not hide the cost of each jump to another line.
+    """
     _, _, rows, columns = choose(nest, MACHINE).tiles[:4]
     assert rows == 1
     assert columns >= 4
@@ -135,8 +146,11 @@ def test_values_of_a_stem(step: int) -> None:
 
 
 def depthwise(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> KernelSpec:
-    """Windows of 5×5 that move by two, of images of 32×32: strides of image, weights and result."""
-    image, weights, result = (Operand("f32", own) for own in strides)
+    """Return a nest of 5×5 windows with a stride of two, over images of 32×32.
+
+    The strides are those of image, weights and result.
+    """
+    image, weights, result = (Operand("f32", factors) for factors in strides)
     reduction = (False,) * len(sizes) + (True, True)
     return KernelSpec((*sizes, 5, 5), reduction, (image, weights), (result,), (SUM_OF_PRODUCTS,), initial=ZERO)
 
@@ -176,7 +190,10 @@ def test_blocks_of_a_few_bytes_are_not_fetched_ahead() -> None:
 
 @pytest.mark.parametrize(("element", "rows"), [("f32", 4), ("i8", 8)])
 def test_a_row_reads_weights_of_few_columns_at_once(element: str, rows: int) -> None:
-    """Which lie as PyTorch has them: more streams are not foreseen, and short rows of bytes are fetched ahead."""
+    """Check one row with weights in PyTorch's layout.
+
+    The processor does not predict more streams. Short rows of bytes are prefetched.
+    """
     columns, depth = 8192, 2048
     weight = numbered("operand", element, 1)
     weight = weight if element == "f32" else operation("arith.sitofp", [weight], "f32")
@@ -206,13 +223,16 @@ def test_panels_of_few_rows_are_read_from_front_to_back(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [M, 2 * M, M - 2])
 def test_as_much_is_fetched_ahead_for_any_number_of_rows(rows: Size) -> None:
-    """Whatever number of them the schedule is chosen for; that of the tiles which share a block is found in a call."""
+    """Check that the prefetch does not depend on the typical number of rows.
+
+    The number of tiles that share a block is computed in the call.
+    """
     for nest in (product(rows, 3072, 768), pointwise(16, rows, 14, 64)):
         fetched = {choose(nest, MACHINE, (typical, 2)).prefetch for typical in (16, 32, 45)}
-        (found,) = fetched
-        own = choose(static(nest, (32, 2)), MACHINE).prefetch
-        assert found is not None and own is not None
-        assert replace(found, parts=own.parts) == own
+        (prefetch,) = fetched
+        static_prefetch = choose(static(nest, (32, 2)), MACHINE).prefetch
+        assert prefetch is not None and static_prefetch is not None
+        assert replace(prefetch, parts=static_prefetch.parts) == static_prefetch
 
 
 @pytest.mark.parametrize(
@@ -229,12 +249,15 @@ def test_what_lies_elsewhere_at_other_sizes_is_not_fetched_ahead(nest: AnyNest) 
 
 @pytest.fixture
 def marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stores in place of the prefetches of kernels that are compiled."""
+    """Replace prefetches by stores in kernels that are compiled."""
     mark_prefetches(monkeypatch)
 
 
 def marked_lines(kernel: Kernel, nest: KernelSpec, values: tuple[int, ...] = ()) -> np.ndarray:
-    """Which lines of the weights a call fetches; ``nest``: the kernel's at ``values``. Shape: blocks, lines."""
+    """Return whether a call prefetches each line of the weights, of shape (blocks, lines).
+
+    ``nest`` is the kernel's nest at ``values``.
+    """
     prefetch = kernel.schedule.prefetch
     assert prefetch is not None
     arrays = [np.zeros(span(o, nest.sizes), np.float32) for o in nest.operands]
@@ -257,7 +280,7 @@ def marked_lines(kernel: Kernel, nest: KernelSpec, values: tuple[int, ...] = ())
 )
 @pytest.mark.usefixtures("marks")
 def test_every_line_of_a_block_is_fetched_before_it_is_needed(nest: KernelSpec) -> None:
-    """Each block but the first, once the tiles of the one before it have run."""
+    """Check that each block but the first is prefetched while the tiles of the previous block run."""
     lines = marked_lines(Kernel(nest, target_with("avx512")), nest)
     assert not lines[0].any()
     assert lines[1:].all()
@@ -266,7 +289,7 @@ def test_every_line_of_a_block_is_fetched_before_it_is_needed(nest: KernelSpec) 
 @pytest.mark.parametrize("nest", [product(M, 480, 300), product(2 * M, 480, 512), pointwise(16, M, 14, 64)])
 @pytest.mark.usefixtures("marks")
 def test_of_a_dynamic_nest_as_well_where_enough_tiles_share_it(nest: AnyNest) -> None:
-    """Fewer fetch the first lines of a block at most."""
+    """Check dynamic nests. If fewer tiles share a block, at most its first lines are prefetched."""
     kernel = Kernel(nest, target_with("avx512"), typical=(64, 2))
     prefetch = kernel.schedule.prefetch
     assert prefetch is not None
@@ -311,11 +334,11 @@ def test_values_of_any_number_of_rows(length: int, features: str) -> None:
     generator = np.random.default_rng(0)
     weights = generator.standard_normal((2, 192, PANEL)).astype(np.float32)
     for m in (*range(26), 37, 64, 101):
-        rows, found = generator.standard_normal((m, 192)).astype(np.float32), np.ones((m + 1, 96), np.float32)
-        kernel([rows, weights, found], max(1, min(3, kernel.iterations((m, 2)))), (m, 2))
+        rows, result = generator.standard_normal((m, 192)).astype(np.float32), np.ones((m + 1, 96), np.float32)
+        kernel([rows, weights, result], max(1, min(3, kernel.iterations((m, 2)))), (m, 2))
         wanted = np.concatenate(list(rows @ weights), axis=1)
-        np.testing.assert_allclose(found[:m], abs(wanted) if length else wanted, rtol=1e-4, atol=1e-4)
-        assert (found[m:] == 1).all(), "nothing is written behind the last row"
+        np.testing.assert_allclose(result[:m], abs(wanted) if length else wanted, rtol=1e-4, atol=1e-4)
+        assert (result[m:] == 1).all(), "nothing is written behind the last row"
 
 
 @pytest.mark.parametrize("features", ["avx512", "avx2"])

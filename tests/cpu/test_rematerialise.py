@@ -1,4 +1,4 @@
-"""Values of a chain that are computed where they are read: which are, which must not be, and what is computed then."""
+"""Rematerialisation of a chain's values at their readers: the values that are recomputed or stored, and the results."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) ->
     return Buffer(kind, "f32", sizes)  # type: ignore[arg-type]
 
 
-def at(made: Buffer, *indices: tuple[int, ...] | AffineExpr) -> Access:
-    return Access(made, tuple(i if isinstance(i, AffineExpr) else AffineExpr(i) for i in indices))
+def at(buffer_read: Buffer, *indices: tuple[int, ...] | AffineExpr) -> Access:
+    return Access(buffer_read, tuple(i if isinstance(i, AffineExpr) else AffineExpr(i) for i in indices))
 
 
-def whole(made: Buffer) -> Access:
-    return at(made, (1, 0), (0, 1))
+def whole(buffer_read: Buffer) -> Access:
+    return at(buffer_read, (1, 0), (0, 1))
 
 
-def row(made: Buffer) -> Access:
-    return at(made, (1, 0), (0, 0))
+def row(buffer_read: Buffer) -> Access:
+    return at(buffer_read, (1, 0), (0, 0))
 
 
 def step(
@@ -51,19 +51,19 @@ def step(
     value: Callable[..., Expression],
     sizes: tuple[int, ...] = (ROWS, COLUMNS),
 ) -> LoopNest:
-    """An elementwise nest of ``value`` of what it reads."""
+    """Return an elementwise nest of ``value`` of the elements that it reads."""
     return LoopNest.elementwise(sizes, output, value(*map(load, inputs)))
 
 
-def squares(made: Buffer) -> LoopNest:
-    return step([whole(made)], whole(buffer("result")), square)
+def squares(source: Buffer) -> LoopNest:
+    return step([whole(source)], whole(buffer("result")), square)
 
 
 def unchanged(members: list[LoopNest], local: Sequence[Buffer]) -> bool:
     return rematerialise(members, local) == members
 
 
-# What it makes of programs.
+# Effect on programs.
 
 
 def test_a_normalisation_stores_no_differences() -> None:
@@ -78,11 +78,11 @@ def test_exponentials_are_computed_once(program: object, members: int) -> None:
     assert len(chain.members) == members
 
 
-# What is computed.
+# Values.
 
 
 def run(members: Sequence[LoopNest | None], memory: dict[Buffer, np.ndarray]) -> None:
-    """Runs members on the buffers' flat contents."""
+    """Run members on the buffers' flat contents."""
     for member in members:
         if member is not None:
             nest, places = member.kernel, member.places
@@ -91,7 +91,8 @@ def run(members: Sequence[LoopNest | None], memory: dict[Buffer, np.ndarray]) ->
                 memory[b][offset:] = result
 
 
-# Sizes of the maker's value; what makers read of x, in their own order of loops, and the size of x for it.
+# By name of a producer: the sizes of x for it, and the indices of x in the order of the producer's loops. _SIZES are
+# the sizes of the produced value.
 _SIZES = (5, 6)
 _MAKERS = {
     "whole": ((5, 6), [(1, 0), (0, 1)]),
@@ -101,7 +102,7 @@ _MAKERS = {
     "flat": ((30,), [(6, 1)]),
     "in a plane": ((2, 6, 5), [AffineExpr((0, 0), 1), (0, 1), (1, 0)]),
 }
-# What readers read of the value: their sizes, and the indices.
+# By name of a reader: its sizes, and its indices of the value.
 _READERS = {
     "whole": ((5, 6), [(1, 0), (0, 1)]),
     "turned": ((6, 5), [(0, 1), (1, 0)]),
@@ -121,25 +122,25 @@ _READERS = {
 def test_values(maker: str, readers: list[str], reduces: bool, seed: int) -> None:
     sizes, indices = _MAKERS[maker]
     x, mean = buffer("input", sizes), buffer("input", (5, 1))
-    made = buffer(sizes=_SIZES)
-    first = step([at(x, *indices), row(mean)], whole(made), sub, _SIZES)
+    middle = buffer(sizes=_SIZES)
+    first = step([at(x, *indices), row(mean)], whole(middle), sub, _SIZES)
     reading = []
     for name in readers:
         extents, places = _READERS[name]
         loops = len(extents)
-        own = [tuple(int(k == d) for k in range(loops)) for d in range(loops)]
+        loop_indices = [tuple(int(k == d) for k in range(loops)) for d in range(loops)]
         other = buffer("input", extents)
-        inputs = [at(other, *own), at(made, *places)]
-        made_of = step(inputs, at(buffer("result", extents), *own), lambda a, b: sub(square(b), a), extents)
+        inputs = [at(other, *loop_indices), at(middle, *places)]
+        made_of = step(inputs, at(buffer("result", extents), *loop_indices), lambda a, b: sub(square(b), a), extents)
         if reduces:
             total = buffer("result", (*extents[:-1], 1))
-            made_of.outputs = (at(total, *own[:-1], (0,) * loops),)
+            made_of.outputs = (at(total, *loop_indices[:-1], (0,) * loops),)
             made_of.reduction = (*made_of.reduction[:-1], True)
             made_of.values = (operation("arith.addf", [accumulator(0, "f32"), *made_of.values], "f32"),)
             made_of.initial = constant(1.0, "f32")
         reading.append(made_of)
     members = [first, *reading]
-    after = rematerialise(members, [made])
+    after = rematerialise(members, [middle])
     assert after[0] is None
     generator = np.random.default_rng(seed)
     memory = {b: generator.standard_normal(b.count).astype(np.float32) for m in members for b in [*m.reads, *m.writes]}
@@ -151,20 +152,20 @@ def test_values(maker: str, readers: list[str], reduces: bool, seed: int) -> Non
 
 
 def test_scalars_go_along() -> None:
-    x, made, early, late = buffer("input"), buffer(), Scalar("f32"), Scalar("f32")
-    first = step([whole(x)], whole(made), lambda a: sub(a, scalar(early)))
-    second = step([whole(made)], whole(buffer("result")), lambda a: sub(scalar(late), a))
-    (_, reader) = rematerialise([first, second], [made])
+    x, middle, early, late = buffer("input"), buffer(), Scalar("f32"), Scalar("f32")
+    first = step([whole(x)], whole(middle), lambda a: sub(a, scalar(early)))
+    second = step([whole(middle)], whole(buffer("result")), lambda a: sub(scalar(late), a))
+    (_, reader) = rematerialise([first, second], [middle])
     assert reader is not None
     assert reader.scalars == (late, early)
     assert reader.values == (sub(scalar(late), sub(load(whole(x)), scalar(early))),)
 
 
 def test_what_both_read_is_read_once() -> None:
-    x, mean, made = buffer("input"), buffer("input", (ROWS, 1)), buffer()
-    first = step([whole(x), row(mean)], whole(made), sub)
-    second = step([whole(x), whole(made)], whole(buffer("result")), sub)
-    (_, reader) = rematerialise([first, second], [made])
+    x, mean, middle = buffer("input"), buffer("input", (ROWS, 1)), buffer()
+    first = step([whole(x), row(mean)], whole(middle), sub)
+    second = step([whole(x), whole(middle)], whole(buffer("result")), sub)
+    (_, reader) = rematerialise([first, second], [middle])
     assert reader is not None
     assert reader.inputs == (whole(x), row(mean))
 
@@ -176,12 +177,12 @@ def test_a_value_of_a_value_goes_all_the_way() -> None:
         step([whole(centred)], whole(squared), square),
         summed(squared, row(buffer("result", (ROWS, 1)))),
     ]
-    one, two, total = rematerialise(members, [centred, squared])
-    assert one is None and two is None and total is not None
+    first, two, total = rematerialise(members, [centred, squared])
+    assert first is None and two is None and total is not None
     assert [e.op for e in total.body.expressions if e.operands] == ["arith.subf", "arith.mulf", "arith.addf"]
 
 
-# What must stay.
+# Values that must stay stored.
 
 
 @pytest.mark.parametrize(
@@ -193,59 +194,59 @@ def test_a_value_of_a_value_goes_all_the_way() -> None:
     ],
 )
 def test_what_takes_long_is_stored(value: Callable[..., Expression]) -> None:
-    x, mean, made = buffer("input"), buffer("input", (ROWS, 1)), buffer()
-    first = step([whole(x), row(mean)], whole(made), value)
-    assert unchanged([first, squares(made), squares(made)], [made])
+    x, mean, middle = buffer("input"), buffer("input", (ROWS, 1)), buffer()
+    first = step([whole(x), row(mean)], whole(middle), value)
+    assert unchanged([first, squares(middle), squares(middle)], [middle])
 
 
 def test_what_many_read_of_two_buffers_is_stored() -> None:
-    first = step([whole(buffer("input")), whole(buffer("input"))], whole(made := buffer()), sub)
-    assert unchanged([first, squares(made), squares(made)], [made])
-    assert not unchanged([first, squares(made)], [made])
+    first = step([whole(buffer("input")), whole(buffer("input"))], whole(middle := buffer()), sub)
+    assert unchanged([first, squares(middle), squares(middle)], [middle])
+    assert not unchanged([first, squares(middle)], [middle])
 
 
 def test_what_others_read_is_stored() -> None:
-    first = step([whole(buffer("input"))], whole(made := buffer()), square)
-    assert unchanged([first, squares(made)], [])
+    first = step([whole(buffer("input"))], whole(middle := buffer()), square)
+    assert unchanged([first, squares(middle)], [])
 
 
 def test_what_is_read_again_and_again_is_stored() -> None:
-    made = buffer(sizes=(1, COLUMNS))
-    first = step([at(buffer("input", (1, COLUMNS)), (1, 0), (0, 1))], whole(made), square, (1, COLUMNS))
-    reader = step([at(made, (0, 0), (0, 1))], whole(buffer("result")), square)
-    assert unchanged([first, reader], [made])
+    middle = buffer(sizes=(1, COLUMNS))
+    first = step([at(buffer("input", (1, COLUMNS)), (1, 0), (0, 1))], whole(middle), square, (1, COLUMNS))
+    reader = step([at(middle, (0, 0), (0, 1))], whole(buffer("result")), square)
+    assert unchanged([first, reader], [middle])
 
 
 @pytest.mark.parametrize("place", [1, 2])
 def test_what_is_made_of_a_buffer_that_is_overwritten_is_stored(place: int) -> None:
-    x, made = buffer(), buffer()
-    first, reader = step([whole(x)], whole(made), square), squares(made)
+    x, middle = buffer(), buffer()
+    first, reader = step([whole(x)], whole(middle), square), squares(middle)
     overwriting = step([whole(buffer("input"))], whole(x), square)
     members = [first, reader]
     members.insert(place, overwriting)
-    assert unchanged(members, [made]) is (place == 1)
+    assert unchanged(members, [middle]) is (place == 1)
 
 
 def test_a_reader_that_overwrites_what_it_would_read_reads_what_is_stored() -> None:
-    x, made = buffer(), buffer()
-    first = step([at(x, (0, 1), (1, 0))], whole(made), square, (64, 64))
-    reader = step([whole(made)], whole(x), square, (64, 64))
-    x.sizes = made.sizes = (64, 64)
-    assert unchanged([first, reader], [made])
+    x, middle = buffer(), buffer()
+    first = step([at(x, (0, 1), (1, 0))], whole(middle), square, (64, 64))
+    reader = step([whole(middle)], whole(x), square, (64, 64))
+    x.sizes = middle.sizes = (64, 64)
+    assert unchanged([first, reader], [middle])
 
 
 def test_a_value_of_a_part_is_stored() -> None:
-    """The rest of its buffer holds what something else has put there."""
-    made = buffer(sizes=(ROWS + 1, COLUMNS))
-    fill = step([], whole(made), lambda: constant(1.0, "f32"), made.sizes)
-    part = step([whole(buffer("input"))], whole(made), square)
-    reader = step([whole(made)], whole(buffer("result", made.sizes)), square, made.sizes)
-    assert unchanged([fill, part, reader], [made])
+    """Check a value of a part of a buffer. Another step writes the rest of the buffer."""
+    middle = buffer(sizes=(ROWS + 1, COLUMNS))
+    fill = step([], whole(middle), lambda: constant(1.0, "f32"), middle.sizes)
+    part = step([whole(buffer("input"))], whole(middle), square)
+    reader = step([whole(middle)], whole(buffer("result", middle.sizes)), square, middle.sizes)
+    assert unchanged([fill, part, reader], [middle])
 
 
 def test_a_value_that_goes_on_is_stored() -> None:
-    """It is written once more, by a step that reads it."""
-    made = buffer()
-    first = step([whole(buffer("input"))], whole(made), square)
-    again = step([whole(made)], whole(made), square)
-    assert unchanged([first, again, squares(made)], [made])
+    """Check a value that is written once more, by a step that reads it."""
+    middle = buffer()
+    first = step([whole(buffer("input"))], whole(middle), square)
+    again = step([whole(middle)], whole(middle), square)
+    assert unchanged([first, again, squares(middle)], [middle])

@@ -1,4 +1,4 @@
-"""Requirements of the rules of the cpu device: without one of them its rule changes the values of a program."""
+"""Requirements of the cpu device's rules: without one of them, its rule changes the values of a program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchmdla.devices.cpu.reference import validation
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
 
-# Machines that take an algorithm whatever it costs.
+# Machines that use an algorithm at any cost.
 MACHINES = {
     "winograd": replace(MACHINE, algorithms="winograd2"),
     "strassen": replace(MACHINE, algorithms="strassen"),
@@ -63,7 +63,7 @@ entry {
   }
 }
 """
-# Columns in panels, as they are packed.
+# Columns are in panels, as in packed weights.
 PRODUCT = """
 buffer input0 : f32[8, 12]
 buffer parameter1 : f32[12, 4, 16]
@@ -91,7 +91,7 @@ entry {
   }
 }
 """
-# A weight has 4 bits, a group of 8 terms a zero and a scale.
+# A weight has 4 bits. A group of 8 terms has a zero point and a scale.
 MIXED_PRODUCT = """
 buffer input0 : f32[2, 16]
 buffer parameter1 : i8[16, 4] bits4
@@ -138,25 +138,25 @@ END_OF_PRODUCTS = "    v1 : f32 = arith.addf o0, v0\n"
 
 
 def doubled(store: str, value: str) -> tuple[str, str]:
-    """Return what lets a nest store twice its value."""
+    """Return a replacement that makes a nest store twice its value."""
     then = f"yield {value} as {store}\n  }} then {{\n    v0 : f32 = arith.mulf o0, 2.0\n    {store} = v0\n"
     return f"    {store} = {value}\n", f"    o0 = from 0.0 : f32\n    {then}"
 
 
 def checked_first(operand: str, bound: float) -> tuple[str, str]:
-    """Return what lets a product check that what it reads is less than a bound."""
+    """Return a replacement that makes a product check that its operand is less than a bound."""
     check = f"    v2 : i1 = arith.cmpf {operand}, {bound} : f32 {{predicate = 4 : i64}}\n    check v2\n"
     return END_OF_PRODUCTS, END_OF_PRODUCTS + check
 
 
 def with_number(loop: str, store: str) -> tuple[str, str]:
-    """Return what adds the number of an iteration to a result."""
+    """Return a replacement that adds the iteration number to a result."""
     then = f"    v0 : i64 = arith.index_cast {loop}\n    v1 : f32 = arith.sitofp v0\n    v2 : f32 = arith.addf o0, v1\n"
     return f"    {store} = v1\n", f"    yield v1 as {store}\n  }} then {{\n{then}    {store} = v2\n"
 
 
 def of_products(loop: str, store: str) -> Mapping[str, tuple[tuple[str, str], ...]]:
-    """Return what breaks a program that becomes one of fewer products."""
+    """Return replacements that break a program of products that a rule rewrites to fewer products."""
     return {
         "the sum starts from zero": ((START_OF_PRODUCTS, START_OF_PRODUCTS.replace("0.0", "1.0")),),
         "nothing is checked of the products": (checked_first("v0", 0.9),),
@@ -166,11 +166,11 @@ def of_products(loop: str, store: str) -> Mapping[str, tuple[tuple[str, str], ..
 
 
 def written_before(nest: str, loops: str, store: str) -> tuple[str, str]:
-    """Return what puts a nest that writes 0.5 before another."""
+    """Return a replacement that inserts a nest that writes 0.5 before another."""
     return nest, f"  nest {loops} {{\n    {store} = 0.5\n  }}\n{nest}"
 
 
-# By rule and requirement: what is replaced in the program that the rule rewrites.
+# By rule and requirement: the replacements in the program that the rule rewrites.
 BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "constants": {},
     "softmax": {
@@ -327,12 +327,12 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def _uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep faults that are made on purpose out of the counts."""
+    """Exclude deliberate faults from the counts."""
     monkeypatch.delenv(validation.COUNTS, raising=False)
 
 
 def rewritten(rule: Rule[Any], text: str, machine: Machine) -> str:
-    """Return the program that a rule makes of one, whose values are checked."""
+    """Return the program after the rule, and check its values."""
     steps = parse_program(text)
     check = validation.Check(steps)
     with costs(are_small=True):

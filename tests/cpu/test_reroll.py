@@ -1,4 +1,4 @@
-"""Loops that are written out: what becomes a loop, what must not, its values, and lengths that vary."""
+"""Unrolled loops: the ones that become loops again, the ones that must not, their values, and dynamic lengths."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ def loops(steps: LoopProgram) -> list[RepeatLoop]:
 
 
 def power(times: int, driven: bool = True, keep: bool = False, shared: bool = True) -> Program:
-    """A state that is multiplied by a matrix and passes through tanh; ``keep``: all states are results; else the last.
-    ``driven``: to each state a part of a sequence is added. ``shared``: by one matrix each time."""
+    """Return a program whose state is multiplied by a matrix and passes through tanh.
+
+    If ``keep``, all states are results, otherwise the last one. If ``driven``, a part of a sequence is added to each
+    state. If ``shared``, all steps use one matrix.
+    """
 
     def program(b: Builder) -> list[Value]:
         x, sequence = b.input(normal(6, 40)), b.input(normal(times, 6, 40))
@@ -58,7 +61,7 @@ def power(times: int, driven: bool = True, keep: bool = False, shared: bool = Tr
 
 
 def fibonacci(times: int) -> Program:
-    """Each state is made of the two before it."""
+    """Return a program whose states each depend on the two states before."""
 
     def program(b: Builder) -> list[Value]:
         matrix = b.input(normal(32, 32) / 8, "parameter")
@@ -78,7 +81,7 @@ def fibonacci(times: int) -> Program:
 
 
 def side_by_side(times: int) -> Program:
-    """Products with one matrix that need nothing of each other."""
+    """Return products with one matrix that do not depend on each other."""
 
     def program(b: Builder) -> list[Value]:
         matrix = b.input(normal(40, 40) / 6, "parameter")
@@ -88,7 +91,7 @@ def side_by_side(times: int) -> Program:
     return program
 
 
-# Which steps become loops.
+# Steps that become loops.
 
 
 def test_a_recurrence_is_a_loop():
@@ -118,13 +121,13 @@ def test_two_states_are_passed_on():
     assert loop.count >= 8
 
 
-# Recurrent networks of any length. The samples are short: the steps of one are written out for each.
+# Recurrent networks of any length. The samples are short, because their steps are unrolled.
 
 SHORT = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
 
 
 def network(kind: str, hidden: int, options: dict[str, object]) -> Dynamic:
-    """Compiled once for all lengths, for five sequences at a time."""
+    """Return a network that is compiled once for all lengths, for five sequences at a time."""
     torch.manual_seed(0)
     return Dynamic.of(KINDS[kind](16, hidden, **options), lambda length: [inputs(length, options)], [12], SHORT)
 
@@ -137,7 +140,7 @@ def inputs(length: int, options: dict[str, object]) -> Tensor:
 @pytest.mark.parametrize("options", [pytest.param(options, id=name) for name, options in VARIANTS.items()])
 @pytest.mark.sampled(0)
 def test_one_program_for_all_lengths(kind, options):
-    # Gates of whole vectors are computed tile by tile, others are not.
+    # Gates of whole vectors are computed tile by tile; other gates are not.
     compiled = network(kind, 20 if options.get("bidirectional") else 64, options)
     threads = torch.get_num_threads()
 
@@ -156,7 +159,7 @@ def test_one_program_for_all_lengths(kind, options):
 
 
 class Classifier(nn.Module):
-    """Keeps the last state alone; its sequences start from a state that it is given."""
+    """Module that keeps only the last state. Its sequences start from a state that is an input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Decisions as data: schedules are written, given back, edited and checked; whatever is valid computes the same."""
+"""Schedules as data: they are printed, parsed, edited and checked. All valid schedules compute the same values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from torchmdla.testing.compare import assert_matches
 MACHINE = Machine.of(host_target())
 
 
-# Of a program.
+# Schedules of a program.
 
 
 def attention(x: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def attention(x: Tensor) -> Tensor:
 
 
 class Compiled:
-    """A function for given inputs, compiled with the decisions that are given."""
+    """Function for given inputs, compiled with given decisions."""
 
     def __init__(self, function: Callable[..., Tensor] | nn.Module, *inputs: Tensor) -> None:
         self._module = function if isinstance(function, nn.Module) else FunctionModule(function)
@@ -58,22 +58,22 @@ class Compiled:
         return Program(self._imported.mlir, self._imported.arguments, self._imported.results, device.target(), options)
 
     def decided(self, monkeypatch: pytest.MonkeyPatch, decisions: str = "") -> tuple[str, dict[str, Any]]:
-        """The generated code, and the decisions that it was made by."""
-        found: list[tuple[Plan, Any]] = []
+        """Return the generated code, and the decisions that it is generated from."""
+        plans: list[tuple[Plan, Any]] = []
         with monkeypatch.context() as patch, lowering.new_context(), lowering.ir.Location.unknown():
             plan, steps = lowering.plan_schedules, lowering.loop_program
             tiles: list[Any] = []
             patch.setattr(lowering, "loop_program", lambda *a: tiles.append(steps(*a)) or tiles[-1])
-            patch.setattr(lowering, "plan_schedules", lambda *a: found.append((plan(*a), tiles[-1][1])) or found[-1][0])
+            patch.setattr(lowering, "plan_schedules", lambda *a: plans.append((plan(*a), tiles[-1][1])) or plans[-1][0])
             code = str(lowering.generated_module(self.program(decisions)))
-        (made, chosen) = found[-1]
-        return code, json.loads(made.to_json(chosen))
+        (final_plan, chosen) = plans[-1]
+        return code, json.loads(final_plan.to_json(chosen))
 
     def check(self, decisions: str) -> None:
-        """Compiled by ``decisions`` it computes what eager does."""
+        """Check that the program, compiled with ``decisions``, computes eager's values."""
         loaded = Loaded(devices.get("cpu").lower(self.program(decisions)))
         results = [torch.empty(r.shape, dtype=getattr(torch, r.dtype)) for r in self._imported.results]
-        loaded.call([one.detach().contiguous() for one in (*self._inputs, *self._traced.weights)], results, ())
+        loaded.call([tensor.detach().contiguous() for tensor in (*self._inputs, *self._traced.weights)], results, ())
         assert_matches(results[0], self._module(*self._inputs))
 
 
@@ -94,7 +94,7 @@ def test_tiles_and_schedules_that_are_edited(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_part_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not named is chosen by cost."""
+    """Check that costs choose the unnamed parts of a schedule."""
     compiled = Compiled(lambda x, y: x @ y, torch.randn(33, 20), torch.randn(20, 64))
     code, decisions = compiled.decided(monkeypatch)
     (name,) = (n for n, kernel in decisions["kernels"].items() if kernel["reduction"])
@@ -102,9 +102,9 @@ def test_a_part_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     levels = [[loop, 4 if loop != chosen["vector"] else step] for loop, step in chosen["levels"]]
     tiles = [step if d == chosen["vector"] or d in chosen["reduction"] else 4 for d, step in enumerate(chosen["tiles"])]
     edited = json.dumps({"kernels": {name: {"levels": levels, "tiles": tiles}}})
-    other, made = compiled.decided(monkeypatch, edited)
-    assert other != code and made["kernels"][name]["tiles"] == tiles
-    assert made["kernels"][name]["unroll"] == chosen["unroll"]
+    other, edited_decisions = compiled.decided(monkeypatch, edited)
+    assert other != code and edited_decisions["kernels"][name]["tiles"] == tiles
+    assert edited_decisions["kernels"][name]["unroll"] == chosen["unroll"]
     compiled.check(edited)
 
 
@@ -123,14 +123,14 @@ def test_a_part_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_decisions_that_do_not_fit(decisions: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Compiled(attention, torch.randn(4, 48, 16))
-    _, own = compiled.decided(monkeypatch)
-    name = next(n for n, kernel in own["kernels"].items() if kernel["reduction"] and kernel["lanes"] > 1)
+    _, original = compiled.decided(monkeypatch)
+    name = next(n for n, kernel in original["kernels"].items() if kernel["reduction"] and kernel["lanes"] > 1)
     with pytest.raises(CompileError) as error:
         compiled.decided(monkeypatch, decisions.replace("NAME", name))
     assert message.replace("NAME", name) in str(error.value)
 
 
-# Of a nest.
+# Schedules of a nest.
 
 PRODUCT = matmul(30, 64, 20)
 
@@ -162,16 +162,16 @@ def test_schedules_that_are_none(change: dict[str, Any], fault: str) -> None:
     schedule = Schedule(levels, (2,), (6, 32, 1), (1, 1, 2), 1, 16, 2, 10, 0)
     machine = Machine(64, 32)
     assert not list(faults(PRODUCT, schedule, machine))
-    assert any(fault in one for one in faults(PRODUCT, replace(schedule, **change), machine))
+    assert any(fault in text for text in faults(PRODUCT, replace(schedule, **change), machine))
 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "last"),
     [
-        (4096, 1024, 0),  # Down a column lie more pages than the processor knows the places of,
-        (4096, 8, 1),  # several rows in each,
-        (1024, 1024, 1),  # fewer,
-        (4096, 4096, 1),  # no more than in a row of what is written.
+        (4096, 1024, 0),  # A column spans more pages than the processor's TLB holds.
+        (4096, 8, 1),  # Each page holds several rows.
+        (1024, 1024, 1),  # A column spans fewer pages.
+        (4096, 4096, 1),  # A column does not span more pages than a row of the result.
     ],
 )
 def test_a_transpose_walks_few_pages(rows: int, columns: int, last: int) -> None:
@@ -183,7 +183,7 @@ def test_a_transpose_walks_few_pages(rows: int, columns: int, last: int) -> None
 
 @st.composite
 def schedules(draw: st.DrawFn, nest: KernelSpec) -> Schedule:
-    """Another schedule than costs choose, valid or not."""
+    """Return a schedule that costs do not choose, valid or not."""
     chosen, loops = choose(nest, MACHINE), range(len(nest.sizes))
     parallel = [d for d in loops if not nest.reduction[d]]
     vector = draw(st.sampled_from([-1, *loops]))
@@ -223,5 +223,5 @@ def test_whatever_is_valid_computes_the_same(data: st.DataObject) -> None:
     expected = reference(nest, arrays)
     Kernel(nest, schedule=schedule)(arrays, tasks=2)
     first = len(nest.operands) - len(expected)
-    for made, wanted in zip(arrays[first:], expected, strict=False):
-        np.testing.assert_array_equal(made, wanted)
+    for result, wanted in zip(arrays[first:], expected, strict=False):
+        np.testing.assert_array_equal(result, wanted)

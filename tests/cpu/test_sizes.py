@@ -1,4 +1,4 @@
-"""Polynomials for sizes that vary: arithmetic, quotients, and what is shown of them."""
+"""Polynomials for dynamic sizes: arithmetic, quotients, and properties that are proved."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torchmdla.compiler.sizes import AnySize, Size, at, estimate, fit, is_positi
 
 S, T = Size.symbol(0), Size.symbol(1)
 
-# Where all symbols are as small as they get, and elsewhere.
+# Points with the smallest values of all symbols, and others.
 POINTS = list(itertools.product((2, 3, 7, 61), repeat=2))
 
 
 @st.composite
 def sizes(draw: st.DrawFn) -> AnySize:
-    """Sums of a few terms of two symbols."""
+    """Return sums of a few terms of two symbols."""
     total: AnySize = draw(st.integers(-9, 9))
     for _ in range(draw(st.integers(0, 3))):
         term: AnySize = draw(st.integers(-5, 5))
@@ -29,23 +29,23 @@ def sizes(draw: st.DrawFn) -> AnySize:
 
 
 @given(sizes(), sizes())
-def test_arithmetic_is_that_of_the_numbers(one: AnySize, other: AnySize) -> None:
+def test_arithmetic_is_that_of_the_numbers(first: AnySize, other: AnySize) -> None:
     for point in POINTS:
-        x, y = at(one, point), at(other, point)
-        assert (at(one + other, point), at(one - other, point), at(one * other, point)) == (x + y, x - y, x * y)
+        x, y = at(first, point), at(other, point)
+        assert (at(first + other, point), at(first - other, point), at(first * other, point)) == (x + y, x - y, x * y)
 
 
 @given(sizes(), sizes())
-def test_a_product_divides_by_its_factors(one: AnySize, other: AnySize) -> None:
+def test_a_product_divides_by_its_factors(first: AnySize, other: AnySize) -> None:
     if other != 0:
-        assert quotient(one * other, other) == one
+        assert quotient(first * other, other) == first
 
 
 @given(sizes(), sizes())
-def test_a_quotient_is_right_at_all_sizes(one: AnySize, other: AnySize) -> None:
-    found = quotient(one, other) if other != 0 else None
-    if found is not None:
-        assert found * other == one
+def test_a_quotient_is_right_at_all_sizes(first: AnySize, other: AnySize) -> None:
+    result = quotient(first, other) if other != 0 else None
+    if result is not None:
+        assert result * other == first
 
 
 @given(sizes())
@@ -55,13 +55,16 @@ def test_what_is_shown_to_be_positive_is(number: AnySize) -> None:
 
 @given(sizes())
 def test_numbers_tell_the_polynomial(number: AnySize) -> None:
-    """As far as it has a form that is looked for: one that is found is that one."""
+    """Check that a polynomial that ``fit`` returns has the given values.
+
+    ``fit`` only supports some forms.
+    """
     points = [(11, 13), (17, 19), (23, 29), (31, 37), (41, 43), (47, 59)]
     try:
-        found = fit(points, [at(number, point) for point in points])
+        polynomial = fit(points, [at(number, point) for point in points])
     except ValueError:
         return
-    assert [at(found, point) for point in points] == [at(number, point) for point in points]
+    assert [at(polynomial, point) for point in points] == [at(number, point) for point in points]
 
 
 @pytest.mark.parametrize(

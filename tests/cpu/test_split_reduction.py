@@ -1,4 +1,4 @@
-"""Long reductions to a few numbers: which are made in parts, and that the results are eager's for any threads."""
+"""Long reductions to a few numbers: the ones that are split, and that results match eager for any thread count."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchmdla.testing.compare import assert_matches
 
 
 def total(*sizes: int, dims: list[int] | None = None) -> Callable[[Builder], list[Value]]:
-    """The sum of exponentials over ``dims``, all of them if None."""
+    """Return a program of the sum of exponentials over ``dims``, or over all dimensions if None."""
     over = list(range(len(sizes))) if dims is None else dims
 
     def program(b: Builder) -> list[Value]:
@@ -49,10 +49,10 @@ def reductions(program: Callable[[Builder], list[Value]]) -> list[LoopNest]:
 )
 def test_a_long_one_is_made_in_parts(program: Callable[[Builder], list[Value]], parts: int) -> None:
     making, combining = reductions(program)
-    (made,) = making.writes
-    assert combining.reads == [made]
+    (partial,) = making.writes
+    assert combining.reads == [partial]
     results = math.prod(n for n, reduced in zip(combining.sizes, combining.reduction, strict=True) if not reduced)
-    assert made.count == math.prod(combining.sizes) == parts * results
+    assert partial.count == math.prod(combining.sizes) == parts * results
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,15 @@ def test_values(name: str) -> None:
     inputs = [torch.randn(shape) for shape in shapes]
     traced = torch.jit.trace(function, inputs, check_trace=False)
     threads = torch.get_num_threads()
-    found = []
+    results = []
     try:
         with torch.no_grad():
             compiled = torchmdla.compile(traced, *inputs)
             for count in (1, 2):
                 torch.set_num_threads(count)
-                found.append(compiled(*inputs))
-                assert_matches(found[-1], function(*inputs))
+                results.append(compiled(*inputs))
+                assert_matches(results[-1], function(*inputs))
     finally:
         torch.set_num_threads(threads)
     assert torchmdla.stats().fallbacks == {}
-    assert torch.equal(*found) or all(torch.isnan(x).all() for x in found)
+    assert torch.equal(*results) or all(torch.isnan(x).all() for x in results)

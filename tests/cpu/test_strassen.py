@@ -1,4 +1,4 @@
-"""Products in Strassen's way: the form, values of all shapes, which are chosen."""
+"""Products by Strassen's algorithm: the form, values of all shapes, and the products that use it."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def test_the_form_is_exact() -> None:
         for matrix, function in ((left, strassen.left_sums), (right, strassen.right_sums))
     ]
     products = [a @ b for a, b in zip(*factors, strict=True)]
-    found = strassen.results([numbered("operand", "f32", k) for k in range(strassen.PRODUCTS)])
+    combined = strassen.results([numbered("operand", "f32", k) for k in range(strassen.PRODUCTS)])
     for place, expected in zip(places, quarters(left @ right), strict=True):
-        assert torch.equal(evaluated(found[place], products), expected)
+        assert torch.equal(evaluated(combined[place], products), expected)
 
 
 def linear(b: Builder, x: Value, columns: int, bias: bool = True) -> Value:
     terms = x.tensor.shape[-1]
     weight = b.input(normal(columns, terms) / terms**0.5, "parameter")
     offset = b.input(normal(columns), "parameter") if bias else None
-    made = functional.linear(x.tensor, weight.tensor, offset and offset.tensor)
-    return b.op("aten.linear", [x, weight, offset], made)
+    product = functional.linear(x.tensor, weight.tensor, offset and offset.tensor)
+    return b.op("aten.linear", [x, weight, offset], product)
 
 
 def layers(b: Builder, x: Value, width: int) -> list[Value]:
-    """Two layers, what follows each, and a residual."""
+    """Build two layers, an operator after each, and a residual."""
     first = linear(b, x, width)
     hidden = b.op("aten.relu", [first], first.tensor.relu())
     second = linear(b, hidden, x.tensor.shape[-1], bias=False)
@@ -69,7 +69,7 @@ def tile_loops(b: Builder, results: list[Value], algorithms: str = "strassen") -
 
 
 def count(b: Builder, results: list[Value], algorithms: str = "strassen") -> int:
-    """How many products are Strassen's."""
+    """Return the number of products that use Strassen's algorithm."""
     alone = sum(map(is_product, steps_of(b, results, target(algorithms)).nests()))
     return alone + len(tile_loops(b, results, algorithms))
 
@@ -82,9 +82,9 @@ def is_product(nest: LoopNest) -> bool:
 @pytest.mark.parametrize("rows", [(64,), (7,), (3, 18), (2, 5)], ids=str)
 def test_values_of_layers(rows: tuple[int, ...], features: tuple[str, ...]) -> None:
     b = Builder()
-    made = layers(b, b.input(normal(*rows, 96)), 192)
-    assert count(b, made) == 2
-    check(b, made, target("strassen", *features))
+    results = layers(b, b.input(normal(*rows, 96)), 192)
+    assert count(b, results) == 2
+    check(b, results, target("strassen", *features))
 
 
 @settings(max_examples=15)
@@ -111,33 +111,35 @@ def test_values_of_any_shape(samples, rows, terms, columns, flat) -> None:
 def test_values_of_pointwise_convolutions(images, channels, filters, size) -> None:
     b = Builder()
     x = b.input(normal(images, channels, *size))
-    made = convolve(b, x, filters, [0, 0], kernel=(1, 1))
-    check(b, [b.op("aten.relu", [made], made.tensor.relu())], target("strassen"))
+    image = convolve(b, x, filters, [0, 0], kernel=(1, 1))
+    check(b, [b.op("aten.relu", [image], image.tensor.relu())], target("strassen"))
 
 
 def test_many_rows_are_run_in_tiles() -> None:
-    """Beside the sums of weights, which the second cache holds and which are packed: they take more memory than the
-    weights."""
+    """Check the tiles of many rows.
+
+    The sums of weights are packed and fit into the second-level cache. They need more memory than the weights.
+    """
     b = Builder()
-    made = [linear(b, b.input(normal(1500, 32)), 384)]
-    (loop,) = tile_loops(b, made)
+    results = [linear(b, b.input(normal(1500, 32)), 384)]
+    (loop,) = tile_loops(b, results)
     assert loop.extents == (750,) and loop.tile[0] < 750
-    (packing,) = [pack for pack in steps_of(b, made, target("strassen")).packings if len(pack.buffer.sizes) > 2]
+    (packing,) = [pack for pack in steps_of(b, results, target("strassen")).packings if len(pack.buffer.sizes) > 2]
     assert packing.buffer.count == 7 * 32 * 384 // 4
-    check(b, made, target("strassen"))
+    check(b, results, target("strassen"))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1501, 192), (66, 8192)], ids=["an odd number of rows", "much weight"])
 @pytest.mark.sampled(1)
 def test_other_rows_are_one_tile(rows: int, columns: int) -> None:
     b = Builder()
-    made = [linear(b, b.input(normal(rows, 32)), columns)]
-    assert count(b, made) and not tile_loops(b, made)
-    check(b, made, target("strassen"))
+    results = [linear(b, b.input(normal(rows, 32)), columns)]
+    assert count(b, results) and not tile_loops(b, results)
+    check(b, results, target("strassen"))
 
 
 def test_samples_are_kept_apart() -> None:
-    """What is infinite in one has no part in the others."""
+    """Check that an infinity in one sample does not affect the others."""
     torch.manual_seed(0)
     model, x = nn.Linear(64, 96).eval(), torch.randn(2, 8, 64)
     x[1, 3, 5] = float("inf")
@@ -165,7 +167,7 @@ def test_one_program_takes_any_number_of_samples() -> None:
         torchmdla.enable()
 
 
-# Rows, terms, columns, and whether Strassen's way is chosen.
+# Rows, terms, columns, and whether Strassen's algorithm is chosen.
 CHOICES = {
     "a transformer's layer": (128, 768, 3072, True),
     "of an odd number of tokens": (197, 768, 768, True),
@@ -180,9 +182,9 @@ CHOICES = {
 @pytest.mark.parametrize(("rows", "terms", "columns", "chosen"), CHOICES.values(), ids=CHOICES.keys())
 def test_what_is_chosen(rows: int, terms: int, columns: int, chosen: bool) -> None:
     b = Builder()
-    made = [linear(b, b.input(normal(rows, terms)), columns)]
-    assert bool(count(b, made, "fast")) == chosen
-    assert not count(b, made, "winograd") and not count(b, made, "direct")
+    results = [linear(b, b.input(normal(rows, terms)), columns)]
+    assert bool(count(b, results, "fast")) == chosen
+    assert not count(b, results, "winograd") and not count(b, results, "direct")
 
 
 def test_weights_of_a_call_are_multiplied_plainly() -> None:
@@ -211,5 +213,8 @@ FORCED = [name for name in PROGRAMS if name.startswith(("products.", "attention.
 @pytest.mark.parametrize("name", FORCED[::3])
 @pytest.mark.sampled(2)
 def test_programs(name: str) -> None:
-    """A third of all; ``python -m torchmdla.testing --options algorithms=strassen`` has each program."""
+    """Check a third of all programs.
+
+    ``python -m torchmdla.testing --options algorithms=strassen`` checks each program.
+    """
     check_program(name, "strassen")

@@ -1,4 +1,4 @@
-"""Steps that are merged (epilogues) or run tile by tile (chains): which are, which must not be, and their values."""
+"""Fused steps (epilogues) and tile loops (chains): which steps form them, which do not, and their values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MACHINE = replace(Machine.of(host_target()), foresees=False)
 
 
 def steps_of(function: Program, target: Target | None = None) -> LoopProgram:
-    """Return the steps that the program becomes, for ``target`` or this machine."""
+    """Return the steps of the program, for ``target`` or this machine."""
     builder = Builder()
     program = builder.program(function(builder), target or host_target())
     with new_context(), ir.Location.unknown():
@@ -68,9 +68,9 @@ def layer_norm(rows: int, width: int) -> Program:
     def program(b: Builder) -> list[Value]:
         x, w, c = b.input(normal(rows, width) + 3), b.input(normal(width)), b.input(normal(width))
         expected = functional.layer_norm(x.tensor, (width,), w.tensor, c.tensor)
-        made = b.op("aten.layer_norm", [x, [width], w, c, 1e-5, True], expected)
+        normed = b.op("aten.layer_norm", [x, [width], w, c, 1e-5, True], expected)
         exact = b._constant("str", '"none"', "!torch.str")
-        return [b.op("aten.gelu", [made, exact], functional.gelu(expected))]
+        return [b.op("aten.gelu", [normed, exact], functional.gelu(expected))]
 
     return program
 
@@ -92,8 +92,8 @@ def elementwise_and_maximum(rows: int, width: int) -> Program:
         x, y = b.input(normal(rows, width)), b.input(normal(width))
         total = b.op("aten.add.Tensor", [x, y, 1], x.tensor + y.tensor)
         most = b.op("aten.amax", [total, [1], True], total.tensor.amax(1, keepdim=True))
-        made = b.op("aten.sub.Tensor", [total, most, 1], total.tensor - most.tensor)
-        return [b.op("aten.exp", [made], made.tensor.exp())]
+        difference = b.op("aten.sub.Tensor", [total, most, 1], total.tensor - most.tensor)
+        return [b.op("aten.exp", [difference], difference.tensor.exp())]
 
     return program
 
@@ -128,21 +128,21 @@ def test_values(program: Program, target: object) -> None:
     check(builder, program(builder), target)  # type: ignore[arg-type]
 
 
-# Which programs become chains.
+# Programs that become chains.
 
 
 @pytest.mark.parametrize("program", [softmax(512, 96), layer_norm(300, 512), attention(4, 160, 32)])
 def test_one_pass_over_memory(program: Program) -> None:
-    made = chains(steps_of(program))
-    assert len(made) == 1
-    assert made[0].locals
-    # What is left in memory between nests fits the first cache, or the second where matrices are multiplied.
-    assert sum(b.bytes for b in made[0].locals) <= MACHINE.second_level // 4
+    loops = chains(steps_of(program))
+    assert len(loops) == 1
+    assert loops[0].locals
+    # The memory between nests fits into the first-level cache, or into the second-level cache for matrix products.
+    assert sum(b.bytes for b in loops[0].locals) <= MACHINE.second_level // 4
 
 
 def test_attention_keeps_scores_in_the_chain() -> None:
     (chain,) = chains(steps_of(attention(4, 160, 32)))
-    assert len(chain.members) == 5  # scores, largest, exponentials, their sums, results
+    assert len(chain.members) == 5  # scores, maximum, exponentials, their sums, results
     assert {b.kind for b in chain.writes} == {"result"}
 
 
@@ -150,33 +150,35 @@ def test_queries_meet_transposed_keys() -> None:
     steps = steps_of(attention(4, 160, 32))
     product = chains(steps)[0].members[0]
     column = [access.flat(len(product.sizes)).factors for access in product.inputs]
-    (own,) = [d for d, factor in enumerate(product.written_accesses[0].flat(len(product.sizes)).factors) if factor == 1]
-    assert sorted(factors[own] for factors in column) == [0, 1]
+    (lane_loop,) = [
+        d for d, factor in enumerate(product.written_accesses[0].flat(len(product.sizes)).factors) if factor == 1
+    ]
+    assert sorted(factors[lane_loop] for factors in column) == [0, 1]
 
 
 def structure(steps: LoopProgram) -> list[object]:
-    """What must not depend on sizes: the kinds of steps, and what the chains are made of."""
-    found: list[object] = []
+    """Return the structure that must not depend on sizes: the kinds of steps, and the parts of chains."""
+    parts: list[object] = []
     for step in steps.steps:
         if isinstance(step, TileLoop):
             members = [(m.reduction, [e.op for e in m.body.expressions], m.epilogue is None) for m in step.members]
-            found.append((step.loops, members, len(step.locals)))
+            parts.append((step.loops, members, len(step.locals)))
         else:
-            found.append(type(step))
-    return found
+            parts.append(type(step))
+    return parts
 
 
 @pytest.mark.parametrize("make", [softmax, layer_norm, elementwise_and_maximum])
 @pytest.mark.parametrize("sizes", [(3, 7), (61, 67), (67, 500), (128, 61), (1009, 96), (4096, 4096)])
 def test_sizes_change_no_structure(make: Callable[[int, int], Program], sizes: tuple[int, int]) -> None:
-    # Long rows are walked once for mean and variance.
+    # One pass over long rows computes mean and variance.
     assert structure(steps_of(make(*sizes))) == structure(steps_of(make(64, 128 if sizes[1] < 256 else 256)))
 
 
 @pytest.mark.parametrize("length", [11, 61, 67, 197, 500])
 def test_length_changes_no_structure(length: int) -> None:
-    made = steps_of(attention(3, length, 16))
-    assert structure(made) == structure(steps_of(attention(3, 128, 16)))
+    steps = steps_of(attention(3, length, 16))
+    assert structure(steps) == structure(steps_of(attention(3, 128, 16)))
 
 
 # Tiles that do not divide an axis.
@@ -238,7 +240,7 @@ def test_threads_run_ragged_tiles(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-# Chains with the tiles of others.
+# Chains with given tiles.
 
 
 @pytest.mark.parametrize(
@@ -277,26 +279,26 @@ def test_threads_share_tiles() -> None:
     assert executable.pool.chunks > 1
 
 
-# What is fetched ahead.
+# Prefetches.
 
 
 @pytest.mark.parametrize("make", [softmax, layer_norm])
 @pytest.mark.parametrize("rows", [2048, 2039])
 def test_later_tiles_are_fetched_while_one_is_computed(make: Callable[[int, int], Program], rows: int) -> None:
     (chain,) = chains(steps_of(make(rows, 1024)))
-    found = {}
+    fetches = {}
     for position, (member, fetched) in enumerate(zip(chain.members, fetched_ahead(chain, MACHINE), strict=True)):
         places = [*fetched.beside]
         for fetch in fetched.ahead:
-            own = (position, fetch.operand) if fetch.beside is None else places[fetch.beside]
-            buffer = chain.members[own[0]].accesses[own[1]].buffer
-            assert buffer not in found
-            found[buffer] = position, fetch.distance
+            origin = (position, fetch.operand) if fetch.beside is None else places[fetch.beside]
+            buffer = chain.members[origin[0]].accesses[origin[1]].buffer
+            assert buffer not in fetches
+            fetches[buffer] = position, fetch.distance
             assert member.walks(member.accesses[fetch.operand])
-    # Once each, by different members, and what all tiles read (the norm's weights) not at all.
-    assert sorted(buffer.kind for buffer in found) == ["input", "result"]
-    assert len({position for position, _ in found.values()}) == 2
-    (distance,) = (far for buffer, (_, far) in found.items() if buffer.kind == "input")
+    # Each buffer is prefetched once, by different members. Buffers that all tiles read (the norm's weights) are not.
+    assert sorted(buffer.kind for buffer in fetches) == ["input", "result"]
+    assert len({position for position, _ in fetches.values()}) == 2
+    (distance,) = (far for buffer, (_, far) in fetches.items() if buffer.kind == "input")
     assert distance == 2 * chain.tile[0] * 1024 * 4
     builder = Builder()
     check(builder, make(rows, 1024)(builder))
@@ -318,7 +320,7 @@ def test_what_the_second_cache_holds_is_not_fetched() -> None:
 def test_values_with_a_large_mean_are_as_exact_as_eager_has_them(
     make: Callable[[], nn.Module], sizes: tuple[int, ...]
 ) -> None:
-    """The mean is subtracted before anything is squared."""
+    """Check the order of operations. The mean is subtracted before the squares are computed."""
     x = torch.randn(sizes, generator=torch.Generator().manual_seed(3)) + 1e4
     module = make().eval()
     with torch.no_grad():
@@ -328,7 +330,7 @@ def test_values_with_a_large_mean_are_as_exact_as_eager_has_them(
     assert errors[0] <= 2 * errors[1]
 
 
-# Which elementwise steps become epilogues.
+# Elementwise steps that become epilogues.
 
 
 def test_everything_after_a_product_is_its_epilogue() -> None:
@@ -343,8 +345,8 @@ def test_everything_after_a_product_is_its_epilogue() -> None:
 def test_a_result_that_is_read_twice_stays() -> None:
     def program(b: Builder) -> list[Value]:
         x, y = b.input(normal(24, 40)), b.input(normal(40, 56))
-        made = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
-        return [made, b.op("aten.relu", [made], made.tensor.relu())]
+        product = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
+        return [product, b.op("aten.relu", [product], product.tensor.relu())]
 
     assert all(s.epilogue is None for s in all_nests(steps_of(program)))
     builder = Builder()
@@ -354,8 +356,8 @@ def test_a_result_that_is_read_twice_stays() -> None:
 def test_a_transposing_reader_becomes_an_epilogue() -> None:
     def program(b: Builder) -> list[Value]:
         x, y = b.input(normal(24, 40)), b.input(normal(40, 56))
-        made = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
-        turned = b.op("aten.transpose.int", [made, 0, 1], made.tensor.t())
+        product = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
+        turned = b.op("aten.transpose.int", [product, 0, 1], product.tensor.t())
         return [b.op("aten.relu", [turned], turned.tensor.relu().contiguous())]
 
     assert any(s.epilogue is not None for s in all_nests(steps_of(program)))
@@ -363,7 +365,7 @@ def test_a_transposing_reader_becomes_an_epilogue() -> None:
     check(builder, program(builder))
 
 
-# Hazards, on steps made by hand.
+# Hazards, with handwritten steps.
 
 ROWS, COLUMNS = 64, 512
 
@@ -398,9 +400,9 @@ def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) ->
 
 
 def chained(*steps: Step) -> list[Step]:
-    made = LoopProgram(list(steps), {})
-    fuse_by_tiles(made, MACHINE)
-    return made.steps
+    program = LoopProgram(list(steps), {})
+    fuse_by_tiles(program, MACHINE)
+    return program.steps
 
 
 def test_rows_that_only_need_themselves_are_chained() -> None:
@@ -415,7 +417,7 @@ def test_a_neighbour_breaks_the_axis() -> None:
     first = elementwise([whole(x)], whole(y), (ROWS, COLUMNS))
     later = Access(y, (AffineExpr((1, 0), 1), AffineExpr((0, 1))))
     steps = chained(first, elementwise([later], whole(z)))
-    # Columns are still alike; what is cut must be columns only.
+    # Columns still match. A tile loop may only cut columns.
     for step in steps:
         if isinstance(step, TileLoop):
             assert [m.sizes[0] for m in step.members] == [ROWS, ROWS]
@@ -434,7 +436,7 @@ def test_overwriting_what_other_rows_still_read_breaks_the_chain() -> None:
     columns = Access(sums, (AffineExpr((0, 1)),))
     down = LoopNest((ROWS, COLUMNS), (True, False), (columns,), (total(whole(x)),), constant(0.0, "f32"))
     steps = chained(down, elementwise([columns], whole(y)))
-    # A sum over rows ends before any row reads it: rows are no axis.
+    # A sum over rows ends before any row is read, so rows cannot be cut.
     for step in steps:
         if isinstance(step, TileLoop):
             assert all(member.sizes[0] == ROWS for member in step.members)
@@ -450,7 +452,10 @@ def test_unrelated_steps_move_out_of_the_way() -> None:
 
 @pytest.mark.sampled(0)
 def test_a_long_row_of_nests_whose_values_are_all_needed() -> None:
-    """No chain of them has anything to itself; that must not be found out anew for each length of each."""
+    """Check that a long sequence of nests is rejected quickly.
+
+    A chain of these nests does not have local buffers. The pass must not analyse each length of each chain.
+    """
     values = [buffer("result") for _ in range(300)]
     steps = chained(*(elementwise([whole(x)], whole(y)) for x, y in pairwise(values)))
     assert len(steps) == 299

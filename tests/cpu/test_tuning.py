@@ -1,4 +1,4 @@
-"""The tuner: what it tries computes the same, what wins is kept and used, and what is no record is not."""
+"""Tuner: all candidates compute the same, the fastest is recorded and used, and invalid records are ignored."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PRODUCT = matmul(48, 64, 40)
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is measured here is for one test; one thread, as timings of its own time are."""
+    """Use a separate cache for each test, and one thread. The tuner also measures with one thread."""
     monkeypatch.setenv("TORCHMDLA_CACHE_DIR", str(tmp_path / "cache"))
     service.reset()
     torch.set_num_threads(1)
@@ -70,20 +70,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 @given(st.data())
 @pytest.mark.sampled(0)
 def test_candidates_compute_the_same(data: st.DataObject) -> None:
-    """Those of each stage, of which the first is run; at least one of a stage is valid, or there is none."""
+    """Check the first valid candidate of each stage."""
     nest = data.draw(contractions() | others())
     assume(math.prod(nest.sizes) <= 5_000)
     best = choose(nest, MACHINE)
     arrays = arrays_of(nest, 0, (3.0,) * len(nest.all_scalars))
     expected = reference(nest, arrays)
     for stage in STAGES:
-        found = [c for c in itertools.islice(stage(nest, MACHINE, best), 3) if c != best]
-        valid = [c for c in found if not list(faults(nest, c, MACHINE))]
+        candidates = [c for c in itertools.islice(stage(nest, MACHINE, best), 3) if c != best]
+        valid = [c for c in candidates if not list(faults(nest, c, MACHINE))]
         for schedule in valid[:1]:
-            own = [one.copy() for one in arrays]
-            Kernel(nest, schedule=schedule)(own, tasks=2)
-            for made, wanted in zip(own[len(nest.operands) - len(expected) :], expected, strict=False):
-                np.testing.assert_array_equal(made, wanted)
+            copies = [array.copy() for array in arrays]
+            Kernel(nest, schedule=schedule)(copies, tasks=2)
+            for result, wanted in zip(copies[len(nest.operands) - len(expected) :], expected, strict=False):
+                np.testing.assert_array_equal(result, wanted)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
@@ -96,8 +96,8 @@ def test_each_stage_changes_something(stage: Callable[..., Iterator[Schedule]]) 
     assert not wanted[stage.__name__] or wanted[stage.__name__] in changed
 
 
-def _differing(one: Schedule, other: Schedule) -> set[str]:
-    return {f.name for f in dataclasses.fields(one) if getattr(one, f.name) != getattr(other, f.name)}
+def _differing(first: Schedule, other: Schedule) -> set[str]:
+    return {f.name for f in dataclasses.fields(first) if getattr(first, f.name) != getattr(other, f.name)}
 
 
 # Searching.
@@ -108,7 +108,7 @@ def searched(nest: KernelSpec, chosen: Schedule, seconds: float = 60) -> search.
 
 
 def worse(nest: KernelSpec) -> Schedule:
-    """What no cost model would choose: a scalar at a time."""
+    """Return a schedule that a cost model would not choose: one scalar at a time."""
     tiles = (1,) * len(nest.sizes)
     chosen = choose(nest, MACHINE)
     levels = tuple(dataclasses.replace(level, step=1) for level in chosen.levels)
@@ -127,22 +127,22 @@ def worse(nest: KernelSpec) -> Schedule:
 
 
 def test_a_bad_choice_is_improved() -> None:
-    found = searched(PRODUCT, worse(PRODUCT))
-    assert found.best != found.chosen and found.best_seconds < found.chosen_seconds
-    assert found.best.lanes > 1 and found.finished
+    outcome = searched(PRODUCT, worse(PRODUCT))
+    assert outcome.best != outcome.chosen and outcome.best_seconds < outcome.chosen_seconds
+    assert outcome.best.lanes > 1 and outcome.finished
 
 
 def test_no_time_is_no_search() -> None:
     chosen = choose(PRODUCT, MACHINE)
-    found = searched(PRODUCT, chosen, seconds=0)
-    assert found.best == chosen and not found.finished
+    outcome = searched(PRODUCT, chosen, seconds=0)
+    assert outcome.best == chosen and not outcome.finished
 
 
 def test_noise_is_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What wins while searching, and not when it is measured again, is not taken."""
+    """Check that a candidate must also win a second measurement."""
     monkeypatch.setattr(search, "NOISE", 0.0)
-    found = searched(PRODUCT, worse(PRODUCT))
-    assert found.best == found.chosen
+    outcome = searched(PRODUCT, worse(PRODUCT))
+    assert outcome.best == outcome.chosen
 
 
 def test_what_computes_something_else_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +172,10 @@ X, Y = torch.randn(48, 40), torch.randn(40, 64)
 
 
 def program_of(function: Callable[..., Tensor] = product, *inputs: Tensor) -> Program:
-    """What a group's compiled program is, with what was measured on this machine."""
-    made = torchmdla.compile(torch.jit.trace(function, inputs or (X, Y), check_trace=False), *(inputs or (X, Y)))
+    """Return the compiled program of a group, with the records of this machine."""
+    compiled = torchmdla.compile(torch.jit.trace(function, inputs or (X, Y), check_trace=False), *(inputs or (X, Y)))
     owners = [s["executable"].owner for r in torchmdla._C.groups() for s in r["specialisations"] if s["executable"]]
-    assert made is not None and isinstance(owners[-1], specialise.Compiled)
+    assert compiled is not None and isinstance(owners[-1], specialise.Compiled)
     return Program.from_bytes(owners[-1].program)
 
 
@@ -186,8 +186,8 @@ def plan_of(program: Program) -> Plan:
 
 
 def decided(program: Program) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(plan_of(program).to_json([]))["kernels"]
-    return found
+    kernels: dict[str, Any] = json.loads(plan_of(program).to_json([]))["kernels"]
+    return kernels
 
 
 def record(kernel: str, decisions: Any) -> Record:
@@ -288,7 +288,7 @@ def test_a_damaged_block_counts_for_nothing(damage: Callable[[bytes], bytes]) ->
 def test_of_several_records_the_readable_ones_count(change: dict[str, Any]) -> None:
     raw = record("0" * 16, {"lanes": 8}).to_raw()
     damaged = {name: value for name, value in {**raw, **change}.items() if value is not None}
-    assert [one.kernel for one in kept._readable([damaged, raw, {}])] == ["0" * 16]
+    assert [entry.kernel for entry in kept._readable([damaged, raw, {}])] == ["0" * 16]
 
 
 def test_others_may_not_write_records() -> None:
@@ -352,18 +352,20 @@ def test_the_machine_is_as_measured(text: str, fields: dict[str, Any]) -> None:
 
 
 def test_constants_are_measured() -> None:
-    found = {name: measure() for name, measure in devices.get("cpu").calibration().items()}
-    assert found.keys() >= {"splits", "memory_bytes"} and all(name == own.name for name, own in found.items())
-    measured = {name: own.value for name, own in found.items()}
-    made = Machine.of(host_target(), ((MACHINE_OPTION, json.dumps(measured)),))
-    assert measured == {name: getattr(made, name) for name in measured}
+    measurements = {name: measure() for name, measure in devices.get("cpu").calibration().items()}
+    assert measurements.keys() >= {"splits", "memory_bytes"} and all(
+        name == measurement.name for name, measurement in measurements.items()
+    )
+    measured = {name: measurement.value for name, measurement in measurements.items()}
+    machine = Machine.of(host_target(), ((MACHINE_OPTION, json.dumps(measured)),))
+    assert measured == {name: getattr(machine, name) for name in measured}
 
 
 # A program.
 
 
 def tuned_kernels(monkeypatch: pytest.MonkeyPatch) -> list[TunedKernel]:
-    """What is told of the one kernel of a program, for which costs choose badly."""
+    """Return the tuner's reports for a program with one kernel, for which costs choose badly."""
     program = program_of()
     monkeypatch.setattr(plan, "choose", lambda nest, *rest: worse(nest))
     return list(cpu_tuning.tune(program, [1.0], 20, {}, (), lambda kernel, tried, gain: None))
@@ -372,8 +374,8 @@ def tuned_kernels(monkeypatch: pytest.MonkeyPatch) -> list[TunedKernel]:
 @pytest.mark.sampled(0)
 def test_what_wins_is_measured_in_the_whole_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(programs: Sequence[Running], rounds: int) -> list[list[float]]:
-        """What noise cannot turn round; the program has been run by both."""
-        assert all(seconds > 0 for own in in_turn(programs, 1) for seconds in own)
+        """Return times without noise, after both programs have run."""
+        assert all(seconds > 0 for times in in_turn(programs, 1) for seconds in times)
         return [[2.0], [1.0]]
 
     monkeypatch.setattr(cpu_tuning, "in_turn", timed)
@@ -394,7 +396,7 @@ def test_what_wins_alone_only_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Convolution(nn.Module):
-    """Large enough for costs to choose Winograd's way."""
+    """Module of a convolution that is large enough for costs to choose Winograd's algorithm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -413,9 +415,9 @@ def contractions_of(program: Program) -> dict[str, Contraction]:
 
 
 def taken(program: Program) -> str:
-    """The algorithm of the only contraction of a program."""
-    (found,) = contractions_of(program).values()
-    return found.algorithm
+    """Return the algorithm of the only contraction of a program."""
+    (contraction,) = contractions_of(program).values()
+    return contraction.algorithm
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "winograd2"])
@@ -453,9 +455,11 @@ def test_what_is_no_algorithm_is_ignored(algorithm: Any) -> None:
 @pytest.mark.sampled(0)
 def test_an_algorithm_is_timed_where_it_is_another(algorithm: Any, differs: bool) -> None:
     program = program_of(Convolution().eval(), IMAGE)
-    found = dict(algorithms._by(algorithm, program, Running(program), contractions_of(program)))
-    assert len(found) == differs
-    assert all(one.algorithm == algorithm and min(one.seconds, one.chosen_seconds) > 0 for one in found.values())
+    trials = dict(algorithms._by(algorithm, program, Running(program), contractions_of(program)))
+    assert len(trials) == differs
+    assert all(
+        trial.algorithm == algorithm and min(trial.seconds, trial.chosen_seconds) > 0 for trial in trials.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -474,7 +478,7 @@ def test_an_algorithm_must_win_twice(
         return ((name, algorithms._Trial("direct", 1.0, alone)) for name in steps.contractions if algorithm == "direct")
 
     def timed(programs: Sequence[Running], rounds: int) -> list[list[float]]:
-        return [[each] * len(one.kernels) for one, each in zip(programs, (10.0, together), strict=True)]
+        return [[each] * len(item.kernels) for item, each in zip(programs, (10.0, together), strict=True)]
 
     monkeypatch.setattr(algorithms, "_by", by)
     monkeypatch.setattr(algorithms, "in_turn", timed)
@@ -484,17 +488,17 @@ def test_an_algorithm_must_win_twice(
         return list(algorithms.tune_algorithms(program, steps, 0.1, until, known, (), lambda kernel, tried, gain: None))
 
     first = told({})
-    found = [one.record for one in first if one.record]
-    assert [one.decisions for one in found] == decisions
-    monkeypatch.setattr(algorithms, "_measured", None)  # What is finished is not measured again.
-    assert not found or told({one.kernel: one for one in found}) == first
+    records = [item.record for item in first if item.record]
+    assert [item.decisions for item in records] == decisions
+    monkeypatch.setattr(algorithms, "_measured", None)  # A finished search is not measured again.
+    assert not records or told({item.kernel: item for item in records}) == first
 
 
 # The tuner's process.
 
 
 def test_a_kernel_that_ends_the_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next process gets it to skip, and what was measured before it is told once."""
+    """Check that the next process skips the kernel, and that earlier results are reported once."""
     first, second = (TunedKernel(name, "", 1, 1.0, record(name, "")) for name in "ab")
 
     def run(
@@ -506,8 +510,8 @@ def test_a_kernel_that_ends_the_process_is_left_alone(monkeypatch: pytest.Monkey
         yield dataclasses.replace(second, record=None, reason="measuring it has ended the process")
 
     monkeypatch.setattr(process, "_run", run)
-    found = list(process.measured(PROGRAM, [], 9, {}, lambda step: None))
-    assert [(one.kernel, one.record is None) for one in found] == [("a", False), ("b", True)]
+    kernels = list(process.measured(PROGRAM, [], 9, {}, lambda step: None))
+    assert [(kernel.kernel, kernel.record is None) for kernel in kernels] == [("a", False), ("b", True)]
 
 
 def test_what_ends_the_process_in_the_whole_program_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,10 +520,10 @@ def test_what_ends_the_process_in_the_whole_program_is_not_kept(monkeypatch: pyt
         raise process._Died("", "SIGSEGV")
 
     monkeypatch.setattr(process, "_run", run)
-    found = process.measured(PROGRAM, [], 9, {}, lambda step: None)
-    assert [bool(one.record and one.record.decisions) for one in itertools.islice(found, 2)] == [True, False]
+    kernels = process.measured(PROGRAM, [], 9, {}, lambda step: None)
+    assert [bool(kernel.record and kernel.record.decisions) for kernel in itertools.islice(kernels, 2)] == [True, False]
     with pytest.raises(CompileError, match="died"):
-        next(found)
+        next(kernels)
 
 
 def test_a_process_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,19 +552,19 @@ def test_compile_tunes(frontend: Any) -> None:
     compiled = torchmdla.compile(module, x, tune=10.0, frontend=frontend)
     with torch.no_grad():
         assert_matches(compiled(x), module(x), layers=3)
-    found = Records(devices.get("cpu")).load()
-    assert found and all(one.chosen_seconds > 0 and one.best_seconds > 0 for one in found.values())
+    records = Records(devices.get("cpu")).load()
+    assert records and all(entry.chosen_seconds > 0 and entry.best_seconds > 0 for entry in records.values())
 
 
 @pytest.mark.sampled(0)
 def test_what_was_measured_to_its_end_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torchmdla.compile(product, X, Y)
     report = tuning.tune(lambda: compiled(X, Y), 20)
-    (kernel,) = (one for one in report.kernels if one.record)
+    (kernel,) = (entry for entry in report.kernels if entry.record)
     assert kernel.record and kernel.record.finished and report.covered > 0.5
     assert 0 <= report.distance < 1 and str(report).startswith("1 kernel measured")
     again = tuning.tune(lambda: compiled(X, Y), 20)
-    assert [one.record for one in again.kernels] == [one.record for one in report.kernels]
+    assert [entry.record for entry in again.kernels] == [entry.record for entry in report.kernels]
 
 
 def test_there_may_be_nothing_to_tune() -> None:
@@ -589,10 +593,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path = str(tmp_path / "model.pt")
     torch.jit.trace(model(), torch.randn(1, 3, 16, 16), check_trace=False).save(path)
     assert main(["tune", path, "--input", "1x3x16x16", "--seconds", "3", "--threads", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["measured"] >= 1 and found["before"] > 0 and found["after"] > 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["measured"] >= 1 and report["before"] > 0 and report["after"] > 0
     assert main(["cache", "info"]) == 0
-    assert f"measured kernels  {found['measured'] + found['algorithms']}" in capsys.readouterr().out
+    assert f"measured kernels  {report['measured'] + report['algorithms']}" in capsys.readouterr().out
 
 
 def test_the_command_refuses_mlir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

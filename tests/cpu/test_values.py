@@ -1,4 +1,4 @@
-"""The interpreter of loop programs computes what eager does, and a pass that changes a value is named."""
+"""Interpreter of loop programs: it computes eager's values, and passes that change a value are reported by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from torchmdla.testing.op_samples import SAMPLES
 
 
 def interpreted(program: Program, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of a program, by the interpreter."""
+    """Return the results of a program, computed by the interpreter."""
 
     def elements(buffer: Buffer, count: int) -> np.ndarray:
         value = arguments[buffer.position].detach().contiguous().flatten()
@@ -46,15 +46,15 @@ def interpreted(program: Program, arguments: Sequence[torch.Tensor]) -> list[tor
     steps = parse_program(loop_program_text(program))
     outcome = run(steps, Given((), elements, lambda position: float(arguments[position])))
     assert not outcome.fails
-    made = []
+    results = []
     for position, result in enumerate(program.results, len(program.arguments)):
         value = torch.from_numpy(outcome.results.get(position, np.zeros(0)).copy())
         value = value.view(torch.uint8) if result.dtype == "uint8" else value
-        made.append(value.to(getattr(torch, result.dtype)).reshape(result.shape))
-    return made
+        results.append(value.to(getattr(torch, result.dtype)).reshape(result.shape))
+    return results
 
 
-# Its results are numbers in float64 that were rounded to float32 on the way, which the interpreter does not do.
+# Its results are float64 numbers that were rounded to float32 before, which the interpreter does not do.
 ROUNDED = {"quantized_decomposed::choose_qparams.tensor"}
 
 
@@ -66,8 +66,8 @@ def test_the_interpreter_computes_what_eager_does(name: str) -> None:
         expected, record = run_and_record(graph, inputs)
         imported = import_graph(graph, record, ())
         program = Program(imported.mlir, imported.arguments, imported.results, devices.get("cpu").target())
-        given = [argument_of(binding, graph, inputs) for binding in imported.bindings]
-        results = interpreted(program, given)
+        operands = [argument_of(binding, graph, inputs) for binding in imported.bindings]
+        results = interpreted(program, operands)
         for output, wanted in zip(imported.outputs, expected, strict=True):
             if output.source == "result":
                 assert_matches(results[output.index].permute(output.permutation), wanted)
@@ -231,7 +231,7 @@ def checked(text: str, rewrite: Callable[[LoopProgram], object], *, is_exact: bo
 
 @pytest.fixture(autouse=True)
 def _uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep faults that are made on purpose out of the counts."""
+    """Exclude deliberate faults from the counts."""
     monkeypatch.delenv(validation.COUNTS, raising=False)
 
 
@@ -293,7 +293,7 @@ def _arguments() -> Given:
 
 
 def test_a_softmax_that_is_divided_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``x @ softmax(y, -1)`` once was: the divisor differs between the terms of a sum."""
+    """Check a former bug of ``x @ softmax(y, -1)``: the divisor differs between the terms of a sum."""
     monkeypatch.setattr(defer_softmax, "can_scale_sum", lambda step, divisor: True)
     (defer,) = pipeline.named(["defer-softmax"])
     machine = Machine.of(devices.get("cpu").target())
@@ -303,7 +303,7 @@ def test_a_softmax_that_is_divided_too_late_is_found(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_made_of_a_rounding_error_is_no_finding() -> None:
-    """A sum that is 0, in another order, and its quotient."""
+    """Check a sum that is 0 in exact arithmetic, in another order, and a quotient by it."""
     text = """
     buffer input0 : f32[5]
     buffer temporary0 : f32[5]
@@ -333,8 +333,8 @@ def test_what_is_made_of_a_rounding_error_is_no_finding() -> None:
     def start_with_one(steps: LoopProgram) -> None:
         step = steps.nests()[0]
         total, term = step.values[0].operands
-        one = constant(1.0, "f32")
-        moved = operation("arith.subf", [operation("arith.addf", [term, one], "f32"), one], "f32")
+        unit = constant(1.0, "f32")
+        moved = operation("arith.subf", [operation("arith.addf", [term, unit], "f32"), unit], "f32")
         step.values = (operation("arith.addf", [total, moved], "f32"),)
 
     checked(text, start_with_one, is_exact=False)
@@ -363,7 +363,7 @@ def test_only_exact_passes_are_held_to_special_values() -> None:
         checked(text, drop_infinity)
 
 
-# Programs that a pass, or the interpreter, once was wrong about.
+# Programs for which a pass, or the interpreter, was once wrong.
 FOUND: dict[str, passes.Drawn] = {
     "weights without a scale, which the other factor was taken for": passes.Drawn(
         lines=("y0 = torch.nn.functional.linear(x0, (x1.to(torch.float32) - x2.to(torch.float32)).view(1, 16))",),
@@ -404,6 +404,6 @@ def test_found_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @hypothesis.settings(passes.SETTINGS, max_examples=25, derandomize=True)
 @hypothesis.given(passes.programs())
 def test_programs_drawn_at_random(drawn: passes.Drawn) -> None:
-    """A few; ``make fuzz-passes`` has as many as there is time for."""
+    """Check a few random programs. ``make fuzz-passes`` checks as many as its time limit allows."""
     with mock.patch.dict(os.environ, {validation.VARIABLE: "values"}):
         passes.check(drawn)

@@ -25,7 +25,7 @@ from torchmdla.devices.cpu.vector_math import expand
 
 MOST_ULP = 4.0
 
-# Of 2³² floats every one whose bits are a multiple of a prime: all exponents, both signs, mantissas of any kind.
+# Every float whose bits are a multiple of this prime: all exponents, both signs, and mantissas of any kind.
 _STEP = 257
 
 EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -49,7 +49,7 @@ def unary(name: str, size: int, element: str, machine: Machine) -> KernelSpec:
 
 
 class Kernel:
-    """A nest's kernel, compiled alone for a machine, with vectors of one value if ``scalar``."""
+    """Kernel of a nest, compiled alone for a machine, with vectors of one value if ``scalar``."""
 
     def __init__(self, nest: KernelSpec, machine: Machine, scalar: bool = False) -> None:
         schedule = choose(nest, Machine(4, 16) if scalar else machine)
@@ -87,14 +87,14 @@ def floats_of_every_kind() -> torch.Tensor:
     bits = numpy.arange(0, 2**32, _STEP, dtype=numpy.uint64).astype(numpy.uint32)
     generator = numpy.random.default_rng(0)
     random = generator.integers(0, 2**32, 2**16, dtype=numpy.uint64).astype(numpy.uint32)
-    # Around zero, the smallest normal number, one, and infinity; NaNs with all kinds of payload.
+    # Values around zero, the smallest normal number, one, and infinity; NaNs with all kinds of payload.
     edges = [0x0, 0x00800000, 0x3F800000, 0x7F800000, 0x7FC00000, 0x7FFFFFFF]
     near = numpy.array([e + d for e in edges for d in range(-3, 4)], dtype=numpy.int64).astype(numpy.uint32)
     return torch.from_numpy(numpy.concatenate([bits, random, near, near | 0x80000000]).view(numpy.float32))
 
 
 def thresholds() -> torch.Tensor:
-    """Every float near the places where functions overflow, underflow or saturate."""
+    """Return every float near the places where functions overflow, underflow or saturate."""
     centres = [88.7228, -87.3365, -103.972, 128.0, -126.0, -149.0, -150.0, 9.01, 10.0, 3.92, 4.0, -17.33, -20.0, 0.3466]
     centres += [-c for c in centres]
     bits = torch.tensor(centres, dtype=torch.float32).view(torch.int32)
@@ -102,7 +102,7 @@ def thresholds() -> torch.Tensor:
 
 
 def ulps_off(actual: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Distance from the exact value in units of the last place of the float nearest to it."""
+    """Return the distance from the exact value, in units of the last place of the nearest float."""
     nearest = exact.to(torch.float32)
     finite = torch.isfinite(nearest)
     _, exponent = torch.frexp(torch.where(finite, nearest, torch.ones(())))
@@ -113,7 +113,7 @@ def ulps_off(actual: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 def check(name: str, values: torch.Tensor, actual: torch.Tensor) -> None:
     exact = EXACT[name](values.double())
     nearest = exact.to(torch.float32)
-    # Whatever is finite may be infinite only where rounding up by 4 ulp overflows, and the other way round.
+    # A finite value may be infinite only where rounding up by 4 ulp overflows, and the reverse.
     largest = torch.finfo(torch.float32).max
     clear = torch.isnan(nearest) | (exact.abs() < largest * (1 - 2e-7)) | (exact.abs() > largest * (1 + 5e-7))
     nearest, actual, exact, values = nearest[clear], actual[clear], exact[clear], values[clear]
@@ -127,7 +127,7 @@ def check(name: str, values: torch.Tensor, actual: torch.Tensor) -> None:
     assert torch.equal(torch.signbit(actual[zero]), torch.signbit(nearest[zero]))
 
 
-# What the host's vectors have instructions for, and what every machine has.
+# The host, and a machine with only the instructions that all machines have.
 MACHINES = {"host": Machine.of(HOST), "plain": Machine(32, 16)}
 
 
@@ -157,7 +157,7 @@ def test_half_precision_rounds_single_precision(name: str, dtype: torch.dtype) -
     actual = apply(name, values, Machine.of(HOST))
     expected = apply(name, values.float(), Machine.of(HOST)).to(dtype)
     assert torch.equal(torch.isnan(actual), torch.isnan(expected))
-    # x86's conversion to bfloat16 makes zeros of numbers below the normal range.
+    # x86's conversion to bfloat16 turns numbers below the normal range into zeros.
     numbers = (expected.float().abs() > 2.0**-126) | (values == 0)
     assert torch.equal(actual[numbers], expected[numbers])
 

@@ -1,4 +1,4 @@
-"""Loop programs as text, and what is said of steps that are not valid."""
+"""Loop programs as text, and the error messages for invalid steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW, COLUMN, INNER = AffineExpr((1, 0, 0)), AffineExpr((0, 1, 0)), AffineExpr((0
 
 
 def product() -> LoopProgram:
-    """A product of matrices with a bias in its epilogue, then its double."""
+    """Return a program of a matrix product with a bias in its epilogue, then its double."""
     left, right = Buffer("input", "f32", (4, 6), 0), Buffer("parameter", "f32", (6, 8), 1)
     bias, result = Buffer("parameter", "f32", (8,), 2), Buffer("result", "f32", (4, 8), 3)
     middle = Buffer("temporary", "f32", (4, 8))

@@ -1,4 +1,4 @@
-"""Convolutions in Winograd's way: transforms, values at all kinds of edges, blocks of tiles, which are chosen."""
+"""Convolutions by Winograd's algorithm: transforms, values at all kinds of edges, blocks of tiles, and the choice."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ SIZES = [(results, taps) for results in TILES for taps in range(2, 8) if has_tra
 
 
 def target(algorithms: str, *features: str) -> Target:
-    made = host_target(*features)
-    return replace(made, features=f"{made.features},algorithms={algorithms}")
+    host = host_target(*features)
+    return replace(host, features=f"{host.features},algorithms={algorithms}")
 
 
 def times(matrix: Matrix, vector: list[Fraction]) -> list[Fraction]:
@@ -52,15 +52,15 @@ def times(matrix: Matrix, vector: list[Fraction]) -> list[Fraction]:
 @settings(max_examples=10)
 @given(st.data())
 def test_transforms_are_exact(results: int, taps: int, is_shorter: bool, data: st.DataObject) -> None:
-    by = transforms(results, taps)
+    matrices = transforms(results, taps)
     if is_shorter:
-        by, taps = by.of_fewer_taps(), taps - 1
+        matrices, taps = matrices.of_fewer_taps(), taps - 1
     number = st.integers(-100, 100).map(Fraction)
-    image = data.draw(st.lists(number, min_size=by.products, max_size=by.products))
+    image = data.draw(st.lists(number, min_size=matrices.products, max_size=matrices.products))
     filters = data.draw(st.lists(number, min_size=taps, max_size=taps))
-    products = [a * b for a, b in zip(times(by.taps, filters), times(by.inputs, image), strict=True)]
+    products = [a * b for a, b in zip(times(matrices.taps, filters), times(matrices.inputs, image), strict=True)]
     sums = [sum(image[k + tap] * filters[tap] for tap in range(taps)) for k in range(results)]
-    assert times(by.outputs, [*products, *[Fraction()] * is_shorter]) == sums
+    assert times(matrices.outputs, [*products, *[Fraction()] * is_shorter]) == sums
 
 
 _OPS = {
@@ -88,10 +88,10 @@ def test_expressions_are_the_matrix(results: int, taps: int, matrix: str, dimens
             return expression.payload
         return _OPS[expression.op](*map(value, expression.operands))
 
-    made = [value(expression) for expression in transformed([chosen] * dimensions, leaves, fused).values()]
+    actual = [value(expression) for expression in transformed([chosen] * dimensions, leaves, fused).values()]
     alone = torch.tensor([[float(number) for number in row] for row in chosen], dtype=torch.float64)
     whole = torch.kron(alone, alone) if dimensions == 2 else alone
-    torch.testing.assert_close(torch.tensor(made, dtype=torch.float64), whole @ numbers)
+    torch.testing.assert_close(torch.tensor(actual, dtype=torch.float64), whole @ numbers)
 
 
 def convolve(
@@ -107,13 +107,16 @@ def convolve(
     weight = b.input(normal(filters, channels, *kernel) / (channels * math.prod(kernel)) ** 0.5, "parameter")
     bias = b.input(normal(filters), "parameter")
     by_dims = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-    made = by_dims[dims](x.tensor, weight.tensor, bias.tensor, list(stride), padding, groups=groups)
+    product = by_dims[dims](x.tensor, weight.tensor, bias.tensor, list(stride), padding, groups=groups)
     ones, zeros = [1] * dims, [0] * dims
-    return b.op("aten.convolution", [x, weight, bias, list(stride), padding, ones, False, zeros, groups], made)
+    return b.op("aten.convolution", [x, weight, bias, list(stride), padding, ones, False, zeros, groups], product)
 
 
 def residual(b: Builder, x: Value) -> list[Value]:
-    """Two convolutions with what follows them in a residual network; the second's image is the first's result."""
+    """Build two convolutions of a residual network with the operators after them.
+
+    The image of the second convolution is the result of the first.
+    """
     first = convolve(b, x, x.tensor.shape[1], [1, 1])
     rectified = b.op("aten.relu", [first], first.tensor.relu())
     second = convolve(b, rectified, x.tensor.shape[1], [1, 1])
@@ -163,7 +166,8 @@ def test_values_of_any_window(results, channels, size, kernel, stride, padding) 
     check(b, [convolve(b, x, 16, list(padding), 1, kernel, stride)], target(f"winograd{results}"))
 
 
-# Taps and stride of each dimension, and products of a tile of four results, or of 4×4, for one channel; 0: plain sums.
+# Taps and stride of each dimension, and the number of products of a tile of four results, or of 4×4, for one channel. 0
+# means direct convolution.
 WINDOWS = {
     "three taps, stride two": ((3, 3), (2, 2), 9 * 9),
     "a stem": ((7, 7), (2, 2), 13 * 13),
@@ -180,21 +184,24 @@ WINDOWS = {
 @pytest.mark.parametrize(("kernel", "stride", "terms"), WINDOWS.values(), ids=WINDOWS.keys())
 @pytest.mark.sampled(1)
 def test_values_of_windows(kernel: tuple[int, int], stride: tuple[int, int], terms: int) -> None:
-    """Those whose results fill tiles, with a plain and with a blocked image; every product that is there is needed."""
+    """Check windows whose results fill tiles, with a plain and with a blocked image.
+
+    The number of products is the minimum.
+    """
     for channels in (3, 32):
         b = Builder()
         sizes = [taps + step * 7 for taps, step in zip(kernel, stride, strict=True)]
         x = b.input(normal(2, channels, *sizes))
         rectified = b.op("aten.relu", [x], x.tensor.relu())
-        made = [convolve(b, rectified, 16, [0, 0], 1, kernel, stride)]
-        steps = steps_of(b, made, target("winograd4"))
+        results = [convolve(b, rectified, 16, [0, 0], 1, kernel, stride)]
+        steps = steps_of(b, results, target("winograd4"))
         factors = [step.sizes for step in steps.nests() if any(step.reduction)]
         tiles = 2 * math.prod(2 if taps > step else 8 for taps, step in zip(kernel, stride, strict=True))
         if terms:
             assert sum(map(math.prod, factors)) == terms * tiles * channels * 16
         else:
             assert len(factors) == 1 and math.prod(factors[0]) == 2 * 8 * 8 * channels * 16 * math.prod(kernel)
-        check(b, made, target("winograd4"))
+        check(b, results, target("winograd4"))
 
 
 @pytest.mark.parametrize("results", TILES)
@@ -202,8 +209,8 @@ def test_values_of_windows(kernel: tuple[int, int], stride: tuple[int, int], ter
 def test_values_of_other_dimensions(results: int, size: tuple[int, ...], stride: int) -> None:
     b = Builder()
     x, dims = b.input(normal(2, 16, *size)), len(size)
-    made = convolve(b, x, 16, [1] * dims, 1, [3] * dims, [stride] * dims)
-    check(b, [made], target(f"winograd{results}"))
+    result = convolve(b, x, 16, [1] * dims, 1, [3] * dims, [stride] * dims)
+    check(b, [result], target(f"winograd{results}"))
 
 
 def steps_of(b: Builder, results: list[Value], target: Target) -> LoopProgram:
@@ -212,7 +219,7 @@ def steps_of(b: Builder, results: list[Value], target: Target) -> LoopProgram:
 
 
 def places_of(steps: LoopProgram) -> int:
-    """The places of a tile that products are at; of plain sums, the images."""
+    """Return the number of products of a tile, or the number of images for direct convolutions."""
     members = [member for step in steps.steps if isinstance(step, TileLoop) for member in step.members]
     return sum(step.sizes[0] for step in [*steps.nests(), *members] if any(step.reduction))
 
@@ -221,7 +228,7 @@ def has_places(step: LoopNest, results: int) -> bool:
     return any(step.reduction) and step.sizes[0] == (results + 2) ** 2
 
 
-# Channels, height and width, taps, stride, and the places of a tile that is chosen (1: plain sums).
+# Channels, height and width, taps, stride, and the number of products of the chosen tile (1: direct convolution).
 CHOICES = {
     "tiles of six divide it, of too large an error": (128, 48, 3, 1, 6 * 6),
     "tiles of four divide it": (128, 28, 3, 1, 6 * 6),
@@ -240,35 +247,37 @@ CHOICES = {
 def test_what_is_chosen(channels: int, size: int, taps: int, stride: int, places: int) -> None:
     b = Builder()
     x, padding = b.input(normal(1, channels, size, size)), [taps // 2] * 2
-    made = convolve(b, x, max(channels, 64), padding, 1, [taps] * 2, [stride] * 2)
+    result = convolve(b, x, max(channels, 64), padding, 1, [taps] * 2, [stride] * 2)
     zen5 = replace(target("fast", *AVX512), cpu="znver5")
-    assert places_of(steps_of(b, [made], zen5)) == places
+    assert places_of(steps_of(b, [result], zen5)) == places
 
 
 def test_many_tiles_are_run_in_blocks() -> None:
-    """Images that no second cache holds, batch included; the weights are packed, and the last rows have a block of
-    their own."""
+    """Check images that exceed the second-level cache, with a batch.
+
+    The weights are packed, and the last rows have a separate block.
+    """
     b = Builder()
-    made = [convolve(b, b.input(normal(2, 64, 54, 56)), 64, [1, 1])]
-    steps = steps_of(b, made, target("winograd4", *AVX512))
+    results = [convolve(b, b.input(normal(2, 64, 54, 56)), 64, [1, 1])]
+    steps = steps_of(b, results, target("winograd4", *AVX512))
     loops = [step for step in steps.steps if isinstance(step, TileLoop)]
     assert [loop.extents for loop in loops] == [(2, 13, 14), (2, 1, 14)]
     assert all(any(has_places(member, 4) for member in loop.members) for loop in loops)
     assert not [step for step in steps.nests() if any(step.reduction)]
     assert len(steps.packings) == 1
-    check(b, made, target("winograd4"))
+    check(b, results, target("winograd4"))
 
 
 def test_weights_of_a_call_are_summed_plainly() -> None:
     b = Builder()
     x, weight = b.input(normal(1, 64, 28, 28)), b.input(normal(64, 64, 3, 3))
-    made = functional.conv2d(x.tensor, weight.tensor)
+    product = functional.conv2d(x.tensor, weight.tensor)
     operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
-    steps = steps_of(b, [b.op("aten.convolution", operands, made)], target("winograd4"))
+    steps = steps_of(b, [b.op("aten.convolution", operands, product)], target("winograd4"))
     assert not any(has_places(step, 4) for step in steps.nests())
 
 
-# Root of the mean square error against float64, relative to the result's: what "fast" may have at most.
+# The largest allowed root mean square error of "fast" against float64, relative to the result's.
 MOST_ERROR = 1e-5
 
 
@@ -292,13 +301,13 @@ def test_error_against_float64(channels: int, results: int, taps: int, stride: i
 
 
 def check_program(name: str, algorithms: str) -> None:
-    """A program of the registry, by forced algorithms."""
+    """Check a program of the registry with forced algorithms."""
     torchmdla.enable(algorithms=algorithms)
     try:
-        found = checking.check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
+        failure = checking.check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
     finally:
         torchmdla.enable()
-    assert found is None or judged(found).expected, found
+    assert failure is None or judged(failure).expected, failure
 
 
 @pytest.mark.parametrize(
@@ -310,7 +319,10 @@ def check_program(name: str, algorithms: str) -> None:
 )
 @pytest.mark.sampled(8)
 def test_programs(name: str, algorithms: str) -> None:
-    """Each by one; ``python -m torchmdla.testing --options algorithms=winograd2`` has each program."""
+    """Check each program with one algorithm.
+
+    ``python -m torchmdla.testing --options algorithms=winograd2`` checks each program.
+    """
     check_program(name, algorithms)
 
 
@@ -333,5 +345,5 @@ def test_one_program_takes_batches_of_any_size(algorithms: str) -> None:
 
 
 def test_a_wrong_choice_is_refused() -> None:
-    with pytest.raises(ValueError, match="no algorithms 'slow'; there are fast, winograd, direct"):
+    with pytest.raises(ValueError, match=r"unknown algorithms 'slow' \(choose from fast, winograd, direct"):
         torchmdla.enable(algorithms="slow")

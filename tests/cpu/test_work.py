@@ -1,4 +1,4 @@
-"""What a manifest says of kernels: loops, operations, bytes, and the nodes of the group that they compute."""
+"""Manifest entries of kernels: loops, operations, bytes, and the nodes of the group that they compute."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def compiled(function: Any, *inputs: Tensor) -> Compiled:
-    """What is kept of the latest group."""
+    """Return the compiled specialisation of the latest group."""
     # The name keeps the group alive.
-    made = torchmdla.compile(function, *inputs)
-    assert made is not None
+    wrapper = torchmdla.compile(function, *inputs)
+    assert wrapper is not None
     (specialisation,) = _C.groups()[-1]["specialisations"]
     assert specialisation["executable"] is not None
     result: Compiled = specialisation["executable"].owner
@@ -31,13 +31,13 @@ def compiled(function: Any, *inputs: Tensor) -> Compiled:
 
 
 def test_a_product_with_what_follows() -> None:
-    """Two operations for each element that is summed, then one for each result: the addition."""
-    made = compiled(lambda x, y, z: torch.relu(x @ y + z), torch.randn(8, 24), torch.randn(24, 40), torch.randn(40))
-    (kernel,) = made.manifest.kernels
+    """Check operation counts: two for each summed element, and one for each result of the addition."""
+    group = compiled(lambda x, y, z: torch.relu(x @ y + z), torch.randn(8, 24), torch.randn(24, 40), torch.randn(40))
+    (kernel,) = group.manifest.kernels
     assert kernel.loops == "8x40 reduce 24"
     assert isinstance(kernel.flops, int) and 2 * 8 * 40 * 24 + 8 * 40 <= kernel.flops <= 2 * 8 * 40 * 24 + 3 * 8 * 40
     assert kernel.bytes == 4 * (8 * 24 + 24 * 40 + 40 + 8 * 40)
-    assert [made.ops[node] for node in kernel.nodes] == ["aten::matmul", "aten::add.Tensor", "aten::relu"]
+    assert [group.ops[node] for node in kernel.nodes] == ["aten::matmul", "aten::add.Tensor", "aten::relu"]
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_a_product_with_what_follows() -> None:
     ids=["convolution", "layer norm"],
 )
 def test_every_operator_is_in_a_kernel(module: nn.Module) -> None:
-    made = compiled(torch.jit.script(module.eval()), torch.randn(2, 3, 16, 16))
-    seen = {made.ops[node] for kernel in made.manifest.kernels for node in kernel.nodes}
-    assert seen == {op for op in made.ops if op.startswith("aten::")}
+    group = compiled(torch.jit.script(module.eval()), torch.randn(2, 3, 16, 16))
+    seen = {group.ops[node] for kernel in group.manifest.kernels for node in kernel.nodes}
+    assert seen == {op for op in group.ops if op.startswith("aten::")}
 
 
 @pytest.mark.sampled(0)
@@ -65,7 +65,7 @@ def test_steps_that_repeat_count_each_time() -> None:
             return self.lstm(x)[0]
 
     short, long = (compiled(torch.jit.script(Net().eval()), torch.randn(n, 1, 16)) for n in (40, 80))
-    flops = [sum(k.flops for k in made.manifest.kernels if isinstance(k.flops, int)) for made in (short, long)]
+    flops = [sum(k.flops for k in group.manifest.kernels if isinstance(k.flops, int)) for group in (short, long)]
     assert flops[0] >= 40 * 4 * 16 * 32 * 2
     assert 1.9 <= flops[1] / flops[0] <= 2.1
 

@@ -1,4 +1,4 @@
-// How many CPUs a process may use, read from trees of files as the kernel has them.
+// Tests of the number of CPUs that a process may use. The files are like those of the kernel.
 
 #include "runtime/thread_quota.h"
 #include "support/available_cpus.h"
@@ -23,7 +23,7 @@ using testing::in_child;
 
 namespace {
 
-// Files by their paths, as long as one lives.
+// Temporary tree of files with these paths, which the destructor removes.
 class FakeRoot {
 public:
   FakeRoot(std::initializer_list<std::pair<std::string_view, std::string_view>> files) {
@@ -51,7 +51,7 @@ private:
 
 constexpr std::string_view groups = "/proc/self/cgroup", mounts = "/proc/self/mountinfo";
 
-// Other mounts stand before and behind it, with optional fields and without.
+// The mount of the control groups is between others, with and without optional fields.
 constexpr std::string_view version_2 =
     "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
     "30 22 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"

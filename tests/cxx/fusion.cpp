@@ -1,4 +1,5 @@
-// What is done to graphs before groups are formed, and which are formed, on graphs written as text.
+// Tests of the passes before groups are formed, and of the formation of groups. Graphs are parsed
+// from text.
 
 #include "fusion/fusion_pass.h"
 #include "fusion/in_place.h"
@@ -24,7 +25,7 @@ using torch::jit::Node;
 using torch::jit::Stack;
 using torch::jit::testing::FileCheck;
 
-// The graph, and its values by name.
+// Parsed graph, and its values by name.
 struct Parsed {
   explicit Parsed(const std::string& body, const std::string& inputs = "%i : Tensor")
       : graph(std::make_shared<Graph>()) {
@@ -54,7 +55,7 @@ DeviceTable computing() {
   return table_of({{"aten::relu", compute}, {"aten::add.Tensor", compute}});
 }
 
-// What a graph computes, as PyTorch runs it.
+// Return the results of the graph in PyTorch's interpreter.
 Stack results(const std::shared_ptr<Graph>& graph, Stack stack) {
   torch::jit::InterpreterState(torch::jit::Code(graph->copy(), "test")).run(stack);
   return stack;
@@ -144,7 +145,8 @@ TEST(random_numbers_are_drawn_in_order) {
   const MemoryOrder order(parsed.graph->block(), computing(), aliases);
   EXPECT(has(order.before(made), parsed.node("a")));
   EXPECT(has(order.before(parsed.node("b")), made));
-  // A device that takes the op where it draws nothing, though PyTorch calls it random.
+  // This device supports the operator in inference, where it draws no random numbers. PyTorch marks
+  // it as random even then.
   const auto table = table_of({{"aten::rrelu", {OpKind::cheap, {{"training", false}}}}});
   const MemoryOrder inference(parsed.graph->block(), table, aliases);
   EXPECT(!inference.has_effects(made) && inference.before(made).empty());
@@ -258,7 +260,7 @@ TEST(list_that_is_told_from_another_keeps_its_appends) {
 
 namespace {
 
-// A module with a tensor in a submodule, and a graph in which a group reads that.
+// Module with a tensor in a submodule, and a graph with a group that reads the tensor.
 struct ModuleReader {
   ModuleReader() {
     inner->addAttribute("weight", c10::TensorType::get());
@@ -350,7 +352,7 @@ TEST(groups_leave_out_the_nodes_that_they_are_told_to) {
   %b : Tensor = aten::relu(%a)
   %c : Tensor = aten::relu(%b)
   return (%c))IR");
-  const size_t second = 2; // behind a constant and the first
+  const size_t second = 2; // node 0 is a constant, node 1 is the first relu
   std::vector<Refusal> refusals;
   const auto collect = [&](const Ungrouped& one) { refusals.push_back(one.refusal); };
   EXPECT_EQUAL(fuse_groups(parsed.graph, computing(), {.left_out = {second}, .ungrouped = collect}),

@@ -1,4 +1,4 @@
-// What a specialisation is made for, and sizes that vary.
+// Tests of signatures, specialisations and sizes that vary.
 
 #include "group/signature.h"
 #include "group/specialisations.h"
@@ -23,7 +23,7 @@ Signature signature_of(const c10::IValue& value) {
   return signature;
 }
 
-// Of calls with one tensor of these sizes: all numbers may vary.
+// Return the signatures of calls with one tensor of these sizes. All numbers may vary.
 std::vector<Signature> signatures_of(const std::vector<std::vector<int64_t>>& all_sizes) {
   std::vector<Signature> signatures;
   for (const auto& sizes : all_sizes)
@@ -31,7 +31,7 @@ std::vector<Signature> signatures_of(const std::vector<std::vector<int64_t>>& al
   return signatures;
 }
 
-// The pattern that the last of these calls gets, behind the others.
+// Return the pattern that the last of these calls gets after the others.
 std::optional<Pattern> pattern_of(const std::vector<std::vector<int64_t>>& all_sizes,
                                   const std::set<SymbolPlaces>& refused = {}) {
   const auto signatures = signatures_of(all_sizes);
@@ -42,7 +42,8 @@ std::optional<Pattern> pattern_of(const std::vector<std::vector<int64_t>>& all_s
                         refused);
 }
 
-// Behind what is no size: dtype with rank, and strides.
+// Return the places of a signature: first dtype with rank, and strides, which are fixed, then
+// sizes.
 SymbolPlaces places(std::vector<int32_t> of_sizes) {
   of_sizes.insert(of_sizes.begin(), {fixed, fixed});
   return of_sizes;
@@ -51,7 +52,7 @@ SymbolPlaces places(std::vector<int32_t> of_sizes) {
 using Operation = SizeProgram::Operation;
 constexpr SizeProgram::Node symbol_0{Operation::symbol, int64_t{0}, 0, 0};
 
-// What an operation on the first symbol and a number gives.
+// Return the result of an operation on the first symbol and a number.
 std::vector<int64_t> computed(Operation operation, int64_t number, int64_t symbol) {
   const SizeProgram program({symbol_0, {Operation::constant, number, 0, 0}, {operation, 0, 0, 1}},
                             {2}, {});

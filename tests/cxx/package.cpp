@@ -1,4 +1,4 @@
-// What packages are trusted by: digests, seals, signatures, keys, owners of files.
+// Tests of the trust in packages: digests, seals, signatures, keys, owners of files.
 
 #include "package/ed25519.h"
 #include "package/public_keys.h"
@@ -51,7 +51,7 @@ struct SignedMessage {
   std::string_view key, message, signature;
 };
 
-// RFC 8032, 7.1: tests 1 to 3.
+// Tests 1 to 3 of RFC 8032, section 7.1.
 constexpr SignedMessage of_rfc8032[] = {
     {"d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a", "",
      "e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e065224901555fb8821590a33bacc61e39701cf9b"
@@ -66,7 +66,7 @@ constexpr SignedMessage of_rfc8032[] = {
      "659"
      "4a7c15e9716ed28dc027beceea1ec40a"}};
 
-// A library that is missing here is tested elsewhere.
+// Check a library's checker. A library that is missing on this machine is tested on others.
 void expect_checks(const std::unique_ptr<const SignatureChecker>& checker) {
   if (!checker) return;
   for (const auto& [key_hex, message_hex, signature_hex] : of_rfc8032) {
@@ -88,7 +88,7 @@ void expect_checks(const std::unique_ptr<const SignatureChecker>& checker) {
   }
 }
 
-// A file that goes with the test.
+// Temporary file, which the destructor removes.
 class TemporaryFile {
 public:
   TemporaryFile() {
@@ -115,7 +115,7 @@ constexpr std::string_view public_key_pem =
 
 } // namespace
 
-// FIPS 180-2, appendix B, and the empty message.
+// The messages are those of FIPS 180-2, appendix B, and the empty message.
 TEST(sha256_of_known_messages) {
   const auto expect = [](std::string_view message, std::string_view digest) {
     EXPECT(sha256(octets(message)) == array_of<Digest>(digest));
@@ -128,7 +128,8 @@ TEST(sha256_of_known_messages) {
          "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-// torchmdla/compiler/checksummed.py made it: Format(b"magic", 3, ...).seal({"a": 1}, b"content").
+// torchmdla/compiler/checksummed.py wrote the block: Format(b"magic", 3, ...).seal({"a": 1},
+// b"content").
 TEST(block_that_python_sealed_is_open) {
   const auto block = from_hex(
       "6d6167696300000000000000000000000300000083a17c7cb39aa4e3dd5acba3e3073424cd073f3ece3f2093b7e0"
@@ -154,7 +155,7 @@ TEST(libsodium_checks_signatures) {
 TEST(library_that_is_missing_checks_nothing) {
   EXPECT(!libcrypto_checker({"libcrypto-of-nobody.so"}));
   EXPECT(!libsodium_checker({"libsodium-of-nobody.so"}));
-  EXPECT(!libcrypto_checker({"libc.so.6"})); // nor one without the functions
+  EXPECT(!libcrypto_checker({"libc.so.6"})); // it lacks the functions
 }
 
 TEST(public_key_of_a_pem_file) {
@@ -172,7 +173,7 @@ TEST(what_is_no_public_key_is_refused) {
     return altered.replace(altered.find(was), was.size(), is);
   };
   EXPECT_THROW(public_key_in(with("MCow", "MCo!")), std::runtime_error);
-  EXPECT_THROW(public_key_in(with("K2Vw", "K2Vv")), std::runtime_error); // X25519's number
+  EXPECT_THROW(public_key_in(with("K2Vw", "K2Vv")), std::runtime_error); // identifier of X25519
   EXPECT_THROW(public_key_in(with("gCU=", "")), std::runtime_error);
 }
 
@@ -186,7 +187,7 @@ TEST(file_that_others_may_write_has_an_owner_problem) {
   }
 }
 
-// What is checked and what is read are one file, whatever the name leads to meanwhile.
+// The file that is checked must be the file that is read, even if the path is replaced meanwhile.
 TEST(open_file_stays_the_one_that_was_opened) {
   const TemporaryFile first, second;
   first.write("first");

@@ -1,4 +1,4 @@
-// What a call does with numbers and with memory: sizes, fingerprints of parameters, packed buffers.
+// Tests of the sizes, fingerprints of parameters and packed buffers that calls use.
 
 #include "runtime/fingerprint.h"
 #include "runtime/packed.h"
@@ -26,7 +26,7 @@ Bytes bytes(size_t count) {
   return result;
 }
 
-// The steps at which a fingerprint finds that a byte has changed.
+// Return the steps at which a fingerprint detects that a byte has changed.
 std::vector<size_t> steps_that_find(const Fingerprint& fingerprint, Bytes& data, size_t changed) {
   data[changed] ^= 0x10;
   std::vector<size_t> found;
@@ -36,7 +36,7 @@ std::vector<size_t> steps_that_find(const Fingerprint& fingerprint, Bytes& data,
   return found;
 }
 
-// For each line the step that looks at it.
+// Return the step that checks each line.
 std::vector<size_t> steps_of_lines(size_t lines) {
   auto data = bytes(lines * Fingerprint::line);
   const Fingerprint fingerprint(data.data(), data.size());
@@ -46,7 +46,7 @@ std::vector<size_t> steps_of_lines(size_t lines) {
   return steps;
 }
 
-// The calls until a watch sees that the last line of its only content has changed.
+// Return the number of calls until a watch detects a change in the last line of its only content.
 size_t calls_until_seen(Watch& watch, Bytes data) {
   data.back() ^= 0x10;
   size_t calls = 1;
@@ -55,7 +55,7 @@ size_t calls_until_seen(Watch& watch, Bytes data) {
   return calls;
 }
 
-// A pack that copies its one parameter, of 64 bytes, and counts how often it does.
+// Counters of a pack that copies its only parameter, of 64 bytes.
 int packed = 0, released = 0;
 
 int32_t copy(void* const* buffers) {
@@ -145,7 +145,7 @@ TEST(fingerprint_goes_on_at_the_first_step_behind_the_last) {
   EXPECT(!fingerprint.holds(data.data(), after, 100));
 }
 
-// As its class says: of N lines any r in a row by 5 N / r steps.
+// Any r adjacent lines of N are met within 5 N / r steps, as Fingerprint documents.
 TEST(fingerprint_meets_rows_of_lines_soon) {
   for (const size_t lines : {100, 128, 144, 377, 640}) {
     const auto steps = steps_of_lines(lines);
@@ -209,12 +209,12 @@ TEST(watch_looks_at_as_much_as_is_affordable) {
   EXPECT(calls_until_seen(watch, data) > 1);
 }
 
-// One call that was interrupted must not make the next one look at everything.
+// One interrupted call, which looks slow, must not make the next call check all lines.
 TEST(watch_grows_step_by_step) {
   constexpr size_t lines = 1 << 14;
   const auto data = bytes(lines * Fingerprint::line);
   Watch watch({Fingerprint(data.data(), data.size())});
-  const auto step = lines >> 8; // at first
+  const auto step = lines >> 8; // initial number of lines per call
   watch.adapt(/*looking=*/1, /*running=*/uint64_t{1} << 40);
   EXPECT(calls_until_seen(watch, data) <= lines / (4 * step) + 1);
   watch.adapt(/*looking=*/1, /*running=*/uint64_t{1} << 40);

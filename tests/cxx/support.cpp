@@ -1,4 +1,4 @@
-// Keys made of bytes, and what a child of a fork finds.
+// Tests of byte keys, sizes in bytes, and forks.
 
 #include "support/byte_key.h"
 #include "support/byte_size.h"
@@ -31,7 +31,7 @@ std::string key_of_lists(const std::vector<std::vector<int64_t>>& lists) {
   return key.take();
 }
 
-// Another thread in an unforked section, until the test lets it go.
+// Thread that stays in an unforked section until the destructor releases it.
 class InSection {
 public:
   InSection()
@@ -51,10 +51,10 @@ public:
 
 private:
   std::atomic<bool> is_inside_{false}, may_leave_{false};
-  std::thread thread_; // the last: it uses what stands before
+  std::thread thread_; // must be the last member, because it uses the others
 };
 
-// What children of forks look at.
+// Variables that children of forks read.
 ProcessMutex locked_by_parent;
 uint64_t number_of_parent;
 Published<const int> published;
@@ -186,7 +186,7 @@ TEST(threads_have_stripes_in_cache_lines_of_their_own) {
   std::thread([&] { first = &striped.mine(); }).join();
   std::thread([&] { second = &striped.mine(); }).join();
   EXPECT(first != mine);
-  EXPECT_EQUAL(first, second); // a thread that ended leaves its number to the next
+  EXPECT_EQUAL(first, second); // the number of a finished thread is reused
   EXPECT(reinterpret_cast<uintptr_t>(first) / line != reinterpret_cast<uintptr_t>(mine) / line);
   EXPECT_EQUAL(mine, &striped.mine());
   ++*mine, ++*first;
@@ -200,7 +200,7 @@ TEST(published_tells_whether_a_reader_has_what_it_drops) {
   auto read = slot.load();
   std::shared_ptr<const int> elsewhere;
   std::thread([&] { elsewhere = slot.load(); }).join();
-  EXPECT_EQUAL(read.use_count(), 2); // the other thread counts elsewhere
+  EXPECT_EQUAL(read.use_count(), 2); // the other thread has another reference count
   const auto dropped = slot.drop(read);
   read.reset();
   EXPECT(!dropped.expired());
@@ -212,7 +212,7 @@ TEST(no_fork_while_another_thread_is_in_a_section) {
   {
     const InSection other;
     EXPECT(!enter_alone());
-    EXPECT(!enter_alone()); // and the first one left nothing behind
+    EXPECT(!enter_alone()); // the first call has no lasting effect
   }
   EXPECT(enter_alone());
   leave_alone();
@@ -251,7 +251,7 @@ TEST(section_waits_for_the_end_of_a_fork) {
     came_after = has_left;
   });
   is_there.wait(false);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20)); // in which it must not come in
+  std::this_thread::sleep_for(std::chrono::milliseconds(20)); // `other` must not enter in this time
   has_left = true;
   leave_alone();
   other.join();

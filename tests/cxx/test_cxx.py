@@ -1,4 +1,4 @@
-"""The tests of C++ units, which stand beside this file: built where ``make build`` has built the extension."""
+"""Tests of C++ units in this folder. They are built in the folder where ``make build`` has built the extension."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "cmake"
 NAMES = sorted(name for file in HERE.glob("*.cpp") for name in re.findall(r"^TEST\((\w+)\)", file.read_text(), re.M))
 
-# torch first, whose symbols the library needs. A line for each test, as it ends.
+# torch is imported first, because the library needs its symbols. Each test prints a line when it ends.
 RUN = """
     import ctypes, json, sys
     import torch
@@ -35,7 +35,7 @@ def library() -> Path:
     cmake = Path(sys.executable).with_name("cmake")
     command = [str(cmake) if cmake.exists() else "cmake", "--build", str(BUILD), "--target", "cxx_tests"]
     with (BUILD / "cxx_tests.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of pytest-xdist builds it, too
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of pytest-xdist also build it
         built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     return BUILD / "cxx_tests.so"
@@ -43,7 +43,7 @@ def library() -> Path:
 
 @pytest.fixture(scope="session")
 def failures(library: Path) -> dict[str, str | None]:
-    """What each test failed with. A process that dies costs the test that it was at; the next goes on behind it."""
+    """Return the failure of each test, or None. If the process crashes, a new process runs the remaining tests."""
     ended: dict[str, str | None] = {}
     while left := [name for name in NAMES if name not in ended]:
         run = run_python(RUN, str(library), *left)
@@ -54,7 +54,7 @@ def failures(library: Path) -> dict[str, str | None]:
 
 
 def test_units(failures: dict[str, str | None]) -> None:
-    """All of them at once: two workers of pytest-xdist would wait for the same build."""
+    """Check all units in one test, because two workers of pytest-xdist would wait for the same build."""
     assert [(name, failure) for name, failure in failures.items() if failure] == []
 
 

@@ -13,7 +13,7 @@ namespace torchmdla::testing {
 
 namespace {
 
-// After so many seconds a child waits for what never comes.
+// Number of seconds after which a child is considered to hang.
 constexpr unsigned child_limit = 120;
 
 } // namespace
@@ -40,7 +40,7 @@ bool in_child(void (*body)()) {
   return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS;
 }
 
-// Runs one test: what it failed with, null if with nothing.
+// Run one test. Return the text of its failure, or null if it passes.
 extern "C" __attribute__((visibility("default"))) const char* run_cxx_test(const char* name) {
   static std::string failure;
   const auto found = std::ranges::find(tests(), std::string_view(name), &Test::name);

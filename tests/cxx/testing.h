@@ -1,4 +1,4 @@
-// Tests of C++ units: what a test is, and what it checks by. test_cxx.py runs them in pytest.
+// Registration and checks of C++ unit tests. test_cxx.py runs them in pytest.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -14,7 +14,7 @@ struct Test {
   void (*body)();
 };
 
-// All of them, as they register themselves.
+// Return the list of all tests, to which they add themselves.
 std::vector<Test>& tests();
 
 struct Registration {
@@ -26,7 +26,7 @@ void expect_equal(const Got& got, const Wanted& wanted, const char* text, const 
   TORCH_CHECK(got == wanted, place, ": ", text, " is ", c10::str(got), ", not ", c10::str(wanted));
 }
 
-// Whether `body` ends well in a child of a fork. One that never ends is killed.
+// Run `body` in a forked child and return whether it succeeds. A child that does not end is killed.
 bool in_child(void (*body)());
 
 } // namespace torchmdla::testing
@@ -35,7 +35,8 @@ bool in_child(void (*body)());
 #define PLACE_LINE(line) PLACE_TEXT(line)
 #define PLACE __FILE__ ":" PLACE_LINE(__LINE__)
 
-// What follows is the test's body. Its name is a whole sentence's worth, and one of all files.
+// Define and register a test, whose body follows. The name describes the test like a sentence, and
+// must be unique in all files.
 #define TEST(name)                                                                                 \
   static void name();                                                                              \
   static const ::torchmdla::testing::Registration registration_of_##name(#name, name);             \

@@ -1,4 +1,4 @@
-"""Operators that return their argument, or a view of it: a program's results share memory where eager's do."""
+"""Operators that return their argument or a view of it: results share memory where eager's do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmdla.importer.schemas import call_in_order, overload_of
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import SAMPLES
 
-# Of a tensor ``x`` of float32 with 2×3 elements, once as a view or itself, once as a copy where the operator may copy.
+# Expressions of a float32 tensor ``x`` with 2×3 elements. Operators that may copy appear both with and without a copy.
 CALLS: Mapping[str, str] = {
     "einsum, permuted": "torch.einsum('ij->ji', [x])",
     "einsum, itself": "torch.einsum('ij', [x])",
@@ -87,8 +87,8 @@ CALLS: Mapping[str, str] = {
     "rounded": "x.round()",
 }
 
-# How ``y``, which may share memory with ``x``, is used beside a group. PyTorch alone drops a write to what the schema
-# calls new and nothing reads, and takes two equal calls for one although something is written between them.
+# Uses of ``y``, which may share memory with ``x``, beside a group. PyTorch alone has two errors here. It drops a write
+# to a result that is new by its schema and has no reader. It merges two equal calls with a write between them.
 PROGRAMS: Mapping[str, str] = {
     "the result is returned": "return y, x * 2 + 1, x.relu() * 3",
     "the result is used": "return y, y * 2 + 1, y.relu() * 3",
@@ -110,7 +110,7 @@ def eager(text: str) -> Callable[[Tensor], Any]:
 
 
 def check(program: Callable[[Tensor], Any], expected: Callable[[Tensor], Any], device: str = "cpu") -> None:
-    """Compare results of calls, their argument afterwards, and that after a write into the first result, with eager."""
+    """Compare results of calls with eager, and their argument before and after a write to the first result."""
     for call in range(4):
         x, other = (torch.arange(6.0).view(2, 3) - call for _ in range(2))
         x = x.to(device)
@@ -123,7 +123,7 @@ def check(program: Callable[[Tensor], Any], expected: Callable[[Tensor], Any], d
 
 
 def memory(results: Any, x: Tensor) -> list[tuple[bool, tuple[int, ...]]]:
-    """For each tensor whether it is in the memory of ``x``, and its strides."""
+    """Return for each tensor whether it is in the memory of ``x``, and its strides."""
     start = x.untyped_storage().data_ptr()
     tensors = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
     return [(tensor.untyped_storage().data_ptr() == start, tensor.stride()) for tensor in tensors]
@@ -143,8 +143,8 @@ def test_scripted(call: str, use: str) -> None:
     check(torch.jit.CompilationUnit(text).f, eager(text))
 
 
-# In graphs without writes, which torch.compile and the lazy device make, PyTorch alone copies these or, of `unfold`,
-# loses what it does not cover.
+# torch.compile and the lazy device create graphs without writes, in which PyTorch alone copies these. Of `unfold`, it
+# loses the elements that are not covered.
 _OTHERWISE = {"dropout", "dropout of nothing", "unsafe_chunk", "dequantize", "unfold"}
 ON_OTHER_FRONTENDS = [call for call in CALLS if call not in _OTHERWISE]
 
@@ -168,7 +168,7 @@ def test_lazy(call: str, use: str) -> None:
 
 
 def test_no_other_operator_returns_its_argument() -> None:
-    """An operator that is found here belongs to the list in ``src/fusion/aliases.cpp``."""
+    """An operator that this test finds belongs in the list in ``src/fusion/aliases.cpp``."""
 
     def returns_argument(name: str) -> bool:
         def starts(thing: Any) -> set[int]:
@@ -182,8 +182,8 @@ def test_no_other_operator_returns_its_argument() -> None:
 
         return any(starts(results(arguments)) & starts(arguments) for arguments in SAMPLES[name])
 
-    found = {name for name in SAMPLES if name in OPS and OPS[name].kind != "view" and returns_argument(name)}
-    assert found <= {"aten::einsum"}
+    names = {name for name in SAMPLES if name in OPS and OPS[name].kind != "view" and returns_argument(name)}
+    assert names <= {"aten::einsum"}
 
 
 def written_behind_a_loop(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -230,7 +230,7 @@ def written_in_a_list(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     "function", [written_behind_a_loop, written_behind_two_loops, written_in_another_loop, written_in_a_list]
 )
 def test_a_loop_that_does_not_run_returns_its_arguments(function: Callable[..., Any]) -> None:
-    """PyTorch's alias analysis takes the results for new tensors."""
+    """PyTorch's alias analysis assumes that the results are new tensors."""
     scripted = torch.jit.script(function)
     for count in (2, 2, 2, 0, 0, 1):
         x = torch.linspace(-1, 1, 12).view(3, 4)

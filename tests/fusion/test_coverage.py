@@ -1,4 +1,4 @@
-"""The count of floating-point work agrees with counts made by hand, and with other frontends to the same result."""
+"""The count of floating-point work: it agrees with manual counts and between frontends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from torchmdla.testing.models import MODELS
 
 
 def lstm_by_hand() -> int:
-    """Two layers, four gates, 6 steps of 2 sequences; 16 features, then 32; the gates' own arithmetic left out."""
+    """Return the work of two layers with four gates, for 6 steps of 2 sequences.
+
+    The layers have 16 and 32 input features. The elementwise arithmetic of the gates is not counted.
+    """
     return sum(2 * 6 * 2 * 4 * 32 * (features + 32) for features in (16, 32))
 
 
@@ -52,12 +55,12 @@ def test_work_of_the_fast_path_is_that_of_its_products() -> None:
         slow = work_of(module, *inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
-    # The fast path does not show what it adds and normalises: for a model this narrow that is a tenth.
+    # The fast path does not show its additions and norms, which are a tenth of the work of such a narrow model.
     assert 0.85 * slow < fast < slow
 
 
 def test_shares_of_a_program_with_one_op_outside() -> None:
-    """``sort`` has no group; the product before it has."""
+    """``sort`` is outside of the group, and the product before it is inside."""
 
     class Model(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
-"""Which nodes of TorchScript graphs join a group, and what stays outside, beside the rules of all graphs
-(``test_grouping_rules.py``)."""
+"""Nodes of TorchScript graphs inside and outside of groups.
+
+The rules of all graphs are in ``test_grouping_rules.py``.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def _branches(x: Tensor, flag: bool, count: int) -> Tensor:
 
 
 def parameters_of(scripted, x):
-    """The names of the attributes that groups take as parameters."""
+    """Return the names of the attributes that are parameters of groups."""
     taken = coverage.groups(torchmdla.graph_for(scripted, x))
     paths = [group.ss("paths")[index] for group in taken for index in getattr(group, "is")("parameters")]
     return {path.rpartition(".")[2] for path in paths}
@@ -86,7 +88,10 @@ def parameters_of(scripted, x):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_bias_that_may_be_none_is_a_parameter(bias):
-    """Of a scripted convolution: else it is no constant of a batch norm behind it, nor of a device that embeds it."""
+    """The bias of a scripted convolution is a parameter.
+
+    Otherwise it would not be a constant of a following batch norm, nor of a device that embeds it.
+    """
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3, bias=bias), torch.nn.ReLU()).eval()
     scripted, x = torch.jit.script(model), torch.randn(1, 2, 5, 5)
     assert parameters_of(scripted, x) == {"weight", "bias"}
@@ -98,7 +103,7 @@ def test_a_bias_that_may_be_none_is_a_parameter(bias):
 
 
 class Remembering(torch.nn.Module):
-    __annotations__ = {"last": Optional[Tensor]}  # noqa: UP045  (what TorchScript reads)
+    __annotations__ = {"last": Optional[Tensor]}  # noqa: UP045  (TorchScript reads this)
 
     def __init__(self):
         super().__init__()
@@ -130,7 +135,7 @@ def test_blocks_of_control_flow_have_groups():
     graph = torchmdla.graph_for(warmed_up(_branches, x, True, 3), x, True, 3)
     assert GROUP not in [node.kind() for node in graph.nodes()]
     blocks = [block for node in nodes(graph) for block in node.blocks()]
-    # The JIT unrolls the loop into two; each block with something to compute has one group.
+    # The JIT unrolls the loop into two blocks. Each block with something to compute has one group.
     assert len(groups(graph)) == len(blocks) == 4
     assert all([node.kind() for node in block.nodes()].count(GROUP) == 1 for block in blocks)
     for flag in (True, False):
@@ -154,17 +159,17 @@ def test_a_loop_counter_does_not_enter_a_group():
 
 
 def test_untaken_dtypes_stay_outside():
-    """No dtype shows in a graph that has not run: a group is divided when it is seen to hold such a one."""
+    """A graph that has not run has no dtypes, so a group is divided when an unsupported dtype is seen."""
 
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return (x + x) * x + x, torch.tanh(y) * 2 + x.abs()
 
     x, y = torch.ones(4, 4).to(torch.complex64), torch.randn(4, 4)
-    made = torchmdla.stats().specialisations
+    before = torchmdla.stats().specialisations
     scripted = torch.jit.trace(function, (x, y), check_trace=False)
     for _ in range(6):
         assert_matches(scripted(x, y), function(x, y))
-    assert torchmdla.stats().specialisations == made + 1
+    assert torchmdla.stats().specialisations == before + 1
     assert torchmdla.stats().fallbacks == {}
 
 

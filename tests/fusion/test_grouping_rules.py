@@ -1,5 +1,7 @@
-"""Both kinds of graphs are grouped by the same rules: TorchScript's by ``src/fusion/fusion_pass.cpp``, FX's by
-``capture/partition.py``."""
+"""Rules of grouping that both kinds of graphs share.
+
+TorchScript graphs are grouped by ``src/fusion/fusion_pass.cpp``, and FX graphs by ``capture/partition.py``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Groups = list[list[str]]
 
 @dataclass(frozen=True)
 class Grouped:
-    """A function with groups, and the operators of each group and outside of them, by their names alone."""
+    """A function with groups, and the names of the operators of each group and of those outside."""
 
     function: Callable[..., Any]
     inside: Groups
@@ -36,7 +38,7 @@ class Grouped:
 
 
 def _names(qualified: Any) -> list[str]:
-    """Sorted, without namespaces and overloads; taking lists apart is no operator."""
+    """Return sorted names without namespaces and overloads, and without the unpacking of lists."""
     names = [name.removeprefix("aten::").partition(".")[0] for name in qualified if name.startswith("aten::")]
     return sorted(names)
 
@@ -73,7 +75,7 @@ def untaken_in_the_middle(x: Tensor) -> Tensor:
 
 
 def beside(x: Tensor) -> Any:
-    """The second chain does not need the untaken operator: one group, in spite of what stands between."""
+    """Return results of two chains in one group: the second does not depend on the unsupported operator."""
     y = torch.relu(x) + 1
     z = torch.bernoulli(x)
     return y, z, torch.exp(x) * 2
@@ -82,7 +84,7 @@ def beside(x: Tensor) -> Any:
 def around_an_untaken_one(x: Tensor) -> Tensor:
     a = torch.tanh(x) + 1
     b = torch.special.i0e(a)
-    c = torch.sigmoid(x) * 2  # does not depend on b: belongs to a's group
+    c = torch.sigmoid(x) * 2  # does not depend on b, so it is in a's group
     return torch.relu(b * c) + a
 
 
@@ -93,7 +95,7 @@ def view_that_leaves(x: Tensor) -> Any:
 
 def view_of_an_earlier_level(x: Tensor) -> Tensor:
     y = torch.special.i0e(torch.tanh(x) * 2)
-    return torch.relu(torch.mm(y, x.t())) + 1  # the transpose itself waits for nothing
+    return torch.relu(torch.mm(y, x.t())) + 1  # the transpose itself depends on no group
 
 
 def random_between(x: Tensor) -> Tensor:
@@ -117,7 +119,7 @@ def pieces(x: Tensor) -> Any:
     return [piece.exp() * 2 for piece in x.split(2)]
 
 
-# What is grouped, the operators of each group, and those outside.
+# Functions, the operators of each group, and the operators outside.
 RULES: list[tuple[Callable[..., Any], Groups, list[str]]] = [
     (chain, [["add", "mul", "sigmoid", "tanh"]], []),
     (torch.relu, [], ["relu"]),
@@ -138,13 +140,13 @@ RULES: list[tuple[Callable[..., Any], Groups, list[str]]] = [
 @pytest.mark.parametrize(("function", "inside", "outside"), RULES, ids=[rule[0].__name__ for rule in RULES])
 def test_rules(graph: Any, function: Any, inside: Groups, outside: list[str]) -> None:
     with torch.no_grad():
-        made = graph(function, torch.rand(4, 4))
-        assert (made.inside, made.outside) == (inside, outside)
+        result = graph(function, torch.rand(4, 4))
+        assert (result.inside, result.outside) == (inside, outside)
         for seed in range(2):
             x = torch.rand(4, 4)
-            one, other = x.clone(), x.clone()
+            first, other = x.clone(), x.clone()
             torch.manual_seed(seed)
-            results = made.function(one)
+            results = result.function(first)
             torch.manual_seed(seed)
             assert_matches(results, function(other))
-            assert_matches(one, other)
+            assert_matches(first, other)

@@ -1,4 +1,7 @@
-"""The passes that form groups take time in proportion to the program: what they do is counted, not timed."""
+"""The cost of the passes that form groups: it is proportional to the program's size.
+
+The tests count steps, and do not measure time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ aten = torch.ops.aten
 
 
 def scripted(lines: list[str], result: str = "x * 2 + 1") -> Callable[[torch.Tensor, bool], object]:
-    """Return a function of these lines, which fails behind the pass, before it runs any of them."""
+    """Return a function of these lines, which fails after the pass, before it runs any of them."""
     body = "".join(f"    {line}\n" for line in ["assert not fails", *lines, f"return {result}"])
     function = torch.jit.CompilationUnit(f"def f(x, fails: bool):\n{body}").f
     return function  # type: ignore[no-any-return]
@@ -32,7 +35,7 @@ def visits(lines: list[str], result: str) -> int:
     return _C.values_visited() - before
 
 
-# Lines by their number, and what the function returns.
+# Functions of a count that return the lines, and the expression that the function returns.
 SCRIPTS: dict[str, Callable[[int], tuple[list[str], str]]] = {
     "writes to an input": lambda n: ([f"x[{i % 8}] += x[{(i + 1) % 8}] * {i}.5" for i in range(n)], "x * 2 + 1"),
     "writes to new tensors": lambda n: (
@@ -69,7 +72,7 @@ def test_the_pass_visits_values_in_proportion(shape: str) -> None:
     assert long <= MOST * short
 
 
-# Programs that take time with 2 to the power of their lines where a walk visits a value once for each path to it.
+# Programs with 2 to the power of n paths in n lines: a walk must not visit a value once per path.
 PATHS = {
     "integers": ["m = x.size(0)", "n = m", *("m, n = n, m + n" for _ in range(200)), "x = (x * n + 1).relu()"],
     "numbers": ["m = float(x.size(0))", *("m = m * m" for _ in range(200)), "x = (x * m + 1).relu()"],
@@ -88,7 +91,7 @@ def test_the_pass_takes_no_path_twice(lines: list[str]) -> None:
 
 
 def test_attributes_are_followed_once() -> None:
-    """What attributes decide is asked of each value once, too."""
+    """The decisions that depend on attributes are also computed once per value."""
     lines = ["n = 2 if self.training else 3", *("n = n + n" for _ in range(200)), "x = x * 2 if n > 3 else x + 1"]
     module = type("Program", (torch.nn.Module,), {})()
     compiled = torch.jit.script(module)
@@ -99,7 +102,7 @@ def test_attributes_are_followed_once() -> None:
 
 
 def graph_of(add: Callable[[fx.Graph, fx.Node, int], fx.Node], count: int) -> fx.Graph:
-    """Return a graph of what ``add`` puts behind an input, so many times."""
+    """Return a graph in which ``add`` adds its nodes to an input, ``count`` times."""
     graph = fx.Graph()
     node = graph.placeholder("x")
     node.meta["val"] = torch.empty(4, 4)
@@ -110,7 +113,7 @@ def graph_of(add: Callable[[fx.Graph, fx.Node, int], fx.Node], count: int) -> fx
 
 
 def call(graph: fx.Graph, target: object, *arguments: object, value: object = None) -> fx.Node:
-    """Return a new call; its value is a tensor unless told otherwise."""
+    """Return a new call. Its value is a tensor by default."""
     node = graph.call_function(target, arguments)  # type: ignore[arg-type]
     node.meta["val"] = torch.empty(4, 4) if value is None else value
     return node
@@ -133,7 +136,7 @@ def add_view(graph: fx.Graph, node: fx.Node, _: int) -> fx.Node:
 
 
 def add_sum(graph: fx.Graph, node: fx.Node, i: int) -> fx.Node:
-    """Each integer is the sum of the last two, and an operator takes it."""
+    """Add an integer that is the sum of the last two, and an operator that uses it."""
     x = next(iter(graph.nodes))
     last = node if i else call(graph, aten.sym_size.int, x, 0, value=4)
     total = call(graph, operator.add, last, last.args[0] if i else last, value=4)
@@ -148,6 +151,6 @@ GRAPHS = {"random numbers": add_draw, "writes": add_write, "views": add_view, "i
 def test_partitioning_calls_in_proportion(shape: str) -> None:
     device = devices.get("cpu")
     short, long = (graph_of(GRAPHS[shape], n) for n in (100, 200))
-    partition(short, device)  # what is looked up once
+    partition(short, device)  # fill caches first
     counts = [calls_of(lambda graph=graph: partition(graph, device)) for graph in (short, long)]  # type: ignore[misc]
     assert counts[1] <= MOST * counts[0]

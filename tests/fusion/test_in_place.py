@@ -1,4 +1,4 @@
-"""Ops in place inside and beside of groups: values, dtypes, strides and errors are those of the ops in place."""
+"""Operators in place, inside and beside groups: values, dtypes, strides and errors are those of eager."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def without_grad():
 
 
 def in_place_of(name: str) -> Any | None:
-    """The overload in place of an operator by its name; None where there is none."""
+    """Return the in-place overload of the operator with this name, or None."""
     base, _, overload = name.removeprefix("aten::").partition(".")
     packet = getattr(torch.ops.aten, base + "_", None)
     return getattr(packet, overload or "default", None)
 
 
 def error_of(function: Callable[..., object], *inputs: Any) -> str | None:
-    """The first line of the ``RuntimeError`` that PyTorch's op raises; None where it raises none."""
+    """Return the first line of the ``RuntimeError`` that PyTorch's op raises, or None."""
     try:
         function(*inputs)
     except RuntimeError as error:
@@ -45,7 +45,7 @@ def error_of(function: Callable[..., object], *inputs: Any) -> str | None:
 _OPS = [
     name
     for name, (arguments, *_) in SAMPLES.items()
-    if name != "aten::addmm"  # whose result is larger than what it is added to
+    if name != "aten::addmm"  # its result is larger than the tensor to which it adds
     and isinstance(arguments[0], Tensor)
     and (op := in_place_of(name))
     and torch.Tag.inplace_view not in op.tags
@@ -132,7 +132,7 @@ def conditional(x: Tensor, y: Tensor) -> Tensor:
 
 
 def check(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """In the recorded run, compiled, and in the interpreter; called with other tensors before."""
+    """Compare the recorded run, a compiled run and a run by the interpreter, after calls with other tensors."""
     scripted = warmed_up(torch.jit.script(function), _F, _F)
     expected = error_of(function, *inputs)
     for enabled in (True, True, False):
@@ -206,7 +206,7 @@ def test_dtypes_strides_and_errors_are_those_in_place(function, inputs):
 
 @pytest.mark.parametrize(
     "inputs",
-    [pytest.param(given, id=name) for name, given in _INPUTS.items() if given[0].shape == given[1].shape == _F.shape],
+    [pytest.param(pair, id=name) for name, pair in _INPUTS.items() if pair[0].shape == pair[1].shape == _F.shape],
 )
 @pytest.mark.parametrize("function", [window, rows, seen_by_another_view, moved_within])
 def test_what_is_written_through_slices(function, inputs):
@@ -214,7 +214,7 @@ def test_what_is_written_through_slices(function, inputs):
 
 
 def numbered_windows(x: Tensor) -> Tensor:
-    """The mask of attention in shifted windows, as Swin makes it."""
+    """Return a result that depends on Swin's attention mask of shifted windows."""
     mask = x.new_zeros(x.shape)
     number = 0
     for rows in (slice(0, -2), slice(-2, -1), slice(-1, None)):
@@ -252,7 +252,7 @@ def each(x: Tensor, y: Tensor) -> Tensor:
 def zipped(x: Tensor, y: Tensor) -> Tensor:
     values = [x * 2, x * 3]
     others = [y * 2, y * 3]
-    for a, b in zip(values, others):  # noqa: B905  (TorchScript knows no more)
+    for a, b in zip(values, others):  # noqa: B905  (TorchScript has no `strict`)
         a.add_(b)
     return torch.stack(values) * 2
 
@@ -324,14 +324,14 @@ def test_elements_of_containers(function):
         assert_matches(scripted(x, y), function(x, y), layers=4)
 
 
-# --- what becomes of groups ----------------------------------------------------------------------------
+# --- effects on groups ------------------------------------------------------------------------------------------------
 
 
 def test_a_write_between_reads_does_not_divide_a_group():
     scripted = warmed_up(torch.jit.script(read_before), _F, _F)
     (group,) = groups(torchmdla.graph_for(scripted, _F, _F))
     assert "aten::add_" in kinds(group)
-    assert kinds(group).count("aten::clone") == 1  # the interpreter must not write what another op reads
+    assert kinds(group).count("aten::clone") == 1  # the interpreter must not overwrite a tensor that another op reads
 
 
 def test_a_write_to_what_nobody_reads_copies_nothing():
@@ -387,16 +387,16 @@ _STEPS = {
 
 
 def _program(steps: Sequence[tuple[str, int, int, int]]) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
-    """Values made of two inputs, one step each, from earlier ones; all are returned."""
+    """Return a program that computes a value from earlier ones in each step, and returns all values."""
 
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         values = [x * 1, y]
         for kind, choice, first, second in steps:
             table, arity = _STEPS[kind]
             operands = [values[place % len(values)] for place in (first, second)][:arity]
-            made = table[choice % len(table)](*operands)
+            result = table[choice % len(table)](*operands)
             if kind != "write":
-                values.append(made)
+                values.append(result)
         return tuple(value * 1 for value in values)
 
     return function
@@ -421,7 +421,7 @@ def test_any_program_with_views_and_writes(steps):
     try:
         expected = function(x.clone(), y.clone())
     except (RuntimeError, IndexError):
-        return  # a view that this tensor has not
+        return  # a view that this tensor does not have
     scripted = torch.jit.trace(function, (x.clone(), y.clone()), check_trace=False)
     for enabled in (True, True, True, False):
         ours, theirs = (x.clone(), y.clone()), (x.clone(), y.clone())

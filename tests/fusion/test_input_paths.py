@@ -1,4 +1,4 @@
-"""Groups read attributes of modules that are not frozen: in each call, and only what the graph never sets."""
+"""Attributes of modules that are not frozen: groups read them in each call, if the graph never sets them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class InLoop(nn.Module):
 
 
 class Setting(nn.Module):
-    """Gives its scale another tensor between two uses of it."""
+    """A module that replaces its scale by another tensor between two uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,8 +94,8 @@ def test_a_group_is_given_the_module(way):
     module = Layers().eval()
     with torch.no_grad():
         node = group_of(WAYS[way](module))
-    given = [str(value.type()) for value in node.inputs()]
-    assert len([kind for kind in given if kind == "Tensor"]) == 1, given
+    kinds = [str(value.type()) for value in node.inputs()]
+    assert len([kind for kind in kinds if kind == "Tensor"]) == 1, kinds
     assert {"1.last.weight", "1.blocks.1.1.running_var"} <= set(node.ss("paths"))
     assert len(node.ss("paths")) == len(list(node.g("Subgraph").inputs()))
 
@@ -139,8 +139,8 @@ def test_lists_of_tensors():
     with torch.no_grad():
         node = group_of(program)
         assert "0.weights" in node.ss("paths")
-        one, other = program.weights
-        assert_matches(program(batch()), torch.relu(batch() @ one) @ other, layers=2)
+        first, other = program.weights
+        assert_matches(program(batch()), torch.relu(batch() @ first) @ other, layers=2)
 
 
 def test_modes_are_read_where_they_decide():
@@ -151,8 +151,8 @@ def test_modes_are_read_where_they_decide():
             module.train(training)
             program.train(training)
             assert_matches(program(batch()), module(batch()), layers=4)
-            for one, other in zip(module.buffers(), program.buffers(), strict=True):
-                assert_matches(other, one, layers=4)
+            for buffer, other in zip(module.buffers(), program.buffers(), strict=True):
+                assert_matches(other, buffer, layers=4)
 
 
 def test_gradients_reach_attributes():
@@ -164,5 +164,5 @@ def test_gradients_reach_attributes():
     module.load_state_dict(program.state_dict())
     for each in (module, program):
         each(batch()).sum().backward()
-    for one, other in zip(module.parameters(), program.parameters(), strict=True):
-        assert_matches(other.grad, one.grad, layers=8)
+    for parameter, other in zip(module.parameters(), program.parameters(), strict=True):
+        assert_matches(other.grad, parameter.grad, layers=8)

@@ -1,4 +1,4 @@
-"""The pass that forms groups never makes a program fail: odd control flow, and a fault in any of its stages."""
+"""Robustness of the pass that forms groups: no program fails by odd control flow or a fault in any stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchmdla.testing.compare import assert_matches
 
 
 class EarlyReturns(nn.Module):
-    """A flag that one path leaves without content."""
+    """A flag that is undefined on one path."""
 
     def is_whole(self, x: Tensor) -> bool:
         if self.training:
@@ -31,7 +31,7 @@ class EarlyReturns(nn.Module):
 
 
 class EarlyReturnOfInteger(nn.Module):
-    """A number that one path leaves without content."""
+    """A number that is undefined on one path."""
 
     def count(self, x: Tensor) -> int:
         if self.training:
@@ -47,7 +47,7 @@ class EarlyReturnOfInteger(nn.Module):
 
 
 class EarlyReturnOfTensor(nn.Module):
-    """A tensor that one path leaves without content."""
+    """A tensor that is undefined on one path."""
 
     def part(self, x: Tensor) -> Tensor:
         if self.training:
@@ -62,7 +62,7 @@ class EarlyReturnOfTensor(nn.Module):
 
 
 class ModeOfAString(nn.Module):
-    """A chain of branches by a string, whose last side raises."""
+    """A chain of branches by a string, whose last branch raises an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class ModeOfAString(nn.Module):
 
 
 class RaisesByAttribute(nn.Module):
-    """A value that is defined on the sides that do not raise."""
+    """A value that is only defined in branches that do not raise an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class BreaksAndContinues(nn.Module):
 
 
 class DropoutBeforeRandomBranch(nn.Module):
-    """A draw by a condition behind a dropout: the order of the draws is the program's."""
+    """A conditional draw after a dropout. The order of the draws is the program's."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.dropout(torch.tanh(x) * 2, 0.25, self.training)
@@ -115,7 +115,7 @@ class DropoutBeforeRandomBranch(nn.Module):
 
 
 class DropoutInAndOutside(nn.Module):
-    """A dropout whose result a group uses and the program returns: one mask for both."""
+    """A dropout whose result is used by a group and returned by the program, with one mask for both."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = functional.dropout(torch.tanh(x) * 2, 0.5, self.training)
@@ -123,7 +123,7 @@ class DropoutInAndOutside(nn.Module):
 
 
 class DropoutBetweenGroups(nn.Module):
-    """A dropout whose result is used on both sides of an operator that no group takes."""
+    """A dropout whose result is used on both sides of an operator that cannot be in a group."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.dropout(torch.tanh(x) * 2, 0.5, self.training)
@@ -131,7 +131,7 @@ class DropoutBetweenGroups(nn.Module):
 
 
 class ViewOfDropout(nn.Module):
-    """A view of a dropout that leaves the group."""
+    """A view of a dropout's result that leaves the group."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = functional.dropout(torch.tanh(x) * 2, 0.5, self.training).reshape(-1)
@@ -153,7 +153,7 @@ MODULES = (
 
 
 class EveryStage(nn.Module):
-    """A program that every stage of the pass has work in."""
+    """A program with work for every stage of the pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class EveryStage(nn.Module):
 
 
 def every_stage() -> nn.Module:
-    """Return a module of a new class: PyTorch optimises the methods of a class once."""
+    """Return a module of a new class. PyTorch optimises the methods of a class only once."""
     kind: type[nn.Module] = type("EveryStage", (EveryStage,), {})
     return kind().eval()
 

@@ -1,7 +1,8 @@
-"""Programs drawn at random, run on every frontend at sizes chosen to break, and compared with eager: ``make fuzz``.
+"""Fuzzer of random programs on all frontends, at sizes that are likely to fail: ``make fuzz``.
 
-``python -m fuzz --help`` (from ``tests``) says what there is. A program is drawn from a seed as source text
-(:mod:`fuzz.drawing`, by the words of :mod:`fuzz.vocabulary`), run in a process of its own by
-:mod:`torchmdla.testing.runner`, and what is found is made small (:mod:`fuzz.shrinking`) and written to
-``tests/fuzz/found``, where ``tests/tools/test_fuzz.py`` runs it.
+Results are compared with eager. ``python -m fuzz --help`` (from ``tests``) lists the options.
+
+:mod:`fuzz.drawing` draws a program from a seed as source text, from the templates of :mod:`fuzz.vocabulary`.
+:mod:`torchmdla.testing.runner` runs it in a separate process. :mod:`fuzz.shrinking` reduces programs that fail.
+They are written to ``tests/fuzz/found``, where ``tests/tools/test_fuzz.py`` runs them.
 """

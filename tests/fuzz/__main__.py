@@ -1,4 +1,4 @@
-"""The command line: ``make fuzz ARGS="…"``, or ``python -m fuzz`` in ``tests``."""
+"""Command line of the fuzzer: ``make fuzz ARGS="…"``, or ``python -m fuzz`` in ``tests``."""
 
 from __future__ import annotations
 
@@ -35,49 +35,56 @@ examples:
 
 
 def parser(kinds: dict[str, str], installed: Sequence[str]) -> argparse.ArgumentParser:
-    """The command line's options."""
+    """Return the parser of the command line."""
     lines = "\n".join(f"  {name:<10} {text}" for name, text in kinds.items())
-    made = argparse.ArgumentParser(
+    command_line = argparse.ArgumentParser(
         prog="make fuzz",
         description=DESCRIPTION,
         epilog=f"kinds:\n{lines}\n\n{EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--minutes", type=float, metavar="N", help="begin no program after N; 1, with --count any time")
-    made.add_argument("--count", type=int, metavar="N", help="so many programs")
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed, the others follow; 0")
-    made.add_argument(
+    command_line.add_argument(
+        "--minutes", type=float, metavar="N", help="begin no program after N; 1, with --count any time"
+    )
+    command_line.add_argument("--count", type=int, metavar="N", help="so many programs")
+    command_line.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed, the others follow; 0")
+    command_line.add_argument(
         "--kind", default=",".join(installed), metavar="NAMES", help="kinds of programs between commas; all"
     )
-    made.add_argument(
+    command_line.add_argument(
         "--frontend", "--road", default="", metavar="NAMES", help="frontends between commas; drawn, most TorchScript"
     )
-    made.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
-    made.add_argument("--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas")
-    made.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time; 1")
-    made.add_argument("--timeout", type=float, default=120, metavar="SECONDS", help="for one program; 120")
-    made.add_argument("--out", type=Path, default=HERE / "found", metavar="FOLDER", help="for what is found")
-    made.add_argument("--as-drawn", action="store_true", help="write what is found as it was drawn, not made small")
-    made.add_argument("--show", metavar="NAME", help="print the program KIND/WAY/SEED and end")
-    made.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="run programs of files and end")
-    return made
+    command_line.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for; cpu")
+    command_line.add_argument(
+        "--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas"
+    )
+    command_line.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time; 1")
+    command_line.add_argument("--timeout", type=float, default=120, metavar="SECONDS", help="for one program; 120")
+    command_line.add_argument("--out", type=Path, default=HERE / "found", metavar="FOLDER", help="for what is found")
+    command_line.add_argument(
+        "--as-drawn", action="store_true", help="write what is found as it was drawn, not made small"
+    )
+    command_line.add_argument("--show", metavar="NAME", help="print the program KIND/WAY/SEED and end")
+    command_line.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="run programs of files and end")
+    return command_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit status."""
+    """Run one command line and return its exit status."""
     with tempfile.TemporaryDirectory(prefix="torchmdla-fuzz-") as folder:
-        # Nothing is read from a user's cache. Before torchmdla is imported, and inherited by what runs programs.
+        # The user's cache is not read. The variables are set before torchmdla is imported. Processes that run programs
+        # inherit them.
         os.environ.setdefault("TORCHMDLA_CACHE_DIR", folder)
         os.environ.setdefault("TORCHMDLA_VERIFY", "values")
         from fuzz.sources import INSTALLED, SOURCES, draw
         from torchmdla.testing.frontends import NotAvailableError, check_device, ways
 
-        made = parser({name: source.help for name, source in SOURCES.items()}, INSTALLED)
-        options = made.parse_args(arguments)
+        command_line = parser({name: source.help for name, source in SOURCES.items()}, INSTALLED)
+        options = command_line.parse_args(arguments)
         kinds = options.kind.split(",")
         if unknown := set(kinds) - set(INSTALLED):
-            made.error(f"no kind {', '.join(unknown)}, or it is not installed")
+            command_line.error(f"no kind {', '.join(unknown)}, or it is not installed")
         if options.show:
             kind, way, seed = options.show.split("/")
             print(draw(kind, int(seed), way))
@@ -86,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen = ways(options.frontend) if options.frontend else []
             check_device(options.device, options.options, chosen)
         except NotAvailableError as error:
-            made.error(str(error))
+            command_line.error(str(error))
         if options.replay:
             return _replay(options)
         return _hunt(options, kinds, chosen, Path(folder))
@@ -122,21 +129,21 @@ def _hunt(options: argparse.Namespace, kinds: Sequence[str], ways: Sequence[str]
             options=options.options,
             processes=options.jobs,
             timeout=options.timeout,
-            found=options.out,
+            folder=options.out,
             small=not options.as_drawn,
         ),
         folder,
         lambda line: console.print(line, markup=False, soft_wrap=True),
     )
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    for ended in (signal.SIGINT, signal.SIGTERM):  # Of what runs in the background, shells have it ignored.
-        signal.signal(ended, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # Shells make background jobs ignore SIGINT.
+        signal.signal(number, signal.default_int_handler)
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("", total=1.0)
             for part in hunt.run():
-                said = ", ".join(f"{count} {status}" for status, count in hunt.counts.most_common())
-                progress.update(task, completed=part, description=f"{said}; {len(hunt.findings)} written")
+                counts = ", ".join(f"{count} {status}" for status, count in hunt.counts.most_common())
+                progress.update(task, completed=part, description=f"{counts}; {len(hunt.findings)} written")
     except KeyboardInterrupt:
         console.print("interrupted")
     print(", ".join(f"{count} {status}" for status, count in hunt.counts.most_common()) or "nothing was run")

@@ -1,4 +1,4 @@
-"""What :mod:`torchmdla.testing.runner` runs here: a program by the seed that it is drawn from, or by a file."""
+"""Programs for :mod:`torchmdla.testing.runner`, by the seed from which a program is drawn, or by a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmdla.testing.runner import Job
 
 
 def programs(name: str, seed: int, limit: int | None) -> Iterator[Program]:
-    """The program of ``KIND/WAY/SEED``, or of a file."""
+    """Yield the program of ``KIND/WAY/SEED``, or of a file."""
     if name.endswith(".py"):
         source = Path(name).read_text(encoding="utf-8")
     else:
@@ -22,10 +22,10 @@ def programs(name: str, seed: int, limit: int | None) -> Iterator[Program]:
 
 
 def job(name: str, way: str, device: str, options: str = "") -> Job:
-    """To run the program of that name."""
+    """Return the job that runs the program of a name."""
     return Job(__name__, name, way, device, options=options)
 
 
 def job_of(path: Path, device: str = "cpu", options: str = "") -> Job:
-    """To run the program of a file on the way that stands in it."""
+    """Return the job that runs the program of a file with the frontend that the file specifies."""
     return job(str(path), module_of(path.read_text(encoding="utf-8")).WAY, device, options)

@@ -1,7 +1,7 @@
-"""Scripted modules of control flow at random: branches of attributes and of data, early returns, loops that end early,
-exceptions, random draws, writes and optional values.
+"""Fuzzer of scripted modules with random control flow.
 
-Groups are formed and not compiled, so that thousands of modules run in minutes.
+Modules have branches on attributes and on data, early returns, loops that end early, exceptions, random draws, writes
+and optional values. Groups are formed but not compiled, so that thousands of modules run in minutes.
 
 ``PYTHONPATH=tests python -m fuzz.control_flow --count 10000`` compares each with the module in Python.
 """
@@ -45,7 +45,7 @@ class Drawn(nn.Module):
         self.register_buffer("state", torch.zeros(3, 4))
 """
 
-# Statements. ``{t}``: a tensor to read; ``{v}``: one to assign; ``{c}``: a condition; ``{i}``: an integer.
+# Statements. ``{t}`` is a tensor to read, ``{v}`` a tensor to assign, ``{c}`` a condition, ``{i}`` an integer.
 STATEMENTS = """\
 {v} = torch.relu({t}) + {t}
 {v} = {t} * 2 + {i}
@@ -96,7 +96,7 @@ self.on or flag
 not self.on and {i} > 0
 count > {i}
 """.splitlines()
-# With optional arguments.
+# Statements and conditions of modules with optional arguments.
 OPTIONAL_STATEMENTS = """\
 {v} = {t} + (past[0] if past is not None else {t})
 if past is not None: {v} = torch.cat([{t}, past[1]])[1:]
@@ -118,7 +118,7 @@ TENSORS = ("x", "y", "z", "y", "z", "self.weight", "x + y", "(y * z)")
 
 
 class Drawing:
-    """The text of one module, drawn from a seed."""
+    """Text of one module, drawn from a seed."""
 
     def __init__(self, seed: int, optional: bool = False) -> None:
         self._random = Random(seed)
@@ -136,7 +136,7 @@ class Drawing:
             "on": choose([True, False]),
             "mode": choose(["a", "b", "c"]),
             "size": choose([1, 2, 3]),
-            # PyTorch's own derivative of dropout draws random numbers at 0, where eager draws none.
+            # At rate 0, PyTorch's own derivative of dropout draws random numbers, but eager does not.
             "rate": choose([0.3, 0.5]),
         }
         lines = [f"        self.{name} = {value!r}" for name, value in attributes.items()]
@@ -176,7 +176,7 @@ class Drawing:
         return [self._filled(self._random.choice(usable))]
 
     def _may_call(self, line: str) -> bool:
-        """A method calls those that come before it in the text alone."""
+        """Return whether the line calls only methods that come earlier in the text."""
         order = ["inner", "helper", "pair", "forward"]
         return all(f"self.{name}(" not in line for name in order[order.index(self._name) :])
 
@@ -217,18 +217,23 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program: ``right``, ``refused`` by TorchScript, ``pytorch`` is another than eager, ``wrong``."""
+    """Outcome of a program.
+
+    Attributes:
+        status: ``right``, ``refused`` by TorchScript, ``pytorch`` if PyTorch alone differs from eager, or ``wrong``.
+        reason: the error or difference.
+    """
 
     status: str
     reason: str = ""
 
 
 def run(seed: int, optional: bool = False) -> Outcome:
-    """Draw the program of a seed and compare what it computes, scripted, with eager."""
+    """Draw the program of a seed and compare its scripted results with eager."""
     drawn = module_of(Drawing(seed, optional).text(), f"control flow {seed} {optional}").Drawn
 
     def new() -> nn.Module:
-        # Programs that subtract large numbers amplify rounding differences: computing in doubles leaves room for them.
+        # Programs that subtract large numbers amplify rounding differences. Doubles leave room for them.
         return drawn().double().train(seed % 2 == 0)
 
     def results(module: Any) -> list[Any]:
@@ -255,7 +260,7 @@ def _scripted(module: nn.Module) -> Any:
 
 
 def _called(module: Any, call: int, optional: bool) -> Any:
-    """Return what a call computes and its gradients, in single precision, or the error that it raises."""
+    """Return the result and the gradients of a call in single precision, or the error that it raises."""
     torch.manual_seed(call)
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=call % 2 == 1)
     parameters = [x, *module.parameters()]
@@ -269,20 +274,21 @@ def _called(module: Any, call: int, optional: bool) -> Any:
             return result
         needed = [parameter for parameter in parameters if parameter.requires_grad]
         gradients = torch.autograd.grad(result.sum(), needed, allow_unused=True)
-        # Autograd's strides are not the program's. PyTorch's differentiable graphs make zeros of undefined gradients.
+        # The program does not determine autograd's strides. PyTorch's differentiable graphs replace undefined gradients
+        # with zeros.
         pairs = zip(needed, gradients, strict=True)
         return result, [(torch.zeros_like(p) if grad is None else grad.contiguous()).float() for p, grad in pairs]
     except Exception as error:
-        # Whether a write before or behind it in the program has been done is not promised.
+        # It is not specified whether writes before or after the error in the program have happened.
         module.state.zero_()
         return error
 
 
 def _difference(results: list[Any], expected: list[Any]) -> str:
-    """Return the first difference; an empty text without one."""
+    """Return the first difference, or an empty text."""
     for call, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         if isinstance(result, Exception) or isinstance(wanted, Exception):
-            # A group makes a new tensor in place of a write, and has what autograd saved of the old one.
+            # A group creates a new tensor instead of writing in place, so the tensor that autograd saved is unchanged.
             if isinstance(wanted, Exception) and "modified by an inplace operation" in str(wanted):
                 return ""
             if not (isinstance(result, Exception) and isinstance(wanted, Exception)):
@@ -306,7 +312,7 @@ def without_compiles() -> Iterator[None]:
 
 
 def hunt(seeds: range, report: Callable[[str], None], optional: bool = False) -> Counter[str]:
-    """Run the programs of ``seeds``; returns how many ended as what. ``report`` has each fault's text."""
+    """Run the programs of ``seeds`` and return the number of each status. ``report`` gets the text of each fault."""
     counts: Counter[str] = Counter()
     for seed in track(seeds, "programs", disable=not sys.stderr.isatty()):
         outcome = run(seed, optional)
@@ -321,7 +327,7 @@ def hunt(seeds: range, report: Callable[[str], None], optional: bool = False) ->
 
 
 def main() -> int:
-    """Run one command line; returns its exit status."""
+    """Run one command line and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.control_flow", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, metavar="N", help="so many programs; 1000")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed, the others follow; 0")

@@ -1,4 +1,4 @@
-"""Draws programs from seeds, as text. Each statement is tried with eager before it is kept."""
+"""Random programs as text, drawn from seeds. Each statement is run with eager before it is added."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from torchmdla.testing.programs.inputs import drawn
 
 @dataclass(frozen=True)
 class Kind:
-    """What programs of a kind are made of, and how they are called.
+    """Kind of programs: the statements that they contain, and their calls.
 
     Attributes:
-        help: what is looked for.
-        statements: how many, at least and at most.
-        weights: of the kinds of statements, by their names in :data:`_STATEMENTS`.
-        calls: how many.
-        wrapped: how often two cheap operators follow, so that what was drawn is in a group.
-        is_rewritten: whether the frontend is given the same written in another way.
+        help: the purpose of the kind.
+        statements: the least and the largest number of statements.
+        weights: weights of the kinds of statements by name: :data:`_TEMPLATES` or a ``_draw_`` method.
+        calls: the number of calls.
+        wrapped: the probability that two cheap operators follow a statement, so that it is in a group.
+        is_rewritten: whether the frontend gets an equivalent program that is written differently.
         is_trained: whether it takes steps of an optimiser.
-        dtypes: of inputs, with their weights; empty: :data:`_DTYPES`.
-        any_value: whether results may be as large as they come, infinite, or NaN.
+        dtypes: weights of the dtypes of inputs. If it is empty, :data:`_DTYPES` is used.
+        any_value: whether results may be of any magnitude, infinite, or NaN.
     """
 
     help: str
@@ -103,7 +103,7 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 
-# Kinds of statements that are templates, filled and assigned; others have a method.
+# Kinds of statements that are templates. They are filled and assigned. The other kinds have a method.
 _TEMPLATES: Mapping[str, Sequence[str]] = {
     "sized": words.OF_SIZES,
     "common": words.COMMON,
@@ -112,7 +112,7 @@ _TEMPLATES: Mapping[str, Sequence[str]] = {
     "checked": words.CHECKED,
 }
 
-# Options of torchmdla.enable, and variables of the environment, that one program in four has.
+# Options of torchmdla.enable and environment variables. One program in four has options, and one in four variables.
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     *(("dynamic", False), ("max_specialisations", 1), ("memory_limit", 1), ("memory_limit", 100_000)),
     *(("background", True), ("algorithms", "winograd"), ("algorithms", "direct"), ("tuned", False)),
@@ -120,7 +120,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 _ENVIRONMENT = (("TORCHMDLA_CHECK_BOUNDS", "1"), ("TORCHMDLA_COMPILE_IN_PROCESS", "1"), ("TORCHMDLA_VERIFY", "1"))
 
-# Where programs are run, and how often: by seed, unless frontends are asked for.
+# Weights of the frontends. The seed determines the frontend, unless the command line specifies frontends.
 _WAYS = {
     "torchscript:script": 10,
     "torchscript:trace": 5,
@@ -131,44 +131,46 @@ _WAYS = {
     "acap:device": 2,
 }
 
-# They keep the sizes of the inputs that they were captured with.
+# These frontends support only the sizes of the inputs that they were captured with.
 _STATIC = frozenset({"export:export", "dispatch:capture"})
-# They see one run, and keep what it chose.
+# These frontends capture one run, and keep its branches.
 _ONE_RUN = frozenset({"torchscript:trace", *_STATIC})
-# They run a statement when its value is read.
+# These frontends run a statement when its value is read.
 _DEFERRED = frozenset({"lazy:step", "acap:device"})
 
 _DTYPES = {**dict.fromkeys(_ALL_DTYPES, 1), "float32": 14, "float64": 2, "int64": 3, "bfloat16": 2}
 _LAYOUTS = {
     "{}": 14, "transposed({})": 2, "strided({})": 2, "offset({})": 1, "repeated({})": 1, "overlapping({})": 1
 }  # fmt: skip
-# PyTorch's fake tensors have other strides than its kernels for inputs that overlap: a view may not be one (aot_eager).
+# For overlapping inputs, PyTorch's fake tensors have other strides than its kernels, so a view may become a copy
+# (aot_eager).
 _FAKED = ("export:", "dynamo:")
-# Where a program may be called with other layouts than it was captured with.
+# Layouts for programs that may be called with other layouts than they were captured with.
 _ANY_LAYOUT = {**_LAYOUTS, "varied({})": 2}
 
-# Larger values make of rounding errors what no comparison knows.
+# Larger values would make rounding errors too large for any comparison.
 _LARGEST_VALUE = 1e4
 _LARGEST_TENSOR = 50_000
 _ATTEMPTS = 12
 
 
-# TorchScript's own derivatives (torch/csrc/jit/runtime/symbolic_script.cpp) give clamp's limits none, are NaN by the
-# exponent where the base is zero, compare softplus's result with the threshold, and have leaky_relu's slope in float32.
+# TorchScript's own derivatives (torch/csrc/jit/runtime/symbolic_script.cpp) differ from eager's. The limits of clamp
+# have no derivative. The derivative of pow by the exponent is NaN if the base is zero. The derivative of softplus
+# compares the result with the threshold. leaky_relu's slope is float32.
 _WRONG_DERIVATIVE = re.compile(r"\bclamp\(\w+, \w*[a-z]|\b(pow|softplus|leaky_relu)\(")
 
 
 def draw(kind: str, seed: int, way: str) -> Text:
-    """The program of one of :data:`KINDS` and a seed for a way; the same each time."""
+    """Return the program of a kind of :data:`KINDS` and a seed for a frontend. It is the same each time."""
     return _Drawing(KINDS[kind], Random(f"{kind}:{seed}:{way}"), way).text()
 
 
 def way_of(seed: int) -> str:
-    """The way for a seed where none is asked for."""
+    """Return the default frontend of a seed."""
     return _weighted(Random(seed), _WAYS)
 
 
-# How parameters of families are drawn; others are floats of the dtype that they are called by.
+# Expressions that draw the parameters of families, by kind. Other kinds are names of float dtypes.
 _PARAMETERS = {
     "float32": "normal({})",
     "positive": "positive({})",
@@ -179,7 +181,7 @@ _PARAMETERS = {
 
 @dataclass(frozen=True)
 class _OfDrawing(families.Source):
-    """The tensors of a program as operands of families, which may add inputs to it."""
+    """Source of a program's tensors as operands of families. Families may add inputs to the program."""
 
     random: Random
     find: Callable[[], Sequence[families.Operand]]
@@ -196,7 +198,7 @@ class _OfDrawing(families.Source):
 
 
 class _Drawing:
-    """One program while it is drawn: its statements, and what they compute at a few sizes."""
+    """State of one program while it is drawn: its statements, and their values at a few sizes."""
 
     def __init__(self, kind: Kind, random: Random, way: str) -> None:
         self._kind, self._random, self._way = kind, random, way
@@ -209,7 +211,7 @@ class _Drawing:
         self._count = 0
 
     def text(self) -> Text:
-        """Draws statements and results."""
+        """Draw statements and results, and return the program."""
         for _ in range(self._random.randint(1, 2)):
             self._add_input()
         if self._way not in _ONE_RUN and self._random.random() < 0.25:
@@ -246,42 +248,61 @@ class _Drawing:
     # --- sizes -------------------------------------------------------------------------------------------------
 
     def _learned(self) -> list[tuple[int, int]]:
-        """Sizes that differ: one for PyTorch to profile, and three after which a program is compiled for any."""
+        """Return four different sizes.
+
+        PyTorch profiles with the first. After three more, a program is compiled for any sizes.
+        """
         among = range(34, 71) if self._random.random() < 0.7 else range(3, 20)
         sizes = self._random.sample(among, 4)
         others = self._random.sample(range(5, 12), 4) if self._random.random() < 0.2 else [7] * 4
         return list(zip(sizes, others, strict=True))
 
     def _series(self) -> tuple[tuple[int, int], ...]:
-        """Sizes chosen to break: small ones, primes, around powers of two and around every number in the program."""
+        """Return sizes that are likely to fail: small, prime, and near powers of two or numbers of the program."""
         if self._way in _STATIC:
             return (self._sizes[0],) * 3
         numbers = {int(word) for line in self._body for word in re.findall(r"\b\d{1,2}\b", line)}
-        # What sizes are compared with and what is taken from them; smaller numbers are dimensions and counts.
+        # Numbers that sizes are compared with, or that are subtracted from them. Smaller ones are dimensions or counts.
         turns = sorted(number for number in numbers if number > 5)
-        around = [number + by for number in turns for by in (-number // 2, -7, -1, 0, 1) if number + by >= 0]
-        usual = [0, 1, 2, 3, 5, 7, 11, 13, 23, 61, *(2**power + by for power in range(2, 7) for by in (-1, 0, 1))]
+        around = [
+            number + offset for number in turns for offset in (-number // 2, -7, -1, 0, 1) if number + offset >= 0
+        ]
+        usual = [
+            0,
+            1,
+            2,
+            3,
+            5,
+            7,
+            11,
+            13,
+            23,
+            61,
+            *(2**power + offset for power in range(2, 7) for offset in (-1, 0, 1)),
+        ]
         series = list(self._sizes)
         while len(series) < self._kind.calls:
             n = self._random.choice(around if around and self._random.random() < 0.6 else usual)
-            # A size that comes again runs as compiled.
+            # The second call with the same sizes runs compiled code.
             series += [(n, self._random.choice([7, 7, 7, 7, 2, 1, 8, n]))] * self._random.randint(1, 2)
         series = series[: self._kind.calls]
         if self._random.random() < 0.1:
             self._random.shuffle(series)
         return tuple(series)
 
-    # --- running what there is ------------------------------------------------------------------------------------
+    # --- running the statements -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Computes everything anew at each size."""
+        """Compute all values again at each size."""
         self._envs = []
         for number, (n, m) in enumerate(self._sizes):
             env: dict[str, Any] = dict(_GLOBALS)
-            values = drawn(tuple(eval(one.draw, {**_GLOBALS, "n": n, "m": m}) for one in self._inputs), number)
-            env.update(zip((one.name for one in self._inputs), values, strict=True))
-            parameters = drawn(tuple(eval(one.draw, _GLOBALS) for one in self._parameters), 0)
-            env.update(zip((one.name for one in self._parameters), parameters, strict=True))
+            values = drawn(
+                tuple(eval(argument.draw, {**_GLOBALS, "n": n, "m": m}) for argument in self._inputs), number
+            )
+            env.update(zip((argument.name for argument in self._inputs), values, strict=True))
+            parameters = drawn(tuple(eval(argument.draw, _GLOBALS) for argument in self._parameters), 0)
+            env.update(zip((argument.name for argument in self._parameters), parameters, strict=True))
             self._envs.append(env)
         for statement in self._body:
             self._execute(statement)
@@ -294,7 +315,7 @@ class _Drawing:
                 exec(code, env)
 
     def _keep(self, statement: str, is_write: bool = False) -> bool:
-        """Appends a statement if it runs and what it makes is of use."""
+        """Append a statement if it runs and its values are usable. Return whether it was appended."""
         if self._with_gradients and self._way.startswith("torchscript") and _WRONG_DERIVATIVE.search(statement):
             return False
         torch.default_generator.manual_seed(0)
@@ -318,7 +339,7 @@ class _Drawing:
         return [value for env in envs for value in env.values() if isinstance(value, Tensor)]
 
     def _tensors(self) -> dict[str, Tensor]:
-        """By name, as they are at the first sizes."""
+        """Return the tensors at the first sizes, by name."""
         return {name: value for name, value in self._envs[0].items() if isinstance(value, Tensor)}
 
     # --- statements -----------------------------------------------------------------------------------------------
@@ -334,20 +355,20 @@ class _Drawing:
             self._forget_inputs(count)
 
     def _forget_inputs(self, count: int) -> None:
-        """Remove all inputs but the first ones."""
-        for one in self._inputs[count:]:
+        """Remove all inputs after the first ``count``."""
+        for argument in self._inputs[count:]:
             for env in self._envs:
-                del env[one.name]
+                del env[argument.name]
         del self._inputs[count:]
 
     def _take_apart(self, name: str) -> None:
-        """Of several tensors one goes on."""
+        """Add a statement that selects an element if the value is a list or tuple."""
         values = self._envs[0].get(name)
         if isinstance(values, list | tuple) and values:
             self._keep(f"{self._new('v')} = {name}[{self._random.randrange(len(values))}]")
 
     def _statement(self, name: str) -> str:
-        """Draw a statement of a kind that :attr:`Kind.weights` names."""
+        """Draw a statement of a kind of :attr:`Kind.weights`."""
         if name in _TEMPLATES:
             return self._assigned(self._filled(self._random.choice(_TEMPLATES[name])))
         statement: str = getattr(self, f"_draw_{name}")()
@@ -364,13 +385,13 @@ class _Drawing:
     def _operands(self) -> list[families.Operand]:
         """Return the float tensors whose sizes are n, m or numbers."""
         known = {tuple(n for n, _ in self._sizes): "n", tuple(m for _, m in self._sizes): "m"}
-        found = []
+        operands = []
         for name, value in self._tensors().items():
             along = list(zip(*(env[name].shape for env in self._envs), strict=True))
-            sizes = tuple(known.get(own, str(own[0])) for own in along)
-            if value.is_floating_point() and all(own in known or len(set(own)) == 1 for own in along):
-                found.append(families.Operand(name, sizes, str(value.dtype).removeprefix("torch.")))
-        return found
+            sizes = tuple(known.get(extents, str(extents[0])) for extents in along)
+            if value.is_floating_point() and all(extents in known or len(set(extents)) == 1 for extents in along):
+                operands.append(families.Operand(name, sizes, str(value.dtype).removeprefix("torch.")))
+        return operands
 
     def _parameter(self, kind: str, sizes: Sequence[str]) -> str:
         self._add_input(_PARAMETERS.get(kind, "normal({}, dtype=torch." + kind + ")").format(", ".join(sizes)))
@@ -393,7 +414,7 @@ class _Drawing:
         name = self._new("v")
         conditions = words.CONDITIONS_OF_SIZES if self._random.random() < 0.7 else words.CONDITIONS_OF_DATA
         condition = self._filled(self._random.choice(conditions))
-        if any(one.name == "flag" for one in self._inputs) and self._random.random() < 0.5:
+        if any(argument.name == "flag" for argument in self._inputs) and self._random.random() < 0.5:
             condition = "flag"
         parts = {
             "v": name,
@@ -413,9 +434,9 @@ class _Drawing:
         self._count += 1
         return f"{prefix}{self._count}"
 
-    # --- what fills a template ------------------------------------------------------------------------------------
+    # --- filling templates ----------------------------------------------------------------------------------------
 
-    def _filled(self, template: str, given: Mapping[str, str] | None = None) -> str:
+    def _filled(self, template: str, presets: Mapping[str, str] | None = None) -> str:
         places: Mapping[str, Callable[[], str]] = {
             "f": lambda: self._tensor(torch.is_floating_point),
             "g": lambda: self._tensor(torch.is_floating_point),
@@ -433,11 +454,11 @@ class _Drawing:
             "p": lambda: self._added(self._random.choice(words.INDICES)),
             "w": lambda: self._added(self._random.choice(words.PROBABILITIES)),
         }
-        chosen: dict[str, str] = dict(given or {})
+        chosen: dict[str, str] = dict(presets or {})
 
         def fill(match: re.Match[str]) -> str:
             place = match[1]
-            # A letter is the same tensor throughout a template; numbers are drawn for each place.
+            # A letter is the same tensor throughout a template. Numbers are drawn for each place.
             if place in chosen:
                 return chosen[place]
             value = places[place]()
@@ -451,11 +472,11 @@ class _Drawing:
         names = [name for name, value in self._tensors().items() if fits(value)]
         if not names:
             raise NothingFits
-        # What came last is what most programs go on with.
+        # Most programs use the latest value next.
         return names[-1] if self._random.random() < 0.4 else self._random.choice(names)
 
     def _size(self) -> str:
-        if any(one.name == "number" for one in self._inputs) and self._random.random() < 0.3:
+        if any(argument.name == "number" for argument in self._inputs) and self._random.random() < 0.3:
             return "number"
         sized = {name: value for name, value in self._tensors().items() if value.dim()}
         if not sized:
@@ -470,14 +491,14 @@ class _Drawing:
     def _integer(self) -> str:
         templates = words.TRACED_INTEGERS if self._way in _ONE_RUN else words.INTEGERS
         names = [name for name in self._envs[0] if re.fullmatch(r"i\d+", name)]
-        fitting = [one for one in templates if names or "{i}" not in one]
-        if self._way.startswith("dynamo"):  # torch.compile itself, with any backend, is wrong about (-1) ** n.
-            fitting = [one for one in fitting if "**" not in one]
+        fitting = [candidate for candidate in templates if names or "{i}" not in candidate]
+        if self._way.startswith("dynamo"):  # torch.compile itself computes (-1) ** n wrongly, with any backend.
+            fitting = [candidate for candidate in fitting if "**" not in candidate]
         template = self._random.choice(fitting)
         return self._filled(template, {"i": self._random.choice(names)} if names else None)
 
     def _found(self, sample: Tensor, sizes: tuple[str, ...]) -> str:
-        """A tensor for an operator's place: one that there is, of these sizes, or a new input."""
+        """Return a tensor for an operator's argument: an existing tensor of these sizes, or a new input."""
         wanted = [tuple(int(size) if size.isdecimal() else n for size in sizes) for n, _ in self._sizes]
         names = [
             name
@@ -485,39 +506,39 @@ class _Drawing:
             if value.dtype == sample.dtype
             and all(tuple(env[name].shape) == shape for env, shape in zip(self._envs, wanted, strict=True))
         ]
-        drawn_so = registry.draw_like(sample, sizes)
-        # Indices and arguments of logarithms are not any number.
-        if names and drawn_so.startswith("normal") and self._random.random() < 0.85:
+        expression = registry.draw_like(sample, sizes)
+        # Other tensors do not fit indices and arguments of logarithms.
+        if names and expression.startswith("normal") and self._random.random() < 0.85:
             return self._random.choice(names)
-        return self._added(drawn_so)
+        return self._added(expression)
 
     def _number(self) -> str:
-        names = [one.name for one in self._inputs if one.type in ("int", "float")]
+        names = [argument.name for argument in self._inputs if argument.type in ("int", "float")]
         if names and self._random.random() < 0.3:
             return self._random.choice(names)
         if self._random.random() < 0.4:
             return self._added(_drawn_so("", self._random.choice(_ALL_DTYPES)))
         return self._random.choice(words.NUMBERS)
 
-    def _added(self, drawn_so: str) -> str:
+    def _added(self, expression: str) -> str:
         """Add an input and return its name."""
-        self._add_input(drawn_so)
+        self._add_input(expression)
         return self._inputs[-1].name
 
     # --- inputs and results ---------------------------------------------------------------------------------------
 
-    def _add_input(self, drawn_so: str | None = None) -> None:
+    def _add_input(self, expression: str | None = None) -> None:
         name = self._new("x")
-        if drawn_so is None:
+        if expression is None:
             shape = "".join(f"{size}, " for size in self._random.choice(words.SHAPES))
-            drawn_so = _drawn_so(shape, _weighted(self._random, self._kind.dtypes or _DTYPES))
+            expression = _drawn_so(shape, _weighted(self._random, self._kind.dtypes or _DTYPES))
             layouts = _LAYOUTS if self._way in _STATIC else _ANY_LAYOUT
             if self._way.startswith(_FAKED):
                 layouts = {**layouts, "overlapping({})": 0}
-            drawn_so = _weighted(self._random, layouts).format(drawn_so)
-        self._inputs.append(Input(name, drawn_so))
+            expression = _weighted(self._random, layouts).format(expression)
+        self._inputs.append(Input(name, expression))
         for number, (env, (n, m)) in enumerate(zip(self._envs, self._sizes, strict=False)):
-            (env[name],) = drawn((eval(drawn_so, {**_GLOBALS, "n": n, "m": m}),), number)
+            (env[name],) = drawn((eval(expression, {**_GLOBALS, "n": n, "m": m}),), number)
 
     def _loss(self) -> str:
         """Return the sum of all parameters and results as an expression."""
@@ -526,19 +547,19 @@ class _Drawing:
         return " + ".join(f"{name}.double().square().mean()" for name in dict.fromkeys([*wanted, "p1", "p2"]))
 
     def _results(self) -> list[str]:
-        """What nobody uses, and something else."""
+        """Return the unused values and one more value."""
         names = list(self._tensors())
         assigned = [line.partition(" = ")[::2] for statement in self._body for line in statement.splitlines()]
-        # What only itself and sizes are made of is not read.
+        # Uses of a value in its own statement, and uses of its sizes, do not count.
         unused = [
             name
             for name in names
             if not any(re.search(rf"\b{name}\b(?!\.size\()", value) for to, value in assigned if to.strip() != name)
         ]
-        made = [name for name in unused if name.startswith("v")] or names[-1:]
-        # Of a value that nobody reads these devices raise no errors.
-        kept = made if self._way in _DEFERRED else made[-4:]
-        return list(dict.fromkeys([*kept, self._random.choice(names)]))
+        candidates = [name for name in unused if name.startswith("v")] or names[-1:]
+        # Deferred frontends do not raise the errors of values that are not read.
+        retained = candidates if self._way in _DEFERRED else candidates[-4:]
+        return list(dict.fromkeys([*retained, self._random.choice(names)]))
 
 
 _GLOBALS: dict[str, Any] = {}
@@ -547,7 +568,7 @@ _GLOBALS.pop("__builtins__", None)
 
 
 def _drawn_so(shape: str, dtype: str) -> str:
-    """Return the text that draws a tensor of a dtype; ``shape`` ends with a comma, or is empty."""
+    """Return the text that draws a tensor of a dtype. ``shape`` ends with a comma, or is empty."""
     if dtype == "bool":
         return f"booleans({shape.removesuffix(', ')})"
     if "int" in dtype:

@@ -1,8 +1,9 @@
-"""Expressions in families that rules and kernels are about: products, norms, softmax, attention, convolutions,
-recurrences, quantised values.
+"""Random expressions in the families that the compiler's rules and kernels are for.
 
-A family draws one expression of PyTorch as text, along any dimension, of operands that are permuted, expanded, of
-size 1 or used twice. ``fuzz.passes`` and ``fuzz.drawing`` draw from them, each with a :class:`Source` of its own.
+The families are products, norms, softmax, attention, convolutions, recurrences and quantised values.
+
+A family draws one expression of PyTorch as text, along any dimension. Operands may be permuted, expanded, of
+size 1 or used twice. ``fuzz.passes`` and ``fuzz.drawing`` draw from the families, each with its own :class:`Source`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ T = TypeVar("T")
 
 
 class NothingFits(Exception):
-    """An error: a place has no tensor that fits, or the statement does not run."""
+    """Error of a place that no tensor fits, or of a statement that does not run."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A float tensor as text. ``sizes``: as text, too, equal for those that are equal in every call; ``dtype``: its
-    name."""
+    """Float tensor as text.
+
+    Attributes:
+        text: the expression of the tensor.
+        sizes: as text. Sizes that are equal in every call have equal texts.
+        dtype: the name of its dtype.
+    """
 
     text: str
     sizes: tuple[str, ...]
@@ -34,26 +40,30 @@ class Operand:
 
 
 class Source(ABC):
-    """The operands and the random choices of an expression."""
+    """Source of the operands and the random choices of an expression."""
 
     @abstractmethod
     def number(self, least: int, most: int) -> int:
-        """Draw an integer, both bounds among them."""
+        """Draw an integer. Both bounds are included."""
 
     @abstractmethod
     def operands(self) -> Sequence[Operand]:
-        """Return the float tensors that there are."""
+        """Return the available float tensors."""
 
     @abstractmethod
     def parameter(self, kind: str, *sizes: str) -> str:
-        """Return the name of a new tensor: of floats, by the name of their dtype, of ``positive`` ones, or of integers
-        of so many bits, ``int8`` or ``int4``."""
+        """Return the name of a new tensor.
+
+        Args:
+            kind: the name of a float dtype, ``positive`` for positive floats, ``int8`` or ``int4``.
+            sizes: its sizes, as text.
+        """
 
     def choose(self, choices: Sequence[T]) -> T:
-        """Draw one of these.
+        """Draw an element of ``choices``.
 
         Raises:
-            NothingFits: ``choices`` is empty.
+            NothingFits: If ``choices`` is empty.
         """
         if not choices:
             raise NothingFits
@@ -71,7 +81,7 @@ class Source(ABC):
         return self.number(-x.rank, x.rank - 1) if x.rank else 0
 
     def operand(self, rank: int | None = None) -> Operand:
-        """Draw a tensor, often one of the latest, or a view of one; of a number of dimensions, if that is given."""
+        """Draw a tensor, often a recent one, or a view of a tensor. It has ``rank`` dimensions unless that is None."""
         operands = self.operands()
         x = self.choose([*operands[-2:], *operands])
         while rank is not None and x.rank > rank:
@@ -85,7 +95,7 @@ class Source(ABC):
         return x
 
     def like(self, x: Operand) -> str:
-        """Draw another tensor that broadcasts with ``x``, a view of ``x`` that does, or a number."""
+        """Draw another tensor or a view of ``x`` that broadcasts with ``x``, or a number."""
         fitting = [other.text for other in self.operands() if _broadcasts(x.sizes, other.sizes)]
         views = [f"{x.text}.flip(0)", f"{x.text}.mT"] if x.rank > 1 else []
         return self.choose([*fitting, *views, "0.5"])
@@ -108,7 +118,7 @@ def _broadcasts(left: Sequence[str], right: Sequence[str]) -> bool:
 
 
 def _factor(source: Source, x: Operand) -> str:
-    """Draw what is multiplied of a tensor: itself, or what a rule moves behind the product."""
+    """Draw a factor of a product: ``x`` itself, or an expression of ``x`` that a rule moves behind the product."""
     dim, text = source.dim(x), x.text
     return source.choose(
         (
@@ -124,23 +134,23 @@ def _factor(source: Source, x: Operand) -> str:
 
 
 def _einsum(source: Source) -> str:
-    """Draw a product of two operands: dimensions of one size may be shared, and those that are may be summed."""
+    """Draw a product of two operands. Dimensions of equal size may be shared, and shared dimensions may be summed."""
     left, right = source.operand(), source.operand()
     letters = "abcdefghij"
     first = letters[: left.rank]
     rest, second = list(letters[len(first) :]), ""
     for size in right.sizes:
-        same = [c for c, own in zip(first, left.sizes, strict=True) if own == size and c not in second]
+        same = [c for c, length in zip(first, left.sizes, strict=True) if length == size and c not in second]
         second += source.choose([*same, rest.pop(0)])
     shared = [c for c in first if c in second]
     summed = {c for c in shared if source.happens()}
     names = [c for c in dict.fromkeys(first + second) if c not in summed]
-    kept = "".join(names[k] for k in source.order(len(names)))
-    return f'torch.einsum("{first},{second}->{kept}", [{_factor(source, left)}, {_factor(source, right)}])'
+    output = "".join(names[k] for k in source.order(len(names)))
+    return f'torch.einsum("{first},{second}->{output}", [{_factor(source, left)}, {_factor(source, right)}])'
 
 
 def _matmul(source: Source) -> str:
-    """Draw a product of two operands that fit."""
+    """Draw a product of two operands whose sizes fit."""
     operands = source.operands()
     pairs = [
         (a, b) for a in operands for b in operands if a.rank and b.rank and a.sizes[-1] == b.sizes[max(-2, -b.rank)]
@@ -153,7 +163,7 @@ def _matmul(source: Source) -> str:
 
 
 def _linear(source: Source) -> str:
-    """Draw a product with weights, whose result is scaled, or to which something is added; or two of one operand."""
+    """Draw a product with weights, with or without an epilogue, or two products of the same operand."""
     x = source.operand(source.number(1, 3))
     columns = source.choose(("1", "3", "4", "8", "16", "32"))
     factor, numbers = _factor(source, x), source.parameter(x.dtype, columns)
@@ -173,7 +183,7 @@ def _linear(source: Source) -> str:
 
 
 def _cast(source: Source) -> str:
-    """Draw a tensor that is rounded to a float of 16 bits, and something else that is computed of that."""
+    """Draw a tensor that is rounded to a 16-bit float, and a function of the rounded tensor."""
     kind = source.choose(("bfloat16", "bfloat16", "float16"))
     function = source.choose(("", ".relu()", ".abs()", ".neg().relu()", ".tanh()", ".clamp(-1.0, 0.5)"))
     return f"{source.operand().text}.to(torch.{kind}){function}.float()"
@@ -197,7 +207,7 @@ def _reduction(source: Source) -> str:
 
 
 def _written_norm(source: Source) -> str:
-    """Draw a norm that is written out along one dimension."""
+    """Draw a norm along one dimension that is written with elementwise operators and reductions."""
     x = source.operand()
     dim, text = source.dim(x), x.text
     square = f"{text}.square()"
@@ -213,7 +223,7 @@ def _written_norm(source: Source) -> str:
 
 
 def _affine(source: Source, x: Operand, sizes: Sequence[str]) -> str:
-    """Draw the weights of a norm and what it adds, if there are any."""
+    """Draw the weight and bias of a norm. Both may be None."""
     if source.happens():
         return "None, None"
     return f"{source.parameter(x.dtype, *sizes)}, {source.parameter(x.dtype, *sizes)}"
@@ -251,7 +261,10 @@ def _norm_of_channels(source: Source) -> str:
 
 
 def _attention(source: Source) -> str:
-    """Draw attention, written out or PyTorch's: its operands may be one tensor; with a mask or without."""
+    """Draw attention as matrix products or as PyTorch's operator.
+
+    Its operands may be the same tensor. It has a mask or none.
+    """
     q = source.operand(source.number(2, 4))
     *batch, rows, width = q.sizes
     keys = source.choose((rows, "5", "1"))
@@ -275,13 +288,15 @@ def _attention(source: Source) -> str:
 def _convolution(source: Source) -> str:
     dims = source.choose((1, 2, 2, 3))
     x = source.operand(dims + 2)
-    operands = [own.text for own in source.operands() if own.rank == x.rank and own.sizes[1] == x.sizes[1]]
+    operands = [
+        operand.text for operand in source.operands() if operand.rank == x.rank and operand.sizes[1] == x.sizes[1]
+    ]
     if operands and source.number(0, 3) == 0:
         return f"torch.nn.functional.conv{dims}d({x.text}, {source.choose(operands)}, padding={source.number(0, 2)})"
     channels, is_transposed = x.sizes[1], source.number(0, 3) == 0
     groups = source.choose(["1", "1", *(["2"] if channels.isdecimal() and int(channels) % 2 == 0 else []), channels])
     window = ["3"] * dims if source.happens() else [source.choose(("1", "2", "3")) for _ in range(dims)]
-    # Of the channels on either side one group has so many.
+    # The number of channels of one group.
     others = source.choose(("1", "2", "4")) if groups.isdecimal() else "1"
     outputs = str(int(others) * int(groups)) if groups.isdecimal() else channels
     inputs = str(int(channels) // int(groups)) if groups.isdecimal() and groups != "1" else channels
@@ -292,12 +307,14 @@ def _convolution(source: Source) -> str:
     bias = source.choose(("None", source.parameter(x.dtype, outputs)))
     stride, padding, dilation = source.choose((1, 1, 2, 3)), source.number(0, 2), source.choose((1, 1, 2))
     number = groups if groups.isdecimal() else f"{x.text}.size(1)"
-    own = _quantised_value(source, x) if source.number(0, 2) == 0 else x.text
+    operand = _quantised_value(source, x) if source.number(0, 2) == 0 else x.text
     numbers = f"stride={stride}, padding={padding}, dilation={dilation}, groups={number}"
     if is_transposed:
         more = source.number(0, stride - 1)
-        return f"torch.nn.functional.conv_transpose{dims}d({own}, {weights}, {bias}, {numbers}, output_padding={more})"
-    return f"torch.nn.functional.conv{dims}d({own}, {weights}, {bias}, {numbers})"
+        return (
+            f"torch.nn.functional.conv_transpose{dims}d({operand}, {weights}, {bias}, {numbers}, output_padding={more})"
+        )
+    return f"torch.nn.functional.conv{dims}d({operand}, {weights}, {bias}, {numbers})"
 
 
 # Recurrences.
@@ -328,24 +345,24 @@ def _recurrence(source: Source) -> str:
 
 
 def _float_of(integer: str, zero: int, scale: str, is_signed: bool) -> str:
-    """Return what an int8 stands for; without a sign the same bits stand for 0 to 255."""
+    """Return the float value of an int8. If it is unsigned, the same bits represent 0 to 255."""
     wide = integer if is_signed else f"({integer}.to(torch.int32) & 255)"
     return f"(({wide}.to(torch.float32) - {zero}.0) * {scale})"
 
 
 def _quantised_value(source: Source, x: Operand) -> str:
-    """Draw a tensor that is rounded to what integers of 8 bits stand for."""
+    """Draw a tensor that is rounded to the values of 8-bit integers."""
     is_signed, zero = source.happens(), source.choose((0, 0, 58, -3))
     scale = source.choose((0.03125, 0.0625))
     least = -128 if is_signed else 0
     bounds = f"{least - zero}.0, {least + 255 - zero}.0"
-    # What eager makes of NaN as an integer depends on the processor.
+    # Eager's conversion of NaN to an integer depends on the processor.
     integer = f"(({x.text}.nan_to_num() * {1 / scale}).clamp({bounds}).round().to(torch.int32) + {zero}).to(torch.int8)"
     return _float_of(integer, zero, str(scale), is_signed)
 
 
 def _weights(source: Source, x: Operand, sizes: Sequence[str], dim: int) -> str:
-    """Draw weights: floats, or integers with a scale along ``dim``, and zeros, if there are any."""
+    """Draw weights: floats, or integers with scales along ``dim``. Integers may have zero points."""
     if source.number(0, 2) > 0 or x.dtype != "float32":
         return source.parameter(x.dtype, *sizes)
     along = [size if d == dim else "1" for d, size in enumerate(sizes)]
@@ -356,13 +373,15 @@ def _weights(source: Source, x: Operand, sizes: Sequence[str], dim: int) -> str:
 
 
 def _quantised_product(source: Source) -> str:
-    """Draw a product of quantised values, or of floats, with weights of 8 or 4 bits: with a scale for each column, or
-    for each group of terms."""
+    """Draw a product of quantised values or floats with weights of 8 or 4 bits.
+
+    There is a scale for each column, or for each group of terms.
+    """
     x = source.operand(source.number(2, 3))
     columns = source.choose(("1", "4", "8", "16"))
     if not x.sizes[-1].isdecimal() or source.happens():
-        own = source.choose((x.text, _quantised_value(source, x), _quantised_value(source, x)))
-        return f"torch.nn.functional.linear({own}, {_weights(source, x, (columns, x.sizes[-1]), 0)})"
+        operand = source.choose((x.text, _quantised_value(source, x), _quantised_value(source, x)))
+        return f"torch.nn.functional.linear({operand}, {_weights(source, x, (columns, x.sizes[-1]), 0)})"
     groups, terms = source.choose(("1", "2", "3")), source.choose(("8", "16", "4"))
     count = str(int(groups) * int(terms))
     rows = f"{source.parameter(x.dtype, source.choose(('1', '2', '3')), count)}"
@@ -374,7 +393,7 @@ def _quantised_product(source: Source) -> str:
     return f"torch.nn.functional.linear({rows}, {value}.view({columns}, {count}))"
 
 
-# What lies between.
+# Cheap operators between the families.
 
 
 def _view(source: Source) -> str:
@@ -421,7 +440,7 @@ FAMILIES: Mapping[str, Callable[[Source], str]] = {
     "written norm": _written_norm,
 }
 
-# What lies between them.
+# Cheap expressions between the expressions of families.
 CHEAP: Mapping[str, Callable[[Source], str]] = {
     "cast": _cast,
     "elementwise": _elementwise,
@@ -434,10 +453,10 @@ CHEAP: Mapping[str, Callable[[Source], str]] = {
 
 
 def draw(source: Source) -> str:
-    """Draw an expression, of one of the families more often than not.
+    """Draw an expression. In two of three cases it is from a family.
 
     Raises:
-        NothingFits: no operand fits.
+        NothingFits: If no operand fits.
     """
     kinds = CHEAP if source.number(0, 2) == 0 else FAMILIES
     return kinds[source.choose(tuple(kinds))](source)

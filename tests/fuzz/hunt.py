@@ -1,4 +1,4 @@
-"""Runs programs of one seed after the other until the time is up, and makes small what fails."""
+"""Search for programs that fail: programs of consecutive seeds run until the time is up, and failures are reduced."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fuzz.text import Input, Text
 from torchmdla.testing.checking import Outcome
 from torchmdla.testing.runner import Job, Judged, run
 
-# What is a fault. A program that eager does not run is drawn badly, one that falls back is right.
+# Statuses that are faults. A program that eager does not run is badly drawn. A program that falls back is correct.
 FAULTS = frozenset({"wrong", "error", "crash", "time-out", "not compiled"})
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is run, and for how long.
+    """Options of a run.
 
     Attributes:
-        kinds: of programs, as in :data:`fuzz.sources.SOURCES`.
-        ways: where; empty: drawn by seed.
-        seed: the first one; the others follow it.
-        count: programs at most; None: no limit.
-        seconds: after which no program is begun; None: no limit.
-        found: the folder for what is found.
-        small: whether what is found is made small.
+        kinds: kinds of programs, as in :data:`fuzz.sources.SOURCES`.
+        ways: frontends. If it is empty, the seed determines the frontend.
+        seed: the first seed. The others follow it.
+        count: the largest number of programs. None means no limit.
+        seconds: the time after which no program starts. None means no limit.
+        folder: the folder of the findings.
+        small: whether findings are reduced.
     """
 
     kinds: Sequence[str]
@@ -46,13 +46,13 @@ class Options:
     options: str
     processes: int
     timeout: float
-    found: Path
+    folder: Path
     small: bool = True
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A program that fails."""
+    """Program that fails."""
 
     name: str
     text: Text
@@ -60,7 +60,7 @@ class Finding:
 
 
 class Hunt:
-    """One run. :attr:`counts` says what programs ended as, :attr:`findings` what was found."""
+    """Run over many programs. :attr:`counts` has the number of each status, and :attr:`findings` the written files."""
 
     def __init__(self, options: Options, folder: Path, report: Callable[[str], None] = print) -> None:
         self.counts: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class Hunt:
         self._known: set[str] = set()
 
     def run(self) -> Iterator[float]:
-        """Runs; yields from time to time which part of the work is done."""
+        """Run the programs and repeatedly yield the fraction of the work that is done."""
         for event in run(self._jobs(), self._options.processes, self._options.timeout):
             if isinstance(event, Judged):
                 self._judge(event.outcome)
@@ -134,22 +134,24 @@ class Hunt:
         return _Shrinking(finding, self._folder, self._options)
 
     def _write(self, finding: Finding) -> None:
-        # Names of values and sizes aside, what is left of two findings is often the same.
+        # Reduced findings are often equal except for sizes and names of values.
         essence = re.sub(r"\b([vxi])\d+\b", r"\1", "\n".join([*finding.text.body, _way_of_failing(finding.outcome)]))
         if essence in self._known:
             return
         self._known.add(essence)
         kind, way, seed = finding.name.split("/")
-        path = self._options.found / f"{kind}_{way.partition(':')[2]}_{seed}.py"
+        path = self._options.folder / f"{kind}_{way.partition(':')[2]}_{seed}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
-        said = f"{finding.outcome.status}: {finding.outcome.detail}".replace("\\", "/").replace('"""', "'")
-        path.write_text(f'"""Drawn as {finding.name}, made small.\n\n{said}\n"""\n\n{finding.text}', encoding="utf-8")
+        summary = f"{finding.outcome.status}: {finding.outcome.detail}".replace("\\", "/").replace('"""', "'")
+        path.write_text(
+            f'"""Drawn as {finding.name}, made small.\n\n{summary}\n"""\n\n{finding.text}', encoding="utf-8"
+        )
         self.findings.append(path)
         self._report(f"written: {path}")
 
 
 class _Shrinking:
-    """A finding that is being made small, one candidate at a time."""
+    """Reduction of a finding, one candidate at a time."""
 
     def __init__(self, finding: Finding, folder: Path, options: Options) -> None:
         self.result: Finding | None = None
@@ -160,7 +162,7 @@ class _Shrinking:
         self._in_flight: str | None = None
 
     def next(self) -> Job | None:
-        """The next program to try; None while one is running."""
+        """Return the next program to try, or None while one is running."""
         if self._in_flight is not None or self._candidate is None:
             return None
         path = self._folder / f"candidate_{id(self)}_{self._count}.py"
@@ -170,7 +172,7 @@ class _Shrinking:
         return cases.job(str(path), self._candidate.way, self._options.device, self._options.options)
 
     def take(self, outcome: Outcome) -> bool:
-        """Whether the outcome is of a program of this one."""
+        """Use the outcome if it is of the current candidate, and return whether it is."""
         if outcome.program != self._in_flight:
             return False
         assert self._candidate is not None
@@ -187,15 +189,18 @@ class _Shrinking:
 
 
 def _way_of_failing(outcome: Outcome) -> str:
-    """What stays while a program is made small: that values differ, or strides, not where."""
-    found = re.search(
+    """Return the property that a reduction preserves, such as differing values or strides, but not their place."""
+    match = re.search(
         r"raises|elements of|strides|dtype|sizes|sharing|requires_grad|length|was expected", outcome.detail
     )
-    return f"{outcome.status} {found[0] if found else ''}"
+    return f"{outcome.status} {match[0] if match else ''}"
 
 
 def _text_of(name: str) -> Text | None:
-    """The program of a seed, drawn in a process of its own: eager, which draws, may be what crashes."""
+    """Return the program of a seed, or None if it cannot be drawn.
+
+    It is drawn in a separate process, because drawing runs eager, which may crash.
+    """
     script = (
         "import json, sys; from dataclasses import asdict; from fuzz.sources import draw; "
         "kind, way, seed = sys.argv[1].split('/'); print(json.dumps(asdict(draw(kind, int(seed), way))))"
@@ -209,12 +214,12 @@ def _text_of(name: str) -> Text | None:
 
 
 def read(entry: dict[str, object]) -> Text:
-    """A text from what ``asdict`` made of it."""
+    """Return a text from its dictionary, which ``asdict`` created."""
     fields: dict[str, object] = {
         name: tuple(tuple(item) if isinstance(item, list) else item for item in value)
         if isinstance(value, list)
         else value
         for name, value in entry.items()
     }
-    fields["inputs"] = tuple(Input(**one) for one in entry["inputs"])  # type: ignore[attr-defined]
+    fields["inputs"] = tuple(Input(**arguments) for arguments in entry["inputs"])  # type: ignore[attr-defined]
     return Text(**fields)  # type: ignore[arg-type]

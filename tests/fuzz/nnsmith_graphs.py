@@ -1,6 +1,6 @@
-"""Programs from NNSmith (https://github.com/ise-uiuc/nnsmith), whose graphs a solver makes valid, as text.
+"""Programs of NNSmith (https://github.com/ise-uiuc/nnsmith) as text. A solver makes their graphs valid.
 
-Its operators come from other hands than ours, with sizes and attributes that constraints were solved for.
+Other authors chose its operators. Their sizes and attributes are solutions of constraints.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuzz.text import Input, Text
 
-# Not among what the project installs: it brings a solver (``pip install nnsmith``).
+# The project does not install it, because it depends on a solver (``pip install nnsmith``).
 IS_INSTALLED = find_spec("nnsmith") is not None
 
 _CALLS = 4
 _NODES = (3, 12)
 _LARGEST_TENSOR = 20_000
 _SOLVING_MILLISECONDS = 3000
-# Of eager alone: where values lie.
+# Arguments that only concern eager: the placement of values.
 _PLACES = frozenset({"device", "layout", "pin_memory"})
 
 
 def draw(seed: int, way: str) -> Text:
-    """The program of a seed: the same each time, as long as the solver is ready in time."""
+    """Return the program of a seed. It is the same each time, unless the solver times out."""
     module, inputs = _solved(seed)
     leaves = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
@@ -56,14 +56,14 @@ def _solved(seed: int) -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(seed)
     solved = model_gen(
         opset=operators,
-        method="symbolic-cinit",  # Sizes are drawn; the solver's own are mostly 1.
+        method="symbolic-cinit",  # Sizes are drawn, because the solver's own sizes are mostly 1.
         seed=seed,
         max_nodes=Random(seed).randint(*_NODES),
         max_elem_per_tensor=_LARGEST_TENSOR,
         timeout_ms=_SOLVING_MILLISECONDS,
     )
     module = made_of.from_gir(solved.make_concrete()).torch_model.eval().requires_grad_(False)
-    # What looks at values cannot be traced.
+    # Code that reads values cannot be traced.
     module.check_intermediate_numeric = False
     module.debug_numeric = lambda _: None
     return module, module.get_random_inps()

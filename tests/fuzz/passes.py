@@ -1,11 +1,11 @@
-"""The passes of the cpu device on programs drawn at random: ``make fuzz-passes ARGS="--minutes 60"``.
+"""Fuzzer of the cpu device's passes on random programs: ``make fuzz-passes ARGS="--minutes 60"``.
 
-A program is a few lines of PyTorch on small tensors, in the families that the rules of passes are about
-(:mod:`fuzz.families`). It is imported and goes through the passes under ``TORCHMDLA_VERIFY=values``; no code is
-generated. What passes ask of costs is drawn, too: the processor, the algorithm of products, and (:data:`COSTS`) sizes
-from which a rewrite pays. At the end stands how many programs each pass has changed.
+A program is a few lines of PyTorch on small tensors, in the families that the rules of passes are for
+(:mod:`fuzz.families`). It is imported and goes through the passes with ``TORCHMDLA_VERIFY=values``. No code is
+generated. The inputs of cost models are random, too: the processor, the algorithm of products, and (:data:`COSTS`) the
+least sizes of rewrites. The last line of output has the number of programs that each pass changed.
 
-What is found is made small by hypothesis and printed as a program.
+Hypothesis reduces a program that fails, and prints it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from torchmdla.devices.cpu.reference import validation
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 
-# Features of a processor, beside those of the algorithms of products.
+# Features of a processor, without those of the algorithms of products.
 FEATURES = ("", "+avx2,+fma", "+avx512f,+fma", "+avx512f,+fma,+avx512bf16,+avx512vnni")
 ALGORITHMS = ("fast", "fast", "direct", "winograd2", "winograd4", "strassen", "strassen")
 
-# From where on a rewrite is taken to pay, by module and name: here from small sizes on. What is computed depends on
-# none of them.
+# Constants of cost models by module and name. With these values, rewrites already apply to small sizes. Results do not
+# depend on these constants.
 COSTS: Mapping[str, Mapping[str, object]] = {
-    # Weights that fill no cache come from memory, and are read in few bits.
+    # With this small cache, weights count as read from memory, and are read in few bits.
     "machine": {"_measured": lambda text: {"second_level": 32, "memory_bytes": 1.0}},
     "passes.defer_norms": {"_LEAST_PRODUCTS": 1},
     "passes.fold_scales": {"_LEAST_USES": 1},
@@ -64,8 +64,16 @@ COSTS: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A program: its lines, the kinds and sizes of its inputs ``x0``, ``x1``, …, which of them are parameters, what it
-    returns, and what its passes know of the machine."""
+    """Random program.
+
+    Attributes:
+        lines: its statements.
+        inputs: the kinds and sizes of its inputs ``x0``, ``x1``, ….
+        parameters: the indices of inputs that are parameters.
+        results: the names that it returns.
+        features: the processor and the algorithms of products for the passes.
+        has_small_costs: whether :data:`COSTS` apply.
+    """
 
     lines: tuple[str, ...]
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
@@ -77,10 +85,10 @@ class Drawn:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Drawn:
-    """Draws a program whose lines eager takes."""
+    """Draw a program whose lines run in eager."""
     sizes = draw(st.lists(st.sampled_from((1, 2, 3, 4, 5, 8, 16)), min_size=2, max_size=3, unique=True))
     shape = st.lists(st.sampled_from(sizes), min_size=1, max_size=4).map(tuple)
-    source = _Source(draw, [("float32", own) for own in draw(st.lists(shape, min_size=1, max_size=4))])
+    source = _Source(draw, [("float32", lengths) for lengths in draw(st.lists(shape, min_size=1, max_size=4))])
     parameters = draw(st.sets(st.sampled_from(range(len(source.inputs)))))
     first = len(source.inputs)
     for _ in range(draw(st.integers(3, 8))):
@@ -101,11 +109,11 @@ def programs(draw: st.DrawFn) -> Drawn:
 
 
 class _Source(families.Source):
-    """Lines while they are drawn: what they are of, and the tensors that they make."""
+    """Source of lines while they are drawn, with their inputs and their values."""
 
     def __init__(self, draw: st.DrawFn, inputs: list[tuple[str, tuple[int, ...]]]) -> None:
         self._draw, self.inputs, self.lines = draw, inputs, list[str]()
-        self._values = {f"x{k}": _example(*own) for k, own in enumerate(inputs)}
+        self._values = {f"x{k}": _example(*spec) for k, spec in enumerate(inputs)}
 
     def number(self, least: int, most: int) -> int:
         return self._draw(st.integers(least, most))
@@ -124,22 +132,22 @@ class _Source(families.Source):
         return name
 
     def add_line(self) -> None:
-        """Draws a line, and keeps it if eager takes it and what it makes is small."""
+        """Draw a line, and append it if it runs in eager and its result is small."""
         count, values = len(self.inputs), dict(self._values)
         try:
             text = families.draw(self)
-            made = eval(text, {"torch": torch}, dict(self._values))
+            result = eval(text, {"torch": torch}, dict(self._values))
         except (families.NothingFits, RuntimeError, IndexError, ValueError):
-            made = None
-        if isinstance(made, torch.Tensor) and 0 < made.numel() <= 1024 and made.dim() <= 5:
-            self._values[f"y{len(self.lines)}"] = made
+            result = None
+        if isinstance(result, torch.Tensor) and 0 < result.numel() <= 1024 and result.dim() <= 5:
+            self._values[f"y{len(self.lines)}"] = result
             self.lines.append(f"y{len(self.lines)} = {text}")
         else:
             del self.inputs[count:]
             self._values = values
 
 
-# Numbers of integers, so that as many bits as they have are enough for them.
+# The least integers of each kind, so that the examples fit in the number of bits.
 _LEAST = {"int8": -128, "int4": -8}
 
 
@@ -148,16 +156,16 @@ def _example(kind: str, sizes: tuple[int, ...]) -> torch.Tensor:
 
 
 def check(drawn: Drawn) -> str:
-    """Takes a program through the passes; returns why it was refused, if the compiler does not take it.
+    """Run the passes on a program. Return the reason if the compiler does not support it, else an empty text.
 
     Raises:
-        CompileError: a pass changes what it computes, or makes what is not valid.
+        CompileError: If a pass changes the results, or returns an invalid program.
     """
     scope: dict[str, object] = {"torch": torch, "__name__": "drawn"}
     arguments = ", ".join(f"x{k}" for k in range(len(drawn.inputs)))
     body = "\n  ".join([*drawn.lines, f"return ({', '.join(drawn.results)},)"])
     exec(f"def function({arguments}):\n  {body}", scope)
-    inputs = [_example(*own) for own in drawn.inputs]
+    inputs = [_example(*spec) for spec in drawn.inputs]
     graph = torch.jit.trace(scope["function"], tuple(inputs), check_trace=False).graph  # type: ignore[arg-type]
     torch._C._jit_pass_lower_all_tuples(graph)
     _, record = run_and_record(graph, inputs)
@@ -200,10 +208,10 @@ SETTINGS = hypothesis.settings(
 
 
 def hunt(seconds: float, seed: int) -> Counter[str]:
-    """Checks programs until the time is over; returns how many there were, and were refused.
+    """Check programs until the time is over. Return the number of programs, and of refusals by reason.
 
     Raises:
-        CompileError: a pass is wrong; hypothesis has printed the smallest program that shows it.
+        CompileError: If a pass is wrong. Hypothesis has printed the smallest program that shows it.
     """
     end, seen = time.monotonic() + seconds, Counter[str]()
 
@@ -222,17 +230,17 @@ def hunt(seconds: float, seed: int) -> Counter[str]:
 
 
 def changes(counts: str) -> dict[str, int]:
-    """Return how often each pass has changed a program, by the file of counts."""
+    """Return how often each pass has changed a program, from the file of counts."""
     lines = Counter(line.strip() for line in Path(counts).read_text(encoding="utf-8").splitlines())
-    return {one.name: lines[f"checked {one.name}"] for one in pipeline.PASSES}
+    return {entry.name: lines[f"checked {entry.name}"] for entry in pipeline.PASSES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit status."""
-    made = argparse.ArgumentParser(prog="make fuzz-passes", description=__doc__, allow_abbrev=False)
-    made.add_argument("--minutes", type=float, default=1, metavar="N", help="begin no round after N; 1")
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="the seed of the first round; 0")
-    options = made.parse_args(arguments)
+    """Run one command line and return its exit status."""
+    parser = argparse.ArgumentParser(prog="make fuzz-passes", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--minutes", type=float, default=1, metavar="N", help="begin no round after N; 1")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="the seed of the first round; 0")
+    options = parser.parse_args(arguments)
     os.environ[validation.VARIABLE] = "values"
     with tempfile.NamedTemporaryFile(suffix=".counts") as file:
         os.environ[validation.COUNTS] = file.name

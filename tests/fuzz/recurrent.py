@@ -1,4 +1,4 @@
-"""A recurrent network that TorchScript can call."""
+"""Recurrent network that TorchScript can call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from torch import Tensor, nn
 
 
 class Recurrent(nn.Module):
-    """An LSTM's outputs. A module of its own, since TorchScript gives ``nn.LSTM`` several forwards and calls none."""
+    """Outputs of an LSTM.
+
+    TorchScript gives ``nn.LSTM`` itself several overloads of ``forward`` and cannot call them.
+    """
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()

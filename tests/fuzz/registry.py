@@ -1,4 +1,7 @@
-"""Calls of every operator that the cpu device takes, as text, after their samples; a size of them becomes ``n``."""
+"""Random calls of the operators that the cpu device supports, as text.
+
+A call is based on a sample of the operator. One of the sample's sizes becomes ``n``.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,33 @@ from torch.utils._pytree import tree_leaves
 from torchmdla.testing.op_samples import SAMPLES
 from torchmdla.testing.programs.operators import operator
 
-# Of values that share what they read or write with nobody. Copies that eager does not make are not what is looked for,
-# nor is ``quantized_decomposed``, which takes hardly anything that is drawn, and nothing before Python has imported it.
+# Operators whose values do not alias others. Copies that eager does not make are not faults. The operators of
+# ``quantized_decomposed`` are left out: they support few drawn arguments, and do not exist before Python imports them.
 NAMES = sorted(name for name in SAMPLES if name.startswith("aten::") and operator(name) is not None)
 
 _RECURRENT = re.compile(r"::(lstm|gru|rnn)_?")
 
-# What finds a tensor for a place: sample and the sizes that it should have, as text, to a name.
+# A function that returns the name of a tensor for an argument, from the sample and the required sizes as text.
 Find = Callable[[Tensor, tuple[str, ...]], str]
 
 
 def call(random: Random, find: Find) -> str:
-    """A call of an operator drawn at random. ``find`` gives the tensors."""
+    """Return a call of a random operator. ``find`` returns its tensors."""
     name = random.choice(NAMES)
     arguments = random.choice(SAMPLES[name])
     tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
     lengths = sorted(_varied(name, tensors))
-    # Every size that was equal to one is n then: products still fit, and what does not is drawn anew.
+    # All sizes that are equal to the chosen one become n, so that products still fit. A call that fails is drawn again.
     varying = random.choice(lengths) if lengths and random.random() < 0.9 else None
 
-    found: list[str] = []
+    operands: list[str] = []
 
     def written(value: Any) -> str:
         if isinstance(value, Tensor):
-            found.append(find(value, tuple("n" if size == varying else str(size) for size in value.shape)))
-            return found[-1]
-        if value == "cpu":  # Whatever device the program is on.
-            return f"{found[0]}.device"
+            operands.append(find(value, tuple("n" if size == varying else str(size) for size in value.shape)))
+            return operands[-1]
+        if value == "cpu":  # Use the device of the program.
+            return f"{operands[0]}.device"
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(written, value))}]"
         if isinstance(value, float) and value in (float("inf"), -float("inf")):
@@ -54,20 +57,20 @@ def call(random: Random, find: Find) -> str:
     ]
     space, _, rest = name.partition("::")
     function = rest.partition(".")[0]
-    # What makes a tensor of nothing makes it on the default device by its own name alone.
+    # Factory functions create their tensor on the default device only if they are called by their name in torch.
     prefix = "torch" if not tensors and hasattr(torch, function) else f"torch.ops.{space}"
     return f"{prefix}.{function}({', '.join(parts)})"
 
 
 def _varied(name: str, tensors: list[Tensor]) -> set[int]:
-    """The sizes of an operator's sample that may be any."""
-    if _RECURRENT.search(name):  # Eager does not look whether states and weights fit, and reads beside them.
+    """Return the sizes of an operator's sample that may be replaced by any size."""
+    if _RECURRENT.search(name):  # Eager does not check whether states and weights fit, and reads out of bounds.
         return {size for size in tensors[0].shape if size != tensors[1].shape[0]}
     return {size for tensor in tensors for size in tensor.shape if size > 1}
 
 
 def draw_like(sample: Tensor, sizes: tuple[str, ...]) -> str:
-    """What draws a tensor like a sample, of other sizes."""
+    """Return the text that draws a tensor like a sample, but of other sizes."""
     shape = "".join(f"{size}, " for size in sizes)
     if sample.dtype == torch.bool:
         return f"booleans({shape.removesuffix(', ')})"

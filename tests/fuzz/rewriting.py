@@ -1,4 +1,4 @@
-"""The same program written in another way: reordered, split, batched, transposed. It computes the same values."""
+"""Equivalent forms of a program: reordered, split, batched, transposed. They compute the same values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fuzz.text import Text
 
-# Of a tensor of one dimension or more.
+# Identities of a tensor that has at least one dimension.
 _SAME = (
     "{v}.clone()",
     "{v}.transpose(0, -1).contiguous().transpose(0, -1)",
@@ -28,7 +28,7 @@ _SAME = (
 )
 _SAME_FLOATS = ("-(-{v})", "{v} * 1", "F.pad({v}, [{k}, {k}])[..., {k}:-{k}]")
 
-# Of an expression that computes each element from the one in the same place: {e} is the expression of {v}.
+# Equivalent forms of an elementwise expression. Each value of the dictionary replaces the operand {v}.
 _MAPPED = (
     ("torch.cat([{a}, {b}])", {"a": "{v}[:{k}]", "b": "{v}[{k}:]"}),
     ("torch.stack([{a}, {b}])[1]", {"a": "{v} * 2", "b": "{v}"}),
@@ -44,17 +44,17 @@ _ELEMENTWISE = re.compile(
 
 
 def rewritten(text: Text, random: Random, tensors: Mapping[str, Tensor]) -> Text:
-    """``text`` with the frontend's program written in another way; ``tensors``: what its names are, at some sizes."""
+    """Return ``text`` with an equivalent program for the frontend. ``tensors`` are values of its names at one size."""
     body = _reordered(text.body, random)
     return replace(text, rewritten=tuple(_rewritten(statement, random, tensors) for statement in body))
 
 
 def _reordered(body: Sequence[str], random: Random) -> list[str]:
-    """Another order in which every name is assigned before it is used. No statement writes in place."""
+    """Return another order in which every name is assigned before it is used. No statement writes in place."""
     left, done = list(body), []
     while left:
-        made = {_name(statement) for statement in left}
-        free = [s for s in left if not any(name in made for name in re.findall(r"\w+", s.partition(" = ")[2]))]
+        assigned = {_name(statement) for statement in left}
+        free = [s for s in left if not any(name in assigned for name in re.findall(r"\w+", s.partition(" = ")[2]))]
         chosen = random.choice(free)
         left.remove(chosen)
         done.append(chosen)
@@ -67,9 +67,13 @@ def _name(statement: str) -> str:
 
 def _rewritten(statement: str, random: Random, tensors: Mapping[str, Tensor]) -> str:
     name, _, expression = statement.partition(" = ")
-    # A view may be of a copy that lies in memory otherwise.
+    # The operand may be replaced by a copy of another layout that has no such view.
     expression = expression.replace(".view(", ".reshape(")
-    used = [one for one in dict.fromkeys(re.findall(r"\w+", expression)) if one in tensors and tensors[one].dim()]
+    used = [
+        candidate
+        for candidate in dict.fromkeys(re.findall(r"\w+", expression))
+        if candidate in tensors and tensors[candidate].dim()
+    ]
     if not used or random.random() < 0.3:
         return f"{name} = {expression}"
     mapped = _ELEMENTWISE.match(expression)

@@ -1,5 +1,8 @@
-"""A soak as a server has it: models come from files that are replaced while they are called, from a store at times, and
-memory has a limit. PyTorch keeps nothing of a program that was loaded, so nothing may grow."""
+"""Soak test of a server, whose model files are replaced while the models are called.
+
+Compiled programs sometimes come from a store, and memory has a limit. PyTorch keeps nothing of a program that was
+loaded, so memory must not grow.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ _MEMORY_LIMIT = "24M"
 
 
 def set_up(folder: Path) -> None:
-    """Writes the files of models, by a process of its own, and has this one use a store and a limit on memory. Before
-    torchmdla is imported."""
+    """Write the files of models in a separate process, and make this process use a store and a memory limit.
+
+    It must be called before torchmdla is imported.
+    """
     secret = folder / "secret"
     secret.write_text(secrets.token_hex(32))
     secret.chmod(0o400)
@@ -49,20 +54,20 @@ def _write(folder: Path) -> None:
 
 @dataclass
 class Served(Live):
-    """A model whose file is replaced by others of its kind and width."""
+    """Model whose file is replaced by other models of its kind and width."""
 
     path: Path
     width: int
 
 
 class Serving(Soak):
-    """The work of a server."""
+    """Soak test with the actions of a server."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed)
         self._folder = folder
         self._numbers = itertools.count()
-        # By kind, width and set of weights: eager PyTorch's.
+        # Models of eager PyTorch by kind, width and set of weights.
         self._twins: dict[tuple[str, int, int], Any] = {}
         self._actions.update({self._reload: 20, self._page: 2})
 
@@ -76,7 +81,7 @@ class Serving(Soak):
         return Served(name, self._twin(name, width, number), ReloadingModel(path), draw, layers, path, width)
 
     def _reload(self) -> None:
-        """While threads call: each result is of the version before or of the new one."""
+        """Reload a model while threads call it. Each result must be of the old version or of the new version."""
         live = self._choice.choice(self._live)
         assert isinstance(live, Served)
         number = self._put(live.path, live.name, live.width)
@@ -106,13 +111,13 @@ class Serving(Soak):
             inputs = live.draw(size)
             problem: AssertionError | None = None
             try:
-                made = live.compiled(*inputs)
+                result = live.compiled(*inputs)
             except Exception as error:
                 self.wrong.append(f"{live.name} while it is reloaded, size {size}: {type(error).__name__}: {error}")
                 return
             for twin in twins:
                 try:
-                    assert_matches(made, twin(*inputs), layers=live.layers)
+                    assert_matches(result, twin(*inputs), layers=live.layers)
                     return
                 except AssertionError as error:
                     problem = error
@@ -125,7 +130,7 @@ class Serving(Soak):
             self.wrong.append("the page of metrics has no groups")
 
     def _put(self, path: Path, name: str, width: int) -> int:
-        """A file of that kind and width in the place of another; which set of weights it has."""
+        """Replace the file with a random model of the kind and width, and return the number of its set of weights."""
         number = self._choice.randrange(_SETS)
         beside = path.with_suffix(".new")
         shutil.copyfile(self._folder / "models" / f"{name}-{width}-{number}.pt", beside)

@@ -1,4 +1,4 @@
-"""Makes a program small: one change after the other that leaves it failing in the same way."""
+"""Reduction of a program that fails, by a sequence of changes that preserve the failure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from fuzz.text import Text
 
-# Yields programs, is sent whether each fails as the first one does, and returns the smallest that did.
+# The generator yields programs. The caller sends whether each fails like the first one. The generator returns the
+# smallest program that fails.
 Shrinking = Generator[Text, bool, Text]
 
-# Programs that are tried at most.
+# The largest number of programs that are tried.
 _TRIES = 150
 
 
 def shrunk(text: Text) -> Shrinking:
-    """Makes ``text`` smaller while it fails."""
+    """Reduce ``text`` while it fails."""
     tries = 0
     again = True
     while again:
@@ -26,14 +27,14 @@ def shrunk(text: Text) -> Shrinking:
                 return text
             tries += 1
             if (yield candidate):
-                # What is left is looked at anew: a change often makes another one possible.
+                # Try all changes again, because a change often makes another one possible.
                 text, again = candidate, True
                 break
     return text
 
 
 def _smaller(text: Text) -> Iterator[Text]:
-    """Programs that are a little smaller, the largest steps first."""
+    """Yield programs that are a little smaller. The largest steps come first."""
     yield from _fewer_calls(text)
     if text.rewritten:
         yield from _fewer_rewritten(text)
@@ -72,15 +73,18 @@ def _fewer_statements(text: Text) -> Iterator[Text]:
         if expression.startswith("(") and expression.endswith(") * 2 + 1"):
             simple = f"{name} = {expression[1 : -len(') * 2 + 1')]}"
             yield replace(text, body=(*text.body[:place], simple, *text.body[place + 1 :]))
-        # Whoever used its result is given what it was made of.
+        # The users of its result use one of its operands instead.
         for other in dict.fromkeys(re.findall(r"\b[vxi]\d+\b", expression)):
             behind = tuple(re.sub(rf"\b{name}\b", other, line) for line in text.body[place + 1 :])
-            results = tuple(dict.fromkeys(re.sub(rf"\b{name}\b", other, one) for one in text.results))
+            results = tuple(dict.fromkeys(re.sub(rf"\b{name}\b", other, result) for result in text.results))
             yield replace(text, body=text.body[:place] + behind, results=results)
 
 
 def _parts(statement: str) -> Iterator[str]:
-    """A branch or a loop without what decides it: the lines in it, with and without those before."""
+    """Yield parts of a branch or loop without its condition.
+
+    One part is its first inner line with the lines outside of it, and the other is its last inner line.
+    """
     lines = statement.splitlines()
     inner = [line.strip() for line in lines if line.startswith("    ")]
     if inner and "step" not in "".join(inner):
@@ -89,24 +93,24 @@ def _parts(statement: str) -> Iterator[str]:
 
 
 def _fewer_rewritten(text: Text) -> Iterator[Text]:
-    """Both bodies lose the same statement, or one is written alike in both."""
+    """Yield programs that lack a statement in both bodies, or that write a statement equally in both bodies."""
     for place, statement in reversed(list(enumerate(text.body))):
         name = statement.partition(" = ")[0]
-        others = [one for one in text.rewritten if not one.startswith(f"{name} = ")]
+        others = [line for line in text.rewritten if not line.startswith(f"{name} = ")]
         if len(others) < len(text.rewritten):
             yield replace(text, body=text.body[:place] + text.body[place + 1 :], rewritten=tuple(others))
-        alike = tuple(statement if one.startswith(f"{name} = ") else one for one in text.rewritten)
+        alike = tuple(statement if line.startswith(f"{name} = ") else line for line in text.rewritten)
         if alike != text.rewritten:
             yield replace(text, rewritten=alike)
 
 
 def _fewer_inputs(text: Text) -> Iterator[Text]:
     used = set(re.findall(r"\w+", "\n".join([*text.body, *text.rewritten, *text.results])))
-    inputs = tuple(one for one in text.inputs if one.name in used)
+    inputs = tuple(argument for argument in text.inputs if argument.name in used)
     if inputs != text.inputs:
         yield replace(text, inputs=inputs)
-    for place, one in enumerate(text.inputs):
-        plain = re.fullmatch(r"(?:transposed|strided|offset|varied|repeated|overlapping)\((.*)\)", one.draw)
+    for place, argument in enumerate(text.inputs):
+        plain = re.fullmatch(r"(?:transposed|strided|offset|varied|repeated|overlapping)\((.*)\)", argument.draw)
         if plain:
-            simple = replace(one, draw=plain[1])
+            simple = replace(argument, draw=plain[1])
             yield replace(text, inputs=(*text.inputs[:place], simple, *text.inputs[place + 1 :]))

@@ -1,7 +1,7 @@
-"""Changing models, shapes, threads, killed compilers and cleared caches for as long as is asked: ``make soak``.
+"""Soak test with changing models, shapes and threads, killed compilers and cleared caches: ``make soak``.
 
-Every call is compared with eager. Memory, threads, descriptors, mappings and children of this process are sampled all
-along, drawn at the end, and must be flat: in the last quarter no more than in the second, but for a little. Linux only.
+Every call is compared with eager. Memory, threads, descriptors, mappings and children of this process are sampled.
+They are drawn at the end, and must be flat: about equal in the last quarter and in the second. Linux only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-# What is sampled: how much more it may be at the end, as a part and in its own unit.
+# Allowed growth of each sampled quantity: a fraction, and an amount in its own unit.
 LIMITS: Mapping[str, tuple[float, float]] = {
     "memory, MiB": (0.10, 32),
     "compiler's memory, MiB": (0.25, 128),
@@ -43,7 +43,7 @@ _SECONDS_BETWEEN_SAMPLES = 2.0
 
 
 def sample() -> dict[str, float]:
-    """What this process holds now."""
+    """Return the current resources of this process and its children."""
     children = _children()
     return {
         "memory, MiB": _resident("self"),
@@ -56,11 +56,11 @@ def sample() -> dict[str, float]:
 
 
 def _children() -> list[int]:
-    found = []
+    pids = []
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):
-            found += [int(pid) for pid in (task / "children").read_text().split()]
-    return found
+            pids += [int(pid) for pid in (task / "children").read_text().split()]
+    return pids
 
 
 def _resident(process: str) -> float:
@@ -71,7 +71,7 @@ def _resident(process: str) -> float:
 
 
 class Watch(threading.Thread):
-    """Samples until it is stopped."""
+    """Thread that samples until it is stopped."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -83,17 +83,17 @@ class Watch(threading.Thread):
             self.samples.append(sample())
 
     def stop(self) -> None:
-        """Waits until the last sample is taken."""
+        """Stop sampling and wait for the last sample."""
         self._over.set()
         self.join()
 
 
-# --- what is run -------------------------------------------------------------------------------------------------
+# --- the work ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Live:
-    """A model that is called at changing shapes by changing numbers of threads."""
+    """Model that is called with changing shapes by changing numbers of threads."""
 
     name: str
     eager: Callable[..., Any]
@@ -102,14 +102,15 @@ class Live:
     layers: int
 
 
-# How a model is made, how its inputs are drawn for a number, and how many layers errors add up over.
+# A function that creates a model, a function that draws its inputs for a number, and the number of layers of the
+# tolerance.
 Kind = tuple[Callable[[], Any], Callable[[int], tuple[Any, ...]], int]
 
 WIDTHS = (8, 24, 48)
 
 
 def kinds(width: int) -> dict[str, Kind]:
-    """Models of a width, by name."""
+    """Return the kinds of models of a width, by name."""
     import torch
     from torch import nn
 
@@ -136,20 +137,23 @@ def kinds(width: int) -> dict[str, Kind]:
 
 
 def _made(choice: random.Random) -> Live:
-    """One of a few models with new weights; of the same classes, since PyTorch keeps every class that it scripted."""
+    """Return a random model with new weights.
+
+    The classes are always the same, because PyTorch keeps every class that it scripted.
+    """
     import torch
 
     name, (make, draw, layers) = choice.choice(list(kinds(choice.choice(WIDTHS)).items()))
     model = make().eval().requires_grad_(False)
     scripted = torch.jit.script(model)
-    # PyTorch's forward of an LSTM is overloaded: freezing leaves none of that name.
+    # PyTorch's forward of an LSTM is overloaded. A frozen one does not have a method of that name.
     if choice.random() < 0.2:
         scripted = torch.jit.freeze(scripted)
     return Live(name, model, scripted, draw, layers)
 
 
 class Soak:
-    """The work: :attr:`done` counts it, :attr:`wrong` says what was not as eager."""
+    """Work of a soak test. :attr:`done` counts the actions, and :attr:`wrong` describes differences from eager."""
 
     def __init__(self, seed: int, is_switched_off: bool = False) -> None:
         self.done: Counter[str] = Counter()
@@ -168,7 +172,7 @@ class Soak:
         }
 
     def step(self) -> None:
-        """One action drawn at random."""
+        """Run one random action."""
         while len(self._live) < _LIVE_MODELS:
             self._live.append(self.make())
         (action,) = self._choice.choices(list(self._actions), list(self._actions.values()))
@@ -176,7 +180,7 @@ class Soak:
         self.done[action.__name__.strip("_").replace("_", " ")] += 1
 
     def make(self) -> Live:
-        """Another model."""
+        """Return a new model."""
         return _made(self._choice)
 
     def _check(self, live: Live, size: int) -> None:
@@ -207,7 +211,7 @@ class Soak:
         gc.collect()
 
     def _kill_compiler(self) -> None:
-        # While it compiles, or idles; only children of this process.
+        # The compiler may be compiling or idle. Only children of this process are killed.
         children = _children()
         live = self._choice.choice(self._live)
         caller = threading.Thread(target=self._check, args=(live, self._choice.randint(20, 60)))
@@ -234,25 +238,25 @@ class Soak:
             self._call()
 
 
-# --- what is shown -----------------------------------------------------------------------------------------------
+# --- the report --------------------------------------------------------------------------------------------------
 
 
 def growth(samples: Sequence[Mapping[str, float]], name: str) -> tuple[float, float]:
-    """The median of the second quarter and that of the last one."""
-    values = [one[name] for one in samples]
+    """Return the medians of the second quarter and of the last quarter."""
+    values = [row[name] for row in samples]
     quarter = max(1, len(values) // 4)
     return statistics.median(values[quarter : 2 * quarter] or values), statistics.median(values[-quarter:])
 
 
 def is_flat(samples: Sequence[Mapping[str, float]], name: str) -> bool:
-    """Whether there is no more of it at the end than is allowed."""
+    """Return whether the growth of a quantity is within its limit."""
     before, after = growth(samples, name)
     part, amount = LIMITS[name]
     return after <= before * (1 + part) + amount
 
 
 def drawn_line(values: Sequence[float], width: int = 60) -> str:
-    """A line of text whose blocks are as high as the values."""
+    """Return a line of block characters whose heights show the values."""
     width = min(width, len(values))
     points = [max(values[len(values) * i // width : len(values) * (i + 1) // width]) for i in range(width)]
     low, high = min(points), max(points)
@@ -260,7 +264,7 @@ def drawn_line(values: Sequence[float], width: int = 60) -> str:
 
 
 def plot(samples: Sequence[Mapping[str, float]], path: Path) -> None:
-    """A picture, by matplotlib."""
+    """Plot the samples with matplotlib."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(len(LIMITS), 1, sharex=True, figsize=(9, 2 * len(LIMITS)))
@@ -274,30 +278,32 @@ def plot(samples: Sequence[Mapping[str, float]], path: Path) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's options."""
-    made = argparse.ArgumentParser(
+    """Return the parser of the command line."""
+    command_line = argparse.ArgumentParser(
         prog="make soak",
         description=__doc__,
         epilog="exit status: 0 all flat and as eager, 1 not, 2 the command line is wrong",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("--minutes", type=float, default=60, metavar="N", help="for how long; 60")
-    made.add_argument("--seed", type=int, default=0, metavar="N", help="of what is done; 0")
-    made.add_argument(
+    command_line.add_argument("--minutes", type=float, default=60, metavar="N", help="for how long; 60")
+    command_line.add_argument("--seed", type=int, default=0, metavar="N", help="of what is done; 0")
+    command_line.add_argument(
         "--serving",
         action="store_true",
         help="models come from files, which are replaced and reloaded, with a store and a limit on memory: nothing of "
         "them is PyTorch's to keep",
     )
-    made.add_argument("--off", action="store_true", help="with torchmdla switched off: what PyTorch alone keeps")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the samples here")
-    made.add_argument("--plot", type=Path, metavar="FILE", help="draw them here; needs matplotlib")
-    return made
+    command_line.add_argument(
+        "--off", action="store_true", help="with torchmdla switched off: what PyTorch alone keeps"
+    )
+    command_line.add_argument("--json", type=Path, metavar="FILE", help="write the samples here")
+    command_line.add_argument("--plot", type=Path, metavar="FILE", help="draw them here; needs matplotlib")
+    return command_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit status."""
+    """Run one command line and return its exit status."""
     options = parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="torchmdla-soak-") as folder:
         os.environ["TORCHMDLA_CACHE_DIR"] = str(Path(folder) / "cache")
@@ -327,12 +333,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(soak: Soak, samples: Sequence[Mapping[str, float]]) -> int:
-    """Prints what was done and held; returns the exit status."""
+    """Print the actions and the samples, and return the exit status."""
     print(", ".join(f"{name}: {count}" for name, count in soak.done.most_common()))
     for name in LIMITS:
         before, after = growth(samples, name)
         verdict = "flat" if is_flat(samples, name) else "GROWS"
-        print(f"{name:<24}{drawn_line([one[name] for one in samples])} {before:.0f} → {after:.0f} {verdict}")
+        print(f"{name:<24}{drawn_line([row[name] for row in samples])} {before:.0f} → {after:.0f} {verdict}")
     for line in list(dict.fromkeys(soak.wrong))[:20]:
         print(f"wrong: {line}"[:400])
     return int(bool(soak.wrong) or not all(is_flat(samples, name) for name in LIMITS))

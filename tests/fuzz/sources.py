@@ -1,4 +1,4 @@
-"""Where programs come from: our own drawing, or other programs that make some."""
+"""Sources of programs: :mod:`fuzz.drawing`, or other program generators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from fuzz.text import Text
 
 @dataclass(frozen=True)
 class Source:
-    """Programs of a kind: what is looked for, what draws one of a seed for a way, and whether it is installed."""
+    """Source of programs of a kind.
+
+    Attributes:
+        help: the purpose of the kind.
+        draw: returns the program of a seed for a frontend.
+        is_installed: whether the generator is installed.
+    """
 
     help: str
     draw: Callable[[int, str], Text]
@@ -32,5 +38,5 @@ INSTALLED = [name for name, source in SOURCES.items() if source.is_installed]
 
 
 def draw(kind: str, seed: int, way: str) -> Text:
-    """The program of a kind and a seed for a way; the same each time."""
+    """Return the program of a kind and a seed for a frontend. It is the same each time."""
     return SOURCES[kind].draw(seed, way)

@@ -1,4 +1,4 @@
-"""A program as text: what is drawn, written to files, made small, and run."""
+"""Program as text, which can be drawn, written to files, reduced, and run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Input:
-    """One argument: its name, its type in TorchScript, and what draws it, in terms of ``n`` and ``m``."""
+    """Argument of a program.
+
+    Attributes:
+        name: its name.
+        draw: the expression that draws it, in terms of ``n`` and ``m``.
+        type: its type in TorchScript.
+    """
 
     name: str
     draw: str
@@ -39,19 +45,19 @@ class Input:
 
 @dataclass(frozen=True)
 class Text:
-    """A program at a series of sizes.
+    """Program at a series of sizes.
 
     Attributes:
         way: ``frontend:variant``, as in :mod:`torchmdla.testing.frontends`.
         inputs: its arguments.
-        body: its statements, each a line or several.
-        results: what it returns, expressions.
+        body: its statements. Each has one line or several.
+        results: the expressions that it returns.
         sizes: ``n`` and ``m`` of each call.
-        mode: as of :class:`torchmdla.testing.programs.Program`.
-        rewritten: the statements that the frontend is given in place of ``body``; empty: ``body``.
-        parameters: of a program in training, arguments behind the others that its steps change.
-        options: of :func:`torchmdla.enable`.
-        environment: variables of the environment that are set while it runs.
+        mode: the mode of :class:`torchmdla.testing.programs.Program`.
+        rewritten: the statements that the frontend gets instead of ``body``, unless they are empty.
+        parameters: arguments after the inputs that the steps of a program in training change.
+        options: options of :func:`torchmdla.enable`.
+        environment: environment variables that are set while it runs.
     """
 
     way: str
@@ -66,7 +72,7 @@ class Text:
     environment: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        draws = "".join(f"{one.draw}, " for one in self.inputs)
+        draws = "".join(f"{argument.draw}, " for argument in self.inputs)
         parts = [
             HEAD,
             f"WAY = {self.way!r}",
@@ -90,9 +96,9 @@ class Text:
         return f"\n\ndef {name}({arguments}):\n" + "\n".join(f"    {line}" for line in lines)
 
     def _module(self) -> str:
-        draws = "".join(f"{one.draw}, " for one in self.parameters)
-        names = [one.name for one in self.parameters]
-        given = ", ".join([*(one.name for one in self.inputs), *(f"self.{name}" for name in names)])
+        draws = "".join(f"{argument.draw}, " for argument in self.parameters)
+        names = [argument.name for argument in self.parameters]
+        call_arguments = ", ".join([*(argument.name for argument in self.inputs), *(f"self.{name}" for name in names)])
         lines = [
             "class Trained(torch.nn.Module):",
             "    def __init__(self):",
@@ -100,21 +106,21 @@ class Text:
             *(f"        self.{name} = torch.nn.Parameter(PARAMETERS[{i}].clone())" for i, name in enumerate(names)),
             "",
             f"    def forward(self, {_declared(self.inputs)}):",
-            f"        return program({given})",
+            f"        return program({call_arguments})",
         ]
         return f"\n\nPARAMETERS = drawn(({draws.rstrip()}), 0)\n\n\n" + "\n".join(lines)
 
     def on(self, way: str) -> Text:
-        """The same on another way."""
+        """Return the same program for another frontend."""
         return replace(self, way=way)
 
 
 def _declared(arguments: Sequence[Input]) -> str:
-    return ", ".join(f"{one.name}: {one.type}" for one in arguments)
+    return ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
 
 
 def module_of(source: str, name: str = "drawn") -> ModuleType:
-    """The module of a program's text; TorchScript finds its source."""
+    """Return the module of a program's text. TorchScript can find its source."""
     file = f"<{name} {next(_numbers)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     module = ModuleType(name)
@@ -123,12 +129,12 @@ def module_of(source: str, name: str = "drawn") -> ModuleType:
     return module
 
 
-# Sums that stand behind a result, at most: see torchmdla.testing.compare.
+# The number of consecutive layers that the tolerance allows for: see torchmdla.testing.compare.
 _LAYERS = 8
 
 
 def program_of(module: Any, name: str) -> Program:
-    """The program of a module made of a text, or of a file that holds one."""
+    """Return the program of a module of a text or file."""
     series = tuple(module.inputs(*sizes) for sizes in module.SIZES)
     other: Callable[..., Any] | None = getattr(module, "rewritten", None)
     trained: Callable[[], Any] | None = getattr(module, "Trained", None)

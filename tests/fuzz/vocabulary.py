@@ -1,4 +1,4 @@
-"""What programs are made of: templates of expressions and statements, whose places are filled at random.
+"""Templates of expressions and statements, whose places are filled at random.
 
 ====== ===========================================
 place  filled with
@@ -9,21 +9,21 @@ place  filled with
 {i}    an integer computed from sizes; {j}: another
 {n}    a size of a tensor
 {k}    2 to 5
-{c}    a number that sizes turn at
+{c}    a number at which code for sizes may change
 {d}    a dimension
 {s}    a float, constant or computed from sizes
 {z}    a number of any kind, or a tensor without dimensions
 {y}    a parameter of a program in training
 {p}    a new input: indices, some of which may be out of range
-{w}    a new input: probabilities, some of which may be none
+{w}    a new input: probabilities, some of which may be invalid
 ====== ===========================================
 
-What does not run is drawn anew, so a template need not fit every tensor.
+A statement that does not run is drawn again, so a template need not fit every tensor.
 """
 
 from __future__ import annotations
 
-# From sizes to integers. After the first part those that tracing would take for constants.
+# Integers computed from sizes. INTEGERS adds those that tracing would capture as constants.
 TRACED_INTEGERS = (
     "{n}",
     "{n} // {k}",
@@ -58,7 +58,7 @@ INTEGERS = (
 
 SCALARS = ("0.5", "-1.5", "2.0", "float({i})", "{i} * 0.1", "1.0 / ({n} + 1)", "{n} ** 0.5 * 0.1", "float({n} > {c})")
 
-# Integers that are used as more than sizes: values, indices, paddings, exponents, dimensions, bounds of slices.
+# Integers computed from sizes, used as values, indices, paddings, exponents, dimensions and bounds of slices.
 OF_SIZES = (
     "{f} * {i}",
     "{f} + {i} * 0.5",
@@ -152,12 +152,12 @@ OF_SIZES = (
     "{f} + {s}",
 )
 
-# Numbers inside and outside of dtypes, such as they cannot hold, and such as no integer has.
+# Numbers inside and outside of the ranges of dtypes, and numbers that are not integers.
 NUMBERS = (
     *("2", "-3", "257", "300", "2049", "70000", "2**33 + 5", "True", "0.3", "2.5", "-1.7", "1e6", "1e39"),
     *("float('nan')", "float('inf')", "-float('inf')"),
 )
-# Tensors of any dtype beside them.
+# Expressions of these numbers and tensors of any dtype.
 OF_NUMBERS = (
     "{t} + {z}",
     "{t} - {z}",
@@ -203,7 +203,7 @@ OF_NUMBERS = (
     "{t} ** 2 + {z}",
 )
 
-# With what is trained.
+# Expressions with trained parameters.
 TRAINED = (
     "{f} * {y}",
     "{f} + {y}",
@@ -217,7 +217,7 @@ TRAINED = (
     "{f}.softmax({d}) * {y}",
 )
 
-# Where eager looks at values, of which some inputs' are wrong.
+# Operators for which eager checks values. Some inputs have invalid values.
 INDICES = (
     "integers(5, high=n if n > 20 else 2 * n + 1)",
     "integers(5, low=-n if n > 20 else -2 * n - 1, high=n)",
@@ -311,7 +311,7 @@ WRITES = (
 CONDITIONS_OF_SIZES = ("{n} > {c}", "{i} > {k}", "{n} % 2 == 0", "{n} == {c}", "{f}.size(0) == {g}.size(0)", "{i} < 0")
 CONDITIONS_OF_DATA = ("bool({f}.sum() > 0)", "float({f}.mean()) < 0.1", "bool(({f} > 1.5).any())")
 
-# {v} is the value that goes through, {a} and {b} are expressions, {u} an expression of {v}.
+# {v} is the value that control flow changes, {a} and {b} are expressions, {u} is an expression of {v}.
 CONTROL = (
     "if {condition}:\n    {v} = {a}\nelse:\n    {v} = {b}",
     "{v} = {a}\nif {condition}:\n    {v} = {u}",
@@ -324,10 +324,10 @@ CONTROL = (
     "{v} = {a}\ncount = {n}\nwhile count > {c}:\n    {v} = {u} * 0.5\n    count = count // 2",
 )
 
-# What turns a value of a control flow into the next.
+# Expressions that compute the next value in a control flow.
 STEPS = ("torch.tanh({v}) * 1.5", "{v} * 0.5 + {g}", "torch.sigmoid({v})", "{v}.flip(0)", "{v} - {v}.mean()")
 
-# Computed from one or two tensors, so that what is around them becomes a group.
+# Expressions of one or two tensors. They become a group together with the statements around them.
 COMMON = (
     "torch.tanh({f}) * 2",
     "{f} * {g}",
@@ -352,10 +352,10 @@ COMMON = (
     "torch.where({f} > 0, {f}, {g})",
 )
 
-# What numbers sizes turn at: as small as they come, and around what vectors and tiles are long.
+# Numbers at which code for sizes may change: small ones, and numbers near the lengths of vectors and tiles.
 TURNS = (2, 3, 5, 7, 8, 15, 16, 17, 20, 30, 31, 32, 33, 40, 41, 45, 48, 50, 60, 64)
 
-# How sizes of inputs are written in terms of n and m.
+# Shapes of inputs in terms of n and m.
 SHAPES = (
     ("n", "4"),
     ("n",),

@@ -1,4 +1,7 @@
-"""Inputs that a program writes a part of, as a decoder its cache: in place, at once, wherever nobody can tell."""
+"""Inputs that a program partially overwrites, like the cache of a decoder.
+
+They are written in place and immediately, unless the program could observe it.
+"""
 
 from __future__ import annotations
 
@@ -38,35 +41,35 @@ def read_before(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
 
 
 def through_views(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
-    """What an attention with groups of heads does: the cache is repeated, and read."""
+    """Write to a cache, and read it repeated, like an attention with groups of heads."""
     cache.index_copy_(1, place, x)
     repeated = cache[:, None].expand(2, 3, 8, 4).reshape(6, 8, 4)
     return torch.tanh(repeated @ x[:1, 0, :, None]).sum(0)
 
 
 def read_afterwards(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
-    """As it was: to write at once would change what is read."""
-    made = torch.index_copy(cache, 1, place, x)
-    result = torch.exp(cache).sum(1) + made.sum(1)
-    cache.copy_(made)
+    """Read the old cache after the new one is computed: an immediate write would change the result."""
+    updated = torch.index_copy(cache, 1, place, x)
+    result = torch.exp(cache).sum(1) + updated.sum(1)
+    cache.copy_(updated)
     return result
 
 
 def returned(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
-    made = torch.index_copy(cache, 1, place, x)
-    cache.copy_(made)
-    return made
+    updated = torch.index_copy(cache, 1, place, x)
+    cache.copy_(updated)
+    return updated
 
 
 def viewed(cache: Tensor, place: Tensor, x: Tensor) -> Tensor:
     early = cache[:, 2:5]
-    made = torch.index_copy(cache, 1, place, x)
-    result = torch.exp(early).sum(1) + made.sum(1)
-    cache.copy_(made)
+    updated = torch.index_copy(cache, 1, place, x)
+    result = torch.exp(early).sum(1) + updated.sum(1)
+    cache.copy_(updated)
     return result
 
 
-# Whether the cache is written at once.
+# Programs, and whether they write to the cache immediately.
 PROGRAMS: list[tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = [
     (step, True),
     (put, True),
@@ -85,14 +88,14 @@ def test_caches(function: Callable[[Tensor, Tensor, Tensor], Tensor], is_at_once
     torchmdla.reset_stats()
     compiled = torch.compile(function, backend="torchmdla", dynamic=False)
     cache = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))
-    expected, kept, address = cache.clone(), cache, cache.data_ptr()
+    expected, original, address = cache.clone(), cache, cache.data_ptr()
     with torch.no_grad():
         for place in range(5):
             x = torch.randn(2, 1, 4, generator=torch.Generator().manual_seed(place))
-            made, wanted = compiled(cache, torch.tensor([place]), x), function(expected, torch.tensor([place]), x)
-            assert_matches(made, wanted)
+            result, wanted = compiled(cache, torch.tensor([place]), x), function(expected, torch.tensor([place]), x)
+            assert_matches(result, wanted)
             assert torch.equal(cache, expected)
-    assert cache is kept
+    assert cache is original
     assert cache.data_ptr() == address
     assert not torchmdla.stats().fallbacks
     outside = torchmdla.stats().ungrouped
@@ -101,7 +104,7 @@ def test_caches(function: Callable[[Tensor, Tensor, Tensor], Tensor], is_at_once
 
 
 class Widened(torch.nn.Module):
-    """Weights of integers, one of which is used behind an operator that the device does not take."""
+    """Integer weights, one of which is used after an operator that the device does not support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,6 +119,6 @@ class Widened(torch.nn.Module):
 def test_what_is_computed_of_weights_is_where_they_are_used() -> None:
     graph = torch.export.export(Widened(), (torch.randn(3, 4),)).run_decompositions({}).graph
     weights = [node for node in graph.nodes if node.op == "placeholder" and node.meta["val"].dtype == torch.int8]
-    found = partition(graph, devices.get("cpu"), (), weights)
-    names = [sorted(node.name.partition("_")[0] or "to_copy" for node in group) for group in found.groups]
+    partitioned = partition(graph, devices.get("cpu"), (), weights)
+    names = [sorted(node.name.partition("_")[0] or "to_copy" for node in group) for group in partitioned.groups]
     assert names == [["matmul", "relu", "to_copy"]] * 2

@@ -1,4 +1,4 @@
-"""Training in several processes gives eager's losses, whichever way a model is wrapped and compiled."""
+"""Training in several processes: it results in eager's losses, however a model is wrapped and compiled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CASES = [
     Case("FSDP(compile), frozen", "encoder", "SGD", restores=True, evaluates=True),
 ]
 
-# Two processes train all of them, four every other one.
+# Two processes train all cases, and four processes train every other case.
 RUNS = [*((2, case) for case in CASES), *((4, case) for case in CASES[::2])]
 
 
@@ -48,16 +48,16 @@ def name_of(case: Case) -> str:
 
 @pytest.fixture(scope="module")
 def pools() -> Iterator[dict[int, Ranks]]:
-    """By their size."""
-    made = {size: Ranks(size) for size in (2, 4)}
-    yield made
-    for pool in made.values():
+    """Yield pools of processes by their size."""
+    by_size = {size: Ranks(size) for size in (2, 4)}
+    yield by_size
+    for pool in by_size.values():
         pool.stop()
 
 
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest, pools: dict[int, Ranks]) -> Ranks:
-    """Two processes, or as many as the test's parameter says. Those of another size end, for their memory."""
+    """Return two processes, or the number in the test's parameter. Pools of other sizes are stopped to save memory."""
     size = getattr(request, "param", 2)
     for pool in pools.values():
         if pool.size != size:
@@ -67,7 +67,7 @@ def ranks(request: pytest.FixtureRequest, pools: dict[int, Ranks]) -> Ranks:
 
 @pytest.mark.sampled(0)
 def test_buffers_of_rank_0_are_everybodys(ranks: Ranks) -> None:
-    """DDP writes them into the other ranks' buffers at the version that these have."""
+    """DDP writes the buffers of rank 0 to those of the other ranks, without a new version."""
     for activity in ranks.call(rank_programs.follow_buffers_of_rank_0):
         assert activity.compiled_calls >= rank_programs.WRITES
         assert not activity.fallbacks
@@ -75,7 +75,7 @@ def test_buffers_of_rank_0_are_everybodys(ranks: Ranks) -> None:
 
 @pytest.mark.sampled(0)
 def test_gathered_weights_are_never_old(ranks: Ranks) -> None:
-    """FSDP gathers them at the version that they have, often where they were before."""
+    """FSDP gathers the weights without a new version, often at the same address."""
     for activity in ranks.call(rank_programs.follow_gathered_weights):
         assert activity.compiled_calls >= rank_programs.WRITES - 1
         assert not activity.fallbacks

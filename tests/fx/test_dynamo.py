@@ -1,4 +1,4 @@
-"""``torch.compile(…, backend="torchmdla")`` computes what eager computes, forward and backward."""
+"""``torch.compile(…, backend="torchmdla")`` forward and backward: it computes eager's results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchmdla.testing.models import MODELS
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
-    """No test runs into what another one compiled, or into its number of recompilations."""
+    """Reset Dynamo, so that no test reuses code or recompilation counts of another."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -34,23 +34,23 @@ def compiled(function: Any, **keywords: Any) -> Any:
 
 
 def run(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
-    """Outputs of a call, the inputs after it, and which of all these share memory, on inputs of its own."""
-    given = copy.deepcopy(list(inputs))
-    outputs = function(*given)
-    tensors = [leaf for leaf in tree_leaves((outputs, given)) if isinstance(leaf, Tensor)]
+    """Return the outputs, the inputs after the call, and which of these share memory. The inputs are copied first."""
+    copies = copy.deepcopy(list(inputs))
+    outputs = function(*copies)
+    tensors = [leaf for leaf in tree_leaves((outputs, copies)) if isinstance(leaf, Tensor)]
     first = {}
     sharing = [first.setdefault(t.untyped_storage().data_ptr(), i) for i, t in enumerate(tensors) if t.numel()]
-    return outputs, given, sharing
+    return outputs, copies, sharing
 
 
 def check(function: Callable[..., Any], *inputs: Any, calls: int = 3, **keywords: Any) -> None:
-    """The first call records, the second runs what was compiled."""
+    """Compare calls: the first call records, and the second one runs compiled code."""
     program = compiled(function, **keywords)
     for _ in range(calls):
         expected, after, sharing = run(function, inputs)
-        made, found, shared = run(program, inputs)
-        assert_matches(made, expected, layers=4)
-        assert_matches(found, after, layers=4)
+        outputs, inputs_after, shared = run(program, inputs)
+        assert_matches(outputs, expected, layers=4)
+        assert_matches(inputs_after, after, layers=4)
         assert shared == sharing
 
 
@@ -97,7 +97,7 @@ def written_through_a_view(x: Tensor) -> Tensor:
 
 def broken_graph(x: Tensor) -> Tensor:
     y = torch.relu(x @ x.t())
-    if y.sum() > 0:  # the data decides: Dynamo breaks the graph here
+    if y.sum() > 0:  # the data decides, so Dynamo breaks the graph here
         y = y.softmax(-1) * 2
     return y + 1
 
@@ -156,11 +156,11 @@ def check_gradients(function: Callable[..., Tensor], *inputs: Tensor, **keywords
     for _ in range(3):
         results = []
         for call in (program, function):
-            given = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
-            outputs = call(*given)
+            arguments = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+            outputs = call(*arguments)
             loss = sum(y.sin().sum() for y in tree_leaves(outputs) if isinstance(y, Tensor) and y.requires_grad)
             loss.backward()
-            results.append((outputs, [x.grad for x in given]))
+            results.append((outputs, [x.grad for x in arguments]))
         assert_matches(*results, layers=8)
 
 
@@ -237,7 +237,7 @@ def test_gradients(name: str) -> None:
 
 
 class Classifier(nn.Module):
-    """Convolutions, batch norms and a buffer of its own."""
+    """Convolutions, batch norms and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ def test_training_loop(optimiser: str) -> None:
             losses[-1].append(loss.item())
     assert_matches(*losses, layers=100)
     assert_matches(ours.state_dict(), eager.state_dict(), layers=400)
-    # The trained weights are what eval mode sees.
+    # Eval mode uses the trained weights.
     ours.eval(), eager.eval()
     with torch.no_grad():
         for _ in range(2):
@@ -302,7 +302,8 @@ def test_models(name: str) -> None:
             module.zero_grad()
             outputs = call(*inputs)
             sum(output.sin().mean() for output in tree_leaves(outputs)).backward()
-            # Of a softmax's input no constant counts: the gradient of a key's bias is nothing but rounding errors.
+            # A constant added to the input of a softmax has no effect. The gradient of a key's bias is therefore only
+            # rounding error.
             gradients = {k: p.grad for k, p in module.named_parameters() if not k.endswith("key.bias")}
             results.append((outputs, gradients, dict(module.named_buffers())))
         assert_matches(*results, layers=16 * spec.layers)
@@ -321,10 +322,10 @@ def test_dynamic_sizes() -> None:
         assert_matches(program(x), layer(x), layers=8)
         layer.zero_grad()
         program(x).sin().sum().backward()
-        made = {name: p.grad for name, p in layer.named_parameters()}
+        gradients = {name: p.grad for name, p in layer.named_parameters()}
         layer.zero_grad(set_to_none=True)
         layer(x).sin().sum().backward()
-        assert_matches(made, {name: p.grad for name, p in layer.named_parameters()}, layers=64)
+        assert_matches(gradients, {name: p.grad for name, p in layer.named_parameters()}, layers=64)
     assert not torchmdla.stats().fallbacks
 
 
@@ -355,7 +356,7 @@ def test_a_remainder_that_is_a_size_and_a_value() -> None:
     "part", [lambda x: x[..., 1], lambda x: x[:, 3:, 0], lambda x: x.flatten()[4:], lambda x: x.view(-1, 4)[1:]]
 )
 def test_a_view_of_what_was_written(part: Callable[[Tensor], Tensor]) -> None:
-    """AOT Autograd takes it of the input, at the offset and the strides that it has of the result of the write."""
+    """AOT Autograd recreates the view from the input, with the offset and strides of the written result."""
 
     def function(x: Tensor) -> Tensor:
         x.copy_(x * 2)
@@ -364,13 +365,13 @@ def test_a_view_of_what_was_written(part: Callable[[Tensor], Tensor]) -> None:
     program = compiled(function)
     with torch.no_grad():
         for rows in (64, 25, 13, 13):
-            made, expected = (part(torch.arange(8.0 * rows).view(4, rows, 2)) for _ in range(2))
-            result, wanted = program(made), function(expected)
-            assert_matches((result, made), (wanted, expected))
-            assert (result.data_ptr() == made.data_ptr()) == (wanted.data_ptr() == expected.data_ptr())
+            ours, expected = (part(torch.arange(8.0 * rows).view(4, rows, 2)) for _ in range(2))
+            result, wanted = program(ours), function(expected)
+            assert_matches((result, ours), (wanted, expected))
+            assert (result.data_ptr() == ours.data_ptr()) == (wanted.data_ptr() == expected.data_ptr())
 
 
-# --- what stays PyTorch's ----------------------------------------------------------------------------------------
+# --- behaviour that PyTorch defines -----------------------------------------------------------------------------------
 
 
 def test_random_numbers_are_eagers() -> None:
@@ -381,9 +382,9 @@ def test_random_numbers_are_eagers() -> None:
         for call in (program, layer):
             torch.manual_seed(seed)
             layer.zero_grad()
-            made = call(X)
-            made.sum().backward()
-            results.append((made, [p.grad for p in layer.parameters()], torch.rand(3)))
+            result = call(X)
+            result.sum().backward()
+            results.append((result, [p.grad for p in layer.parameters()], torch.rand(3)))
         assert_matches(*results)
 
 
@@ -462,11 +463,11 @@ def test_whole_graph() -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"options": {"speed": 3}}, "no option 'speed'.*background, device"),
+        ({"options": {"speed": 3}}, "unknown option 'speed'.*background, device"),
         ({"options": {"strict": 1}}, "option 'strict' is a bool, got int"),
         ({"options": {"device": "gpu"}}, "no device named 'gpu'"),
         ({"options": {"max_specialisations": -1}}, "must not be negative"),
-        ({"mode": "fastest"}, "no mode 'fastest'"),
+        ({"mode": "fastest"}, "unknown mode 'fastest'"),
     ],
 )
 def test_unknown_options(keywords: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Exported programs, and plain modules without TorchScript, compute what eager computes."""
+"""Exported programs, and plain modules without TorchScript: they compute eager's results."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def test_models(name: str) -> None:
     spec = MODELS[name].reduced()
     module = spec.build()
     program = torchmdla.compile(module, *spec.inputs(), frontend="export")
-    made = torchmdla.stats().specialisations
-    assert made >= 1
+    before = torchmdla.stats().specialisations
+    assert before >= 1
     with torch.no_grad():
         for seed in range(2):
             inputs = spec.inputs(seed=seed)
             assert_matches(program(*inputs), module(*inputs), layers=spec.layers)
-    # The first call after compile compiles nothing.
-    assert torchmdla.stats().specialisations == made
+    # The first call after the compilation compiles nothing.
+    assert torchmdla.stats().specialisations == before
     assert not torchmdla.stats().fallbacks
 
 
 class Mixer(nn.Module):
-    """Takes and returns nested structures and keywords, counts its calls, and keeps a running mean."""
+    """A module with nested structures and keywords that counts its calls and updates a running mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,15 +50,15 @@ class Mixer(nn.Module):
 
     def forward(self, pair: tuple[Tensor, Tensor], *, scale: dict[str, Tensor]) -> dict[str, Any]:
         self.calls += 1
-        one, other = pair
-        made = torch.relu(self.linear(one) * scale["by"]) + other
-        return {"made": self.norm(made), "again": [made, made[:, 0]], "nothing": None}
+        first, other = pair
+        hidden = torch.relu(self.linear(first) * scale["by"]) + other
+        return {"made": self.norm(hidden), "again": [hidden, hidden[:, 0]], "nothing": None}
 
 
 def mixer_inputs(seed: int) -> tuple[tuple[tuple[Tensor, Tensor]], dict[str, Any]]:
     generator = torch.Generator().manual_seed(seed)
-    one, other, by = (torch.randn(4, 6, generator=generator) for _ in range(3))
-    return ((one, other),), {"scale": {"by": by}}
+    first, other, factor = (torch.randn(4, 6, generator=generator) for _ in range(3))
+    return ((first, other),), {"scale": {"by": factor}}
 
 
 def test_structures_buffers_and_state() -> None:
@@ -67,7 +67,7 @@ def test_structures_buffers_and_state() -> None:
     args, kwargs = mixer_inputs(0)
     torch.manual_seed(3)
     program = torchmdla.compile(module, *args, frontend="export", example_keywords=kwargs)
-    # Getting ready changed neither statistics nor random numbers.
+    # The preparation changed neither statistics nor random numbers.
     assert_matches(program.state_dict(), reference.state_dict())
     assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(3)))
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_structures_buffers_and_state() -> None:
             args, kwargs = mixer_inputs(seed)
             assert_matches(program(*args, **kwargs), reference(*args, **kwargs))
         assert_matches(program.state_dict(), reference.state_dict())
-        # Weights are the module's, read in every call.
+        # The program uses the module's weights, and reads them in every call.
         changed = {name: value * 2 for name, value in reference.state_dict().items()}
         program.load_state_dict(changed)
         reference.load_state_dict(changed)
@@ -99,7 +99,7 @@ def test_dynamic_shapes() -> None:
 
 
 def test_an_example_that_is_a_view_asks_for_no_views() -> None:
-    """PyTorch makes a condition of each call of the memory behind an example whose sizes change in place."""
+    """If an example's sizes change in place, PyTorch makes the memory behind it a condition of each call."""
 
     class Written(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ def test_an_example_that_is_a_view_asks_for_no_views() -> None:
 
     program = torchmdla.compile(Written(), torch.randn(24).as_strided((4, 3, 2, 1), (6, 2, 1, 1)), frontend="export")
     with torch.no_grad():
-        for given in (torch.randn(24).as_strided((4, 3, 2, 1), (6, 2, 1, 1)), torch.randn(4, 3, 2, 1)):
-            assert_matches(program(given.clone()), Written()(given.clone()))
+        for argument in (torch.randn(24).as_strided((4, 3, 2, 1), (6, 2, 1, 1)), torch.randn(4, 3, 2, 1)):
+            assert_matches(program(argument.clone()), Written()(argument.clone()))
 
 
 def test_a_saved_program() -> None:
@@ -130,14 +130,14 @@ def test_gradients_are_eagers() -> None:
     for call in (program, module):
         call.zero_grad()
         x = torch.ones(4, 6, requires_grad=True)
-        made = call(x)
-        made.sin().sum().backward()
-        results.append((made, x.grad, [p.grad.clone() for p in call.parameters()]))
+        result = call(x)
+        result.sin().sum().backward()
+        results.append((result, x.grad, [p.grad.clone() for p in call.parameters()]))
     assert_matches(*results)
 
 
 def test_running_statistics_have_no_gradients() -> None:
-    """They required them after the first step, and kept the graphs of all steps alive."""
+    """Before, the statistics required gradients after the first step, and kept the graphs of all steps alive."""
     x = torch.randn(4, 3)
     module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
     program = torchmdla.compile(copy.deepcopy(module), x, frontend="export")
@@ -150,16 +150,16 @@ def test_running_statistics_have_no_gradients() -> None:
 
 
 class Written(nn.Module):
-    """Writes to a part of a tensor that needs a gradient."""
+    """A module that writes to a part of a tensor with a gradient."""
 
     def __init__(self, write: Callable[[Tensor], object]) -> None:
         super().__init__()
         self.write = write
 
     def forward(self, x: Tensor) -> Tensor:
-        made = x * 2
-        self.write(made[1:])
-        return made * x
+        doubled = x * 2
+        self.write(doubled[1:])
+        return doubled * x
 
 
 WRITES: dict[str, Callable[[Tensor], object]] = {
@@ -172,16 +172,16 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_gradients_through_writes(name: str) -> None:
-    """PyTorch's functional forms of these have no derivatives."""
+    """PyTorch's functional forms of these writes have no derivatives."""
     module = Written(WRITES[name])
     program = torchmdla.compile(module, torch.randn(4, 6), frontend="export")
     results = []
     for call in (program, module):
         torch.manual_seed(0)
         x = torch.ones(4, 6, requires_grad=True)
-        made = call(x)
-        made.sin().sum().backward()
-        results.append((made, x.grad))
+        result = call(x)
+        result.sin().sum().backward()
+        results.append((result, x.grad))
     assert_matches(*results)
 
 
@@ -191,17 +191,17 @@ class Filled(nn.Module):
         self.dims = dims
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        made = torch.empty(3, 4, 6, dtype=torch.float64).permute(self.dims)
-        made.copy_(torch.relu(x) + 1)
-        return made, made * 2
+        filled = torch.empty(3, 4, 6, dtype=torch.float64).permute(self.dims)
+        filled.copy_(torch.relu(x) + 1)
+        return filled, filled * 2
 
 
 @pytest.mark.parametrize("dims", list(permutations(range(3))))
 def test_copies_keep_the_strides_that_they_are_written_to(dims: tuple[int, ...]) -> None:
     module, sizes = Filled(dims), [(3, 4, 6)[dim] for dim in dims]
     program = torchmdla.compile(module, torch.randn(sizes), frontend="export")
-    made = torchmdla.stats()
-    assert (made.groups, made.specialisations) == (1, 1)
+    statistics = torchmdla.stats()
+    assert (statistics.groups, statistics.specialisations) == (1, 1)
     for shape in (sizes, sizes[-1:]):
         x = torch.randn(shape).expand(sizes)
         with torch.no_grad():
@@ -209,7 +209,7 @@ def test_copies_keep_the_strides_that_they_are_written_to(dims: tuple[int, ...])
 
 
 class Idle(nn.Module):
-    """A dropout that does nothing: its result is its input, whoever is written to."""
+    """A dropout without effect: its result is its input, whichever tensor is written to."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         same, other = (nn.functional.dropout(z, 0.0 if self.training else 0.5, self.training) for z in (x, y))
@@ -227,14 +227,14 @@ def test_idle_dropout_is_its_input(training: bool) -> None:
     assert str(exported) == before
     ours, eagers = copy.deepcopy(inputs), copy.deepcopy(inputs)
     with torch.no_grad():
-        made = program(*ours)
-        assert_matches(made, module(*eagers))
+        results = program(*ours)
+        assert_matches(results, module(*eagers))
     assert_matches(ours, eagers)
-    assert made[0].data_ptr() == ours[0].data_ptr()
+    assert results[0].data_ptr() == ours[0].data_ptr()
 
 
 class Writer(nn.Module):
-    """Writes to its input, and returns views of it."""
+    """A module that writes to its input, and returns views of it."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         before = torch.relu(x) + 1
@@ -247,11 +247,11 @@ def test_written_inputs() -> None:
     program = torchmdla.compile(Writer(), example, frontend="export")
     assert_matches(example, torch.ones(4, 6))
     with torch.no_grad():
-        one, other = torch.randn(4, 6), torch.empty(4, 6)
-        other.copy_(one)
+        ours, other = torch.randn(4, 6), torch.empty(4, 6)
+        other.copy_(ours)
         for _ in range(2):
-            assert_matches(program(one), Writer()(other))
-            assert_matches(one, other)
+            assert_matches(program(ours), Writer()(other))
+            assert_matches(ours, other)
 
 
 def _of_an_input(x: Tensor, buffer: Tensor) -> Any:
@@ -319,7 +319,7 @@ def test_views_of_what_is_written_to(function: Callable[[Tensor, Tensor], Any], 
         for call in (program, module):
             x = torch.arange(24.0).view(4, 6)
             results = tree_leaves(call(x))
-            places = [one.untyped_storage().data_ptr() for one in (x, call.buffer, *results)]
+            places = [tensor.untyped_storage().data_ptr() for tensor in (x, call.buffer, *results)]
             seen.append(([places.index(place) for place in places], results, x, call.buffer))
     assert_matches(*seen)
 
@@ -328,7 +328,7 @@ def test_what_the_frontend_does_not_take() -> None:
     module, x = nn.Linear(2, 2), torch.randn(1, 2)
     exported = torch.export.export(module, (x,))
     for arguments, keywords, kind, message in [
-        ((module, x), {"frontend": "bridge"}, ValueError, "no frontend 'bridge'"),
+        ((module, x), {"frontend": "bridge"}, ValueError, "unknown frontend 'bridge'"),
         ((module,), {"frontend": "export"}, TypeError, "needs example inputs"),
         ((torch.relu, x), {"frontend": "export"}, TypeError, "exported program or a plain module, got"),
         ((exported,), {"dynamic_shapes": ({0: None},)}, TypeError, "from its export"),
@@ -340,7 +340,7 @@ def test_what_the_frontend_does_not_take() -> None:
 
 
 def test_a_quantised_program_is_one_group() -> None:
-    """Pairs of quantise and dequantise are part of it, weights of int8 too."""
+    """Pairs of quantise and dequantise are part of the group, and int8 weights too."""
     module: Any = PROGRAMS["dtypes.quantised"].make()
     inputs = (torch.randn(2, 4, 9, 9),)
     program = torchmdla.compile(module, *inputs, frontend="export")

@@ -1,5 +1,7 @@
-"""Which nodes of FX graphs join which group, beside the rules of all graphs (``tests/fusion/test_grouping_rules.py``),
-what a group costs to call, and where its errors point."""
+"""Groups of FX graphs: their nodes, the cost of a call, and the source locations of errors.
+
+The rules of all graphs are in ``tests/fusion/test_grouping_rules.py``.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,14 @@ X = torch.randn(4, 6)
 
 
 def grouped(function: Callable[..., Any], *inputs: Any, symbolic: bool = False) -> fx.GraphModule:
-    """The graph of ``function`` below autograd, with groups."""
+    """Return the graph of ``function`` below autograd, with groups."""
     mode = "symbolic" if symbolic else "fake"
     with torch.no_grad():
         return form_groups(make_fx(function, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs), (), Options())
 
 
 def ops(module: fx.GraphModule) -> list[str]:
-    """The operators of a flat graph, without namespace and overload."""
+    """Return the operators of a flat graph, without namespaces and overloads."""
     return [
         name_of_call(node).partition(".")[0].removeprefix("aten::")
         for node in module.graph.nodes
@@ -43,7 +45,7 @@ def ops(module: fx.GraphModule) -> list[str]:
 
 
 def inside(module: fx.GraphModule) -> list[list[str]]:
-    """The operators of each group."""
+    """Return the operators of each group."""
     return [ops(group.subgraph.module) for group in groups(module)]
 
 
@@ -61,7 +63,7 @@ def dtype_between(x: Tensor) -> Tensor:
 
 
 def norm_that_writes(x: Tensor) -> Any:
-    """What it writes, its results do not share."""
+    """Return results that do not share memory with the statistics that the operator writes."""
     statistics = torch.zeros(6), torch.ones(6)
     normed = torch.ops.aten._native_batch_norm_legit(x, None, None, *statistics, True, 0.1, 1e-5)[0]
     return normed.t().exp() * 2
@@ -128,8 +130,8 @@ def test_a_group_is_called_with_its_inputs() -> None:
     group = _C.Group(subgraph_of(lambda x, y: (x.relu() + y,), X, X), "a_name", "cpu", [1], 2)
     assert (group.__name__, group.parameters) == ("a_name", [1])
     for _ in range(3):
-        (made,) = group(X, X)
-        assert_matches(made, X.relu() + X)
+        (result,) = group(X, X)
+        assert_matches(result, X.relu() + X)
     with pytest.raises(TypeError, match="a_name takes 2 inputs by position, got 1"):
         group(X)
     with pytest.raises(TypeError, match="dict"):
@@ -140,8 +142,8 @@ def test_a_group_is_called_with_its_inputs() -> None:
 def test_a_group_asks_eager_for_what_it_cannot_take() -> None:
     group = _C.Group(subgraph_of(lambda x: (x.relu() + 1,), X), "group", "cpu", [], 1)
     x = torch.randn(4, 6, requires_grad=True)
-    (made,) = group(x)
-    made.sum().backward()
+    (result,) = group(x)
+    result.sum().backward()
     assert_matches(x.grad, (x > 0).float())
     with torch._subclasses.FakeTensorMode() as mode:
         (fake,) = group(mode.from_tensor(X))

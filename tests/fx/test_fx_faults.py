@@ -1,4 +1,4 @@
-"""A fault inside of the pass over FX graphs leaves the program as it was."""
+"""Faults inside of the pass over FX graphs: the program stays as it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmdla.testing.compare import assert_matches
 
 
 class Net(nn.Module):
-    """Two groups around an operator that no group takes."""
+    """Two groups around an operator that cannot be in a group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def test_a_fault_of_a_stage(stage: str, capture: Callable[..., Any], monkeypatch
     function, calls = getattr(fx, stage), []
 
     def failing(*arguments: Any, **keywords: Any) -> Any:
-        """Fail in the second call, behind a first group, or the first, where the stage has one call."""
+        """Fail in the first call, or in the second if the stage has several calls."""
         calls.append(stage)
         if len(calls) == (2 if stage == "make_group" else 1):
             raise IndexError("injected")

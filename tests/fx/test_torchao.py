@@ -1,4 +1,4 @@
-"""Models that torchao has quantised, exported and by ``torch.compile``: one group, values as its kernels make them."""
+"""Models that torchao has quantised, exported and with ``torch.compile``: one group, with its kernels' values."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_linear_layers(name: str, rows: int, road: Callable[[nn.Module, Tensor],
         compiled = road(model, x)
         compiled(x)
         torchmdla.reset_stats()
-        made = compiled(x)
-    # What is quantised in a call may be the next integer where rounding ties.
-    assert (made - wanted).abs().max() <= wanted.abs().max() * (0.02 if "in a call" in name else 1e-5)
+        result = compiled(x)
+    # Values that are quantised in a call may differ by one integer where rounding ties.
+    assert (result - wanted).abs().max() <= wanted.abs().max() * (0.02 if "in a call" in name else 1e-5)
 
 
 class Image(nn.Module):
-    """Convolutions with a residual, a depthwise one, and a linear layer."""
+    """Convolutions with a residual, a depthwise convolution, and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,14 +111,14 @@ def test_exported_graphs(build: Callable[[], nn.Module], x: Tensor, is_dynamic: 
         program = torch.export.export(model, (x,))
         torchmdla.reset_stats()
         compiled = torchmdla.compile(program, x)
-        made = compiled(x)
-        assert (made - wanted).abs().max() <= wanted.abs().max() * 0.03
+        result = compiled(x)
+        assert (result - wanted).abs().max() <= wanted.abs().max() * 0.03
         assert_one_group()
-        assert_matches(compiled(x), made)
+        assert_matches(compiled(x), result)
 
 
 def few_bits(rows: int) -> tuple[nn.Module, Tensor]:
-    """Weights that come from memory, which are packed two in a byte for few rows."""
+    """Return a model with weights that are read from memory, packed two to a byte for few rows, and an input."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 512)).eval()
     quantize_(model, IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
@@ -135,14 +135,14 @@ def test_weights_of_four_bits(rows: int, road: Callable[[nn.Module, Tensor], Cal
         gc.collect()
         _C.drop_dead()
         before = _C.memory_use()["packed"]
-        made = [compiled(x) for _ in range(3)][-1]
-        assert_matches(made, model(x))
-    # Half a byte for each, and a scale and a zero point for every 32 of them.
+        result = [compiled(x) for _ in range(3)][-1]
+        assert_matches(result, model(x))
+    # Each weight takes half a byte. There are a scale and a zero point for every 32 weights.
     assert _C.memory_use()["packed"] - before == 1024 * 1536 * (16 + 4 + 1) // 32
 
 
 def test_weights_that_come_to_need_more_bits() -> None:
-    """What was relied on is checked when they are packed: such calls are PyTorch's."""
+    """The packing checks its assumption about the weights. If it does not hold, PyTorch runs the calls."""
     model, x = few_bits(1)
     with torch.no_grad():
         compiled = by_dynamo(model, x)

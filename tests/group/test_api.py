@@ -38,7 +38,7 @@ def test_compile_leaves_nothing_to_compile():
 
 
 def test_groups_that_did_nothing_cost_nothing(monkeypatch):
-    """Processes that serve have thousands."""
+    """Inactive groups are not queried: processes that serve models have thousands of groups."""
     asked = []
     reports = torchmdla._C.groups
     monkeypatch.setattr(torchmdla._C, "groups", lambda numbers=None: asked.append(numbers) or reports(numbers))
@@ -54,16 +54,16 @@ def test_groups_that_did_nothing_cost_nothing(monkeypatch):
         torchmdla.reset_stats()
         assert torchmdla.stats().by_group == ()
         second(x)
-        assert [one.calls for one in torchmdla.stats().by_group if one.number != activity.number] == [1]
+        assert [report.calls for report in torchmdla.stats().by_group if report.number != activity.number] == [1]
     assert asked[-3] == {activity.number} and asked[-2] == set() and activity.number not in asked[-1]
 
 
 def test_compile_takes_scripts_functions_and_loaded_files(tmp_path):
     net, x = Net().eval(), torch.randn(2, 3, 8, 8)
     torch.jit.script(net).save(tmp_path / "model.pt")
-    for made in (torch.jit.script(net), torch.jit.load(tmp_path / "model.pt")):
+    for script in (torch.jit.script(net), torch.jit.load(tmp_path / "model.pt")):
         with torch.no_grad():
-            assert_matches(torchmdla.compile(made, x)(x), net(x))
+            assert_matches(torchmdla.compile(script, x)(x), net(x))
     function = torchmdla.compile(lambda a, b: torch.tanh(a @ b) + 1, x[0, 0], x[0, 1])
     assert_matches(function(x[0, 0], x[0, 1]), torch.tanh(x[0, 0] @ x[0, 1]) + 1)
 
@@ -94,7 +94,7 @@ def test_graph_for_makes_the_warm_up_calls():
 
 
 def test_optimize_for_inference_still_runs():
-    """It rewrites to MKLDNN tensors, which no group can read."""
+    """`optimize_for_inference` rewrites tensors to MKLDNN tensors, which no group can read."""
     net, x = Net().eval(), torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         optimised = torch.jit.optimize_for_inference(torch.jit.trace(net, x))

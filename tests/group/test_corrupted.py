@@ -1,4 +1,7 @@
-"""Compiled calls, then calls with arguments of the same types of which eager refuses some: its error, or its values."""
+"""Compiled calls, then calls with arguments of the same types, some of which eager refuses.
+
+The calls with corrupted arguments must raise eager's error, or return eager's values.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torchmdla.testing.runner import Job, Judged, run
 
 pytest.importorskip("expecttest")
 
-# The operators of PyTorch's database that look at elements of their tensors.
+# The operators of PyTorch's OpInfo database that read elements of their tensors.
 CHECKED = """
 __getitem__ _unsafe_masked_index _unsafe_masked_index_put_accumulate gather index_add index_copy index_fill index_put
 index_reduce.amax index_select put scatter scatter_add scatter_reduce.amax take take_along_dim nn.functional.embedding
@@ -20,7 +23,7 @@ nn.functional.multilabel_margin_loss nn.functional.max_unpool2d bernoulli multin
 cholesky linalg.inv linspace.tensor_overload
 """
 
-# Those that the cpu device takes and that have a start, an end, a place or a count.
+# The operators that the cpu device supports and that have a start, an end, a place or a count.
 PLACED = """
 narrow select.int slice.Tensor select_scatter slice_scatter split.Tensor split.sizes chunk tensor_split.sections
 unbind.int unfold diagonal roll flip repeat repeat_interleave.self_int tril cumsum gather index_select take_along_dim
@@ -28,10 +31,10 @@ squeeze.dim unsqueeze transpose.int permute flatten.using_ints unflatten.int mov
 arange.start_step linspace eye
 """
 
-# What a process may take: some counts are absurd.
+# The memory limit of a process: some counts are absurdly large.
 _MEMORY = 8 << 30
 
-# What ``make test`` runs: a way, and the names of what is corrupted.
+# The programs that ``make test`` runs: a frontend, and the names of the corrupted programs.
 OFTEN = {
     "torchscript:trace": [f"corrupted.opinfo.{name}.float32" for name in CHECKED.split()],
     "torchscript:script": [f"corrupted.numbers.aten::{name}" for name in PLACED.split()],
@@ -39,7 +42,7 @@ OFTEN = {
 
 
 def failures(names: Iterable[str], way: str, limit: int) -> list[str]:
-    """Return what is wrong of programs, of ``limit`` samples of each name. They run in a process of their own."""
+    """Return a line for each wrong program, from ``limit`` samples of each name, run in a separate process."""
     jobs = [Job(corrupted.__name__, name, way, limit=limit) for name in names]
     results = [event for event in run(jobs, memory=_MEMORY) if isinstance(event, Judged)]
     assert results

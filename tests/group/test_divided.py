@@ -1,4 +1,4 @@
-"""Groups with an op that does not compile: they are divided around it, and the rest of them runs compiled."""
+"""Groups with an op that does not compile: they are divided around it, and the rest runs compiled."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
     return x[mask]
 
 
-# Op, inputs, what is left out.
+# The op, its inputs, and the start of the reason for leaving it out.
 OPS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
     "mask": (masked, (X, X[:, 0] > 0), "aten::index.Tensor: a mask as an index"),
     "grid": (bicubic, (IMAGE, torch.rand(1, 8, 8, 2) * 2 - 1), "aten::grid_sampler: bicubic"),
@@ -104,7 +104,7 @@ def test_what_is_left_out_is_told_with_its_line() -> None:
     op, inputs, left_out = OPS["mask"]
     with pytest.warns(RuntimeWarning, match="an op, with compiled groups around it,") as seen:
         torchmdla.compile(Around(op, 6).eval(), *inputs)
-    (told,) = [str(one.message) for one in seen if left_out in str(one.message)]
+    (told,) = [str(warning.message) for warning in seen if left_out in str(warning.message)]
     ((row, count),) = torchmdla.stats().left_out.items()
     line = re.escape(f"{__file__}:{op.__code__.co_firstlineno + 1}")
     assert re.search(rf"{line}\)$", told) and re.search(rf"{line}\)$", row)

@@ -1,4 +1,4 @@
-"""Sizes that vary: which become symbols, when a group is compiled for any of them, and what stays for each alone."""
+"""Sizes that vary: the choice of symbols, compilation for any size, and decisions that need one size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchmdla.testing.compare import assert_matches
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
-    """The dynamic programs that the compiler is asked for."""
+    """Return the list of dynamic programs that the compiler receives."""
     seen: list[Program] = []
     compile_program = service.compile_program
 
@@ -43,7 +43,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
 
 @pytest.fixture
 def no_dynamic_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
-    """A device that takes no dynamic program; what it was asked for."""
+    """Let the compiler refuse dynamic programs, and return the list of those that it receives."""
     asked: list[Program] = []
     compile_program = service.compile_program
 
@@ -62,12 +62,12 @@ def chain(x: Tensor) -> Tensor:
 
 
 def call_twice(scripted: Any, function: Any, inputs: Sequence[Any], layers: int = 1) -> None:
-    """The first call with new sizes may run eager ops, the second one does not."""
+    """Call twice and compare: the first call with new sizes may run eager ops, the second does not."""
     for _ in range(2):
         assert_matches(scripted(*inputs), function(*inputs), layers=layers)
 
 
-# --- what becomes a symbol -----------------------------------------------------------------------------------
+# --- choice of symbols ------------------------------------------------------------------------------------------------
 
 
 def first_rows(x: Tensor, rows: int) -> Tensor:
@@ -128,14 +128,14 @@ def channels_last(batch: int, side: int = 6) -> tuple[Tensor]:
 
 @dataclass(frozen=True)
 class Case:
-    """A function, what makes its inputs of a few sizes, sizes to learn from and further ones, and its symbols."""
+    """A function, a maker of its inputs from sizes, sizes to learn from, further sizes, and the expected symbols."""
 
     function: Callable[..., Any]
     draw: Callable[..., tuple[Any, ...]]
     first: Sequence[Sequence[int]]
     further: Sequence[Sequence[int]]
     symbols: tuple[int, ...]
-    scripted: bool = False  # a trace would not keep its numbers
+    scripted: bool = False  # a trace would not retain its numbers
 
 
 CASES = {
@@ -253,7 +253,7 @@ def test_zero_and_one_stay_specialisations(programs: list[Program]) -> None:
     for size in [1, 2, 0, 3, 1, 4, 0, 5, 1]:
         call_twice(scripted, chain, (torch.randn(size, 3),))
     assert [program.symbols for program in programs] == [(4,)]
-    assert torchmdla.stats().specialisations == 5  # 0, 1, 2, 3 and any
+    assert torchmdla.stats().specialisations == 5  # 0, 1, 2, 3 and any size
 
 
 def test_symbols_that_turn_out_to_be_two(programs: list[Program]) -> None:
@@ -303,7 +303,7 @@ def test_switched_off(programs: list[Program]) -> None:
     assert torchmdla.stats().dynamic == 1
 
 
-# --- what is decided on sizes ----------------------------------------------------------------------------------
+# --- decisions that depend on sizes -----------------------------------------------------------------------------------
 
 
 def strided(x: Tensor) -> Tensor:
@@ -385,7 +385,7 @@ def rows(n: int) -> tuple[Tensor]:
     return (torch.randn(n, 3),)
 
 
-# Sizes around every constant above: small ones, neighbours, powers of two, and again what was seen already.
+# Sizes around every constant above: small ones, neighbours, powers of two, and sizes seen before.
 AROUND_TWELVE = [20, 17, 15, 13, 12, 11, 14, 9, 10, 3, 2, 1, 24, 25, 23, 64, 33, 36, 35, 13]
 
 DECIDED = {
@@ -429,7 +429,7 @@ def test_what_is_decided_on_a_size_holds_for_that_size(name: str, scripted: bool
             compiled = torch.jit.trace(function, draw(sizes[0]), check_trace=False)
     for size in sizes:
         inputs = draw(size)
-        # A trace turns truth values and floats of sizes into constants: it is its own reference.
+        # A trace converts booleans and floats of sizes to constants, so the reference is the trace itself.
         with torchmdla.enabled(False):
             expected = compiled(*inputs)
         for _ in range(2):
@@ -438,12 +438,12 @@ def test_what_is_decided_on_a_size_holds_for_that_size(name: str, scripted: bool
 
 
 def script_anew(function: Any) -> Any:
-    """``function`` as TorchScript, with groups of its own: PyTorch scripts one function once."""
+    """Return ``function`` as TorchScript with its own groups. PyTorch scripts each function only once."""
     return torch.jit.script(types.FunctionType(function.__code__, function.__globals__, function.__name__))
 
 
 def test_no_more_is_cut_off_than_there_is() -> None:
-    """Whatever is added in front: PyTorch cuts first."""
+    """PyTorch crops first, so padding in front does not prevent the error."""
 
     def cropped(x: Tensor) -> Tensor:
         return nn.functional.pad(x * 2 + 1, [0, 0, 20, 1 - x.size(1)]) * 3
@@ -483,8 +483,8 @@ def test_gradients_of_what_is_broadcast_at_sizes_that_vary(scripted: bool) -> No
         assert_matches(leaves[0].grad, leaves[1].grad)
 
 
-# How many executables a group needs for all sizes above: two for the first sizes, one for each size that is, or gives,
-# less than 2, and one for each outcome of a decision.
+# The number of executables that a group needs for all sizes above. Two are for the first sizes. There is one for each
+# size that is, or results in, less than 2, and one for each outcome of a decision.
 @pytest.mark.parametrize(
     ("name", "static", "dynamic"),
     [
@@ -507,7 +507,7 @@ def resized(**settings: Any) -> Callable[[Tensor], Tensor]:
 
 
 def pyramid(x: Tensor) -> Tensor:
-    """What is added to a layer from the next, smaller one."""
+    """Return the sum of a layer and the resized next, smaller one."""
     below = nn.functional.max_pool2d(x, 2)
     return nn.functional.interpolate(below, size=x.shape[-2:], mode="bilinear", align_corners=False) + x
 
@@ -549,7 +549,7 @@ def test_resized_images_of_many_sizes(name: str, frontend: str) -> None:
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 def test_places_in_an_image_are_eagers_at_every_size(mode: str) -> None:
-    """A quotient of sizes rounded otherwise would read the next element where one is met exactly."""
+    """A quotient of sizes that is rounded differently would select the next element where eager meets one exactly."""
     traced = torch.jit.trace(resized(size=(24, 24), mode=mode), (torch.randn(1, 1, 9, 9),), check_trace=False)
     for length in range(2, 130):
         image = torch.arange(float(length * length)).view(1, 1, length, length)
@@ -558,7 +558,7 @@ def test_places_in_an_image_are_eagers_at_every_size(mode: str) -> None:
     assert torchmdla.stats().specialisations < 8
 
 
-# Each size is another program.
+# Each size has its own program.
 NOT_DYNAMIC = ("a factor that is a power", "a tensor of a size", "a remainder")
 
 
@@ -591,7 +591,7 @@ def test_a_device_that_leaves_a_group() -> None:
 
 
 def test_one_size_less_another() -> None:
-    """What two symbols do together is not known from each alone."""
+    """A condition on two symbols does not follow from conditions on each symbol."""
 
     def rest(x: Tensor, y: Tensor) -> Tensor:
         return torch.tanh(x[y.size(0) :]) * 2
@@ -660,7 +660,7 @@ def test_dynamic_specialisations_count_towards_the_limit() -> None:
     assert torchmdla.stats().fallbacks == {"the group has too many specialisations": 2}
 
 
-# --- as eager ---------------------------------------------------------------------------------------------------
+# --- eager's behaviour ------------------------------------------------------------------------------------------------
 
 
 def test_learning_has_no_side_effects() -> None:
@@ -778,7 +778,7 @@ def test_weights_that_change_after() -> None:
 
 @pytest.fixture(scope="module")
 def learnt() -> tuple[Any, Any]:
-    """A program with reductions, products, joins and slices, compiled for any sizes."""
+    """Return a program with reductions, products, joins and slices, compiled for any sizes, and its function."""
 
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         product = torch.softmax(x @ y, -1)
@@ -861,11 +861,11 @@ def test_many_sizes_before_the_first_is_compiled() -> None:
     assert torchmdla.stats().dynamic == 1
 
 
-# --- sizes that the program tells to vary --------------------------------------------------------------------------
+# --- sizes that the program declares as varying -----------------------------------------------------------------------
 
 
 class Decoder(nn.Module):
-    """One attention whose keys and values grow, and whose mask is made of their number."""
+    """An attention layer with growing keys and values, whose mask depends on their number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -892,7 +892,7 @@ def test_a_decoder_has_one_program_for_the_prompt_one_token_and_any_length(
     module = Decoder().eval()
     program = FRONTENDS[frontend](module)
     with torch.no_grad():
-        for _ in range(2):  # the first call of a scripted module is one of PyTorch's profiler
+        for _ in range(2):  # PyTorch profiles the first call of a scripted module
             x = torch.randn(1, 5, 8)
             result, expected = program(x), module(x)
             for _ in range(8):
@@ -905,8 +905,8 @@ def test_a_decoder_has_one_program_for_the_prompt_one_token_and_any_length(
 
 def kept(x: Tensor) -> Tensor:
     scores = torch.sigmoid(x).sum(1)
-    found = x[scores > scores.mean()]
-    return torch.relu(found * 2) + 1
+    high_rows = x[scores > scores.mean()]
+    return torch.relu(high_rows * 2) + 1
 
 
 def found(x: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""What eager's kernels refuse because of what tensors hold: compiled code refuses it, too, with eager's own error."""
+"""Arguments that eager's kernels refuse because of the tensors' values.
+
+Compiled code refuses them too, with eager's own error.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ import torchmdla
 
 @dataclass(frozen=True)
 class Checked:
-    """A function, arguments that eager takes, and others of the same types, of which it refuses at least one."""
+    """A function, arguments that eager accepts, and others of the same types, of which eager refuses at least one."""
 
     function: Callable[..., Tensor]
     good: Sequence[Any]
@@ -34,7 +37,7 @@ def floats(*sizes: int) -> Tensor:
 
 
 def lookup(function: Callable[..., Tensor], value: Tensor, good: Tensor, *wrong: int) -> Checked:
-    """A function of a tensor and places in it; one place in ``good`` becomes each of ``wrong``."""
+    """Build the check of a function of a tensor and indices. One index of ``good`` becomes each of ``wrong``."""
     others = []
     for number in wrong:
         places = good.clone()
@@ -110,7 +113,7 @@ LOOKUPS = {
     "scatter_add": lookup(lambda x, i: x.scatter_add(1, i, x), floats(2, 3), tensor([[0], [2]]), 3, -1),
     "scatter_reduce": lookup(lambda x, i: x.scatter_reduce(1, i, x, "amax"), floats(2, 3), tensor([[0], [2]]), 3, -1),
     "embedding_bag": lookup(lambda x, i: functional.embedding_bag(i[None], x), floats(4, 3), tensor([0, 2]), 4, -1),
-    # Offsets that decrease are not tried: eager itself reads in front of the indices.
+    # Decreasing offsets are not tested: eager itself reads before the first index.
     "embedding_bag, offsets": Checked(
         lambda x, i: functional.embedding_bag(tensor([0, 2, 1]), x, i),
         (floats(4, 3), tensor([0, 1])),
@@ -137,7 +140,7 @@ INTEGERS = {
     "remainder": Checked(lambda x: 10 % x, (tensor([1, 3]),), [(tensor([1, 0]),)]),
     "fmod": Checked(lambda x: torch.fmod(x + 7, x), (tensor([1, 3]),), [(tensor([1, 0]),)]),
     "repeat_interleave": lookup(lambda x, i: x.repeat_interleave(i, 0), floats(2, 3), tensor([1, 2]), -1, 0),
-    # Negative repeats beside a size are not tried: eager itself may write behind the result before it looks at them.
+    # Negative repeats with a given size are not tested: eager may write past the result before it checks them.
     "repeat_interleave to a size": Checked(
         lambda x, i: x.repeat_interleave(i, 0, output_size=3),
         (floats(2, 3), tensor([1, 2])),
@@ -178,7 +181,7 @@ CASES = {**LOSSES, **LOOKUPS, **DRAWS, **INTEGERS, **QUANTISED}
 
 
 def grouped(case: Checked) -> Callable[..., Tensor]:
-    """The function between operators that are compiled in any case."""
+    """Return the case's function between operators that always compile."""
 
     def call(*arguments: Any) -> Tensor:
         first, *rest = arguments
@@ -191,7 +194,7 @@ def grouped(case: Checked) -> Callable[..., Tensor]:
 @pytest.mark.usefixtures("without_gradients")
 @pytest.mark.sampled(6)
 def test_traced(name: str) -> None:
-    """PyTorch's own interpreter raises ``RuntimeError`` whatever an operator raises."""
+    """PyTorch's interpreter raises ``RuntimeError``, whichever error an operator raises."""
     case = CASES[name]
     function = grouped(case)
     traced = warmed_up(function, *case.good)

@@ -1,4 +1,4 @@
-"""What goes wrong falls back, says so once, and loses nothing."""
+"""Faults: they cause a fallback and one warning, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chain(x):
 
 @pytest.fixture
 def broken_compiler(monkeypatch):
-    """Every compilation fails as the compiler fails, at the first op of the group."""
+    """Let every compilation fail at the first op of the group, with an error like the compiler's."""
 
     def fail(program):
         raise CompileError("cannot be lowered", diagnostic='loc("aten::tanh"("graph":0:0)): no such thing')
@@ -53,13 +53,13 @@ def test_a_failed_compile_falls_back_and_warns_once():
         assert_matches(scripted(x), chain(x))
         other = torch.randn(2, 2)
         assert_matches(scripted(other), chain(other))
-    said = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
-    assert len(said) == 1
-    assert "aten::tanh: cannot be lowered" in said[0]
-    assert Path(__file__).name in said[0]
+    messages = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+    assert len(messages) == 1
+    assert "aten::tanh: cannot be lowered" in messages[0]
+    assert Path(__file__).name in messages[0]
     (reason,) = torchmdla.stats().fallbacks
     assert "cannot be lowered" in reason
-    assert torchmdla.stats().fallbacks[reason] == 2  # the call that divided the group was a recorded one
+    assert torchmdla.stats().fallbacks[reason] == 2  # the call that divided the group was recorded
 
 
 @pytest.mark.usefixtures("broken_compiler")
@@ -124,7 +124,7 @@ def test_an_interrupted_compile_is_tried_again(monkeypatch):
 
 
 def test_errors_of_the_program_keep_their_torchscript_traceback(monkeypatch):
-    """The way that interrupts and strict errors pass the interpreter must not stay open."""
+    """The path by which interrupts and strict errors pass the interpreter must be closed afterwards."""
     test_an_interrupted_compile_is_tried_again(monkeypatch)
     scripted = torch.jit.trace(lambda x, y: x @ y, (torch.randn(4, 4), torch.randn(4, 4)), check_trace=False)
     with pytest.raises(RuntimeError, match="The following operation failed in the TorchScript interpreter"):
@@ -193,7 +193,7 @@ def test_a_compile_that_found_no_descriptors_is_tried_again():
 
 @pytest.mark.sampled(0)
 def test_leaving_while_compiles_are_queued(tmp_path):
-    """They never end, and the interpreter waits for none of them."""
+    """The queued compilations never end, and the interpreter does not wait for them."""
     code = """
         import sys, torch, torchmdla
         sys.path.insert(0, sys.argv[1])
@@ -379,7 +379,7 @@ def test_programs_that_ran_before_it_was_turned_on_are_optimised_anew(call: str)
 
 
 def test_groups_stay_where_a_program_is_compiled_again() -> None:
-    """Only plans without groups are forgotten: a second warm-up compiles nothing."""
+    """Only plans without groups are dropped: a second warm-up compiles nothing."""
     x = torch.randn(4, 4)
     program = torch.jit.trace(lambda x: torch.sigmoid(torch.tanh(x) * 2 + 1), (x,), check_trace=False)
     torchmdla.compile(program, x)
@@ -391,7 +391,7 @@ def test_groups_stay_where_a_program_is_compiled_again() -> None:
 
 
 def test_leaving_while_groups_are_alive():
-    """Groups outlive the interpreter in PyTorch's caches; letting go of them must not touch Python then."""
+    """Groups outlive the interpreter in PyTorch's caches. Their destruction must not touch Python then."""
     code = """
         import torch, torchmdla
         torch.chain = torch.jit.trace(lambda x: torch.sigmoid(torch.tanh(x) * 2), torch.randn(4, 4), check_trace=False)

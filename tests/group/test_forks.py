@@ -1,4 +1,4 @@
-"""A fork while other threads are at work: the child, which does not have these threads, compiles and runs."""
+"""Tests of forks while other threads run: the child lacks these threads, and still compiles and runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class TestLocks:
             assert in_child(lambda: True) == 0
 
 
-# What a child runs in. One that hangs says where, and ends. A thread of the parent must not outlive a failure.
+# The start of a child's program. A child that hangs prints its stack and exits. If a check fails, no thread of the
+# parent keeps the process alive.
 PROGRAM = """
     import faulthandler, os, signal, sys, threading, time, traceback, warnings
     os.environ["TORCHMDLA_CACHE_SIZE"] = "0"

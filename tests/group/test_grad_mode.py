@@ -1,4 +1,4 @@
-"""Groups whose inputs require grad, called in grad mode: compiled as without, with gradients as eager's."""
+"""Groups whose inputs require grad, called in grad mode: they run compiled, and gradients are eager's."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ import torchmdla
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs import operators
 
-# Calls until a group is compiled: one as PyTorch runs a model that trains, one that is recorded, and one that shows
-# which outputs require grad.
+# Calls until a group is compiled. PyTorch runs the first one as it runs a model that trains. The second one is
+# recorded, and the third one shows which outputs require grad.
 CALLS = 3
 
 
 def made_by_group(result: Tensor) -> bool:
-    """Whether compiled code made ``result``, in a call that autograd follows."""
+    """Return whether compiled code computed ``result``, in a call that autograd follows."""
     return result.grad_fn is not None and result.grad_fn.name() == "GroupBackward"
 
 
 def compiled(function: Any, *inputs: Any) -> Any:
-    """``function`` traced, or as it is if scripted, and called until its groups run compiled."""
+    """Trace ``function`` unless it is scripted, and call it until its groups run compiled."""
     scripted = function
     if not isinstance(function, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         scripted = torch.jit.trace(function, inputs, check_trace=False)
@@ -95,35 +95,37 @@ def test_models_run_compiled_and_their_gradients_are_eagers(name: str, make: Any
     scripted = compiled(torch.jit.script(twin) if make is torch.jit.script else twin, x)
     assert torchmdla.stats().specialisations == 1
     assert not torchmdla.stats().fallbacks
-    (given,), (other,) = leaves(x), leaves(x)
-    result, expected = scripted(given), module(other)
-    if not given.requires_grad:
+    (argument,), (other,) = leaves(x), leaves(x)
+    result, expected = scripted(argument), module(other)
+    if not argument.requires_grad:
         assert made_by_group(result)
     assert_matches(result, expected, layers=4)
     result.square().mean().backward()
     expected.square().mean().backward()
-    assert_matches([given.grad, *of_parameters(twin)], [other.grad, *of_parameters(module)], layers=16)
+    assert_matches([argument.grad, *of_parameters(twin)], [other.grad, *of_parameters(module)], layers=16)
 
 
 def _differentiable() -> list[Any]:
-    """Of each operator the first call."""
-    found = [program for program in operators.PROGRAMS if any(t.is_floating_point() for t in program.inputs)]
-    return list({program.name.partition(":")[0]: program for program in reversed(found)}.values())
+    """Return the first program of each operator."""
+    programs = [program for program in operators.PROGRAMS if any(t.is_floating_point() for t in program.inputs)]
+    return list({program.name.partition(":")[0]: program for program in reversed(programs)}.values())
 
 
 def gradients(function: Any, inputs: tuple[Tensor, ...], calls: int) -> list[Any]:
-    """Which results of the last of so many calls require grad, and gradients through all of them."""
+    """Return which results of the last of ``calls`` calls require grad, and gradients through all of them."""
     for _ in range(calls):
-        given = leaves(*inputs)
-        made = [value for value in torch.utils._pytree.tree_leaves(function(*given)) if isinstance(value, Tensor)]
-    required = [value for value in made if value.requires_grad]
+        arguments = leaves(*inputs)
+        outputs = [
+            value for value in torch.utils._pytree.tree_leaves(function(*arguments)) if isinstance(value, Tensor)
+        ]
+    required = [value for value in outputs if value.requires_grad]
     if not required:
-        return [[value.requires_grad for value in made], []]
-    wanted = [value for value in given if value.requires_grad]
+        return [[value.requires_grad for value in outputs], []]
+    wanted = [value for value in arguments if value.requires_grad]
     torch.manual_seed(5)
     seeds = [torch.randn_like(value) for value in required]
-    found = torch.autograd.grad(required, wanted, seeds, allow_unused=True)
-    return [[value.requires_grad for value in made], list(found)]
+    grads = torch.autograd.grad(required, wanted, seeds, allow_unused=True)
+    return [[value.requires_grad for value in outputs], list(grads)]
 
 
 @pytest.mark.parametrize("program", _differentiable(), ids=lambda program: program.name)
@@ -136,7 +138,7 @@ def test_operators(program: Any) -> None:
         scripted = torch.jit.trace(function, inputs, check_trace=False)
     except (RuntimeError, NotImplementedError):
         pytest.skip("eager PyTorch or tracing refuses")
-    # A view of what a group's input is a view of adds to the gradient, where eager's expands a sum.
+    # Strides differ: a group adds up the gradients of views of one base, where eager expands a sum.
     assert_matches(gradients(scripted, inputs, CALLS + 1), expected, layers=16, strides=False)
 
 
@@ -148,11 +150,11 @@ def test_outputs_require_grad_as_eagers_do() -> None:
     for flags in itertools.product((False, True), repeat=3):
         inputs = [torch.randn(3, 4).requires_grad_(flag) for flag in flags]
         scripted = compiled(function, *inputs)
-        made, expected = scripted(*inputs), function(*inputs)
-        assert [value.requires_grad for value in made] == [value.requires_grad for value in expected]
-        assert [value.is_leaf for value in made] == [value.is_leaf for value in expected]
-        assert_matches(made, expected)
-        assert any(flags) == any(made_by_group(value) for value in made)
+        results, expected = scripted(*inputs), function(*inputs)
+        assert [value.requires_grad for value in results] == [value.requires_grad for value in expected]
+        assert [value.is_leaf for value in results] == [value.is_leaf for value in expected]
+        assert_matches(results, expected)
+        assert any(flags) == any(made_by_group(value) for value in results)
 
 
 def test_inputs_that_require_grad_change_from_call_to_call() -> None:
@@ -174,17 +176,17 @@ def test_inputs_that_require_grad_change_from_call_to_call() -> None:
 
 
 def test_only_what_is_asked_for_is_computed() -> None:
-    """The weight's gradient alone needs the convolution's backward pass with regard to it, and nothing else."""
+    """The weight's gradient alone needs exactly one convolution backward, with regard to the weight."""
     module = convolutions()
     scripted, (x,) = compiled(module, image()), leaves(image())
     for _ in range(CALLS):
         result = scripted(x)
     wanted = [x, module[3].bias]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        found = torch.autograd.grad(result.sum(), wanted[1:], retain_graph=True)
+        gradients_of_bias = torch.autograd.grad(result.sum(), wanted[1:], retain_graph=True)
     assert sum(event.count for event in profile.key_averages() if event.key == "aten::convolution_backward") == 1
     expected = torch.autograd.grad(module(x).sum(), wanted)
-    assert_matches([*torch.autograd.grad(result.sum(), wanted[:1]), *found], list(expected), layers=4)
+    assert_matches([*torch.autograd.grad(result.sum(), wanted[:1]), *gradients_of_bias], list(expected), layers=4)
 
 
 def test_higher_derivatives() -> None:
@@ -192,15 +194,15 @@ def test_higher_derivatives() -> None:
     scripted, (x,) = compiled(module, image(1, 2, 8).double()), leaves(image(1, 2, 8).double())
     for _ in range(CALLS):
         scripted(x)
-    found = []
+    derivatives = []
     for each in (scripted, module):
         result = each(x)
         assert made_by_group(result) == (each is scripted)
         (first,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
         third = torch.autograd.grad(second.sum(), [x, *module.parameters()], allow_unused=True)
-        found.append([first, second, third])
-    assert_matches(*found, layers=16)
+        derivatives.append([first, second, third])
+    assert_matches(*derivatives, layers=16)
     for _ in range(20):
         scripted(x)
     assert made_by_group(scripted(x))
@@ -217,11 +219,11 @@ def test_an_input_that_depends_on_another() -> None:
         for _ in range(2 * CALLS):
             result = scripted(x, x * w)
         assert made_by_group(result)
-        found = torch.autograd.grad(result.sum(), (x, w), create_graph=create_graph)
+        grads = torch.autograd.grad(result.sum(), (x, w), create_graph=create_graph)
         expected = torch.autograd.grad(function(x, x * w).sum(), (x, w), create_graph=create_graph)
-        assert_matches(found, expected, layers=4)
+        assert_matches(grads, expected, layers=4)
         if create_graph:
-            again = [torch.autograd.grad(first.square().sum(), (x, w)) for first, _ in (found, expected)]
+            again = [torch.autograd.grad(first.square().sum(), (x, w)) for first, _ in (grads, expected)]
             assert_matches(*again, layers=16)
 
 
@@ -231,12 +233,12 @@ def test_several_backwards() -> None:
     result = scripted(x).sum()
     for _ in range(3):
         result.backward(retain_graph=True)
-    found = of_parameters(module)
+    grads = of_parameters(module)
     module.zero_grad()
     expected = module(x).sum()
     for _ in range(3):
         expected.backward(retain_graph=True)
-    assert_matches(found, of_parameters(module), layers=4)
+    assert_matches(grads, of_parameters(module), layers=4)
     result.backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         result.backward()
@@ -270,7 +272,7 @@ def test_hooks() -> None:
     for inner in (module, compiled(module, x)):
         outer, (leaf,), calls = Outer(inner), leaves(x), []
         handles = [
-            outer.register_full_backward_hook(lambda _, given, made, calls=calls: calls.append((given, made))),
+            outer.register_full_backward_hook(lambda _, inputs, outputs, calls=calls: calls.append((inputs, outputs))),
             next(module.parameters()).register_hook(lambda grad, calls=calls: calls.append(grad) or grad * 2),
             next(module.parameters()).register_post_accumulate_grad_hook(lambda p, calls=calls: calls.append(p.grad)),
         ]
@@ -290,16 +292,16 @@ def test_hooks() -> None:
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoints(use_reentrant: bool) -> None:
     module, x = convolutions(), image()
-    scripted, found = compiled(module, x), []
+    scripted, grads = compiled(module, x), []
     for each in (module, scripted):
         for _ in range(2 * CALLS):
             module.zero_grad()
             (leaf,) = leaves(x)
-            # It stops early by an exception, which PyTorch's interpreter of scripts does not let pass.
+            # Early stop raises an exception, which PyTorch's interpreter of scripts does not pass on.
             with set_checkpoint_early_stop(False):
                 checkpoint(each, leaf, use_reentrant=use_reentrant).square().sum().backward()
-        found.append([leaf.grad, *of_parameters(module)])
-    assert_matches(found[1], found[0], layers=16)
+        grads.append([leaf.grad, *of_parameters(module)])
+    assert_matches(grads[1], grads[0], layers=16)
 
 
 def test_hooks_on_saved_tensors_see_eagers() -> None:
@@ -318,15 +320,15 @@ def test_hooks_on_saved_tensors_see_eagers() -> None:
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
 def test_forward_mode(mode: Any) -> None:
     module, x, direction = convolutions(), image(), image()
-    scripted, found = compiled(module, x), []
+    scripted, duals = compiled(module, x), []
     with torch.no_grad():
         for _ in range(CALLS):
             scripted(x)
     for each in (module, scripted):
         with forward_ad.dual_level(), mode():
-            found.append(forward_ad.unpack_dual(each(forward_ad.make_dual(x, direction))))
-    assert_matches(found[1].tangent, found[0].tangent, layers=4)
-    assert_matches(found[1].primal.detach(), found[0].primal.detach(), layers=4)
+            duals.append(forward_ad.unpack_dual(each(forward_ad.make_dual(x, direction))))
+    assert_matches(duals[1].tangent, duals[0].tangent, layers=4)
+    assert_matches(duals[1].primal.detach(), duals[0].primal.detach(), layers=4)
 
 
 def test_tensors_of_inference_mode() -> None:
@@ -358,18 +360,18 @@ def test_autocast_around_backward() -> None:
     module, x = convolutions(), image()
     result = compiled(module, x)(x)
     with torch.autocast("cpu"):
-        found = torch.autograd.grad(result.sum(), list(module.parameters()))
-    assert_matches(found, torch.autograd.grad(module(x).sum(), list(module.parameters())), layers=4)
+        grads = torch.autograd.grad(result.sum(), list(module.parameters()))
+    assert_matches(grads, torch.autograd.grad(module(x).sum(), list(module.parameters())), layers=4)
 
 
 def test_batches_of_gradients() -> None:
     module, x = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Tanh()), image(1, 2, 6)
     scripted, seeds = compiled(module, x), torch.randn(5, 1, 3, 4)
-    found = [
+    batches = [
         torch.autograd.grad(each(x), list(module.parameters()), seeds, is_grads_batched=True)
         for each in (scripted, module)
     ]
-    assert_matches(*found, layers=4)
+    assert_matches(*batches, layers=4)
 
 
 def test_threads_call_and_go_back_at_once() -> None:
@@ -381,16 +383,16 @@ def test_threads_call_and_go_back_at_once() -> None:
     def work(number: int) -> None:
         for call in range(10):
             result = shared if call % 2 else scripted(x).sum()
-            found = torch.autograd.grad(result, list(module.parameters()), retain_graph=True)
-            assert_matches(found, expected, layers=4)
+            grads = torch.autograd.grad(result, list(module.parameters()), retain_graph=True)
+            assert_matches(grads, expected, layers=4)
 
     assert not in_threads(4, work)
 
 
 def test_gradients_add_up_over_calls() -> None:
-    """Many calls before the first backward, as in a recurrence, and as in the accumulation over batches."""
+    """Run many calls before the first backward, as in recurrences and in accumulation over batches."""
     module = nn.Sequential(nn.Conv1d(2, 2, 3, padding=1), nn.Tanh())
-    x, found = image(1, 2, 6), []
+    x, grads = image(1, 2, 6), []
     scripted = torch.jit.trace(module, x, check_trace=False)
     for each in (module, scripted):
         for _ in range(3):
@@ -400,8 +402,8 @@ def test_gradients_add_up_over_calls() -> None:
                 state = each(state)
                 total = total + state.sum()
             total.backward()
-            found.append(of_parameters(module))
-    assert_matches(found[3:], found[:3], layers=16)
+            grads.append(of_parameters(module))
+    assert_matches(grads[3:], grads[:3], layers=16)
 
 
 def test_a_group_that_trains_runs_as_pytorch_runs_it_until_it_stops() -> None:
@@ -424,9 +426,9 @@ def test_differentiable_graphs_have_groups_forward_and_backward() -> None:
     for _ in range(5):
         torchmdla.reset_stats()
         scripted(x).sum().backward()
-    made = torchmdla.stats()
-    assert made.specialisations == 0
-    assert not made.fallbacks
+    statistics = torchmdla.stats()
+    assert statistics.specialisations == 0
+    assert not statistics.fallbacks
     torchmdla.reset_stats()
     again = torch.jit.trace(module, x, check_trace=False)
     for _ in range(5):
@@ -465,7 +467,7 @@ def test_profiling_is_left_out_only_while_switched_on() -> None:
 
 
 def test_gradients_of_a_chunk_of_which_one_part_is_used_have_its_sizes() -> None:
-    """PyTorch's executor forgets the other part."""
+    """PyTorch's executor does not track the unused part."""
 
     def gate(x: Tensor) -> Tensor:
         first, _ = x.chunk(2, 1)
@@ -474,15 +476,18 @@ def test_gradients_of_a_chunk_of_which_one_part_is_used_have_its_sizes() -> None
     x = torch.randn(4, 8)
     traced = torch.jit.trace(gate, (x,), check_trace=False)
     for _ in range(CALLS + 2):
-        (wanted,), (own,) = leaves(x), leaves(x)
+        (wanted,), (ours,) = leaves(x), leaves(x)
         gate(wanted).sum().backward()
-        traced(own).sum().backward()
-        assert_matches(own.grad, wanted.grad)
+        traced(ours).sum().backward()
+        assert_matches(ours.grad, wanted.grad)
 
 
 def test_a_backward_graph_is_planned_once() -> None:
-    """Executors plan for gradients that are missing in another way as deep as their strategy allows: each plan would
-    have groups."""
+    """The derivative of a scripted function is planned once.
+
+    Executors create another plan for each pattern of missing gradients, as deep as their strategy allows. Each plan
+    would have groups.
+    """
 
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.tanh(x * w) * w
@@ -493,5 +498,5 @@ def test_a_backward_graph_is_planned_once() -> None:
     for _ in range(6):
         first, second = scripted(x, w)
         torch.autograd.grad(first.sum() + second.sum(), [x, w])
-    # The whole of the function, of its differentiable graph, and of the derivative.
+    # One group each for the function, its differentiable graph, and the derivative.
     assert torchmdla.stats().groups <= 3

@@ -1,4 +1,4 @@
-"""Attention that does not look at a key that holds infinity or NaN: its weight is 0 or NaN as in eager."""
+"""Attention with a masked key that holds infinity or NaN: the key's weight is 0 or NaN, as in eager."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MASKS = {
     "large numbers": torch.where(_kept, 0.0, -1e9),
     "causal": None,
 }
-# Eager has one kernel for four dimensions and as many sizes of values as of keys, and products and softmax for others.
+# Eager has one kernel for four dimensions and values as long as keys. It uses products and softmax for other shapes.
 SIZES = {
     "fused": ((1, 2, LENGTH, 4), (1, 2, LENGTH, 4)),
     "no batch": ((2, LENGTH, 4), (2, LENGTH, 4)),
@@ -39,8 +39,8 @@ SIZES = {
 
 def attention(mask: Tensor | None) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        made = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
-        return made * 2
+        result = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None)
+        return result * 2
 
     return attend
 
@@ -62,7 +62,7 @@ def test_hidden_keys(sizes: str, mask: str, frontend: str) -> None:
         compiled = torch.compile(function, backend="torchmdla")
     for tensor in (key, value):
         for number in (math.inf, -math.inf, math.nan):
-            kept = tensor[..., HIDDEN, 0].clone()
+            previous = tensor[..., HIDDEN, 0].clone()
             tensor[..., HIDDEN, 0] = number
             assert_matches(compiled(query, key, value), function(query, key, value), layers=4)
-            tensor[..., HIDDEN, 0] = kept
+            tensor[..., HIDDEN, 0] = previous

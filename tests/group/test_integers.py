@@ -1,4 +1,4 @@
-"""Integers that vary: 64 bits from the caller to the kernel, whatever is computed with them on the way."""
+"""Integers that vary: they keep 64 bits from the caller to the kernel, whatever is computed with them before."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 import torchmdla
 from torchmdla.testing.compare import assert_matches
 
-# Beyond 2**53 a double skips integers; 2**62 + 2**38 + 1 is rounded to another float32 if it is a double in between.
+# A double skips integers beyond 2**53. If 2**62 + 2**38 + 1 passes through a double, it rounds to another float32.
 VALUES = (2**53 + 1, 2**60 + 7, 2**62 + 2**38 + 1, 2**63 - 1, -(2**53) - 1, -(2**63) + 5)
 
-# From these a group learns that the integer varies.
+# From these values a group learns that the integer varies.
 SMALL = (3, 5, 7, 11, 13)
 
-# Of int64 tensors ``x`` and integers ``n``.
+# Expressions of int64 tensors ``x`` and integers ``n``.
 EXPRESSIONS: Mapping[str, str] = {
     "sum": "(x + n) * 3 - x",
     "difference": "(x - n) * 3 + x",
@@ -52,14 +52,14 @@ EXPRESSIONS: Mapping[str, str] = {
     "choice": "x * 3 + 1 if n % 2 == 0 else x * 5 + 7",
 }
 
-# Of these the number is more than 64 bits long on the way, where TorchScript's integers wrap and Python's do not.
+# Intermediate integers of these need more than 64 bits. TorchScript's integers wrap, and Python's do not.
 WRAPPING: Mapping[str, str] = {
     "product of numbers": "(x + (n * 2 + 5 - n)) * 3",
     "square of the number": "(x + n * n) * 3",
     "negative square of the number": "(x - n * n // 7) * 3",
 }
 
-# What a group returns of the number alone.
+# Results that a group computes from the number alone.
 RETURNED: Mapping[str, str] = {
     "number": "(x * 3 + n, n + x.size(0) - 1, n // 3, n % 10, [n - 1, 2])",
 }
@@ -71,7 +71,7 @@ def scripted(expression: str) -> Callable[[Tensor, int], object]:
 
 
 def around(n: int) -> Tensor:
-    """Integers next to ``n``, and small ones."""
+    """Return integers next to ``n``, and small ones."""
     return torch.tensor([max(n - 1, -(2**63)), n, min(n + 1, 2**63 - 1), 0, 5, -7, n // 3])
 
 
@@ -112,7 +112,7 @@ def test_other_frontends(name: str, frontend: str, request: pytest.FixtureReques
         assert_matches(moved(program(around(n).to(device), n)), eager(around(n), n), strides=False)
 
 
-# Lists that no kernel sees: what a method's argument brings into a group.
+# Lists that no kernel reads: a method's argument brings them into a group.
 LISTS: Mapping[str, tuple[str, str, list[list[object]]]] = {
     "integers or None": ("Optional[int]", "4", [[None, None], [2, None], [None, 5], [2, 6]]),
     "integers": ("int", "4", [[1, 2], [3, 4]]),

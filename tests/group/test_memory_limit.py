@@ -1,5 +1,8 @@
-"""The limit on memory: what is least recently used loses its packed weights, or is taken out, and is made again when it
-is called."""
+"""The limit on memory.
+
+The least recently used specialisations lose their packed weights, or are evicted. They are created again when they are
+called.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from torchmdla.testing.compare import assert_matches
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
-# Bytes of the packed weights of `wide`, and about those of the code of a small group.
+# The size in bytes of the packed weights of `wide`, and about that of the code of a small group.
 WEIGHTS = 512 * 512 * 4
 CODE = 12 << 10
 
@@ -33,14 +36,16 @@ def no_limit_afterwards() -> Iterator[None]:
 
 
 def held() -> int:
-    """What is limited."""
+    """Return the bytes that the limit counts."""
     memory = torchmdla.stats().memory
     return memory.packed + memory.code
 
 
 def limit(more: float, keep_seconds: float = 0.0, unit: int = WEIGHTS) -> int:
-    """Takes out all that there is, and lets ``more`` packed weights of :func:`wide`, or code of a group, fit beside
-    what stays. Returns the limit."""
+    """Evict everything, and set a limit with room for ``more`` units beside the rest. Return the limit.
+
+    A unit is the size of the packed weights of :func:`wide`, or of the code of a group.
+    """
     gc.collect()
     _C.set_memory_limit(1, 0.0)
     most = max(held() + int(more * unit), 1)
@@ -67,14 +72,14 @@ def programs(count: int, x: Tensor) -> list[Program]:
 
 
 def call(program: Program, x: Tensor, times: int = 3) -> None:
-    """Until it is compiled and packed, with the right values."""
+    """Call a program until it is compiled and its weights are packed, and check its values."""
     run, module = program
     for _ in range(times):
         assert_matches(run(x), module(x))
 
 
 class Elementwise(nn.Module):
-    """Packs nothing."""
+    """A module without weights to pack."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.sigmoid(torch.tanh(x) * 2 + 1)
@@ -86,12 +91,12 @@ def elementwise() -> Program:
 
 
 def grow() -> None:
-    """Has a small program made: order is told by what was made in between."""
+    """Compile a small program. The order of use is only known relative to compilations in between."""
     call(elementwise(), torch.randn(8))
 
 
 def made_by(function: Callable[[], object]) -> int:
-    """How many specialisations were made meanwhile."""
+    """Return how many specialisations were created while ``function`` ran."""
     before = torchmdla.stats().specialisations
     function()
     return torchmdla.stats().specialisations - before
@@ -106,14 +111,14 @@ def unpacked() -> int:
 
 
 def is_packed(program: Program, x: Tensor) -> bool:
-    """Whether a call finds the weights packed."""
+    """Return whether a call finds the weights packed."""
     before = torchmdla.stats().memory.packed
     _C.set_memory_limit(0, 0.0)
     call(program, x, times=1)
     return torchmdla.stats().memory.packed == before
 
 
-# --- what is taken out ----------------------------------------------------------------------------------------------
+# --- evictions --------------------------------------------------------------------------------------------------------
 
 
 def test_there_is_no_limit_by_default() -> None:
@@ -135,7 +140,7 @@ def test_weights_of_many_sizes_stay_within_the_limit() -> None:
         assert held() <= most
     stats = torchmdla.stats()
     assert stats.memory.unpacked > 0 and stats.memory.over_limit == 0
-    # Weights are packed anew where the code is there.
+    # Weights are packed again where the code still exists.
     assert not stats.fallbacks and stats.specialisations == 10 and stats.memory.evicted == 0
 
 
@@ -147,7 +152,7 @@ def test_code_for_many_sizes_stays_within_the_limit() -> None:
         call(program, torch.randn(size))
         assert held() <= most
     stats = torchmdla.stats()
-    # More than max_specialisations in all, never at one time.
+    # There are more than max_specialisations in total, but never at the same time.
     assert not stats.fallbacks and stats.specialisations == 24
     assert stats.memory.evicted >= 24 - 8 and stats.memory.over_limit == 0
 
@@ -166,7 +171,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_use_counts_though_nothing_grows() -> None:
-    """A program that is called again and again is in use, however long ago memory grew last."""
+    """A program that is called repeatedly is in use, even if memory grew last a long time ago."""
     x = torch.randn(4, 512)
     first, second, third = programs(3, x)
     limit(2.5)
@@ -236,17 +241,17 @@ def test_what_python_keeps_of_it_goes() -> None:
     limit(2.0)
     call(program, x)
     owners = [
-        weakref.ref(one["executable"].owner)
+        weakref.ref(specialisation["executable"].owner)
         for group in _C.groups()
-        for one in group["specialisations"]
-        if one["executable"] is not None
+        for specialisation in group["specialisations"]
+        if specialisation["executable"] is not None
     ]
     assert any(owner() is not None for owner in owners)
     limit(2.0)
     assert all(owner() is None for owner in owners)
 
 
-# --- more than fits at once -----------------------------------------------------------------------------------------
+# --- more than fits at the same time ----------------------------------------------------------------------------------
 
 
 def test_programs_in_turn_that_do_not_fit_are_not_made_in_each_call() -> None:
@@ -261,7 +266,7 @@ def test_programs_in_turn_that_do_not_fit_are_not_made_in_each_call() -> None:
             for program in three:
                 call(program, x, times=2)
 
-    # Each loses its weights once, and then keeps them.
+    # Each program loses its weights once, and then keeps them.
     rounds()
     assert 1 <= unpacked() <= 3 and evicted() == 0
     before = unpacked()
@@ -294,7 +299,7 @@ def test_what_alone_does_not_fit_runs() -> None:
     assert torchmdla.stats().memory.over_limit >= 1 and evicted() == unpacked() == 0
 
 
-# --- while it is in use ---------------------------------------------------------------------------------------------
+# --- evictions during use ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", [0.0, 1.5], ids=["code and weights", "weights"])
@@ -333,9 +338,9 @@ def test_backward_comes_after_it_was_taken_out() -> None:
     limit(0.0)
     assert torchmdla.stats().memory.packed == 0
     with torch.enable_grad():
-        (found,) = torch.autograd.grad(result.sum(), x)
+        (gradient,) = torch.autograd.grad(result.sum(), x)
         (expected,) = torch.autograd.grad(module(x).sum(), x)
-    assert_matches(found, expected)
+    assert_matches(gradient, expected)
 
 
 def test_groups_of_fx_graphs() -> None:
@@ -386,7 +391,7 @@ def test_packages_are_read_again(tmp_path: Path) -> None:
         assert stats.memory.unpacked == 3 and not stats.fallbacks
 
 
-# --- settings and reports -------------------------------------------------------------------------------------------
+# --- settings and reports ---------------------------------------------------------------------------------------------
 
 
 def test_the_limit_is_set() -> None:
@@ -402,11 +407,11 @@ LIMIT = "import torchmdla; print(torchmdla.stats().memory.limit)"
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("4G", 4 << 30), ("512 MiB", 512 << 20), ("1234", 1234), ("0", 0), ("", 0), ("1tb", 1 << 40)]
+    ("text", "limit"), [("4G", 4 << 30), ("512 MiB", 512 << 20), ("1234", 1234), ("0", 0), ("", 0), ("1tb", 1 << 40)]
 )
 @pytest.mark.sampled(1)
-def test_the_environment_says_the_limit(text: str, found: int) -> None:
-    assert run_python(LIMIT, TORCHMDLA_MEMORY=text).stdout.split() == [str(found)]
+def test_the_environment_says_the_limit(text: str, limit: int) -> None:
+    assert run_python(LIMIT, TORCHMDLA_MEMORY=text).stdout.split() == [str(limit)]
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "4X", "4GG", "99999999999T"])
@@ -437,4 +442,4 @@ def test_a_program_is_explained_whose_code_was_taken_out() -> None:
     call(first, x)
     call(second, x)
     (group,) = torchmdla.explain(first[0], x).groups
-    assert [one.is_dynamic for one in group.specialisations] == [False]
+    assert [specialisation.is_dynamic for specialisation in group.specialisations] == [False]

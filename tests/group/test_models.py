@@ -1,4 +1,4 @@
-"""Whole models: how they are grouped, that nothing falls back, and that they compute what eager computes."""
+"""Whole models: their grouping, no fallbacks, and eager's results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.coverage import GROUP, blocks, count_ops, groups
 from torchmdla.testing.models import MODELS, ModelSpec
 
-# A profiling executor watches one call, optimises at the second, and the group records and compiles at its first.
+# The profiling executor watches the first call and optimises at the second. The group records at its first call, and
+# compiles.
 WARM_UP_CALLS = 3
 
 
 def capture(module: nn.Module, how: str, frozen: bool, inputs: tuple[torch.Tensor, ...]) -> Any:
-    """``module`` as TorchScript. A trace is not checked by running it, so that a test's calls are the first ones."""
+    """Return ``module`` as TorchScript. A trace is not checked by running it, so the test's calls are the first."""
     scripted = torch.jit.script(module) if how == "script" else torch.jit.trace(module, inputs, check_trace=False)
     return torch.jit.freeze(scripted) if frozen else scripted
 
@@ -31,9 +32,10 @@ def check_calls(scripted: Any, module: nn.Module, spec: ModelSpec, batch: int, s
 
 
 def dividers(block: Any) -> int:
-    """How many nodes of ``block`` no group can take: control flow, and ops that train if an input says so.
+    """Return how many nodes of ``block`` cannot be in a group: control flow, and ops with a training flag.
 
-    The second are the norms, dropouts and recurrent layers of a scripted module that is not frozen.
+    The latter are the norms, dropouts and recurrent layers of a scripted module that is not frozen. An input of the
+    graph decides whether they train.
     """
     count = 0
     for node in block.nodes():
@@ -51,11 +53,14 @@ def is_op(node: Any) -> bool:
 
 
 def check_grouping(graph: Any) -> None:
-    """One group for each stretch of a block between nodes that no group can take; none only beside those."""
+    """Check for at most one group per stretch of a block between nodes that cannot be in a group.
+
+    A graph without a group must have such a node.
+    """
     assert groups(graph) or any(dividers(block) for block in blocks(graph)), f"no group in\n{graph}"
     for block in blocks(graph):
-        found = sum(node.kind() == GROUP for node in block.nodes())
-        assert found <= 1 + dividers(block), f"a split group in\n{graph}"
+        count = sum(node.kind() == GROUP for node in block.nodes())
+        assert count <= 1 + dividers(block), f"a split group in\n{graph}"
 
 
 def check_one_group(graph: Any) -> None:
@@ -64,7 +69,8 @@ def check_one_group(graph: Any) -> None:
     assert inside == all_ops, graph
 
 
-# The two ways that differ most, and of some models, which have most kinds of layers between them, all.
+# The two most different captures of each model. Some models are captured in all four: together they have most kinds of
+# layers.
 WAYS = [
     pytest.param(name, how, frozen, id=f"{name}-{how}-{'frozen' if frozen else 'unfrozen'}")
     for name in MODELS
@@ -88,10 +94,10 @@ def test_model(name: str, how: str, frozen: bool) -> None:
         if how == "trace" and frozen:
             check_one_group(graph)
         first = torchmdla.stats()
-        # Every group was compiled. Those in branches that were not taken have not been called.
+        # Every group was compiled, except those in branches that no call has taken.
         branches = any(True for node in graph.nodes() for _ in node.blocks())
         assert first.specialisations >= (1 if branches else first.groups)
-        # New sizes after the first: the same group, specialised again.
+        # The same group is specialised again for new sizes.
         check_calls(scripted, module, spec, spec.batch + 1, spec.sizes[0], 2)
         check_calls(scripted, module, spec, spec.batch, spec.sizes[-1], 2)
         second = torchmdla.stats()
@@ -115,11 +121,11 @@ def test_full_size_model(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.sampled(2)
 def test_models_are_fit_to_compare_with(name: str) -> None:
-    """The same seed gives the same weights, and outputs are in a range in which an error shows."""
+    """The same seed creates the same weights, and outputs are in a range in which errors are visible."""
     spec = MODELS[name].reduced()
     module, again = spec.build(), spec.build()
-    for one, other in zip(module.state_dict().values(), again.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
+    for value, other in zip(module.state_dict().values(), again.state_dict().values(), strict=True):
+        assert torch.equal(value, other)
     with torch.no_grad():
         for size in spec.sizes:
             outputs = module(*spec.inputs(spec.batch, size, seed=1))

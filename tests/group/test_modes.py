@@ -1,4 +1,4 @@
-"""Scripted modules that are not frozen: modes and options are read in each call, and decide what a group does."""
+"""Scripted modules that are not frozen: each call reads modes and options, which select the code of a group."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Twins:
         change(self.scripted)
 
     def check(self, *inputs: Tensor) -> None:
-        """One call of each from the same random state: same results, then the same buffers and random state."""
+        """Call each once from the same random state, and compare results, then buffers and random states."""
         torch.manual_seed(5)
         expected = self.eager(*inputs)
         state = torch.get_rng_state()
@@ -54,8 +54,8 @@ class Twins:
         result = self.scripted(*inputs)
         assert_matches(result, expected, layers=4)
         assert torch.equal(torch.get_rng_state(), state)
-        for one, other in zip(self.eager.buffers(), self.scripted.buffers(), strict=True):
-            assert_matches(other, one, layers=4)
+        for buffer, other in zip(self.eager.buffers(), self.scripted.buffers(), strict=True):
+            assert_matches(other, buffer, layers=4)
         if isinstance(result, Tensor) and result.requires_grad:
             result.sum().backward()
 
@@ -67,7 +67,7 @@ def image(batch: int = 4, seed: int = 0) -> Tensor:
 # --- groups ---------------------------------------------------------------------------------------------------
 
 
-# An encoder layer of PyTorch chooses among masks and fast paths by its inputs.
+# PyTorch's encoder layer chooses among masks and fast paths by its inputs.
 @pytest.mark.parametrize("name", sorted(set(MODELS) - {"transformer_encoder"}))
 @pytest.mark.sampled(1)
 def test_an_unfrozen_script_is_one_group(name):
@@ -78,27 +78,27 @@ def test_an_unfrozen_script_is_one_group(name):
         graph = torchmdla.graph_for(scripted, *spec.inputs())
         assert_matches(scripted(*spec.inputs()), module(*spec.inputs()), layers=spec.layers)
     assert len(groups(graph)) == 1, graph
-    # None where another test has compiled it: instances of one scripted class share their plan.
+    # The count is 0 if another test has compiled the model: instances of one scripted class share their plan.
     assert torchmdla.stats().specialisations <= 1
     assert not torchmdla.stats().fallbacks
     assert not torchmdla.stats().fallbacks
 
 
 class Unet(nn.Module):
-    """Keeps what it meets in a list."""
+    """A module that collects intermediate tensors in a list."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norms = nn.ModuleList([nn.BatchNorm1d(4) for _ in range(3)])
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = [torch.tanh(x)]
+        tensors = [torch.tanh(x)]
         for norm in self.norms:
             x = torch.relu(norm(x))
-            kept.append(x)
+            tensors.append(x)
         for k in range(3):
-            x = x * 2 + kept[len(kept) - 2 - k]
-        return torch.cat([x, kept[0]], 1)
+            x = x * 2 + tensors[len(tensors) - 2 - k]
+        return torch.cat([x, tensors[0]], 1)
 
 
 def test_a_list_built_by_appends_does_not_split():
@@ -114,12 +114,12 @@ def test_a_list_built_by_appends_does_not_split():
 
 @torch.jit.script
 def _appending(x: Tensor, more: bool) -> tuple[list[Tensor], Tensor, int]:
-    kept = [torch.tanh(x) * 2]
-    before = len(kept)
+    tensors = [torch.tanh(x) * 2]
+    before = len(tensors)
     if more:
-        kept.append(x + 1)
-    kept.append(torch.sigmoid(x) * 3)
-    return kept, torch.cat(kept) + 1, before
+        tensors.append(x + 1)
+    tensors.append(torch.sigmoid(x) * 3)
+    return tensors, torch.cat(tensors) + 1, before
 
 
 def test_a_list_that_a_branch_appends_to_or_that_leaves_stays_as_it_is():
@@ -169,7 +169,7 @@ def test_switching_modes(switches, strict, grad):
 @pytest.mark.parametrize("first_grad", [False, True], ids=["inference first", "training first"])
 @pytest.mark.sampled(1)
 def test_training_between_inference(first_grad):
-    """Gradients, updated weights and statistics, whatever kind of call PyTorch's executor has seen first."""
+    """Compare gradients, updated weights and statistics, whichever kind of call PyTorch's executor sees first."""
     twins = Twins(Net())
     for phase in range(4):
         training = (phase % 2 == 0) == first_grad
@@ -182,14 +182,14 @@ def test_training_between_inference(first_grad):
 
 
 def step(twins: Twins, x: Tensor) -> None:
-    """One step of gradient descent on both; their parameters agree before and after."""
+    """Run one step of gradient descent on both modules. Their parameters agree before and after."""
     for module in (twins.eager, twins.scripted):
         torch.manual_seed(7)
         module.zero_grad()
         module(x).square().mean().backward()
     ours, eagers = dict(twins.scripted.named_parameters()), dict(twins.eager.named_parameters())
     for name, parameter in eagers.items():
-        # A convolution before a norm: its gradient is a small difference of large sums.
+        # The gradient of a convolution before a norm is a small difference of large sums.
         torch.testing.assert_close(ours[name].grad, parameter.grad, rtol=1e-3, atol=1e-5, msg=name)
         with torch.no_grad():
             parameter -= 0.05 * parameter.grad
@@ -197,7 +197,7 @@ def step(twins: Twins, x: Tensor) -> None:
 
 
 def test_an_eval_module_with_gradients():
-    """Fine-tuning with frozen statistics, on a plan made without gradients."""
+    """Fine-tune with frozen statistics, on a plan that was created without gradients."""
     twins = Twins(Net().eval())
     with torch.no_grad():
         for call in range(4):
@@ -208,15 +208,15 @@ def test_an_eval_module_with_gradients():
 
 
 def test_instances_share_a_plan_in_different_modes():
-    """Instances of one scripted class run one optimised graph."""
+    """Instances of one scripted class run the same optimised graph."""
     module = Net()
-    one, other = Twins(module), Twins(copy.deepcopy(module))
-    assert one.scripted._c._type() == other.scripted._c._type()
-    one.set(lambda m: m.eval())
+    first, other = Twins(module), Twins(copy.deepcopy(module))
+    assert first.scripted._c._type() == other.scripted._c._type()
+    first.set(lambda m: m.eval())
     other.set(lambda m: m.train())
     with torch.no_grad():
         for call in range(5):
-            one.check(image(seed=call))
+            first.check(image(seed=call))
             other.check(image(seed=call))
 
 
@@ -233,7 +233,7 @@ def test_off_while_modes_change():
 
 
 def test_an_error_in_training_is_pytorchs():
-    """Training a norm with one value per channel raises in eager PyTorch, before statistics change."""
+    """Training a norm with one value per channel raises an error in eager PyTorch, before statistics change."""
     twins = Twins(Unet().eval())
     with torch.no_grad():
         for _ in range(4):
@@ -372,7 +372,7 @@ def test_an_argument_that_is_not_given_leaves_one_group():
 
 
 def test_a_result_that_only_some_mode_makes_another_tensor():
-    """What a side returns unchanged is the same tensor, and a view of it a view, as in eager PyTorch."""
+    """A tensor that a branch returns unchanged is the same tensor, and its view is a view, as in eager PyTorch."""
 
     class Aliases(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -434,7 +434,7 @@ def test_more_modes_than_are_kept():
     with torch.no_grad():
         for call in range(40):
             for k in range(6):
-                # Indexing a scripted ModuleList gives a copy.
+                # Indexing a scripted ModuleList returns a copy.
                 twins.set(lambda module, k=k, call=call: list(module.parts.children())[k].train(bool(call >> k & 1)))
             twins.check(torch.randn(4, 2))
 
@@ -476,7 +476,7 @@ def test_a_write_in_a_mode_keeps_its_place():
 
 
 def test_an_effect_beside_an_unused_result_stays():
-    """A norm whose result nobody uses still counts its batches (PyTorch's scripts drop its statistics)."""
+    """A norm with an unused result still counts its batches (PyTorch's scripts drop its statistics)."""
 
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -497,7 +497,7 @@ def test_an_effect_beside_an_unused_result_stays():
 
 
 def test_statistics_that_eager_training_updates():
-    """The script shares its buffers with the module it was made from, whose training gives them no new version."""
+    """The script shares buffers with its source module, whose training creates no new versions of them."""
     module = Net().eval()
     scripted = torch.jit.script(module)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What is packed of weights: that it is noticed when they change, and that it goes when they go."""
+"""Packed weights: changes of the weights are noticed, and packed data is freed with the weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 @dataclass
 class Packings:
-    """How many buffers were packed and freed since the test began."""
+    """Counts of buffers that were packed and freed since the test began."""
 
     packed: int = 0
     freed: int = 0
@@ -44,7 +44,7 @@ _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @pytest.fixture
 def packings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Packings]:
-    """Counts what the cpu device's code packs."""
+    """Count the buffers that code of the cpu device packs, and check that all are freed in the end."""
     counts = Packings()
     device = devices.get("cpu")
     load = device.load
@@ -79,7 +79,10 @@ def packings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Packings]:
 
 
 def linear(columns: int = 512) -> tuple[nn.Module, Tensor]:
-    """Scripted modules of one type share graphs, and groups what is compiled for a size."""
+    """Return a layer and an input.
+
+    Scripted modules of one type share graphs, and groups share the code that is compiled for a size.
+    """
     return nn.Sequential(nn.Linear(columns, 256), nn.ReLU()), torch.randn(4, columns)
 
 
@@ -92,7 +95,7 @@ def depthwise() -> tuple[nn.Module, Tensor]:
 
 
 class Tied(nn.Module):
-    """An embedding's table is the output's weight."""
+    """A module whose embedding table is also the output's weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +139,7 @@ def by_pointer(weight: Tensor) -> None:
 WRITES = [row, padding_row, column, by_numpy, one_element, by_pointer]
 MODELS = [linear, convolution, depthwise, tied]
 
-# Ways to a callable that shares the module's weights.
+# Functions that make a callable that shares the module's weights.
 WAYS: dict[str, Callable[[nn.Module, Tensor], Call]] = {
     "scripted": lambda module, _: torch.jit.script(module),
     "traced": lambda module, x: torch.jit.trace(module, (x,), check_trace=False),
@@ -144,7 +147,7 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], Call]] = {
     "exported": lambda module, x: torchmdla.compile(module, x, frontend="export"),
 }
 
-# Every line is looked at in this many calls.
+# Every cache line is compared within this number of calls.
 MOST_CALLS = 4096
 
 
@@ -198,7 +201,7 @@ def in_place(weight: Tensor) -> Tensor:
 
 
 def gathered_anew(weight: Tensor) -> Tensor:
-    """As FSDP does: the memory is freed, and there is some again, most often at the same place."""
+    """Gather a weight as FSDP does: free its memory and allocate it again, usually at the same address."""
     content, storage = weight.clone(), weight.untyped_storage()
     bytes_before = storage.size()
     storage.resize_(0)
@@ -241,10 +244,10 @@ def test_refresh_is_certain(way: str, of_all: bool):
 
 
 def test_refresh_is_of_one_module(packings: Packings):
-    (one, x), (other, _) = linear(), linear()
-    calls = [warm("traced", module, x) for module in (one, other)]
+    (first, x), (other, _) = linear(), linear()
+    calls = [warm("traced", module, x) for module in (first, other)]
     before = packings.packed
-    for touched, times in ((one, 1), (None, 2), (nn.Linear(2, 2), 0), (other, 1)):
+    for touched, times in ((first, 1), (None, 2), (nn.Linear(2, 2), 0), (other, 1)):
         torchmdla.refresh(touched)
         for call in calls:
             call(x)
@@ -253,7 +256,7 @@ def test_refresh_is_of_one_module(packings: Packings):
 
 
 class Holder(nn.Module):
-    """A module whose weight is reached through ``place`` alone."""
+    """A module whose weight is only reachable through ``place``."""
 
     def __init__(self, place: Callable[[Tensor], Any], reach: Callable[[Any], Tensor]) -> None:
         super().__init__()
@@ -304,8 +307,11 @@ def test_refresh_finds_weights_anywhere(place: Callable[[Tensor], Any], reach: C
 
 
 def test_refresh_knows_what_it_cannot_find(packings: Packings):
-    """The weights of a frozen module are in its graph, those of one on a device with memory of its own there, and some
-    tensors are others that they wrap."""
+    """Refreshing a module with unreachable weights refreshes everything.
+
+    The weights of a frozen module are in its graph. Those on a device with its own memory are there. Some tensors wrap
+    other tensors.
+    """
     module, x = linear()
     frozen = torchmdla.compile(module.eval(), x)
     wrapped = copy.deepcopy(module)
@@ -330,7 +336,7 @@ def test_nothing_is_packed_anew_without_a_write(packings: Packings):
 
 
 def test_threads_look_at_the_same_weights(packings: Packings):
-    """And one of them notices."""
+    """Several threads compare the same weights, and one of them notices the write."""
     module, x = linear()
     call = warm("traced", module, x)
 
@@ -347,13 +353,13 @@ def test_threads_look_at_the_same_weights(packings: Packings):
     assert_matches(call(x), module(x))
 
 
-# --- weights that are no more ---------------------------------------------------------------------------------------
+# --- weights that no longer exist -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sampled(1)
 def test_what_was_packed_goes_with_the_weights(way: str, packings: Packings):
-    """PyTorch keeps the graphs of traced modules, and so their groups."""
+    """PyTorch keeps the graphs of traced modules, and thus their groups."""
     module, x = linear(496)
     call = warm(way, module, x)
     assert packings.packed > packings.freed
@@ -378,7 +384,7 @@ def test_what_was_packed_stays_with_living_weights(packings: Packings):
 
 
 def test_replaced_weights_are_dropped_at_the_next_packing(packings: Packings):
-    """Without a collection: of many models after each other, one is there."""
+    """Replaced weights are dropped without a garbage collection, so only those of one model remain."""
     gc.disable()
     try:
         module, x = linear(480)
@@ -393,7 +399,7 @@ def test_replaced_weights_are_dropped_at_the_next_packing(packings: Packings):
         gc.enable()
 
 
-# --- programs that are no more --------------------------------------------------------------------------------------
+# --- programs that no longer exist ------------------------------------------------------------------------------------
 
 MEASURES = """
 import ctypes, dataclasses, gc, torch, torchmdla
@@ -443,7 +449,7 @@ def one(number):
 
 
 def growth(program: str) -> tuple[float, float]:
-    """Kilobytes and mappings that each ``one(number)`` of a program leaves, in a process of its own."""
+    """Return the kilobytes and mappings that remain per ``one(number)`` of a program, run in its own process."""
     done = run_python(MEASURES + program + GROWTH)
     assert done.returncode == 0, done.stderr
     kilobytes, mappings = map(float, done.stdout.split())
@@ -452,7 +458,7 @@ def growth(program: str) -> tuple[float, float]:
 
 @pytest.mark.sampled(0)
 def test_memory_of_dropped_models() -> None:
-    """Their weights are 1.3 MB. PyTorch itself keeps some of each: graphs and plans."""
+    """The weights of each model have 1.3 MB. PyTorch itself keeps graphs and plans of each."""
     (of_pytorch, _), (kilobytes, mappings) = growth("torchmdla.disable()" + TRACED), growth(TRACED)
     assert kilobytes < of_pytorch + 300
     assert mappings < 0.5

@@ -1,7 +1,7 @@
-"""Operators that take starts, ends, lengths, dimensions or places: their values and errors are eager's.
+"""Operators with starts, ends, lengths, dimensions or indices: values and errors are eager's.
 
 Each row is an expression of ``y``, a tensor of two dimensions, and of two integers. It is compiled with the integers as
-constants, for sizes that vary, and with integers of run time.
+constants, for dynamic sizes, and with the integers as runtime scalars.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pairs = list[tuple[int, int]]
 
 
 def firsts(*values: int) -> Pairs:
-    """Pairs for an expression of one integer."""
+    """Return pairs for an expression of one integer."""
     return [(value, 0) for value in values]
 
 
@@ -35,11 +35,11 @@ ROWS: dict[str, Pairs] = {
     "y.narrow(-1, a, b)": [(-1, 1), (-3, 3), (-3, 2), (0, 3), (3, 0), (-3, 0), (2, 2)],
     "y.narrow(a, -1, b)": [(0, 1), (-1, 1), (1, 0), (2, 1), (-3, 1), (0, 2)],
     "y[a:b]": [(a, b) for a in (-12, -5, -1, 0, 2, 5, 6) for b in (-6, -1, 0, 2, 9)],
-    "y[a::b]": [(-3, 1), (-3, 2), (0, 3), (9, 2)],  # Python words the error of a step in its way
+    "y[a::b]": [(-3, 1), (-3, 2), (0, 3), (9, 2)],  # Python's error message for such a step differs
     "y[:, a:b]": [(-1, 9), (-9, -1), (0, 0), (2, 1)],
     "y.select(0, a).unsqueeze(b)": [(-6, 0), (-5, 0), (-1, 0), (0, -1), (4, 1), (5, 0), (2, -3), (2, 2)],
     "y.select(a, b)": [(0, 1), (-1, 1), (-2, 4), (1, 3), (2, 0), (-3, 0)],
-    "y[..., a]": firsts(-3, -1, 0, 2),  # as it does that of an index
+    "y[..., a]": firsts(-3, -1, 0, 2),  # and so does its message for an index
     "y.unfold(0, a, b)": [(0, 1), (1, 1), (5, 1), (6, 1), (2, 3), (2, 0), (-1, 1)],
     "y.unfold(a, 2, b)": [(0, 1), (-1, 1), (-2, 3), (2, 1), (-3, 1)],
     "torch.roll(y, a)": firsts(-16, -5, -1, 0, 3, 15, 17),
@@ -102,7 +102,7 @@ ROWS: dict[str, Pairs] = {
 
 
 def written(expression: str, integers: str) -> tuple[Callable[..., Tensor], Any]:
-    """The expression between operators that are compiled, as a function of Python and of TorchScript."""
+    """Return the expression between compiled operators, as a Python function and as a TorchScript function."""
     source = f"def f(x: Tensor{integers}):\n    y = torch.tanh(x) * 2\n    return ({expression}) * 2 + 1\n"
     names: dict[str, Any] = {"torch": torch, "Tensor": Tensor}
     exec(source, names)
@@ -110,8 +110,8 @@ def written(expression: str, integers: str) -> tuple[Callable[..., Tensor], Any]
 
 
 def check_no_internal_error() -> None:
-    found = torchmdla.stats()
-    assert not [reason for reason in [*found.left_out, *found.fallbacks] if "internal error" in reason]
+    statistics = torchmdla.stats()
+    assert not [reason for reason in [*statistics.left_out, *statistics.fallbacks] if "internal error" in reason]
 
 
 @pytest.mark.parametrize("expression", ROWS)

@@ -1,4 +1,4 @@
-"""Precisions by PyTorch's switches: autocast, the default dtype, and products of float32 that may be of bfloat16."""
+"""Precisions that PyTorch's switches set: autocast, the default dtype, and float32 products in bfloat16."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 class Image(nn.Module):
-    """A convolution with a norm behind it, and a product."""
+    """A convolution with a norm after it, and a product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ MODELS: list[Callable[[], nn.Module]] = [Net, Image, Network]
 
 @contextlib.contextmanager
 def mode_of_jit(enabled: bool) -> Iterator[None]:
-    """Whether TorchScript writes casts into graphs where autocast is on."""
+    """Set for a ``with`` block whether TorchScript writes casts into graphs under autocast."""
     before = torch._C._jit_set_autocast_mode(enabled)
     try:
         yield
@@ -88,7 +88,7 @@ def test_autocast(make: Callable[[], nn.Module], dtype: torch.dtype, by_jit: boo
 
 
 def test_autocast_with_gradients() -> None:
-    made = []
+    results = []
     for captured in (False, True):
         torch.manual_seed(1)
         model: Any = Net()
@@ -98,13 +98,13 @@ def test_autocast_with_gradients() -> None:
             with torch.autocast("cpu", torch.bfloat16):
                 result = called(X)
             result.square().sum().backward()
-        made.append((result, [parameter.grad for parameter in model.parameters()]))
-    assert_matches(made[1][0], made[0][0], layers=4)
-    for one, other in zip(made[1][1], made[0][1], strict=True):
-        assert (one - other).abs().max() <= 0.05 * other.abs().max()
+        results.append((result, [parameter.grad for parameter in model.parameters()]))
+    assert_matches(results[1][0], results[0][0], layers=4)
+    for gradient, other in zip(results[1][1], results[0][1], strict=True):
+        assert (gradient - other).abs().max() <= 0.05 * other.abs().max()
 
 
-# Whether products of matrices, convolutions and recurrent networks are rounded: settings of ``torch.backends.mkldnn``.
+# Whether matrix products, convolutions and recurrent networks are rounded, by setting of ``torch.backends.mkldnn``.
 SETTINGS: dict[str, tuple[bool, bool, bool]] = {
     "all": (True, True, True),
     "matmul": (True, False, False),
@@ -115,7 +115,8 @@ SETTINGS: dict[str, tuple[bool, bool, bool]] = {
 
 @contextlib.contextmanager
 def precision(setting: str) -> Iterator[None]:
-    # What the attribute `fp32_precision` sets: PyTorch's own tests, which others here import, forbid to set that.
+    # The attribute `fp32_precision` has the same effect. PyTorch's own tests, which others here import, forbid setting
+    # it.
     torch._C._set_fp32_precision_setter("mkldnn", setting, "bf16")
     try:
         yield
@@ -139,9 +140,9 @@ def test_products_of_float32(setting: str, rounded: tuple[bool, bool, bool]) -> 
     with torch.no_grad():
         exact = [warmed_up(function, *inputs)(*inputs) for function, inputs in calls]
         with precision(setting):
-            found = [[function(*inputs) for _ in range(3)][-1] for function, inputs in calls]
+            reduced = [[function(*inputs) for _ in range(3)][-1] for function, inputs in calls]
         again = [function(*inputs) for function, inputs in calls]
-    for was, now, later, is_rounded in zip(exact, found, again, rounded, strict=True):
+    for was, now, later, is_rounded in zip(exact, reduced, again, rounded, strict=True):
         error = (now - was).abs().max() / was.abs().max()
         least = TOLERANCES[torch.float32].relative
         assert (least < error < TOLERANCES[torch.bfloat16].relative) if takes and is_rounded else error < least
@@ -157,15 +158,15 @@ def test_medium_precision_of_models(make: Callable[[], nn.Module]) -> None:
     model = make().eval()
     scripted = torch.jit.trace(model, (X,), check_trace=False)
     with torch.no_grad(), precision("all"):
-        made = [scripted(X) for _ in range(3)][-1]
+        result = [scripted(X) for _ in range(3)][-1]
     exact = model.double()(X.double())
-    error = (made - exact).abs().max() / exact.abs().max()
+    error = (result - exact).abs().max() / exact.abs().max()
     assert error < TOLERANCES[torch.bfloat16].relative
     assert torchmdla.stats().fallbacks == {}
 
 
 def test_the_setting_of_a_call_counts() -> None:
-    """Not the one that is found when it is compiled, later."""
+    """The setting at the time of the call counts, not the setting at the later compilation."""
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
         return torch.tanh(x @ weight) * 2
@@ -183,15 +184,15 @@ def test_the_setting_of_a_call_counts() -> None:
             (compile_it,) = queue
             compile_it()
         with torch.no_grad(), precision("all"):
-            found = scripted(X, weight)
+            result = scripted(X, weight)
     finally:
         _C.set_submit(background.submit)
-    assert torch.equal(found, exact) is not devices.get("cpu").multiplies_bf16
+    assert torch.equal(result, exact) is not devices.get("cpu").multiplies_bf16
     assert torch.equal(scripted(X, weight), exact)
 
 
 def test_it_is_a_setting_of_torch() -> None:
-    """``set_float32_matmul_precision`` says the same."""
+    """``set_float32_matmul_precision`` has the same effect."""
     before = torch.get_float32_matmul_precision()
     weight = torch.randn(64, 32)
     with torch.no_grad():
@@ -199,12 +200,13 @@ def test_it_is_a_setting_of_torch() -> None:
         exact = function(X, weight)
         torch.set_float32_matmul_precision("medium")
         try:
-            found = [function(X, weight) for _ in range(3)][-1]
+            result = [function(X, weight) for _ in range(3)][-1]
         finally:
             torch.set_float32_matmul_precision(before)
-            # That is more than there was: a setting of its own, which the one for all products does not reach.
+            # The call above sets more than before. It leaves a setting for matmul, which the general setting does not
+            # reset.
             torch._C._set_fp32_precision_setter("mkldnn", "matmul", "none")
-    assert torch.equal(found, exact) is not devices.get("cpu").multiplies_bf16
+    assert torch.equal(result, exact) is not devices.get("cpu").multiplies_bf16
 
 
 @contextlib.contextmanager
@@ -236,13 +238,13 @@ def test_the_default_dtype_is_part_of_a_specialisation(way: str) -> None:
     with torch.no_grad():
         for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
             with default_dtype(dtype):
-                found = [function(*inputs) for _ in range(3)][-1]
-                assert_matches([x.cpu() for x in found], floats_of_integers(*INTEGERS), layers=2)
+                results = [function(*inputs) for _ in range(3)][-1]
+                assert_matches([x.cpu() for x in results], floats_of_integers(*INTEGERS), layers=2)
     assert torchmdla.stats().fallbacks == {}
 
 
 def test_the_default_dtype_of_a_call_counts() -> None:
-    """A compile in the background may come when another one is set."""
+    """A background compilation may run while another default dtype is set."""
     queue: list[Callable[[], None]] = []
     scripted = warmed_up(torch.jit.script(floats_of_integers), *INTEGERS)
     torchmdla.enable(background=True)
@@ -250,8 +252,8 @@ def test_the_default_dtype_of_a_call_counts() -> None:
     try:
         for _ in range(2):
             with torch.no_grad(), default_dtype(torch.float64):
-                found, wanted = scripted(*INTEGERS), floats_of_integers(*INTEGERS)
-            assert_matches(found, wanted)
+                results, wanted = scripted(*INTEGERS), floats_of_integers(*INTEGERS)
+            assert_matches(results, wanted)
             assert len(queue) == 1
             queue.pop()()
         with torch.no_grad(), default_dtype(torch.float64):

@@ -1,4 +1,4 @@
-"""What eager-mode and FX quantisation leave in TorchScript: values as PyTorch's quantised kernels make them."""
+"""TorchScript programs that eager-mode and FX quantisation produce: values are those of PyTorch's quantised kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def engine() -> Any:
 
 
 def frozen(function: Any, *inputs: Tensor) -> Any:
-    """As TorchScript with constants, after the calls that the profiling executor needs."""
+    """Return a frozen trace of `function`, after the calls that the profiling executor needs."""
     module = function if isinstance(function, nn.Module) else _Module(function)
     scripted = torch.jit.freeze(torch.jit.trace(module.eval(), inputs, check_trace=False))
     torchmdla.reset_stats()
@@ -46,7 +46,7 @@ def frozen(function: Any, *inputs: Tensor) -> Any:
 
 
 class _Module(nn.Module):
-    """A function of inputs; of packed weights as well, which have to be an attribute, if there are any."""
+    """A function of the inputs, and of packed weights if there are any. Packed weights must be an attribute."""
 
     def __init__(self, function: Callable[..., Any], packed: Any = None) -> None:
         super().__init__()
@@ -56,9 +56,9 @@ class _Module(nn.Module):
         return self.function(*inputs) if self.packed is None else self.function(self.packed, *inputs)
 
 
-def assert_within_steps(made: Tensor, wanted: Tensor, step: float, steps: int = 1, share: float = 0.02) -> None:
-    """Within so many steps of a quantised tensor; other than it in no more than a ``share`` of places."""
-    differences = (made - wanted).abs() / step
+def assert_within_steps(result: Tensor, wanted: Tensor, step: float, steps: int = 1, share: float = 0.02) -> None:
+    """Check that values differ by at most ``steps`` quantisation steps, and in at most a ``share`` of elements."""
+    differences = (result - wanted).abs() / step
     assert differences.max() <= steps + 1e-3
     assert (differences > 1e-3).double().mean() <= share
 
@@ -71,7 +71,7 @@ def assert_compiled_whole() -> None:
     assert all(group.compiled_calls for group in stats.by_group)
 
 
-# Each operator, alone between its quantised operands and what is read of its result.
+# Each operator alone, between its quantised operands and the dequantisation of its result.
 
 
 def made(x: Tensor, scale: float = 0.0523, zero: int = 60) -> Tensor:
@@ -79,17 +79,17 @@ def made(x: Tensor, scale: float = 0.0523, zero: int = 60) -> Tensor:
 
 
 def packed(weight: Tensor, bias: Tensor | None, dims: int, per_channel: bool = True, groups: int = 1) -> Any:
-    """Weights packed for a product, or for a convolution of so many dimensions."""
+    """Return weights packed for a linear layer if ``dims`` is 0, else for a convolution of ``dims`` dimensions."""
     if per_channel:
         scales = torch.rand(len(weight), generator=torch.Generator().manual_seed(1)) / 100 + 0.005
         zeros = torch.zeros(len(weight), dtype=torch.int64)
-        own = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
     else:
-        own = torch.quantize_per_tensor(weight, 0.01, 0, torch.qint8)
+        quantised = torch.quantize_per_tensor(weight, 0.01, 0, torch.qint8)
     if not dims:
-        return quantized.linear_prepack(own, bias)
+        return quantized.linear_prepack(quantised, bias)
     numbers = [2] * dims, [1] * dims, [1] * dims, groups
-    return getattr(quantized, f"conv{dims}d_prepack")(own, bias, *numbers)
+    return getattr(quantized, f"conv{dims}d_prepack")(quantised, bias, *numbers)
 
 
 def weights(*sizes: int) -> Tensor:
@@ -98,7 +98,7 @@ def weights(*sizes: int) -> Tensor:
 
 X, Y = (torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
 ROWS = X.flatten(2).flatten(0, 1)
-# Of scales that have little in common: sums and products hardly ever tie.
+# The scales have little in common, so that sums and products rarely tie.
 SCALE, ZERO = 0.0371, 33
 CUBE = torch.randn(1, 8, 4, 5, 6, generator=torch.Generator().manual_seed(0))
 MEAN, VARIANCE, BIAS = torch.linspace(-1, 1, 8), torch.linspace(0.5, 1.5, 8), torch.linspace(-1, 1, 10)
@@ -120,8 +120,8 @@ def convolution(dims: int) -> Any:
     return packed(weights(6, 8, *[3] * dims), BIAS[:6], dims)
 
 
-# By operator of packed weights: what is called with these and a float, how weights are made (PyTorch's kernels keep in
-# them whether they were called with a rectifier), and the float.
+# By operator with packed weights: a function of the weights and a float tensor, a maker of the weights, and the float
+# tensor. PyTorch's kernels store in the weights whether they were called with a ReLU, so each test makes its own.
 PRODUCTS: Mapping[str, tuple[Callable[..., Tensor], Callable[[], Any], Tensor]] = {
     **{
         f"quantized::conv{dims}d{relu}{'' if dims == 1 else '.new'}": (
@@ -148,7 +148,7 @@ PRODUCTS: Mapping[str, tuple[Callable[..., Tensor], Callable[[], Any], Tensor]] 
     ),
 }
 
-# By any other operator: what is called with the floats that quantised tensors are made of, and these.
+# By any other operator: a function of float tensors, which it quantises, and these tensors.
 CALLS: Mapping[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "aten::quantize_per_tensor": (lambda x: torch.quantize_per_tensor(x, SCALE, -3, torch.qint8), (X,)),
     "aten::quantize_per_tensor.tensor_qparams": (
@@ -207,7 +207,7 @@ CALLS: Mapping[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "quantized::leaky_relu": (lambda x: quantized.leaky_relu(made(x), 0.1, False, SCALE, ZERO), (X,)),
 }
 
-# What moves or computes quantised tensors without saying so in its name.
+# Operators that move or compute quantised tensors and do not have "quantized" in their names.
 OTHERS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda x: torch.relu(made(x)),
     "hardtanh": lambda x: functional.hardtanh(made(x)),
@@ -237,7 +237,7 @@ def test_products(name: str) -> None:
     function, make, x = PRODUCTS[name]
     weights = make()
     wanted = function(weights, x)
-    scripted = frozen(_Module(lambda *given: torch.neg(function(*given).dequantize()), weights), x)
+    scripted = frozen(_Module(lambda *arguments: torch.neg(function(*arguments).dequantize()), weights), x)
     assert_within_steps(-scripted(x), wanted.dequantize(), wanted.q_scale())
     assert_compiled_whole()
 
@@ -246,15 +246,15 @@ def test_products(name: str) -> None:
 def test_operators(name: str) -> None:
     function, inputs = CALLS[name] if name in CALLS else (OTHERS[name], (X,))
     wanted = function(*inputs)
-    # Something follows, so that the whole is worth a group.
-    scripted = frozen(lambda *given: torch.neg(function(*given).dequantize()), *inputs)
-    # PyTorch's own kernels of averages round ties in more than one way, by layout and zero point.
+    # An operator follows, so that the whole is large enough for a group.
+    scripted = frozen(lambda *arguments: torch.neg(function(*arguments).dequantize()), *inputs)
+    # PyTorch's own kernels of averages round ties differently, by layout and zero point.
     share = 0.3 if "avg" in name or name == "mean" else 0.02
     assert_within_steps(-scripted(*inputs), wanted.dequantize(), wanted.q_scale(), share=share)
     assert_compiled_whole()
 
 
-# Models.
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
 class Network(nn.Module):
@@ -321,7 +321,7 @@ def test_models(quantise: Callable[[nn.Module, Tensor], nn.Module], build: Calla
         model = quantise(build(), x)
         wanted = model(x)
         scripted = frozen(model, x)
-        # A tie that rounds otherwise in one layer is a step of its own in the next.
+        # A tie that rounds differently in one layer is a difference of one step in the next layer.
         step = wanted.abs().max().item() / 64 or 1.0
         assert_within_steps(scripted(x), wanted, step, steps=3, share=1.0)
         assert (scripted(x) - wanted).abs().mean() <= step / 4
@@ -339,7 +339,7 @@ def test_weights_that_are_attributes_stay_with_pytorch() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1)])
 @pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8])
 def test_quantised_tensors_from_outside(dtype: torch.dtype, order: tuple[int, ...]) -> None:
-    """Given and returned: other scales are other specialisations."""
+    """Inputs and results are quantised tensors. Each scale has a specialisation."""
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         return torch.relu(quantized.add(x, y, SCALE, 3)).permute(order)
@@ -350,18 +350,22 @@ def test_quantised_tensors_from_outside(dtype: torch.dtype, order: tuple[int, ..
     scripted = frozen(function, *inputs(0.0523))
     assert_compiled_whole()
     for scale in (0.0523, 0.0317, 0.0523):
-        made, wanted = scripted(*inputs(scale)), function(*inputs(scale))
+        result, wanted = scripted(*inputs(scale)), function(*inputs(scale))
         for _ in range(3):
-            made = scripted(*inputs(scale))
-        assert (made.dtype, made.q_scale(), made.q_zero_point()) == (dtype, wanted.q_scale(), wanted.q_zero_point())
-        assert made.stride() == wanted.stride()
-        assert_within_steps(made.dequantize(), wanted.dequantize(), wanted.q_scale())
+            result = scripted(*inputs(scale))
+        assert (result.dtype, result.q_scale(), result.q_zero_point()) == (
+            dtype,
+            wanted.q_scale(),
+            wanted.q_zero_point(),
+        )
+        assert result.stride() == wanted.stride()
+        assert_within_steps(result.dequantize(), wanted.dequantize(), wanted.q_scale())
     assert torchmdla.stats().specialisations == 2
     assert not torchmdla.stats().fallbacks
 
 
 def test_operators_outside_of_groups_are_between_groups() -> None:
-    """A transposed convolution, which stays with PyTorch."""
+    """A transposed convolution stays with PyTorch, between two groups."""
     module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.ConvTranspose2d(16, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     torch.backends.quantized.engine = "qnnpack"
     prepared = prepare_fx(module.eval(), quantisation.get_default_qconfig_mapping("qnnpack"), (X,))

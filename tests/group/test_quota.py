@@ -1,6 +1,6 @@
-"""Quotas of control groups: threads of compiled code, and compiles, keep to them.
+"""Quotas of control groups: the threads of compiled code and compilations respect them.
 
-The programs run where the system's files of quotas are replaced by a tree of the test's, which takes a mount namespace.
+The programs run in a mount namespace, where a tree of the test replaces the system's quota files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 GROUPS = Path("/sys/fs/cgroup")
-# Where hierarchies are mounted, of either version.
+# Mount points of control group hierarchies, of both versions.
 _PLACES = (".", "cpu", "cpu,cpuacct", "cpuacct,cpu", "unified")
 
 _PROGRAM = """
@@ -38,7 +38,7 @@ print(json.dumps([_C.available_cpus(), before, torch.get_num_threads()]))
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files that allow half of a CPU."""
+    """Return a folder of files that allow half of a CPU."""
     folder = tmp_path_factory.mktemp("cgroup")
     for place in _PLACES:
         (folder / place).mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_with(tree: Path, statement: str, **variables: str) -> tuple[int, int, int]:
-    """CPUs that may be used, and threads before and after compiled code ran."""
+    """Return the number of usable CPUs, and the number of threads before and after compiled code ran."""
     mount = f"mount --bind {shlex.quote(str(tree))} {GROUPS}"
     command = ["unshare", "--map-root-user", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
     environment = {
@@ -78,6 +78,6 @@ def test_pytorchs_own_number_of_threads_is_taken_down(tree: Path) -> None:
 
 @pytest.mark.sampled(0)
 def test_a_number_that_was_chosen_stays(tree: Path) -> None:
-    own = os.cpu_count() or 1
-    assert run_with(tree, f"torch.set_num_threads({own + 1})") == (1, own + 1, own + 1)
+    cpus = os.cpu_count() or 1
+    assert run_with(tree, f"torch.set_num_threads({cpus + 1})") == (1, cpus + 1, cpus + 1)
     assert run_with(tree, "", OMP_NUM_THREADS="2") == (1, 2, 2)

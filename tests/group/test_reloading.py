@@ -19,7 +19,7 @@ from torchmdla.reloading import ReloadingModel
 
 
 class Version(nn.Module):
-    """Adds its number, so that results tell which version computed them."""
+    """A model that adds its number, so that results identify the version that computed them."""
 
     def __init__(self, number: float) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Version(nn.Module):
 
 
 def save(path: Path, number: float, *, package: bool = False) -> None:
-    """Puts a version into the place of the one in the file."""
+    """Replace the version in the file by another."""
     beside = path.with_name("beside.pt")
     model = Version(number).eval()
     if package:
@@ -90,9 +90,9 @@ def test_what_cannot_be_loaded_leaves_the_version_before(path: Path) -> None:
     with pytest.raises(RuntimeError):
         model.reload()
     assert number_of(model(X)) == 1.0
-    found = model.statistics()
-    assert (found.version, found.failures) == (1, 1)
-    assert found.problem.startswith("RuntimeError")
+    statistics = model.statistics()
+    assert (statistics.version, statistics.failures) == (1, 1)
+    assert statistics.problem.startswith("RuntimeError")
 
 
 def test_what_fails_when_it_is_warmed_up_leaves_the_version_before(path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_watched_file(path: Path) -> None:
     path.write_bytes(b"no archive")
     until(lambda: model.statistics().failures == 1)
     time.sleep(0.2)
-    assert model.statistics().failures == 1  # It is not tried again as it is.
+    assert model.statistics().failures == 1  # The unchanged file is not loaded again.
     save(path, 4.0)
     until(lambda: number_of(model(X)) == 4.0)
     assert model.statistics().problem == ""
@@ -128,7 +128,7 @@ def test_a_watched_file(path: Path) -> None:
 
 def test_the_watching_ends_with_the_model(path: Path) -> None:
     model = ReloadingModel(path, watch=0.02)
-    thread = next(one for one in threading.enumerate() if one.name == "torchmdla-reload")
+    thread = next(candidate for candidate in threading.enumerate() if candidate.name == "torchmdla-reload")
     del model
     thread.join(30)
     assert not thread.is_alive()
@@ -158,7 +158,7 @@ def test_calls_go_on_while_a_version_is_loaded(path: Path) -> None:
 
 
 def test_many_threads_and_many_reloads(path: Path) -> None:
-    """Each thread sees versions in order, and each result is whole."""
+    """Each thread sees versions in order, and each result comes from one version."""
     model = ReloadingModel(path)
     done = threading.Event()
     seen: list[list[float]] = [[] for _ in range(4)]
@@ -181,7 +181,7 @@ def test_many_threads_and_many_reloads(path: Path) -> None:
 
 
 def test_versions_that_are_gone_hold_no_memory() -> None:
-    """Packed weights and groups of twenty versions: those of one are left."""
+    """After twenty versions, only the packed weights and groups of one remain."""
     done = run_python(
         """
         import os, tempfile, torch, torchmdla

@@ -1,5 +1,8 @@
-"""``interpolate``: every mode, by sizes and by factors that give the old size, its double or another one; traced, and
-by ``torch.compile``, for which PyTorch has Python of its own that does not know the shortcuts of eager."""
+"""Tests of ``interpolate``, in every mode.
+
+Sizes are given directly or by factors that result in the old size, its double or another size. Each case is traced and
+run by ``torch.compile``. For the latter, PyTorch has Python decompositions that lack eager's shortcuts.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ MODES = {
 }
 ALIGNED = ("linear", "bilinear", "bicubic", "trilinear")
 
-# PyTorch's general kernel takes images whose new sizes add up to more than 128.
+# PyTorch uses its general kernel for images whose new sizes add up to more than 128.
 SIZES = {1: (3, 5), 2: ((3, 4), (33, 49)), 3: ((3, 4, 2),)}
 FACTORS = (0.5, 0.9, 1.0, 1.3, 1.9, 2.0, 2.1, 2.3)
 
@@ -34,12 +37,12 @@ _LAYOUTS = {"channels last": {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 def image(layout: str, channels: int, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    made = torch.randn(2, channels, *sizes, dtype=dtype)
-    return made.contiguous(memory_format=_LAYOUTS[layout][len(sizes)]) if layout in _LAYOUTS else made
+    tensor = torch.randn(2, channels, *sizes, dtype=dtype)
+    return tensor.contiguous(memory_format=_LAYOUTS[layout][len(sizes)]) if layout in _LAYOUTS else tensor
 
 
 def by_factors(mode: str) -> Callable[[Tensor], list[Tensor]]:
-    """A function that resizes by each factor, with and without ``align_corners`` and computed factors."""
+    """Return a function that resizes by each factor, with and without ``align_corners`` and recomputed factors."""
 
     def resize(x: Tensor) -> list[Tensor]:
         x = x.neg()
@@ -54,7 +57,7 @@ def by_factors(mode: str) -> Callable[[Tensor], list[Tensor]]:
 
 
 def by_sizes(mode: str) -> Callable[[Tensor], list[Tensor]]:
-    """A function that resizes to the same sizes, others near them, their doubles and halves."""
+    """Return a function that resizes to the same sizes, neighbouring sizes, doubles and halves."""
 
     def resize(x: Tensor) -> list[Tensor]:
         x, old = x.neg(), [int(size) for size in x.shape[2:]]

@@ -1,6 +1,6 @@
-"""Numbers and 0-d tensors beside tensors of every dtype: each operator gives eager's bits on every frontend.
+"""Numbers and 0-d tensors beside tensors of every dtype: each operator returns eager's bits on every frontend.
 
-``scalar_probe`` compares; these are parts of it, of which ``make test`` runs a few.
+``scalar_probe`` compares them. These are parts of it, of which ``make test`` runs a few.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchmdla.importer.schemas import overload_of, schema_of
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import SAMPLES
 
-# What ``make test`` tries.
+# The subjects that ``make test`` tries.
 _OFTEN = {
     "torchscript:script": (DTYPES, ("constant", "float", "int64", "bool", "float32")),
     "dynamo:compile": (("float16",), ("float64",)),
@@ -38,7 +38,7 @@ def _subjects() -> Iterator[object]:
         dtypes, kinds = _OFTEN[subject.way]
         is_often = subject.dtype in dtypes and subject.kind in kinds
         if subject.exists:
-            # By torch.compile each number is a program of its own: minutes for a row.
+            # For torch.compile, each number is a separate program, so a row takes minutes.
             seldom = [pytest.mark.sampled(0)] if subject.way == "dynamo:compile" else []
             yield pytest.param(subject, id=str(subject), marks=seldom if is_often else pytest.mark.full)
 
@@ -62,14 +62,14 @@ def test_every_scalar_of_torchscript(dtype: str, kind: str) -> None:
 
 
 def _operators(expression: str) -> set[str]:
-    """Return the operators that TorchScript makes of an expression of a number or of a 0-d tensor."""
-    found = set()
+    """Return the operators that TorchScript creates from an expression of a number or of a 0-d tensor."""
+    names = set()
     for type_ in ("float", "int", "Tensor"):
         function = scripted((expression,), type_, "")
         nodes = function.inlined_graph.nodes() if function is not None else ()
         schemas = (torch._C.parse_schema(node.schema()) for node in nodes if node.schema() != "(no schema)")
-        found |= {f"{schema.name}.{schema.overload_name}".removesuffix(".") for schema in schemas}
-    return {name.removesuffix(".hacked_twin") for name in found}
+        names |= {f"{schema.name}.{schema.overload_name}".removesuffix(".") for schema in schemas}
+    return {name.removesuffix(".hacked_twin") for name in names}
 
 
 def _takes_numbers(name: str) -> bool:
@@ -79,15 +79,15 @@ def _takes_numbers(name: str) -> bool:
 
 
 def _takes_0d_tensors(name: str) -> bool:
-    """Return whether eager takes a 0-d tensor in the place of one with dimensions, beside others."""
+    """Return whether eager accepts a 0-d tensor in place of a tensor with dimensions, beside others."""
     for sample in SAMPLES.get(name, []):
-        tensors = [n for n, one in enumerate(sample) if isinstance(one, Tensor) and not one.is_quantized]
+        tensors = [n for n, argument in enumerate(sample) if isinstance(argument, Tensor) and not argument.is_quantized]
         for place in tensors if len(tensors) > 1 else ():
             changed = list(sample)
             changed[place] = sample[place].ravel()[0]  # type: ignore[attr-defined]
             try:
                 overload_of(name)(*changed)
-            except Exception:  # Python that takes operators apart refuses in ways of its own.
+            except Exception:  # Python decompositions raise errors of various types.
                 continue
             return True
     return False
@@ -96,9 +96,9 @@ def _takes_0d_tensors(name: str) -> bool:
 @pytest.mark.filterwarnings("ignore")
 def test_every_operator_of_scalars_is_probed() -> None:
     texts = [*table.EXACT, *table.APPROXIMATE, *table.EXACT_WITH_TENSORS, *table.APPROXIMATE_WITH_TENSORS]
-    made = {text: _operators(text) for text in [*texts, *table.QUANTISED]}
-    assert [text for text, names in made.items() if not names] == []
-    probed = set[str]().union(*made.values())
+    operators = {text: _operators(text) for text in [*texts, *table.QUANTISED]}
+    assert [text for text, names in operators.items() if not names] == []
+    probed = set[str]().union(*operators.values())
     others = [name for name in devices.get("cpu").ops if name not in probed and not name.startswith("torchao::")]
     missing = {name for name in others if _takes_numbers(name) or _takes_0d_tensors(name)}
     assert missing == set(table.NOT_PROBED)
@@ -121,7 +121,7 @@ _CHECKED = [
 @pytest.mark.parametrize("expression", _CHECKED)
 @pytest.mark.usefixtures("without_gradients")
 def test_a_number_of_run_time_beyond_the_dtype(expression: str) -> None:
-    """Compiled code raises where eager does, and only there."""
+    """Compiled code raises an error if and only if eager does."""
     tensors = tensors_of(torch.float16).values()
     function = scripted((f"{expression} + x",), "float", "")
     subject = Subject("torchscript:script", "float16", "float")
@@ -146,7 +146,7 @@ def test_a_number_of_run_time_beyond_the_dtype(expression: str) -> None:
 def test_a_correction_beyond_the_count(name: str, correction: float, rows: int) -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         results = getattr(torch, name)(x + 1, 0, correction=correction)
-        return tuple(one * 2 for one in (results if isinstance(results, tuple) else (results,)))
+        return tuple(result * 2 for result in (results if isinstance(results, tuple) else (results,)))
 
     x = torch.randn(rows, 4)
     assert_matches(warmed_up(function, x)(x), function(x))
@@ -217,11 +217,11 @@ def test_a_bound_that_is_nan(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("without_gradients")
 @pytest.mark.sampled(2)
 def test_what_is_no_integer_converted_to_one(dtype: torch.dtype, source: torch.dtype) -> None:
-    """Constants tell the compiler which values are not finite."""
+    """Constants let the compiler know which values are not finite."""
 
     def function(x: Tensor) -> list[Tensor]:
         floats = [x * math.inf, x / 0, x - x / 0 * 0, torch.where(x > 2, math.nan, x), x - x, -x]
-        return [one.to(dtype) + 1 for one in floats]
+        return [value.to(dtype) + 1 for value in floats]
 
     numbers = [math.nan, math.inf, -math.inf, 1e10, -1e10, 2.5, -2.5, 70000.0, 300.0, -300.0, 0.0]
     compiled = torch.compile(function, backend="torchmdla")
@@ -238,9 +238,9 @@ def test_training_with_a_factor_that_is_broadcast(dtype: torch.dtype) -> None:
 
     def gradients(called: Callable[..., Tensor]) -> list[Tensor | None]:
         inputs = [torch.rand(sizes, generator=torch.Generator().manual_seed(0)).to(dtype) for sizes in ((3, 5), (5,))]
-        inputs = [one.requires_grad_() for one in inputs]
+        inputs = [leaf.requires_grad_() for leaf in inputs]
         called(*inputs).float().sum().backward()
-        return [one.grad for one in inputs]
+        return [leaf.grad for leaf in inputs]
 
     scripted = torch.jit.script(function)
     for _ in range(4):

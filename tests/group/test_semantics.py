@@ -26,7 +26,7 @@ def chain(x: Tensor) -> Tensor:
 
 
 class _Lists(nn.Module):
-    """A program whose group is given lists that hold no tensors."""
+    """A program whose group has inputs that are lists without tensors."""
 
     def forward(self, x: Tensor, names: list[str], sizes: list[int | None], rows: list[list[int]]) -> Tensor:
         y = torch.tanh(x) * 2
@@ -34,7 +34,7 @@ class _Lists(nn.Module):
 
 
 def test_lists_without_tensors_are_part_of_a_specialisation():
-    """Texts, numbers that may be None, and lists of lists."""
+    """Compare results for strings, integers that may be None, and lists of lists."""
     scripted, plain = torch.jit.script(_Lists()), _Lists()
     x = torch.randn(3, 4)
     for lists in ((["a"], [None], [[2]]), (["a", "b"], [7, None], [[2], [3]]), (["b"], [None], [[5], []])) * 3:
@@ -54,7 +54,7 @@ def test_new_shapes_after_the_first():
 
 
 def test_gaps_and_orders_of_memory():
-    """What an elementwise operator gives lies in memory as its operands do, gaps, ties and repetitions or not."""
+    """The result of an elementwise operator has the layout of its operands, also with gaps, ties and repetitions."""
 
     def function(x: Tensor) -> Tensor:
         return x * 2 + 1
@@ -105,7 +105,7 @@ def test_scalar_inputs():
         x = torch.randn(4, 4)
         expected = torch.tanh(x * factor + count).view(sizes).sum(0, flag)
         assert_matches(scaled(x, factor, count, sizes, flag), expected)
-    # A float is an argument of the compiled code, integers are part of the specialisation.
+    # A float is a runtime scalar of the compiled code. Integers are part of the specialisation.
     assert torchmdla.stats().specialisations == 2
 
 
@@ -133,7 +133,7 @@ def test_a_known_number_beside_one_of_run_time(function, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_slope_from_a_size(dtype):
-    """Tracing makes a tensor of float32 of the size, and a number of that."""
+    """Tracing converts the size to a float32 tensor, and this tensor to a number."""
 
     def leaky(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         doubled = x * 2 + 1
@@ -218,7 +218,7 @@ def test_a_device_among_the_results():
 
 
 def _mutating(name):
-    """A function of the registry, or one of these."""
+    """Return a function of the registry, or a local one."""
 
     def write_through_slice(x: Tensor) -> Tensor:
         y = torch.zeros(4, 4)
@@ -346,7 +346,7 @@ def test_without_grad_then_with():
 
 
 def test_constants_of_a_group_with_gradients_are_fresh_in_every_call():
-    """Formed without gradients, and then called with them: the group's own executor folds the zeros."""
+    """A group formed without gradients is then called with them: its own executor folds the zeros."""
 
     def function(x: Tensor) -> Tensor:
         y = torch.zeros(4, 6)
@@ -394,7 +394,7 @@ def test_forward_mode_derivatives():
 
 @pytest.fixture
 def fuser_of_pytorch():
-    """PyTorch's own fuser, on for the CPU."""
+    """Enable PyTorch's own fuser for the CPU."""
     could = torch._C._jit_can_fuse_on_cpu()
     must = torch._C._jit_get_te_must_use_llvm_cpu()
     torch._C._jit_override_can_fuse_on_cpu(True)
@@ -418,7 +418,7 @@ def _broadcast(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> tuple[
 
 @pytest.mark.parametrize("function", [_cell, _broadcast])
 def test_training_beside_pytorchs_own_fuser(fuser_of_pytorch, function):
-    """Whose pass asks for the sizes that backward reduces to, in ops that take any number of them."""
+    """The pass of PyTorch's fuser inserts ops with any number of sizes, to which backward reduces."""
     scripted = torch.jit.script(function)
     inputs = [torch.randn(3, 6), torch.randn(3, 5), torch.randn(6, 20), torch.randn(20)]
     for _ in range(5):
@@ -608,7 +608,7 @@ def test_intra_op_threads_are_obeyed():
         assert_matches(results[-1], function(x), layers=2)
 
 
-# --- any graph -----------------------------------------------------------------------------------------
+# --- any graph --------------------------------------------------------------------------------------------------------
 
 _STEPS = {
     "tanh": torch.tanh,
@@ -648,7 +648,7 @@ def test_any_chain(steps, returned, rows, columns):
     assert torchmdla.stats().fallbacks == {}
 
 
-# Reductions of a tensor of no dimensions.
+# Reductions of a 0-d tensor.
 _OF_ONE_NUMBER = {
     "sum": lambda x: x.sum(-1),
     "sum of all": lambda x: x.sum(),
@@ -662,7 +662,7 @@ _OF_ONE_NUMBER = {
 
 @pytest.mark.parametrize("name", _OF_ONE_NUMBER)
 def test_a_reduction_of_one_number_is_computed_once(name):
-    """In the loops of who uses it upstream's fusion had it add up again and again."""
+    """Upstream's fusion computed the reduction again in each loop of its users."""
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(y > 0, _OF_ONE_NUMBER[name](x) * 3, y) * 2 + 1
@@ -690,15 +690,15 @@ _OF_CONSTANTS = {
 @pytest.mark.parametrize("number", [-1, -3, 2, -0.5], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool], ids=str)
 def test_operators_of_constant_tensors(dtype, number):
-    """The Torch dialect's own folders have other ideas of integers that meet floats, and of signs."""
+    """The Torch dialect's own folders differ for signs and for integers that meet floats."""
 
     def function(x: Tensor) -> list[Tensor]:
-        made = [torch.full((x.size(0), 3), one, dtype=dtype) for one in (0, 1)]
-        return [op(one, number) for one in made for op in operators]
+        tensors = [torch.full((x.size(0), 3), value, dtype=dtype) for value in (0, 1)]
+        return [op(value, number) for value in tensors for op in operators]
 
     operators = []
     for operator in _OF_CONSTANTS.values():
-        with contextlib.suppress(RuntimeError):  # Of dtypes that eager refuses.
+        with contextlib.suppress(RuntimeError):  # eager refuses some of the dtypes
             operator(torch.ones(2, 3, dtype=dtype), number)
             operators.append(operator)
     x = torch.zeros(2, 1)

@@ -1,6 +1,7 @@
-"""Writes and shared memory that compilers have lost without an error: views, aliases, buffers, lists, ``out=``.
+"""Writes and shared memory that compilers have lost silently: views, aliases, buffers, lists, ``out=``.
 
-Gradients are among it: a write changes what flows back. ``test_silent_values.py`` says where the kinds are from.
+Gradients are included, since a write changes the gradients. ``test_silent_values.py`` names the source of these kinds
+of errors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ X, Y = normal(4, 6), normal(4, 6)
 
 
 def both(first: Draw, view) -> Draw:
-    """A tensor and a view of it, as two inputs that share memory."""
+    """Return inputs that share memory: a tensor and a view of it."""
 
     def make(generator: torch.Generator):
         tensor = first.make(generator)
@@ -27,7 +28,7 @@ def both(first: Draw, view) -> Draw:
     return Draw(make)
 
 
-# --- writes to what was made ------------------------------------------------------------------------------------
+# --- writes to intermediate tensors -----------------------------------------------------------------------------------
 
 
 def write_through_chain(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -299,7 +300,7 @@ INPUTS = {
 }
 
 
-# --- writes and gradients ---------------------------------------------------------------------------------------
+# --- writes and gradients ---------------------------------------------------------------------------------------------
 
 
 def written_unrecorded(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -374,7 +375,7 @@ WRITES_AND_GRADIENTS = {
 }
 
 
-# --- complex, and bits that stand for an operation ----------------------------------------------------------------
+# --- complex tensors, and flag bits for pending operations ------------------------------------------------------------
 
 C = normal(4, 6, dtype=torch.complex64)
 
@@ -402,7 +403,7 @@ COMPLEX = {"conjugate_is_a_view": (conjugate_is_a_view, C), "parts_written": (pa
 
 
 class Replaced(nn.Module):
-    """A buffer that is another tensor after each call."""
+    """A buffer that each call replaces by another tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -414,7 +415,7 @@ class Replaced(nn.Module):
 
 
 class Counted(nn.Module):
-    """An integer that counts the calls, and a place in a buffer that depends on it."""
+    """A counter of calls, and a buffer row whose index depends on it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -428,7 +429,7 @@ class Counted(nn.Module):
 
 
 class Clipped(nn.Module):
-    """A weight that each call writes to, unrecorded."""
+    """A weight to which each call writes without recording it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -441,7 +442,7 @@ class Clipped(nn.Module):
 
 
 class Tied(nn.Module):
-    """One weight under two names, and a view of it."""
+    """A weight with two names, and a view of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -494,12 +495,12 @@ def dict_of_states(x: Tensor) -> dict[str, Tensor]:
 
 
 def loop_over_growing(x: Tensor, count: int) -> Tensor:
-    found = [x * 2]
+    values = [x * 2]
     for i in range(count):
-        found.append(torch.sigmoid(found[i]) + found[-1])
+        values.append(torch.sigmoid(values[i]) + values[-1])
         if i > 1:
-            found[0].mul_(0.5)
-    return torch.stack(found).sum(0)
+            values[0].mul_(0.5)
+    return torch.stack(values).sum(0)
 
 
 CONTAINERS = {
@@ -508,7 +509,7 @@ CONTAINERS = {
     "loop_over_growing": (loop_over_growing, X, 4),
 }
 
-# What PyTorch alone does otherwise than eager.
+# Differences between PyTorch's own frontends and eager.
 _BITS = "TorchScript has no views as another dtype"
 _COPIES = "AOT Autograd takes what dropout returns in evaluation for a copy"
 _TRACED = "a trace holds no modes of gradients"

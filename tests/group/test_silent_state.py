@@ -1,6 +1,6 @@
-"""State that changes between calls, and that compilers keep from the first one: globals, attributes, modes, hooks.
+"""State that changes between calls: compilers have kept globals, attributes, modes or hooks of the first call.
 
-``test_silent_values.py`` says where the kinds are from. Eager sees the same changes.
+``test_silent_values.py`` names the source of these kinds of errors. Eager runs with the same changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs.inputs import integers, normal, overlapping, strided, transposed
 from torchmdla.testing.programs.program import Program, constantly
 
-# Makes a change to the module or function, and what the calls until the next change run in.
+# A function that changes the module or function. Its result may be a context for the calls until the next change.
 Change = Callable[[Any], object]
 
 
@@ -44,7 +44,7 @@ def unchanged(subject: Any) -> None:
 
 
 class Scaled(nn.Module):
-    """Numbers, a text and a flag that decide what is computed."""
+    """Numbers, a string and a flag that decide the computation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Scaled(nn.Module):
 
 
 class Regularised(nn.Module):
-    """Layers that compute otherwise in training."""
+    """Layers that compute different results in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def layer() -> nn.Module:
 
 
 def written(write: Callable[[Tensor], object]) -> Change:
-    """Write to the first weight, unrecorded."""
+    """Return a change that writes to the first weight without recording it."""
 
     def change(subject: Any) -> None:
         with torch.no_grad():
@@ -128,13 +128,13 @@ MODULES = {
     ),
 }
 
-# Only torch.compile sees a change to these: TorchScript has a copy.
+# Cases for torch.compile alone: TorchScript has a copy of this state.
 
 
 def hooked_layer() -> nn.Module:
-    made = layer()
-    made[1].register_forward_hook(lambda module, inputs, result: result * len(inputs[0]))
-    return made
+    layers = layer()
+    layers[1].register_forward_hook(lambda module, inputs, result: result * len(inputs[0]))
+    return layers
 
 
 def replaced_layer(subject: Any) -> None:
@@ -178,8 +178,8 @@ def reading_closure() -> Callable[..., Any]:
 
 def making_numbers() -> Callable[[Tensor], Tensor]:
     def function(x: Tensor) -> Tensor:
-        made = torch.tensor([0.1, 0.2, 0.3]) * 3
-        return (torch.ones(3) * made).to(torch.float64).sum() + torch.arange(6.0).to(x.dtype) * x
+        numbers = torch.tensor([0.1, 0.2, 0.3]) * 3
+        return (torch.ones(3) * numbers).to(torch.float64).sum() + torch.arange(6.0).to(x.dtype) * x
 
     return function
 
@@ -241,19 +241,19 @@ FUNCTIONS = {
 
 def results(subject: Any, called: Any, case: Changing) -> list[Any]:
     """Return the results of calls before and after each change, with gradients of weights where there are any."""
-    found = []
+    values = []
     for change in [unchanged, *case.changes]:
         context = change(subject)
         with context if isinstance(context, contextlib.AbstractContextManager) else contextlib.nullcontext():
             for _ in range(2):
                 result = called(*case.arguments)
-                found.append(result.detach().clone())
+                values.append(result.detach().clone())
                 weights = [weight for weight in parameters(subject) if weight.requires_grad]
                 if result.requires_grad:
                     gradients = torch.autograd.grad(result.float().square().sum(), weights, allow_unused=True)
-                    # Under autocast they are as exact as the results.
-                    found += [gradient if gradient is None else gradient.to(result.dtype) for gradient in gradients]
-    return found
+                    # Under autocast, gradients are as exact as the results.
+                    values += [gradient if gradient is None else gradient.to(result.dtype) for gradient in gradients]
+    return values
 
 
 def parameters(subject: Any) -> list[Tensor]:
@@ -270,9 +270,9 @@ def test_scripted(name):
     case = MODULES[name]
     _recursive.concrete_type_store = _recursive.ConcreteTypeStore()
     scripted = torch.jit.script(case.make())
-    found = results(scripted, scripted, case)
+    values = results(scripted, scripted, case)
     assert torchmdla.stats().specialisations > 0
-    assert_matches(found, expected(case), layers=4)
+    assert_matches(values, expected(case), layers=4)
 
 
 @pytest.mark.parametrize("name", {**MODULES, **FUNCTIONS})
@@ -280,12 +280,12 @@ def test_compiled(name):
     case = {**MODULES, **FUNCTIONS}[name]
     torch._dynamo.reset()
     subject = case.make()
-    found = results(subject, torch.compile(subject, backend="torchmdla"), case)
+    values = results(subject, torch.compile(subject, backend="torchmdla"), case)
     assert torchmdla.stats().specialisations > 0
-    assert_matches(found, expected(case), layers=4)
+    assert_matches(values, expected(case), layers=4)
 
 
-# --- calls that differ ------------------------------------------------------------------------------------------
+# --- calls that differ ------------------------------------------------------------------------------------------------
 
 
 def halves_of_size(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""Values of which compilers have been wrong without an error: promotion, wrapping, rounding, NaN, empty and tiny sizes.
+"""Values that compilers have computed wrongly and silently.
 
-The kinds are those of a survey of ``torch.compile`` (arXiv 2604.08720) and of the issues that PyTorch labels as silent
-errors of correctness; the programs are our own.
+These are promotion, wrapping, rounding, NaN, empty and tiny sizes. The kinds are those of a survey of ``torch.compile``
+(arXiv 2604.08720), and of the issues that PyTorch labels as silent correctness errors. The programs are our own.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def numbers_chosen(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def integers_beyond_floats(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    big = x | 9007199254740993  # the least integer that float64 lacks
+    big = x | 9007199254740993  # the least positive integer that float64 cannot represent
     return big + 1, big == big + 1, torch.maximum(big, big - 1) - big
 
 
@@ -361,7 +361,7 @@ ROUNDING = {
 }
 
 
-# --- reductions of nothing, of one, and by dimensions that are unusual -------------------------------------------
+# --- reductions of nothing, of one element, and over unusual dimensions -----------------------------------------------
 
 
 def reductions_of_none(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -675,7 +675,7 @@ GRADIENTS = {
 }
 
 
-# What PyTorch alone does otherwise than eager.
+# Differences between PyTorch's own frontends and eager.
 _TRACED = "a trace holds no modes of gradients"
 EXCEPTIONS: Exceptions = {("torchscript:trace", "gradients.stopped:gradients"): ("pytorch", _TRACED)}
 

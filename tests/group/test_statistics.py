@@ -1,4 +1,4 @@
-"""Parameters that change without another version of the tensor: running statistics, and writes through ``.data``."""
+"""Parameters that change without a new tensor version: running statistics, and writes through ``.data``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHANNELS = 16
 
 
 def net() -> nn.Module:
-    """Norms after a convolution, a depthwise one and a linear layer, and one alone."""
+    """Return norms after a convolution, a depthwise convolution and a linear layer, and one norm alone."""
     return nn.Sequential(
         nn.Conv2d(3, CHANNELS, 3, bias=False),
         nn.BatchNorm2d(CHANNELS),
@@ -51,7 +51,7 @@ def norms(module: nn.Module) -> list[Any]:
 pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
-# Ways to a callable that shares the module's buffers.
+# Functions that make a callable that shares the module's buffers.
 WAYS: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
     "scripted": torch.jit.script,
     "traced": lambda module: torch.jit.trace(module, (image(),), check_trace=False),
@@ -108,7 +108,7 @@ def change_weights(module: nn.Module) -> None:
 
 
 def change_weights_through_data(module: nn.Module) -> None:
-    """As averages of weights and old optimisers do."""
+    """Write to the weights as weight averaging and old optimisers do."""
     for parameter in module.parameters():
         parameter.data.mul_(1.25)
 
@@ -142,7 +142,7 @@ def test_values_after_a_change(way: str, change: Callable[[nn.Module], None]) ->
 
 @pytest.mark.parametrize("way", WAYS)
 def test_instances_keep_their_own_statistics(way: str) -> None:
-    """They share what is packed while their statistics are equal, and no longer."""
+    """Instances share packed data only while their statistics are equal."""
     first = net()
     second = copy.deepcopy(first)
     compiled = [(WAYS[way](module), module) for module in (first, second)]
@@ -192,7 +192,7 @@ def test_a_weight_with_gaps() -> None:
 
 
 def test_updates_by_another_thread() -> None:
-    """What is computed meanwhile is eager's own race; afterwards all is as the statistics say."""
+    """Results during the updates depend on a race, in eager too. Afterwards results match the statistics."""
     module = net()
     scripted = torch.jit.script(module)
     for _ in range(4):
@@ -214,7 +214,7 @@ def test_updates_by_another_thread() -> None:
 
 
 def test_batches_of_any_size() -> None:
-    """Whether a factor pays is decided alike at all samples of a size that varies."""
+    """The decision to fold a factor is the same for all samples of a dynamic size."""
     module = nn.Sequential(nn.Linear(24, 48, bias=False), nn.BatchNorm1d(48), nn.ReLU(), nn.BatchNorm1d(48)).eval()
     scripted: Any = torch.jit.script(module)
     for batch in (10, 10, 12, 14, 14, 13, 40):
@@ -226,18 +226,18 @@ def test_batches_of_any_size() -> None:
     assert not torchmdla.stats().fallbacks
 
 
-# --- what the importer says -----------------------------------------------------------------------------------------
+# --- arguments that the importer reports ------------------------------------------------------------------------------
 
 
 def imported(module: nn.Module, *inputs: Tensor) -> ImportedGraph:
-    graph, given = unfrozen_graph(module, *inputs)
-    _, record = run_and_record(graph, given)
-    return import_graph(graph, record, range(len(inputs), len(given)))
+    graph, arguments = unfrozen_graph(module, *inputs)
+    _, record = run_and_record(graph, arguments)
+    return import_graph(graph, record, range(len(inputs), len(arguments)))
 
 
 def roles(program: ImportedGraph) -> list[tuple[str, bool]]:
-    found = [(a.role, b.unversioned) for a, b in zip(program.arguments, program.bindings, strict=True)]
-    return sorted(found)
+    pairs = [(a.role, b.unversioned) for a, b in zip(program.arguments, program.bindings, strict=True)]
+    return sorted(pairs)
 
 
 def test_statistics_are_parameters_with_a_mark() -> None:
@@ -246,7 +246,7 @@ def test_statistics_are_parameters_with_a_mark() -> None:
 
 
 def test_large_statistics_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparing them would cost more than it gives."""
+    """Comparing large statistics would cost more time than folding them saves."""
     monkeypatch.setattr(builder, "_MOST_UNVERSIONED_BYTES", 4 * 4)
     program = imported(nn.BatchNorm2d(4).eval(), torch.randn(2, 4, 3, 3))
     assert roles(program) == [("input", False)] * 3 + [("parameter", False)] * 2

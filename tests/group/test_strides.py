@@ -1,4 +1,4 @@
-"""Strides of results are eager's in every dimension, those of size 1 included: later operators choose by them."""
+"""Strides of results are eager's in every dimension, also in those of size 1: later operators decide by them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 import torchmdla
 
-# Programs of two tensors of a shape, some of whose results no permutation of contiguous strides is like.
+# Programs of two tensors of one shape. Some results have strides that no permutation of contiguous strides equals.
 PRODUCTS = [
     ("x.mT @ y", (3, 1)),
     ("(x @ y.mT).mT", (1, 3)),

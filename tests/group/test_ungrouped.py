@@ -1,4 +1,4 @@
-"""Operators outside of groups are counted with their reasons, and told of where a program has no group at all."""
+"""Operators outside of groups: they are counted with reasons, and a program without any group causes a warning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ X = torch.randn(6, 5)
 
 
 def anew(function: Any) -> Any:
-    """``function`` as TorchScript that nothing was formed of yet: PyTorch scripts one function once."""
+    """Return ``function`` as a new TorchScript function without groups. PyTorch scripts each function only once."""
     return torch.jit.script(types.FunctionType(function.__code__, function.__globals__, function.__name__))
 
 
@@ -36,8 +36,8 @@ def rows(text: str) -> list[tuple[str, int]]:
 
 
 def with_nonzero(x: Tensor) -> Tensor:
-    found = torch.nonzero(torch.relu(x) + 1)
-    return torch.exp(found.float()) * 2
+    places = torch.nonzero(torch.relu(x) + 1)
+    return torch.exp(places.float()) * 2
 
 
 def test_counted_with_reason_and_line() -> None:
@@ -94,14 +94,14 @@ def test_a_program_without_a_group_says_so_once() -> None:
 
     with pytest.warns(UserWarning, match=r"no group to compile: aten::nonzero: device 'cpu' has no such") as seen:
         called(only_nonzero, X)
-    assert len([one for one in seen if "no group" in str(one.message)]) == 1
+    assert len([warning for warning in seen if "no group" in str(warning.message)]) == 1
 
 
 def test_a_program_with_groups_does_not() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="torchmdla")
         called(with_nonzero, X)
-        called(alone, X)  # small, but nothing that a device lacks
+        called(alone, X)  # the program is small, but the device lacks none of its operators
 
 
 def layer(x: Tensor, weight: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def test_inputs_of_other_dtypes_are_told_of() -> None:
     torchmdla.capture.specialise._warned.clear()
     with pytest.warns(RuntimeWarning, match=refused) as seen:
         scripted = called(product, *COMPLEX)
-    (told,) = [str(one.message) for one in seen if refused in str(one.message)]
+    (told,) = [str(warning.message) for warning in seen if refused in str(warning.message)]
     assert "torchmdla.explain(model, *inputs) tells more" in told
     assert_matches(scripted(*COMPLEX), product(*COMPLEX))
     (reason,) = torchmdla.stats().fallbacks
@@ -149,7 +149,7 @@ def masked(x: Tensor) -> Tensor:
 
 
 def test_groups_are_asked_while_threads_make_and_divide_them() -> None:
-    """A group's lock and that of the list of groups are taken one after the other, never one in the other."""
+    """The lock of a group and the lock of the list of groups are acquired in turn, never one inside the other."""
     results: list[Tensor] = []
     torchmdla._C.keep_inputs(True)
     threads = [threading.Thread(target=lambda: results.append(called(masked, X)(X))) for _ in range(4)]
@@ -193,5 +193,5 @@ def test_strict_mode_names_what_is_outside() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match=r"aten::linalg_inv_ex.*: device 'cpu' has no such operator"), torch.no_grad():
         torch.compile(inverse, backend="torchmdla", options={"strict": True})(X)
-    # What torchmdla leaves to eager PyTorch on purpose is no failure.
+    # An operator that torchmdla leaves to eager PyTorch on purpose does not count as a failure.
     torchmdla.compile(anew(alone), X)

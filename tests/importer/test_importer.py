@@ -1,4 +1,4 @@
-"""Graphs of small models become programs that compute what eager computes."""
+"""Graphs of small models become programs that compute the same values as eager."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchmdla.testing.compare import assert_matches
 
 
 def frozen_graph(module: nn.Module, *inputs: Tensor) -> tuple[torch._C.Graph, list[object]]:
-    """The graph of a traced module with its weights as constants, and its inputs."""
+    """Return the graph of a traced module with its weights as constants, and its inputs."""
     with torch.no_grad():
         graph = torch.jit.freeze(torch.jit.trace(module.eval(), inputs)).graph.copy()
     torch._C._jit_pass_lower_all_tuples(graph)
@@ -40,8 +40,8 @@ def scripted_graph(function: Callable[..., object], *inputs: object) -> tuple[to
 def check(graph: torch._C.Graph, inputs: list[object]) -> None:
     with torch.no_grad():
         expected, record = run_and_record(graph, inputs)
-    made = execute(import_graph(graph, record, range(1, len(inputs))), graph, inputs)
-    for result, wanted in zip(made, expected, strict=True):
+    results = execute(import_graph(graph, record, range(1, len(inputs))), graph, inputs)
+    for result, wanted in zip(results, expected, strict=True):
         if isinstance(wanted, Tensor):
             assert_matches(result, wanted)
             assert result.stride() == wanted.stride()
@@ -56,7 +56,7 @@ def conv_net() -> nn.Module:
 
 
 class LastStep(nn.Module):
-    """A recurrent network and what most users read of it."""
+    """Recurrent network and its last results, which most users read."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -154,8 +154,8 @@ def test_float_inputs_are_arguments() -> None:
         ("tensor", "float32"),
         ("scalar", "float64"),
     ]
-    (made,) = execute(imported, graph, [inputs[0], 0.25])
-    assert_matches(made, scaled(inputs[0], 0.25))  # type: ignore[arg-type]
+    (result,) = execute(imported, graph, [inputs[0], 0.25])
+    assert_matches(result, scaled(inputs[0], 0.25))  # type: ignore[arg-type]
 
 
 def outputs(x: Tensor, n: int):  # type: ignore[no-untyped-def]
@@ -225,9 +225,9 @@ def test_a_diagnostic_leads_back_to_the_source() -> None:
         CompileError("no", diagnostic=f'loc("aten::relu"("graph":{node}:0)): error: no'),
         CompileError("no", op="aten::relu", source=f"graph:{node}"),
     ):
-        found = located(error, imported)
-        assert (found.op, found.nodes) == ("aten::relu", (node,))
-        assert "test_importer.py:" in found.source
+        error_at = located(error, imported)
+        assert (error_at.op, error_at.nodes) == ("aten::relu", (node,))
+        assert "test_importer.py:" in error_at.source
     assert located(CompileError("no"), imported).nodes == ()
 
 
@@ -246,7 +246,11 @@ def test_strings_read_back(text: str) -> None:
 
 
 def test_whose_a_line_is() -> None:
-    """The innermost line that is neither PyTorch's nor torchmdla's; torchvision's, installed beside them, is one."""
+    """Check source lines.
+
+    The innermost line that is neither PyTorch's nor torchmdla's counts. A line of torchvision, installed beside them,
+    counts too.
+    """
     beside = Path(torch.__file__).parents[1]
     ours = Path(torchmdla.__file__).parent
     files = {

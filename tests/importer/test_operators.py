@@ -1,4 +1,4 @@
-"""The records of operators are of operators that PyTorch has, and each field is said once."""
+"""Operator records: they name operators that PyTorch has, and specify each field once."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_rows_that_differ_are_refused() -> None:
 
 
 def test_rules_of_scalars_name_arguments_of_operators() -> None:
-    """A row has arguments of all its operators; each may have some of them."""
+    """Check argument names. A row has arguments of all its operators; each may have some of them."""
     for names, rule in scalars.TABLE.items():
         arguments: set[str] = set()
         for name in names.split():
             base, _, overload = name.partition(".")
             schemas_of_base = torch._C._jit_get_schemas_for_operator(f"aten::{base}")
-            found = [each for each in schemas_of_base if overload in ("", each.overload_name)]
-            assert found, name
-            arguments.update(argument.name for schema in found for argument in schema.arguments)
+            matches = [each for each in schemas_of_base if overload in ("", each.overload_name)]
+            assert matches, name
+            arguments.update(argument.name for schema in matches for argument in schema.arguments)
         assert rule.wide | rule.checked <= arguments, names

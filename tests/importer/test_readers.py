@@ -1,4 +1,4 @@
-"""Both readers of graphs with each builder: one computation is one text, whatever graph it comes from."""
+"""Both readers of graphs with each builder: one computation gives the same text from each kind of graph."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def script_graph() -> torch._C.Graph:
     names = ", ".join(f"%{name} : {kind}" for name, (kind, _) in CONSTANTS.items())
     graph: Any = torch._C.parse_ir("\n".join([head.replace("):", f", {names}):"), *rest]))
     for value, (_, constant) in zip(list(graph.inputs())[1:], CONSTANTS.values(), strict=True):
-        made = graph.insertConstant(constant)
-        made.node().moveBefore(value.uses()[0].user)
-        value.replaceAllUsesWith(made)
+        constant_value = graph.insertConstant(constant)
+        constant_value.node().moveBefore(value.uses()[0].user)
+        value.replaceAllUsesWith(constant_value)
     for index in range(len(CONSTANTS), 0, -1):
         graph.eraseInput(index)
     return graph
@@ -84,8 +84,8 @@ def functions(context: ir.Context) -> list[str]:
 
 
 def aten_functions(context: ir.Context) -> list[str]:
-    made = aten.from_typed_graph(script_graph(), context=context), aten.from_fx(fx_graph(), context=context)
-    return [str(module) for module in made]
+    modules = aten.from_typed_graph(script_graph(), context=context), aten.from_fx(fx_graph(), context=context)
+    return [str(module) for module in modules]
 
 
 def programs(context: ir.Context) -> list[str]:

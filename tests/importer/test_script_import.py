@@ -1,4 +1,4 @@
-"""TorchScript in the Torch dialect: it verifies, says what TorchScript says, and goes through upstream's passes."""
+"""TorchScript in the Torch dialect: it verifies, matches TorchScript, and passes upstream's pipeline."""
 
 from __future__ import annotations
 
@@ -56,34 +56,34 @@ def optionals(x: Tensor, y: Tensor | None, n: int | None = None) -> tuple[Tensor
 
 
 def dictionaries(values: dict[str, Tensor], x: Tensor) -> dict[str, list[int]]:
-    made: dict[str, list[int]] = {}
+    sizes: dict[str, list[int]] = {}
     for key, value in values.items():
-        made[key] = value.size()
+        sizes[key] = value.size()
     values["x"] = x
-    return {"first": made["a"], "keys": [len(values), 3]}
+    return {"first": sizes["a"], "keys": [len(values), 3]}
 
 
 def lists(x: Tensor) -> list[tuple[Tensor, float]]:
-    made = [(x, 0.5)]
-    made.append((x.t(), float("inf")))
+    pairs = [(x, 0.5)]
+    pairs.append((x.t(), float("inf")))
     parts = x.unbind(0)
-    a, b = [one * 2 for one in parts][:2]
-    made.append((a + b, 1.0))
-    return made
+    a, b = [part * 2 for part in parts][:2]
+    pairs.append((a + b, 1.0))
+    return pairs
 
 
 def text_and_devices(x: Tensor) -> Tensor:
     print(f"size {x.size(0)}", x.dtype)
-    made = torch.zeros([2], dtype=torch.float64, device=torch.device("cpu"))
-    made.add_(x.sum())
-    return made.to(x.dtype)
+    result = torch.zeros([2], dtype=torch.float64, device=torch.device("cpu"))
+    result.add_(x.sum())
+    return result.to(x.dtype)
 
 
 def calls(x: Tensor) -> Tensor:
     return scale(scale(x), 3) + scale(x)
 
 
-# What must stand in the text of each.
+# Parts that the text of each function must contain.
 FUNCTIONS: dict[Callable[..., Any], list[str]] = {
     chooses: ["torch.prim.If ", "torch.prim.RaiseException", "torch.prim.Uninitialized"],
     loops: ["torch.prim.Loop ", "torch.prim.Loop.condition", "torch.prim.TupleConstruct"],
@@ -200,7 +200,7 @@ def test_a_module() -> None:
         "dense<[true, false]>",
     ]:
         assert part in text
-    # Large tensors are kept in their bits.
+    # Large tensors are stored as their bytes.
     assert module.first.linear.weight.detach().numpy().tobytes().hex().upper() in text
     assert text.count("torch.nn_module {") == 6
     assert 'private "' not in text
@@ -214,7 +214,7 @@ def loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 
 
 class Small(nn.Module):
-    """Has what upstream's passes get through: submodules, attributes, a loop over numbers, a choice by a size."""
+    """Module that upstream's passes support: submodules, attributes, a loop over numbers, a branch on a size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ MAKERS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_to_the_backend_contract_and_run(maker: str) -> None:
-    """Upstream's pipeline takes the object graph apart; what is left computes what eager computes."""
+    """Check that upstream's pipeline removes the object graph, and that the rest computes eager's values."""
     from torch_mlir.passmanager import PassManager
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""PyTorch's lazy device with torchmdla's compiler behind it."""
+"""PyTorch's lazy device with torchmdla's compiler."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_get_mlir_of_several_results():
 
 
 def test_get_mlir_of_a_first_layers_gradient():
-    """The input of such a layer needs no gradient, so its operator has a result that is None."""
+    """The input of a first layer needs no gradient, so its operator has a result that is None."""
     layer = nn.Conv2d(1, 4, 3).to("lazy")
     layer(torch.ones(2, 1, 8, 8).to("lazy")).sum().backward()
     for output in ("torch", "aten"):
@@ -118,7 +118,7 @@ def test_get_mlir_of_a_first_layers_gradient():
 
 
 def test_get_mlir_of_an_index_with_gaps():
-    """The list of indices is one of optional tensors, which are values."""
+    """The list of indices is a list of optional tensors, which are values."""
     x = torch.randn(3, 5).to("lazy")
     module = torchmdla.get_mlir(x[:, torch.tensor([4, 0]).to("lazy")] + 1)
     assert "!torch.list<optional<vtensor>>" in str(module)
@@ -174,9 +174,9 @@ def test_a_number_that_changes_does_not_recompile(number):
     for step in range(8):
         if step == 4:
             torchmdla.reset_stats()
-        found = torch.celu(on_device * number(step), alpha=number(step)) + torch.exp(on_device)
+        result = torch.celu(on_device * number(step), alpha=number(step)) + torch.exp(on_device)
         expected = torch.celu(x * number(step), alpha=number(step)) + torch.exp(x)
-        assert_matches(found.cpu(), expected, strides=False)
+        assert_matches(result.cpu(), expected, strides=False)
     assert torchmdla.stats().specialisations == 0
 
 
@@ -200,10 +200,10 @@ def test_places_that_vary_recompile_nothing():
         if step == 5:
             torchmdla.reset_stats()
         places = torch.arange(step, step + 3), torch.arange(step, step + 3, device="lazy")
-        expected, found = (
+        expected, result = (
             torch.tanh(rows[at]) * at[:, None] for rows, at in zip((table, on_device), places, strict=True)
         )
-        assert_matches(found.cpu(), expected, strides=False)
+        assert_matches(result.cpu(), expected, strides=False)
     stats = torchmdla.stats()
     assert (stats.specialisations, stats.lazy.graphs, stats.fallbacks) == (0, 0, {})
 
@@ -218,12 +218,12 @@ def test_switched_off_it_interprets():
 def test_what_results_share_is_computed_once():
     x = X.to("lazy")
     hidden = torch.tanh(x @ x.t())
-    one, other, apart = hidden * 2, hidden.sum(), x + 5
+    double, other, apart = hidden * 2, hidden.sum(), x + 5
     torchmdla.reset_stats()
-    assert_matches(one.cpu(), torch.tanh(X @ X.t()) * 2, layers=2)
+    assert_matches(double.cpu(), torch.tanh(X @ X.t()) * 2, layers=2)
     assert_matches(other.cpu(), torch.tanh(X @ X.t()).sum(), layers=2)
     assert torchmdla.stats().lazy.runs == 1
-    assert "tanh" not in str(lazy.pending_computation(hidden + one).graph), "the looked-at is computed again"
+    assert "tanh" not in str(lazy.pending_computation(hidden + double).graph), "the looked-at is computed again"
     assert "aten::add" in str(lazy.pending_computation(apart).graph), "what shares nothing was computed"
 
 

@@ -1,4 +1,4 @@
-"""Other compilers behind PyTorch's lazy device."""
+"""Other compilers for PyTorch's lazy device."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ print("ended")
 
 
 def test_objects_of_python_go_when_no_lock_is_held():
-    """A program or a backend that takes the device's lock when it is destroyed does not wait for itself."""
+    """A program or a backend that acquires the device's lock in its destructor does not cause a deadlock."""
     child = run_python(REENTERING)
     assert child.stdout == "ended\n", child.stderr
 

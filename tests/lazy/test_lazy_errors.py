@@ -1,4 +1,4 @@
-"""Errors while a graph of PyTorch's lazy device runs: no value is lost that does not depend on them."""
+"""Errors while a graph of PyTorch's lazy device runs: only values that depend on them are lost."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_strict_raises_and_leaves_values():
         return torch.tanh(x) * 4.25 + x.sum()
 
     expected = torch.tanh(X) * 4.25 + X.sum()
-    for _ in range(2):  # at first a graph is another one; the first run of each interprets it
+    for _ in range(2):  # at first the graph differs; the first run of each graph interprets it
         result = step()
         torch._lazy.mark_step()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Operators of others on PyTorch's lazy device: their kernels may write as they like."""
+"""Foreign operators on PyTorch's lazy device: their kernels may write in any order."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_results_are_on_the_device():
 
 def test_lists_and_devices():
     parts = [torch.randn(2, 3), torch.randn(5)]
-    made = halves([part.to("lazy") for part in parts], torch.device("lazy"))
-    assert_matches([part.cpu() for part in made], halves(parts, torch.device("cpu")))
+    results = halves([part.to("lazy") for part in parts], torch.device("lazy"))
+    assert_matches([part.cpu() for part in results], halves(parts, torch.device("cpu")))
 
 
 def test_gradients():
@@ -103,14 +103,14 @@ PRIMS = {
 
 @pytest.mark.parametrize("name", PRIMS)
 def test_prims_are_taken_apart(name):
-    """PyTorch's kernels of these call operators of ATen, and write to views of what they make."""
+    """PyTorch's kernels of these prims call operators of ATen, and write to views of their results."""
     torchmdla.reset_stats()
     check(PRIMS[name], X)
     assert torchmdla.stats().lazy.eager == {}
 
 
 def test_pytorchs_chunked_loss():
-    """An operator of PyTorch's own that is made as others' are."""
+    """PyTorch defines this operator of its own like a foreign one."""
     options = torch.nn.LinearCrossEntropyOptions()
     x, weight, target = torch.randn(40, 8), torch.randn(50, 8), torch.randint(50, (40,))
 

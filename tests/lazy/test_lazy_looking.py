@@ -1,4 +1,4 @@
-"""What a look at a value computes on PyTorch's lazy device: what shares a computation with it, and nothing else."""
+"""Reading a value on PyTorch's lazy device computes the tensors that share a computation with it, and no others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_pending(tensor: Tensor) -> bool:
 
 
 class Program:
-    """Tensors that are computed from others, and what each one takes to be computed."""
+    """Tensors that are computed from others, and the computations that each one needs."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -33,7 +33,7 @@ class Program:
         self.pending: set[int] = set()
 
     def make(self, inherits: float) -> None:
-        """One more: of two inputs, or of earlier ones."""
+        """Add a tensor that is computed from two inputs or earlier tensors."""
         operands = []
         taken = {len(self.tensors)}
         for _ in range(2):
@@ -61,8 +61,8 @@ class Program:
 @pytest.mark.sampled(1)
 def test_it_computes_what_shares_with_it(seed: int, inherits: float) -> None:
     program = Program(seed)
-    for made in (3, 200, 10, 300, 30):
-        for _ in range(made):
+    for count in (3, 200, 10, 300, 30):
+        for _ in range(count):
             program.make(inherits)
         for _ in range(6):
             program.look()
@@ -70,7 +70,10 @@ def test_it_computes_what_shares_with_it(seed: int, inherits: float) -> None:
 
 
 def test_what_ended_is_no_part_of_it() -> None:
-    """Also where many were pending, and what ended may be where something new is."""
+    """A released tensor is in no computation.
+
+    This also holds when many tensors were pending, and when a new tensor reuses the memory of a released one.
+    """
     x = X.to("lazy")
     many = [x * i for i in range(100)]
     assert_matches(many[0].cpu(), X * 0)
@@ -79,5 +82,5 @@ def test_what_ended_is_no_part_of_it() -> None:
     torchmdla.reset_stats()
     assert_matches(later[50].cpu(), X - 50)
     assert torchmdla.stats().lazy.runs == 1
-    assert [is_pending(one) for one in later] == [i != 50 for i in range(100)]
-    assert [is_pending(one) for one in many] == [i != 0 for i in range(len(many))]
+    assert [is_pending(tensor) for tensor in later] == [i != 50 for i in range(100)]
+    assert [is_pending(tensor) for tensor in many] == [i != 0 for i in range(len(many))]

@@ -1,4 +1,4 @@
-"""Training on PyTorch's lazy device agrees with the CPU."""
+"""Training on PyTorch's lazy device: it agrees with the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIMISERS = {
 }
 
 
-# PyTorch has kernels of this device for them, which get their derivatives elsewhere by being taken apart.
+# PyTorch has kernels of the lazy device for these operators. Elsewhere it decomposes them to compute derivatives.
 TAKEN_APART = {
     "std": lambda x: torch.ops.aten.std(x),
     "std.dim": lambda x: torch.ops.aten.std.dim(x, [1]),
@@ -90,10 +90,10 @@ def trained(make, loss_of, optimiser, device, steps):
 
 def agrees(make, loss_of, optimiser, steps=10):
     expected = trained(make, loss_of, optimiser, "cpu", steps)
-    found = trained(make, loss_of, optimiser, "lazy", steps)
+    losses = trained(make, loss_of, optimiser, "lazy", steps)
     assert torchmdla.stats().specialisations == 0, "a step compiled again"
     assert torchmdla.stats().lazy.graphs == 0, "a step was another graph"
-    assert max(abs(one - other) for one, other in zip(found, expected, strict=True)) <= 1e-6
+    assert max(abs(loss - other) for loss, other in zip(losses, expected, strict=True)) <= 1e-6
     assert expected[-1] < expected[0]
 
 

@@ -1,4 +1,4 @@
-"""Values, random numbers and running statistics of PyTorch's lazy device are the CPU's."""
+"""Values, random numbers and running statistics of PyTorch's lazy device: they are the CPU's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def masked_backward(mask):
     return program
 
 
-# What PyTorch's own lazy backend gets wrong, or ends the graph for.
+# Programs that PyTorch's own lazy backend computes wrongly, or that end its graph.
 PROGRAMS = {
     "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), IMAGE),
     "pixel_unshuffle": (lambda x: functional.pixel_unshuffle(x, 2), IMAGE),
@@ -175,7 +175,7 @@ def test_what_has_no_lowering_runs_at_once_and_is_counted():
 
 
 def test_graphs_that_differ_in_what_they_share():
-    # PyTorch's hash of a graph is that of a tree, whose leaves are alike.
+    # PyTorch's hash of a graph treats it as a tree, and does not distinguish the leaves.
     a, b = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 30.0])
     check(lambda a, b: (a - b) + a, a, b)
     check(lambda a, b: (a - b) + b, a, b)

@@ -1,4 +1,4 @@
-"""Where tensors of PyTorch's lazy device lie: views, writes through them, memory formats."""
+"""Memory of tensors on PyTorch's lazy device: views, writes through them, memory formats."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _twice(view):
     return view.contiguous()
 
 
-# What looks at where a view lies: its result is written to, and so may be the base.
+# Functions that depend on the layout of a view. The result is then written to, and so is the base.
 LOOKS = {
     "contiguous": lambda view: view.contiguous(),
     "reshape": lambda view: view.reshape(-1),
@@ -90,8 +90,8 @@ def test_writes_reach_what_they_reach_on_the_cpu(view, look, mode):
     if view == "expand" and look in ("after_a_write", "reshape_back", "view_as"):
         pytest.skip("a write to what lies in one place several times")
     layout, expected = written(X)
-    found_layout, found = written(X.to("lazy"))
-    assert_matches(moved(found), expected, strides=False)
+    found_layout, results = written(X.to("lazy"))
+    assert_matches(moved(results), expected, strides=False)
     assert found_layout == layout
 
 

@@ -1,4 +1,4 @@
-"""Writes the inputs that fuzz.cpp starts from: ``python seeds.py FOLDER``."""
+"""Write the initial inputs of fuzz.cpp: ``python seeds.py FOLDER``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mdla_models import MODELS, Model
 from test_mdla_emulator import HEADER, SMALL_BOARD, small_board
 
 PRECISIONS = ("float32", "fixed16", "fixed8")
-# What fuzz.cpp has of a card, and takes of an input.
+# The size of the card in fuzz.cpp, and the largest input that it accepts.
 CARD_BYTES, MOST_BYTES = 1 << 14, 1 << 15
 
 
 def main(folder: Path) -> None:
-    """Every model of the tests that is small enough, as a model and as a program, and a board."""
+    """Write each model of the tests that is small enough as a model and as a program, and write a board."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "board").write_text("b" + SMALL_BOARD)
     with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""The mdla device's calls, on a fake library that fails in each possible way and on the emulator."""
+"""Tests of the mdla device's calls, on a fake library with all possible faults and on the emulator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fault(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the fault, and has nothing compiled before."""
+    """Return a function that sets the fault of the library. Earlier compiled programs are forgotten."""
     compiling.forget()
 
     def choose(name: str) -> None:
@@ -70,7 +70,7 @@ def _squashed(x: Tensor) -> Tensor:
 
 
 def _ready(*sizes: int) -> tuple[Any, Tensor]:
-    """A traced function with one group, which the next call compiles."""
+    """Return a traced function with one group, which the next call compiles, and its input."""
     x = torch.randn(sizes or (2, 3))
     traced = torch.jit.trace(_squashed, (x,), check_trace=False)
     traced(x)
@@ -78,7 +78,7 @@ def _ready(*sizes: int) -> tuple[Any, Tensor]:
     return traced, x
 
 
-# What the library computes
+# Results of the library
 
 
 def test_a_group_runs_on_the_library(fake: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_group_runs_on_the_library(fake: Path) -> None:
     library = ctypes.CDLL(str(fake))
     traced, x = _ready(3, 5)
     before = library.fake_runs()
-    assert torch.equal(traced(x), x)  # The fake gives back its inputs.
+    assert torch.equal(traced(x), x)  # The fake library returns its inputs.
     assert library.fake_runs() == before + 1
     assert torchmdla.stats().fallbacks == {}
 
@@ -117,7 +117,7 @@ def test_a_context_goes_with_its_weights(fake: Path) -> None:
         for _ in range(3):
             model.weight.add_(1)
             traced(x)
-    # The first context of a card stays while others are linked to it.
+    # The first context of a card is kept while others are linked to it.
     assert live <= library.fake_live() <= live + 1
 
 
@@ -136,7 +136,7 @@ def test_equal_models_are_compiled_once(fake: Path, monkeypatch: pytest.MonkeyPa
     torchmdla.enable(device="mdla", library=fake, strict=True)
     jobs = []
     compile_ = compiling._compile
-    monkeypatch.setattr(compiling, "_compile", lambda *given: jobs.append(given) or compile_(*given))
+    monkeypatch.setattr(compiling, "_compile", lambda *arguments: jobs.append(arguments) or compile_(*arguments))
     compiling.forget()
     model = nn.Linear(6, 6).eval()
     twin = nn.Linear(6, 6).eval()
@@ -153,21 +153,21 @@ def test_a_forked_child_leaves_the_parents_binaries(fake: Path) -> None:
     torchmdla.enable(device="mdla", library=fake, strict=True)
     traced, x = _ready(3, 15)
     traced(x)
-    kept = compiling._folder()
+    folder = compiling._folder()
     program = os.fork()
     if program == 0:
         with contextlib.suppress(BaseException):
-            compiling._remove(kept, os.getppid())
-        os._exit(0 if compiling._folder() != kept else 1)
+            compiling._remove(folder, os.getppid())
+        os._exit(0 if compiling._folder() != folder else 1)
     assert os.waitpid(program, 0)[1] == 0
-    assert any(kept.iterdir())
+    assert any(folder.iterdir())
 
 
 def test_new_weights_are_loaded(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torchmdla.enable(device="mdla", library=fake, strict=True)
     jobs = []
     compile_ = compiling._compile
-    monkeypatch.setattr(compiling, "_compile", lambda *given: jobs.append(given) or compile_(*given))
+    monkeypatch.setattr(compiling, "_compile", lambda *arguments: jobs.append(arguments) or compile_(*arguments))
     model = nn.Linear(5, 5).eval()
     x = torch.randn(2, 5)
     with torch.no_grad():
@@ -181,7 +181,7 @@ def test_new_weights_are_loaded(fake: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_any_number_of_threads(fake: Path) -> None:
-    """Packing takes the GIL while others that hold it want what is packed."""
+    """Check for deadlocks: packing takes the GIL while threads that hold it wait for the packed tensors."""
     torchmdla.enable(device="mdla", library=fake, strict=True)
     functions = [_ready(2, 20 + number % 2) for number in range(6)]
     start = threading.Barrier(len(functions))
@@ -191,7 +191,7 @@ def test_any_number_of_threads(fake: Path) -> None:
         start.wait()
         for _ in range(20):
             result = traced(x)
-            # Eager's while another thread compiles.
+            # The result is eager's while another thread compiles.
             if not torch.equal(result, x) and not torch.equal(result, _squashed(x)):
                 wrong.append(result)
         if not torch.equal(traced(x), x):
@@ -226,7 +226,7 @@ def test_any_number_of_threads(fake: Path) -> None:
     ],
 )
 def test_a_fault_falls_back_and_strict_raises(name: str, text: str, fault: Any, tmp_path: Path) -> None:
-    library = _built(tmp_path, "libfaulty.so")  # Its own: a library's version is asked for once.
+    library = _built(tmp_path, "libfaulty.so")  # A separate copy, because the version of a library is queried once.
     fault(name)
     torchmdla.enable(device="mdla", library=library, clusters=2)
     traced, x = _ready()
@@ -271,7 +271,7 @@ def test_a_failed_compile_is_not_tried_again_for_the_same_weights(
     torchmdla.enable(device="mdla", library=fake)
     jobs = []
     compile_ = compiling._compile
-    monkeypatch.setattr(compiling, "_compile", lambda *given: jobs.append(given) or compile_(*given))
+    monkeypatch.setattr(compiling, "_compile", lambda *arguments: jobs.append(arguments) or compile_(*arguments))
     fault("compile")
     traced, x = _ready(2, 13)
     with pytest.warns(RuntimeWarning):
@@ -319,7 +319,7 @@ def test_an_op_that_the_device_does_not_take_stays_outside(fake: Path) -> None:
 
 
 def test_without_onnx_the_error_says_what_to_install(fake: Path) -> None:
-    """In a process of its own, where the package cannot be imported by the compiler."""
+    """Check the error in a separate process, in which the compiler cannot import the package."""
     program = (
         "import sys; sys.modules['onnx'] = None\n"
         "import torch, torchmdla\n"
@@ -341,11 +341,11 @@ def test_without_onnx_the_error_says_what_to_install(fake: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"cores": 2}, TypeError, "no option 'cores'"),
+        ({"cores": 2}, TypeError, "unknown option 'cores'"),
         ({"clusters": "2"}, TypeError, "'clusters'"),
         ({"clusters": 0}, ValueError, "at least 1"),
-        ({"precision": "float8"}, ValueError, "no precision 'float8'"),
-        ({"batches": "halves"}, ValueError, "cannot be run as 'halves'"),
+        ({"precision": "float8"}, ValueError, "unknown precision 'float8'"),
+        ({"batches": "halves"}, ValueError, "unknown value of batches 'halves'"),
         ({"timeout": -1}, ValueError, "'timeout' must be at least 0"),
         ({"headroom": -1}, ValueError, "'headroom' must be at least 0"),
         ({"timeout": "1"}, TypeError, "'timeout'"),
@@ -357,7 +357,7 @@ def test_wrong_options(options: dict[str, Any], error: type[Exception], text: st
 
 
 def test_the_cpu_device_has_no_options() -> None:
-    with pytest.raises(TypeError, match="device 'cpu' has no option 'clusters'"):
+    with pytest.raises(TypeError, match="device 'cpu': unknown option 'clusters'"):
         torchmdla.enable(clusters=2)
 
 
@@ -371,9 +371,9 @@ def test_device_error_can_be_pickled() -> None:
 
 @pytest.fixture
 def network(fake: Path) -> Iterator[Network]:
-    """With one input and one output of four elements."""
-    with Network(b"4", [(4,)], [(4,)], Options(library=str(fake))) as made:
-        yield made
+    """Yield a network with one input and one output of four elements."""
+    with Network(b"4", [(4,)], [(4,)], Options(library=str(fake))) as instance:
+        yield instance
 
 
 def _numbers(value: float) -> Any:
@@ -413,7 +413,7 @@ def test_faults_of_asynchronous_calls(name: str, submits: int, network: Network,
 
 
 def _streamed(fake: Path, items: int = 4, width: int = 6, **options: Any) -> tuple[Any, Tensor]:
-    """A compiled group whose batch is run item by item. Groups of one width share a context."""
+    """Return a compiled group whose batch is run item by item, and its input. Groups of equal width share a context."""
     torchmdla.enable(device="mdla", library=fake, batches="items", **options)
     traced, x = _ready(items, width)
     traced(x)
@@ -431,7 +431,7 @@ def test_a_batch_is_many_inferences(fake: Path) -> None:
 
 
 def test_inferences_of_a_batch_overlap(fake: Path, fault: Any) -> None:
-    """No result comes before two inferences are in the library."""
+    """Check overlap with a library that gives no result before it has two inferences."""
     fault("pair")
     traced, x = _streamed(fake, 3, strict=True)
     assert torch.equal(traced(x), x)
@@ -474,9 +474,9 @@ def test_forked_calls_of_one_program(fake: Path, fault: Any) -> None:
     puts = library.fake_putinputs()
     for turn in range(50):
         x, y = torch.full((2, 31), float(turn)), torch.full((2, 31), -1.0 - turn)
-        one, other = scripted(x, y)
+        first, other = scripted(x, y)
         if turn > 3:
-            assert torch.equal(one, x)
+            assert torch.equal(first, x)
             assert torch.equal(other, y)
     assert library.fake_putinputs() > puts
     assert torchmdla.stats().fallbacks == {}
@@ -504,7 +504,7 @@ def test_after_a_fault_of_a_part_the_next_batch_runs(name: str, text: str, fake:
 @pytest.mark.parametrize("name", ["taken", "kept"])
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_a_part_that_fails_is_the_only_one(name: str, place: int, fake: Path, fault: Any) -> None:
-    """Results that a library gives after all are nobody's."""
+    """Check that late results of a failed call are not given to another call."""
     traced, x = _streamed(fake, strict=True)
     fault(name)
     x = x.abs() + 1
@@ -551,7 +551,7 @@ def test_a_call_that_fails_leaves_other_threads_their_results(name: str, fake: P
     ],
 )
 def test_a_network_without_reliable_results_is_lost(name: str, width: int, text: str, fake: Path, fault: Any) -> None:
-    """For all threads that wait, and for later calls; other networks are not."""
+    """Check that all waiting threads and later calls fall back, and that other networks still run."""
     traced, x = _streamed(fake, width=width, timeout=0.2)
     assert torch.equal(traced(x), x)
     fault(name)
@@ -576,7 +576,7 @@ def test_a_network_without_reliable_results_is_lost(name: str, width: int, text:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_child_runs_batches(fake: Path) -> None:
-    """Without the thread that takes results."""
+    """Check a forked child, which does not have the thread that collects results."""
     traced, x = _streamed(fake, strict=True)
     program = os.fork()
     if program == 0:
@@ -600,7 +600,7 @@ def test_information_of_the_library(network: Network) -> None:
 
 @pytest.mark.sampled(0)
 def test_an_interrupt_reaches_the_program_and_the_compile_is_tried_again(fake: Path) -> None:
-    """In a process of its own, which sends itself the signal while the library compiles."""
+    """Check a separate process, which sends itself the signal while the library compiles."""
     program = (
         "import os, signal, threading, time\n"
         "import torch, torchmdla\n"
@@ -686,7 +686,7 @@ def test_small_model_on_the_emulator(name: str) -> None:
 
 
 def test_the_emulators_default_is_fixed16() -> None:
-    """0.001 is nothing in steps of 1/256."""
+    """Check that 0.001 is rounded to zero, because the step of fixed16 is 1/256."""
     torchmdla.enable(device="mdla", strict=True)
     x = torch.full((2, 3), 0.001)
     traced = torch.jit.trace(_squashed, (x,), check_trace=False)
@@ -704,7 +704,7 @@ def test_options_that_the_emulator_refuses() -> None:
 
 @pytest.mark.sampled(0)
 def test_a_library_that_the_loader_finds(tmp_path: Path) -> None:
-    """By the name that the vendor's has."""
+    """Check a library that the dynamic loader finds by the name of the vendor's library."""
     shutil.copy(library_path(), tmp_path / "libmicrondla.so")
     run = """
         import torch, torchmdla

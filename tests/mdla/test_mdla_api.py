@@ -1,4 +1,4 @@
-"""``torchmdla.mdla``: formats from data, errors and cycles layer by layer, programs in files; and the example."""
+"""Tests of ``torchmdla.mdla``: formats from data, errors and cycles of each layer, programs in files, the example."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 class Split(Net):
-    """With an operator between two groups that the device does not take."""
+    """Network with two groups, and between them an operator that the device does not support."""
 
     def forward(self, x: Tensor) -> Tensor:
         features = torch.relu(self.conv(x)).cumsum(1)
@@ -53,7 +53,7 @@ class Split(Net):
 
 
 class Several(nn.Module):
-    """Results in a structure, one of them twice; an input that is not used."""
+    """Module with nested results, of which one occurs twice, and with an unused input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def image(batch: int = 1) -> Tensor:
 
 
 def batches(count: int = 4) -> DataLoader[Any]:
-    """With labels, which the model does not take."""
+    """Return batches of images with labels. The model does not use the labels."""
     return DataLoader(TensorDataset(torch.randn(count, 3, 8, 8), torch.zeros(count)), batch_size=1)
 
 
@@ -90,8 +90,8 @@ def test_tensors_without_dimensions(tmp_path: Path) -> None:
     x, scale = torch.randn(2, 3), torch.tensor(1.5)
     with torch.no_grad():
         compiled = torchmdla.compile(scaled, x, scale)
-        for given in (scale, torch.tensor(-0.25)):
-            assert_matches(compiled(x, given), scaled(x, given))
+        for value in (scale, torch.tensor(-0.25)):
+            assert_matches(compiled(x, value), scaled(x, value))
         assert torchmdla.stats().fallbacks == {}
         assert mdla.compare(scaled, (x, scale)).maximum < 1e-5
         with pytest.raises(ValueError, match="a dense tensor with dimensions"):
@@ -112,18 +112,18 @@ def test_errors_of_each_layer(kind: str) -> None:
         "module": lambda: net,
         "script": lambda: torch.jit.script(net),
         "frozen": lambda: torchmdla.compile(net, x),
-        "function": lambda: lambda given: torch.relu(nn.functional.avg_pool2d(given, 2)),
+        "function": lambda: lambda argument: torch.relu(nn.functional.avg_pool2d(argument, 2)),
     }[kind]()
-    found = mdla.compare(model, x, precision="fixed8")
-    kinds = [layer.kind for layer in found.layers]
+    comparison = mdla.compare(model, x, precision="fixed8")
+    kinds = [layer.kind for layer in comparison.layers]
     assert kinds == (["AveragePool", "Relu"] if kind == "function" else ["Conv", "Relu", "MaxPool", kinds[3], "Gemm"])
-    assert all(0 < layer.mean <= layer.maximum < layer.largest for layer in found.layers)
-    assert found.layers[-1].shape == tuple(model(x).shape)
-    # The results are the last layer's.
-    assert found.maximum == pytest.approx(found.layers[-1].maximum, rel=1e-3)
-    assert found.mean == pytest.approx(found.layers[-1].mean, rel=1e-3)
-    assert str(found) == f"Mean/max error compared to pytorch are {found.mean:.6g} {found.maximum:.6g}"
-    assert found.table().row_count == len(found.layers)
+    assert all(0 < layer.mean <= layer.maximum < layer.largest for layer in comparison.layers)
+    assert comparison.layers[-1].shape == tuple(model(x).shape)
+    # The results are those of the last layer.
+    assert comparison.maximum == pytest.approx(comparison.layers[-1].maximum, rel=1e-3)
+    assert comparison.mean == pytest.approx(comparison.layers[-1].mean, rel=1e-3)
+    assert str(comparison) == f"Mean/max error compared to pytorch are {comparison.mean:.6g} {comparison.maximum:.6g}"
+    assert comparison.table().row_count == len(comparison.layers)
 
 
 def test_what_compare_tells_is_what_runs() -> None:
@@ -131,8 +131,11 @@ def test_what_compare_tells_is_what_runs() -> None:
     with torch.no_grad():
         ran = torchmdla.compile(net, x)(x)
         error = (ran.double() - net(x).double()).abs()
-    found = mdla.compare(net, x)
-    assert (found.mean, found.maximum) == (pytest.approx(float(error.mean())), pytest.approx(float(error.max())))
+    comparison = mdla.compare(net, x)
+    assert (comparison.mean, comparison.maximum) == (
+        pytest.approx(float(error.mean())),
+        pytest.approx(float(error.max())),
+    )
 
 
 @pytest.mark.sampled(0)
@@ -147,11 +150,11 @@ def test_errors_fall_with_better_formats() -> None:
 
 def test_errors_of_several_groups() -> None:
     net, x = Split().eval(), image()
-    found = mdla.compare(net, x)
-    assert [layer.kind for layer in found.layers if layer.kind != "Reshape"][:3] == ["Conv", "Relu", "MaxPool"]
-    assert found.layers[-1].kind == "Gemm"
-    # The second group's inputs have the first one's errors.
-    pool = next(layer for layer in found.layers if layer.kind == "MaxPool")
+    comparison = mdla.compare(net, x)
+    assert [layer.kind for layer in comparison.layers if layer.kind != "Reshape"][:3] == ["Conv", "Relu", "MaxPool"]
+    assert comparison.layers[-1].kind == "Gemm"
+    # The inputs of the second group have the errors of the first group.
+    pool = next(layer for layer in comparison.layers if layer.kind == "MaxPool")
     assert pool.maximum > 2.0**-9
 
 
@@ -160,7 +163,7 @@ def test_agreement_counts_rows() -> None:
     with torch.no_grad():
         net.weight.copy_(torch.eye(3, 4))
         net.bias.zero_()
-    # The last row's two largest are closer than 8 fractional bits can tell.
+    # The two largest elements of the last row differ by less than 8 fractional bits can represent.
     x = torch.tensor([[3.0, 1.0, 0.0, 0.0], [0.0, 2.0, 1.0, 0.0], [1.0, 1.0 + 2.0**-12, 0.0, 0.0]])
     assert mdla.compare(net, x).agreement == pytest.approx(2 / 3)
     assert mdla.compare(net, x, precision="float32").agreement == 1
@@ -172,9 +175,9 @@ def test_nothing_for_the_device() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(TypeError, match="no option 'speed'"):
+    with pytest.raises(TypeError, match="unknown option 'speed'"):
         mdla.compare(Net().eval(), image(), speed=1)
-    with pytest.raises(ValueError, match="no precision 'fixed4'"):
+    with pytest.raises(ValueError, match="unknown precision 'fixed4'"):
         mdla.report(Net().eval(), image(), precision="fixed4")
 
 
@@ -211,11 +214,11 @@ def test_the_device_in_use_stays() -> None:
 
 def test_formats_from_data_serve_groups() -> None:
     net, x = Net().eval(), image()
-    found = mdla.calibrate(net, batches(5))
-    assert found.samples == 5
-    assert [layer.kind for layer in found.layers if layer.kind != "Reshape"] == ["Conv", "MaxPool", "Gemm"]
-    assert all(layer.element_bytes == 2 for layer in found.layers)
-    assert all(layer.name in str(found) for layer in found.layers)
+    formats = mdla.calibrate(net, batches(5))
+    assert formats.samples == 5
+    assert [layer.kind for layer in formats.layers if layer.kind != "Reshape"] == ["Conv", "MaxPool", "Gemm"]
+    assert all(layer.element_bytes == 2 for layer in formats.layers)
+    assert all(layer.name in str(formats) for layer in formats.layers)
     torchmdla.enable(device="mdla", precision="variable", strict=True)
     with torch.no_grad():
         assert_matches(torchmdla.compile(net, x)(x), net(x), layers=2, precision="variable")
@@ -232,7 +235,7 @@ FRONTENDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_formats_from_data_serve_every_frontend(frontend: str) -> None:
-    """Their groups have other names and places in the graph, and other operators for a linear layer."""
+    """Check formats in frontends whose groups have other names and places, and other operators for a linear layer."""
     torch._dynamo.reset()
     net, x = Net().eval(), image()
     mdla.calibrate(net, batches())
@@ -240,9 +243,9 @@ def test_formats_from_data_serve_every_frontend(frontend: str) -> None:
     with torch.no_grad():
         compiled = FRONTENDS[frontend](net, x)
         for _ in range(4):
-            made = compiled(x)
-        assert_matches(made, net(x), layers=2, precision="variable")
-        assert not torch.equal(made, net(x))
+            result = compiled(x)
+        assert_matches(result, net(x), layers=2, precision="variable")
+        assert not torch.equal(result, net(x))
     assert torchmdla.stats().fallbacks == {}
 
 
@@ -282,14 +285,14 @@ def test_variable_needs_data() -> None:
 
 
 def test_figures_of_each_layer() -> None:
-    found = mdla.report(Net().eval(), image(2), clusters=2)
-    conv = found.layers[0]
+    report = mdla.report(Net().eval(), image(2), clusters=2)
+    conv = report.layers[0]
     assert (conv.kind, conv.shape, conv.macs) == ("Conv", (2, 8, 8, 8), 2 * 8 * 8 * 8 * 27)
-    assert found.cycles == sum(layer.cycles for layer in found.layers)
-    assert 0 < found.utilisation < 1
-    assert found.milliseconds > 0
-    assert "total" in str(found)
-    assert f"{found.cycles:,}" in str(found)
+    assert report.cycles == sum(layer.cycles for layer in report.layers)
+    assert 0 < report.utilisation < 1
+    assert report.milliseconds > 0
+    assert "total" in str(report)
+    assert f"{report.cycles:,}" in str(report)
 
 
 # --- files
@@ -305,8 +308,8 @@ def test_a_saved_program_computes_the_same(tmp_path: Path, precision: str) -> No
     with torch.no_grad():
         compiled = torchmdla.compile(net, x)
         with mdla.load(tmp_path / "model.bin") as loaded:
-            for given in (x, other):
-                assert torch.equal(loaded(given), compiled(given))
+            for argument in (x, other):
+                assert torch.equal(loaded(argument), compiled(argument))
             assert torch.equal(loaded(other.numpy()), compiled(other))
             assert loaded.report() == mdla.report(net, x)
             with pytest.raises(ValueError, match=r"inputs of shapes \[\(1, 3, 8, 8\)\] are needed"):
@@ -320,8 +323,8 @@ def test_structures_and_unused_inputs(tmp_path: Path) -> None:
     with torch.no_grad(), mdla.load(tmp_path / "model.bin") as loaded:
         assert loaded.input_shapes == ((2, 6), (3,), (2, 4))
         for _ in range(2):
-            given = torch.randn(2, 6), unused, torch.randn(2, 4)
-            assert_matches(loaded(*given), model(*given), layers=2)
+            arguments = torch.randn(2, 6), unused, torch.randn(2, 4)
+            assert_matches(loaded(*arguments), model(*arguments), layers=2)
 
 
 @pytest.mark.sampled(0)
@@ -357,7 +360,7 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str, monkeypatch: pytes
     mdla.save(nn.Linear(4, 4).eval(), torch.randn(2, 4), path)
     damage, message = DAMAGE[what]
     path.write_bytes(damage(path.read_bytes()))
-    monkeypatch.setattr("torchmdla.mdla.loaded_program.Network", None)  # Nothing is to run.
+    monkeypatch.setattr("torchmdla.mdla.loaded_program.Network", None)  # nothing may run
     with pytest.raises(mdla.DamagedProgram, match=rf"model\.bin: .*{message}.*torchmdla\.mdla\.save"):
         mdla.load(path)
 
@@ -425,7 +428,7 @@ def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path)
 @pytest.mark.parametrize("frontend", ["torchscript:trace", "dynamo", "export", "dispatch", "lazy"])
 @pytest.mark.sampled(0)
 def test_every_frontend_runs_on_the_device(frontend: str, tmp_path: Path) -> None:
-    """Seen by what a library that is missing says."""
+    """Check each frontend by the error of a missing library."""
     file = tmp_path / "outcomes.jsonl"
     command = ["--device", "mdla", "--options", f"library={tmp_path}/missing.so", "--frontend", frontend]
     assert command_line.main([*command, "--filter", "convolutions.conv1d", "--jobs", "1", "--json", str(file)]) == 0

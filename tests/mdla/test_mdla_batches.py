@@ -1,4 +1,4 @@
-"""Batches of the mdla device's groups: run as one, and in parts that are pipelined, they give the same bits."""
+"""Tests of batches on the mdla device: run as a whole and in pipelined parts, they give the same bits."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.skipif(not runtime_library.PATH.exists(), reason="torch
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """In how many parts the calls of each context are run, as they are loaded."""
+    """Return a list that gets the number of parts of the calls of each context when it is loaded."""
     seen: list[int] = []
     load = loader.load_context
-    monkeypatch.setattr(loader, "load_context", lambda *given: seen.append(given[1].parts) or load(*given))
+    monkeypatch.setattr(loader, "load_context", lambda *arguments: seen.append(arguments[1].parts) or load(*arguments))
     return seen
 
 
 class _Block(nn.Module):
-    """What convolutional networks are made of, on images of eight channels."""
+    """Typical operators of convolutional networks, on images with eight channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Attention(nn.Module):
 
 
 class _Stepped(nn.Module):
-    """A recurrence over the second axis, from zeros."""
+    """Recurrence over the second axis, with a zero initial state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def _many(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 _Made = Callable[[], tuple[Any, tuple[Tensor, ...]]]
 
-# What computes on each item alone, with a batch of six.
+# Models that compute on each item separately, with a batch of six.
 SEPARATE: dict[str, _Made] = {
     "block": lambda: (_Block(), (torch.randn(6, 8, 8, 8),)),
     "attention": lambda: (_Attention(), (torch.randn(6, 4, 8),)),
@@ -108,7 +108,7 @@ def _weighted(*sizes: int) -> nn.Module:
     return Weighted()
 
 
-# What does not, as far as can be told.
+# Models that do not compute on each item separately, or that cannot be shown to.
 MIXED: dict[str, _Made] = {
     "matmul": lambda: (lambda x: torch.tanh(x).mm(torch.tanh(x).t()), (torch.randn(6, 4),)),
     "softmax": lambda: (lambda x: torch.tanh(x).softmax(0), (torch.randn(6, 4),)),
@@ -128,8 +128,8 @@ def _compiled(model: Any, inputs: tuple[Tensor, ...], **options: Any) -> Any:
     return torchmdla.compile(model.eval() if isinstance(model, nn.Module) else model, *inputs)
 
 
-def _same(one: Any, other: Any) -> bool:
-    pairs = zip(*((made,) if isinstance(made, Tensor) else made for made in (one, other)), strict=True)
+def _same(first: Any, other: Any) -> bool:
+    pairs = zip(*((result,) if isinstance(result, Tensor) else result for result in (first, other)), strict=True)
     return all(torch.equal(left, right) for left, right in pairs)
 
 
@@ -164,28 +164,32 @@ def test_items_in_float(name: str, parts: list[int]) -> None:
 def test_a_batch_that_is_one_computation_is_run_as_one(name: str, parts: list[int]) -> None:
     model, inputs = MIXED[name]()
     with torch.no_grad():
-        made = _compiled(model, inputs, precision="float32", batches="items")(*inputs)
-        assert_matches(made, model(*inputs), layers=3, strides=False)
+        result = _compiled(model, inputs, precision="float32", batches="items")(*inputs)
+        assert_matches(result, model(*inputs), layers=3, strides=False)
     assert parts == [1]
 
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_calls_of_threads(threads: int) -> None:
-    """One network and another, on one card of the emulator, by their items."""
+    """Check two networks that threads call item by item on one card of the emulator."""
     model, inputs = SEPARATE["block"]()
     other, other_inputs = SEPARATE["attention"]()
     with torch.no_grad():
         pairs = [
-            (_compiled(made, given, batches="items"), _compiled(made, given, batches="whole")(*given), given)
-            for made, given in ((model, inputs), (other, other_inputs))
+            (
+                _compiled(network, arguments, batches="items"),
+                _compiled(network, arguments, batches="whole")(*arguments),
+                arguments,
+            )
+            for network, arguments in ((model, inputs), (other, other_inputs))
         ]
     wrong: list[int] = []
 
     def work(number: int) -> None:
         for turn in range(20):
-            compiled, expected, given = pairs[(number + turn) % 2]
+            compiled, expected, arguments = pairs[(number + turn) % 2]
             with torch.no_grad():
-                if not _same(compiled(*given), expected):
+                if not _same(compiled(*arguments), expected):
                     wrong.append(number)
 
     assert not in_threads(threads, work)
@@ -193,11 +197,11 @@ def test_calls_of_threads(threads: int) -> None:
     assert torchmdla.stats().fallbacks == {}
 
 
-# What is chosen
+# The choice of parts
 
 
 def test_what_waits_for_its_inputs_is_divided(parts: list[int]) -> None:
-    """Transfers take longer than computing, so they overlap."""
+    """Check that a batch is divided if transfers take longer than computation, so that they overlap."""
     x = torch.randn(8, 4096)
     function = lambda x: torch.tanh(x) * x  # noqa: E731
     assert _same(_compiled(function, (x,))(x), _compiled(function, (x,), batches="whole")(x))

@@ -1,4 +1,4 @@
-"""The emulator of the accelerator's C API: operators, number formats, tiles, cycles, and what it refuses."""
+"""Tests of the emulator of the accelerator's C API: operators, number formats, tiles, cycles, and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TESTS = Path(__file__).parents[1]
 PRECISIONS = ("float32", "fixed16", "fixed8", "variable")
 FIXED = PRECISIONS[1:]
 
-# A board whose buffers are so small that every layer is many tiles.
+# A board whose buffers are so small that each layer has many tiles.
 SMALL_BOARD = """
 name = small
 clock_mhz = 100
@@ -65,7 +65,7 @@ buffers = 3
 
 
 def small_board(folder: Path, **changed: object) -> Path:
-    """The file of that board, with other values for some keys."""
+    """Write the file of the small board, with other values for some keys, and return its path."""
     path = folder / "small.board"
     path.write_text(SMALL_BOARD + "".join(f"{key} = {value}\n" for key, value in changed.items()))
     return path
@@ -81,7 +81,7 @@ def expected(model: Model, path: Path) -> list[Array]:
 
 
 def results(model: Model, path: Path, precision: str, **flags: object) -> tuple[list[Array], list[Array]]:
-    """Of the device and of the reference software, calibrated with the same inputs, without headroom."""
+    """Return the results of the device and of the reference software, calibrated with the same inputs, no headroom."""
     with Context(precision=precision, headroom=0, **flags) as context:
         context.compile(path, samples=model.samples() if precision == "variable" else ())
         return context.run(*model.samples()), context.run(*model.samples(), software=True)
@@ -96,7 +96,7 @@ def test_float32_agrees_with_onnx_runtime(model: Model, tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6 * max(1.0, float(np.abs(theirs).max())))
 
 
-# What the documented rounding loses at most, of values up to about 4: half a step, and the weights' own error.
+# The largest error of the documented rounding for values up to about 4: half a step, and the error of the weights.
 TOLERANCES = {"fixed16": 0.05, "fixed8": 0.6, "variable": 2e-3}
 
 
@@ -120,7 +120,7 @@ LONG_ON_SMALL_BOARD = ("conv2d_deep", "conv2d_large")
 @pytest.mark.parametrize("precision", ["fixed16", "fixed8"])
 @pytest.mark.sampled(15)
 def test_tiles_change_nothing(model: Model, precision: str, board: str, tmp_path: Path) -> None:
-    """The device's tiles, on the shipped board and on one of tiny buffers, give the reference software's bits."""
+    """Check that tiles give the bits of the reference software, on the shipped board and on one with tiny buffers."""
     flags: dict[str, object] = dict(BOARDS[board])
     if board == "small":
         if model.name in LONG_ON_SMALL_BOARD:
@@ -139,21 +139,21 @@ def stored_limit(precision: str) -> int:
 
 
 def rounded(values: Array, fraction: int, precision: str) -> Array:
-    """To the nearest multiple of 2**-fraction, halves up, saturating."""
+    """Round to the nearest multiple of 2**-fraction, halves up, with saturation."""
     limit = stored_limit(precision)
     return np.clip(np.floor(np.float64(values) * 2.0**fraction + 0.5), -limit - 1, limit) / 2.0**fraction
 
 
 def fraction_of(values: Array, precision: str) -> int:
-    """The most fractional bits, of -8 to 24, with which no value saturates."""
+    """Return the largest number of fractional bits from -8 to 24 with which no value saturates."""
     most = float(np.abs(values).max())
     return next(bits for bits in range(24, -9, -1) if bits == -8 or most * 2.0**bits <= stored_limit(precision))
 
 
 def modelled(model: Model, path: Path, precision: str) -> list[Array]:
-    """What one layer gives: exact arithmetic on rounded operands, and one rounding of each result.
+    """Return the results of one layer: exact arithmetic on rounded operands, and one rounding of each result.
 
-    The biases are constants ``c1`` of convolutions and products; they have the fraction of the products.
+    The biases are constants ``c1`` of convolutions and products. They have the fraction of the products.
     """
     inputs = dict(zip(model.inputs, model.samples(), strict=True))
     exact = expected(model, path)
@@ -174,14 +174,14 @@ def modelled(model: Model, path: Path, precision: str) -> list[Array]:
         else:
             constants[name] = rounded(values, fraction(values, True), precision)
     wide = Model(model.name, model.nodes, model.inputs, constants, model.outputs, model.opset).proto()
-    made = ReferenceEvaluator(wide).run(None, operands)
+    products = ReferenceEvaluator(wide).run(None, operands)
     return [
         rounded(values, fraction(ours, False), precision).astype(np.float32)
-        for values, ours in zip(made, exact, strict=True)
+        for values, ours in zip(products, exact, strict=True)
     ]
 
 
-# Layers of more than one rounding, and what the reference evaluator does not do, or does slowly.
+# Layers with more than one rounding, and layers that the reference evaluator does not support or evaluates slowly.
 NOT_MODELLED = {
     "gemm_scaled",
     "gemm_full_bias",
@@ -192,7 +192,7 @@ NOT_MODELLED = {
     "transposed2d_groups",
     "pad_crop",
 }
-# By these words in a name: functions, and interpolation, which rounds after each axis.
+# Words in the names of functions, and of interpolation, which rounds after each axis.
 BOUNDED_ONLY = ("tanh", "sigmoid", "softmax", "leaky", "linear", "resize", "same", "large")
 EXACT = [
     model
@@ -242,20 +242,20 @@ def test_any_convolution_in_any_tiles(model: Model, clusters: int, precision: st
 
 def test_calibration_takes_the_largest_of_all_samples(tmp_path: Path) -> None:
     path = operator("calibrated", "Add", [(4, 5), (4, 5)]).save(tmp_path)
-    one, two, five = (np.full((4, 5), value, np.float32) for value in (0.9, 1.1, 5.0))
+    small, two, five = (np.full((4, 5), value, np.float32) for value in (0.9, 1.1, 5.0))
     with Context(precision="variable", headroom=0) as context:
-        context.compile(path, samples=[one, one])
+        context.compile(path, samples=[small, small])
         assert context.layers()[0]["fraction"] == 14
-        context.compile(path, samples=[one, one, five, two, two, one])
+        context.compile(path, samples=[small, small, five, two, two, small])
         assert context.layers()[0]["fraction"] == 12
-        (y,) = context.run(one, two)
-        np.testing.assert_allclose(y, one + two, atol=2.0**-12)
-        # The second input was below 2 in calibration, and saturates there.
-        (y,) = context.run(one, five)
-        np.testing.assert_allclose(y, one + 2, atol=2.0**-12)
+        (y,) = context.run(small, two)
+        np.testing.assert_allclose(y, small + two, atol=2.0**-12)
+        # The second input was below 2 in calibration, and saturates at 2.
+        (y,) = context.run(small, five)
+        np.testing.assert_allclose(y, small + 2, atol=2.0**-12)
     with Context(precision="fixed8") as context:
         assert context.compile(path).layers()[0]["fraction"] == 4
-        assert context.compile(path, samples=[one, one]).layers()[0]["fraction"] == 6
+        assert context.compile(path, samples=[small, small]).layers()[0]["fraction"] == 6
 
 
 @pytest.mark.parametrize(
@@ -264,13 +264,13 @@ def test_calibration_takes_the_largest_of_all_samples(tmp_path: Path) -> None:
 )
 def test_headroom_of_calibrated_formats(precision: str, flags: dict[str, object], spare: int, tmp_path: Path) -> None:
     path = operator("spare", "Add", [(4, 5), (4, 5)]).save(tmp_path)
-    one = np.full((4, 5), 0.9, np.float32)
+    sample = np.full((4, 5), 0.9, np.float32)
     with Context(precision=precision, **flags) as context:
-        context.compile(path, samples=[one, one])
+        context.compile(path, samples=[sample, sample])
         fraction = (14 if precision == "variable" else 6) - spare
         assert context.layers()[0]["fraction"] == fraction
         for factor in (1, 2.0**spare):
-            (y,) = context.run(one * factor, one * factor)
+            (y,) = context.run(sample * factor, sample * factor)
             np.testing.assert_allclose(y, 1.8 * factor, atol=2.0**-fraction * 2)
 
 
@@ -279,7 +279,10 @@ def test_headroom_of_calibrated_formats(precision: str, flags: dict[str, object]
     [("Sigmoid", {}, 14), ("Tanh", {}, 14), ("Softmax", {"axis": 1}, 15), ("LeakyRelu", {"alpha": 0.5}, 13)],
 )
 def test_headroom_ends_where_values_do(kind: str, attributes: dict[str, Any], fraction: int, tmp_path: Path) -> None:
-    """What a function cannot exceed needs no more bits. A softmax of equal numbers is 1/4, and a bit more is 1/2."""
+    """Check that headroom does not exceed the range of a function.
+
+    A softmax of equal numbers is 1/4. One more bit allows 1/2.
+    """
     path = operator("bounded", kind, [(5, 4)], **attributes).save(tmp_path)
     with Context(precision="variable") as context:
         context.compile(path, samples=[np.full((5, 4), 1.9, np.float32)])
@@ -287,7 +290,7 @@ def test_headroom_ends_where_values_do(kind: str, attributes: dict[str, Any], fr
 
 
 def test_sums_beyond_32_bits_are_exact(tmp_path: Path) -> None:
-    """Inputs and weights at the formats' limits overflow narrow sums; results saturate, signs and all."""
+    """Check inputs and weights at the limits of the formats, which overflow 32-bit sums. Results saturate."""
     signs = np.where(np.arange(600) % 3 == 0, -1, 1).astype(np.float32)
     weights = np.stack([signs * 127, -signs * 127, np.full(600, 127, np.float32), signs / 64])
     model = operator("limits", "Gemm", [(2, 600)], weights, transB=1, scale=200.0)
@@ -400,7 +403,7 @@ print("refused", refused)
 @pytest.mark.parametrize(("kind", "rounds"), [("binary", 150), ("onnx", 400)])
 @pytest.mark.sampled(0)
 def test_no_damage_ends_the_process(kind: str, rounds: int, tmp_path: Path) -> None:
-    """Random damage, in binaries under a right checksum, is refused or runs: nothing aborts."""
+    """Check that files with random damage are refused or run without an abort. Binaries have a correct checksum."""
     model = convolution("small", (1, 2, 6, 6), (3, 2, 3, 3), pads=[1, 1, 1, 1])
     path = model.save(tmp_path)
     if kind == "binary":
@@ -410,7 +413,7 @@ def test_no_damage_ends_the_process(kind: str, rounds: int, tmp_path: Path) -> N
     assert int(run_child(FUZZ, kind, str(path), str(rounds)).split()[-1]) > rounds // 10
 
 
-# A program of which numbers are changed: where its first load and store begin, by what they end with.
+# Layouts of the loads and stores of a program whose numbers are changed, and the last bytes by which they are found.
 LOAD, STORE = struct.Struct("<2q30qd"), struct.Struct("<14q2d")
 LOAD_END, STORE_END = struct.pack("<6qd", *[1] * 6, 0.0), struct.pack("<q2d", 8, -32768.0, 32767.0)
 LARGEST, UNIT, ADDRESS, DIMS, STRIDES, OFFSET, EXTENT, SPREAD = 2**63 - 1, 0, 1, 2, 8, 14, 20, 26
@@ -448,7 +451,7 @@ for path in map(Path, sys.argv[2:]):
 
 
 def with_numbers(payload: bytes, kind: struct.Struct, end: bytes, last: bool, changes: dict[int, int]) -> bytes:
-    """A program whose first, or last, instruction of a kind has other numbers."""
+    """Return a program whose first or last instruction of a kind has other numbers."""
     at = (payload.rindex if last else payload.index)(end) + len(end) - kind.size
     numbers = list(kind.unpack_from(payload, at))
     for place, number in changes.items():
@@ -469,25 +472,25 @@ def run_child(script: str, *arguments: str) -> str:
 
 @pytest.mark.sampled(0)
 def test_numbers_of_a_program_are_checked_on_reading(tmp_path: Path) -> None:
-    """Of the device's code, and of the reference software's, whose tiles have no on-chip buffer to fit into."""
+    """Check the numbers of the device's code, and of the reference software's, whose tiles have no size limit."""
     binary = tmp_path / "good"
     with Context() as context:
         model = convolution("small", (1, 2, 6, 6), (3, 2, 3, 3), pads=[1, 1, 1, 1])
         context.compile(model.save(tmp_path), binary)
     data = binary.read_bytes()
-    payload, said = data[HEADER.size :], {"good": "was taken"}
+    payload, messages = data[HEADER.size :], {"good": "was taken"}
     for kind, end, table in ((LOAD, LOAD_END, HOSTILE_LOADS), (STORE, STORE_END, HOSTILE_STORES)):
         for name, (changes, message) in table.items():
             for last in (False, True):
                 changed = with_numbers(payload, kind, end, last, changes)
                 header = HEADER.pack(*HEADER.unpack_from(data)[:2], len(changed), checksum(changed))
-                said[f"{name}, {last}"] = f"the program is damaged: {message}"
+                messages[f"{name}, {last}"] = f"the program is damaged: {message}"
                 (tmp_path / f"{name}, {last}").write_bytes(header + changed)
-    printed = run_child(TRY, *(str(tmp_path / name) for name in said))
-    assert printed.splitlines() == [f"{name} {message}" for name, message in said.items()]
+    printed = run_child(TRY, *(str(tmp_path / name) for name in messages))
+    assert printed.splitlines() == [f"{name} {message}" for name, message in messages.items()]
 
 
-# ---- what it refuses ----
+# ---- refused models ----
 
 REFUSED = [
     (operator("unknown", "Erf", [(3, 4)]), r'node "unknown_node" \(Erf\): the device has no such operator'),
@@ -606,7 +609,7 @@ def test_report_adds_up(tmp_path: Path) -> None:
             assert 0 <= layer["utilisation"] <= 1
             assert layer["cycles"] >= max(layer["compute_cycles"], layer["memory_cycles"])
             assert layer["bytes_stored"] == 2 * np.prod(layer["shape"])
-        # Nothing is stored more often than it must be, and every weight and input is loaded.
+        # Results are stored once, and each weight and input is loaded at least once.
         assert layers[2]["bytes_loaded"] >= 2 * (16 * 40 * 40 + 32 * 16 * 9)
 
 
@@ -625,7 +628,7 @@ def test_report_adds_up(tmp_path: Path) -> None:
 def test_zeros_of_transposed_convolutions_are_not_counted(
     sizes: tuple[int, ...], kernel: tuple[int, ...], options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Counted one by one: an element of the kernel meets a place of the input, or one between two."""
+    """Check the number of products by counting: a kernel element meets an input element or a zero between them."""
     weight = normal(8, 4, *kernel)
     path = operator("spread", "ConvTranspose", [sizes], weight, **options).save(tmp_path)
     for flags in ({}, {"board": small_board(tmp_path)}):
@@ -639,19 +642,19 @@ def test_zeros_of_transposed_convolutions_are_not_counted(
                 length = layer["shape"][2 + axis]
                 places = [
                     at - k * space + pads[axis] for at in range(length) for k in range(count)
-                ]  # of the input, in steps
+                ]  # positions in the input, in steps
                 products *= sum(place % step == 0 for place in places)
             assert layer["macs"] == products
             assert layer["shape"][1] == 4 * groups
 
 
 def test_a_transposed_convolution_takes_the_time_of_its_products(tmp_path: Path) -> None:
-    """With as many as a convolution, of as many outputs."""
+    """Compare with a convolution that has the same numbers of products and outputs."""
     transposed = operator("up", "ConvTranspose", [(1, 64, 32, 32)], normal(64, 64, 2, 2), strides=[2, 2])
     plain = operator("same", "Conv", [(1, 64, 64, 64)], normal(64, 64, 1, 1))
-    with Context() as one, Context() as other:
+    with Context() as first, Context() as other:
         (up,), (same,) = (
-            context.compile(model.save(tmp_path)).layers() for context, model in ((one, transposed), (other, plain))
+            context.compile(model.save(tmp_path)).layers() for context, model in ((first, transposed), (other, plain))
         )
     assert up["macs"] == same["macs"]
     assert up["compute_cycles"] == pytest.approx(same["compute_cycles"], rel=0.05)
@@ -670,9 +673,9 @@ def test_more_hardware_is_never_slower(precision: str, tmp_path: Path) -> None:
     for flags in ({}, small):
         counts = [cycles(nclusters=clusters, **flags) for clusters in range(1, 5)]
         assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
-    one = cycles(**small)
-    assert cycles(board=small_board(tmp_path, bandwidth_gb_s=0.1)) > one
-    assert cycles(board=small_board(tmp_path, host_gb_s=0.1)) == one
+    baseline = cycles(**small)
+    assert cycles(board=small_board(tmp_path, bandwidth_gb_s=0.1)) > baseline
+    assert cycles(board=small_board(tmp_path, host_gb_s=0.1)) == baseline
 
 
 @pytest.mark.sampled(0)
@@ -697,12 +700,12 @@ def test_transfers_between_cards(tmp_path: Path) -> None:
     assert counts[slow][0] == counts[fast][0]
     assert counts[slow][1] > counts[fast][1]
     _, layers = compiled(nclusters=2, nfpgas=2, board=fast)
-    # Inputs come from the host, half of what two cards have computed from the other one.
+    # Inputs come from the host. A card gets half of the intermediate values from the other card.
     assert (layers[0]["cards"], layers[0]["bytes_transferred"]) == (2, 0)
     second = layers[1]
     assert (second["type"], second["cards"]) == ("LeakyRelu", 2)
     assert second["bytes_transferred"] == second["bytes_loaded"] / 2
-    # 10,000 bytes a cycle for each card.
+    # The bandwidth is 10,000 bytes per cycle for each card.
     assert second["transfer_cycles"] == np.ceil(second["bytes_transferred"] / 20000)
 
 
@@ -710,7 +713,7 @@ def test_transfers_between_cards(tmp_path: Path) -> None:
 def test_transfers_of_the_host_are_in_the_devices_format(precision: str, size: int, tmp_path: Path) -> None:
     with Context(precision=precision, board=small_board(tmp_path, host_gb_s=0.05)) as context:
         context.compile(network(tmp_path))
-        # Half a byte a cycle.
+        # The bandwidth is half a byte per cycle.
         assert context.info("input_cycles") == 3 * 40 * 40 * size * 2
         assert context.info("output_cycles") == np.prod(context.shapes[0]) * size * 2
 
@@ -723,7 +726,7 @@ def test_shipped_board_is_the_file(tmp_path: Path) -> None:
 
 
 def test_layers_can_be_read_from_the_card(tmp_path: Path) -> None:
-    """Every layer's output stays in memory, where the report says, in the layer's format."""
+    """Check that each layer's output is in memory at the address of the report, in the layer's format."""
     model = classifier()
     with Context(precision="fixed16") as context:
         context.compile(model.save(tmp_path))

@@ -1,4 +1,4 @@
-"""The mdla device's ONNX models, run by ONNX Runtime, against eager."""
+"""Tests of the mdla device's ONNX models, run with ONNX Runtime, against eager."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEVICE = MdlaDevice()
 
 
 def _imported(function: Any, inputs: tuple[Tensor, ...]) -> tuple[torch._C.Graph, ImportedGraph, list[object]]:
-    """A traced module or function, its weights being constants and batch norms as they are."""
+    """Import a traced module or function. Its weights are constants, and batch norms are not folded."""
     if isinstance(function, nn.Module):
         function.eval()
     traced = torch.jit.trace(function, inputs, check_trace=False)
@@ -50,7 +50,7 @@ def _lower(imported: ImportedGraph) -> Artifact:
 
 
 def _run(program: DeviceProgram, arguments: list[np.ndarray[Any, Any]]) -> list[Tensor]:
-    """The results by ONNX Runtime."""
+    """Return the results of ONNX Runtime."""
     from torchmdla.devices.mdla.onnx_graph import with_weights
     from torchmdla.devices.mdla.weights import evaluate
 
@@ -59,13 +59,13 @@ def _run(program: DeviceProgram, arguments: list[np.ndarray[Any, Any]]) -> list[
     model = with_weights(onnx.load_from_string(program.model), weights)
     onnx.checker.check_model(model, full_check=True)
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    names = [given.name for given in session.get_inputs()]
+    names = [source.name for source in session.get_inputs()]
     inputs = [arguments[port.position] for port in program.inputs]
-    return [torch.from_numpy(made) for made in session.run(None, dict(zip(names, inputs, strict=True)))]
+    return [torch.from_numpy(result) for result in session.run(None, dict(zip(names, inputs, strict=True)))]
 
 
 def _check(function: Any, *inputs: Tensor, layers: int = 1) -> DeviceProgram:
-    """Compares with eager; what was lowered."""
+    """Compare with eager, and return the lowered program."""
     with torch.no_grad():
         graph, imported, expected = _imported(function, inputs)
         program = DeviceProgram.from_bytes(_lower(imported).object_code)
@@ -75,8 +75,8 @@ def _check(function: Any, *inputs: Tensor, layers: int = 1) -> DeviceProgram:
             value = inputs[binding.index] if binding.source == "input" else constants[binding.index].output().toIValue()
             value = value if binding.element is None else value[binding.element]
             arguments.append(value.detach().permute(binding.permutation).contiguous().numpy())
-        made = _run(program, arguments)
-        results = [made[output.index].permute(output.permutation) for output in imported.outputs]
+        computed = _run(program, arguments)
+        results = [computed[output.index].permute(output.permutation) for output in imported.outputs]
         flat = [tensor for each in expected for tensor in (each if isinstance(each, list | tuple) else [each])]
         assert_matches(results, flat, layers=layers)
     return program
@@ -144,7 +144,7 @@ _MODULES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
 
 
 def _normed(norm: Any) -> Any:
-    """With statistics that are not 0 and 1."""
+    """Return the norm with statistics other than 0 and 1."""
     nn.init.normal_(norm.running_mean)
     nn.init.uniform_(norm.running_var, 0.5, 2.0)
     if norm.affine:
@@ -192,7 +192,7 @@ def test_function(name: str) -> None:
 _KERNEL, _CONSTANT_IMAGE = torch.ones(6, 4, 3, 3), torch.ones(2, 4, 5, 6)
 _MEAN, _VARIANCE = torch.full((4,), 0.5), torch.full((4,), 2.0)
 
-# Weights that come in at run time. The device's own convolutions and batch norms have constant ones.
+# Weights that are inputs at run time. The device's own convolutions and batch norms have constant weights.
 _GIVEN_WEIGHTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "conv1d": (lambda x, w: F.conv1d(x, w, stride=2, dilation=2), ((2, 4, 17), (6, 4, 3))),
     "conv2d": (lambda x, w: F.conv2d(x, w, stride=(1, 2), padding=(1, 0)), ((2, 4, 9, 11), (6, 4, 3, 2))),
@@ -230,8 +230,8 @@ def test_weights_that_come_in_at_run_time(name: str, on_the_device: bool) -> Non
     torchmdla.enable(device="mdla", strict=True, precision="float32")
     compiled = torch.jit.trace(function, inputs, check_trace=False)
     for _ in range(4):
-        made = compiled(*inputs)
-    assert_matches(made, function(*inputs), layers=4, strides=False)
+        result = compiled(*inputs)
+    assert_matches(result, function(*inputs), layers=4, strides=False)
     assert torchmdla.stats().compiled > 0
 
 
@@ -273,7 +273,7 @@ def test_batch_norm_of_what_something_else_uses_too() -> None:
 
 
 def test_channels_last_goes_without_copies() -> None:
-    """The device gets the tensor as it lies in memory; the model transposes."""
+    """Check that the device gets the tensor in its memory layout, and that the model transposes it."""
     model = nn.Conv2d(4, 6, 3)
     program = _check(model, _image().to(memory_format=torch.channels_last))
     assert program.inputs[0].shape == (2, 9, 11, 4)
@@ -310,10 +310,10 @@ def test_a_weight_that_comes_in_gives_the_bits_of_a_constant_one() -> None:
     torchmdla.enable(device="mdla", strict=True, precision="fixed16")
     module, x = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False), _image()
     with torch.no_grad():
-        given = torch.jit.trace(lambda x, w: F.conv2d(x, w, None, 2, 1), (x, module.weight), check_trace=False)
+        traced = torch.jit.trace(lambda x, w: F.conv2d(x, w, None, 2, 1), (x, module.weight), check_trace=False)
         for _ in range(4):
-            made = given(x, module.weight)
-        assert torch.equal(made, torchmdla.compile(module.eval(), x)(x))
+            result = traced(x, module.weight)
+        assert torch.equal(result, torchmdla.compile(module.eval(), x)(x))
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def onnx_device() -> str:
     return OnnxDevice.name
 
 
-# Name, image side (None: the smallest), frozen.
+# Name, side of the image (None for the smallest), whether the model is frozen.
 _WHOLE_MODELS = [
     ("resnet18", None, False),
     ("resnet18", None, True),
@@ -359,7 +359,7 @@ _WHOLE_MODELS = [
 @pytest.mark.parametrize(("name", "side", "frozen"), _WHOLE_MODELS)
 @pytest.mark.sampled(1)
 def test_model(name: str, side: int | None, frozen: bool, onnx_device: str) -> None:
-    """Every operation of these is the device's, so that none is left outside of groups."""
+    """Check that the device supports all operators of the model, so that none is outside of groups."""
     torchmdla.enable(device=onnx_device, strict=True)
     spec = MODELS[name].reduced()
     model, inputs = spec.build(), spec.inputs(size=side)

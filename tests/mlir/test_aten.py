@@ -1,4 +1,4 @@
-"""The aten dialect: its ops and their verifier, its pipelines and documentation."""
+"""Tests of the aten dialect: its ops and their verifier, its pipelines and documentation."""
 
 from __future__ import annotations
 
@@ -143,9 +143,9 @@ def test_literals_read_back(value: object) -> None:
     with context, ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            made = constants.constant(value)
+            constant = constants.constant(value)
         again = aten.parse(str(module), context).body.operations[0].operation
-        for op in (made.owner, again):
+        for op in (constant.owner, again):
             assert repr(constants.read(op)) == repr(value)
 
 
@@ -253,7 +253,7 @@ def test_pipelines_that_fail_say_why(text: str, message: str, context: ir.Contex
         aten.run(module, text)
 
 
-# Words in the documentation
+# The documentation
 
 
 @pytest.mark.sampled(0)

@@ -1,4 +1,4 @@
-"""Into the aten dialect: from the Torch dialect and from PyTorch's graphs."""
+"""Tests of imports into the aten dialect, from the Torch dialect and from PyTorch's graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchmdla.testing.op_samples import SAMPLES
 
 
 def imported(name: str) -> str | None:
-    """The importer's text for one call of an op, None where it refuses that."""
+    """Return the importer's text for one call of an op, or None if the importer refuses it."""
     graph, inputs = graph_of(name, SAMPLES[name][0], copy=True)
     _, record = run_and_record(graph, inputs)
     try:
@@ -44,7 +44,7 @@ def test_from_torch_keeps_ops_and_types(name: str, context: ir.Context) -> None:
     module = aten.from_torch(source)
     before = [op for op in ops_of(source) if op.name.startswith("torch.aten.")]
     after = [op for op in ops_of(module) if op.name.startswith("aten.") and op.name != "aten.constant"]
-    # It stands for prim.NumToTensor, too.
+    # aten.scalar_tensor also represents prim.NumToTensor.
     before = [op for op in before if op.name != "torch.aten.scalar_tensor"]
     after = [op for op in after if op.name != "aten.scalar_tensor"]
     assert [op.name.removeprefix("torch.aten.") for op in before] == [

@@ -1,4 +1,4 @@
-"""The liveness report of the aten dialect."""
+"""Tests of the liveness report of the aten dialect."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_liveness_of_a_chain(context: ir.Context) -> None:
     report = aten.liveness_report(module)
     assert [held(point) for point in report.points] == [
         {"%arg0": 32, "L0-relu-0": 32},
-        {"L0-relu-0": 32},  # the view is no memory of its own
-        {"L0-relu-0": 32, "L2-exp-0": 32},  # the view keeps what it is a view of
+        {"L0-relu-0": 32},  # the view does not have its own memory
+        {"L0-relu-0": 32, "L2-exp-0": 32},  # the view keeps its base alive
         {"L2-exp-0": 32, "L3-sum-0": 4},
     ]
     assert report.peak is not None
@@ -86,7 +86,7 @@ def test_liveness_of_nothing(context: ir.Context) -> None:
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=12))
 @settings(max_examples=30)
 def test_liveness_is_what_reference_counts_keep(edges: list[tuple[int, int]]) -> None:
-    """Of random graphs of additions: a value is held from its layer to the last that uses it."""
+    """Check on random graphs of additions that a value is live from its layer to the last layer that uses it."""
     names, lines = ["%a"], ['%one = "aten.constant"() {value = 1 : i32} : () -> i32']
     uses = []
     for number, (left, right) in enumerate(edges):

@@ -1,4 +1,4 @@
-"""What the op report of the aten dialect counts."""
+"""Tests of the counts in the op report of the aten dialect."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_known_figures(
 ) -> None:
     x = torch.randn(shape)
     if frontend == "export":
-        made = aten.from_fx(torch.export.export(module, (x,)), context=context)
+        imported = aten.from_fx(torch.export.export(module, (x,)), context=context)
     else:
-        made = aten.from_module(torch.jit.script(module) if frontend == "script" else module, x, context=context)
-    (layer,) = aten.op_report(made).layers
+        imported = aten.from_module(torch.jit.script(module) if frontend == "script" else module, x, context=context)
+    (layer,) = aten.op_report(imported).layers
     assert {name: getattr(layer, name) for name in figures} == figures
 
 
@@ -74,7 +74,7 @@ def test_every_op_of_the_cpu_device_has_a_rule() -> None:
     assert len(taken) > 350
 
 
-# Ops that are worth a kernel and count nothing: they move data, or have nothing to do for these arguments.
+# Ops that need a kernel but have no counts: they move data, or do nothing for these arguments.
 _MOVING = ("upsample_nearest", "_upsample_nearest_exact", "index_put", "dropout")
 
 
@@ -105,7 +105,7 @@ def test_sums_to_the_same_size_are_free(name: str, context: ir.Context) -> None:
 
 
 def macs(function: Callable[..., Any], *inputs: Any, context: ir.Context) -> tuple[int, int]:
-    """Ours, and half of the floating point operations that PyTorch's counter finds."""
+    """Return the report's number of MACs, and half of the floating point operations that PyTorch counts."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         function(*inputs)
     report = report_of(function, *inputs, context=context)
@@ -148,7 +148,7 @@ def test_gradients_of_convolutions(transposed: bool, mask: tuple[bool, ...], con
     assert report.layers[0].counts == expected
 
 
-# From 2 on: of a size of 1 PyTorch makes elementwise products.
+# Sizes start at 2, because PyTorch computes elementwise products for size 1.
 @given(st.integers(2, 6), st.integers(2, 6), st.integers(2, 6), st.integers(2, 4))
 @settings(max_examples=15)
 def test_products_count_as_pytorch_counts(m: int, k: int, n: int, b: int) -> None:
@@ -203,7 +203,7 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]], expected: dict[str
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [(7, 3), (8, 4), (5, 5), (2, 3)])
 def test_pooling_adds_what_reaches_a_result(dims: int, sizes: tuple[int, int], context: ir.Context) -> None:
-    """Elements that have a gradient, over all results."""
+    """Check the number of additions: the number of elements with a gradient, over all results."""
     x = torch.randn(1, 1, *[sizes[0]] * dims)
     pool = getattr(nn, f"AdaptiveAvgPool{dims}d")(sizes[1])
     jacobian = torch.autograd.functional.jacobian(pool, x)
@@ -248,9 +248,9 @@ def test_recurrent_networks_are_the_sum_of_their_cells(context: ir.Context) -> N
     for network, cell in [(nn.LSTM(4, 5), nn.LSTMCell(4, 5)), (nn.GRU(4, 5), nn.GRUCell(4, 5))]:
         state = torch.zeros(2, 5)
         hidden = (state, state) if isinstance(cell, nn.LSTMCell) else state
-        one = report_of(torch.jit.script(cell), torch.randn(2, 4), hidden, context=context).total.counts
+        cell_counts = report_of(torch.jit.script(cell), torch.randn(2, 4), hidden, context=context).total.counts
         several = [layer for layer in report_of(network, torch.randn(3, 2, 4), context=context).layers if layer.counts]
-        assert several[0].counts == {kind: 3 * number for kind, number in (one or {}).items()}
+        assert several[0].counts == {kind: 3 * number for kind, number in (cell_counts or {}).items()}
 
 
 @pytest.mark.parametrize("view", ["moveaxis.int", "swapdims", "ravel"])

@@ -1,4 +1,4 @@
-"""Return elimination in the aten dialect, and its lowering to loops."""
+"""Tests of return elimination in the aten dialect, and of its lowering to loops."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def test_every_op_is_lowered(name: str, context: ir.Context) -> None:
     expected, _ = run_and_record(graph, inputs)
     flat = [tensor for tensor in torch.utils._pytree.tree_leaves(expected) if isinstance(tensor, torch.Tensor)]
     outputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in flat]
-    given = [tensor.contiguous() for tensor in torch.utils._pytree.tree_leaves(inputs)]
-    execute(module, given, outputs)
-    for got, wanted in zip(outputs, flat, strict=True):
-        assert_matches(got, wanted.contiguous())
+    arguments = [tensor.contiguous() for tensor in torch.utils._pytree.tree_leaves(inputs)]
+    execute(module, arguments, outputs)
+    for actual, wanted in zip(outputs, flat, strict=True):
+        assert_matches(actual, wanted.contiguous())
 
 
 def _arguments_of(program: Any, module: ir.Module, inputs: int) -> list[torch.Tensor]:
-    """The weights in the order of the module's arguments, found by the order of their first use."""
+    """Return the weights in the order of the module's arguments, which is the order of their first use."""
     count = len(ops_of_function(module).arguments) - inputs
     if not isinstance(program, nn.Module):
         return [torch.tensor([0, 3, 1]) if program is _indexed else torch.ones(2, 2, 3, 3)][:count]

@@ -1,4 +1,4 @@
-"""``get_mlir``: every kind of program in every dialect, sizes that vary, and what is refused."""
+"""Tests of ``get_mlir``: each kind of program in each dialect, dynamic sizes, and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torchmdla.testing.compare import assert_matches
 
 OUTPUTS = get_args(Output)
 
-# A name that the text of each output has, for the program below.
+# A name that the text of each output contains for the program below.
 SIGNS = {
     "torch": "torch.aten.relu",
     "linalg": "linalg.matmul",
@@ -54,7 +54,7 @@ class Layer(nn.Module):
 
 
 class Branching(Layer):
-    """Chooses by data."""
+    """Layer with a branch on data."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.mm(x, self.weight)
@@ -84,7 +84,7 @@ def product_inputs() -> tuple[Tensor, ...]:
     return (*layer_inputs(), layer.weight.detach(), layer.bias)
 
 
-# The program and the inputs that get_mlir is given. All compute the same from the same three arguments.
+# Programs and inputs for get_mlir. All compute the same results from the same three arguments.
 KINDS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "module": lambda: (Layer(), layer_inputs()),
     "function": lambda: (product, product_inputs()),
@@ -120,24 +120,24 @@ def function_of(module: ir.Module) -> Any:
 
 
 def argument_names(module: ir.Module) -> list[str]:
-    """The names that the locations of arguments give."""
+    """Return the names in the locations of the arguments."""
     return [str(value.location).split('"')[1] for value in function_of(module).regions[0].blocks[0].arguments]
 
 
 def run_linalg(module: ir.Module, *arguments: Tensor) -> Tensor:
-    """What a module in linalg with one result of rank 2 computes."""
+    """Run a module in linalg with one result of rank 2, and return the result."""
     with module.context:
         PassManager.parse(f"builtin.module({','.join(TO_LLVM)})").run(module.operation)
         engine = ExecutionEngine(module)
     result = make_nd_memref_descriptor(2, np.ctypeslib.as_ctypes_type(np.float32))()
-    given = [get_ranked_memref_descriptor(tensor.detach().numpy()) for tensor in arguments]
-    pointers = [ctypes.pointer(ctypes.pointer(descriptor)) for descriptor in (result, *given)]
+    descriptors = [get_ranked_memref_descriptor(tensor.detach().numpy()) for tensor in arguments]
+    pointers = [ctypes.pointer(ctypes.pointer(descriptor)) for descriptor in (result, *descriptors)]
     engine.invoke("forward", *pointers)
     return torch.from_numpy(ranked_memref_to_numpy([result]).copy())
 
 
 def run_generated(module: ir.Module, buffers: Sequence[Tensor]) -> None:
-    """Calls the cpu device's entry; it has no packs and needs little workspace."""
+    """Call the entry of the cpu device's code. The code has no packs and needs little workspace."""
     engine = ExecutionEngine(module)
     for op in module.body.operations:
         if op.operation.name == "llvm.func" and not len(op.regions[0].blocks):
@@ -148,7 +148,7 @@ def run_generated(module: ir.Module, buffers: Sequence[Tensor]) -> None:
     table = (ctypes.c_void_p * (3 + len(buffers)))(aligned, None, None, *(tensor.data_ptr() for tensor in buffers))
     status = ctypes.c_int32(-1)
     argument = ctypes.c_void_p(ctypes.addressof(table))
-    # The engine hands out a wrapper that takes pointers to the arguments and to the result.
+    # The engine returns a wrapper whose parameters are pointers to the arguments and to the result.
     pointers = (ctypes.c_void_p * 2)(ctypes.addressof(argument), ctypes.addressof(status))
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(engine.raw_lookup(ENTRY))(ctypes.addressof(pointers))
     assert status.value == 0
@@ -185,7 +185,7 @@ def test_generated_code_runs() -> None:
     module = get_mlir(lambda a, b: (torch.tanh(a) * b, a), a, b, output="llvm")
     results = [torch.empty(5, 7), torch.empty(5, 7)]
     run_generated(module, [a, b, *results])
-    # An input that is returned is a copy: the device's results are buffers of their own.
+    # An input that is returned is copied, because the device's results have separate buffers.
     assert_matches(results, [torch.tanh(a) * b, a])
 
 
@@ -242,13 +242,13 @@ def test_shapes_are_logical_whatever_the_strides() -> None:
 def test_branches_loops_and_containers_of_sizes_unfold() -> None:
     @torch.jit.script
     def f(x: Tensor, times: int) -> tuple[Tensor, Tensor]:
-        made = []
+        parts = []
         for i in range(times):
             x = torch.tanh(x) + i
-            made.append(x)
+            parts.append(x)
         if x.size(0) > 2:
             x = -x
-        named = {"last": x, "all": torch.stack(made)}
+        named = {"last": x, "all": torch.stack(parts)}
         return named["last"], named["all"]
 
     text = str(get_mlir(f, torch.ones(3), 3))
@@ -323,7 +323,7 @@ def test_exported_training_returns_new_values_of_buffers_last() -> None:
     assert types.startswith("!torch.vtensor<[4,3],f32>, !torch.vtensor<[3],f32>, !torch.vtensor<[3],f32>")
 
 
-# Sizes that vary
+# Dynamic sizes
 
 
 def marked(tensor: Tensor, dim: int) -> Tensor:
@@ -374,23 +374,23 @@ def test_specs_have_no_data_and_need_none() -> None:
 
 
 class Sizes(nn.Module):
-    """Computes with sizes."""
+    """Module that computes with sizes."""
 
     def forward(self, x: Tensor) -> Tensor:
         half = x.size(1) // 2
         return (x[:, :half] * x.size(0)).reshape(x.size(0) * 2, -1)
 
 
-@pytest.mark.parametrize("made", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(4, 8))])
-def test_arithmetic_with_sizes_that_vary(made: Callable[[nn.Module], Any]) -> None:
-    module = get_mlir(made(Sizes()), TensorSpec((None, 8)), output="linalg", weights="literals")
+@pytest.mark.parametrize("capture", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(4, 8))])
+def test_arithmetic_with_sizes_that_vary(capture: Callable[[nn.Module], Any]) -> None:
+    module = get_mlir(capture(Sizes()), TensorSpec((None, 8)), output="linalg", weights="literals")
     assert argument_names(module) == ["x"]
     assert "tensor<?x8xf32>) -> tensor<?x2xf32>" in str(module)
     x = torch.randn(5, 8)
     assert_matches(run_linalg(module, x), Sizes()(x))
 
 
-# What is refused
+# Errors
 
 
 def test_importing_torchmdla_loads_no_mlir() -> None:
@@ -413,7 +413,7 @@ def test_importing_torchmdla_loads_no_mlir() -> None:
         (
             lambda: get_mlir(Layer(), *layer_inputs(), output="foo"),
             ValueError,
-            "no output 'foo'; there are torch, linalg",
+            "unknown output 'foo' (choose from torch, linalg",
         ),
         (lambda: get_mlir(Layer(), *layer_inputs(), weights="foo"), ValueError, "weights are arguments or literals"),
         (lambda: get_mlir(Layer()), TypeError, "needs the inputs of a call"),
@@ -460,7 +460,7 @@ def in_place(x: Tensor) -> Tensor:
 
 
 def line_of(function: Callable[..., Any]) -> str:
-    """The place of the one statement of ``function``."""
+    """Return the source location of the only statement of ``function``."""
     return f"{__file__}:{function.__code__.co_firstlineno + 1}"
 
 
@@ -523,14 +523,14 @@ def test_the_example(capsys: Any) -> None:
     )
 
 
-# Kinds that others add
+# Kinds that users register
 
 
 def test_registered_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "_kinds", list(kinds._kinds))
 
     class Pending:
-        """What a lazy tensor is to get_mlir: it needs no inputs."""
+        """Program without inputs, like a lazy tensor."""
 
     def capture(x: Pending, inputs: Inputs) -> TorchFunction:
         assert inputs.values == ()

@@ -1,4 +1,4 @@
-"""Dispatch capture: the block runs as eager, its function computes the same, errors leave the module alone."""
+"""Tests of dispatch capture: the block runs as eager, its function computes the same, errors keep the module."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LINALG = "torch-function-to-torch-backend-pipeline,torch-backend-to-linalg-on-t
 
 
 def lowered(builder: Any) -> str:
-    """The builder's module, parsed from its text, as linalg on tensors."""
+    """Parse the builder's module from its text, and return it as linalg on tensors."""
     from torch_mlir import ir
     from torch_mlir.passmanager import PassManager
 
@@ -41,14 +41,14 @@ def lowered(builder: Any) -> str:
 
 @contextmanager
 def telling(*parts: str) -> Iterator[None]:
-    """Expects one warning with all ``parts``, or none at all where there are none."""
+    """Expect one warning that contains all ``parts``, or no warning without ``parts``."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
         yield
-    told = [str(one.message) for one in caught if issubclass(one.category, CaptureWarning)]
-    assert len(told) == bool(parts), told
+    messages = [str(entry.message) for entry in caught if issubclass(entry.category, CaptureWarning)]
+    assert len(messages) == bool(parts), messages
     for part in parts:
-        assert part in told[0]
+        assert part in messages[0]
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,27 +108,27 @@ def literals(x: Tensor) -> Any:
 
 def other_memory(x: Tensor) -> Any:
     half = x.data
-    half.mul_(0.5)  # the same memory by an object that no operator has made
+    half.mul_(0.5)  # the same memory, accessed by an object that no operator returned
     return x + 1, torch.empty(2, 3).copy_(x[:2, :3]).exp_()
 
 
 def pieces(x: Tensor) -> Any:
     left, right = x.chunk(2, 1)
     values, indices = x.topk(2)
-    return torch.cat([left * right, right], 1), values, indices, [one * 2 for one in x.unbind(1)[:2]]
+    return torch.cat([left * right, right], 1), values, indices, [row * 2 for row in x.unbind(1)[:2]]
 
 
 def gradients(x: Tensor, y: Tensor) -> Any:
     weight = y.detach().clone().requires_grad_()
-    made = torch.tanh(x @ weight).softmax(-1)
-    made.square().sum().backward()
-    return made.detach(), weight.grad
+    result = torch.tanh(x @ weight).softmax(-1)
+    result.square().sum().backward()
+    return result.detach(), weight.grad
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-    leaves = [one.detach().clone().requires_grad_() for one in (x, weight, bias)]
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in (x, weight, bias)]
     functional.conv2d(*leaves, stride=2, padding=1).relu().sum().backward()
-    return [one.grad for one in leaves]
+    return [tensor.grad for tensor in leaves]
 
 
 def many_dtypes(x: Tensor) -> Any:
@@ -138,9 +138,9 @@ def many_dtypes(x: Tensor) -> Any:
 
 
 def out_variants(x: Tensor, y: Tensor) -> Any:
-    made = torch.empty(4, 5)
-    torch.mm(x, y, out=made)
-    return made
+    result = torch.empty(4, 5)
+    torch.mm(x, y, out=result)
+    return result
 
 
 def of_lists(x: Tensor, y: Tensor) -> Any:
@@ -171,12 +171,16 @@ BLOCKS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
 
 
 def after(function: Callable[..., Any], arguments: Sequence[Tensor]) -> tuple[Any, Sequence[Tensor], list[int]]:
-    """Results, arguments after the call, and which of all share memory."""
-    given = [one.clone(memory_format=torch.preserve_format) for one in arguments]
-    results = function(*given)
-    tensors = [leaf for leaf in tree_leaves((results, given)) if isinstance(leaf, Tensor)]
+    """Return results, arguments after the call, and for each tensor the first tensor with the same memory."""
+    inputs = [tensor.clone(memory_format=torch.preserve_format) for tensor in arguments]
+    results = function(*inputs)
+    tensors = [leaf for leaf in tree_leaves((results, inputs)) if isinstance(leaf, Tensor)]
     first: dict[int, int] = {}
-    return results, given, [first.setdefault(one.untyped_storage().data_ptr(), i) for i, one in enumerate(tensors)]
+    return (
+        results,
+        inputs,
+        [first.setdefault(tensor.untyped_storage().data_ptr(), i) for i, tensor in enumerate(tensors)],
+    )
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -185,16 +189,16 @@ def test_blocks(name: str) -> None:
     expected = after(function, arguments)
     builder = torchmdla.ModuleBuilder()
 
-    def capturing(*given: Tensor) -> Any:
-        with telling(), builder.capture_function("block", given) as f:
-            results = function(*given)
+    def capturing(*inputs: Tensor) -> Any:
+        with telling(), builder.capture_function("block", inputs) as f:
+            results = function(*inputs)
             f.returns(results)
         return results
 
-    # Inside of the block everything is eager's.
+    # In the block, all values are eager's.
     assert_matches(after(capturing, arguments), expected)
     signature = builder.signatures["block"]
-    assert [slot.shape for slot in signature.arguments] == [tuple(one.shape) for one in arguments]
+    assert [slot.shape for slot in signature.arguments] == [tuple(argument.shape) for argument in arguments]
     assert "torch.operator" not in str(builder.module)
     compiled = builder.compile()["block"]
     for _ in range(2):
@@ -213,15 +217,17 @@ def test_lowers_to_linalg(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["product", "gradients", "written arguments", "literals", "convolution"])
 def test_the_text_computes_what_eager_does(name: str) -> None:
-    """The module's own text is compiled here, not the graph that it was written from."""
+    """Check the compiled text of the module. Other tests compile the graph from which the text was written."""
     function, arguments = BLOCKS[name]
-    given = [one.clone() for one in arguments]
+    copies = [argument.clone() for argument in arguments]
     builder = torchmdla.ModuleBuilder()
-    with builder.capture_function("forward", given) as f:
-        results = function(*given)
+    with builder.capture_function("forward", copies) as f:
+        results = function(*copies)
         f.returns(results)
     roles = [slot.role for slot in builder.signatures["forward"].results]
-    written = [one for one, before in zip(given, arguments, strict=True) if not torch.equal(one, before)]
+    written = [
+        argument for argument, before in zip(copies, arguments, strict=True) if not torch.equal(argument, before)
+    ]
     expected = [leaf for leaf in tree_leaves(results) if leaf is not None] + written
     assert roles.count("written") == len(written)
     assert_matches(run_text(str(builder.module), arguments, expected), expected, layers=4, strides=False)
@@ -289,7 +295,7 @@ def test_torchscript_with_groups_inside() -> None:
         builder = torchmdla.ModuleBuilder()
         with builder.capture_function("f", [X]) as f:
             f.returns(scripted(X))
-    # The group's operators, not the group, are in the module.
+    # The module contains the group's operators, not the group.
     assert "torch.aten._softmax" in str(builder.module)
     assert_matches(builder.compile()["f"](X), expected, layers=2)
 
@@ -307,11 +313,11 @@ def test_a_builder_keeps_no_arguments_and_no_results() -> None:
     gone = capture()
     compiled = builder.compile()["f"]
     gc.collect()
-    assert [one() for one in gone] == [None, None]
+    assert [reference() for reference in gone] == [None, None]
     assert_matches(compiled(X), torch.relu(X) + 1)
 
 
-# --- tensors that are no arguments -------------------------------------------------------------------------------
+# --- tensors that are not arguments ------------------------------------------------------------------------------
 
 
 def test_constants_are_as_they_were() -> None:
@@ -343,7 +349,7 @@ def test_numbers_that_were_read_are_told() -> None:
 class Network(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        # Before a batch norm the gradient of a bias is nothing but rounding.
+        # Without bias, because the gradient of a bias before a batch norm is only rounding error.
         self.convolution = nn.Conv2d(3, 4, 3, bias=False)
         self.norm = nn.BatchNorm2d(4)
         self.dropout = nn.Dropout(dropout)
@@ -378,17 +384,17 @@ def step(model: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, targets:
 @pytest.mark.parametrize("name", OPTIMISERS)
 @pytest.mark.sampled(1)
 def test_training(name: str, dropout: float) -> None:
-    """Five steps: one that makes the optimiser's state, the captured one, and three calls of its function."""
+    """Check five steps: one creates the optimiser's state, one is captured, and three call the captured function."""
     torch.manual_seed(1)
     model = Network(dropout)
     reference = copy.deepcopy(model)
-    optimiser, other = (OPTIMISERS[name](one.parameters()) for one in (model, reference))
+    optimiser, other = (OPTIMISERS[name](network.parameters()) for network in (model, reference))
     torch.manual_seed(7)
     expected = [step(reference, other, *batch(seed)) for seed in range(5)]
     after_all = torch.rand(3)
 
     torch.manual_seed(7)
-    made = [step(model, optimiser, *batch(0))]
+    losses = [step(model, optimiser, *batch(0))]
     builder = torchmdla.ModuleBuilder()
     x, targets = batch(1)
     with (
@@ -397,13 +403,13 @@ def test_training(name: str, dropout: float) -> None:
     ):
         loss = step(model, optimiser, x, targets)
         f.returns(loss)
-    made.append(loss)
+    losses.append(loss)
     compiled = builder.compile()["step"]
-    made += [compiled(*batch(seed)) for seed in range(2, 5)]
+    losses += [compiled(*batch(seed)) for seed in range(2, 5)]
 
-    # Random numbers are drawn as eager draws them.
+    # Random numbers are drawn like in eager.
     assert torch.equal(torch.rand(3), after_all)
-    assert_matches(made, expected, layers=50)
+    assert_matches(losses, expected, layers=50)
     assert_matches(model.state_dict(), reference.state_dict(), layers=50)
     assert_matches(tree_leaves(optimiser.state_dict()), tree_leaves(other.state_dict()), layers=50)
     assert not torchmdla.stats().fallbacks
@@ -529,7 +535,7 @@ def test_errors_leave_the_module_as_it_was(block: Callable[[Any], None]) -> None
         block(f)
     assert str(builder.module) == before
     assert list(builder.signatures) == list(builder.compile()) == ["good"]
-    # Nothing is left of the capture: the name is free, and PyTorch dispatches as before.
+    # The capture has no effect afterwards: the name is free, and PyTorch dispatches as before.
     with builder.capture_function("bad", [X]) as f:
         f.returns(X * 2)
     assert_matches(builder.compile()["bad"](X), X * 2)

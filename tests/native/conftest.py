@@ -15,7 +15,7 @@ from torchmdla.testing.models import MODELS
 
 @pytest.fixture(autouse=True)
 def owned_files() -> Iterator[None]:
-    """What tests write is writable by nobody else."""
+    """Set a umask, so that only the owner can write the files of tests."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -33,7 +33,7 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 @pytest.fixture(scope="session")
 def any_batch(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """For any sizes of its batch from 2 on."""
+    """Return a model for any batch size from 2 on."""
     spec = MODELS["mlp"].reduced()
     calls = [spec.inputs(batch=batch) for batch in (2, 5, 7)]
     return export(spec.build(), calls, tmp_path_factory.mktemp("any") / "mlp.tmdla", spec.layers)
@@ -41,7 +41,7 @@ def any_batch(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """With weights of 16 MiB, in work for several threads."""
+    """Return a model with weights of 16 MiB, and work for several threads."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.ReLU())
     return export(module, (torch.randn(8, 2048),), tmp_path_factory.mktemp("large") / "large.tmdla")

@@ -1,4 +1,4 @@
-"""Writes the inputs that fuzz.cpp starts from: ``python seeds.py FOLDER``."""
+"""Write the seed inputs of fuzz.cpp: ``python seeds.py FOLDER``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmdla.packages import native_file
 
 
 class Several(nn.Module):
-    """Several inputs and results."""
+    """A module with several inputs and results."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         total = torch.matmul(x.transpose(0, 1), y) + 1
@@ -29,7 +29,7 @@ MODELS = {
 
 
 def main(folder: Path) -> None:
-    """Writes each model as a file, as what its block seals, and the first image of it."""
+    """Write each model as a file, as the sealed content of its block, and as its first image."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (module, calls) in MODELS.items():
         path = folder / f"{name}.file"

@@ -1,4 +1,4 @@
-"""Programs that use the library, in other languages: built here, and compared with eager."""
+"""Programs in other languages that use the library: they are built here and compared with eager."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LIBRARY = Path(torchmdla_runtime.__file__).parent
 
 def tool(*names: str) -> str:
     for name in names:
-        if found := shutil.which(name) or shutil.which(name, path=Path.home() / ".cargo" / "bin"):
-            return found
+        if path := shutil.which(name) or shutil.which(name, path=Path.home() / ".cargo" / "bin"):
+            return path
     pytest.skip(f"there is no {names[0]}")
 
 
@@ -33,7 +33,7 @@ def run(*command: str, **variables: str) -> str:
 
 
 def check(program: str, model: Exported, folder: Path) -> None:
-    """It prints what eager computes, and errors of the library."""
+    """Check that the program prints eager's results, and errors of the library."""
     numbers = folder / "numbers.bin"
     numbers.write_bytes(model.inputs[0].numpy().tobytes())
     printed = torch.tensor([float(line) for line in run(program, str(model.path), str(numbers)).split()])
@@ -61,7 +61,7 @@ def test_cpp(mlp: Exported, tmp_path: Path) -> None:
 def test_rust(mlp: Exported, tmp_path: Path) -> None:
     cargo = tool("cargo")
     if subprocess.run([cargo, "--version"], capture_output=True).returncode:
-        pytest.skip("cargo has no toolchain")  # rustup's, where the user has chosen none
+        pytest.skip("cargo has no toolchain")  # a cargo of rustup, if the user has chosen no toolchain
     shutil.copytree(EXAMPLES / "rust", tmp_path / "rust")
     library = run(sys.executable, "-m", "torchmdla_runtime", "--library").strip()
     manifest = str(tmp_path / "rust" / "Cargo.toml")

@@ -1,4 +1,4 @@
-"""What can be exported, and what is said of the rest."""
+"""Export of models, and errors for models that cannot be exported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Written(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
         (lambda x: torch.linalg.inv(x.relu() * 2), r"outside of groups it has aten::linalg_inv \(device 'cpu' has no"),
         (lambda x: x, "this one has 0"),
@@ -37,8 +37,8 @@ class Written(nn.Module):
         (lambda x: torch.linalg.inv(x.relu() * 2).relu() * 2, "outside of groups it has aten::linalg_inv"),
     ],
 )
-def test_programs_that_are_not_one_group(function: Callable[..., Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=said):
+def test_programs_that_are_not_one_group(function: Callable[..., Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=message):
         export(Written(function), (torch.eye(4),), tmp_path / "model.tmdla")
     assert list(tmp_path.iterdir()) == []
 
@@ -64,7 +64,7 @@ def test_no_inputs(tmp_path: Path) -> None:
 
 
 def test_unknown_processors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no processor 'z80'"):
+    with pytest.raises(ValueError, match="unknown processor 'z80'"):
         torchmdla.export_native(nn.Linear(4, 4).eval(), torch.zeros(2, 4), tmp_path / "model.tmdla", "z80")
 
 
@@ -91,8 +91,8 @@ def test_the_command_line_describes_it(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "model.tmdla"
     export(nn.Linear(4, 4), (torch.zeros(2, 4),), path)
     assert main(["info", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert "input: float32 2x4" in said and "all checksums match" in said
+    output = capsys.readouterr().out
+    assert "input: float32 2x4" in output and "all checksums match" in output
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)

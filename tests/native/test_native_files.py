@@ -1,4 +1,4 @@
-"""Files that are no model, or were one. What may end a process is loaded in a child."""
+"""Files that are not valid models. A file that may crash a process is loaded in a child process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torchmdla_runtime import Model, ModelError
 NOT_READABLE, BAD_FILE, WRONG_PROCESSOR, NOT_TRUSTED = 2, 3, 4, 9
 
 
-def refused(path: Path, status: int, said: str) -> None:
-    with pytest.raises(ModelError, match=said) as raised:
+def refused(path: Path, status: int, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason) as raised:
         Model(path)
     assert raised.value.status == status
 
@@ -30,7 +30,7 @@ def sealed_bytes(model: Exported) -> int:
 
 
 def resealed(model: Exported, old: bytes, new: bytes) -> bytes:
-    """The file with other content under a checksum that is right."""
+    """Return the file with other content and a correct checksum."""
     data, size = model.path.read_bytes(), sealed_bytes(model)
     block = native_file._FORMAT.open(
         data[:size], lambda described, content: native_file._FORMAT.seal(described, content.replace(old, new))
@@ -108,7 +108,7 @@ def test_weights_are_checked_on_demand(mlp: Exported, tmp_path: Path) -> None:
     mlp.load().verify()
 
 
-# Loads files that differ from one in what a seed draws; prints how many were refused.
+# Loads variants of a file with random bit flips, and prints the number of refused ones.
 LOADING = """
 import json, random, sys
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_flipped_bits(mlp: Exported, tmp_path: Path) -> None:
 
 
 def test_wrong_content_under_a_right_checksum(any_batch: Exported, tmp_path: Path) -> None:
-    """What reads it trusts no number."""
+    """The parser of the content trusts no number."""
     done = run_python(LOADING, str(any_batch.path), str(tmp_path / "model.tmdla"), "400", "reseal")
     assert done.returncode == 0, done.stderr
     assert 0 < json.loads(done.stdout) < 400
@@ -195,7 +195,7 @@ def test_an_output_that_lies_elsewhere(mlp: Exported, tmp_path: Path, stride: in
 
 
 def test_a_file_that_is_replaced(mlp: Exported, tmp_path: Path) -> None:
-    """A model keeps the weights that it was loaded with."""
+    """A model keeps the weights with which it was loaded."""
     path, other = tmp_path / "model.tmdla", tmp_path / "other"
     path.write_bytes(mlp.path.read_bytes())
     model = Model(path)

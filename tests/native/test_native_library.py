@@ -1,4 +1,4 @@
-"""The library: what it needs, what it shows, and its C interface."""
+"""The runtime library: its dependencies, its exported symbols and its C interface."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_it_needs_the_c_library_alone() -> None:
 def test_it_shows_its_interface_alone() -> None:
     lines = output_of("nm", "-D", "--defined-only", str(PATH))
     names = {line.split()[-1].partition("@")[0] for line in lines} - {"TMDLA_1"}
-    # What gdb looks for (src/runtime/debuggers.cpp).
+    # The symbols that gdb looks up (src/runtime/debuggers.cpp).
     assert {name for name in names if not name.startswith("tmdla_")} == {
         "__jit_debug_descriptor",
         "__jit_debug_register_code",
@@ -51,13 +51,13 @@ def test_the_interface_has_a_version() -> None:
 
 def test_arguments_that_are_none(mlp: Exported) -> None:
     model = mlp.load()
-    handle, info, made = model._handle, Info(), ctypes.c_void_p()
+    handle, info, result = model._handle, Info(), ctypes.c_void_p()
     path = str(mlp.path).encode()
     wrong = [
-        LIBRARY.tmdla_load(None, None, ctypes.byref(made)),
+        LIBRARY.tmdla_load(None, None, ctypes.byref(result)),
         LIBRARY.tmdla_load(path, None, None),
-        LIBRARY.tmdla_load(path, Options(2, 0, 0), ctypes.byref(made)),
-        LIBRARY.tmdla_load(path, Options(1, -1, 0), ctypes.byref(made)),
+        LIBRARY.tmdla_load(path, Options(2, 0, 0), ctypes.byref(result)),
+        LIBRARY.tmdla_load(path, Options(1, -1, 0), ctypes.byref(result)),
         LIBRARY.tmdla_input(handle, 1, ctypes.byref(info)),
         LIBRARY.tmdla_output(handle, 0, None),
         LIBRARY.tmdla_input(None, 0, ctypes.byref(info)),
@@ -67,7 +67,7 @@ def test_arguments_that_are_none(mlp: Exported) -> None:
         LIBRARY.tmdla_set_threads(None, 1),
     ]
     assert wrong == [INVALID_ARGUMENT] * len(wrong)
-    assert made.value is None
+    assert result.value is None
     assert LIBRARY.tmdla_input_count(None) == LIBRARY.tmdla_output_count(None) == LIBRARY.tmdla_threads(None) == 0
     LIBRARY.tmdla_free(None)
 
@@ -87,9 +87,9 @@ def test_wrong_outputs(mlp: Exported) -> None:
     model = mlp.load()
     sizes, wrong = (ctypes.c_int64 * 2)(4, 32), (ctypes.c_int64 * 2)(4, 63)
     memory = (ctypes.c_float * 4096)()
-    given = Tensor(ctypes.addressof(memory), 6, 2, sizes, None)
+    rows = Tensor(ctypes.addressof(memory), 6, 2, sizes, None)
     for output in (Tensor(ctypes.addressof(memory), 6, 2, wrong, None), Tensor(None, 6, 2, sizes, None)):
-        assert LIBRARY.tmdla_run(model._handle, given, 1, output, 1) == WRONG_TENSOR
+        assert LIBRARY.tmdla_run(model._handle, rows, 1, output, 1) == WRONG_TENSOR
         assert b"output 0 (output0)" in LIBRARY.tmdla_last_error()
 
 
@@ -97,7 +97,7 @@ def test_wrong_outputs(mlp: Exported) -> None:
 
 
 def pointer_of(tensor: torch.Tensor) -> int:
-    """Of the DLManagedTensor in a capsule, which lives as long as the tensor."""
+    """Return the address of the DLManagedTensor in a capsule, which lives as long as the tensor."""
     capsule = to_dlpack(tensor)
     tensor._capsule = capsule  # type: ignore[attr-defined]
     get = ctypes.pythonapi.PyCapsule_GetPointer
@@ -108,15 +108,15 @@ def pointer_of(tensor: torch.Tensor) -> int:
 def run_dlpack(model: torchmdla_runtime.Model, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:
     run = LIBRARY.tmdla_run_dlpack
     run.restype = ctypes.c_int
-    given, results = ((ctypes.c_void_p * len(tensors))(*map(pointer_of, tensors)) for tensors in (inputs, outputs))
-    return int(run(model._handle, given, ctypes.c_size_t(len(inputs)), results, ctypes.c_size_t(len(outputs))))
+    arguments, results = ((ctypes.c_void_p * len(tensors))(*map(pointer_of, tensors)) for tensors in (inputs, outputs))
+    return int(run(model._handle, arguments, ctypes.c_size_t(len(inputs)), results, ctypes.c_size_t(len(outputs))))
 
 
 def test_dlpack(mlp: Exported) -> None:
     model, (rows,), (expected,) = mlp.load(), mlp.inputs, mlp.expected()
     result, apart = torch.empty_like(expected), torch.empty(64, 4).t()
-    for given, to in ((rows, result), (rows.t().contiguous().t(), apart), (torch.cat([rows, rows])[4:], result)):
-        assert run_dlpack(model, [given], [to]) == 0
-        assert_matches(to, expected, strides=False)
+    for argument, target in ((rows, result), (rows.t().contiguous().t(), apart), (torch.cat([rows, rows])[4:], result)):
+        assert run_dlpack(model, [argument], [target]) == 0
+        assert_matches(target, expected, strides=False)
     assert run_dlpack(model, [rows.to(torch.int32)], [result]) == WRONG_TENSOR
     assert run_dlpack(model, [rows], []) == WRONG_TENSOR

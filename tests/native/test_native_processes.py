@@ -1,4 +1,4 @@
-"""Models in several threads and processes, and in those without PyTorch."""
+"""Models in several threads and processes, and in processes without PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from native_models import Exported
 from torchmdla.packages.native_file import info_of
 from torchmdla.testing.models import MODELS
 
-# For children, before anything else: what a user without PyTorch has.
+# The start of a child's program, which imports like a user without PyTorch.
 WITHOUT_TORCH = """
 import sys
 
@@ -110,7 +110,7 @@ for thread in threads:
     assert done.returncode == 0, done.stderr
 
 
-# Told no number of threads, on one CPU.
+# Prints the default numbers of threads on one CPU.
 _DEFAULT_THREADS = f"""{WITHOUT_TORCH}
 import os
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
@@ -129,7 +129,7 @@ def test_threads_are_what_the_variable_says_or_one_for_each_cpu(mlp: Exported, v
     assert done.stdout.split() == [str(threads)] * 2
 
 
-# Calls a model, says that it has, and tells its share of the file's memory once it is asked.
+# Calls a model, prints "ready", and prints its share of the file's memory on request.
 SHARING = f"""{WITHOUT_TORCH}
 model = torchmdla_runtime.Model(sys.argv[1], threads=1)
 model(np.zeros((8, 2048), np.float32))
@@ -159,7 +159,7 @@ def test_processes_share_weights(large: Exported) -> None:
     finally:
         for child in children:
             child.communicate("\n")
-    assert all(own >= info.weight_bytes for own, _ in shares)
+    assert all(resident >= info.weight_bytes for resident, _ in shares)
     assert sum(share for _, share in shares) < 1.1 * info.weight_bytes
 
 
@@ -167,8 +167,8 @@ def _answer(child: subprocess.Popen[str]) -> tuple[int, int]:
     assert child.stdin is not None and child.stdout is not None
     child.stdin.write("\n")
     child.stdin.flush()
-    own, share = map(int, child.stdout.readline().split())
-    return own, share
+    resident, share = map(int, child.stdout.readline().split())
+    return resident, share
 
 
 def test_nothing_is_writable_and_executable(mlp: Exported) -> None:

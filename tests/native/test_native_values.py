@@ -1,4 +1,4 @@
-"""What models in files compute, for what they are given."""
+"""Results of models in files, for inputs of several kinds."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_models_compute_what_eager_does(name: str, tmp_path: Path) -> None:
 
 def test_it_says_what_it_takes_and_makes(any_batch: Exported) -> None:
     model = any_batch.load()
-    assert [(one.name, one.dtype, one.shape) for one in model.inputs] == [("input", np.float32, (None, 32))]
-    assert [(one.dtype, one.shape) for one in model.outputs] == [(np.float32, (None, 64))]
+    assert [(tensor.name, tensor.dtype, tensor.shape) for tensor in model.inputs] == [("input", np.float32, (None, 32))]
+    assert [(tensor.dtype, tensor.shape) for tensor in model.outputs] == [(np.float32, (None, 64))]
     assert model.output_shapes((9, 32)) == [(9, 64)]
 
 
@@ -44,7 +44,7 @@ def test_any_sizes(any_batch: Exported) -> None:
 
 
 class Halved(nn.Module):
-    """Whose results' sizes are no polynomials of its inputs'."""
+    """A module whose result sizes are not polynomials of its input sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,14 +74,14 @@ def test_several_sizes(tmp_path: Path) -> None:
     model = export(spec.build(), calls, tmp_path / "model.tmdla", spec.layers)
     for call in calls:
         model.check(model.load(), call)
-    # One copy of what both read.
+    # Weights that both codes read are stored once.
     info = info_of(model.path)
     assert len(info.codes) == 2
     assert len({weight.digest for weight in info.weights}) == len(info.weights)
 
 
 class Images(nn.Module):
-    """Of channels in the innermost dimension, which the result has, too."""
+    """A convolution whose channels are the innermost dimension, in the result too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,13 +96,13 @@ def test_layouts(tmp_path: Path) -> None:
     last = images.contiguous(memory_format=torch.channels_last)
     for example in (images, last):
         model = export(Images(), (example,), tmp_path / "model.tmdla")
-        for given in (
+        for argument in (
             images,
             last,
             torch.randn(2, 8, 12, 10).transpose(2, 3),
             torch.randn(4, 8, 10, 24)[::2, :, :, ::2],
         ):
-            model.check(model.load(), (given,))
+            model.check(model.load(), (argument,))
 
 
 def test_arrays_that_lie_otherwise(mlp: Exported) -> None:
@@ -111,19 +111,19 @@ def test_arrays_that_lie_otherwise(mlp: Exported) -> None:
     unaligned = np.frombuffer(b"\0" + rows.numpy().tobytes(), np.uint8)[1:].view(np.float32).reshape(rows.shape)
     field = np.zeros(rows.shape, [("padding", np.int8), ("number", np.float32)])
     field["number"] = rows.numpy()
-    for given in (backwards, unaligned, field["number"], np.asfortranarray(rows.numpy())):
-        assert_matches(tensors(model(given)), mlp.expected())
+    for argument in (backwards, unaligned, field["number"], np.asfortranarray(rows.numpy())):
+        assert_matches(tensors(model(argument)), mlp.expected())
 
 
 def test_what_is_an_array(mlp: Exported) -> None:
     model, (rows,) = mlp.load(), mlp.inputs
     buffer = memoryview(array.array("f", rows.flatten().tolist())).cast("B").cast("f", tuple(rows.shape))
-    for given in (rows, rows.numpy(), buffer):
-        assert_matches(tensors(model(given)), mlp.expected())
+    for argument in (rows, rows.numpy(), buffer):
+        assert_matches(tensors(model(argument)), mlp.expected())
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("inputs", "message"),
     [
         ((), "the model has 1 inputs, and 0 are given"),
         ((np.zeros((4, 32)),), r"input 0 \(input\) is float32, and float64 is given"),
@@ -131,15 +131,15 @@ def test_what_is_an_array(mlp: Exported) -> None:
         ((np.zeros((4, 32, 1), np.float32),), "has 2 dimensions, and 4x32x1 is given"),
     ],
 )
-def test_wrong_tensors(mlp: Exported, given: tuple[Any, ...], said: str) -> None:
-    with pytest.raises(WrongTensor, match=said):
-        mlp.load()(*given)
+def test_wrong_tensors(mlp: Exported, inputs: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(WrongTensor, match=message):
+        mlp.load()(*inputs)
     with pytest.raises(TypeError, match="input input is a list, and no array"):
         mlp.load()([1.0])
 
 
 class Several(nn.Module):
-    """Results in another order than they are computed in, and one of them twice."""
+    """A module with results in a different order than they are computed, one of them twice."""
 
     def forward(self, x: Tensor, unused: Tensor, y: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
         first = x.relu() * 3 + y
@@ -154,7 +154,7 @@ def test_results_in_any_order(tmp_path: Path) -> None:
 
 
 class Functions(nn.Module):
-    """Of libraries: libtorch has them for vectors, the C library for numbers."""
+    """Library functions: libtorch has them for vectors, and the C library for numbers."""
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return torch.sin(x) + x, torch.atan2(x, y), torch.pow(x.abs(), y), torch.erf(x.double())

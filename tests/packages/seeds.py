@@ -1,4 +1,4 @@
-"""Writes the inputs that fuzz.cpp starts from: ``python seeds.py FOLDER``."""
+"""Write the seed inputs of fuzz.cpp: ``python seeds.py FOLDER``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from package_files import INDEX, TARGET, content_of, make_package, records, seal
 import torchmdla
 from torchmdla.packages import format
 
-# What public_keys.cpp has of a key before its 32 bytes, and a key: all in base64.
+# The bytes before the 32 bytes of a key in public_keys.cpp, and a key, in base64.
 KEY = "MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="
 
 
 class Several(nn.Module):
-    """Outputs of several kinds: tensors that share memory, sizes and numbers."""
+    """A module with outputs of several kinds: tensors that share memory, sizes and numbers."""
 
     def forward(self, x: Tensor, numbers: list[Tensor]) -> tuple[Tensor, Tensor, int, list[int]]:
         total = x * 2 + numbers[0]
@@ -30,7 +30,7 @@ class Several(nn.Module):
 
 
 def packages(folder: Path) -> dict[str, Path]:
-    """Returns packages of static and dynamic code, with packed weights among them."""
+    """Return packages of static and dynamic code, with packed weights among them."""
     several = folder / "several.pt"
     calls = [(torch.ones(size, 4), [torch.ones(4)]) for size in (2, 3, 5)]
     torchmdla.save(torch.jit.script(Several().eval()), several, calls)
@@ -42,7 +42,7 @@ def packages(folder: Path) -> dict[str, Path]:
 
 
 def main(folder: Path) -> None:
-    """Writes what each package's blocks seal, blocks as they are, a signature and a key."""
+    """Write the sealed content of each package's blocks, whole blocks, a signature and a key."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         for name, path in packages(Path(place)).items():

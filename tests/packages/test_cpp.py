@@ -1,4 +1,4 @@
-"""Packages in C++ programs without Python: the examples, built by CMake against the installed libtorch, and run."""
+"""Packages in C++ programs without Python: CMake builds the examples with the installed libtorch, and they run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def tool(name: str) -> str:
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    """The folder of the programs."""
+    """Build the programs, and return their folder."""
     prefix = subprocess.run([sys.executable, "-m", "torchmdla", "cmake"], capture_output=True, text=True, check=True)
     configure = ["-S", str(ROOT / "examples" / "cpp"), "-B", str(BUILD), f"-DCMAKE_PREFIX_PATH={prefix.stdout.strip()}"]
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of pytest-xdist builds them, too
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of pytest-xdist builds the programs too
         for command in ([tool("cmake"), *configure], [tool("cmake"), "--build", str(BUILD)]):
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -49,7 +49,7 @@ def programs() -> Path:
 
 
 def run(program: Path, *arguments: str, **environment: str) -> str:
-    # Nothing of Python's is on its way: neither its interpreter nor this environment's programs.
+    # The program finds neither Python's interpreter nor programs of this environment.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TORCHMDLA_"))}
     done = subprocess.run(
         [str(program), *arguments], capture_output=True, text=True, env={**clean, "PATH": "", **environment}
@@ -101,7 +101,7 @@ def test_eight_threads_take_out_what_each_other_runs(programs: Path, tmp_path: P
     assert "8 threads: 0 results differ" in out
     stats = statistics_in(out)
     assert stats["memory_limit"] == 16 << 10 and stats["over_limit"] and not stats["fallbacks"], out
-    # Once each, since it is wanted again at once.
+    # Each is lost only once, since it is needed again immediately.
     assert stats["unpacked"] + stats["evicted"] and stats["packaged_specialisations"] == 2 + stats["evicted"] <= 8, out
 
 
@@ -109,7 +109,7 @@ def test_eight_threads_take_out_what_each_other_runs(programs: Path, tmp_path: P
 def test_what_no_package_covers_runs_in_the_interpreter_and_is_counted(programs: Path, tmp_path: Path) -> None:
     torchmdla.save(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), tmp_path / "model.pt", [torch.randn(2, 8)])
     out = run(programs / "run", str(tmp_path / "model.pt"), "3x8", "--calls", "4")
-    # The first call stands for PyTorch's profiling run, which is not one of these.
+    # The first call replaces PyTorch's profiling run, which is not among these.
     ((reason, count),) = statistics_in(out)["fallbacks"].items()
     assert reason == "no package has code for the call, and there is no compiler in this process" and count == 3
 
@@ -123,14 +123,14 @@ def test_switched_off_it_is_pytorch_alone(programs: Path, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """A package, and the sum of what its program makes of ones."""
+    """Return a package, and the sum of its program's result for ones."""
     path = tmp_path_factory.mktemp("package") / "model.pt"
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).eval()
     torchmdla.save(model, path, [torch.ones(1, 3, 8, 8)])
     return path, float(expected(model, [[torch.ones(1, 3, 8, 8)]])[0].sum())
 
 
-# How a server that knows nothing of it comes to use it: arguments and environment.
+# Arguments and environments with which an unchanged server uses the library, or does not.
 WAYS = {
     "alone": ([], {}),
     "preloaded": ([], {"LD_PRELOAD": str(LIBRARY)}),
@@ -143,7 +143,7 @@ WAYS = {
 def test_a_server_that_exists(way: str, programs: Path, package: tuple[Path, float]) -> None:
     arguments, environment = WAYS[way]
     path, wanted = package
-    # Whether code of a package was mapped shows in its names, which perf would read.
+    # The names that perf would read show whether code of a package was mapped.
     out = run(programs / "plain", str(path), "1x3x8x8", *arguments, TORCHMDLA_PERF_MAP="1", **environment)
     assert abs(float(out) - wanted) < 1e-4
 

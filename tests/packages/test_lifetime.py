@@ -1,4 +1,4 @@
-"""How long the code of packages is kept: as long as the programs that it came with."""
+"""Lifetime of the code of packages: it ends with that of the programs in the same file."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def code() -> int:
-    """Bytes of images and packages."""
+    """Return the bytes of images and packages."""
     gc.collect()
     return torchmdla.stats().memory.code
 
 
 def run(program: torch.jit.ScriptModule, expected: int) -> None:
-    """Calls it, which takes over as many specialisations from its package."""
+    """Call a program, which uses ``expected`` specialisations of its package."""
     x = torch.randn(2, 8)
     before = torchmdla.stats().packaged
     for _ in range(2):
@@ -41,7 +41,7 @@ def run(program: torch.jit.ScriptModule, expected: int) -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Packages of different models."""
+    """Return packages of different models."""
     return [make_package(tmp_path / f"{width}.pt", width) for width in (16, 20, 24, 28)]
 
 
@@ -51,13 +51,13 @@ def test_the_code_of_a_package_goes_with_its_program(files: list[Path]) -> None:
     for path in files:
         program = torchmdla.load(path)
         assert code() > before
-        run(program, 0)  # it was prepared
+        run(program, 0)  # the load prepared the code
         del program
         assert code() == before
 
 
 def test_loading_lets_other_threads_run(tmp_path: Path) -> None:
-    """Requests go on, on a thread that never asks for the lock of Python for long."""
+    """Requests go on in a thread that does not ask for Python's lock for long."""
     path = tmp_path / "large.pt"
     torch.jit.save(torch.jit.script(torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4)))), path)
     turns, ended = 0, threading.Event()
@@ -69,7 +69,7 @@ def test_loading_lets_other_threads_run(tmp_path: Path) -> None:
             time.sleep(0)
 
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # who has the lock keeps it until it lets go by itself
+    sys.setswitchinterval(1000)  # the holder of the lock keeps it until it releases it
     thread = threading.Thread(target=serve)
     thread.start()
     try:
@@ -203,5 +203,5 @@ def test_loading_and_dropping_does_not_grow(files: list[Path]) -> None:
     packed, code, resident, packed_at_end, code_at_end, resident_at_end, packaged = map(int, done.stdout.split())
     assert (packed, code) == (packed_at_end, code_at_end) == (0, 0)
     assert packaged == 200
-    # What PyTorch keeps of a program that it has loaded is some kilobytes.
+    # PyTorch keeps some kilobytes of each program that it has loaded.
     assert resident_at_end - resident < 16 << 20

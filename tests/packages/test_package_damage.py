@@ -1,7 +1,7 @@
-"""Packages that are damaged, or made to harm: they are refused with a reason, and programs run without them.
+"""Damaged and malicious packages: they are refused with a reason, and programs run without them.
 
-PyTorch itself refuses archives that are damaged (``torch.jit.load`` raises); no process may end. Each test has one
-process load all of its files; one that ends names the file.
+PyTorch itself refuses damaged archives (``torch.jit.load`` raises an error). No process may crash. Each test loads all
+of its files in one process. If this process crashes, the error names the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torchmdla.packages import format, specialisation
 from torchmdla.packages.fields import FieldWriter
 from torchmdla.packages.specialisation import Specialisation, TargetCode
 
-# What a process may ask for beside what it has, for the sake of a file of some kilobytes.
+# The additional memory that a process may request for a file of some kilobytes.
 MOST_MEMORY = 1 << 30
 
 
@@ -53,20 +53,20 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """For hundreds of files, which nobody needs afterwards."""
+    """Yield a folder for hundreds of files, which is removed after the test."""
     yield tmp_path
     shutil.rmtree(tmp_path)
 
 
-def assert_harmless(found: Found, name: str) -> None:
-    assert found.error or found.matches, f"{name}: {found}"
-    assert found.peak < MOST_MEMORY, f"{name}: {found}"
+def assert_harmless(outcome: Found, name: str) -> None:
+    assert outcome.error or outcome.matches, f"{name}: {outcome}"
+    assert outcome.peak < MOST_MEMORY, f"{name}: {outcome}"
 
 
-def assert_refused(found: Found, reason: str, name: str = "") -> None:
-    assert_harmless(found, name)
-    assert not found.error and found.packages == 0 and len(found.refused) == 1, f"{name}: {found}"
-    assert reason in found.refused[0], f"{name}: {found}"
+def assert_refused(outcome: Found, reason: str, name: str = "") -> None:
+    assert_harmless(outcome, name)
+    assert not outcome.error and outcome.packages == 0 and len(outcome.refused) == 1, f"{name}: {outcome}"
+    assert reason in outcome.refused[0], f"{name}: {outcome}"
 
 
 def one(path: Path, example: Path) -> Found:
@@ -83,7 +83,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def offsets_of_records(path: Path, part: str) -> list[int]:
-    """The bytes in the file of the records with ``part`` in their names, with their headers."""
+    """Return the byte offsets in the file of the records with ``part`` in their names, headers included."""
     with zipfile.ZipFile(path) as archive:
         starts = [*sorted(info.header_offset for info in archive.infolist()), archive.start_dir]
         spans = [
@@ -95,8 +95,11 @@ def offsets_of_records(path: Path, part: str) -> list[int]:
 
 
 def test_bits_of_the_file_are_flipped(package: Path, example: Path, folder: Path) -> None:
-    """PyTorch itself finds a part of it. What it does not find, bits of weights among them, changes what eager PyTorch
-    computes likewise. Its reader of source lines, whom it trusts, does not survive all that may stand there."""
+    """Flip bits of a file. PyTorch itself detects some of the flips.
+
+    Undetected flips, also those of weights, change the results of eager PyTorch too. PyTorch's reader of source lines
+    trusts its records and may crash, so they are left out.
+    """
     data = package.read_bytes()
     inside = offsets_of_records(package, "/extra/torchmdla/")
     outside = sorted({*range(len(data))} - {*inside} - {*offsets_of_records(package, ".debug_pkl")})
@@ -107,19 +110,19 @@ def test_bits_of_the_file_are_flipped(package: Path, example: Path, folder: Path
         path = folder / f"{seed:03}-byte-{place}.pt"
         path.write_bytes(flipped(data, place * 8 + draw.randrange(8)))
         paths.append(path)
-    found = load_all(paths, example)
+    outcomes = load_all(paths, example)
     for path, place in zip(paths, places, strict=True):
-        # PyTorch's unpickler reserves the memory that a damaged length of its own asks for.
-        result = replace(found[path], peak=0) if place in outside else found[path]
+        # PyTorch's unpickler reserves as much memory as a damaged length specifies.
+        result = replace(outcomes[path], peak=0) if place in outside else outcomes[path]
         assert_harmless(result, path.name)
-    # The test would say nothing if PyTorch refused all of them.
-    assert sum(bool(one.refused) for one in found.values()) > 50
+    # The test would check nothing if PyTorch refused all files.
+    assert sum(bool(outcome.refused) for outcome in outcomes.values()) > 50
 
 
 @pytest.mark.parametrize("record", [INDEX, TARGET])
 @pytest.mark.sampled(1)
 def test_bits_of_a_record_are_flipped(package: Path, example: Path, folder: Path, record: str) -> None:
-    """In an archive whose own checksums are right: what only our seals tell."""
+    """Flip bits in an archive with correct checksums, so that only our seals detect them."""
     content = records(package)[record]
     draw = random.Random(record)
     paths = []
@@ -127,8 +130,8 @@ def test_bits_of_a_record_are_flipped(package: Path, example: Path, folder: Path
         bit = draw.randrange(len(content) * 8)
         path = folder / f"{seed:03}-bit-{bit}.pt"
         paths.append(rewrite(package, path, {record: flipped(content, bit)}))
-    for path, one in load_all(paths, example).items():
-        assert_refused(one, "", path.name)
+    for path, outcome in load_all(paths, example).items():
+        assert_refused(outcome, "", path.name)
 
 
 def test_a_file_is_cut_short(package: Path, example: Path, folder: Path) -> None:
@@ -138,7 +141,7 @@ def test_a_file_is_cut_short(package: Path, example: Path, folder: Path) -> None
         path = folder / f"{size}.pt"
         path.write_bytes(data[:size])
         paths.append(path)
-    assert all(found.error for found in load_all(paths, example).values())
+    assert all(outcome.error for outcome in load_all(paths, example).values())
 
 
 @pytest.mark.parametrize("record", [INDEX, TARGET])
@@ -146,9 +149,9 @@ def test_a_file_is_cut_short(package: Path, example: Path, folder: Path) -> None
 def test_a_record_is_cut_short_or_extended(package: Path, example: Path, folder: Path, record: str) -> None:
     content = records(package)[record]
     altered = [content[:size] for size in range(0, len(content), len(content) // 20)] + [content + b"\0"]
-    paths = [rewrite(package, folder / f"{len(one)}.pt", {record: one}) for one in altered]
-    for path, found in load_all(paths, example).items():
-        assert_refused(found, "", path.name)
+    paths = [rewrite(package, folder / f"{len(part)}.pt", {record: part}) for part in altered]
+    for path, outcome in load_all(paths, example).items():
+        assert_refused(outcome, "", path.name)
 
 
 # --- packages that do not fit together
@@ -165,11 +168,11 @@ def test_targets_of_two_packages_are_swapped(package: Path, example: Path, tmp_p
 
 
 def test_a_package_of_another_program_is_no_use(package: Path, example: Path, tmp_path: Path) -> None:
-    """It is intact, and taken; no group of the program is of its structure."""
+    """The package is intact and loaded, but no group of the program has its structure."""
     other = make_package(tmp_path / "other.pt", width=24)
-    found = one(rewrite(package, tmp_path / "model.pt", records(other)), example)
-    assert_harmless(found, "")
-    assert found.packages == 1
+    outcome = one(rewrite(package, tmp_path / "model.pt", records(other)), example)
+    assert_harmless(outcome, "")
+    assert outcome.packages == 1
 
 
 @pytest.mark.parametrize(
@@ -182,35 +185,40 @@ def test_another_version(package: Path, example: Path, tmp_path: Path, record: s
     replaced = {record: bytes(newer)}
     if record == TARGET:
         replaced[INDEX] = sealed_index([("native", (), hashlib.sha256(newer).digest())])
-    found = one(rewrite(package, tmp_path / "model.pt", replaced), example)
-    assert_refused(found, f"{part}: it is of version 99, where version")
+    outcome = one(rewrite(package, tmp_path / "model.pt", replaced), example)
+    assert_refused(outcome, f"{part}: it is of version 99, where version")
 
 
 def test_one_kind_of_block_is_no_other(package: Path, example: Path, tmp_path: Path) -> None:
     content = records(package)
-    found = one(rewrite(package, tmp_path / "index.pt", {INDEX: content[TARGET]}), example)
-    assert_refused(found, "the package's index: it does not begin as one")
+    outcome = one(rewrite(package, tmp_path / "index.pt", {INDEX: content[TARGET]}), example)
+    assert_refused(outcome, "the package's index: it does not begin as one")
     digest = hashlib.sha256(content[INDEX]).digest()
     replaced = {INDEX: sealed_index([("native", (), digest)]), TARGET: content[INDEX]}
-    found = one(rewrite(package, tmp_path / "target.pt", replaced), example)
-    assert_refused(found, "a package's target: it does not begin as one")
+    outcome = one(rewrite(package, tmp_path / "target.pt", replaced), example)
+    assert_refused(outcome, "a package's target: it does not begin as one")
 
 
 def test_another_processor(package: Path, example: Path, tmp_path: Path) -> None:
     content = content_of(records(package)[TARGET])
-    found = one(rewrite(package, tmp_path / "model.pt", sealed(content, features=["avx4096"])), example)
-    assert_refused(found, "no code for this processor, but for native")
+    outcome = one(rewrite(package, tmp_path / "model.pt", sealed(content, features=["avx4096"])), example)
+    assert_refused(outcome, "no code for this processor, but for native")
 
 
 @pytest.mark.parametrize("record", [INDEX, TARGET])
 @pytest.mark.sampled(1)
 def test_a_record_twice(package: Path, example: Path, tmp_path: Path, record: str) -> None:
-    """Either is found, whole."""
+    """The reader finds either record, complete."""
     content = records(package)[record]
     path = rewrite(package, tmp_path / "model.pt", {record: flipped(content, 8 * (len(content) - 1))}, twice=[record])
-    found = one(path, example)
-    assert_harmless(found, "")
-    assert found.error or found.packages == 1 or "checksum" in found.refused[0] or "not the one" in found.refused[0]
+    outcome = one(path, example)
+    assert_harmless(outcome, "")
+    assert (
+        outcome.error
+        or outcome.packages == 1
+        or "checksum" in outcome.refused[0]
+        or "not the one" in outcome.refused[0]
+    )
 
 
 @pytest.mark.parametrize("name", ["", "../../version", "a" * 1000, "native\n"])
@@ -218,8 +226,8 @@ def test_a_record_twice(package: Path, example: Path, tmp_path: Path, record: st
 def test_a_name_that_no_target_has(package: Path, example: Path, tmp_path: Path, name: str) -> None:
     content = content_of(records(package)[TARGET])
     replaced = {**sealed(content, name=name), TARGET: b""}
-    found = one(rewrite(package, tmp_path / "model.pt", {INDEX: replaced[INDEX]}), example)
-    assert_refused(found, "a target's name is none")
+    outcome = one(rewrite(package, tmp_path / "model.pt", {INDEX: replaced[INDEX]}), example)
+    assert_refused(outcome, "a target's name is none")
 
 
 # --- content that is sealed rightly, and wrong
@@ -230,27 +238,27 @@ def test_random_content(package: Path, example: Path, folder: Path) -> None:
     for seed in range(60):
         draw = random.Random(seed)
         content = draw.randbytes(draw.randrange(300))
-        if seed % 2:  # so that some are found behind the counts that stand first
+        if seed % 2:  # then some content passes the counts at the start
             content = struct.pack("<qq", 0, 1) + content
         paths.append(rewrite(package, folder / f"target-{seed}.pt", sealed(content)))
         index = format._INDEX.seal({}, content)
         paths.append(rewrite(package, folder / f"index-{seed}.pt", {INDEX: index}))
-    for path, found in load_all(paths, example).items():
-        assert_harmless(found, path.name)
-        # An index may be read as that of no targets.
-        assert found.refused, f"{path.name}: {found}"
+    for path, outcome in load_all(paths, example).items():
+        assert_harmless(outcome, path.name)
+        # An index may be read as one without targets.
+        assert outcome.refused, f"{path.name}: {outcome}"
 
 
 def test_content_that_ends_anywhere(package: Path, example: Path, folder: Path) -> None:
     content = content_of(records(package)[TARGET])
     sizes = range(0, len(content), max(len(content) // 80, 1))
     paths = [rewrite(package, folder / f"{size}.pt", sealed(content[:size])) for size in sizes]
-    for path, found in load_all(paths, example).items():
-        assert_refused(found, "", path.name)
+    for path, outcome in load_all(paths, example).items():
+        assert_refused(outcome, "", path.name)
 
 
 class Noting(FieldWriter):
-    """Notes where in the content what kind of field lies."""
+    """A writer that notes the offsets of integers and bytes in the content."""
 
     latest: Noting
 
@@ -284,13 +292,13 @@ class Noting(FieldWriter):
 def noted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, bytes, Sequence[int], Sequence[int]]:
-    """A package, the content of its target, and where that has integers and bytes."""
+    """Return a package, the content of its target, and the offsets of integers and bytes in it."""
     noted: list[Noting] = []
 
     def block(target: format.Target, write: Callable[[format.Target], bytes] = format._block) -> bytes:
-        made = write(target)
+        written = write(target)
         noted.append(Noting.latest)
-        return made
+        return written
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format, "FieldWriter", Noting)
@@ -305,17 +313,19 @@ def noted(
 def test_numbers_out_of_any_range(
     noted: tuple[Path, bytes, Sequence[int], Sequence[int]], example: Path, folder: Path
 ) -> None:
-    """Each number in turn: counts, indices, sizes, numbers of bytes. A number of a signature may be any, and then the
-    code is for inputs that nobody has."""
+    """Replace each number in turn: counts, indices, sizes, numbers of bytes.
+
+    A number of a signature may have any value. The code is then for inputs that do not occur.
+    """
     package, content, places, _ = noted
     paths = []
     for place in places:
         for number in (-1, (1 << 63) - 1, 1 << 41):
             altered = content[:place] + struct.pack("<q", number) + content[place + 8 :]
             paths.append(rewrite(package, folder / f"{place}-{number}.pt", sealed(altered)))
-    for path, found in load_all(paths, example).items():
-        assert_harmless(found, path.name)
-        assert not found.error, f"{path.name}: {found}"
+    for path, outcome in load_all(paths, example).items():
+        assert_harmless(outcome, path.name)
+        assert not outcome.error, f"{path.name}: {outcome}"
 
 
 @pytest.mark.sampled(1)
@@ -327,15 +337,15 @@ def test_kinds_that_there_are_not(
     for place in places:
         altered = content[:place] + b"\xff" + content[place + 1 :]
         paths.append(rewrite(package, folder / f"{place}.pt", sealed(altered)))
-    for path, found in load_all(paths, example).items():
-        assert_harmless(found, path.name)
+    for path, outcome in load_all(paths, example).items():
+        assert_harmless(outcome, path.name)
 
 
-# --- code that is bound to what there is not
+# --- code with bindings that do not exist
 
 
 def package_of(path: Path, alter: Callable[[format.Target], format.Target], **options: object) -> Path:
-    """A package whose target is written otherwise."""
+    """Return a package whose target is altered before it is written."""
 
     def block(target: format.Target, write: Callable[[format.Target], bytes] = format._block) -> bytes:
         return write(alter(target))
@@ -346,17 +356,17 @@ def package_of(path: Path, alter: Callable[[format.Target], format.Target], **op
 
 
 def with_compiled(alter: Callable[[Any], dict[str, Any]]) -> Callable[[format.Target], format.Target]:
-    """Fields of what each specialisation was compiled to."""
+    """Return a function that alters fields of the compiled code of each specialisation."""
 
-    def altered(one: Specialisation) -> Specialisation:
-        assert one.compiled is not None
-        return replace(one, compiled=replace(one.compiled, **alter(one.compiled)))
+    def altered(original: Specialisation) -> Specialisation:
+        assert original.compiled is not None
+        return replace(original, compiled=replace(original.compiled, **alter(original.compiled)))
 
     return lambda target: replace(target, specialisations=list(map(altered, target.specialisations)))
 
 
 def with_manifest(alter: Callable[[Manifest], dict[str, Any]]) -> Callable[[format.Target], format.Target]:
-    """Fields of each artifact's manifest."""
+    """Return a function that alters fields of each artifact's manifest."""
 
     def altered(code: TargetCode | None) -> TargetCode:
         assert code is not None
@@ -367,10 +377,10 @@ def with_manifest(alter: Callable[[Manifest], dict[str, Any]]) -> Callable[[form
 
 
 def divided_around(*nodes: int) -> Callable[[format.Target], format.Target]:
-    """Each specialisation runs in groups around these nodes."""
+    """Return a function that divides each specialisation into groups around these nodes."""
 
-    def altered(one: Specialisation) -> Specialisation:
-        return replace(one, compiled=None, left_out=nodes)
+    def altered(original: Specialisation) -> Specialisation:
+        return replace(original, compiled=None, left_out=nodes)
 
     return lambda target: replace(
         target,
@@ -380,7 +390,7 @@ def divided_around(*nodes: int) -> Callable[[format.Target], format.Target]:
 
 
 def with_output(**places: object) -> Callable[[format.Target], format.Target]:
-    """Parts of each output that is a tensor: result, dtype, sizes, strides, quantisation."""
+    """Return a function that alters parts of each tensor output: result, dtype, sizes, strides, quantisation."""
 
     def altered(output: tuple[Any, ...]) -> tuple[Any, ...]:
         names = ("result", "dtype", "sizes", "strides", "quantisation")
@@ -393,7 +403,7 @@ def with_output(**places: object) -> Callable[[format.Target], format.Target]:
     ("alter", "reason"),
     [
         (
-            with_compiled(lambda was: {"bindings": tuple(replace(one, index=100) for one in was.bindings)}),
+            with_compiled(lambda was: {"bindings": tuple(replace(binding, index=100) for binding in was.bindings)}),
             "the code takes input 100 of a group that has",
         ),
         (with_compiled(lambda was: {"outputs": [*was.outputs, *was.outputs]}), "the code has 2 outputs, the group 1"),
@@ -417,18 +427,18 @@ def with_output(**places: object) -> Callable[[format.Target], format.Target]:
 def test_what_code_is_bound_to(
     alter: Callable[[format.Target], format.Target], reason: str, example: Path, tmp_path: Path
 ) -> None:
-    """Not frozen, so that weights are inputs."""
-    found = one(package_of(tmp_path / "model.pt", alter, freeze=False), example)
-    assert_harmless(found, "")
-    assert not found.error and any(reason in refused for refused in found.refused), found
+    """Alter bindings of a program that is not frozen, so that weights are inputs."""
+    outcome = one(package_of(tmp_path / "model.pt", alter, freeze=False), example)
+    assert_harmless(outcome, "")
+    assert not outcome.error and any(reason in refused for refused in outcome.refused), outcome
 
 
 @pytest.mark.parametrize("ready", [False, True], ids=["called", "ready"])
 @pytest.mark.parametrize(
     "alter",
     [
-        lambda was: {"bindings": tuple(replace(one, element=3) for one in was.bindings)},
-        lambda was: {"arguments": tuple(replace(one, kind="scalar") for one in was.arguments)},
+        lambda was: {"bindings": tuple(replace(binding, element=3) for binding in was.bindings)},
+        lambda was: {"arguments": tuple(replace(argument, kind="scalar") for argument in was.arguments)},
     ],
     ids=["lists", "numbers"],
 )
@@ -436,11 +446,11 @@ def test_what_code_is_bound_to(
 def test_inputs_of_another_kind(
     alter: Callable[[Any], dict[str, Any]], ready: bool, example: Path, tmp_path: Path
 ) -> None:
-    """The code takes lists, or numbers, where the group has tensors. It is bound in a call or before one."""
+    """The code takes lists or numbers, but the group has tensors. It is bound in a call or before one."""
     path = package_of(tmp_path / "model.pt", with_compiled(alter), freeze=False)
-    found = load_all([path], example, ready=ready)[path]
-    assert_harmless(found, "")
-    assert not found.error and any("inputs that the group does not have" in text for text in found.refused), found
+    outcome = load_all([path], example, ready=ready)[path]
+    assert_harmless(outcome, "")
+    assert not outcome.error and any("inputs that the group does not have" in text for text in outcome.refused), outcome
 
 
 def test_a_dtype_that_nothing_is_computed_in(example: Path, tmp_path: Path) -> None:
@@ -451,7 +461,7 @@ def test_a_dtype_that_nothing_is_computed_in(example: Path, tmp_path: Path) -> N
 
 
 def test_a_division_for_any_sizes(example: Path, tmp_path: Path) -> None:
-    """It has no code, and a pattern of sizes that says that it does."""
+    """A division has no code, and its pattern of sizes claims that it does."""
 
     def write_head(self: Specialisation, writer: FieldWriter) -> None:
         writer.raw(self.structure)
@@ -460,7 +470,7 @@ def test_a_division_for_any_sizes(example: Path, tmp_path: Path) -> None:
         writer.byte(True)
         writer.integer(1)
         writer.integers([-1] * len(self.signature))
-        for _ in range(3):  # nodes, what is computed, conditions
+        for _ in range(3):  # nodes, computed sizes, conditions
             writer.integers(())
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Programs saved with the compiled code of their groups: who reads them computes as eager does and compiles nothing."""
+"""Programs saved with the compiled code of their groups: readers compute eager's results and compile nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from torchmdla.testing.models import MODELS
 
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 
-# Calls the program of a file with inputs that another file has, and compares with eager's results, which it has, too.
-# Nothing is compiled: there is nothing in the cache, and whoever asks for a compile is told.
+# Calls the program of a file with the inputs in another file, and compares with eager's results in that file. The cache
+# is empty, and a compilation raises an error.
 READ = """
     import json, sys
     import torch
@@ -55,13 +55,13 @@ READ = """
 
 @pytest.fixture(autouse=True)
 def nothing_taken_over() -> Any:
-    """Groups of other tests of this process compile."""
+    """Turn packages off after a test, so that groups of other tests in this process compile."""
     yield
     _C.set_packages(False)
 
 
 def calls_of(model: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], path: Path) -> Path:
-    """A file with ``inputs`` and what eager makes of them."""
+    """Write a file with ``inputs`` and eager's results for them, and return its path."""
     with torch.no_grad(), torchmdla.enabled(False):
         torch.save([(call, model(*call)) for call in inputs], path)
     return path
@@ -74,13 +74,13 @@ def read(path: Path, calls: Path, load: str = "torchmdla", **environment: str) -
 
 
 def check(model: Any, inputs: Sequence[tuple[Any, ...]], tmp_path: Path, more: Sequence[Any] = (), **how: Any) -> Any:
-    """Saves ``model`` and has another process read it: ``inputs`` are saved for, ``more`` are called, too."""
+    """Save ``model`` for ``inputs``, and let another process read it and call it with ``inputs`` and ``more``."""
     calls = calls_of(model, [*inputs, *more], tmp_path / "calls")
     torchmdla.save(model, tmp_path / "model.pt", inputs, **how)
-    found = read(tmp_path / "model.pt", calls)
-    assert found["packaged"] and not found["refused"] and not found["fallbacks"], found
-    assert all(found["compiled"]), found
-    return found
+    report = read(tmp_path / "model.pt", calls)
+    assert report["packaged"] and not report["refused"] and not report["fallbacks"], report
+    assert all(report["compiled"]), report
+    return report
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "bert", "gpt", "lstm", "mlp", "unet"])
@@ -100,12 +100,12 @@ def test_what_is_loaded_by_pytorch_finds_its_package_too(tmp_path: Path) -> None
 def test_sizes_that_vary(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.LayerNorm(48), nn.Linear(48, 8)).eval()
     batches = [(torch.randn(batch, 24),) for batch in (2, 5, 9)]
-    found = check(model, batches, tmp_path, more=[(torch.randn(batch, 24),) for batch in (3, 17, 64)])
-    assert found["packaged"] == 3
+    report = check(model, batches, tmp_path, more=[(torch.randn(batch, 24),) for batch in (3, 17, 64)])
+    assert report["packaged"] == 3
 
 
 class Branching(nn.Module):
-    """Flow of control around groups, in training and in eval mode."""
+    """Control flow around groups, in training and in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_weights_that_are_not_constants_may_change(tmp_path: Path) -> None:
 
 
 class Divided(nn.Module):
-    """An operator that the device refuses stands between two that it takes."""
+    """An operator that the device refuses, between two that it supports."""
 
     def forward(self, x: Tensor, grid: Tensor) -> Tensor:
         x = torch.relu(x * 2 + 1)
@@ -150,8 +150,8 @@ class Divided(nn.Module):
 @pytest.mark.filterwarnings("ignore:torchmdla. an op")
 def test_groups_that_are_divided(tmp_path: Path) -> None:
     inputs = (torch.randn(1, 2, 8, 8), torch.rand(1, 5, 5, 2) * 2 - 1)
-    found = check(Divided().eval(), [inputs], tmp_path)
-    assert found["packaged"] == 3
+    report = check(Divided().eval(), [inputs], tmp_path)
+    assert report["packaged"] == 3
 
 
 @pytest.mark.skipif("x86" not in torch.backends.quantized.supported_engines, reason="no quantised kernels for x86")
@@ -167,8 +167,8 @@ def test_weights_that_are_packed_by_pytorch(tmp_path: Path) -> None:
     quantised = torch.jit.trace(convert_fx(prepared), x)
     torchmdla.save(quantised, tmp_path / "model.pt", [x])
     calls = calls_of(quantised, [(x,)], tmp_path / "calls")
-    found = read(tmp_path / "model.pt", calls)
-    assert found["packaged"] == 1 and not found["fallbacks"], found
+    report = read(tmp_path / "model.pt", calls)
+    assert report["packaged"] == 1 and not report["fallbacks"], report
 
 
 @pytest.mark.sampled(0)
@@ -177,14 +177,14 @@ def test_exported_programs(tmp_path: Path) -> None:
     program = torch.export.export(model, (x,))
     calls = calls_of(model, [(x,)], tmp_path / "calls")
     torchmdla.save(program, tmp_path / "model.pt2", targets=["native", "x86-64-v2"])
-    found = read(tmp_path / "model.pt2", calls)
-    assert found["packages"] == {"native": 1} and found["packaged"] == 1 and not found["fallbacks"]
+    report = read(tmp_path / "model.pt2", calls)
+    assert report["packages"] == {"native": 1} and report["packaged"] == 1 and not report["fallbacks"]
     assert_matches(torch.export.load(tmp_path / "model.pt2").module()(x), model(x))
 
 
 @pytest.fixture(scope="module")
 def for_all_levels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A package for each level of x86-64, and its calls."""
+    """Return a package for all levels of x86-64, and its calls."""
     folder = tmp_path_factory.mktemp("levels")
     spec = MODELS["resnet18"].reduced()
     model, inputs = spec.build().eval(), spec.inputs()
@@ -201,8 +201,8 @@ def test_each_processor_gets_its_code(level: str, for_all_levels: tuple[Path, Pa
         pytest.skip(str(error))
     finally:
         torchmdla.enable()
-    found = read(*for_all_levels, TORCHMDLA_PROCESSOR=level)
-    assert found["packages"] == {level: 1} and not found["fallbacks"]
+    report = read(*for_all_levels, TORCHMDLA_PROCESSOR=level)
+    assert report["packages"] == {level: 1} and not report["fallbacks"]
 
 
 def test_a_package_for_other_processors_is_refused_and_the_program_runs(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_pytorch_alone_takes_the_file_as_any_other(for_all_levels: tuple[Path, P
         print("done")
     """
     assert run_python(code).stdout == "done\n"
-    # What viewers of models read: an archive whose parts are intact.
+    # Viewers of models read an archive whose parts are intact.
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         assert {name.partition("/")[2] for name in archive.namelist()} >= {"data.pkl", "constants.pkl", "version"}
@@ -252,11 +252,11 @@ def test_other_sizes_than_the_package_has_are_compiled(tmp_path: Path) -> None:
 
 
 def test_info_tells_what_a_package_has(for_all_levels: tuple[Path, Path], tmp_path: Path) -> None:
-    found = info(for_all_levels[0])
-    assert found is not None
-    assert [target.name for target in found.targets] == list(LEVELS)
-    assert "float32[1, 3, 64, 64]" in found.targets[0].groups[0]
-    assert "avx2" in found.targets[1].features and "avx2" not in found.targets[0].features
+    description = info(for_all_levels[0])
+    assert description is not None
+    assert [target.name for target in description.targets] == list(LEVELS)
+    assert "float32[1, 3, 64, 64]" in description.targets[0].groups[0]
+    assert "avx2" in description.targets[1].features and "avx2" not in description.targets[0].features
     torch.jit.save(torch.jit.script(Branching()), str(tmp_path / "plain.pt"))
     assert info(tmp_path / "plain.pt") is None
 
@@ -273,7 +273,7 @@ def test_further_extra_files_are_kept(tmp_path: Path) -> None:
     ("how", "message"),
     [
         ({"inputs": []}, "needs the inputs of a call"),
-        ({"targets": ["x86-64-v5"]}, "no processor 'x86-64-v5'"),
+        ({"targets": ["x86-64-v5"]}, "unknown processor 'x86-64-v5'"),
         ({"extra": {"torchmdla/index": b""}}, "are the package's own"),
     ],
 )
@@ -320,7 +320,7 @@ def test_what_came_in_a_package_is_explained(tmp_path: Path) -> None:
     assert "from a package" in str(report)
 
 
-# What one process holds of packed weights: bytes in memory of its own, and kilobytes mapped from the file.
+# Prints the packed weights of one process: bytes in its own memory, and kilobytes mapped from the file.
 HELD = """
     import re, sys
     import torch, torchmdla
@@ -334,7 +334,7 @@ HELD = """
 
 
 def wide() -> nn.Module:
-    """More weights than fit beside each other by chance."""
+    """Return a module with more weights than fit beside each other by chance."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 256), nn.Tanh(), nn.Linear(256, 8)).eval()
 
@@ -349,7 +349,7 @@ def test_packed_weights_are_mapped_from_the_file(tmp_path: Path) -> None:
 
 
 def test_packed_weights_of_other_weights_are_not_used(tmp_path: Path) -> None:
-    """The package of one program in the file of another, as after fine-tuning."""
+    """Read the package of one program in the file of another, as after fine-tuning."""
     torchmdla.save(wide(), tmp_path / "first.pt", [torch.randn(64, 256)], pack_weights=True)
     reader = torch._C.PyTorchFileReader(str(tmp_path / "first.pt"))
     names = [name for name in reader.get_all_records() if name.startswith("extra/torchmdla/")]
@@ -361,15 +361,15 @@ def test_packed_weights_of_other_weights_are_not_used(tmp_path: Path) -> None:
     frozen = torch.jit.freeze(torch.jit.trace(other, torch.randn(64, 256)))
     torch.jit.save(frozen, str(tmp_path / "model.pt"), _extra_files=records)
     calls = calls_of(other, [(torch.randn(64, 256),)], tmp_path / "calls")
-    found = read(tmp_path / "model.pt", calls)
-    assert found["packaged"] == 1 and all(found["compiled"])
+    report = read(tmp_path / "model.pt", calls)
+    assert report["packaged"] == 1 and all(report["compiled"])
 
 
 def test_damaged_packed_weights_are_packed_anew(tmp_path: Path) -> None:
     torchmdla.save(wide(), tmp_path / "model.pt", [torch.randn(64, 256)], pack_weights=True)
     whole = run_python(HELD, str(tmp_path / "model.pt")).stdout.split("\n")[0]
     with zipfile.ZipFile(tmp_path / "model.pt") as archive:
-        (record,) = (one for one in archive.infolist() if "/weights/" in one.filename)
+        (record,) = (entry for entry in archive.infolist() if "/weights/" in entry.filename)
     data = bytearray((tmp_path / "model.pt").read_bytes())
     data[record.header_offset + record.file_size // 2] ^= 0x10
     (tmp_path / "model.pt").write_bytes(data)
@@ -379,7 +379,7 @@ def test_damaged_packed_weights_are_packed_anew(tmp_path: Path) -> None:
 
 @pytest.mark.sampled(0)
 def test_processes_share_packed_weights(tmp_path: Path) -> None:
-    """Together they hold one copy."""
+    """Several processes together hold one copy."""
     torchmdla.save(wide(), tmp_path / "model.pt", [torch.randn(64, 256)], pack_weights=True)
     code = """
         import re, sys

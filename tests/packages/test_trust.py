@@ -1,4 +1,4 @@
-"""Whose packages are used: signatures, and owners of files."""
+"""Trust in packages: signatures, and owners of files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torchmdla
 from torchmdla.compile_service import signatures
 from torchmdla.packages import signing
 
-# Signing needs it; checking does not.
+# Signing needs this package, but checking does not.
 pytest.importorskip("cryptography")
 
 REQUIRED = "TORCHMDLA_REQUIRE_SIGNATURE"
@@ -24,7 +24,7 @@ REQUIRED = "TORCHMDLA_REQUIRE_SIGNATURE"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keys ``a`` and ``b``, a package that nobody signed and one that ``a`` signed."""
+    """Return a folder of keys ``a`` and ``b``, an unsigned package, and a package signed by ``a``."""
     folder = tmp_path_factory.mktemp("trust")
     for name in ("a", "b"):
         signatures.generate_key(folder / name)
@@ -36,20 +36,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def find(folder: Path, path: Path, required: str | None = None) -> Found:
     environment = {} if required is None else {REQUIRED: required}
-    found = load_all([path], folder / "example", **environment)[path]
-    assert found.matches and not found.error
-    return found
+    outcome = load_all([path], folder / "example", **environment)[path]
+    assert outcome.matches and not outcome.error
+    return outcome
 
 
-def assert_taken(found: Found) -> None:
-    assert (found.packages, found.refused) == (1, [])
+def assert_taken(outcome: Found) -> None:
+    assert (outcome.packages, outcome.refused) == (1, [])
 
 
-def assert_refused(found: Found, reason: str) -> None:
-    assert found.packages == 0 and len(found.refused) == 1 and reason in found.refused[0], found
+def assert_refused(outcome: Found, reason: str) -> None:
+    assert outcome.packages == 0 and len(outcome.refused) == 1 and reason in outcome.refused[0], outcome
 
 
-# --- what is demanded
+# --- demanded signatures
 
 
 def test_a_signed_package_is_used_where_its_key_is_demanded(folder: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_signed_package_is_used_where_its_key_is_demanded(folder: Path) -> Non
 
 
 def test_one_of_several_keys_is_enough(folder: Path) -> None:
-    """While keys are changed, a fleet trusts the old one and the new one."""
+    """During a change of keys, a fleet trusts both the old and the new key."""
     assert_taken(find(folder, folder / "signed.pt", f"{folder / 'b.pub.pem'}:{folder / 'a.pub.pem'}"))
 
 
@@ -88,7 +88,7 @@ def test_a_signature_of_another_package_is_refused(folder: Path, tmp_path: Path)
 
 
 def test_a_signature_of_the_index_alone_is_refused(folder: Path, tmp_path: Path) -> None:
-    """What a key signs for another purpose is no signature of a package."""
+    """A signature by a key for another purpose does not count as a package's signature."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     key = load_pem_private_key((folder / "a.pem").read_bytes(), None)
@@ -119,13 +119,13 @@ def test_a_target_of_another_package_is_refused_under_a_right_signature(folder: 
 def test_a_key_that_cannot_be_read_refuses_everything(
     folder: Path, tmp_path: Path, content: bytes | None, reason: str
 ) -> None:
-    """Another key that would do does not matter: what was meant to be demanded is not known."""
+    """Another, valid key does not help, since the intended demand is unknown."""
     path = tmp_path / "key.pem"
     if content is not None:
         path.write_bytes(content)
-    found = find(folder, folder / "signed.pt", f"{folder / 'a.pub.pem'}:{path}")
-    assert_refused(found, reason)
-    assert str(path) in found.refused[0]
+    outcome = find(folder, folder / "signed.pt", f"{folder / 'a.pub.pem'}:{path}")
+    assert_refused(outcome, reason)
+    assert str(path) in outcome.refused[0]
 
 
 def test_a_private_key_is_no_key_to_trust(folder: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_key_that_others_may_write_refuses_everything(folder: Path, tmp_path: 
 
 
 def test_require_signatures(folder: Path) -> None:
-    """In this process: what it demands, and that nothing changes where a file is wrong."""
+    """Demand signatures in this process. A wrong file of keys changes nothing."""
     counts = torchmdla._C.statistics
 
     def taken() -> int:
@@ -180,9 +180,9 @@ def test_require_signatures(folder: Path) -> None:
 def test_a_file_that_others_may_write_is_refused(folder: Path, tmp_path: Path, mode: int) -> None:
     path = rewrite(folder / "signed.pt", tmp_path / "model.pt", {})
     path.chmod(mode)
-    found = find(folder, path)
-    assert_refused(found, "chmod go-w, or sign the package")
-    # Where keys are demanded it does not matter who wrote it.
+    outcome = find(folder, path)
+    assert_refused(outcome, "chmod go-w, or sign the package")
+    # If keys are demanded, the owner of the file does not matter.
     assert_taken(find(folder, path, f"{folder / 'a.pub.pem'}"))
 
 
@@ -195,7 +195,7 @@ def test_a_file_of_another_user_is_refused(folder: Path, tmp_path: Path) -> None
 
 
 def test_a_name_may_lead_to_the_file(folder: Path, tmp_path: Path) -> None:
-    """Stores of models are full of links; what counts is the file."""
+    """Model stores use many links. The checks apply to the target file."""
     link = tmp_path / "model.pt"
     link.symlink_to(folder / "unsigned.pt")
     assert_taken(find(folder, link))
@@ -215,7 +215,7 @@ def test_what_is_saved_is_writable_by_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_signing_changes_nothing_else(folder: Path) -> None:
-    """All bytes of the records and between them, so that what PyTorch aligned stays aligned."""
+    """Signing preserves all bytes of the records and between them, so PyTorch's alignment stays."""
     was, signed = (folder / name for name in ("unsigned.pt", "signed.pt"))
     with zipfile.ZipFile(was) as archive, zipfile.ZipFile(signed) as other:
         assert other.namelist()[:-1] == archive.namelist()
@@ -243,8 +243,8 @@ def test_save_signs(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.sampled(0)
 def test_commands(tmp_path: Path) -> None:
     key = tmp_path / "key"
-    made = command("keys", "generate", key)
-    assert made.returncode == 0 and f"{key}.pub.pem" in made.stdout
+    generated = command("keys", "generate", key)
+    assert generated.returncode == 0 and f"{key}.pub.pem" in generated.stdout
     assert Path(f"{key}.pem").stat().st_mode & 0o777 == 0o600
     again = command("keys", "generate", key)
     assert again.returncode == 2 and "File exists" in again.stderr

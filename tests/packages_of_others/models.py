@@ -1,7 +1,7 @@
-"""Models of packages that others wrote, for ``python -m torchmdla.testing --programs packages_of_others.models``.
+"""Models of third-party packages, for ``python -m torchmdla.testing --programs packages_of_others.models``.
 
-Widths, depths and inputs are small, weights are drawn, and nothing is downloaded. Packages are imported when a model is
-made; those that are not installed are left out. Each model runs twice: forward in eval mode, and as
+Widths, depths and inputs are small, weights are random, and nothing is downloaded. A package is imported when a model
+is created. Packages that are not installed are left out. Each model runs twice: forward in eval mode, and as
 ``name:gradients`` in training mode, with the gradients of inputs and parameters.
 """
 
@@ -24,13 +24,13 @@ Make = Callable[[], nn.Module]
 
 
 def of(place: str, *args: Any, **options: Any) -> Make:
-    """Return what calls ``module:name`` with arguments."""
+    """Return a function that calls ``module:name`` with arguments."""
     module, _, name = place.partition(":")
     return lambda: getattr(importlib.import_module(module), name)(*args, **options)
 
 
 def configured(model: str, config: str, **options: Any) -> Make:
-    """Return what makes a model of transformers by the name of its class and of its configuration's."""
+    """Return a function that creates a model of transformers, from the names of its class and its configuration."""
 
     def make() -> nn.Module:
         package = importlib.import_module("transformers")
@@ -50,12 +50,12 @@ NODES, EDGES = normal(10, 8), integers(2, 30, high=10)
 
 
 def timm(name: str, **options: Any) -> Make:
-    """Return what makes a model of timm without weights of others."""
+    """Return a function that creates a model of timm without pretrained weights."""
     return of("timm:create_model", name, num_classes=10, **options)
 
 
 TIMM = {
-    # These are what timm tests itself with: whole families, small.
+    # These are timm's own test models, which are small models of whole families.
     **{
         name.partition("_")[2]: (timm(name), IMAGE)
         for name in ("test_resnet", "test_efficientnet", "test_nfnet", "test_byobnet", "test_mambaout")
@@ -170,18 +170,18 @@ YOLO = {
 
 
 class Heads(nn.Module):
-    """A detector of ultralytics, small, without what it does to boxes behind its heads."""
+    """Small detector of ultralytics without the postprocessing of boxes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.model = importlib.import_module("ultralytics.nn.tasks").DetectionModel(YOLO, verbose=False).train()
 
     def forward(self, image: Tensor) -> Any:
-        """Return what the heads give at each scale."""
+        """Return the results of the heads at each scale."""
         return self.model(image)
 
     def train(self, mode: bool = True) -> nn.Module:
-        """Leave the detector in training mode: in eval mode it keeps anchors from call to call."""
+        """Keep the detector in training mode. In eval mode it would store anchors between calls."""
         return self
 
 
@@ -195,7 +195,7 @@ ULTRALYTICS = {
 
 
 class Detector(nn.Module):
-    """A detector of torchvision that takes one picture."""
+    """Detector of torchvision whose argument is one picture."""
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__()
@@ -208,15 +208,15 @@ class Detector(nn.Module):
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Return boxes, labels and scores."""
-        found = self.model([image])
+        results = self.model([image])
         if torch.jit.is_scripting():
-            return found[1][0]
+            return results[1][0]
         else:
-            return found[0]
+            return results[0]
 
 
 def detectors() -> Iterator[Program]:
-    """Programs that detect, scripted only: they choose by values, and are large."""
+    """Yield detectors. They are only scripted, because they branch on values and are large."""
     for name, options in (
         ("FasterRCNN", {"rpn_pre_nms_top_n_test": 50, "rpn_post_nms_top_n_test": 20, "box_detections_per_img": 5}),
         ("RetinaNet", {"topk_candidates": 50, "detections_per_img": 5, "score_thresh": 0.0}),
@@ -269,7 +269,7 @@ E3NN = {
 
 
 def convolution(name: str, *args: Any, **options: Any) -> Make:
-    """Return what makes a layer of torch-geometric."""
+    """Return a function that creates a layer of torch-geometric."""
     return of(f"torch_geometric.nn:{name}", *args, **options)
 
 
@@ -301,14 +301,14 @@ GEOMETRIC = {
 
 
 class Representation(nn.Module):
-    """A representation of schnetpack that takes tensors in the place of a dictionary."""
+    """Representation of schnetpack whose arguments are tensors instead of a dictionary."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         schnetpack = importlib.import_module("schnetpack")
         radial = schnetpack.nn.GaussianRBF(8, 5.0)
-        made = getattr(schnetpack.representation, name)
-        self.representation = made(16, 2, radial, schnetpack.nn.CosineCutoff(5.0))
+        representation = getattr(schnetpack.representation, name)
+        self.representation = representation(16, 2, radial, schnetpack.nn.CosineCutoff(5.0))
 
     def forward(self, numbers: Tensor, distances: Tensor, first: Tensor, second: Tensor) -> Tensor:
         """Return the scalar representation of each atom."""
@@ -324,7 +324,7 @@ SCHNETPACK = {
 
 
 class Energies(nn.Module):
-    """A model of torchani that takes species and coordinates as two arguments."""
+    """Model of torchani with species and coordinates as two arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ WAV2VEC = {
 
 
 def wav2vec2() -> nn.Module:
-    """Return a model without the norm of a weight, which torchaudio removes when it is scripted."""
+    """Return a model without weight norm, which torchaudio removes when the model is scripted."""
     module: nn.Module = of("torchaudio.models:wav2vec2_model", **WAV2VEC)()
     module.encoder.transformer.pos_conv_embed.__prepare_scriptable__()
     return module
@@ -457,7 +457,7 @@ TORCHAUDIO = {
 
 
 class PlainDetector(nn.Module):
-    """silero-vad's detector of speech in PyTorch's interpreter without any pass."""
+    """Speech detector of silero-vad, run by PyTorch's interpreter without any pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -471,13 +471,13 @@ class PlainDetector(nn.Module):
 
 
 def detector() -> nn.Module:
-    """Return silero-vad's detector, which the package ships as a file of TorchScript."""
-    made: nn.Module = importlib.import_module("silero_vad").load_silero_vad()
-    return made
+    """Return silero-vad's detector, which the package contains as a TorchScript file."""
+    model: nn.Module = importlib.import_module("silero_vad").load_silero_vad()
+    return model
 
 
 def silero() -> Iterator[Program]:
-    """Programs of the file that silero-vad ships, against the same file without compiled groups."""
+    """Yield programs of silero-vad's file. They are compared with the same file without compiled groups."""
     for rate, samples in ((16000, 512), (8000, 256)):
         yield Program(f"silero.vad{rate}", PlainDetector, (normal(1, samples), rate), layers=8, rewritten=detector)
 
@@ -486,16 +486,16 @@ def silero() -> Iterator[Program]:
 
 
 def spaces(size: int, actions: int) -> tuple[Any, Any]:
-    """Return a space of observations and one of actions."""
-    made = importlib.import_module("gymnasium.spaces")
-    return made.Box(-1.0, 1.0, (size,)), made.Box(-1.0, 1.0, (actions,))
+    """Return a space of observations and a space of actions."""
+    module = importlib.import_module("gymnasium.spaces")
+    return module.Box(-1.0, 1.0, (size,)), module.Box(-1.0, 1.0, (actions,))
 
 
 def critic() -> nn.Module:
     """Return a network of stable-baselines3 for the values of actions."""
-    made = importlib.import_module("stable_baselines3.common.policies").ContinuousCritic
+    network = importlib.import_module("stable_baselines3.common.policies").ContinuousCritic
     observations, actions = spaces(6, 2)
-    return made(observations, actions, [16, 16], nn.Identity(), 6)
+    return network(observations, actions, [16, 16], nn.Identity(), 6)
 
 
 def convolutional() -> nn.Module:
@@ -505,12 +505,12 @@ def convolutional() -> nn.Module:
 
 
 class Policy(nn.Module):
-    """A policy of stable-baselines3, which chooses the likeliest action."""
+    """Policy of stable-baselines3 that chooses the most likely action."""
 
     def __init__(self) -> None:
         super().__init__()
-        made = importlib.import_module("stable_baselines3.common.policies").ActorCriticPolicy
-        self.policy = made(*spaces(6, 2), lambda _: 1e-3)
+        policy = importlib.import_module("stable_baselines3.common.policies").ActorCriticPolicy
+        self.policy = policy(*spaces(6, 2), lambda _: 1e-3)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions, values, and the logarithms of the actions' probabilities."""
@@ -526,19 +526,19 @@ BASELINES = {
 
 
 class Tuples(nn.Module):
-    """A model of diffusers whose results are tuples."""
+    """Model of diffusers whose results are tuples."""
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__()
         self.model = getattr(importlib.import_module("diffusers"), name)(**options)
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Return what the model does, as a tuple."""
+        """Return the model's results as a tuple."""
         return self.model(*inputs, return_dict=False)
 
 
 def diffusing(name: str, **options: Any) -> Make:
-    """Return what makes a model of diffusers."""
+    """Return a function that creates a model of diffusers."""
     return lambda: Tuples(name, **options)
 
 
@@ -585,13 +585,16 @@ DIFFUSERS = {
 # --- the table ---------------------------------------------------------------------------------------------------
 
 
-# Rounding decides the gradients: eager's are 3 % from those in float64 for 3 of 10 draws of weights. Running means
-# behind other norms are zero but for rounding errors.
+# Rounding dominates the gradients: for 3 of 10 random weights, eager's differ by 3 % from those in float64. Running
+# means after other norms are zero except for rounding errors.
 _FORWARD_ONLY = frozenset(("torchvision.shufflenet",))
 
 
 def _both(programs: Iterator[Program]) -> Iterator[Program]:
-    """Forward in eval mode, and the gradients in training mode. A bias before a norm has none but rounding errors."""
+    """Yield each program forward in eval mode, and with gradients in training mode.
+
+    The gradient of a bias before a norm consists only of rounding errors.
+    """
     for program in programs:
         yield from in_eval(iter([program]))
         if program.name in _FORWARD_ONLY:
@@ -608,7 +611,10 @@ def _both(programs: Iterator[Program]) -> Iterator[Program]:
 
 
 def _training(make: Callable[[], Any]) -> Make:
-    """Return what makes a model. Dropouts that drop nothing are off: TorchScript alone draws other numbers for them."""
+    """Return a function that creates a model in training mode.
+
+    Dropouts with probability 0 are switched off, because TorchScript draws other random numbers for them than eager.
+    """
 
     def made() -> nn.Module:
         module: nn.Module = make()
@@ -620,7 +626,7 @@ def _training(make: Callable[[], Any]) -> Make:
     return made
 
 
-# The module that must be there → family, models, how many layers that sum a result has behind it, tags.
+# From the required module to the family, the models, the number of layers for the tolerance, and the tags.
 _TABLES: Mapping[str, tuple[str, Mapping[str, Entry], int, tuple[Tag, ...]]] = {
     "timm": ("timm", TIMM, 20, ()),
     "torchvision": ("torchvision", TORCHVISION, 20, ()),
@@ -654,5 +660,5 @@ PROGRAMS: Mapping[str, Program] = {program.name: program for program in _registr
 
 
 def programs(name: str, seed: int, limit: int | None) -> Iterator[Program]:
-    """The program of that name, whatever the seed: it draws its inputs itself."""
+    """Yield the program of a name. The seed is not used, because the program draws its inputs itself."""
     yield PROGRAMS[name]

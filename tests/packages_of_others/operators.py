@@ -1,9 +1,8 @@
-"""What packages want of their binaries and of older versions of PyTorch, so that they can be imported beside a PyTorch
-without CUDA.
+"""Replacements for binaries and old PyTorch names that packages need, so that a PyTorch without CUDA can import them.
 
-torchvision's package of the Python index holds operators for CUDA, which do not load here. Without them it cannot be
-imported, since it names shapes of its operators. So these are defined in Python, where the binary does not load. Import
-this module before torchvision.
+torchvision's package of the Python index contains operators for CUDA, which do not load without CUDA. torchvision
+cannot be imported without them, because it registers shapes of its operators. If the binary does not load, this module
+defines them in Python. Import this module before torchvision.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ _library = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def has_operators() -> bool:
-    """Stand in for torchvision's question whether its binary is loaded. TorchScript compiles it, too."""
+    """Return True in place of torchvision's check whether its binary is loaded. TorchScript also compiles this."""
     return True
 
 
 def announce() -> None:
-    """Tell torchvision that its operators are there. It looked for its binary when it was imported."""
+    """Mark torchvision's operators as available. torchvision looked for its binary when it was imported."""
     for name in ("torchvision.extension", "torchvision.ops.roi_align"):
         importlib.import_module(name)._has_ops = has_operators
 
 
 def suppress_boxes(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Return the boxes that are kept, the highest score first: one that overlaps a kept one is dropped."""
+    """Return the retained boxes, the highest score first. Boxes that overlap a retained box are dropped."""
     order = scores.argsort(descending=True, stable=True)
     x1, y1, x2, y2 = dets[order].unbind(1)
     areas = (x2 - x1) * (y2 - y1)
@@ -49,11 +48,11 @@ def suppress_boxes(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor
     height = (torch.minimum(y2[:, None], y2) - torch.maximum(y1[:, None], y1)).clamp(min=0)
     both = width * height
     overlaps = both / (areas[:, None] + areas - both) > iou_threshold
-    kept = torch.ones(len(order), dtype=torch.bool)
+    retained = torch.ones(len(order), dtype=torch.bool)
     for place in range(len(order)):
-        if kept[place]:
-            kept[place + 1 :] &= ~overlaps[place, place + 1 :]
-    return order[kept]
+        if retained[place]:
+            retained[place + 1 :] &= ~overlaps[place, place + 1 :]
+    return order[retained]
 
 
 def align_regions(
@@ -65,10 +64,10 @@ def align_regions(
     sampling_ratio: int,
     aligned: bool,
 ) -> Tensor:
-    """Return what torchvision's own formula in Python makes of regions of interest."""
+    """Align regions of interest with torchvision's own Python implementation."""
     from torchvision.ops.roi_align import _roi_align
 
-    # Without its decorator, which compiles it by another compiler.
+    # Remove its decorator, which compiles the function with another compiler.
     plain = inspect.unwrap(_roi_align)
     return plain(features, rois, spatial_scale, pooled_height, pooled_width, sampling_ratio, aligned)
 
@@ -81,7 +80,7 @@ def _define_operators() -> None:
 
 
 def _has_binary() -> bool:
-    """Return whether torchvision's binary loads; true where there is no torchvision."""
+    """Return whether torchvision's binary loads, or True if torchvision is not installed."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True

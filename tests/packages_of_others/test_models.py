@@ -1,4 +1,4 @@
-"""Some models of other packages end as eager's do. `make test-packages` runs all, in an environment that has them."""
+"""Tests of some models of other packages. `make test-packages` runs all models, in an environment with the packages."""
 
 from __future__ import annotations
 

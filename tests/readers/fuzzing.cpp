@@ -19,7 +19,7 @@ bool accepts(const uint8_t* data, size_t size) {
   return false;
 }
 
-// ---- damage that hits numbers of 8 bytes ----
+// ---- mutations of numbers of 8 bytes ----
 
 int64_t odd_number(Random& random) {
   int64_t power = int64_t{1} << random() % 63;
@@ -39,7 +39,7 @@ int64_t odd_number(Random& random) {
   }
 }
 
-// Fields are aligned after a program's texts of 8 bytes only, so that any place may be one.
+// Change a number at any position: texts of other lengths before a field make it unaligned.
 void change_number(Bytes& bytes, Random& random) {
   if (bytes.size() < sizeof(int64_t)) return;
   auto place = [&] { return bytes.data() + random() % (bytes.size() - sizeof(int64_t) + 1); };
@@ -49,10 +49,10 @@ void change_number(Bytes& bytes, Random& random) {
   case 0:
     number = static_cast<uint64_t>(odd_number(random));
     break;
-  case 1: // another one
+  case 1: // a copy of another number
     std::memcpy(&number, place(), sizeof number);
     break;
-  default: // a little more or less
+  default: // a slightly different number
     std::memcpy(&number, at, sizeof number);
     number += random() % 33 - uint64_t{16};
   }
@@ -123,7 +123,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What was reached of the code that is tested, by the last bits of addresses.
+// Code addresses that were reached, by their low bits.
 constexpr size_t kPlaces = 1 << 20;
 bool reached[kPlaces];
 bool is_new = false;
@@ -147,13 +147,13 @@ void read_inputs(const fs::path& path, std::vector<Bytes>& inputs) {
   inputs.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
 }
 
-// Whether `current` was accepted; `is_new` then says whether it reached something new.
+// Run `current` and return whether it was accepted. Set `is_new` if it reached new code.
 bool run_current() {
   is_new = false;
   return accepts(current.data(), current.size());
 }
 
-// For the next run of the fuzzer.
+// Save an input for the next run of the fuzzer.
 void keep_in(const fs::path& folder, const Bytes& input) {
   const auto hash =
       std::hash<std::string_view>{}({reinterpret_cast<const char*>(input.data()), input.size()});
@@ -164,24 +164,25 @@ void keep_in(const fs::path& folder, const Bytes& input) {
 
 } // namespace
 
-// gcc's library of undefined behaviour asks for it: what ends by abort() is kept.
+// gcc's library for undefined behaviour calls it. Failures call abort(), so that the input is
+// saved.
 extern "C" const char* __ubsan_default_options() {
   return "abort_on_error=1:print_stacktrace=1";
 }
 
-// gcc's instrumentation calls it where a block of code begins.
+// gcc's instrumentation calls it at the beginning of each basic block.
 extern "C" __attribute__((no_sanitize_coverage)) void __sanitizer_cov_trace_pc() {
   const auto place = reinterpret_cast<uintptr_t>(__builtin_return_address(0)) % kPlaces;
   is_new = is_new || !reached[place];
   reached[place] = true;
 }
 
-// Arguments: -max_total_time=SECONDS, files and folders of inputs to start from; what reaches
-// something new is kept in the first folder.
+// Run the fuzzer. Its arguments are -max_total_time=SECONDS, and files and folders of initial
+// inputs. Inputs that reach new code are saved in the first folder.
 int main(int count, char** arguments) {
   using Clock = std::chrono::steady_clock;
   int64_t seconds = 0, runs = 0, accepted = 0;
-  std::vector<Bytes> inputs, whole; // those that are accepted lead on to others
+  std::vector<Bytes> inputs, whole; // `whole`: accepted inputs, from which others are derived
   fs::path folder;
   const std::string limit = "-max_total_time=";
   for (int index = 1; index < count; ++index) {

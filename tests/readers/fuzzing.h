@@ -1,8 +1,8 @@
-// What the fuzzers of readers share: their inputs are damaged, run, and kept where they reach
-// something new.
+// Common code of the fuzzers of readers. It mutates inputs, runs them, and keeps those that reach
+// new code.
 //
-// The first byte of an input says what the others are. With clang a fuzzer is a target of
-// libFuzzer; any other compiler makes a program of its own that takes the same command line.
+// The first byte of an input selects the target for the others. With clang, a fuzzer is a target of
+// libFuzzer. With any other compiler, it is a separate program with the same command line.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ namespace fuzzing {
 
 struct Target {
   uint8_t letter;
-  bool (*accepts)(std::string_view bytes); // false where the bytes are refused
+  bool (*accepts)(std::string_view bytes); // returns false if the bytes are refused
 };
 
-// Each fuzzer defines its own.
+// Targets of the fuzzer. Each fuzzer defines them.
 extern const std::vector<Target> kTargets;
 
 } // namespace fuzzing

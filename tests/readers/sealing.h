@@ -1,4 +1,4 @@
-// Blocks under right checksums, so that a fuzzer gets behind them.
+// Blocks with correct checksums, so that a fuzzer reaches the code after the check.
 #pragma once
 
 #include "support/sealed_block.h"
@@ -19,7 +19,7 @@ inline std::string digest_of(std::string_view bytes) {
   return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
-// Without a description.
+// Return a sealed block without a description.
 inline std::string sealed(const torchmdla::BlockFormat& format, std::string_view content) {
   constexpr size_t kMagicBytes = 16;
   std::string magic(format.magic);

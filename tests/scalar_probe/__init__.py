@@ -1,6 +1,6 @@
-"""Numbers and 0-d tensors beside tensors of every dtype, on every frontend, compared with eager bit by bit.
+"""Bitwise comparison with eager of scalars beside tensors of each dtype, on all frontends.
 
-``make probe ARGS=--help`` says what there is. :mod:`scalar_probe.table` has the expressions, one or more of every
-operator that takes a number or a 0-d tensor; :mod:`scalar_probe.probe` runs them. ``tests/group/test_scalars.py`` runs
-a part.
+A scalar is a number or a 0-d tensor. ``make probe ARGS=--help`` lists the options. :mod:`scalar_probe.table` has the
+expressions, at least one for each operator with a number or a 0-d tensor as argument. :mod:`scalar_probe.probe` runs
+them. ``tests/group/test_scalars.py`` runs a part.
 """

@@ -1,4 +1,4 @@
-"""The command line: ``make probe ARGS="…"``, or ``python -m scalar_probe`` in ``tests``."""
+"""Command line of the probe: ``make probe ARGS="…"``, or ``python -m scalar_probe`` in ``tests``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; return its exit status."""
+    """Run one command line and return its exit status."""
     with tempfile.TemporaryDirectory(prefix="torchmdla-probe-") as folder:
         os.environ.setdefault("TORCHMDLA_CACHE_DIR", folder)
         import torch
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         options = parser.parse_args(arguments)
         torch.set_grad_enabled(False)
-        found = 0
+        total = 0
         for way in options.frontend.split(","):
             torchmdla.reset_stats()
             results = differences = 0
@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"  PyTorch's own capture makes something else: {sorted(captured)}")
             print(f"  exempted: {sorted(exempted)}")
             print(f"  {stats.compiled_calls} compiled calls", stats.fallbacks, stats.left_out, sep="\n  ", flush=True)
-            found += differences
-        return int(bool(found))
+            total += differences
+        return int(bool(total))
 
 
 if __name__ == "__main__":

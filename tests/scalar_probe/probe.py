@@ -1,4 +1,4 @@
-"""The probe: what eager computes for one dtype and scalar is one program of a frontend."""
+"""Probe of expressions with scalars. All expressions for one dtype and scalar are one program of a frontend."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from torchmdla.testing.frontends import variant_of
 Scalar = int | float | bool
 
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", "bfloat16", "float16", "float32", "float64")
-# What ``s`` is: a constant, a number of run time, or a 0-d tensor of a dtype.
+# Kinds of ``s``: a constant, a runtime scalar, or a 0-d tensor of a dtype.
 KINDS = ("constant", "float", "int", *DTYPES)
-# A trace knows numbers as constants only.
+# These frontends capture numbers as constants.
 _CONSTANTS_ONLY = ("torchscript:trace", "export:export", "dispatch:capture")
 WAYS = ("torchscript:script", *_CONSTANTS_ONLY, "dynamo:compile", "lazy:step", "acap:device")
 
 _INTEGERS = (2, -3, 0, 257, 300, 2049, 70000, 2**33 + 5, True, False)
 _SUBNORMAL = 1e-40
 _FLOATS = (0.3, 2.5, -1.7, -0.0, 1e-7, _SUBNORMAL, 1e6, 1e39, math.nan, math.inf, -math.inf)
-# Of numbers that are constants, which are one program each, those that are tried if not ``every`` one is.
+# Constants that are tried unless ``every`` constant is. Each constant is one program.
 _FEW: dict[str, Sequence[Scalar]] = {
     **dict.fromkeys(("uint8", "int8"), (300, -3, 2.5)),
     **dict.fromkeys(("int16", "int32"), (2**33 + 5, 70000, -3)),
@@ -46,11 +46,11 @@ class Report:
     """Counts of a comparison.
 
     Attributes:
-        results: how many were compared with eager's.
-        differences: where something else came out.
-        ambiguous: expressions of which eager's scalar code computes something else than its vector code.
-        captured: expressions of which PyTorch's own capture makes something else.
-        exempted: expressions that differ where the table says why.
+        results: the number of results that were compared with eager.
+        differences: descriptions of the differences.
+        ambiguous: expressions for which eager's scalar code and vector code give different results.
+        captured: expressions for which PyTorch's own capture gives other results.
+        exempted: expressions that differ and have a reason in the table.
     """
 
     results: int = 0
@@ -62,7 +62,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Subject:
-    """A frontend, the dtype of the tensors, what the scalar is, and what stands in the expressions."""
+    """Subject of a probe.
+
+    Attributes:
+        way: the frontend.
+        dtype: the dtype of the tensors.
+        kind: the kind of the scalar, one of :data:`KINDS`.
+        filter: a text that the expressions contain.
+    """
 
     way: str
     dtype: str
@@ -74,7 +81,7 @@ class Subject:
 
     @property
     def type(self) -> str:
-        """The scalar's type in a signature; empty for constants."""
+        """Return the scalar's type in a signature, or an empty text for constants."""
         return {"constant": "", "float": "float", "int": "int"}.get(self.kind, "Tensor")
 
     @property
@@ -82,7 +89,10 @@ class Subject:
         return self.type in ("", "Tensor") or self.way not in _CONSTANTS_ONLY
 
     def scalars(self, *, every: bool) -> list[Any]:
-        """Return numbers, or 0-d tensors. Instructions of processors make zeros of bfloat16 below the normal range."""
+        """Return numbers or 0-d tensors.
+
+        Subnormal numbers are left out for bfloat16, because processor instructions flush them to zero.
+        """
         floats = [number for number in _FLOATS if number != _SUBNORMAL or "bfloat16" not in (self.dtype, self.kind)]
         if self.kind == "constant":
             return [*_INTEGERS, *floats] if every else list(_FEW[self.dtype])
@@ -93,17 +103,17 @@ class Subject:
         return [torch.tensor(number).to(wanted) for number in numbers]
 
     def expressions(self) -> list[str]:
-        found = [*table.EXACT, *table.APPROXIMATE, *table.QUANTISED]
+        texts = [*table.EXACT, *table.APPROXIMATE, *table.QUANTISED]
         if self.type == "Tensor":
-            found += [*table.EXACT_WITH_TENSORS, *table.APPROXIMATE_WITH_TENSORS]
-        return [text for text in found if self.filter in text]
+            texts += [*table.EXACT_WITH_TENSORS, *table.APPROXIMATE_WITH_TENSORS]
+        return [text for text in texts if self.filter in text]
 
 
 NAMES = ("x", "y", "z", "w", "m", "i")
 
 
 def tensors_of(dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the tensors of an expression: values where rules differ, as many as fill whole vectors of eager's."""
+    """Return the tensors of an expression. They have special values, and fill whole vectors of eager's code."""
     if dtype.is_floating_point:
         limits = torch.finfo(dtype)
         numbers = [0.3, -0.3, 1.7, -1.7, 0.0, -0.0, 1.0, 2.5, -3.0, 255.0, 256.0, 258.0, 2048.0, 2050.0, 0.1, -0.7]
@@ -140,8 +150,10 @@ def _source(expressions: Sequence[str], type_: str, value: str) -> str:
 
 @cache
 def scripted(expressions: tuple[str, ...], type_: str, value: str) -> Callable[..., Any] | None:
-    """Return a scripted function of ``expressions``, None where TorchScript refuses them; ``s`` is an argument of
-    ``type_``, or ``value`` where that is empty."""
+    """Return a scripted function of ``expressions``, or None if TorchScript refuses them.
+
+    ``s`` is an argument of ``type_``. If ``type_`` is empty, ``s`` is ``value``.
+    """
     try:
         function: Callable[..., Any] = torch.jit.CompilationUnit(_source(expressions, type_, value)).f
     except RuntimeError:
@@ -164,18 +176,18 @@ def _python(expressions: tuple[str, ...], type_: str, value: str) -> Callable[..
 
 
 def eager(subject: Subject, expression: str, inputs: Sequence[Any], scalar: Any) -> Tensor | None:
-    """Return what PyTorch alone computes, None where it refuses."""
+    """Return the result of PyTorch alone, or None if PyTorch refuses the expression."""
     function = _function(subject, (expression,), scalar)
     try:
         with torchmdla.enabled(False):
-            made = function(*inputs, *([scalar] if subject.type else []))[0] if function is not None else None
+            result = function(*inputs, *([scalar] if subject.type else []))[0] if function is not None else None
     except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError):
         return None
-    return made if isinstance(made, Tensor) else None
+    return result if isinstance(result, Tensor) else None
 
 
 class _Reads(TorchDispatchMode):
-    """A mode that notes whether numbers are read from tensors."""
+    """Dispatch mode that records whether numbers are read from tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,14 +199,14 @@ class _Reads(TorchDispatchMode):
 
 
 def _reads_value(subject: Subject, expression: str, tensors: Sequence[Tensor], scalar: Any) -> bool:
-    """Return whether a number is made of the 0-d tensor, which a trace would keep as a constant."""
+    """Return whether the expression reads a number from the 0-d tensor, which a trace would capture as a constant."""
     with _Reads() as reads:
         eager(subject, expression, tensors, scalar)
     return reads.found
 
 
 def is_same(actual: Tensor, expected: Tensor) -> bool:
-    """Return whether two tensors have the same bits, but for those of a NaN."""
+    """Return whether two tensors have the same bits. All NaNs are equal."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return False
     equal = (actual == expected) & (torch.signbit(actual) == torch.signbit(expected))
@@ -202,7 +214,7 @@ def is_same(actual: Tensor, expected: Tensor) -> bool:
 
 
 def _without_subnormals(halves: Tensor) -> Tensor:
-    """Return zeros where instructions of processors that round to bfloat16 make zeros."""
+    """Flush subnormals to zero, like processor instructions that round to bfloat16."""
     is_subnormal = halves.abs() < torch.finfo(torch.bfloat16).tiny
     return torch.where(is_subnormal, torch.copysign(torch.zeros_like(halves), halves), halves)
 
@@ -212,15 +224,18 @@ def _is_fused(expression: str, dtype: torch.dtype) -> bool:
 
 
 def _compared(expression: str, actual: Tensor, expected: Tensor) -> list[Tensor]:
-    """Return masks of the elements that are compared together where eager's bits depend on vector maths, on the order
-    of a sum, or on whether a product and a sum are rounded once. Large elements do not excuse errors of small ones."""
+    """Return masks of the elements that are compared together if the result is compared with a tolerance.
+
+    Eager's bits may depend on vector maths, on the order of a sum, or on whether a product and a sum are rounded once.
+    Large elements form a separate mask, so that they do not raise the tolerance of small ones.
+    """
     is_moderate = expected.abs() < _MODERATE
     is_seen = actual.isfinite() if _is_fused(expression, expected.dtype) else torch.ones_like(is_moderate)
     return [is_moderate & is_seen, ~is_moderate & is_seen]
 
 
 def difference(expression: str, actual: Tensor, expected: Tensor) -> str:
-    """Return how ``actual`` differs from what eager computes; empty where it does not."""
+    """Return how ``actual`` differs from eager's result, or an empty text."""
     if actual.dtype == expected.dtype == torch.bfloat16:
         actual, expected = _without_subnormals(actual), _without_subnormals(expected)
     if is_same(actual, expected):
@@ -245,7 +260,7 @@ def difference(expression: str, actual: Tensor, expected: Tensor) -> str:
 
 
 def _is_exempted(subject: Subject, expression: str, scalar: Any) -> bool:
-    return any(one.covers(subject.way, expression, scalar) for one in table.EXEMPTIONS)
+    return any(exemption.covers(subject.way, expression, scalar) for exemption in table.EXEMPTIONS)
 
 
 def _is_of_capture(
@@ -257,9 +272,9 @@ def _is_of_capture(
     scalars: Sequence[Any],
     place: int,
 ) -> bool:
-    """Return whether the result of ``text`` is what PyTorch's own capture gives, of the whole program or of it alone.
+    """Return whether PyTorch's own capture of the program, or of ``text`` alone, gives the same result.
 
-    What Dynamo knows of a number depends on all that is computed of it.
+    Both are tried, because Dynamo's knowledge of a number depends on all uses of the number.
     """
     for program in (expressions, (text,)):
         alone = _alone(subject, program, tensors, scalars)
@@ -269,7 +284,7 @@ def _is_of_capture(
 
 
 def _is_either(expression: str, actual: Tensor, vector: Tensor, scalar: Tensor) -> bool:
-    """Return whether each element is that of eager's vector code or that of its scalar code."""
+    """Return whether each element equals the result of eager's vector code or of its scalar code."""
     if not actual.shape == vector.shape == scalar.shape:
         return False
     elements = zip(actual, vector, scalar, strict=True)
@@ -277,7 +292,7 @@ def _is_either(expression: str, actual: Tensor, vector: Tensor, scalar: Tensor) 
 
 
 def probe(subject: Subject, *, every: bool) -> Report:
-    """Compare every expression with eager for the scalars of a subject."""
+    """Compare each expression with eager for the scalars of a subject."""
     report = Report()
     if not subject.exists:
         return report
@@ -288,9 +303,9 @@ def probe(subject: Subject, *, every: bool) -> Report:
         for text in subject.expressions():
             if subject.way in _CONSTANTS_ONLY and subject.type and _reads_value(subject, text, tensors, group[0]):
                 continue
-            made = [eager(subject, text, tensors, scalar) for scalar in group]
-            places = tuple(place for place, result in enumerate(made) if result is not None)
-            batches.setdefault(places, {})[text] = [result for result in made if result is not None]
+            values = [eager(subject, text, tensors, scalar) for scalar in group]
+            places = tuple(place for place, result in enumerate(values) if result is not None)
+            batches.setdefault(places, {})[text] = [result for result in values if result is not None]
         for places, expected in batches.items():
             if places:
                 _compare(subject, report, tensors, [group[place] for place in places], expected)
@@ -298,7 +313,7 @@ def probe(subject: Subject, *, every: bool) -> Report:
 
 
 def _by_scalar_code(subject: Subject, expression: str, tensors: Sequence[Tensor], scalar: Any) -> Tensor | None:
-    """Return what eager computes of one element at a time, which fills no vector; None of what is not elementwise."""
+    """Return eager's results for one element at a time, which use scalar code, or None if it is not elementwise."""
     single = [[tensor[n : n + 1] if len(tensor) == _LENGTH else tensor for tensor in tensors] for n in range(_LENGTH)]
     results = [eager(subject, expression, inputs, scalar) for inputs in single]
     elements = [result for result in results if result is not None and result.shape == (1,)]
@@ -312,7 +327,7 @@ def _compare(
     scalars: Sequence[Any],
     expected: dict[str, list[Tensor]],
 ) -> None:
-    """Compare one program with eager for each scalar; where it raises, its halves."""
+    """Compare one program with eager for each scalar. If the program raises an error, compare its halves."""
     try:
         results = _results(subject, tuple(expected), tensors, scalars)
     except Exception as error:
@@ -336,7 +351,7 @@ def _compare(
         for text, actual in zip(expected, results[place], strict=True):
             report.results += 1
             wanted = expected[text][place]
-            if not (found := difference(text, actual, wanted)):
+            if not (message := difference(text, actual, wanted)):
                 continue
             if _is_exempted(subject, text, scalar):
                 report.exempted.add(text)
@@ -347,15 +362,15 @@ def _compare(
             elif _is_of_capture(subject, tuple(expected), text, actual, tensors, scalars, place):
                 report.captured.add(text)
             else:
-                report.differences.append(f"{subject} | {text} | {scalar!r}: {found}")
+                report.differences.append(f"{subject} | {text} | {scalar!r}: {message}")
 
 
 def _alone(
     subject: Subject, expressions: tuple[str, ...], tensors: Sequence[Tensor], scalars: Sequence[Any]
 ) -> list[list[Tensor]] | None:
-    """Return what PyTorch's own capture of a program gives for each of ``scalars``, without torchmdla.
+    """Return the results of PyTorch's own capture of a program for each of ``scalars``, without torchmdla.
 
-    None where it raises, or where nothing switches torchmdla off.
+    Return None if it raises an error, or if torchmdla cannot be switched off.
     """
     if variant_of(subject.way).has_device:
         return None
@@ -374,7 +389,7 @@ def _results(
     *,
     alone: bool = False,
 ) -> list[list[Tensor]]:
-    """Return what a program of ``expressions`` gives for each of ``scalars``, once it is compiled."""
+    """Return the results of a program of ``expressions`` for each of ``scalars``, after it is compiled."""
     called, device = _captured(subject, expressions, tensors, scalars[0], alone=alone)
 
     def given(scalar: Any) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Expressions in which a scalar ``s`` stands, in Python that TorchScript reads, too.
+"""Expressions with a scalar ``s``, in Python that TorchScript also supports.
 
-Of one dtype are the tensors ``x`` and ``y`` of 64 elements, with special values, ``w``, which has no zeros, and ``z``,
-whose values are moderate. ``m`` is a mask, ``i`` an index. An expression of an operator that eager lacks for a dtype or
-a scalar is left out there.
+The tensors ``x``, ``y``, ``w`` and ``z`` have the same dtype. ``x`` and ``y`` have 64 elements with special values.
+``w`` has no zeros, and the values of ``z`` are moderate. ``m`` is a mask, ``i`` an index. An expression is left out
+for dtypes and scalars that eager does not support.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ x + float(s)
 x + int(s)
 """)
 
-# Of 0-d tensors alone.
+# Expressions for 0-d tensors only.
 EXACT_WITH_TENSORS = _lines("""
 torch.add(x, s, alpha=3)
 torch.sub(s, x, alpha=3)
@@ -161,7 +161,7 @@ torch.ops.aten.leaky_relu_backward(s, x, 0.3, False)
 torch.ops.aten.hardtanh_backward(s, x, -1, 1)
 """)
 
-# Vector maths of a few units in the last place, and sums.
+# Vector maths with errors of a few units in the last place, and sums.
 APPROXIMATE = _lines("""
 x ** s
 s ** x
@@ -238,11 +238,11 @@ torch.addmv(s, z.view(8, 8), z[:8])
 torch.baddbmm(s, z.view(2, 4, 8), z.view(1, 8, 8).expand(2, 8, 8))
 """)
 
-# Names of calls of which eager rounds a product of float32 or float64 and a sum once, where the processor can. Compiled
-# code rounds both, and a product that overflows is infinite.
+# Texts of calls for which eager rounds a product and a sum of float32 or float64 once, if the processor supports it.
+# Compiled code rounds both, and a product that overflows is infinite.
 FUSED = ("alpha=", "addcmul", "addcdiv", "lerp", "rsub")
 
-# Numbers beside integers that stand for floats. What is half way between two of them may be rounded to either.
+# The tolerance of quantised integers. A value halfway between two integers may be rounded to either.
 ROUNDED = 1
 _QUANTISED = "torch.quantize_per_tensor(z, 0.1, 100, torch.quint8)"
 QUANTISED = (
@@ -263,9 +263,9 @@ class Exemption:
     """Results that are not compared.
 
     Attributes:
-        text: what stands in the expressions.
-        reason: why eager is not followed there.
-        way: the frontend; any if that is empty.
+        text: a text that the expressions contain.
+        reason: the reason for the difference from eager.
+        way: the frontend. An empty text means any frontend.
         scalars: the scalars.
     """
 
@@ -316,7 +316,7 @@ EXEMPTIONS = (
     ),
 )
 
-# Operators that take numbers, or 0-d tensors beside others, and stand in no expression.
+# Operators with numbers or 0-d tensors as arguments that no expression contains.
 NOT_PROBED: Mapping[str, str] = {
     name: reason
     for reason, names in {

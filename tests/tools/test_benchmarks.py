@@ -1,4 +1,4 @@
-"""Every benchmark runs at its smallest settings, and writes the figures that it is for."""
+"""Tests that run each benchmark at its smallest settings and check its figures."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def is_time(times: dict[str, float]) -> bool:
     return 0 < times["min"] <= times["median"]
 
 
-def check_models(found: dict[str, Any]) -> None:
-    assert {row["model"] for row in found["rows"]} == {"mlp", "norms_64x256"}
-    for row in found["rows"]:
+def check_models(results: dict[str, Any]) -> None:
+    assert {row["model"] for row in results["rows"]} == {"mlp", "norms_64x256"}
+    for row in results["rows"]:
         assert set(row["ways"]) == {"eager", "frozen", "torchmdla"}
         assert all(is_time(way) and way["differs"] is None for way in row["ways"].values())
-        # Half a unit in the last place of float32 is 6e-8 of a number at most.
+        # Half a unit in the last place of float32 is at most 6e-8 of a number.
         assert all(1e-8 < way["rms_error"] < 1e-5 for way in row["ways"].values())
         assert row["groups"] > 0
         assert row["fallbacks"] == {}
@@ -46,13 +46,13 @@ def check_models(found: dict[str, Any]) -> None:
         best = row["ways"][row["best_peer"]]["min"]
         assert best == min(row["ways"][name]["min"] for name in ("eager", "frozen"))
         assert row["gain"] == pytest.approx(best / row["ways"]["torchmdla"]["min"])
-    gains = [row["gain"] for row in found["rows"]]
-    assert found["geometric_mean"]["1"] == pytest.approx((gains[0] * gains[1]) ** 0.5)
+    gains = [row["gain"] for row in results["rows"]]
+    assert results["geometric_mean"]["1"] == pytest.approx((gains[0] * gains[1]) ** 0.5)
 
 
-def check_throughput(found: dict[str, Any]) -> None:
-    assert {row["instances"] for row in found["rows"]} >= {1}
-    for row in found["rows"]:
+def check_throughput(results: dict[str, Any]) -> None:
+    assert {row["instances"] for row in results["rows"]} >= {1}
+    for row in results["rows"]:
         assert set(row["ways"]) == {"eager", "frozen", "torchmdla"}
         assert all(0 < way["median"] <= way["max"] == max(way["rounds"]) for way in row["ways"].values())
         assert row["threads"] >= 1
@@ -60,21 +60,21 @@ def check_throughput(found: dict[str, Any]) -> None:
         assert row["ways"][row["best_peer"]]["max"] == best
         assert row["gain"] == pytest.approx(row["ways"]["torchmdla"]["max"] / best)
         assert row["skipped"] == {} and row["fault"] is None
-        assert found["geometric_mean"][str(row["instances"])] == pytest.approx(row["gain"])
+        assert results["geometric_mean"][str(row["instances"])] == pytest.approx(row["gain"])
 
 
-def check_serving(found: dict[str, Any]) -> None:
-    assert {row["model"] for row in found["rows"]} == {"mlp", "bert"}
-    for row in found["rows"]:
+def check_serving(results: dict[str, Any]) -> None:
+    assert {row["model"] for row in results["rows"]} == {"mlp", "bert"}
+    for row in results["rows"]:
         assert set(row["ways"]) == {"eager", "frozen", "torchmdla"}
         assert row["skipped"] == {} and row["fault"] is None
         for way in row["ways"].values():
             assert 0 < way["capacity"] == way["closed"]["rate"]["median"] <= way["closed"]["rate"]["max"]
             for load in (way["closed"], way["open"]["0.5"], *way["matched"].values()):
-                assert len(load["rounds"]) == found["rounds"]
-                for one in load["rounds"]:
-                    assert one["requests"] >= row["instances"]
-                    assert 0 < one["p50"] <= one["p95"] <= one["p99"]
+                assert len(load["rounds"]) == results["rounds"]
+                for measurement in load["rounds"]:
+                    assert measurement["requests"] >= row["instances"]
+                    assert 0 < measurement["p50"] <= measurement["p95"] <= measurement["p99"]
                 assert all(is_time(load[name]) for name in ("p50", "p95", "p99"))
         best = max(("eager", "frozen"), key=lambda name: row["ways"][name]["capacity"])
         assert row["ratios"]["peer"] == best
@@ -82,16 +82,16 @@ def check_serving(found: dict[str, Any]) -> None:
         assert row["ratios"]["rate"]["median"] == pytest.approx(ours["capacity"] / peer["capacity"])
         ratio = peer["open"]["0.5"]["p99"]["median"] / ours["matched"]["0.5"]["p99"]["median"]
         assert row["ratios"]["latency"]["0.5"]["p99"]["median"] == pytest.approx(ratio)
-    assert [row["model"] for row in found["starts"]] == ["mlp", "bert"]
-    for row in found["starts"]:
+    assert [row["model"] for row in results["starts"]] == ["mlp", "bert"]
+    for row in results["starts"]:
         assert set(row["ways"]) == {"frozen", "torchmdla-cold", "torchmdla-warm", "torchmdla-package"}
         assert all(is_time(way["first"]) and way["first"]["min"] < way["fifth"]["min"] for way in row["ways"].values())
         assert row["skipped"] == {} and row["faults"] == []
 
 
-def check_reloading(found: dict[str, Any]) -> None:
-    assert {row["model"] for row in found["rows"]} == {"mlp"}
-    for row in found["rows"]:
+def check_reloading(results: dict[str, Any]) -> None:
+    assert {row["model"] for row in results["rows"]} == {"mlp"}
+    for row in results["rows"]:
         assert set(row["ways"]) == {"frozen", "torchmdla-warm", "torchmdla-package"}
         for way in row["ways"].values():
             assert way["reloads"]["number"] == 2
@@ -100,11 +100,11 @@ def check_reloading(found: dict[str, Any]) -> None:
                 assert is_time(phase) and phase["p50"] <= phase["p95"] <= phase["p99"] <= phase["max"]
 
 
-def check_roofline(found: dict[str, Any]) -> None:
-    (row,) = found["rows"]
+def check_roofline(results: dict[str, Any]) -> None:
+    (row,) = results["rows"]
     assert row["model"] == "mlp"
     assert row["kernels"]
-    assert sum(kernel["flops"] for kernel in row["kernels"]) >= 2 * 4 * (32 * 64 + 3 * 64 * 64)  # of the reduced MLP
+    assert sum(kernel["flops"] for kernel in row["kernels"]) >= 2 * 4 * (32 * 64 + 3 * 64 * 64)  # the reduced MLP
     for kernel in row["kernels"]:
         gflops, gigabytes = (kernel[key] / kernel["seconds"] / 1e9 for key in ("flops", "bytes"))
         assert kernel["of_fma"] == pytest.approx(gflops / row["peak_gflops"])
@@ -114,9 +114,9 @@ def check_roofline(found: dict[str, Any]) -> None:
     assert row["fault"] is None
 
 
-def check_kernels(found: dict[str, Any]) -> None:
-    assert {row["kind"] for row in found["rows"]} == {"conv-1x1", "softmax"}
-    for row in found["rows"]:
+def check_kernels(results: dict[str, Any]) -> None:
+    assert {row["kind"] for row in results["rows"]} == {"conv-1x1", "softmax"}
+    for row in results["rows"]:
         assert is_time(row["torch"])
         assert is_time(row["torchmdla"])
         assert row["groups"] == 1
@@ -126,8 +126,8 @@ def check_kernels(found: dict[str, Any]) -> None:
         )
 
 
-def check_algorithms(found: dict[str, Any]) -> None:
-    layer, model = found["rows"]
+def check_algorithms(results: dict[str, Any]) -> None:
+    layer, model = results["rows"]
     assert set(layer["ways"]) == {"direct", "winograd2", "winograd4", "fast"}
     assert set(model["ways"]) == {"direct", "winograd", "fast"}
     for row in (layer, model):
@@ -136,8 +136,8 @@ def check_algorithms(found: dict[str, Any]) -> None:
     assert layer["errors"]["direct"] < layer["errors"]["winograd2"] < layer["errors"]["winograd4"] < 1e-5
 
 
-def check_compile_time(found: dict[str, Any]) -> None:
-    (row,) = found["rows"]
+def check_compile_time(results: dict[str, Any]) -> None:
+    (row,) = results["rows"]
     assert row["model"] == "mlp"
     assert row["programs"] == 1
     assert row["faults"] == []
@@ -146,25 +146,25 @@ def check_compile_time(found: dict[str, Any]) -> None:
     assert all(seconds > 0 for seconds in row["peers"]["inductor"].values())
 
 
-def check_memory(found: dict[str, Any]) -> None:
-    (row,) = found["rows"]
+def check_memory(results: dict[str, Any]) -> None:
+    (row,) = results["rows"]
     for way in ("eager", "cold", "cached"):
         assert row["parameters"] < row[way]["calls"] <= row[way]["life"]
     assert row["cold"]["compiler"] > 0
     assert row["eager"]["compiler"] == 0
 
 
-def check_native(found: dict[str, Any]) -> None:
-    engines = {row["engine"] for row in found["rows"]}
+def check_native(results: dict[str, Any]) -> None:
+    engines = {row["engine"] for row in results["rows"]}
     assert "torchmdla, Python" in engines
-    for row in found["rows"]:
+    for row in results["rows"]:
         assert is_time(row["start"]) and is_time(row["call"])
         assert row["library"] > 0 and 0 < row["private"] < row["peak"]
 
 
-def check_dynamic(found: dict[str, Any]) -> None:
-    assert set(found["models"]) == {"bert", "resnet18"}
-    for rows in found["models"].values():
+def check_dynamic(results: dict[str, Any]) -> None:
+    assert set(results["models"]) == {"bert", "resnet18"}
+    for rows in results["models"].values():
         assert len({row["size"] for row in rows}) == 3
         for row in rows:
             assert is_time(row["eager"])
@@ -173,20 +173,20 @@ def check_dynamic(found: dict[str, Any]) -> None:
             assert row["fault"] is None
 
 
-def check_generation(found: dict[str, Any]) -> None:
-    assert len(found["seconds"]["torchmdla"]) == len(found["seconds"]["eager"]) > 0
-    # One prompt, one token and one more for themselves, then any number of each.
-    assert found["dynamic"] == 2
-    assert found["specialisations"] <= 6
-    assert found["fallbacks"] == {}
-    assert found["faults"] == []
-    generated = found["generate"]["gpt2"]["torchmdla"]
+def check_generation(results: dict[str, Any]) -> None:
+    assert len(results["seconds"]["torchmdla"]) == len(results["seconds"]["eager"]) > 0
+    # The first programs are for one prompt, one token and one more. Then two programs support any number of each.
+    assert results["dynamic"] == 2
+    assert results["specialisations"] <= 6
+    assert results["fallbacks"] == {}
+    assert results["faults"] == []
+    generated = results["generate"]["gpt2"]["torchmdla"]
     assert generated["is_equal"] and generated["programs"] <= 4 and generated["fallbacks"] == {}
     assert [len(run) for run in generated["runs"]] == [4, 4]
 
 
-def check_frozen(found: dict[str, Any]) -> None:
-    (row,) = found["rows"]
+def check_frozen(results: dict[str, Any]) -> None:
+    (row,) = results["rows"]
     assert row["model"] == "mobilenet_v2"
     assert all(is_time(row["ways"][way]) for way in ("frozen", "traced", "scripted", "in grad mode"))
     for way in ("traced", "scripted"):
@@ -194,56 +194,56 @@ def check_frozen(found: dict[str, Any]) -> None:
     assert row["faults"] == []
 
 
-def check_written_weights(found: dict[str, Any]) -> None:
-    (row,) = found["rows"]
+def check_written_weights(results: dict[str, Any]) -> None:
+    (row,) = results["rows"]
     assert row["seconds"] > 0
     assert all(call >= 1 for calls in row["calls"].values() for call in calls)
 
 
-def check_precisions(found: dict[str, Any]) -> None:
-    errors = {row["precision"]: row["ways"]["torchmdla"]["error"] for row in found["rows"]}
+def check_precisions(results: dict[str, Any]) -> None:
+    errors = {row["precision"]: row["ways"]["torchmdla"]["error"] for row in results["rows"]}
     assert errors["float32"] < 1e-6 < min(error for name, error in errors.items() if name != "float32" and error > 1e-5)
-    for row in found["rows"]:
+    for row in results["rows"]:
         assert row["faults"] == []
         assert all(is_time(way) and way["agreement"] > 0.95 for way in row["ways"].values())
 
 
-def check_integers(found: dict[str, Any]) -> None:
-    (row,) = found["rows"]
+def check_integers(results: dict[str, Any]) -> None:
+    (row,) = results["rows"]
     assert set(row["ways"]) == {"script", "torchmdla-float32", "torchmdla-script", "torchmdla"}
     assert all(is_time(way) for way in row["ways"].values())
     assert row["ways"]["torchmdla-float32"]["rms_error"] < 1e-5 < row["ways"]["torchmdla"]["rms_error"] < 0.2
     assert row["faults"] == []
 
 
-def check_decoding(found: dict[str, Any]) -> None:
-    assert [row["weights"] for row in found["rows"]] == ["float32", "int8"]
-    for row in found["rows"]:
+def check_decoding(results: dict[str, Any]) -> None:
+    assert [row["weights"] for row in results["rows"]] == ["float32", "int8"]
+    for row in results["rows"]:
         assert all(is_time(row["ways"][way]) for way in ("eager", "torchmdla"))
         assert row["faults"] == []
-    assert found["rows"][0]["bytes"] > 3 * found["rows"][1]["bytes"] > 0
+    assert results["rows"][0]["bytes"] > 3 * results["rows"][1]["bytes"] > 0
 
 
-def check_devices(found: dict[str, Any]) -> None:
-    assert [row["model"] for row in found["rows"]] == ["resnet18", "bert"]
-    for row in found["rows"]:
+def check_devices(results: dict[str, Any]) -> None:
+    assert [row["model"] for row in results["rows"]] == ["resnet18", "bert"]
+    for row in results["rows"]:
         assert all(is_time(row["ways"][way]) for way in ("torchscript", "lazy", "acap"))
         for way in ("lazy", "acap"):
             assert row["ratios"][way] == pytest.approx(row["ways"][way]["min"] / row["ways"]["torchscript"]["min"])
         assert row["faults"] == []
 
 
-def check_mdla_pipeline(found: dict[str, Any]) -> None:
-    (row,) = found["rows"]
+def check_mdla_pipeline(results: dict[str, Any]) -> None:
+    (row,) = results["rows"]
     assert row["same"]
     assert row["ways"]["items"]["parts"] == row["batch"]
     assert row["ways"]["default"]["cycles"] == min(way["cycles"] for way in row["ways"].values())
     assert all(milliseconds > 0 for milliseconds in row["threads"].values())
 
 
-def check_mdla(found: dict[str, Any]) -> None:
-    assert {row["model"] for row in found["rows"]} == {"resnet18", "lstm_linear"}
-    for row in found["rows"]:
+def check_mdla(results: dict[str, Any]) -> None:
+    assert {row["model"] for row in results["rows"]} == {"resnet18", "lstm_linear"}
+    for row in results["rows"]:
         error = {name: figures["maximum"] for name, figures in row["formats"].items()}
         assert set(error) == {"fixed16", "fixed8", "variable", "float32"}
         assert error["float32"] < error["fixed16"] < error["fixed8"]
@@ -285,13 +285,13 @@ def test_benchmark(
     file = tmp_path / "results.json"
     done = run(script, "--quick", "--json", str(file), *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(file.read_text())
-    assert found["benchmark"] == script
-    assert found["environment"]["torch"]
-    check(found)
+    results = json.loads(file.read_text())
+    assert results["benchmark"] == script
+    assert results["environment"]["torch"]
+    check(results)
 
 
-# Imported by every Python process that finds it: makes whatever torchmdla compiles return 1 more.
+# Every Python process that finds this module imports it. It adds 1 to all results of compiled programs.
 _WRONG = """
 import os
 if "TORCHMDLA_ENABLE" in os.environ:
@@ -324,7 +324,7 @@ def test_a_model_that_does_not_run_fails(script: str, tmp_path: Path, monkeypatc
     assert "no compiler today" in done.stdout
 
 
-# A peer in ncnn's place, whose results are eager's by a factor.
+# This peer replaces ncnn. Its results are eager's times a factor.
 _SCALED = """
 import os
 if "TORCHMDLA_ENABLE" in os.environ:
@@ -338,7 +338,7 @@ if "TORCHMDLA_ENABLE" in os.environ:
 
 
 def row_with_a_scaled_peer(factor: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
-    """The row of the MLP, and what is printed."""
+    """Return the MLP's row and the output of a benchmark with a peer whose results are scaled."""
     (folder / "sitecustomize.py").write_text(_SCALED.replace("FACTOR", repr(factor)))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     file = folder / "results.json"
@@ -370,7 +370,7 @@ def test_a_wrong_peer_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "mlp: ncnn not timed: " in printed
 
 
-# torchmdla.compile raises.
+# This module makes torchmdla.compile raise an error.
 _FAILS = """
 import sys
 if "-m" in sys.orig_argv or "spawn_main" in " ".join(sys.orig_argv):
@@ -421,7 +421,7 @@ def test_a_peer_that_ends_an_instance_is_left_out(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Imports a module of the benchmarks' harness."""
+    """Return a function that imports a module of the benchmarks' harness."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return lambda name: importlib.import_module(f"harness.{name}")
 
@@ -430,7 +430,7 @@ def test_latencies_count_from_when_requests_were_to_come(harness: Callable[[str]
     load = harness("load")
 
     class AtOnce:
-        """Four requests, all meant for the beginning."""
+        """Load of four requests that are all due at the beginning."""
 
         seed = 0
 
@@ -462,7 +462,7 @@ def test_requests_come_at_random_times_that_a_rate_stretches(harness: Callable[[
     gaps = [later - earlier for earlier, later in itertools.pairwise(slow)]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(0.01, rel=0.1)
-    # Of an exponential distribution, whose deviation is its mean.
+    # The distribution is exponential: its standard deviation equals its mean.
     assert (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 == pytest.approx(mean, rel=0.1)
     assert len(load.Open(0.001, 1.0).arrivals()) == 1
 
@@ -485,7 +485,7 @@ def test_clients_of_a_closed_loop_wait_for_their_answers(harness: Callable[[str]
         answers = load.serve([call], load.Closed(0.1, clients), slots)
         assert most <= min(clients, slots)
         assert answers.rate == pytest.approx(len(answers.latencies) / answers.seconds)
-        # So many requests wait for each one that is answered.
+        # By Little's law, this is the mean number of waiting requests.
         assert sum(answers.latencies) / answers.seconds <= clients
 
 
@@ -503,7 +503,7 @@ def test_percentiles_are_of_the_values(harness: Callable[[str], Any]) -> None:
     assert percentile([7.0], 99) == 7.0
 
 
-# As pnnx writes them, shortened.
+# Shortened files in the format that pnnx writes.
 _PARAMETERS = """7767517
 4 4
 Input            in0        0 1 in0

@@ -40,7 +40,7 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One small network in every kind of file, and files that are none."""
+    """Return paths of one small network in every kind of file, and of files that are not programs."""
     folder = tmp_path_factory.mktemp("files")
     module = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
     paths = {
@@ -58,8 +58,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.sampled(0)
 def test_both_commands_as_processes(files: dict[str, str], tmp_path: Path) -> None:
     written = tmp_path / "out.mlir"
-    made = run("mlir", files["script.pt"], "--input", "2x4", "--output", "linalg", "-o", str(written))
-    assert (made.returncode, made.stdout) == (0, "")
+    process = run("mlir", files["script.pt"], "--input", "2x4", "--output", "linalg", "-o", str(written))
+    assert (process.returncode, process.stdout) == (0, "")
     assert written.read_text() == str(get_mlir(torch.jit.load(files["script.pt"]), torch.ones(2, 4), output="linalg"))
     optimised = run("opt", "--pipeline", "func.func(cse)", "--print-after-all", stdin=MODULE)
     assert optimised.returncode == 0
@@ -110,7 +110,7 @@ def test_mlir_errors(arguments: list[str], message: str, files: dict[str, str], 
 
 
 class Runs:
-    """Unpickling it makes a file."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,7 +120,7 @@ class Runs:
 
 
 def replaced(data: bytes, before: str, after: str) -> bytes:
-    """Of an entry that holds it once at least."""
+    """Return ``data`` with ``before`` replaced. ``before`` must occur at least once."""
     assert before.encode() in data
     return data.replace(before.encode(), after.encode())
 
@@ -129,8 +129,8 @@ def in_json(before: str, after: str) -> Any:
     return lambda data, code, run: replaced(data, before, after.replace("CODE", code))
 
 
-# Of an exported program: which entry to change and into what, and what is said of it. `code` is an expression,
-# `run` a pickle; both make a file.
+# Hostile changes of an exported program: the entry, the change, and a part of the error message.
+# `code` is an expression and `run` is a pickle. Each creates a file when it is executed.
 MODEL, STRUCTURE = "models/model.json", '\\"builtins.tuple\\", \\"context\\": '
 HOSTILE = {
     "a pickle": ("sample_inputs/model.pt", lambda data, code, run: run, "a pickled object"),
@@ -164,14 +164,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_exported_programs_run_no_code(what: str, tmp_path: Path, capsys: Any) -> None:
-    good, bad, made = tmp_path / "good.pt2", tmp_path / "bad.pt2", tmp_path / "made"
+    good, bad, marker = tmp_path / "good.pt2", tmp_path / "bad.pt2", tmp_path / "made"
     rows = torch.export.Dim("rows", max=50)
     program = torch.export.export(nn.Linear(4, 3), (torch.randn(2, 4),), dynamic_shapes=({0: rows},))
     torch.export.save(program, good)
     pickled = io.BytesIO()
-    torch.save(Runs(made), pickled)
+    torch.save(Runs(marker), pickled)
     entry, change, message = HOSTILE[what]
-    code = f"__import__('pathlib').Path('{made}').touch()"
+    code = f"__import__('pathlib').Path('{marker}').touch()"
     with zipfile.ZipFile(good) as old, zipfile.ZipFile(bad, "w") as new:
         names = old.namelist()
         if not any(name.endswith(entry) for name in names):
@@ -186,7 +186,7 @@ def test_exported_programs_run_no_code(what: str, tmp_path: Path, capsys: Any) -
     assert main(["mlir", str(bad)]) == 2
     error = capsys.readouterr().err
     assert message in error and "--allow-pickle" in error
-    assert not made.exists()
+    assert not marker.exists()
 
 
 def test_a_damaged_archive(files: dict[str, str], tmp_path: Path, capsys: Any) -> None:
@@ -227,7 +227,7 @@ def test_passes_are_flags(flags: list[str], ops: int, files: dict[str, str], cap
 @pytest.mark.parametrize("arguments", [["opt", "ir", "-x"], ["opt", "ir", "more"], ["mlir", "script.pt", "--cse"]])
 def test_what_is_no_flag_is_refused(arguments: list[str], files: dict[str, str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([files.get(one, one) for one in arguments])
+        main([files.get(argument, argument) for argument in arguments])
     assert ended.value.code == 2
     assert f"unrecognized arguments: {arguments[-1]}" in capsys.readouterr().err
 
@@ -240,7 +240,7 @@ def test_loop_programs(files: dict[str, str], capfd: Any, tmp_path: Path) -> Non
     assert printed.err.startswith("// -----// after merge-epilogues")
     assert "then {" in printed.out and "result" in printed.out
     assert main(["opt", written, "--pipeline", "remove-unread", "--stop-after", "nonsense"]) == 2
-    assert "no pass 'nonsense'; there are remove-unread, " in capfd.readouterr().err
+    assert "unknown pass 'nonsense' (choose from remove-unread, " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "dumps"), [("cse", 1), ("canonicalize", 2)])
@@ -287,7 +287,7 @@ def test_opt_errors(file: str, options: list[str], message: str, files: dict[str
 
 @pytest.mark.sampled(0)
 def test_a_reader_that_has_enough(files: dict[str, str]) -> None:
-    """``| head``: no complaint."""
+    """Check that a reader that closes the pipe early, such as ``| head``, causes no error message."""
     command = [sys.executable, "-m", "torchmdla", "mlir", files["script.pt"], "--input", "2x4", "--weights", "literals"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
@@ -306,7 +306,7 @@ def test_a_value_is_a_line_for_other_programs() -> None:
 
 @pytest.mark.sampled(0)
 def test_programs_in_files_are_read_without_warnings(files: dict[str, str]) -> None:
-    """PyTorch's deprecations are not the user's."""
+    """Check that PyTorch's deprecation warnings are not shown to the user."""
     done = run("explain", files["exported.pt2"])
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -325,8 +325,8 @@ def test_doctor_calibrates(capsys: Any, tmp_path: Path, monkeypatch: pytest.Monk
     service.reset()
     try:
         assert main(["doctor", "--calibrate"]) == 0
-        said = capsys.readouterr().out
-        assert "not calibrated" in said and "memory_bytes" in said
+        output = capsys.readouterr().out
+        assert "not calibrated" in output and "memory_bytes" in output
         assert main(["doctor"]) == 0 and ", calibrated" in " ".join(capsys.readouterr().out.split())
     finally:
         service.reset()
@@ -359,16 +359,18 @@ def test_doctor_finds_what_is_wrong(
         env={**os.environ, **variables}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
-    found = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    printed = [" ".join(line.split()) for line in done.stdout.splitlines()]
     for line in lines:
-        assert any(one.startswith(line[:60]) or line.startswith(one) for one in found if one), (line, found)
+        assert any(text.startswith(line[:60]) or line.startswith(text) for text in printed if text), (line, printed)
     if status == 2:
-        assert done.stderr == "error: no processor 'pentium'; there are native, x86-64-v2, x86-64-v3, x86-64-v4\n"
+        assert (
+            done.stderr == "error: unknown processor 'pentium' (choose from native, x86-64-v2, x86-64-v3, x86-64-v4)\n"
+        )
     else:
         assert done.stderr == ""
-        taken = r"after \d+\.\d s in the compiler"
-        told = rf"self-test a small model runs compiled, {taken}, with the results of eager PyTorch"
-        assert re.search(told, " ".join(found))
+        duration = r"after \d+\.\d s in the compiler"
+        pattern = rf"self-test a small model runs compiled, {duration}, with the results of eager PyTorch"
+        assert re.search(pattern, " ".join(printed))
 
 
 def test_doctor_knows_all_variables() -> None:

@@ -1,4 +1,4 @@
-"""The comparison function finds what it must find, and nothing else."""
+"""Tests of the comparison function: it finds the differences that it must find, and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXACT = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.b
 
 
 def values(dtype: torch.dtype) -> torch.Tensor:
-    """``[4, 5]``, magnitudes from 0.25 to 1, a zero in front."""
+    """Return ``[4, 5]`` values: a zero, then magnitudes from 0.25 to 1."""
     data = torch.linspace(0.25, 1, 20).view(4, 5)
     data[0, 0] = 0
     return data.to(dtype) if dtype in TOLERANCES else (data * 100).to(dtype)
@@ -94,7 +94,7 @@ def test_what_a_tensor_is_must_agree(actual: object, expected: object, message: 
 
 
 def strided(order: str) -> torch.Tensor:
-    """The same ``[2, 3, 4, 5]`` values in another layout of memory."""
+    """Return the same ``[2, 3, 4, 5]`` values in a memory layout."""
     base = torch.arange(120.0).view(2, 3, 4, 5)
     layouts = {
         "contiguous": lambda: base,
@@ -202,8 +202,8 @@ def test_largest_error() -> None:
 
 
 def test_a_devices_number_format_has_a_tolerance_of_its_own() -> None:
-    one = torch.tensor([1.0, 100.0])
-    near = one + 2.0**-8
-    assert_matches(near, one, precision="fixed16")
+    exact = torch.tensor([1.0, 100.0])
+    near = exact + 2.0**-8
+    assert_matches(near, exact, precision="fixed16")
     with pytest.raises(AssertionError, match=r"elements of torch\.float32 differ"):
-        assert_matches(near, one, precision="float32")
+        assert_matches(near, exact, precision="float32")

@@ -1,4 +1,4 @@
-"""The Python blocks of a document run, one after the other, as a reader would type them."""
+"""Tests that run the Python blocks of each document in order, as a reader would type them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEEDS = {"ray.md": ("ray.data", "ray.serve")}
 
 
 def script_of(text: str) -> str:
-    """The blocks alone, each on the lines that it has in the document, so that a traceback says where."""
+    """Return the blocks alone. Each keeps its line numbers, so that a traceback shows the document's lines."""
     script, end = "", 0
     for block in BLOCK.finditer(text):
         script += "\n" * text.count("\n", end, block.start(1)) + block[1]
@@ -33,7 +33,7 @@ def script_of(text: str) -> str:
 def test_blocks_run(document: Path, tmp_path: Path) -> None:
     for package in NEEDS.get(document.name, ()):
         pytest.importorskip(package)
-    script = tmp_path / f"{document.stem}_document.py"  # no name of a package that it imports
+    script = tmp_path / f"{document.stem}_document.py"  # must not be the name of a package that it imports
     script.write_text(script_of(document.read_text()))
     done = subprocess.run(
         [sys.executable, script.name], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},

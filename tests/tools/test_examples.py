@@ -1,4 +1,4 @@
-"""The examples for people who start: the classified image, its notebook. Others are tested beside what they show."""
+"""Tests of the examples for beginners: the classified image and its notebook. Other tests cover the other examples."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_image_file_is_read_as_it_is(examples: None, tmp_path: Path) -> None:
 
 
 def executed(source: str, names: dict[str, Any]) -> Any:
-    """The value of a cell's last expression, as Jupyter takes it."""
+    """Run a cell and return the value of its last expression, as Jupyter does."""
     tree = ast.parse(source)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "cell", "exec"), names)
@@ -82,7 +82,7 @@ def executed(source: str, names: dict[str, Any]) -> Any:
 
 @pytest.mark.sampled(0)
 def test_the_notebook_runs(examples: None, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its cells, in order; each shows what it shows in the file, by kind."""
+    """Run the cells in order and check that each produces the same kinds of output as in the file."""
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     names: dict[str, Any] = {}
     before = torch.is_grad_enabled()

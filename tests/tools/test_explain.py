@@ -1,4 +1,4 @@
-"""``torchmdla.explain`` and its command: what is said of programs, and that the numbers fit together."""
+"""Tests of ``torchmdla.explain`` and its command: its reports on programs, and consistency of the numbers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def line_of(text: str) -> str:
-    """``file:line`` of the one line of this file that ends with ``text``."""
-    (line,) = [n for n, one in enumerate(Path(__file__).read_text().splitlines(), 1) if one.endswith(f"# {text}")]
+    """Return ``file:line`` of the only line of this file that ends with the comment ``# text``."""
+    (line,) = [
+        n for n, line_text in enumerate(Path(__file__).read_text().splitlines(), 1) if line_text.endswith(f"# {text}")
+    ]
     return f"{__file__}:{line}"
 
 
 def reason_for(report: Explanation, op: str) -> Reason:
-    (found,) = [reason for reason in report.reasons if reason.op.partition(".")[0] == op]
-    return found
+    (match,) = [reason for reason in report.reasons if reason.op.partition(".")[0] == op]
+    return match
 
 
 class Net(nn.Module):
@@ -81,14 +83,17 @@ def test_one_group(way: str, image: Tensor) -> None:
     assert group.ops["aten::relu"] == 1
     assert group.source.startswith(__file__) or way in ("frozen", "a module")
     (specialisation,) = group.specialisations
-    assert any("float32[2, 3, 32, 32]" in one for one in specialisation.inputs)
+    assert any("float32[2, 3, 32, 32]" in text for text in specialisation.inputs)
     assert specialisation.cause == "the first call"
     assert specialisation.packed_bytes > 0
     assert report.reasons == ()
 
 
 def test_lines_of_pytorch_are_others_as_well(image: Tensor) -> None:
-    """A batch norm that trains leaves an operator outside of groups, at a line of PyTorch's own modules."""
+    """Check that explain does not report operators of other models.
+
+    A batch norm that trains leaves an operator outside of groups, at a line of PyTorch's own modules.
+    """
     training = torch.jit.script(nn.BatchNorm2d(3))
     for _ in range(4):
         training(image)
@@ -98,16 +103,16 @@ def test_lines_of_pytorch_are_others_as_well(image: Tensor) -> None:
 def test_times_add_up(image: Tensor) -> None:
     report = torchmdla.explain(torch.jit.script(Net().eval()), image)
     (group,) = report.groups
-    kernels = [kernel for one in group.specialisations for kernel in one.kernels]
+    kernels = [kernel for specialisation in group.specialisations for kernel in specialisation.kernels]
     assert len(kernels) > 1
     assert all(kernel.seconds > 0 and kernel.bytes > 0 for kernel in kernels)
-    # What a call of the code takes beside its kernels is none of them.
+    # A call of the code also takes time outside its kernels.
     assert 0 < sum(kernel.seconds for kernel in kernels) <= group.seconds <= report.seconds
     assert report.seconds_compiled == group.seconds
     assert sum(kernel.share for kernel in kernels) <= group.share <= 1
     convolution = max(kernels, key=lambda kernel: kernel.flops)
     assert "conv2d" in convolution.ops
-    # Winograd's algorithm takes fewer than the 2 * 27 of a result by plain sums.
+    # Direct convolution has 2 * 27 operations per result. Winograd's algorithm has fewer.
     assert convolution.flops >= 2 * 16 * 32 * 32 * 27
     assert convolution.gflops == pytest.approx(convolution.flops / convolution.seconds * 1e-9)
 
@@ -116,9 +121,13 @@ def test_nothing_is_timed_but_while_explaining(image: Tensor) -> None:
     scripted = torch.jit.script(Net().eval())
     torchmdla.explain(scripted, image)
     reports = torchmdla._C.groups()
-    counts = [one["executable"].owner.times.sums()["calls"] for one in reports[-1]["specialisations"]]
+    counts = [
+        specialisation["executable"].owner.times.sums()["calls"] for specialisation in reports[-1]["specialisations"]
+    ]
     scripted(image)
-    assert [one["executable"].owner.times.sums()["calls"] for one in reports[-1]["specialisations"]] == counts
+    assert [
+        specialisation["executable"].owner.times.sums()["calls"] for specialisation in reports[-1]["specialisations"]
+    ] == counts
 
 
 @torch.library.custom_op("explained::twice", mutates_args=())
@@ -137,7 +146,7 @@ def in_python(x):  # type: ignore[no-untyped-def]
 
 
 class Gaps(nn.Module):
-    """A custom operator, one in Python and one whose result's size depends on the data, with groups between them."""
+    """Module with groups between a custom operator, a Python function and an operator with a data-dependent size."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(x) + 1
@@ -156,11 +165,11 @@ def test_every_operator_outside_is_named_with_its_line() -> None:
         ("prim::PythonOp", "python", "device 'cpu' has no such operator", "TorchScript"),
         ("aten::nonzero", "data", "device 'cpu' has no such operator", "torch.where"),
     ):
-        found = reason_for(report, op)
-        assert found.sources == (line_of(mark),)
-        assert (found.kind, found.reason, found.count) == ("operator", reason, 1)
-        assert advice in found.advice
-    outside = {one.op: one for one in report.outside}
+        match = reason_for(report, op)
+        assert match.sources == (line_of(mark),)
+        assert (match.kind, match.reason, match.count) == ("operator", reason, 1)
+        assert advice in match.advice
+    outside = {operator.op: operator for operator in report.outside}
     assert outside["explained::twice"].calls == outside["aten::nonzero"].calls == 1
     assert report.ops_compiled < report.ops
     assert "; top reasons for the rest: " in report.summary
@@ -168,8 +177,10 @@ def test_every_operator_outside_is_named_with_its_line() -> None:
 
 
 def test_what_python_calls_has_a_line() -> None:
-    """Within a function that TorchScript leaves to Python, and between the graphs of torch.compile, which has one more
-    reason in its first call: PyTorch watches custom operators then, by a mode."""
+    """Check lines in a function that TorchScript leaves to Python, and between the graphs of torch.compile.
+
+    torch.compile has one more reason in its first call, because PyTorch watches custom operators with a mode then.
+    """
     report = torchmdla.explain(torch.jit.script(Gaps()), torch.randn(4, 5))
     assert reason_for(report, "aten::flip").sources == (line_of("flipped"),)
     torch._dynamo.reset()
@@ -192,7 +203,7 @@ def test_operators_outside_through_torch_compile() -> None:
 
 
 def test_a_program_that_was_optimised_before() -> None:
-    """Its graphs are not formed again."""
+    """Check a program whose graphs exist already and are not formed again."""
     scripted, x = torch.jit.script(Gaps()), torch.randn(4, 5)
     for _ in range(5):
         scripted(x)
@@ -201,7 +212,7 @@ def test_a_program_that_was_optimised_before() -> None:
 
 
 class Encoder(nn.Module):
-    """As in BERT: embeddings, one layer of attention, a pooler."""
+    """Small BERT: embeddings, one layer of attention, and a pooler."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +235,7 @@ def test_specialisations_and_what_caused_them() -> None:
     assert second.cause.startswith("size 9 of dimension 1 of ") and second.cause.endswith("in place of 7")
     assert (dynamic.cause, dynamic.is_dynamic) == ("sizes that differ between calls", True)
     assert all(kernel.seconds > 0 and kernel.bytes > 0 for kernel in dynamic.kernels)
-    # The products of 17 rows by 32 × 96 weights, and 17 × 17 by 4 heads, counted at the sizes of the call.
+    # Operations are counted at the sizes of the call: 17 rows by 32 × 96 weights, and 17 × 17 for each of 4 heads.
     assert sum(kernel.flops for kernel in dynamic.kernels) > 2 * 17 * 32 * (96 + 32 + 64 + 64)
     assert {kernel.seconds for kernel in (*first.kernels, *second.kernels)} == {0.0}
 
@@ -249,7 +260,7 @@ def test_why_it_is_not_dynamic() -> None:
     for rows in (3, 3, 4, 5, 6):
         scripted(torch.randn(rows, 4))
     report = torchmdla.explain(scripted, torch.randn(7, 4))
-    (reason,) = [one for one in report.reasons if one.kind == "sizes"]
+    (reason,) = [candidate for candidate in report.reasons if candidate.kind == "sizes"]
     assert reason.reason == next(iter(torchmdla.stats().not_dynamic))
     assert reason.reason in report.groups[0].not_dynamic
     assert "pad to a few sizes" in reason.advice
@@ -264,27 +275,31 @@ def test_lazy_graphs(lazy_device: None) -> None:
     report = torchmdla.explain(function, torch.randn(4, 8).to("lazy"))
     assert report.groups and report.seconds_compiled > 0
     assert report.graph.is_sequence
-    assert {group.name for group in report.groups} == {one.group for one in report.graph.operators if one.group}
+    assert {group.name for group in report.groups} == {
+        operator.group for operator in report.graph.operators if operator.group
+    }
 
 
 @pytest.mark.parametrize("device", ["lazy", "acap"])
 def test_what_a_lazy_device_only_notes_runs_nowhere(lazy_device: None, device: str) -> None:
-    """Python calls every operator there; those that became a part of a graph did not run."""
+    """Check that operators that became a part of a lazy graph are not reported as run by Python."""
     chosen = torchmdla.acap_device() if device == "acap" else "lazy"
     linear = nn.Linear(8, 8).to(chosen)
 
     def function(x: Tensor) -> Tensor:
         positive = torch.relu(linear(x))
-        kept = positive.masked_select(positive > 0.5)  # runs at once
-        return torch.sigmoid(kept).sum() * 2
+        selection = positive.masked_select(positive > 0.5)  # runs at once
+        return torch.sigmoid(selection).sum() * 2
 
     report = torchmdla.explain(function, torch.randn(4, 8).to(chosen))
     (reason,) = report.reasons
     assert (reason.op, reason.reason) == ("aten::masked_select", AT_ONCE)
     assert reason.sources == (line_of("runs at once"),)
     assert "torch.where(mask, x, 0)" in reason.advice
-    assert {one.op for one in report.outside} <= {"aten::masked_select", "aten::to", "aten::view"}
-    assert {group.name for group in report.groups} == {one.group for one in report.graph.operators if one.group}
+    assert {operator.op for operator in report.outside} <= {"aten::masked_select", "aten::to", "aten::view"}
+    assert {group.name for group in report.groups} == {
+        operator.group for operator in report.graph.operators if operator.group
+    }
 
 
 def test_a_check_is_no_operator_outside_of_graphs() -> None:
@@ -314,7 +329,7 @@ print("aten::tanh" in {event.key for event in found.key_averages()})
 
 @pytest.mark.sampled(0)
 def test_profiles_of_others_are_kept() -> None:
-    """And PyTorch's profiler says nothing while explain is at work."""
+    """Check that other profiles are kept, and that PyTorch's profiler prints nothing while explain runs."""
     environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
     command = [sys.executable, "-W", "ignore", "-c", PROFILED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

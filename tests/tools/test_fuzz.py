@@ -1,4 +1,4 @@
-"""Programs drawn at random against eager, a few of each kind here; ``make fuzz`` runs as many as there is time for."""
+"""Tests of a few random programs of each kind against eager. ``make fuzz`` runs more of them."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from torchmdla.testing.runner import Judged, run
 
 HERE = Path(__file__).parents[1]
 
-# As many as a minute holds.
+# These seeds take about a minute.
 SEEDS = range(12)
 
 DRAWN = [f"{kind}/{way_of(seed)}/{seed}" for kind in KINDS for seed in SEEDS]
 
 
 def outcomes(jobs: list[Any]) -> dict[str, Any]:
-    """Every job's outcome by its program's name; programs run in a process of their own."""
+    """Return the outcomes of the jobs by program name. Programs run in separate processes."""
     return {event.outcome.program: event.outcome for event in run(jobs, timeout=600) if isinstance(event, Judged)}
 
 
 @pytest.mark.sampled(0)
 def test_programs_drawn_at_random() -> None:
-    found = outcomes([job(name, name.split("/")[1], "cpu") for name in DRAWN])
-    assert len(found) > len(DRAWN) // 2  # the others are not for their way
-    assert not {name: (one.status, one.detail) for name, one in found.items() if one.status in FAULTS}
+    by_name = outcomes([job(name, name.split("/")[1], "cpu") for name in DRAWN])
+    assert len(by_name) > len(DRAWN) // 2  # the others do not apply to their frontend
+    assert not {name: (outcome.status, outcome.detail) for name, outcome in by_name.items() if outcome.status in FAULTS}
 
 
 @pytest.mark.sampled(0)
@@ -78,11 +78,11 @@ def _control_flow(*arguments: str) -> str:
 
 @pytest.mark.parametrize("path", sorted((HERE / "fuzz" / "found").glob("*.py")), ids=lambda path: path.stem)
 def test_found_once(path: Path) -> None:
-    (found,) = outcomes([job_of(path)]).values()
-    assert found.status not in FAULTS, found.detail
+    (outcome,) = outcomes([job_of(path)]).values()
+    assert outcome.status not in FAULTS, outcome.detail
 
 
-# --- what is drawn ------------------------------------------------------------------------------------------------
+# --- drawing ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +109,7 @@ def test_every_operator_may_be_drawn() -> None:
 
 
 class Tensors(families.Source):
-    """Two tensors, and parameters."""
+    """Source of operands with two tensors and parameters."""
 
     def __init__(self, seed: int) -> None:
         self.random, self.values = Random(seed), {"a": torch.ones(2, 4, 6), "b": torch.ones(4, 6)}
@@ -152,8 +152,8 @@ def test_rewritten_programs_compute_the_same() -> None:
         changed += text.rewritten != text.body
         module = module_of(str(text))
         unchanged = Variant(lambda subject, inputs, methods: {"forward": subject}, lambda *_: True)
-        found = check(program_of(module, "test.rewritten"), "test:frontend", unchanged)
-        assert found is not None and found.status in ("ok", "no reference"), (found.detail, str(text))
+        outcome = check(program_of(module, "test.rewritten"), "test:frontend", unchanged)
+        assert outcome is not None and outcome.status in ("ok", "no reference"), (outcome.detail, str(text))
     assert changed > 4
 
 
@@ -161,9 +161,9 @@ def test_elementwise_programs_are_split_and_batched() -> None:
     text = Text("", (Input("x1", "normal(n, 4)"),), ("v1 = torch.tanh(x1)",), ("v1",), ((5, 7),))
     tensors = {"x1": torch.ones(5, 4)}
     seen = {rewriting.rewritten(text, Random(seed), tensors).rewritten for seed in range(60)}
-    assert any("torch.tanh((x1[:" in one for (one,) in seen)
-    assert any("torch.tanh((torch.stack" in one for (one,) in seen)
-    assert any("torch.tanh((x1.transpose" in one for (one,) in seen)
+    assert any("torch.tanh((x1[:" in statement for (statement,) in seen)
+    assert any("torch.tanh((torch.stack" in statement for (statement,) in seen)
+    assert any("torch.tanh((x1.transpose" in statement for (statement,) in seen)
 
 
 @pytest.mark.skipif("nnsmith" not in INSTALLED, reason="NNSmith is not installed")
@@ -171,15 +171,15 @@ def test_graphs_of_nnsmith() -> None:
     names = [
         f"nnsmith/{way}/{seed}" for seed, way in enumerate(("torchscript:script", "dynamo:compile", "acap:device"))
     ]
-    found = outcomes([job(name, name.split("/")[1], "cpu") for name in names])
-    assert {one.status for one in found.values()} <= {"ok", "fallback"}, found
+    by_name = outcomes([job(name, name.split("/")[1], "cpu") for name in names])
+    assert {outcome.status for outcome in by_name.values()} <= {"ok", "fallback"}, by_name
 
 
-# --- what is found, made small and written --------------------------------------------------------------------------
+# --- findings and their reduction -----------------------------------------------------------------------------------
 
 
 def shrunk_while(text: Text, fails: Callable[[Text], bool]) -> Text:
-    """The smallest program that still fails."""
+    """Return the smallest program that still fails."""
     steps = shrunk(text)
     candidate = next(steps)
     while True:
@@ -198,15 +198,15 @@ def test_what_fails_is_made_small() -> None:
 
 
 def options(folder: Path, **changes: Any) -> Options:
-    """A hunt of a few programs, whose findings go to ``folder``."""
-    given = {"kinds": ["sizes"], "ways": ["dispatch:capture"], "seed": 0, "count": 2, "seconds": None}
-    rest = {"device": "cpu", "options": "", "processes": 1, "timeout": 300.0, "found": folder}
-    return Options(**{**given, **rest, **changes})
+    """Return the options of a hunt over a few programs. Its findings go to ``folder``."""
+    defaults = {"kinds": ["sizes"], "ways": ["dispatch:capture"], "seed": 0, "count": 2, "seconds": None}
+    rest = {"device": "cpu", "options": "", "processes": 1, "timeout": 300.0, "folder": folder}
+    return Options(**{**defaults, **rest, **changes})
 
 
 @pytest.mark.sampled(0)
 def test_a_finding_becomes_a_file_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What is right counts as a fault here, so that there is something to be found.
+    # Treat correct results as faults, so that the hunt has findings.
     monkeypatch.setattr(hunt, "FAULTS", frozenset({"ok", "fallback", "pytorch", "not captured"}))
     hunted = Hunt(options(tmp_path / "found"), tmp_path, lambda line: None)
     assert list(hunted.run())[-1] == 1
@@ -270,6 +270,6 @@ def test_growth_is_seen() -> None:
 
 
 def test_samples_are_taken() -> None:
-    found = soak.sample()
-    assert set(found) == set(soak.LIMITS)
-    assert found["memory, MiB"] > 50 and found["threads"] >= 1 and found["mappings"] > 50
+    sample = soak.sample()
+    assert set(sample) == set(soak.LIMITS)
+    assert sample["memory, MiB"] > 50 and sample["threads"] >= 1 and sample["mappings"] > 50

@@ -1,4 +1,4 @@
-"""Logs by topic, and kernels in PyTorch's profiler."""
+"""Tests of logs by topic, and of kernels in PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ torchmdla.compile(lambda x: torch.relu(x) * 2 + 1, torch.randn(3, 4))
     [
         ("groups,compile", ("torchmdla.groups: ", "torchmdla.compile: ")),
         ("all", ("torchmdla.timing: ", "torchmdla.cache: ")),
-        ("nosuch, groups", ("TORCHMDLA_LOGS has no topic 'nosuch'; there are groups, ", "torchmdla.groups: ")),
+        ("nosuch, groups", ("TORCHMDLA_LOGS: unknown topic 'nosuch' (choose from groups, ", "torchmdla.groups: ")),
     ],
 )
 @pytest.mark.sampled(0)
@@ -97,7 +97,7 @@ def test_the_environment_variable(value: str, signs: tuple[str, ...], tmp_path: 
 
 
 def test_handlers_of_the_program_are_used(capsys: Any) -> None:
-    """Pytest has some: no other is added."""
+    """Check that no handler is added, because pytest has already installed handlers."""
     torchmdla.set_logs(groups=True)
     assert not logging.getLogger("torchmdla").handlers
 
@@ -120,11 +120,11 @@ def test_kernels_are_ranges_on_request() -> None:
     compiled = torchmdla.compile(two_kernels, x)
     (group,) = [name for name in ranges(lambda: compiled(x)) if name.startswith("mdla")]
     with torchmdla.profile_kernels():
-        found = ranges(lambda: compiled(x))
-    kernels = [event for event in found.values() if event.cpu_parent is not None and event.cpu_parent.name == group]
+        events = ranges(lambda: compiled(x))
+    kernels = [event for event in events.values() if event.cpu_parent is not None and event.cpu_parent.name == group]
     assert len(kernels) > 1
     assert any("matmul" in event.name for event in kernels) and any("softmax" in event.name for event in kernels)
-    assert sum(event.cpu_time_total for event in kernels) <= found[group].cpu_time_total
+    assert sum(event.cpu_time_total for event in kernels) <= events[group].cpu_time_total
     assert [name for name in ranges(lambda: compiled(x)) if name.startswith("mdla")] == [group]
 
 

@@ -1,4 +1,4 @@
-"""A device of one's own, as the documents show it: examples/new_device."""
+"""Tests of examples/new_device, the user-defined device of the documents."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""PyTorch's operator database over TorchScript: no wrong value and no crash.
+"""Tests of PyTorch's operator database over TorchScript: no wrong value and no crash.
 
-A slice here, the same each time; ``python -m torchmdla.testing --opinfo`` runs all of it.
+They check a fixed slice. ``python -m torchmdla.testing --opinfo`` runs the whole database.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ pytest.importorskip("expecttest")
 
 WAY = "torchscript:trace"
 
-# One operator in so many, another choice for each dtype, and its first sample.
+# Every _EVERY-th operator with its first sample. Each dtype starts at another operator.
 _EVERY = 24
 _DTYPES = ("float32", "int64", "bool", "float64", "bfloat16", "float16", "int8", "uint8")
 SLICE = [name for offset, dtype in enumerate(_DTYPES) for name in opinfo.names([dtype])[3 * offset :: _EVERY]]
 
-# Each was wrong, or the compiler failed on it, once: operator and dtype, sample.
+# Operator with dtype, and sample. Each once gave a wrong result or made the compiler fail.
 MENDED = [
     ("opinfo.argmax.float32", 0),
     ("opinfo.argmin.int64", 0),
@@ -53,14 +53,14 @@ def checked(name: str, index: int) -> Any:
 @pytest.mark.sampled(15)
 def test_slice(name: str) -> None:
     for program in opinfo.programs(name, limit=1):
-        found = check(program, WAY, variant_of(WAY))
-        assert found is None or judged(found).expected, found
+        outcome = check(program, WAY, variant_of(WAY))
+        assert outcome is None or judged(outcome).expected, outcome
 
 
 @pytest.mark.parametrize(("name", "index"), MENDED)
 def test_mended(name: str, index: int) -> None:
-    found = checked(name, index)
-    assert found is not None and (found.status, found.specialisations) == ("ok", 1)
+    outcome = checked(name, index)
+    assert outcome is not None and (outcome.status, outcome.specialisations) == ("ok", 1)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_mended(name: str, index: int) -> None:
     ],
 )
 def test_no_wrong_value(name: str, index: int, status: str) -> None:
-    """Each had one, or nothing to be compared with, once: random numbers came from seeds that no capture saw."""
-    found = checked(name, index)
-    assert found is not None and found.status == status
+    """Check programs that once had wrong values or no reference. Their random numbers came from uncaptured seeds."""
+    outcome = checked(name, index)
+    assert outcome is not None and outcome.status == status
 
 
 def test_every_dtype_has_names() -> None:
@@ -88,8 +88,8 @@ def test_every_dtype_has_names() -> None:
 def test_samples_are_the_same_each_time() -> None:
     first, again = (list(opinfo.programs("opinfo.add.float32", seed=3)) for _ in range(2))
     assert [p.name for p in first] == [p.name for p in again]
-    for one, other in zip(first, again, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(one.inputs, other.inputs, strict=True))
+    for sample, other in zip(first, again, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(sample.inputs, other.inputs, strict=True))
 
 
 def test_a_limit_spreads_over_all_samples() -> None:
@@ -99,8 +99,8 @@ def test_a_limit_spreads_over_all_samples() -> None:
 
 
 def test_even_cheap_operators_become_groups() -> None:
-    found = checked("opinfo.add.float32", 0)
-    assert found is not None and (found.status, found.groups) == ("ok", 1)
+    outcome = checked("opinfo.add.float32", 0)
+    assert outcome is not None and (outcome.status, outcome.groups) == ("ok", 1)
 
 
 def test_without_expecttest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_without_expecttest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- forms -----------------------------------------------------------------------------------------------------------
 
-# Operator, dtype and form, sample, and what it has to end as.
+# Operator with dtype and form, and the expected status.
 FORMED = [
     ("opinfo.add.float32@inplace", "ok"),
     ("opinfo.tanh.float32@out", "ok"),
@@ -132,8 +132,8 @@ FORMED = [
 @pytest.mark.parametrize(("name", "status"), FORMED)
 def test_forms(name: str, status: str) -> None:
     for program in opinfo.programs(name, limit=2):
-        found = check(program, WAY, variant_of(WAY))
-        assert found is not None and found.status == status, found
+        outcome = check(program, WAY, variant_of(WAY))
+        assert outcome is not None and outcome.status == status, outcome
 
 
 @pytest.mark.parametrize("form", opinfo.FORMS)
@@ -145,18 +145,18 @@ def test_forms_exist(form: str) -> None:
 
 def test_in_place_programs_write_to_their_input() -> None:
     for program in islice(opinfo.programs("opinfo.tanh.float32@inplace"), 2):
-        given = [tensor.clone() for tensor in program.inputs]
-        program.make()(*given)
-        assert torch.equal(given[0], torch.tanh(program.inputs[0]))
+        arguments = [tensor.clone() for tensor in program.inputs]
+        program.make()(*arguments)
+        assert torch.equal(arguments[0], torch.tanh(program.inputs[0]))
 
 
 def test_what_eager_refuses_must_be_refused() -> None:
     (program, *_) = opinfo.programs("opinfo.cat.float32@errors")
     assert program.is_refused
 
-    def first(*given: Any) -> Any:
-        return given[0 if torchmdla.is_enabled() else len(given)]
+    def first(*arguments: Any) -> Any:
+        return arguments[0 if torchmdla.is_enabled() else len(arguments)]
 
-    taken = Variant(lambda subject, inputs, methods: {"forward": first}, lambda *_: True)
-    found = check(replace(program, name="test.refused"), "test:frontend", taken)
-    assert found is not None and found.status == "wrong"
+    variant = Variant(lambda subject, inputs, methods: {"forward": first}, lambda *_: True)
+    outcome = check(replace(program, name="test.refused"), "test:frontend", variant)
+    assert outcome is not None and outcome.status == "wrong"

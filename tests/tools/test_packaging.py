@@ -1,4 +1,4 @@
-"""What is shipped, and what an import says where something is missing."""
+"""Tests of the distributions, and of the messages of an import if something is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchmdla.version import TORCH_VERSIONS, extension_folder, minor_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The endings of files that the build reads.
+# Suffixes of the files that the build reads.
 READ = (".cpp", ".h", ".py", ".pyi", ".board", ".txt", ".html", ".css", ".js")
 
 
@@ -32,9 +32,9 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_source_distribution_can_be_built(tmp_path: Path) -> None:
-    """It holds whatever the build reads."""
+    """Check that the source distribution contains all files that the build reads."""
     tree = tmp_path / "tree"
-    kept = (
+    sources = (
         "src",
         "mdla",
         "torchmdla",
@@ -47,7 +47,7 @@ def test_the_source_distribution_can_be_built(tmp_path: Path) -> None:
         "setup.py",
     )
     tree.mkdir()
-    for name in kept:
+    for name in sources:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tree / name)
     done = python(tree, "-c", "import sys, setuptools.build_meta as m; m.build_sdist(sys.argv[1])", str(tmp_path))
@@ -63,26 +63,26 @@ def test_the_source_distribution_can_be_built(tmp_path: Path) -> None:
 
 def test_a_tree_that_is_not_built_says_how(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "torchmdla", tmp_path / "torchmdla", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    # Without site-packages, where an installed copy has an extension.
+    # -S leaves out site-packages, because an installed copy has an extension there.
     done = python(tmp_path, "-S", "-c", "import torchmdla")
     assert "ImportError: this copy of torchmdla" in done.stderr
     assert "make build" in done.stderr
 
 
-# Writes a file into the folder that its last argument but one names.
+# This shell script writes a file into the folder that its second to last argument names.
 OTHER = "for last; do folder=$before; before=$last; done; echo other > $folder/dagre.tgz"
 
 
 @pytest.mark.parametrize(
-    ("npm", "said"),
+    ("npm", "message"),
     [
         ("", "NOTICE: npm did not get @dagrejs/dagre@"),
         ("exit 1", "NOTICE: npm did not get @dagrejs/dagre@"),
         (OTHER, "is not what release/npm_package.py expects"),
     ],
 )
-def test_what_npm_gives(tmp_path: Path, npm: str, said: str) -> None:
-    """Without npm, or where it fails, the build goes on; another package than the one that is named ends it."""
+def test_what_npm_gives(tmp_path: Path, npm: str, message: str) -> None:
+    """Check that the build continues without npm, or if npm fails. It fails if npm gives another package."""
     (tmp_path / "release").mkdir()
     shutil.copy(ROOT / "release" / "npm_package.py", tmp_path / "release")
     programs = tmp_path / "bin"
@@ -95,28 +95,31 @@ def test_what_npm_gives(tmp_path: Path, npm: str, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path / "release", env=environment, capture_output=True, text=True
     )
-    assert said in done.stderr
-    assert done.stdout.strip() == ("" if "expects" in said else "[]")
-    assert done.returncode == ("expects" in said)
+    assert message in done.stderr
+    assert done.stdout.strip() == ("" if "expects" in message else "[]")
+    assert done.returncode == ("expects" in message)
 
 
 @pytest.mark.parametrize(
-    ("found", "advice"),
+    ("version", "advice"),
     [
         ("2.12.1", f"Built from source, torchmdla supports torch {TORCH_VERSIONS[0]}"),
         ("2.99.0+cu199", "Built from source, torchmdla supports torch"),
         *((f"{other}.0", "or build torchmdla for this one") for other in TORCH_VERSIONS),
     ],
 )
-def test_a_torch_without_an_extension_is_named(found: str, advice: str, tmp_path: Path) -> None:
-    """With what is to be done, before the extension is loaded: a symbol that it does not find says nothing."""
+def test_a_torch_without_an_extension_is_named(version: str, advice: str, tmp_path: Path) -> None:
+    """Check that the error names the installed torch and gives advice, before the extension is loaded.
+
+    An error about an undefined symbol of the extension would not help the user.
+    """
     installed = minor_of(torch.__version__)
-    if minor_of(found) == installed:
+    if minor_of(version) == installed:
         pytest.skip("it is the one that is installed")
-    (tmp_path / "torch.py").write_text(f"__version__ = {found!r}")
+    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}")
     done = python(tmp_path, "-c", f"import sys; sys.path.insert(1, {str(ROOT)!r}); import torchmdla")
     message = done.stderr.splitlines()[-1]
-    assert message.startswith(f"ImportError: torch {found} is installed, and this copy of torchmdla (")
+    assert message.startswith(f"ImportError: torch {version} is installed, and this copy of torchmdla (")
     assert f"is for torch {installed}: pip install 'torch=={installed}.*'" in message
     assert advice in message
 
@@ -135,7 +138,7 @@ def test_the_range_of_torch_is_one() -> None:
 
 
 def script(name: str) -> ModuleType:
-    """A file of the folder ``release``."""
+    """Import a script of the folder ``release`` as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "release" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -145,8 +148,10 @@ def script(name: str) -> ModuleType:
 
 @pytest.mark.sampled(0)
 def test_the_wheel_works_alone(tmp_path: Path) -> None:
-    """Of the libraries that stand in the tree, in an environment without a compiler. ``make wheel`` tries the one that
-    it builds with dependencies that pip chooses."""
+    """Check a wheel of the libraries that are built in the tree, in an environment without a compiler.
+
+    ``make wheel`` tries its wheel with dependencies that pip chooses.
+    """
     if ROOT not in Path(torchmdla.__file__).parents:
         pytest.skip("tests of an installed copy: there is no tree")
     done = python(ROOT, "release/make_wheel.py", "--built", "--output", str(tmp_path))
@@ -166,6 +171,6 @@ def test_the_wheel_works_alone(tmp_path: Path) -> None:
     installed = environment / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
-    # Files that install a tree in place (.pth) do not count in a folder that is added so.
+    # Python ignores .pth files, which install a tree in place, in a folder that is added by another .pth file.
     (installed / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     script("try_wheel").check(environment, tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""The page of a report: what is in the file, and what a browser makes of it."""
+"""Tests of the page of a report: its file, and its behaviour in a browser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ needs_layout = pytest.mark.skipif(not pages._VENDOR.exists(), reason="built with
 
 
 class Detector(nn.Module):
-    """A group, an operator that the device does not have, and a group of one operator that is none."""
+    """Module with a group, an operator that the device does not support, and a single operator without a group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,11 +69,11 @@ def stages(report: Explanation) -> tuple[list[Stage], tuple[KernelCall, ...]]:
 
 def test_the_graph_has_operators_groups_and_their_edges(report: Explanation) -> None:
     (group,) = report.groups
-    names = [one.op for one in report.graph.operators]
+    names = [operator.op for operator in report.graph.operators]
     assert names == [group.name, "aten::nonzero", "aten::to.dtype", "aten::div.Scalar"]
-    assert [one.inputs for one in report.graph.operators] == [((-1, 0),), ((0, 0),), ((1, 0),), ((2, 0),)]
-    assert all(one.seconds > 0 for one in report.graph.operators)
-    inner = [one.op for one in group.graph.operators]
+    assert [operator.inputs for operator in report.graph.operators] == [((-1, 0),), ((0, 0),), ((1, 0),), ((2, 0),)]
+    assert all(operator.seconds > 0 for operator in report.graph.operators)
+    inner = [operator.op for operator in group.graph.operators]
     assert inner[:3] == ["aten::conv2d", "aten::batch_norm", "aten::relu"]
     # Weights are left out.
     assert group.graph.operators[0].inputs == ((-1, 0),)
@@ -117,21 +117,21 @@ def test_other_graphs(way: str) -> None:
     report = torchmdla.explain(*make(x))
     graph = report.graph
     assert graph.is_sequence == is_sequence
-    assert {group.name for group in report.groups if group.seconds} <= {one.group for one in graph.operators}
-    for number, one in enumerate(graph.operators):
-        assert all(-1 <= producer < len(graph.operators) and producer != number for producer, _ in one.inputs)
+    assert {group.name for group in report.groups if group.seconds} <= {operator.group for operator in graph.operators}
+    for number, operator in enumerate(graph.operators):
+        assert all(-1 <= producer < len(graph.operators) and producer != number for producer, _ in operator.inputs)
 
 
 def test_the_timeline_and_the_memory(report: Explanation) -> None:
-    kinds = {one.kind for one in report.timeline}
+    kinds = {entry.kind for entry in report.timeline}
     assert {"explain", "specialise", "import", "compile", "load", "run", "record", "pack", "operator"} <= kinds
-    explained = {one.name: one for one in report.timeline if one.kind == "explain"}
+    explained = {entry.name: entry for entry in report.timeline if entry.kind == "explain"}
     first = explained["first calls"]
-    for one in report.timeline:
-        assert one.start >= 0 and one.seconds >= 0
-        if one.kind in ("record", "pack", "specialise"):
-            assert first.start <= one.start <= one.start + one.seconds <= first.start + first.seconds + 1e-3
-    assert [one.seconds for one in report.memory] == sorted(one.seconds for one in report.memory)
+    for entry in report.timeline:
+        assert entry.start >= 0 and entry.seconds >= 0
+        if entry.kind in ("record", "pack", "specialise"):
+            assert first.start <= entry.start <= entry.start + entry.seconds <= first.start + first.seconds + 1e-3
+    assert [entry.seconds for entry in report.memory] == sorted(entry.seconds for entry in report.memory)
     last = report.memory[-1]
     assert last.packed > 0 and last.workspace > 0
     assert last.resident > last.packed + last.workspace or not last.resident
@@ -152,7 +152,7 @@ def parts_of(stage: Stage, number: int) -> str:
     return "\n".join(line for first, behind in stage.lines[number] for line in lines[first:behind])
 
 
-# What the parts of the kernel that computes conv2d and sigmoid hold, and what they do not.
+# By stage: text that the part of the conv2d and sigmoid kernel contains, and text that it does not contain.
 PARTS = {
     "Torch dialect": ("torch.aten.sigmoid", "torch.aten.gt"),
     "linalg": ("math.exp", "math.rsqrt"),
@@ -163,31 +163,31 @@ PARTS = {
 
 
 def test_the_lines_of_a_kernel(report: Explanation) -> None:
-    found, kernels = stages(report)
-    assert [stage.name for stage in found] == STAGES
+    all_stages, kernels = stages(report)
+    assert [stage.name for stage in all_stages] == STAGES
     names = [kernel.ops for kernel in report.groups[0].specialisations[0].kernels]
     number = names.index(("conv2d", "sigmoid"))
-    for stage in found[:-2]:
+    for stage in all_stages[:-2]:
         assert "loc(" not in stage.text
         within, outside = (text.format(symbol=kernels[number].symbol) for text in PARTS[stage.name])
         part = parts_of(stage, number)
         assert within in part and outside not in part
         assert outside in stage.text or stage.name == "kernel"
-    optimised = found[-2]
+    optimised = all_stages[-2]
     assert f"define internal void @{kernels[number].symbol}(" in parts_of(optimised, number)
-    # Neither headings nor what LLVM's linker adds.
+    # The text has neither headings nor the symbols that LLVM's linker adds.
     assert "***" not in optimised.text and "lljit" not in optimised.text
     if shutil.which("objdump") or shutil.which("llvm-objdump"):
-        # Of a kernel that has become a part of the entry there is nothing.
-        assert f"<{kernels[number].symbol}>:" in parts_of(found[-1], number)
-        assert "mdla_forward" in found[-1].text
+        # A kernel that was inlined into the entry has no code of its own.
+        assert f"<{kernels[number].symbol}>:" in parts_of(all_stages[-1], number)
+        assert "mdla_forward" in all_stages[-1].text
 
 
 def test_a_kernel_that_runs_tile_by_tile_is_shown_with_those_that_it_calls(report: Explanation) -> None:
-    found, kernels = stages(report)
+    all_stages, kernels = stages(report)
     names = [kernel.ops for kernel in report.groups[0].specialisations[0].kernels]
     number = names.index(("mul", "sub", "softmax"))
-    part = parts_of(found[3], number)
+    part = parts_of(all_stages[3], number)
     assert part.count("llvm.func internal") > 2
     assert f"@{kernels[number].symbol}(" in part
 
@@ -197,11 +197,11 @@ def test_a_program_for_any_sizes_has_stages() -> None:
     with torch.no_grad():
         for rows in (3, 5, 7, 9):
             report = torchmdla.explain(model, torch.randn(rows, 6))
-    (dynamic,) = [one for one in report.groups[0].specialisations if one.is_dynamic]
+    (dynamic,) = [specialisation for specialisation in report.groups[0].specialisations if specialisation.is_dynamic]
     program, kernels = report.programs[dynamic.key]
-    found = stages_of(Program.from_bytes(program), kernels)
-    assert [stage.name for stage in found] == STAGES
-    for stage in found[:-2]:
+    all_stages = stages_of(Program.from_bytes(program), kernels)
+    assert [stage.name for stage in all_stages] == STAGES
+    for stage in all_stages[:-2]:
         assert all(stage.lines), stage.name
 
 
@@ -252,7 +252,7 @@ def browser() -> Iterator[Any]:
         pytest.skip("no Chromium is installed: apt-get install chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as started:
-        # A sandbox of its own is what containers do not give; the page is ours.
+        # Containers do not allow the browser's sandbox. The page is trusted.
         opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
         opened.close()
@@ -260,7 +260,10 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Any]:
-    """Opens a file without a network, and fails if it asks for more, or something goes wrong in it."""
+    """Yield a function that opens a file without a network.
+
+    The test fails if the page makes other requests, or logs errors or warnings.
+    """
     context = browser.new_context(viewport={"width": 1366, "height": 768}, offline=True, color_scheme="light")
     page = context.new_page()
     page.set_default_timeout(300_000)  # a busy machine is slow
@@ -318,7 +321,7 @@ def test_a_kernel_is_found_and_opened(opened: Any, file: Path) -> None:
     page.keyboard.type("sigmoid conv")
     assert page.locator("#kernels li:visible").count() == 1
     page.get_by_label("Search kernels").fill("softmax")
-    assert page.locator("#kernels li:visible").count() == 1  # and not all of its group
+    assert page.locator("#kernels li:visible").count() == 1  # not all kernels of its group
     page.get_by_label("Search kernels").fill("sigmoid conv")
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
@@ -362,7 +365,7 @@ def test_light_and_dark(opened: Any, file: Path) -> None:
     assert sum(map(int, re.findall(r"\d+", dark)[:3])) < 200 < 600 < sum(map(int, re.findall(r"\d+", light)[:3]))
     screenshot(page, "dark")
     page.reload()
-    assert page.evaluate(background) == dark  # it is remembered
+    assert page.evaluate(background) == dark  # the browser stores the choice
 
 
 @needs_layout
@@ -373,7 +376,7 @@ def test_by_keyboard(opened: Any, file: Path) -> None:
         page.keyboard.press("Tab")
         reached.append(focused(page))
     wanted = ["Graph", "Keys ?", "Dark", "kernels", "Fold all", "Larger", "Search kernels"]
-    assert list(dict.fromkeys(one for one in reached if one in wanted)) == wanted
+    assert list(dict.fromkeys(label for label in reached if label in wanted)) == wanted
     page.locator(".node[tabindex='0']").focus()
     assert focused(page).startswith("mdla_conv2d")
     page.keyboard.press("ArrowDown")
@@ -431,7 +434,7 @@ def test_every_control_has_a_name(opened: Any, file: Path) -> None:
     nameless = """[...document.querySelectorAll("button, input, [role=button], [role=tab], svg[role], dialog")].filter(
         (one) => !(one.getAttribute("aria-label") || one.getAttribute("aria-labelledby") || one.textContent.trim())
     ).map((one) => one.outerHTML)"""
-    assert [one for one in page.evaluate(nameless) if 'id="kernel"' not in one] == []
+    assert [element for element in page.evaluate(nameless) if 'id="kernel"' not in element] == []
 
 
 @needs_layout

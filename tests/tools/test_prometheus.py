@@ -1,4 +1,4 @@
-"""Statistics as metrics of Prometheus."""
+"""Tests of statistics as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchmdla import prometheus
 
 
 def samples(page: bytes) -> dict[tuple[str, ...], float]:
-    """By name and values of labels."""
+    """Return the samples by name and label values."""
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(page.decode())
@@ -30,7 +30,7 @@ def samples(page: bytes) -> dict[tuple[str, ...], float]:
 
 
 def test_what_ran_is_counted() -> None:
-    # Of sizes that no package of another test has.
+    # No package of another test has these sizes.
     model = nn.Sequential(nn.Linear(11, 13), nn.ReLU()).eval()
     x = torch.randn(2, 11)
     compiled = torchmdla.compile(model, x)
@@ -39,19 +39,21 @@ def test_what_ran_is_counted() -> None:
             compiled(x)
         with torchmdla.enabled(False):
             compiled(x)
-    statistics, found = torchmdla.stats(), samples(prometheus.page())
-    assert found["torchmdla_specialisations_total",] == statistics.specialisations == 1
-    assert found["torchmdla_calls_total", "compiled"] == sum(one.compiled_calls for one in statistics.by_group) >= 5
-    assert found["torchmdla_calls_total", "fallback"] == 1
-    assert found["torchmdla_fallbacks_total", "torchmdla is switched off"] == 1
-    assert found["torchmdla_compile_seconds_total",] == pytest.approx(statistics.compile_seconds)
-    assert found["torchmdla_code_bytes",] == statistics.memory.code > 0
+    statistics, metrics = torchmdla.stats(), samples(prometheus.page())
+    assert metrics["torchmdla_specialisations_total",] == statistics.specialisations == 1
+    assert (
+        metrics["torchmdla_calls_total", "compiled"] == sum(group.compiled_calls for group in statistics.by_group) >= 5
+    )
+    assert metrics["torchmdla_calls_total", "fallback"] == 1
+    assert metrics["torchmdla_fallbacks_total", "torchmdla is switched off"] == 1
+    assert metrics["torchmdla_compile_seconds_total",] == pytest.approx(statistics.compile_seconds)
+    assert metrics["torchmdla_code_bytes",] == statistics.memory.code > 0
     sources = ("compiled", "disk", "memory", "store")
-    assert sum(found["torchmdla_programs_total", source] for source in sources) == 1
+    assert sum(metrics["torchmdla_programs_total", source] for source in sources) == 1
 
 
 def test_calls_of_a_model_that_is_gone_stay_counted(tmp_path: Path) -> None:
-    """A counter that goes down is one that a restart set back, to Prometheus."""
+    """Check that counters never decrease. Prometheus interprets a decrease as a restart."""
     path = tmp_path / "model.pt"
     torch.jit.script(nn.Sequential(nn.Linear(11, 3), nn.ReLU()).eval()).save(str(path))
     program, x = torch.jit.load(path), torch.randn(2, 11)
@@ -59,7 +61,7 @@ def test_calls_of_a_model_that_is_gone_stay_counted(tmp_path: Path) -> None:
         for _ in range(5):
             program(x)
     before = torchmdla.stats()
-    assert before.compiled_calls == sum(one.compiled_calls for one in before.by_group) > 0
+    assert before.compiled_calls == sum(group.compiled_calls for group in before.by_group) > 0
     del program
     gc.collect()
     after = torchmdla.stats()
@@ -79,9 +81,9 @@ def test_models_that_are_reloaded(tmp_path: Path) -> None:
     path.write_bytes(b"no archive")
     with pytest.raises(RuntimeError):
         model.reload()
-    found = samples(prometheus.page())
-    assert found["torchmdla_model_version", str(path)] == 2
-    assert found["torchmdla_reload_failures_total", str(path)] == 1
+    metrics = samples(prometheus.page())
+    assert metrics["torchmdla_model_version", str(path)] == 2
+    assert metrics["torchmdla_reload_failures_total", str(path)] == 1
 
 
 def test_reasons_are_bounded() -> None:

@@ -1,4 +1,4 @@
-"""Predictors in actors of a cluster of Ray on this machine, and the examples, as processes of their own."""
+"""Tests of predictors in actors of a local Ray cluster, and of the examples in separate processes."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ X = np.random.default_rng(0).standard_normal((300, 6), dtype=np.float32)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """Its address."""
-    # Actors find torchmdla and these tests where this process does.
+    """Yield the address of a local cluster."""
+    # Actors import torchmdla and these tests from the same folders as this process.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)])
     ray.init(
@@ -65,14 +65,14 @@ def network() -> nn.Module:
 
 
 def noted_network(folder: Path) -> nn.Module:
-    """Leaves a line in ``folder`` for each time it is made."""
+    """Return a network and append a line to this process's file in ``folder``."""
     with open(folder / str(os.getpid()), "a") as file:
         file.write(f"{torch.get_num_threads()}\n")
     return network()
 
 
 def check(ids: Sequence[int], outputs: Sequence[Any]) -> None:
-    """Each row once, with eager's values."""
+    """Check that each row occurs once and has eager's values."""
     assert sorted(ids) == list(range(len(X)))
     with torch.no_grad():
         expected = network()(torch.from_numpy(X)[torch.tensor(list(ids))])
@@ -84,7 +84,7 @@ def dataset() -> Any:
 
 
 def predicted(rows: int, actors: int, **arguments: Any) -> dict[str, Any]:
-    """Of the whole of ``X``, in actors of half a CPU."""
+    """Return the predictions for all rows of ``X``, computed in actors of half a CPU."""
     examples = [{"x": X[:1], "id": np.zeros(1, int)}]
     return dataset().map_batches(
         torchmdla.ray.Predictor,
@@ -100,11 +100,11 @@ def test_batches_of_a_dataset(cluster: str, tmp_path: Path) -> None:
     result = predicted(32, 2, model=functools.partial(noted_network, tmp_path), batch_size=32)
     check(result["id"], result["output"])
     loads = [file.read_text() for file in tmp_path.iterdir()]
-    assert loads == ["1\n"] * 2  # once in each actor, which has one thread
+    assert loads == ["1\n"] * 2  # one load in each actor, which has one thread
 
 
 class KillsOnce:
-    """Ends the first process that has a batch with a certain row in it."""
+    """Preprocessing that kills the first process whose batch contains row 150."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -125,12 +125,12 @@ def test_an_actor_that_is_killed_loses_nothing(cluster: str, tmp_path: Path) -> 
     model = functools.partial(noted_network, tmp_path / "loads")
     result = predicted(16, 1, model=model, preprocess=KillsOnce(tmp_path / "killed"))
     assert (tmp_path / "killed").exists()
-    assert len(list((tmp_path / "loads").iterdir())) == 2  # the actor, and the one in its place
+    assert len(list((tmp_path / "loads").iterdir())) == 2  # the actor and its replacement
     check(result["id"], result["output"])
 
 
 class Threads:
-    """How many an actor has once it made a predictor."""
+    """Actor that counts its threads after it created a predictor."""
 
     def count(self) -> int:
         torchmdla.ray.Predictor(network, inputs="x", examples=[{"x": X[:1]}])
@@ -145,16 +145,16 @@ def test_threads_follow_resources(cluster: str) -> None:
 
 
 def counted(model: str) -> dict[str, float]:
-    """The metrics of a model, as Prometheus would collect them: sums over actors."""
+    """Return the metrics of a model as Prometheus would collect them, summed over actors."""
     prometheus = pytest.importorskip("prometheus_client.parser")
     port = ray.nodes()[0]["MetricsExportPort"]
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-    found: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for family in prometheus.text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.labels.get("model") == model and not sample.name.endswith("_bucket"):
-                found[sample.name.removeprefix("ray_torchmdla_")] += sample.value
-    return dict(found)
+                sums[sample.name.removeprefix("ray_torchmdla_")] += sample.value
+    return dict(sums)
 
 
 @pytest.mark.sampled(0)
@@ -168,11 +168,11 @@ def test_metrics_and_errors_of_an_actor(cluster: str) -> None:
     wanted = {"batches_total": 3, "rows_total": 21, "batch_seconds_count": 3}
     while not all(counted("measured").get(name, 0) >= count for name, count in wanted.items()):
         time.sleep(0.2)
-    found = counted("measured")
-    assert {name: found[name] for name in wanted} == wanted
-    assert found["compiled_calls_total"] >= 3
-    assert found["specialisations_total"] == 4  # of 8, 3 and 1 rows, and of any number
-    assert "fallbacks_total" not in found
+    metrics = counted("measured")
+    assert {name: metrics[name] for name in wanted} == wanted
+    assert metrics["compiled_calls_total"] >= 3
+    assert metrics["specialisations_total"] == 4  # for 8, 3 and 1 rows, and for any number of rows
+    assert "fallbacks_total" not in metrics
     with pytest.raises(ValueError, match="the batch has no column 'x'; it has 'y'"):
         ray.get(call({"y": X}))
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there(cluster: str) -> None:
 
 
 def started(*command: object, address: str, errors: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """A program in Python, on the cluster of these tests."""
+    """Start a Python program that uses the cluster at ``address``."""
     return subprocess.Popen(
         [sys.executable, *map(str, command)],
         env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)},
@@ -197,14 +197,14 @@ def started(*command: object, address: str, errors: IO[str] | int = subprocess.P
 
 
 def finished(script: str, *arguments: object, address: str) -> list[str]:
-    """The lines with numbers that an example printed; Ray's warnings are between them."""
+    """Run an example and return its output lines that start with a digit. Ray's warnings are left out."""
     process = started(EXAMPLES / script, *arguments, address=address)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
     return [line for line in output.splitlines() if line[:1].isdigit()]
 
 
-# The script with its driver killed when the third file has come; tasks and actors run on.
+# Run the script and kill its driver when the third file arrives. Tasks and actors continue to run.
 KILLED = """
 import os, runpy, signal, sys
 
@@ -315,7 +315,7 @@ def test_images(cluster: str, tmp_path: Path) -> None:
     rows = {row["id"]: row for row in pq.read_table(tmp_path / "results").to_pylist()}
     assert sorted(rows) == sorted(names)
     spec = MODELS["resnet18"].reduced()
-    mean, deviation = (torch.tensor(of).view(3, 1, 1) for of in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     for name in names:
         pixels = np.array(image.open(tmp_path / "images" / name).resize((64, 64), resample=image.BILINEAR))
         x = (torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - mean) / deviation
@@ -326,9 +326,9 @@ def test_images(cluster: str, tmp_path: Path) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def answer(url: str, body: bytes | None = None) -> Any:
@@ -352,7 +352,7 @@ def image_classifier() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def server(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the example, which serves :func:`image_classifier`."""
+    """Yield the address of the example server, which serves :func:`image_classifier`."""
     folder = tmp_path_factory.mktemp("server")
     torch.jit.save(torch.jit.trace(image_classifier(), torch.zeros(1, 3, 64, 64)), folder / "model.pt")
     port = free_port()
@@ -378,11 +378,11 @@ def test_requests_that_come_together_are_computed_together(server: str) -> None:
     with ThreadPoolExecutor(len(images)) as clients:
         answers = list(clients.map(lambda image: answer(server, body_of(image)), images))
     model = image_classifier()
-    for image, given in zip(images, answers, strict=True):
+    for image, reply in zip(images, answers, strict=True):
         with torch.no_grad():
             score, best = torch.softmax(model(image[None]), 1).max(1)
-        assert given["class"] == best.item()
-        assert_matches(given["score"], score.item(), layers=2)
+        assert reply["class"] == best.item()
+        assert_matches(reply["score"], score.item(), layers=2)
     status = answer(f"{server}status")
     assert status["requests"] == len(images) > 2 * status["batches"]
     assert status["specialisations"] > 0 and status["fallbacks"] == {}
@@ -395,13 +395,13 @@ def test_wrong_requests(server: str) -> None:
 
 
 def with_threads(results: dict[str, Tensor]) -> dict[str, Tensor]:
-    """And how many computed each row."""
+    """Return ``results`` and, for each row, the number of threads of its actor."""
     return {**results, "threads": torch.full((len(results["output"]),), torch.get_num_threads())}
 
 
 @pytest.mark.sampled(0)
 def test_a_predictor_is_a_deployment(server: str) -> None:
-    """For batches from other deployments; it runs beside the example."""
+    """Check a deployment that gets batches from other deployments. It runs beside the example."""
     from ray import serve
 
     deployment = serve.deployment(torchmdla.ray.Predictor).options(ray_actor_options={"num_cpus": 1.5})

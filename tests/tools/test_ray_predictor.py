@@ -1,4 +1,4 @@
-"""What a predictor makes of columns, files and functions, and what it says of wrong ones. No cluster is needed."""
+"""Tests of predictors on columns, files and functions, and of their errors. They need no cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.random.default_rng(0).standard_normal((9, 6), dtype=np.float32)
 
 
 class Two(nn.Module):
-    """Two inputs, and results in a structure that is chosen."""
+    """Module with two inputs. ``structure`` combines its two results."""
 
     def __init__(self, structure: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ def mean_of_the_batch() -> nn.Module:
 
 
 def predictor(model: Any = one, **arguments: Any) -> Any:
-    given = {"inputs": "x", "examples": [{"x": X[:1]}], **arguments}
-    return torchmdla.ray.Predictor(model, **given)
+    keywords = {"inputs": "x", "examples": [{"x": X[:1]}], **arguments}
+    return torchmdla.ray.Predictor(model, **keywords)
 
 
 def eager(x: Any, model: Callable[[], nn.Module] = one) -> Tensor:
@@ -86,7 +86,7 @@ def test_without_ray_the_error_says_what_to_install() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """The same model in each kind of file."""
+    """Return the paths of the same model in each kind of file."""
     kinds = {kind: tmp_path / name for kind, name in FILES.items()}
     examples = [torch.zeros(rows, 6) for rows in (4, 3, 2, 1)]
     torch.jit.save(torch.jit.trace(one(), examples[0]), kinds["torchscript"])
@@ -102,17 +102,17 @@ FILES = {"torchscript": "model.pt", "package": "package.pt", "one size": "model.
 
 @pytest.mark.parametrize("kind", FILES)
 def test_files(files: dict[str, Path], kind: str) -> None:
-    made = predictor(files[kind], batch_size=4, pad=kind == "one size")
+    instance = predictor(files[kind], batch_size=4, pad=kind == "one size")
     for rows in (4, 3, 2, 4):
-        check(made({"x": X[:rows]})["output"], X[:rows])
+        check(instance({"x": X[:rows]})["output"], X[:rows])
 
 
 @pytest.mark.parametrize("kind", ["torchscript", "one size", "any size"])
 def test_a_warm_model_compiles_nothing_more(files: dict[str, Path], kind: str) -> None:
-    made = predictor(files[kind], batch_size=4, pad=kind == "one size")
+    instance = predictor(files[kind], batch_size=4, pad=kind == "one size")
     before = torchmdla.stats()
     for rows in (4, 3, 2):
-        made({"x": X[:rows]})
+        instance({"x": X[:rows]})
     after = torchmdla.stats()
     assert before.specialisations == after.specialisations > 0
     assert after.fallbacks == {}
@@ -145,7 +145,7 @@ def test_functions_that_make_compiled_modules() -> None:
 
 
 class SizeOfTheBatch(nn.Module):
-    """Of each row, how many rows were computed with it."""
+    """Module that returns the number of rows of the batch for each row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros(x.size(0)) + x.size(0)
@@ -153,15 +153,15 @@ class SizeOfTheBatch(nn.Module):
 
 @pytest.mark.parametrize("pad", [False, True])
 def test_short_batches_are_filled_up_where_that_is_asked_for(pad: bool) -> None:
-    made = predictor(lambda: torch.jit.script(SizeOfTheBatch().eval()), batch_size=4, pad=pad)
+    instance = predictor(lambda: torch.jit.script(SizeOfTheBatch().eval()), batch_size=4, pad=pad)
     for rows, computed in ((4, 4), (3, 4 if pad else 3), (9, 9), (1, 4 if pad else 1)):
-        assert made({"x": X[:rows]})["output"].tolist() == [computed] * rows
+        assert instance({"x": X[:rows]})["output"].tolist() == [computed] * rows
 
 
 def test_what_short_batches_are_filled_up_with_changes_no_result() -> None:
-    made = predictor(batch_size=4, pad=True)
+    instance = predictor(batch_size=4, pad=True)
     for rows in (1, 2, 3, 4, 7):
-        check(made({"x": X[:rows]})["output"], X[:rows])
+        check(instance({"x": X[:rows]})["output"], X[:rows])
 
 
 def test_several_inputs_and_outputs() -> None:
@@ -174,8 +174,8 @@ def test_several_inputs_and_outputs() -> None:
         (by_name, None, ("a", "b")),
         (by_name, "b", ("b",)),
     ):
-        made = predictor(model, inputs=("left", "right"), outputs=outputs, keep="id", examples=examples)
-        result = made(batch)
+        instance = predictor(model, inputs=("left", "right"), outputs=outputs, keep="id", examples=examples)
+        result = instance(batch)
         assert tuple(result) == ("id", *names)
         assert result["id"].tolist() == list(range(9))
         for name in names:
@@ -184,7 +184,7 @@ def test_several_inputs_and_outputs() -> None:
 
 
 def test_functions_before_and_after() -> None:
-    made = predictor(
+    instance = predictor(
         preprocess=lambda batch: {"x": [row / 255 for row in batch["bytes"].astype(np.float32)]},
         postprocess=lambda results: {
             "best": results["output"].argmax(1),
@@ -194,7 +194,7 @@ def test_functions_before_and_after() -> None:
         keep=("bytes",),
     )
     pixels = np.arange(30, dtype=np.uint8).reshape(5, 6)
-    result = made({"bytes": pixels})
+    result = instance({"bytes": pixels})
     best = eager(pixels.astype(np.float32) / 255).argmax(1)
     assert result["best"].tolist() == best.tolist()
     assert result["label"].tolist() == [f"class {index}" for index in best.tolist()]
@@ -202,7 +202,7 @@ def test_functions_before_and_after() -> None:
 
 
 def test_rows_of_several_sizes_are_computed_in_their_order() -> None:
-    """Each is what eager makes of it alone."""
+    """Check that each result equals eager's result for that row alone."""
 
     def sums() -> Any:
         torch.manual_seed(0)
@@ -213,27 +213,27 @@ def test_rows_of_several_sizes_are_computed_in_their_order() -> None:
     rows = [generator.standard_normal((2, length), dtype=np.float32) for length in (5, 7, 5, 9, 7, 5)]
     column = np.empty(len(rows), dtype=object)
     column[:] = rows
-    made = predictor(sums, examples=[{"x": np.zeros((1, 2, 5), np.float32)}], keep="id")
-    result = made({"x": column, "id": np.arange(6)})
+    instance = predictor(sums, examples=[{"x": np.zeros((1, 2, 5), np.float32)}], keep="id")
+    result = instance({"x": column, "id": np.arange(6)})
     model = sums()
     assert result["output"].dtype == object
     for row, values in enumerate(rows):
         assert_matches(
             torch.from_numpy(result["output"][row].copy()), model(torch.from_numpy(values)[None])[0].detach()
         )
-    single = made.predict_rows([{"x": values, "id": row} for row, values in enumerate(rows)])
+    single = instance.predict_rows([{"x": values, "id": row} for row, values in enumerate(rows)])
     for row, one_result in enumerate(single):
         assert one_result["id"] == row
         assert_matches(*map(torch.from_numpy, (one_result["output"].copy(), result["output"][row].copy())), layers=1)
 
 
 def test_samples_one_by_one() -> None:
-    made = predictor(keep=("name", "raw"))
+    instance = predictor(keep=("name", "raw"))
     samples = [{"x": X[row], "name": f"row {row}", "raw": bytes([row, 0])} for row in range(5)]
-    results = made.predict_rows(samples)
+    results = instance.predict_rows(samples)
     assert [(result["name"], result["raw"]) for result in results] == [(s["name"], s["raw"]) for s in samples]
     check(np.stack([result["output"] for result in results]), X[:5])
-    assert made.predict_rows([]) == []
+    assert instance.predict_rows([]) == []
 
 
 def test_memory_that_may_only_be_read() -> None:
@@ -252,18 +252,18 @@ def test_memory_that_may_only_be_read() -> None:
 
 
 def test_halves_become_columns() -> None:
-    made = predictor(lambda: torch.jit.trace(one().bfloat16(), torch.zeros(2, 6, dtype=torch.bfloat16)),
+    instance = predictor(lambda: torch.jit.trace(one().bfloat16(), torch.zeros(2, 6, dtype=torch.bfloat16)),
                      preprocess=lambda batch: {"x": torch.from_numpy(batch["x"]).bfloat16()})  # fmt: skip
     with torch.no_grad():
         expected = one().bfloat16()(torch.from_numpy(X).bfloat16())
-    result = torch.from_numpy(made({"x": X})["output"])
+    result = torch.from_numpy(instance({"x": X})["output"])
     assert result.dtype == torch.float32
     assert_matches(result.bfloat16(), expected, layers=2)
 
 
 def test_it_is_pickled_as_its_arguments() -> None:
-    made = predictor(keep="id", batch_size=4, name="named")
-    pickled = pickle.dumps(made)
+    instance = predictor(keep="id", batch_size=4, name="named")
+    pickled = pickle.dumps(instance)
     assert len(pickled) < 1000
     result = pickle.loads(pickled)({"x": X, "id": np.arange(9)})
     check(result["output"], X)

@@ -1,4 +1,4 @@
-"""``python -m torchmdla run`` and ``bench``: what they print of every kind of program, and how they fail."""
+"""Tests of ``python -m torchmdla run`` and ``bench``: their output for each kind of program, and their errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ADDED = """module {
 
 
 class Counting(nn.Module):
-    """Its results depend on how often it was called."""
+    """Module whose results depend on the number of previous calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def filled(arguments: list[str], files: dict[str, str]) -> list[str]:
-    return [f"@{files[one[1:]]}" if one.startswith("@") else files.get(one, one) for one in arguments]
+    return [
+        f"@{files[argument[1:]]}" if argument.startswith("@") else files.get(argument, argument)
+        for argument in arguments
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,12 +112,12 @@ def test_programs_run_as_eager(
     arguments: list[str], result: str, groups: int | None, files: dict[str, str], capsys: Any
 ) -> None:
     assert main(["run", *filled(arguments, files), "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert made["results"][0][1] == result
-    assert made["difference"] == "" and made["layers"] >= 1
-    assert 0 < made["least"] <= made["median"] and made["calls"] >= 3
-    assert groups is None or len(made["statistics"]["by_group"]) == groups
-    assert all(group["compiled_calls"] > made["calls"] for group in made["statistics"]["by_group"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["results"][0][1] == result
+    assert report["difference"] == "" and report["layers"] >= 1
+    assert 0 < report["least"] <= report["median"] and report["calls"] >= 3
+    assert groups is None or len(report["statistics"]["by_group"]) == groups
+    assert all(group["compiled_calls"] > report["calls"] for group in report["statistics"]["by_group"])
 
 
 @pytest.mark.parametrize(
@@ -127,9 +130,9 @@ def test_programs_run_as_eager(
 )
 def test_mlir_runs(arguments: list[str], results: list[str], files: dict[str, str], capsys: Any) -> None:
     assert main(["run", *filled(arguments, files), "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    assert [type_ for _, type_, _ in made["results"]] == results
-    assert made["layers"] is made["error"] is None
+    report = json.loads(capsys.readouterr().out)
+    assert [type_ for _, type_, _ in report["results"]] == results
+    assert report["layers"] is report["error"] is None
 
 
 @pytest.mark.parametrize("output", ["torch", "linalg"])
@@ -141,9 +144,9 @@ def test_mlir_computes_what_it_says(output: str, weights: int, files: dict[str, 
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     block = function.body.operations[0].regions[0].blocks[0]
     order = [str(argument.location).partition('"')[2].partition('"')[0] for argument in block.arguments][1:]
-    made = MlirFunction(str(function)).compile(weights=weights)
+    compiled = MlirFunction(str(function)).compile(weights=weights)
     with torch.no_grad():
-        assert_matches(made(x, *(named[name].detach() for name in order)), module(x), layers=2)
+        assert_matches(compiled(x, *(named[name].detach() for name in order)), module(x), layers=2)
 
 
 def test_results_that_are_arguments_are_copies() -> None:
@@ -154,24 +157,27 @@ def test_results_that_are_arguments_are_copies() -> None:
 
 
 def test_a_call_with_others_is_refused() -> None:
-    made = MlirFunction(ADDED).compile()
+    compiled = MlirFunction(ADDED).compile()
     for wrong in ((), (torch.ones(2, 4),), (torch.ones(2, 3).double(),)):
         with pytest.raises((TypeError, ValueError), match="@twice"):
-            made(*wrong)
+            compiled(*wrong)
     with pytest.raises(CompileError, match="no valid module"):
         MlirFunction("func.func @a(")
 
 
 def test_what_is_drawn_for_many_layers_stays_a_number(tmp_path: Path, capsys: Any) -> None:
-    """With weights of size 1, each of 40 layers is 200 times as large as the one before."""
+    """Check that random weights keep the results finite.
+
+    If weights had magnitude 1, the values would grow by a factor of 200 in each of the 40 layers.
+    """
     deep = nn.Sequential(*[nn.Sequential(nn.Linear(256, 256, bias=False), nn.ReLU()) for _ in range(40)])
     path = tmp_path / "deep.mlir"
     path.write_text(str(get_mlir(deep.eval(), torch.randn(1, 256), output="linalg")))
-    for given in (["--input", "1x256"], []):
-        assert main(["run", str(path), "--json", *given]) == 0
+    for options in (["--input", "1x256"], []):
+        assert main(["run", str(path), "--json", *options]) == 0
         ((_, _, values),) = json.loads(capsys.readouterr().out)["results"]
-        found = [float(value) for value in values.removesuffix(", …").split(", ")]
-        assert all(map(math.isfinite, found)) and any(found)
+        numbers = [float(value) for value in values.removesuffix(", …").split(", ")]
+        assert all(map(math.isfinite, numbers)) and any(numbers)
 
 
 def test_what_a_person_reads(files: dict[str, str], capsys: Any) -> None:
@@ -213,8 +219,11 @@ def test_what_a_person_reads(files: dict[str, str], capsys: Any) -> None:
 def test_errors(command: str, arguments: list[str], message: str, files: dict[str, str], capfd: Any) -> None:
     if command == "bench" and arguments[0].endswith(".mlir"):
         message = "bench compares with PyTorch, which runs no MLIR"
-    given = [f"@{files.get(one[1:], one[1:])}" if one.startswith("@") else files.get(one, one) for one in arguments]
-    assert main([command, *given]) == 2
+    filled_arguments = [
+        f"@{files.get(argument[1:], argument[1:])}" if argument.startswith("@") else files.get(argument, argument)
+        for argument in arguments
+    ]
+    assert main([command, *filled_arguments]) == 2
     printed = capfd.readouterr()
     assert printed.out == ""
     (line,) = [line for line in printed.err.splitlines() if line.startswith("error: ")]
@@ -256,8 +265,8 @@ BENCH = ["--rounds", "2", "--json"]
 )
 def test_bench(file: str, inputs: list[str], ways: set[str], files: dict[str, str], capsys: Any) -> None:
     assert main(["bench", files[file], *inputs, *BENCH, "--threads", "1"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    (row,) = made["rows"]
+    report = json.loads(capsys.readouterr().out)
+    (row,) = report["rows"]
     assert set(row["ms"]) == ways
     assert all(0 < times["min"] <= times["median"] for times in row["ms"].values())
     assert row["gain"]["eager"] == pytest.approx(row["ms"]["eager"]["min"] / row["ms"]["torchmdla"]["min"])

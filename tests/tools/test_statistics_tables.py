@@ -1,4 +1,4 @@
-"""What ``print(torchmdla.stats())`` shows, and what it says to do about each reason."""
+"""Tests of the tables of ``print(torchmdla.stats())``, and of the advice for each reason."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_row_for_each_group() -> None:
     assert group.source == f"{__file__}:{line}"
     text = str(torchmdla.stats())
     assert "1 group formed, 1 specialisation compiled" in text
-    (row,) = [one for one in text.splitlines() if group.name in one]
+    (row,) = [text_line for text_line in text.splitlines() if group.name in text_line]
     assert [cell.strip() for cell in row.split("│")[3:8]] == [
         str(n) for n in (group.compiled_calls, group.recorded_calls, 0, 0, 1)
     ]
@@ -74,17 +74,17 @@ def test_reasons_with_advice() -> None:
     holes = torch.jit.script(with_holes)
     for _ in range(3):
         holes(torch.randn(3, 4))
-    # Cells are broken over lines.
+    # Table cells are wrapped over several lines.
     text = str(torchmdla.stats())
     assert "aten::nonzero" in text and "torch.where(mask" in text
     assert "attempts" in text and "pad to" in text
 
 
 def test_it_stays_data() -> None:
-    made = Statistics(1, 2, 3, 4, 5, 0.5, 0, fallbacks={"a reason": 7})
-    assert repr(made).startswith("Statistics(groups=1, specialisations=2, compiled=3, ")
-    assert "by_group" not in repr(made)
-    assert "a reason" in str(made) and "<pre" in made._repr_html_()
+    statistics = Statistics(1, 2, 3, 4, 5, 0.5, 0, fallbacks={"a reason": 7})
+    assert repr(statistics).startswith("Statistics(groups=1, specialisations=2, compiled=3, ")
+    assert "by_group" not in repr(statistics)
+    assert "a reason" in str(statistics) and "<pre" in statistics._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def test_it_stays_data() -> None:
     ],
 )
 def test_reasons_are_taken_apart(written: str, cells: tuple[str, str]) -> None:
-    ((_, *found, count, _),) = reasons(Statistics(1, 1, 1, 0, 0, 0.1, 0, left_out={written: 4}))
-    assert (tuple(found), count) == (cells, 4)
+    ((_, *columns, count, _),) = reasons(Statistics(1, 1, 1, 0, 0, 0.1, 0, left_out={written: 4}))
+    assert (tuple(columns), count) == (cells, 4)
 
 
-# --- every reason that code can give has advice of its own -----------------------------------------------------------
+# --- advice for each reason of the code ------------------------------------------------------------------------------
 
 DEFAULT = advice("", "a reason that nobody knows")
 DEFAULT_OF_SIZES = advice("", "it differs between sizes: a reason that nobody knows")
 
-# Where a program is refused because its sizes vary, and nowhere for another reason.
+# Files that raise an error only because the sizes of a program vary, and the function or class that they call.
 RAISES = {
     "torchmdla/capture/dynamic.py": "CompileError",
     "torchmdla/capture/symbolic.py": "CompileError",
@@ -118,7 +118,7 @@ RAISES = {
 
 
 def texts(path: str, function: str) -> Iterator[str]:
-    """What ``function`` is called with in a file, with 7 in place of what is known at run time only."""
+    """Yield the first arguments of the calls of ``function`` in a file. ``7`` replaces each run-time value."""
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == function:
             (first, *_) = node.args
@@ -129,14 +129,14 @@ def texts(path: str, function: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", RAISES)
 def test_every_reason_of_sizes_has_advice(path: str) -> None:
-    found = list(texts(path, RAISES[path]))
-    assert found
+    messages = list(texts(path, RAISES[path]))
+    assert messages
     if RAISES[path] == "CompileError" or "generalise" in path:
-        assert len(found) > 1
-    # "the program is not dynamic: …" is what the wrapper itself writes.
+        assert len(messages) > 1
+    # The wrapper itself writes "the program is not dynamic: …".
     missing = [
         text
-        for text in found
+        for text in messages
         if advice("", f"it differs between sizes: {text}") == DEFAULT_OF_SIZES and "program is not dynamic" not in text
     ]
     assert missing == []
@@ -149,10 +149,10 @@ def test_every_reason_of_the_runtime_has_advice(file: str) -> None:
     source = (ROOT / file).read_text()
     (body,) = re.findall(r"^(?:std::string|const char\*) describe\(.*?^}", source, re.MULTILINE | re.DOTALL)
     joined = re.sub(r'"\s*"', "", body)
-    found = [text for text in re.findall(r'"([^"]+)"', joined) if len(text) > 12]
-    assert len(found) >= 8
-    # Left out of a group that could not be compiled: the compiler's own reason is beside it.
-    missing = [text for text in found if advice("", text) == DEFAULT and text != "it could not be compiled"]
+    messages = [text for text in re.findall(r'"([^"]+)"', joined) if len(text) > 12]
+    assert len(messages) >= 8
+    # For "it could not be compiled", the table also shows the compiler's own reason.
+    missing = [text for text in messages if advice("", text) == DEFAULT and text != "it could not be compiled"]
     assert missing == []
 
 

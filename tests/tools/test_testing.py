@@ -1,4 +1,4 @@
-"""The checks against eager find what is wrong, say what it is, and survive what they find."""
+"""Tests of the checks against eager: they find differences, describe them, and survive crashes."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ X = normal(3, 4)
 
 
 def outcome(function: Callable[..., Any], captured: Callable[..., Any], *inputs: Any, **options: Any) -> Outcome:
-    """Of a frontend that makes ``captured`` of ``function``, wherever torchmdla is switched on."""
+    """Return the outcome for a frontend that captures ``function`` as ``captured`` if torchmdla is switched on."""
     alone = options.pop("alone", function)
 
     def mine(*args: Any) -> Any:
         return (captured if torchmdla.is_enabled() else alone)(*args)
 
     program = Program("test.program", lambda: function, inputs or (X,), **options)
-    found = check(program, "test:frontend", Variant(lambda subject, args, methods: {"forward": mine}, lambda *_: True))
-    assert found is not None
-    return found
+    result = check(program, "test:frontend", Variant(lambda subject, args, methods: {"forward": mine}, lambda *_: True))
+    assert result is not None
+    return result
 
 
-# --- what is reported --------------------------------------------------------------------------------------------
+# --- reports of differences --------------------------------------------------------------------------------------
 
 
 def double(x: Tensor) -> Tensor:
@@ -77,9 +77,9 @@ DIFFERENT: Mapping[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_differences_are_found(name: str) -> None:
     function, captured, detail = DIFFERENT[name]
-    found = outcome(function, captured)
-    assert found.status == "wrong"
-    assert re.search(detail, found.detail)
+    result = outcome(function, captured)
+    assert result.status == "wrong"
+    assert re.search(detail, result.detail)
 
 
 def test_agreement_is_found() -> None:
@@ -111,8 +111,8 @@ def test_an_index_out_of_range_is_missed_unless_nothing_is_made_of_what_it_selec
     series = tuple((normal(rows, 4), integers(5, low=2, high=3)) for rows in (3, 2))
     options = {"series": series, "in_doubt": True}
     assert outcome(sized, lambda x, index: x * index.size(0), *series[0], **options).status == "ok"
-    found = outcome(selected, unchecked, *series[0], **options)
-    assert (found.status, found.detail[:22]) == ("wrong", "call 1, raises: nothin")
+    result = outcome(selected, unchecked, *series[0], **options)
+    assert (result.status, result.detail[:22]) == ("wrong", "call 1, raises: nothin")
 
 
 _TRACEBACK = "The following operation failed in the TorchScript interpreter.\nTraceback of TorchScript:\n  x / 0\n"
@@ -148,8 +148,8 @@ def test_errors_have_eagers_class_and_message(error: Exception, status: str) -> 
 
 def test_wrong_gradients_are_found() -> None:
     assert outcome(double, double, mode="gradients").status == "ok"
-    found = outcome(double, _Halved.apply, mode="gradients")
-    assert (found.status, found.detail[:17]) == ("wrong", "call 0, gradients")
+    result = outcome(double, _Halved.apply, mode="gradients")
+    assert (result.status, result.detail[:17]) == ("wrong", "call 0, gradients")
 
 
 def test_wrong_training_is_found() -> None:
@@ -184,16 +184,16 @@ def test_buffers_count() -> None:
         return {"forward": call}
 
     program = Program("test.norm", lambda: nn.BatchNorm1d(4), (X,))
-    found = check(program, "test:frontend", Variant(capture, lambda *_: True))
-    assert found is not None and (found.status, found.detail[:13]) == ("wrong", "call 0, state")
+    result = check(program, "test:frontend", Variant(capture, lambda *_: True))
+    assert result is not None and (result.status, result.detail[:13]) == ("wrong", "call 0, state")
 
 
 def test_exceptions_are_errors_unless_they_are_pytorchs() -> None:
     def fails(x: Tensor) -> Tensor:
         raise ValueError("too compiled")
 
-    found = outcome(double, fails)
-    assert (found.status, found.detail) == ("error", "ValueError: too compiled")
+    result = outcome(double, fails)
+    assert (result.status, result.detail) == ("error", "ValueError: too compiled")
     assert outcome(double, fails, alone=fails).status == "not captured"
     assert outcome(fails, double).status == "no reference"
 
@@ -214,16 +214,16 @@ def test_what_fails_of_groups_that_are_switched_off_is_not_pytorchs() -> None:
 
         return {"forward": call}
 
-    found = check(Program("test.program", Products, (X,)), "test:frontend", Variant(failing, lambda *_: True))
-    assert found is not None and found.status == "error"
+    checked = check(Program("test.program", Products, (X,)), "test:frontend", Variant(failing, lambda *_: True))
+    assert checked is not None and checked.status == "error"
     assert torchmdla.graph_for(torch.jit.script(Products().eval()), torch.ones(3, 4)).findNode("mdla::CompilationGroup")
 
 
 def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
     assert outcome(double, lambda x: x * 3, alone=lambda x: x * 3).status == "pytorch"
-    # Wrong without torchmdla, and wrong in another way with it.
+    # The result is wrong without torchmdla, and differently wrong with it.
     assert outcome(double, lambda x: x * 4, alone=lambda x: x * 3).status == "wrong"
-    # Random numbers that PyTorch alone draws in another order than eager are drawn in yet another one beside groups.
+    # PyTorch alone may draw random numbers in another order than eager does. Beside groups, the order may differ again.
     random = frozenset({"random"})
     assert outcome(double, lambda x: x * 4, alone=lambda x: x * 3, tags=random).status == "pytorch"
     assert outcome(double, lambda x: x * 4, tags=random).status == "wrong"
@@ -243,8 +243,8 @@ def test_an_error_of_pytorchs_executor_may_come_in_another_call_beside_groups() 
     cases = (((1,), (2,), "pytorch"), ((1, 2), (2,), "pytorch"), ((1,), (6,), "pytorch"), ((1,), (), "wrong"))
     for ours, alone, status in cases:
         captured, uncaptured = raising_in(*ours, of=4), raising_in(*alone, of=8)
-        found = outcome(double, captured, X, alone=uncaptured, series=((X,),) * 4, in_doubt=True)
-        assert found.status == status
+        result = outcome(double, captured, X, alone=uncaptured, series=((X,),) * 4, in_doubt=True)
+        assert result.status == status
 
 
 def test_what_a_frontend_adds_to_pytorchs_capture_is_not_pytorchs() -> None:
@@ -253,16 +253,16 @@ def test_what_a_frontend_adds_to_pytorchs_capture_is_not_pytorchs() -> None:
 
     program = Program("test.program", lambda: double, (X,))
     for alone, status in ((tripled, "pytorch"), (lambda *_: {"forward": double}, "wrong")):
-        found = check(program, "test:frontend", Variant(tripled, lambda *_: True, alone=alone))
-        assert found is not None and found.status == status
+        result = check(program, "test:frontend", Variant(tripled, lambda *_: True, alone=alone))
+        assert result is not None and result.status == status
 
 
 def on_acap(function: Callable[..., Any], captured: Callable[..., Any], *inputs: Any) -> Outcome:
-    """Of a frontend with a device of its own."""
+    """Return the outcome for a frontend that has its own device."""
     device = Variant(lambda *_: {"forward": captured}, lambda *_: True, device="acap", prepare=torchmdla.acap_device)
-    found = check(Program("test.program", lambda: function, inputs), "test:frontend", device)
-    assert found is not None
-    return found
+    result = check(Program("test.program", lambda: function, inputs), "test:frontend", device)
+    assert result is not None
+    return result
 
 
 def test_what_a_device_computes_is_not_pytorchs() -> None:
@@ -273,8 +273,8 @@ def test_what_a_device_computes_is_not_pytorchs() -> None:
 def test_strides_on_a_device() -> None:
     every_other = lambda x: x.t()[::2]  # noqa: E731
     assert on_acap(every_other, every_other, X).status == "ok"
-    found = on_acap(every_other, lambda x: every_other(x).contiguous(), X)
-    assert (found.status, found.detail[:15]) == ("wrong", "call 0, outputs")
+    result = on_acap(every_other, lambda x: every_other(x).contiguous(), X)
+    assert (result.status, result.detail[:15]) == ("wrong", "call 0, outputs")
 
 
 @pytest.mark.parametrize("draw", [strided(X), expanded(normal(1, 4), 3, 4), transposed(X)])
@@ -284,11 +284,11 @@ def test_inputs_move_to_a_device_as_copies(draw: Any) -> None:
 
 def test_fallbacks_have_their_reasons() -> None:
     torchmdla.enable(max_specialisations=0)
-    found = check(PROGRAMS["elementwise.polynomial"], "torchscript:trace", variant_of("torchscript:trace"))
+    result = check(PROGRAMS["elementwise.polynomial"], "torchscript:trace", variant_of("torchscript:trace"))
     torchmdla.enable()
-    assert found is not None and (found.status, found.groups, found.specialisations) == ("fallback", 1, 0)
-    (reason,) = found.fallbacks
-    assert "too many specialisations" in reason and found.detail == reason
+    assert result is not None and (result.status, result.groups, result.specialisations) == ("fallback", 1, 0)
+    (reason,) = result.fallbacks
+    assert "too many specialisations" in reason and result.detail == reason
 
 
 def test_unwritten_memory_is_compared_without_values() -> None:
@@ -300,11 +300,11 @@ def test_unwritten_memory_is_compared_without_values() -> None:
 
 
 def test_inputs_are_drawn_from_the_seed() -> None:
-    said = ({"a": [X, integers(5)]}, 3, strided(X))
-    one, same, other = drawn(said, 1), drawn(said, 1), drawn(said, 2)
-    assert torch.equal(one[0]["a"][0], same[0]["a"][0]) and not torch.equal(one[0]["a"][0], other[0]["a"][0])
-    assert one[1] == 3
-    assert one[2].stride() == (8, 2)
+    inputs = ({"a": [X, integers(5)]}, 3, strided(X))
+    first, same, other = drawn(inputs, 1), drawn(inputs, 1), drawn(inputs, 2)
+    assert torch.equal(first[0]["a"][0], same[0]["a"][0]) and not torch.equal(first[0]["a"][0], other[0]["a"][0])
+    assert first[1] == 3
+    assert first[2].stride() == (8, 2)
 
 
 @pytest.mark.parametrize(
@@ -362,16 +362,16 @@ def _sleep(x: Tensor) -> Tensor:
 
 
 def programs(name: str, seed: int, limit: int | None) -> Any:
-    """Found by the jobs of the test above; each program of a job is run, whatever became of the one before."""
+    """Yield the programs of a job of the tests above. Each program of a job runs even if the previous one crashed."""
     if name == "raise":
         raise ValueError("no such programs")
-    found = {"crash": _crash, "sleep": _sleep, "fine": double, "large": _large}[name]
-    yield Program(f"test.{name}", lambda: found, (X,))
+    function = {"crash": _crash, "sleep": _sleep, "fine": double, "large": _large}[name]
+    yield Program(f"test.{name}", lambda: function, (X,))
     if name == "crash":
         yield Program("test.after", lambda: double, (X,))
 
 
-# --- what is expected --------------------------------------------------------------------------------------------
+# --- expected failures -------------------------------------------------------------------------------------------
 
 
 def test_expected_failures_are_checked_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +416,7 @@ def test_ways() -> None:
 @pytest.mark.parametrize(
     ("frontend", "message"),
     [
-        ("abacus", "no frontend 'abacus'; there are torchscript, "),
+        ("abacus", r"unknown frontend 'abacus' \(choose from torchscript, "),
         ("torchscript:guess", "has no variant 'guess'; it has trace, script, freeze"),
     ],
 )
@@ -435,16 +435,16 @@ def test_options_of_a_device() -> None:
     assert device_options("") == {}
     check_device("mdla", "precision=fixed8,clusters=2", ways("torchscript,dynamo,export,dispatch,lazy"))
     for device, options, message in (
-        ("mdla", "precision=fixed4", "no precision 'fixed4'"),
-        ("mdla", "speed=1", "no option 'speed'"),
+        ("mdla", "precision=fixed4", "unknown precision 'fixed4'"),
+        ("mdla", "speed=1", "unknown option 'speed'"),
         ("mdla", "precision", "'precision' is not NAME=VALUE"),
-        ("cpu", "precision=fixed8", "no option 'precision'"),
+        ("cpu", "precision=fixed8", "unknown option 'precision'"),
     ):
         with pytest.raises(NotAvailableError, match=message):
             check_device(device, options, [])
 
 
-# What is rounded without torchmdla is rounded when it is switched off, too.
+# `rounded` also rounds when torchmdla is switched off.
 @pytest.mark.parametrize(("precision", "status"), [("fixed16", "ok"), (None, "pytorch")])
 def test_results_are_held_to_the_number_format(precision: str | None, status: str) -> None:
     def rounded(x: Tensor) -> Tensor:
@@ -452,9 +452,9 @@ def test_results_are_held_to_the_number_format(precision: str | None, status: st
 
     program = Program("test.identity", lambda: torch.clone, (X,))
     variant = Variant(lambda subject, args, methods: {"forward": rounded}, lambda *_: True)
-    found = check(program, "test:frontend", variant, precision=precision)
-    assert found is not None
-    assert (found.status, found.precision) == (status, precision)
+    result = check(program, "test:frontend", variant, precision=precision)
+    assert result is not None
+    assert (result.status, result.precision) == (status, precision)
 
 
 # --- the command -------------------------------------------------------------------------------------------------
@@ -487,7 +487,7 @@ def _judged(job: Job, status: Any = "ok") -> Judged:
 
 def test_record_is_taken_up_again(tmp_path: Any) -> None:
     file = tmp_path / "results.jsonl"
-    interrupted = Record(file)  # and never closed
+    interrupted = Record(file)  # never closed
     for event in (_judged(FIRST), FIRST, _judged(SECOND, "wrong")):
         interrupted.add(event)
     with file.open("a") as stream:
@@ -612,7 +612,7 @@ def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: p
     ("arguments", "message"),
     [
         (["--frontend", "acap:guess"], "no variant 'guess'"),
-        (["--frontend", "abacus"], "no frontend 'abacus'"),
+        (["--frontend", "abacus"], "unknown frontend 'abacus'"),
         (["--resume"], "--resume needs --json"),
         (["--device", "mdlaa"], "no device named 'mdlaa'"),
         (
@@ -642,13 +642,13 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 # --- programs ----------------------------------------------------------------------------------------------------
 
 
-# One in so many of every family, spread evenly; the command runs all.
+# Every `every`-th program of each family.
 @pytest.mark.parametrize(
     ("way", "every"), [("torchscript:trace", 12), ("torchscript:script", 36), ("torchscript:freeze", 36)]
 )
 @pytest.mark.sampled(0)
 def test_some_programs(way: str, every: int) -> None:
-    """Of every family; the command runs them all."""
+    """Check some programs of each family. ``python -m torchmdla.testing`` runs all programs."""
     families: dict[str, list[Program]] = {}
     for program in PROGRAMS.values():
         families.setdefault(program.family, []).append(program)
@@ -656,18 +656,18 @@ def test_some_programs(way: str, every: int) -> None:
     for family, programs in families.items():
         rest = iter(programs)
         for program in rest:
-            found = check(program, way, variant_of(way))
-            if found is not None:
+            checked = check(program, way, variant_of(way))
+            if checked is not None:
                 tried.add(family)
-                result = runner.judged(found)
-                assert result.expected, f"{found}: {result.reason}"
-                # Skips some, but none of those that this way does not take.
+                result = runner.judged(checked)
+                assert result.expected, f"{checked}: {result.reason}"
+                # Skip some programs. Programs that this frontend does not support are not counted.
                 for _ in islice(rest, every - 1):
                     pass
     assert way != "torchscript:trace" or tried == set(families)
 
 
-# Each was wrong or not compiled once.
+# Each of these programs once gave a wrong result or was not compiled.
 MENDED = [
     "reductions.mean",
     "products.gram",
@@ -682,25 +682,31 @@ MENDED = [
 
 @pytest.mark.parametrize("name", MENDED)
 def test_mended(name: str) -> None:
-    found = check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
-    assert found is not None and (found.status, found.specialisations) == ("ok", 1)
+    result = check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
+    assert result is not None and (result.status, result.specialisations) == ("ok", 1)
 
 
 @pytest.mark.parametrize("name", ["dtypes.sum_in_booleans", "dtypes.booleans_added_at_indices"])
 def test_sums_in_booleans_fall_back(name: str) -> None:
-    """Upstream adds bits."""
-    found = check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
-    assert found is not None and found.status == "fallback"
-    assert list(found.fallbacks) == ["a sum in booleans is not supported"]
+    """Check that sums in booleans are not compiled, because the upstream lowering adds bits."""
+    result = check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
+    assert result is not None and result.status == "fallback"
+    assert list(result.fallbacks) == ["a sum in booleans is not supported"]
 
 
 def test_scatter_from_the_last_dimension() -> None:
-    """Its lowering ended the compiler's process; dispatch capture alone has the dimension as the program has it."""
-    found = check(PROGRAMS["indexing.one_hot"], "dispatch:capture", variant_of("dispatch:capture"))
-    assert found is not None and (found.status, found.specialisations) == ("ok", 1)
+    """Check a scatter whose dimension is negative. Its lowering once crashed the compiler process.
+
+    Only dispatch capture keeps the dimension as the program wrote it.
+    """
+    result = check(PROGRAMS["indexing.one_hot"], "dispatch:capture", variant_of("dispatch:capture"))
+    assert result is not None and (result.status, result.specialisations) == ("ok", 1)
 
 
 def test_masks_as_indices_run_eagerly() -> None:
-    """The result has another size for each mask; compiling that once did not end."""
+    """Check that indexing by a mask runs eagerly. Its compilation once did not terminate.
+
+    The size of the result depends on the mask's values.
+    """
     outcome = check(PROGRAMS["indexing.boolean_mask"], "torchscript:trace", variant_of("torchscript:trace"))
     assert outcome is not None and (outcome.status, outcome.specialisations) == ("ok", 0)

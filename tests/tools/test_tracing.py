@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def compiled(number: float) -> None:
-    """Compiles a program that no other number has."""
+    """Compile a program that is different for each ``number``."""
     model = torch.jit.trace(lambda x: torch.relu(x @ x) * number + 1, torch.ones(4, 4), check_trace=False)
     for _ in range(3):
         model(torch.ones(4, 4))
@@ -41,7 +41,7 @@ def test_every_phase_is_there(tmp_path: Path, in_process: bool, monkeypatch: pyt
     assert {*whole, *lowering} <= spans.keys()
     inside = spans["specialise"]
     for name in (*whole, *lowering):
-        # Clocks of processes differ by little.
+        # The clocks of the processes differ slightly.
         assert inside["ts"] - 1e3 <= spans[name]["ts"]
         assert spans[name]["ts"] + spans[name]["dur"] <= inside["ts"] + inside["dur"] + 1e3
     assert {spans[name]["pid"] for name in whole} == {os.getpid()}

@@ -8,7 +8,7 @@ from typing import Any
 from torchmdla.compiler.checksummed import Format
 from torchmdla.compiler.program import Argument, Result
 
-# Version of an entry's calling convention and of the forms of object code, described in docs/architecture.md. It is
+# Version of an entry's calling convention and of the forms of object code, described in docs/design/abi.md. It is
 # increased whenever they change.
 ABI_VERSION = 4
 

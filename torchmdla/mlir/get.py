@@ -56,7 +56,7 @@ def get_mlir(
             ``dynamic_shapes`` specifies it.
         output: the dialect, by default ``"torch"``. torch-mlir lowers to ``"linalg"``, ``"tosa"`` and ``"stablehlo"``.
             ``"llvm"`` is the code that the cpu device generates: the entry and the packs of its ABI
-            (``docs/architecture.md``), not ``@forward``. ``"aten"`` is the dialect of :mod:`torchmdla.aten`, with
+            (``docs/design/abi.md``), not ``@forward``. ``"aten"`` is the dialect of :mod:`torchmdla.aten`, with
             weights marked ``aten.parameter``.
         weights: ``"arguments"`` makes weights arguments; ``"literals"`` writes their values into the text.
         dynamic_shapes: the sizes of each input that vary, as in ``torch.export.export``.

@@ -1,4 +1,4 @@
-"""ABI of the executable: the names and arguments of its functions (``docs/architecture.md``)."""
+"""ABI of the executable: the names and arguments of its functions (``docs/design/abi.md``)."""
 
 from __future__ import annotations
 
