@@ -8,7 +8,7 @@ finds all programs in the cache does not.
 Peers run in their own processes: Inductor with freezing, cold and from its own cache, and ONNX Runtime and OpenVINO,
 which read a file that was exported before. Their time ends at the first result.
 
-With --stages, more tables show the stages of the compile (docs/architecture.md, "Compile time"), for the cold process
+With --stages, more tables show the stages of the compile (docs/design/compile_time.md), for the cold process
 with the fastest compiler. With --check, the exit status is 1 if a mark is missed. It is always 1 if a second process
 compiled anything, or if anything fell back.
 """

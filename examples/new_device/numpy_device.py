@@ -65,7 +65,7 @@ class NumpyDevice(Device):
         return Artifact(json.dumps([code, results]).encode(), manifest)
 
     def load(self, artifact: Artifact) -> LoadedCode:
-        """Return a C function over buffers (docs/architecture.md, "The executable's ABI").
+        """Return a C function over buffers (docs/design/abi.md).
 
         This runs in the user's process.
         """
