@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import children, output
-from harness.checked import checked
+from harness.checked import prepare_checked
 
 from torchmdla.testing import timing
 from torchmdla.testing.models import MODELS
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 CONVOLUTIONS = ("direct", "winograd2", "winograd4", "fast")
 PRODUCTS = ("direct", "strassen", "fast")
-OF_MODELS = ("direct", "winograd", "fast")
+MODEL_ALGORITHMS = ("direct", "winograd", "fast")
 
 # Bytes of weights in a chain, and its maximum number of layers.
 _WEIGHTS = 64 << 20
@@ -118,7 +118,7 @@ def main() -> int:
             rows.append(children.run("algorithms:measure", task, variables, bar.set_postfix_str))
             bar.update()
             output.write_json(options.json, {"benchmark": "algorithms", "quick": options.quick, "rows": rows})
-    for algorithms in (CONVOLUTIONS, PRODUCTS, OF_MODELS):
+    for algorithms in (CONVOLUTIONS, PRODUCTS, MODEL_ALGORITHMS):
         show([row for row in rows if tuple(row["ways"]) == algorithms], algorithms)
     faults = [f"{row['name']}: {fault}" for row in rows for fault in row["faults"]]
     output.show(*faults)
@@ -149,15 +149,15 @@ def measure(name: str, threads: int, rounds: int, quick: bool) -> Row:
     torch.manual_seed(0)
     if name in MODELS:
         spec = MODELS[name].reduced() if quick else MODELS[name]
-        return _measured(name, spec.build(), spec.inputs(), OF_MODELS, threads, rounds, 1, spec.layers)
+        return _measure(name, spec.build(), spec.inputs(), MODEL_ALGORITHMS, threads, rounds, 1, spec.layers)
     layer = next(candidate for candidate in LAYERS if str(candidate) == name)
     count = 1 if quick else min(_MOST_LAYERS, math.ceil(_WEIGHTS / 4 / layer.weights))
     module = torch.nn.Sequential(*(each for _ in range(count) for each in layer.modules())).eval()
     algorithms = CONVOLUTIONS if isinstance(layer, Convolution) else PRODUCTS
-    return _measured(name, module, (torch.randn(layer.shape),), algorithms, threads, rounds, count, 2 * count)
+    return _measure(name, module, (torch.randn(layer.shape),), algorithms, threads, rounds, count, 2 * count)
 
 
-def _measured(
+def _measure(
     name: str,
     module: nn.Module,
     inputs: tuple[Any, ...],
@@ -179,9 +179,9 @@ def _measured(
     title = f"{name}, {threads} thread{'s' * (threads > 1)}"
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder, torch.no_grad():
         os.environ["TORCHMDLA_CACHE_DIR"] = folder
-        preparing = {way: partial(prepared, way) for way in algorithms}
-        calls, results, faults = checked(title, preparing, module, inputs, depth)
-        times = timing.interleaved(calls, rounds)
+        preparing = {way: partial(prepare, way) for way in algorithms}
+        calls, results, faults = prepare_checked(title, preparing, module, inputs, depth)
+        times = timing.time_interleaved(calls, rounds)
         exact = exact_results(module, inputs)
     tensors_of = {way: [r] if isinstance(r, torch.Tensor) else list(r) for way, r in results.items()}
     errors = {way: relative_rms(tensors, exact) for way, tensors in tensors_of.items()}
@@ -190,7 +190,7 @@ def _measured(
     return {"name": name, "threads": threads, "ways": ways, "errors": errors, "faults": faults}
 
 
-def prepared(algorithm: str, module: nn.Module, inputs: tuple[Any, ...]) -> Callable[[], Any]:
+def prepare(algorithm: str, module: nn.Module, inputs: tuple[Any, ...]) -> Callable[[], Any]:
     """Return a call of ``module`` with an algorithm."""
     import torchmdla
 

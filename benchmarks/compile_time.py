@@ -68,9 +68,9 @@ def main() -> int:
 
 def installed(peers: list[str]) -> list[str]:
     """Return those of ``peers`` whose packages are installed. Print the others."""
-    from harness.peers import WAYS
+    from harness.peers import VARIANTS
 
-    missing = {peer: packages for peer in peers if (packages := WAYS[peer].missing())}
+    missing = {peer: packages for peer in peers if (packages := VARIANTS[peer].missing())}
     output.show(*(f"without {peer}: not installed: {', '.join(packages)}" for peer, packages in missing.items()))
     return [peer for peer in peers if peer not in missing]
 
@@ -109,7 +109,7 @@ def least(measurements: list[dict[str, float]]) -> dict[str, float]:
 def measure_peer(model: str, threads: int, quick: bool, peer: str, folder: str) -> float:
     """Return the seconds until a peer's first result for one model, in this process."""
     import torch
-    from harness.peers import WAYS, subject_of
+    from harness.peers import VARIANTS, subject_of
 
     from torchmdla.testing.models import MODELS
 
@@ -118,10 +118,10 @@ def measure_peer(model: str, threads: int, quick: bool, peer: str, folder: str) 
     subject = subject_of(MODELS[model].reduced() if quick else MODELS[model], (), threads, Path(folder))
     with torch.no_grad():
         subject.module(*subject.inputs)  # as in `measure`
-        if "onnx" in WAYS[peer].packages:
+        if "onnx" in VARIANTS[peer].packages:
             assert subject.onnx
         start = time.perf_counter()
-        WAYS[peer].prepare(subject).results(subject.inputs)
+        VARIANTS[peer].prepare(subject).results(subject.inputs)
         return time.perf_counter() - start
 
 

@@ -21,7 +21,7 @@ from harness import children, output
 from harness.openvino_decoder import OpenVinoDecoder, is_installed
 
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
-WAYS = ("eager", "inductor", "openvino", "torchmdla")
+VARIANTS = ("eager", "inductor", "openvino", "torchmdla")
 DEFAULTS = {
     False: {"weights": list(WEIGHTS), "layers": 16, "width": 2048, "tokens": 24, "prompt": 64},
     True: {"weights": ["float32", "int8"], "layers": 2, "width": 128, "tokens": 6, "prompt": 8},
@@ -39,7 +39,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=output.number, help="after the prompt (24)")
     parser.add_argument("--prompt", type=output.number, help="tokens of it (64)")
     parser.add_argument("--threads", type=output.number, default=1, help="of each op (%(default)s)")
-    parser.add_argument("--ways", type=output.one_of(WAYS), default=list(WAYS), help=f"of {','.join(WAYS)} (all)")
+    parser.add_argument(
+        "--ways", type=output.one_of(VARIANTS), default=list(VARIANTS), help=f"of {','.join(VARIANTS)} (all)"
+    )
     options = parser.parse_args()
     output.fill_in(options, DEFAULTS)
     if not is_installed():
@@ -68,15 +70,15 @@ def measure(weights: str, layers: int, width: int, tokens: int, prompt: int, thr
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
     children.step("building the model")
-    model, prompt_tokens = built(weights, layers, width, prompt)
+    model, prompt_tokens = build(weights, layers, width, prompt)
     row: Row = {"weights": weights, "ways": {}, "faults": [], "bytes": read_bytes(model)}
     sequences = {}
     with torch.no_grad():
         decoders = {}
         for way in ways:
-            call = compiled(model, way)
+            call = compile_model(model, way)
             if way == "openvino":
-                original, _ = built("float32", layers, width, prompt)
+                original, _ = build("float32", layers, width, prompt)
                 call = OpenVinoDecoder(original, weights, threads, prompt + tokens)
             decoders[way] = Decoder(model, call, prompt_tokens, tokens)
         for way, decoder in decoders.items():
@@ -129,7 +131,7 @@ class Decoder:
         return tokens
 
 
-def built(weights: str, layers: int, width: int, prompt: int) -> tuple[Any, Any]:
+def build(weights: str, layers: int, width: int, prompt: int) -> tuple[Any, Any]:
     """Return the model and a prompt."""
     import torch
     from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
@@ -157,7 +159,7 @@ def built(weights: str, layers: int, width: int, prompt: int) -> tuple[Any, Any]
     return model, torch.randint(0, config.vocab_size, (1, prompt), generator=torch.Generator().manual_seed(0))
 
 
-def compiled(model: Any, way: str) -> Callable[..., Any]:
+def compile_model(model: Any, way: str) -> Callable[..., Any]:
     import torch
 
     if way in ("eager", "openvino"):
@@ -201,7 +203,7 @@ def copy_bandwidth(size: int) -> float:
 def show(rows: list[Row], threads: int) -> None:
     table = output.table(
         f"ms for a token, least / median, {threads} thread{'s' * (threads > 1)}",
-        ("weights", "MB read", *WAYS, "of a copy's bandwidth", "best peer ÷ torchmdla"),
+        ("weights", "MB read", *VARIANTS, "of a copy's bandwidth", "best peer ÷ torchmdla"),
     )
     for row in rows:
         ways = row["ways"]
@@ -209,7 +211,7 @@ def show(rows: list[Row], threads: int) -> None:
         ours = ways.get("torchmdla", {}).get("min")
         part = f"{row['bytes'] / ours * 1e3 / row['copy']:.0%}" if ours else "–"
         gain = f"{min(peers) / ours:.2f}" if ours and peers else "–"
-        cells = [output.pair(ways.get(way)) for way in WAYS]
+        cells = [output.pair(ways.get(way)) for way in VARIANTS]
         table.add_row(row["weights"], f"{row['bytes'] / 1e6:.0f}", *cells, part, gain)
     output.show(table)
 

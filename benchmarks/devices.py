@@ -48,7 +48,7 @@ def main() -> int:
 
 def measure(model: str, devices: list[str], rounds: int, quick: bool) -> Row:
     """Return the milliseconds of each variant, and their ratios to TorchScript's, measured in this process."""
-    ways = {"torchscript": traced, **{device: partial(moved, device) for device in devices}}
+    ways = {"torchscript": traced, **{device: partial(move_to_device, device) for device in devices}}
     # Use one call per round: a short round is more likely to be undisturbed.
     result = one_thread.measure(model, ways, rounds, quick, span=0, strides=False)
     times = {way: timing.summary(taken) for way, taken in result["seconds"].items()}
@@ -62,7 +62,7 @@ def traced(module: Any, inputs: Any) -> Callable[[], Any]:
     return partial(torch.jit.trace(module, inputs, check_trace=False), *inputs)
 
 
-def moved(device: str, module: Any, inputs: Any) -> Callable[[], Any]:
+def move_to_device(device: str, module: Any, inputs: Any) -> Callable[[], Any]:
     """Return a call of ``module`` on ``device`` that includes the copy of the results to the CPU."""
     from torch.utils._pytree import tree_map
 

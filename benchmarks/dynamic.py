@@ -102,7 +102,7 @@ def measure(name: str, sizes: list[int], threads: int, rounds: int, specialised:
             if specialised:
                 ways["alone"] = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
             calls = {way: partial(run, *inputs) for way, run in ways.items()}
-            times = timing.interleaved(calls, rounds)
+            times = timing.time_interleaved(calls, rounds)
             rows.append({"size": size, **row, **counts, **{way: timing.summary(times[way]) for way in ways}})
     return rows
 

@@ -1,7 +1,7 @@
 """Simulate a fleet's cold start: the requests to a store that machines share, and the times until instances are ready.
 
 Time and network are simulated. The protocol is real: each instance runs the code of ``torchmdla.compile_service``
-(``Store``, ``lease.turn``) as a greenlet, with a clock of discrete events. Options set the assumptions:
+(``Store``, ``lease.acquire``) as a greenlet, with a clock of discrete events. Options set the assumptions:
 
 - Instances start at random times within ``--window`` seconds, with an empty disk cache. They need ``--programs``
   programs, one after the other (``python -m torchmdla cache info`` reports the number for a model).
@@ -202,7 +202,7 @@ def simulate(options: argparse.Namespace, shared: bool) -> tuple[Outcome, Folder
         if not shared:
             compile_program(key)
         elif shared_store.load(key) is None:
-            with lease.turn(shared_store, key, PATIENCE) as artifact:
+            with lease.acquire(shared_store, key, PATIENCE) as artifact:
                 if artifact is None:
                     shared_store.put(key, compile_program(key))
 

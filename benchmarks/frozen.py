@@ -23,7 +23,7 @@ from harness import children, one_thread, output
 from torchmdla.testing import timing
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_large")
-WAYS = ("frozen", "traced", "scripted", "in grad mode")
+VARIANTS = ("frozen", "traced", "scripted", "in grad mode")
 
 Row = dict[str, Any]
 
@@ -55,18 +55,18 @@ def main() -> int:
 
 def row_of(model: str, results: list[Row]) -> Row:
     """Merge the results of the processes into one row: milliseconds and ratios."""
-    times = {way: timing.summary([t for each in results for t in each["seconds"][way]]) for way in WAYS}
-    ratios = {way: times[way]["min"] / times["frozen"]["min"] for way in WAYS[1:]}
+    times = {way: timing.summary([t for each in results for t in each["seconds"][way]]) for way in VARIANTS}
+    ratios = {way: times[way]["min"] / times["frozen"]["min"] for way in VARIANTS[1:]}
     faults = sorted({fault for each in results for fault in each["faults"]})
     return {"model": model, "ways": times, "ratios": ratios, "faults": faults}
 
 
 def measure(model: str, rounds: int, quick: bool) -> Row:
     """Return the seconds of each round of each variant, measured in this process."""
-    return one_thread.measure(model, {way: partial(prepared, way) for way in WAYS}, rounds, quick)
+    return one_thread.measure(model, {way: partial(prepare, way) for way in VARIANTS}, rounds, quick)
 
 
-def prepared(way: str, module: Any, inputs: Any) -> Callable[[], Any]:
+def prepare(way: str, module: Any, inputs: Any) -> Callable[[], Any]:
     """Return a call of ``module`` in a variant, by its name."""
     import torch
 
@@ -87,13 +87,13 @@ def in_grad_mode(module: Any, *inputs: Any) -> Any:
 
 
 def show(rows: list[Row]) -> None:
-    columns = ("model", *(f"{way}, ms" for way in WAYS), *(f"{way} ÷ frozen" for way in WAYS[1:]))
+    columns = ("model", *(f"{way}, ms" for way in VARIANTS), *(f"{way} ÷ frozen" for way in VARIANTS[1:]))
     table = output.table("One call on one thread", columns, "times: least / median; ratios are of the least")
     for row in rows:
         table.add_row(
             row["model"],
-            *(output.pair(row["ways"][way]) for way in WAYS),
-            *(f"{row['ratios'][way]:.3f}" for way in WAYS[1:]),
+            *(output.pair(row["ways"][way]) for way in VARIANTS),
+            *(f"{row['ratios'][way]:.3f}" for way in VARIANTS[1:]),
         )
     output.show(table)
 

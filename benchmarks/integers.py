@@ -24,7 +24,7 @@ from harness import children, output
 from harness.rows import reason
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "bert")
-WAY_NAMES = (
+VARIANT_NAMES = (
     "script",
     "inductor",
     "onnxruntime",
@@ -35,8 +35,8 @@ WAY_NAMES = (
 )
 OURS = ("torchmdla-script", "torchmdla")
 DEFAULTS = {
-    False: {"models": list(MODELS), "ways": list(WAY_NAMES), "threads": [1, 2], "rounds": 9},
-    True: {"models": ["resnet18"], "ways": ["script", *WAY_NAMES[4:]], "threads": [1], "rounds": 2},
+    False: {"models": list(MODELS), "ways": list(VARIANT_NAMES), "threads": [1, 2], "rounds": 9},
+    True: {"models": ["resnet18"], "ways": ["script", *VARIANT_NAMES[4:]], "threads": [1], "rounds": 2},
 }
 
 # The maximum error, relative to that of PyTorch's own quantised model.
@@ -49,7 +49,7 @@ def main() -> int:
     parser = output.parser(__doc__)
     parser.add_argument("--models", type=output.one_of(MODELS), metavar="NAMES", help=f"of {','.join(MODELS)} (all)")
     parser.add_argument(
-        "--ways", type=output.one_of(WAY_NAMES), metavar="NAMES", help=f"of {','.join(WAY_NAMES)} (all)"
+        "--ways", type=output.one_of(VARIANT_NAMES), metavar="NAMES", help=f"of {','.join(VARIANT_NAMES)} (all)"
     )
     parser.add_argument("--threads", type=output.numbers, metavar="NUMBERS", help="of each op, in turn (1,2)")
     parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each way (9)")
@@ -79,7 +79,7 @@ def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: 
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
-    from harness import integer_ways
+    from harness import integer_variants
     from harness.accuracy import exact_results, relative_rms
 
     import torchmdla
@@ -91,11 +91,11 @@ def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: 
     module, inputs = spec.build().eval(), tuple(spec.inputs())
     with torch.no_grad():
         exact = exact_results(module, inputs)
-        subject = integer_ways.Quantised(module, inputs, threads, Path(folder))
+        subject = integer_variants.Quantised(module, inputs, threads, Path(folder))
         prepared, results_by_way, skipped = {}, {}, {}
-        for name in sorted(ways, key=list(integer_ways.WAYS).index):
+        for name in sorted(ways, key=list(integer_variants.VARIANTS).index):
             children.step(f"preparing {name}")
-            way = integer_ways.WAYS[name]
+            way = integer_variants.VARIANTS[name]
             if missing := way.missing():
                 skipped[name] = f"not installed: {', '.join(missing)}"
                 continue
@@ -109,7 +109,7 @@ def measure(model: str, ways: Sequence[str], threads: int, folder: str, rounds: 
                 continue
             results_by_way[name] = {"rms_error": relative_rms(results, exact), "prepare_s": time.perf_counter() - start}
         calls = {name: way.bind(inputs) for name, way in prepared.items()}
-        times = timing.interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
+        times = timing.time_interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
     for name in calls:
         results_by_way[name] |= timing.summary(times[name])
     faults = [f"{name}: {skipped[name]}" for name in OURS if name in skipped and "not installed" not in skipped[name]]
@@ -140,7 +140,7 @@ def gain(row: Row) -> float:
 
 
 def show(rows: Sequence[Row], threads: int) -> None:
-    names = [name for name in WAY_NAMES if any(name in row["ways"] for row in rows)]
+    names = [name for name in VARIANT_NAMES if any(name in row["ways"] for row in rows)]
     table = output.table(
         f"ms for one call, least / median, {threads} thread{'s' * (threads > 1)}",
         ("model", *names, "best peer", "gain"),

@@ -134,7 +134,7 @@ def measure_case(case: Case, multiplier: Multiplier, threads: int, rounds: int) 
         "copy": copier,
     }
     clock = time.thread_time if threads == 1 else time.perf_counter
-    times = {name: timing.summary(taken) for name, taken in timing.interleaved(ways, rounds, clock=clock).items()}
+    times = {name: timing.summary(taken) for name, taken in timing.time_interleaved(ways, rounds, clock=clock).items()}
     peak = multiplier.work / times["multiply-adds"]["median"] / 1e6
     bandwidth = copier.work / times["copy"]["median"] / 1e6
     return {
@@ -268,25 +268,25 @@ def softmax() -> Iterator[Case]:
     from torch import nn
 
     for shape in ((4096, 1024), (12, 197, 197), (12, 128, 128)):
-        yield Case(by(shape), partial(nn.Softmax, -1), (shape,))
+        yield Case(shape_text(shape), partial(nn.Softmax, -1), (shape,))
 
 
 def layer_norm() -> Iterator[Case]:
     from torch import nn
 
     for shape in ((1024, 4096), (256, 16384), (4096, 1024), (197, 768), (128, 768)):
-        yield Case(by(shape), partial(nn.LayerNorm, shape[-1]), (shape,))
+        yield Case(shape_text(shape), partial(nn.LayerNorm, shape[-1]), (shape,))
 
 
 def other_norms() -> Iterator[Case]:
     """Yield RMS norm, batch norm in eval mode (not folded into another layer), group and instance norm."""
     from torch import nn
 
-    yield Case(f"RMS, {by((4096, 1024))}", partial(nn.RMSNorm, 1024), ((4096, 1024),))
+    yield Case(f"RMS, {shape_text((4096, 1024))}", partial(nn.RMSNorm, 1024), ((4096, 1024),))
     modules = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 32), "instance": nn.InstanceNorm2d}
     for name, make in modules.items():
-        yield Case(f"{name}, {by((4, 256, 56, 56))}", partial(make, 256), ((4, 256, 56, 56),))
-    yield Case(f"group, {by((1, 320, 64, 64))}", partial(nn.GroupNorm, 32, 320), ((1, 320, 64, 64),))
+        yield Case(f"{name}, {shape_text((4, 256, 56, 56))}", partial(make, 256), ((4, 256, 56, 56),))
+    yield Case(f"group, {shape_text((1, 320, 64, 64))}", partial(nn.GroupNorm, 32, 320), ((1, 320, 64, 64),))
 
 
 def elementwise() -> Iterator[Case]:
@@ -303,7 +303,7 @@ def elementwise() -> Iterator[Case]:
         "tanh(x)·exp(-y²)": (lambda x, y: torch.tanh(x) * torch.exp(-y * y), ((512, 1024),) * 2),
     }
     for name, (function, shapes) in chains.items():
-        yield Case(f"{name}, {by(shapes[0])}", partial(Of, function), shapes)
+        yield Case(f"{name}, {shape_text(shapes[0])}", partial(Of, function), shapes)
 
 
 def reduction() -> Iterator[Case]:
@@ -321,7 +321,7 @@ def reduction() -> Iterator[Case]:
         yield Case(f"{name}, 4096×1024", partial(Of, function), ((4096, 1024),) * count)
     for shape, dim in (((4096, 1024), None), ((8, 524288), 1), ((4096, 1024), 1), ((4096, 1024), 0)):
         largest = partial(lambda dim, x: torch.argmax(x, dim), dim)
-        yield Case(f"argmax of {'all' if dim is None else dim}, {by(shape)}", partial(Of, largest), (shape,))
+        yield Case(f"argmax of {'all' if dim is None else dim}, {shape_text(shape)}", partial(Of, largest), (shape,))
 
 
 def transpose() -> Iterator[Case]:
@@ -335,7 +335,7 @@ def transpose() -> Iterator[Case]:
         ((1, 56, 56, 64), (0, 3, 1, 2)),
     ):
         move = partial(lambda order, x: torch.relu(x.permute(order).contiguous() + 1), order)
-        yield Case(f"{by(shape)} to {order}", partial(Of, move), (shape,))
+        yield Case(f"{shape_text(shape)} to {order}", partial(Of, move), (shape,))
 
 
 def attention() -> Iterator[Case]:
@@ -345,10 +345,10 @@ def attention() -> Iterator[Case]:
     for batch, heads, length, width in ((8, 12, 128, 64), (1, 12, 512, 64), (1, 12, 197, 64), (1, 12, 128, 64)):
         shape = (batch, heads, length, width)
         flops = 4 * batch * heads * length * length * width
-        yield Case(by(shape), partial(Of, functional.scaled_dot_product_attention), (shape,) * 3, flops)
+        yield Case(shape_text(shape), partial(Of, functional.scaled_dot_product_attention), (shape,) * 3, flops)
 
 
-def by(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
     return "×".join(map(str, shape))
 
 

@@ -22,7 +22,7 @@ from harness import children, output
 _CALLS = 3
 
 # The measured variants, in order, and how each runs the model.
-_WAYS = {"eager": "eager", "script": "script", "cold": "torchmdla", "cached": "torchmdla"}
+_VARIANTS = {"eager": "eager", "script": "script", "cold": "torchmdla", "cached": "torchmdla"}
 
 Row = dict[str, Any]
 
@@ -36,7 +36,7 @@ def main() -> int:
     options = parser.parse_args()
     models = options.models or (["mlp"] if options.quick else list(MODELS))
     rows: list[Row] = []
-    with output.progress(len(models) * len(_WAYS), "process") as bar:
+    with output.progress(len(models) * len(_VARIANTS), "process") as bar:
         for model in models:
             rows.append(row_of(model, options.threads, options.quick, bar))
             output.write_json(options.json, {"benchmark": "memory", "unit": "MiB", "rows": rows})
@@ -47,7 +47,7 @@ def main() -> int:
 def row_of(model: str, threads: int, quick: bool, bar: Any) -> Row:
     row: dict[str, Any] = {"model": model}
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
-        for name, way in _WAYS.items():
+        for name, way in _VARIANTS.items():
             bar.set_postfix_str(f"{model}, {name}")
             task = {"model": model, "way": way, "threads": threads, "quick": quick}
             variables = {
@@ -134,7 +134,7 @@ def show(rows: list[Row]) -> None:
     )
     for row in rows:
         values = [row["parameters"]]
-        for name in _WAYS:
+        for name in _VARIANTS:
             values += [row[name]["life"], row[name]["calls"]] + [row[name]["compiler"]] * (name == "cold")
         values.append(row["mark"])
         cached = row["cached"]

@@ -25,10 +25,21 @@ from pathlib import Path
 from typing import Any
 
 from harness import children, output
-from harness.rows import COLOURS, CONVERTED, KNOWN, OURS, ROW_NAMES, WAY_NAMES, compare, prepare, reason, rows_by_name
+from harness.rows import (
+    COLOURS,
+    CONVERTED,
+    KNOWN,
+    OURS,
+    ROW_NAMES,
+    VARIANT_NAMES,
+    compare,
+    prepare,
+    reason,
+    rows_by_name,
+)
 
 DEFAULTS = {
-    False: {"models": list(ROW_NAMES), "peers": list(WAY_NAMES[:-1]), "threads": [1, 2], "rounds": 9},
+    False: {"models": list(ROW_NAMES), "peers": list(VARIANT_NAMES[:-1]), "threads": [1, 2], "rounds": 9},
     True: {"models": ["mlp", "norms_64x256"], "peers": ["eager", "frozen"], "threads": [1], "rounds": 2},
 }
 
@@ -61,12 +72,15 @@ def show_step(bar: Any, label: str, step: str) -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = output.parser(__doc__)
-    models, ways = output.one_of(KNOWN), output.one_of(WAY_NAMES)
+    models, ways = output.one_of(KNOWN), output.one_of(VARIANT_NAMES)
     parser.add_argument(
         "--models", type=models, metavar="NAMES", help=f"of {','.join(KNOWN)} (the first {len(ROW_NAMES)})"
     )
     parser.add_argument(
-        "--peers", type=ways, metavar="NAMES", help=f"of {','.join(WAY_NAMES)} (all that are installed but the last)"
+        "--peers",
+        type=ways,
+        metavar="NAMES",
+        help=f"of {','.join(VARIANT_NAMES)} (all that are installed but the last)",
     )
     parser.add_argument(
         "--precision", choices=("float32", "bfloat16"), default="float32", help="of products, as far as a way has it"
@@ -131,7 +145,7 @@ def measure(
         prepared, seconds, skipped = prepare(subject, [*ways, *([] if is_plain else [CONVERTED]), OURS])
         comparisons = compare(prepared, spec, module, None if is_plain else precision)
         calls = {name: way.bind(inputs) for name, way in prepared.items() if not comparisons[name]["differs"]}
-        times = timing.interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
+        times = timing.time_interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
     for name in prepared:
         comparisons[name]["prepare_s"] = seconds[name]
     for name in calls:
@@ -151,21 +165,21 @@ def statistics() -> dict[str, Any]:
 # --- all rows ----------------------------------------------------------------------------------------------------
 
 
-def timed(row: Row) -> dict[str, dict[str, Any]]:
+def correct_results(row: Row) -> dict[str, dict[str, Any]]:
     """Return the variants with eager's results."""
     return {name: way for name, way in row["ways"].items() if not way["differs"]}
 
 
 def best_peer(row: Row) -> str | None:
     """Return the fastest variant with eager's results that is not torchmdla's."""
-    peers = {name: way["min"] for name, way in timed(row).items() if not name.startswith(OURS)}
+    peers = {name: way["min"] for name, way in correct_results(row).items() if not name.startswith(OURS)}
     return min(peers, key=lambda name: peers[name], default=None)
 
 
 def gain(row: Row) -> float:
     """Return the best peer's minimum time over torchmdla's; NaN if either is missing."""
     best = best_peer(row)
-    if best is None or OURS not in timed(row):
+    if best is None or OURS not in correct_results(row):
         return math.nan
     return float(row["ways"][best]["min"] / row["ways"][OURS]["min"])
 
@@ -189,7 +203,7 @@ def save(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 def show(rows: Sequence[Row], threads: int) -> None:
     """Print the table for one number of threads, and the skipped variants."""
-    names = [name for name in (*WAY_NAMES, CONVERTED, OURS) if any(name in row["ways"] for row in rows)]
+    names = [name for name in (*VARIANT_NAMES, CONVERTED, OURS) if any(name in row["ways"] for row in rows)]
     table = output.table(
         f"ms for one call, least / median, {threads} thread{'s' * (threads > 1)}",
         ("model", *names, "best peer", "gain"),
@@ -232,14 +246,15 @@ def plot(rows: Sequence[Row], file: Path) -> None:
 
     pyplot.switch_backend("Agg")
     counts = sorted({row["threads"] for row in rows})
-    names = [name for name in (*WAY_NAMES, CONVERTED, OURS) if any(name in row["ways"] for row in rows)]
+    names = [name for name in (*VARIANT_NAMES, CONVERTED, OURS) if any(name in row["ways"] for row in rows)]
     figure, charts = pyplot.subplots(len(counts), 1, figsize=(15, 4.5 * len(counts)), squeeze=False)
     for threads, chart in zip(counts, charts[:, 0], strict=True):
-        shown = [row for row in rows if row["threads"] == threads and "eager" in timed(row)]
+        shown = [row for row in rows if row["threads"] == threads and "eager" in correct_results(row)]
         width = 0.85 / len(names)
         for index, name in enumerate(names):
             speeds = [
-                row["ways"]["eager"]["min"] / row["ways"][name]["min"] if name in timed(row) else 0 for row in shown
+                row["ways"]["eager"]["min"] / row["ways"][name]["min"] if name in correct_results(row) else 0
+                for row in shown
             ]
             places = [place + (index - (len(names) - 1) / 2) * width for place in range(len(shown))]
             chart.bar(places, speeds, width, label=name, color=COLOURS[name])

@@ -165,7 +165,7 @@ def engines(files: dict[str, list[Path]], sizes: str, threads: int, folder: Path
     libraries = {"torchmdla": "torchmdla_runtime", "onnxruntime": "/onnxruntime/", "openvino": "/openvino/"}
     labels = {"torchmdla": "torchmdla, Python", "onnxruntime": "ONNX Runtime, Python", "openvino": "OpenVINO, Python"}
     result = []
-    if program := built(folder):
+    if program := build_program(folder):
         paths_of_model = files["torchmdla"]
         result.append(
             Engine(
@@ -178,7 +178,7 @@ def engines(files: dict[str, list[Path]], sizes: str, threads: int, folder: Path
     return result
 
 
-def built(folder: Path) -> str | None:
+def build_program(folder: Path) -> str | None:
     """Return the path of the C program; None without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

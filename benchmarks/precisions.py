@@ -54,7 +54,7 @@ def measure(epochs: int, rounds: int) -> Row:
     torch.set_num_threads(1)
     images, labels, others, wanted = digits()
     children.step("training")
-    model = trained(images, labels, epochs)
+    model = train(images, labels, epochs)
     rows: list[Row] = []
     calls: dict[tuple[str, str], Callable[[], Any]] = {}
     with torch.no_grad():
@@ -66,7 +66,7 @@ def measure(epochs: int, rounds: int) -> Row:
             row: Row = {"precision": name, "ways": {}, "faults": []}
             results = {}
             for way in ("eager", "torchmdla"):
-                calls[name, way] = prepared(model, others, precision, way)
+                calls[name, way] = prepare(model, others, precision, way)
                 results[way] = [calls[name, way]().float() for _ in range(4)][-1]
                 row["ways"][way] = {
                     "error": relative_rms([results[way]], exact),
@@ -75,7 +75,7 @@ def measure(epochs: int, rounds: int) -> Row:
                 }
             row["faults"] = [*differences(results, precision), *torchmdla.stats().fallbacks]
             rows.append(row)
-        times = timing.interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
+        times = timing.time_interleaved(calls, rounds, on_round=lambda i: children.step(f"round {i + 1} of {rounds}"))
     for row in rows:
         for way, figures in row["ways"].items():
             figures |= timing.summary(times[row["precision"], way])
@@ -98,7 +98,7 @@ def digits() -> tuple[Any, Any, Any, Any]:
     return images[train], labels[train], images[test], labels[test]
 
 
-def trained(images: Any, labels: Any, epochs: int) -> Any:
+def train(images: Any, labels: Any, epochs: int) -> Any:
     """Return a trained network of two convolutions and two linear layers."""
     import torch
     from torch import nn
@@ -166,7 +166,7 @@ def precisions() -> Mapping[str, Precision]:
     }
 
 
-def prepared(model: Any, images: Any, precision: Precision, way: str) -> Callable[[], Any]:
+def prepare(model: Any, images: Any, precision: Precision, way: str) -> Callable[[], Any]:
     """Return a call of the model in a precision, with eager or torchmdla."""
     import torch
 
@@ -174,7 +174,7 @@ def prepared(model: Any, images: Any, precision: Precision, way: str) -> Callabl
 
     copied = copy.deepcopy(model).to(precision.dtype)
     if precision.quantised:
-        copied = quantised(copied, images, precision.quantised)
+        copied = quantise(copied, images, precision.quantised)
     arguments = images.to(precision.dtype)
     if way == "torchmdla":
         torchmdla.enable()
@@ -187,7 +187,7 @@ def prepared(model: Any, images: Any, precision: Precision, way: str) -> Callabl
     return call
 
 
-def quantised(model: Any, images: Any, engine: str) -> Any:
+def quantise(model: Any, images: Any, engine: str) -> Any:
     """Return the model in 8-bit integers, calibrated by the images."""
     import torch
     from torch.ao import quantization

@@ -27,7 +27,7 @@ from harness.rows import KNOWN
 Row = dict[str, Any]
 
 # The file that a variant loads, one of those of harness/first_answers.py.
-WAYS = {"frozen": "frozen.pt", "torchmdla-warm": "frozen.pt", "torchmdla-package": "package.pt"}
+VARIANTS = {"frozen": "frozen.pt", "torchmdla-warm": "frozen.pt", "torchmdla-package": "package.pt"}
 
 _SECONDS_BETWEEN = 0.5
 
@@ -42,7 +42,7 @@ def main() -> int:
     count = len(processors())
     threads = sorted({max(1, count - 1), count})
     rows: list[Row] = []
-    with output.progress(len(options.models) * len(threads) * len(WAYS), "process") as bar:
+    with output.progress(len(options.models) * len(threads) * len(VARIANTS), "process") as bar:
         for model in options.models:
             with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
                 write_files(model, folder, count, options.quick)
@@ -66,7 +66,7 @@ def parse_options() -> argparse.Namespace:
 
 def write_files(model: str, folder: str, threads: int, quick: bool) -> None:
     """Write the files that all rows of a model load."""
-    task = {"model": model, "folder": folder, "threads": threads, "quick": quick, "sizes": [], "ways": list(WAYS)}
+    task = {"model": model, "folder": folder, "threads": threads, "quick": quick, "sizes": [], "ways": list(VARIANTS)}
     variables = {"TORCHMDLA_CACHE_DIR": cache_in(folder), "TORCHMDLA_ENABLE": "0"}
     children.run("harness.first_answers:write_files", task, variables)
 
@@ -78,7 +78,7 @@ def cache_in(folder: str) -> str:
 def row_of(model: str, threads: int, folder: str, options: argparse.Namespace, bar: Any) -> Row:
     variables = {"TORCHMDLA_CACHE_DIR": cache_in(folder), "OMP_NUM_THREADS": str(threads)}
     row: Row = {"model": model, "threads": threads, "ways": {}}
-    for way in WAYS:
+    for way in VARIANTS:
         bar.set_postfix_str(f"{model}, {threads} threads, {way}")
         phases = children.run(
             "reloading:serve",
@@ -113,7 +113,7 @@ def serve(way: str, folder: str, threads: int, reloads: int) -> dict[str, list[f
     torch.set_num_threads(threads)
     inputs = tuple(torch.from_numpy(array) for array in np.load(Path(folder) / "inputs.npz").values())
     load = torch.jit.load if way == "frozen" else torchmdla.load
-    model = torchmdla.ReloadingModel(Path(folder) / WAYS[way], inputs=[inputs], load=load)
+    model = torchmdla.ReloadingModel(Path(folder) / VARIANTS[way], inputs=[inputs], load=load)
     spans: list[tuple[float, float]] = []
 
     def reload() -> None:

@@ -109,7 +109,7 @@ def measure(model: str, threads: int, quick: bool) -> Row:
         "peak_gflops": explanation.peak.gflops,
         "peak_gigabytes": explanation.peak.gigabytes,
         "seconds": explanation.seconds,
-        "of_roof": of_roof(kernels),
+        "of_roof": roof_fraction(kernels),
         "kernels": kernels,
         "fault": None,
     }
@@ -144,7 +144,7 @@ def with_rates(kernel: Row, peak_gflops: float, peak_gigabytes: float) -> Row:
     return {**kernel, **rates, "roof_seconds": roof * kernel["seconds"]}
 
 
-def of_roof(kernels: Sequence[Row]) -> float:
+def roof_fraction(kernels: Sequence[Row]) -> float:
     """Return the fraction of the roof that several kernels reach together; each counts 1 at most."""
     reached = sum(min(kernel["roof_seconds"], kernel["seconds"]) for kernel in kernels)
     return float(reached / sum(kernel["seconds"] for kernel in kernels))
@@ -163,19 +163,19 @@ def show(row: Row, most: int) -> None:
     )
     for column in table.columns[:2]:
         column.max_width, column.overflow, column.no_wrap = 40, "ellipsis", True
-    sums = [(some, merged(some, row)) for some in alike(kernels)]
+    sums = [(some, merge(some, row)) for some in group_alike(kernels)]
     for some, total in sums[:most]:
         computed = (output.digits(total["gflops"]), percent(total["of_fma"]))
         moved = (output.digits(total["gigabytes"]), percent(total["of_memory"]))
         table.add_row(total["name"], total["loops"], *times(some), *computed, *moved, percent(total["of_roof"]))
     table.add_section()
     if rest := [kernel for some, _ in sums[most:] for kernel in some]:
-        table.add_row("others", "", *times(rest), *[""] * 4, percent(of_roof(rest)))
-    table.add_row("all", "", *times(kernels), *[""] * 4, percent(of_roof(kernels)))
+        table.add_row("others", "", *times(rest), *[""] * 4, percent(roof_fraction(rest)))
+    table.add_row("all", "", *times(kernels), *[""] * 4, percent(roof_fraction(kernels)))
     output.show(table)
 
 
-def alike(kernels: Sequence[Row]) -> list[list[Row]]:
+def group_alike(kernels: Sequence[Row]) -> list[list[Row]]:
     """Return kernels grouped by operators and loops, the groups with the most time first."""
     by_loops: dict[tuple[str, str], list[Row]] = {}
     for kernel in kernels:
@@ -183,7 +183,7 @@ def alike(kernels: Sequence[Row]) -> list[list[Row]]:
     return sorted(by_loops.values(), key=lambda some: -sum(kernel["seconds"] for kernel in some))
 
 
-def merged(kernels: Sequence[Row], row: Row) -> Row:
+def merge(kernels: Sequence[Row], row: Row) -> Row:
     """Return several kernels as one, with the sum of their work."""
     sums = {key: sum(kernel[key] for kernel in kernels) for key in ("flops", "bytes", "seconds")}
     return with_rates({**kernels[0], **sums}, row["peak_gflops"], row["peak_gigabytes"])
@@ -226,7 +226,7 @@ def draw(row: Row, chart: Any) -> None:
 
     A circle represents kernels of the same operators and loops; its area is their time.
     """
-    circles = [merged(some, row) for some in alike(row["kernels"])]
+    circles = [merge(some, row) for some in group_alike(row["kernels"])]
     # A kernel without operations cannot be drawn on a logarithmic axis.
     circles = [circle for circle in circles if circle["flops"] and circle["bytes"]]
     ridge = row["peak_gflops"] / row["peak_gigabytes"]

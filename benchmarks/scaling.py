@@ -145,7 +145,7 @@ def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, A
     from torchmdla.capture.script_subgraph import ScriptSubgraph
     from torchmdla.compile_service import service
 
-    function = scripted(*SHAPES[shape](operators))
+    function = script_program(*SHAPES[shape](operators))
     x = torch.linspace(0.1, 0.9, 16).view(4, 4)
     imports, waits, calls = list[Span](), list[Span](), list[Span]()
     torchmdla.reset_stats()
@@ -157,8 +157,8 @@ def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, A
     base = memory.peak()
     with (
         torch.no_grad(),
-        timed(ScriptSubgraph, "import_program", imports),
-        timed(service, "compile_program", waits, seconds_of_all),
+        record_spans(ScriptSubgraph, "import_program", imports),
+        record_spans(service, "compile_program", waits, seconds_of_all),
     ):
         for _ in range(4):
             with span_of(calls, seconds_of_all):
@@ -178,7 +178,7 @@ def measure_program(shape: str, operators: int, speeds: SpeedLog) -> dict[str, A
     }
 
 
-def scripted(lines: list[str], result: str) -> Any:
+def script_program(lines: list[str], result: str) -> Any:
     """Return a scripted module of these lines, with the parameters that they name."""
     import torch
 
@@ -193,7 +193,9 @@ def scripted(lines: list[str], result: str) -> Any:
 
 
 @contextmanager
-def timed(owner: Any, name: str, spans: list[Span], seconds: Callable[[], float] = time.process_time) -> Iterator[None]:
+def record_spans(
+    owner: Any, name: str, spans: list[Span], seconds: Callable[[], float] = time.process_time
+) -> Iterator[None]:
     """Add the time of each call of a function to ``spans``, as ``seconds`` counts it."""
     function = getattr(owner, name)
 

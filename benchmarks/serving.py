@@ -32,7 +32,7 @@ from typing import Any
 
 from harness import children, first_answers, output
 from harness.charts import save_charts
-from harness.instances import Instance, InstanceEnded, prepared, processors, served
+from harness.instances import Instance, InstanceEnded, processors, serve_loads, start_instances
 from harness.load import Answers, Closed, Load, Open, percentile
 from harness.rows import COLOURS, KNOWN, OURS
 
@@ -160,7 +160,7 @@ def measure(
 ) -> dict[str, Row]:
     """Return the figures of each variant that is ready. The reasons for the others are added to ``skipped``."""
     task = {"model": model, "folder": folder, "quick": options.quick, "sizes": sizes_of(model, options.quick)}
-    with prepared(ways, number, task, skipped) as (instances, ready):
+    with start_instances(ways, number, task, skipped) as (instances, ready):
         rounds_of: dict[str, Row] = {way: {"closed": [], "open": {}, "matched": {}} for way in ready}
         measure_closed(instances, rounds_of, options)
         for fraction in options.fractions:
@@ -168,7 +168,7 @@ def measure(
     return {way: summary(rounds) for way, rounds in rounds_of.items()}
 
 
-def in_turn(names: Sequence[str], index: int) -> list[str]:
+def alternate(names: Sequence[str], index: int) -> list[str]:
     """Return the order of round ``index``."""
     # Import here: instances import this module before they set the variables of PyTorch and torchmdla.
     from torchmdla.testing import timing
@@ -179,9 +179,9 @@ def in_turn(names: Sequence[str], index: int) -> list[str]:
 def measure_closed(instances: Sequence[Instance], rows: dict[str, Row], options: argparse.Namespace) -> None:
     clients = max(1, options.clients // len(instances))
     for index in range(options.rounds):
-        for way in in_turn(list(rows), index):
+        for way in alternate(list(rows), index):
             loads = [Closed(options.seconds, clients, seed_of(index, k)) for k in range(len(instances))]
-            rows[way]["closed"].append(figures(served(instances, way, loads)))
+            rows[way]["closed"].append(figures(serve_loads(instances, way, loads)))
     for row in rows.values():
         row["capacity"] = statistics.median(round_figures["rate"] for round_figures in row["closed"])
 
@@ -194,12 +194,12 @@ def measure_open(
     if OURS in rows and (best := best_peer(rows)):
         runs["matched"] = ("matched", OURS, fraction * rows[best]["capacity"])
     for index in range(options.rounds):
-        for name in in_turn(list(runs), index):
+        for name in alternate(list(runs), index):
             kind, way, rate = runs[name]
             loads: list[Load] = [
                 Open(rate / len(instances), options.seconds, seed_of(index, k)) for k in range(len(instances))
             ]
-            rows[way][kind].setdefault(fraction, []).append(figures(served(instances, way, loads)))
+            rows[way][kind].setdefault(fraction, []).append(figures(serve_loads(instances, way, loads)))
 
 
 def seed_of(index: int, instance: int) -> int:
@@ -219,11 +219,13 @@ def figures(answers: Sequence[Answers]) -> dict[str, float]:
 
 def summary(way: Row) -> Row:
     """Return the figures of all rounds of a variant, load by load."""
-    loads = {kind: {part: over_rounds(rounds) for part, rounds in way[kind].items()} for kind in ("open", "matched")}
-    return {"capacity": way["capacity"], "closed": over_rounds(way["closed"]), **loads}
+    loads = {
+        kind: {part: summarise_rounds(rounds) for part, rounds in way[kind].items()} for kind in ("open", "matched")
+    }
+    return {"capacity": way["capacity"], "closed": summarise_rounds(way["closed"]), **loads}
 
 
-def over_rounds(rounds: Sequence[Mapping[str, float]]) -> Row:
+def summarise_rounds(rounds: Sequence[Mapping[str, float]]) -> Row:
     """Return the maximum and the median rate, and the minimum and the median of each percentile."""
     rates = [round_figures["rate"] for round_figures in rounds]
     result: Row = {"rate": {"max": max(rates), "median": statistics.median(rates)}, "rounds": list(rounds)}
@@ -262,7 +264,7 @@ def ratios_of(ways: Mapping[str, Row], fractions: Sequence[float]) -> Row | None
 
 def starts_of(model: str, folder: str, options: argparse.Namespace) -> Row:
     """Run processes of all kinds in turn."""
-    peers = [way for way in first_answers.WAYS if way.startswith(OURS) or is_asked_for(way, options.peers)]
+    peers = [way for way in first_answers.VARIANTS if way.startswith(OURS) or is_asked_for(way, options.peers)]
     threads = len(processors())
     row: Row = {"model": model, "threads": threads, "ways": {}, "skipped": {}, "faults": []}
     common = {"folder": folder, "threads": threads}
@@ -279,7 +281,7 @@ def starts_of(model: str, folder: str, options: argparse.Namespace) -> Row:
         del variables["TORCHMDLA_ENABLE"]
         # The first round fills caches.
         for index in range(options.starts + 1):
-            for way in in_turn(ways, index):
+            for way in alternate(ways, index):
                 try:
                     times, fault = start_of(way, common, variables)
                 except children.ChildFailed as failure:

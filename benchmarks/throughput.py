@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness import output
-from harness.instances import InstanceEnded, prepared, processors, rates
-from harness.rows import KNOWN, OURS, ROW_NAMES, WAY_NAMES
+from harness.instances import InstanceEnded, processors, rates, start_instances
+from harness.rows import KNOWN, OURS, ROW_NAMES, VARIANT_NAMES
 
 Row = dict[str, Any]
 Ways = dict[str, dict[str, Any]]
@@ -57,11 +57,11 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = output.parser(__doc__)
     count = len(processors())
-    models, ways = output.one_of(KNOWN), output.one_of(WAY_NAMES)
+    models, ways = output.one_of(KNOWN), output.one_of(VARIANT_NAMES)
     parser.add_argument(
         "--models", type=models, metavar="NAMES", help=f"of {','.join(KNOWN)} (the first {len(ROW_NAMES)})"
     )
-    parser.add_argument("--peers", type=ways, metavar="NAMES", help=f"of {','.join(WAY_NAMES)} (five of them)")
+    parser.add_argument("--peers", type=ways, metavar="NAMES", help=f"of {','.join(VARIANT_NAMES)} (five of them)")
     parser.add_argument(
         "--instances",
         type=output.numbers,
@@ -88,7 +88,7 @@ def row_of(model: str, number: int, folder: str, options: argparse.Namespace) ->
     row: Row = {"model": model, "instances": number, "threads": threads}
     skipped: dict[str, str] = {}
     while True:
-        ways = [name for name in WAY_NAMES if name in options.peers and name not in skipped]
+        ways = [name for name in VARIANT_NAMES if name in options.peers and name not in skipped]
         try:
             results = measure(model, [*ways, OURS], number, folder, options, skipped)
         except InstanceEnded as end:
@@ -106,7 +106,7 @@ def measure(
     from torchmdla.testing import timing
 
     task = {"model": model, "folder": folder, "quick": options.quick}
-    with prepared(ways, number, task, skipped) as (instances, ready):
+    with start_instances(ways, number, task, skipped) as (instances, ready):
         rates_of: dict[str, list[float]] = {way: [] for way in ready}
         for index in range(options.rounds):
             for way in timing.order_of(ready, index):
@@ -152,7 +152,7 @@ def save(options: argparse.Namespace, rows: Sequence[Row]) -> None:
 
 
 def show(rows: Sequence[Row]) -> None:
-    names = [name for name in (*WAY_NAMES, OURS) if any(name in row["ways"] for row in rows)]
+    names = [name for name in (*VARIANT_NAMES, OURS) if any(name in row["ways"] for row in rows)]
     table = output.table(
         "requests a second of all instances together, greatest / median",
         ("model", "instances × threads", *names, "best peer", "gain"),

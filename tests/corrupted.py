@@ -31,9 +31,9 @@ from torchmdla.testing import programs as registry
 from torchmdla.testing.frontends import NotAvailableError
 from torchmdla.testing.op_samples import SAMPLES
 from torchmdla.testing.programs import Program
-from torchmdla.testing.programs.inputs import copied, drawn
+from torchmdla.testing.programs.inputs import copy_tensor, draw_inputs
 from torchmdla.testing.programs.operators import operator
-from torchmdla.testing.programs.program import constantly
+from torchmdla.testing.programs.program import factory_of
 
 _PREFIX, _NUMBERS, _OPINFO = "corrupted.", "numbers.", "opinfo."
 
@@ -91,7 +91,7 @@ def _corrupted(program: Program, seed: int) -> Iterator[Program]:
 
     One has other elements of tensors, if eager checks some. There is one more for each argument with integers.
     """
-    good = drawn(program.inputs, seed)
+    good = draw_inputs(program.inputs, seed)
     if not _is_taken(program, good):
         return
     make = partial(replace, program, inputs=good, errors=True)
@@ -113,7 +113,7 @@ def _corrupted(program: Program, seed: int) -> Iterator[Program]:
 
 def _is_taken(program: Program, inputs: Inputs) -> bool:
     """Return whether eager accepts a call."""
-    arguments = tree_map(lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
+    arguments = tree_map(lambda leaf: copy_tensor(leaf) if isinstance(leaf, Tensor) else leaf, inputs)
     try:
         with torch.no_grad():
             program.make()(*arguments)
@@ -192,7 +192,7 @@ def _with_numbers(source: str) -> Iterator[Program]:
     without_dimensions = tree_map(_without_dimensions, SAMPLES[name][0])
     for sample, arguments in (("0-d", without_dimensions), *enumerate(SAMPLES[name])):
         function, inputs = _function(name, arguments)
-        yield Program(f"{source}:{sample}", constantly(function), inputs, layers=4)
+        yield Program(f"{source}:{sample}", factory_of(function), inputs, layers=4)
 
 
 def _without_dimensions(leaf: Any) -> Any:

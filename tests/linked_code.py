@@ -8,7 +8,7 @@ from llvmlite import binding
 
 from torchmdla import _C
 from torchmdla.devices.cpu.code.image import Image
-from torchmdla.devices.cpu.code.linking import linked
+from torchmdla.devices.cpu.code.linking import link
 
 # Constants, words that hold addresses, zero-initialised memory, and calls of external functions and of another file.
 FIRST = """
@@ -75,7 +75,7 @@ def object_of(text: str, model: str = "large", relocations: str = "static", trip
 
 def image_of(*texts: str, model: str = "large", relocations: str = "static") -> Image:
     """Return the image of files of IR."""
-    return linked([object_of(text, model, relocations) for text in texts])
+    return link([object_of(text, model, relocations) for text in texts])
 
 
 def call(image: _C.Image, name: str, number: int) -> int:

@@ -136,7 +136,7 @@ def draw(count: int, random: random.Random) -> list[Mutant]:
         places = list(places_of(str(file.relative_to(ROOT)), source))
         if places:
             mutant = random.choice(random.choice(places))
-            if meaning(mutant.code(source)) not in (None, meaning(source)):
+            if syntax_tree(mutant.code(source)) not in (None, syntax_tree(source)):
                 drawn[mutant] = None
     return list(drawn)
 
@@ -155,7 +155,7 @@ def places_of(file: str, source: str) -> Iterator[list[Mutant]]:
     yield from places.values()
 
 
-def meaning(source: str) -> str | None:
+def syntax_tree(source: str) -> str | None:
     """Return the syntax tree as text, without annotations, which are not evaluated; None where it is not Python."""
     try:
         tree = ast.parse(source)

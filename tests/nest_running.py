@@ -18,7 +18,7 @@ from torchmdla.devices.cpu.code.kernels import KernelCode, write_kernel
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Schedule, choose
+from torchmdla.devices.cpu.schedule import Schedule, choose_schedule
 from torchmdla.devices.cpu.tuning import measuring
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -79,7 +79,7 @@ class Kernel(measuring.Kernel):
         typical: tuple[int, ...] = (),
     ) -> None:
         program = Program("", (), (), target or host_target())
-        super().__init__(nest, schedule or choose(nest, Machine.of(program.target), typical), program)
+        super().__init__(nest, schedule or choose_schedule(nest, Machine.of(program.target), typical), program)
 
     def __call__(self, arrays: Sequence[np.ndarray], tasks: int = 1, values: Sequence[int] = ()) -> None:
         """Run the whole range as ``tasks`` calls, the last one first.

@@ -12,7 +12,7 @@ from nest_running import DTYPES, host_target, span
 
 from torchmdla.compiler.program import Target
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, numbered, operation, reduced
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, numbered_value, operation, reduced
 from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand
 
 AVX512 = ("+avx", "+avx2", "+fma", "+avx512f", "+avx512bw", "+avx512dq", "+avx512vl")
@@ -27,7 +27,7 @@ ZERO = constant(0.0, "f32")
 
 def operand(number: int, element: str = "f32") -> Expression:
     """Return the element of one of a kernel's operands that an iteration reads."""
-    return numbered("operand", element, number)
+    return numbered_value("operand", element, number)
 
 
 def added(value: Expression) -> Expression:
@@ -75,7 +75,7 @@ def bias_relu_residual(strides: Sequence[int], bias: Sequence[int]) -> KernelEpi
     result = reduced(0, "f32")
     biased = operation("arith.addf", [result, operand(2)], "f32")
     positive = operation("arith.maximumf", [biased, ZERO], "f32")
-    scaled = operation("arith.mulf", [positive, numbered("scalar", "f32", 0)], "f32")
+    scaled = operation("arith.mulf", [positive, numbered_value("scalar", "f32", 0)], "f32")
     return KernelEpilogue(
         inputs=(Operand("f32", tuple(bias)), same),
         outputs=(same, same),

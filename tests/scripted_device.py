@@ -108,7 +108,7 @@ def _share(items: str) -> bytes:
         time.sleep(0.003)
         return os.getpid(), os.nice(0), sorted(os.sched_getaffinity(0))
 
-    return json.dumps(sharing.shared(work, range(int(items.split()[0])))).encode()
+    return json.dumps(sharing.parallel_map(work, range(int(items.split()[0])))).encode()
 
 
 def _note(arguments: str) -> bytes:
@@ -121,7 +121,7 @@ def _note(arguments: str) -> bytes:
         time.sleep(0.003)
         os.write(log, b"-\n")
 
-    sharing.shared(work, range(int(items)))
+    sharing.parallel_map(work, range(int(items)))
     os.close(log)
     return b"noted"
 

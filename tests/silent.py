@@ -9,7 +9,7 @@ from torchmdla.testing.checking import Outcome, Status, check
 from torchmdla.testing.frontends import variant_of
 from torchmdla.testing.programs import Program
 
-WAYS = ("torchscript:trace", "torchscript:script", "dynamo:compile", "lazy:step", "acap:device")
+VARIANTS = ("torchscript:trace", "torchscript:script", "dynamo:compile", "lazy:step", "acap:device")
 
 # (way, name of a program) → the outcome of PyTorch alone without torchmdla, and the reason.
 Exceptions = Mapping[tuple[str, str], tuple[Status, str]]
@@ -17,7 +17,7 @@ Exceptions = Mapping[tuple[str, str], tuple[Status, str]]
 
 def assert_as_eager(program: Program, exceptions: Exceptions) -> None:
     """Check that every frontend gives eager's results, except ``exceptions``, and that groups were formed."""
-    outcomes = [outcome for way in WAYS if (outcome := _outcome(program, way))]
+    outcomes = [outcome for way in VARIANTS if (outcome := _outcome(program, way))]
     unexpected = [outcome for outcome in outcomes if not _is_expected(outcome, exceptions)]
     assert not unexpected, "\n".join(f"{outcome.way}: {outcome.status}: {outcome.detail}" for outcome in unexpected)
     assert any(outcome.groups for outcome in outcomes), "no group was formed"

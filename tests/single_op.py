@@ -39,24 +39,24 @@ class Call(NamedTuple):
 
 
 def graph_of(
-    name: str, arguments: Sequence[object], *, copy: bool, open_floats: bool = False
+    name: str, arguments: Sequence[object], *, copy: bool, runtime_floats: bool = False
 ) -> tuple[torch._C.Graph, list[object]]:
     """Return the graph of one call and its inputs, as :func:`graph_of_calls`."""
-    graph, inputs, _ = graph_of_calls([Call(name, arguments)], copy=lambda name: copy, open_floats=open_floats)
+    graph, inputs, _ = graph_of_calls([Call(name, arguments)], copy=lambda name: copy, runtime_floats=runtime_floats)
     return graph, inputs
 
 
 def graph_of_calls(
-    calls: Sequence[Call], *, copy: Callable[[str], bool], open_floats: bool = False
+    calls: Sequence[Call], *, copy: Callable[[str], bool], runtime_floats: bool = False
 ) -> tuple[torch._C.Graph, list[object], list[int]]:
     """Return a graph of independent calls, its inputs (the tensors), and the number of outputs of each call.
 
     Args:
         calls: the calls.
         copy: whether the results of an operator are cloned, which is necessary for views.
-        open_floats: floats are inputs, too, instead of constants.
+        runtime_floats: floats are inputs, too, instead of constants.
     """
-    writer = _Writer(open_floats)
+    writer = _Writer(runtime_floats)
     outputs, counts = [], []
     for call in calls:
         results = writer.call(call)
@@ -73,8 +73,8 @@ def _is_repeated(value: object, type_: torch._C.JitType) -> bool:
 
 
 class _Writer:
-    def __init__(self, open_floats: bool) -> None:
-        self._open_floats = open_floats
+    def __init__(self, runtime_floats: bool) -> None:
+        self._runtime_floats = runtime_floats
         self.lines: list[str] = []
         self.inputs: list[object] = []
         self._arguments: list[str] = []
@@ -122,7 +122,7 @@ class _Writer:
         if isinstance(value, torch.Tensor):
             self._arguments.append(f"{name} : Tensor")
             self.inputs.append(value)
-        elif self._open_floats and isinstance(value, float):
+        elif self._runtime_floats and isinstance(value, float):
             self._arguments.append(f"{name} : float")
             self.inputs.append(value)
         elif isinstance(value, list | tuple):

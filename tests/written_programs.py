@@ -11,7 +11,7 @@ from nest_running import KERNEL, host_target
 
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Argument, Program, Result, Target
-from torchmdla.devices.cpu.loader import code_of
+from torchmdla.devices.cpu.loader import load_code
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.testing.compare import assert_matches
 
@@ -168,7 +168,7 @@ class Executable:
         self.manifest = artifact.manifest
         self.pool = Pool()
         pool = ctypes.cast(self.pool.function, ctypes.c_void_p).value or 0
-        self._code, self._address = code_of(artifact, {"mdla_parallel_for": pool})
+        self._code, self._address = load_code(artifact, {"mdla_parallel_for": pool})
 
     def _call(self, symbol: str, pointers: Sequence[int | None]) -> int:
         function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(self._address(symbol))

@@ -17,9 +17,8 @@ from torchmdla import acap
 from torchmdla.acap import acap_device
 from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, refresh, supported_ops
 from torchmdla.errors import CaptureError, CaptureWarning, CompileError, DeviceError
-from torchmdla.report.observing import profile_kernels
+from torchmdla.report.observing import profile_kernels, trace_compiles
 from torchmdla.report.statistics import Statistics, reset_stats, stats
-from torchmdla.report.tracing import trace_compiles
 from torchmdla.support.logs import set_from_environment as _set_logs
 from torchmdla.support.logs import set_logs
 from torchmdla.version import __version__

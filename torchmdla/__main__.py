@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from torchmdla import devices
-from torchmdla.cli import bench, doctor, explain, keys, mdla, mlir, native, opt, package, run, store, tune
+from torchmdla.cli import bench, doctor, explain, mdla, mlir, opt, package, run, store, tune
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.records import Records
 from torchmdla.report.environment import environment
-from torchmdla.report.rendering import counted, size_text
+from torchmdla.report.rendering import count_text, size_text
 from torchmdla.version import __version__
 
 # Exit status that shells report for a program whose output pipe was closed: 128 plus the number of SIGPIPE.
-_READER_GONE = 141
+_BROKEN_PIPE_STATUS = 141
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Command:
 
 def show_environment(options: argparse.Namespace) -> int:
     if options.file is not None:
-        show = native.show if native.is_model(options.file) else package.show
+        show = package.show_native_model if package.is_native_model(options.file) else package.show
         return show(options.file)
     _print_pairs(environment())
     return 0
@@ -88,7 +88,7 @@ def clear_cache(options: argparse.Namespace) -> int:
     cache = DiskCache()
     message = f"{cache.clear()} artifacts removed from {cache.path}"
     if options.records:
-        message += f", and what was measured on {counted(cache.clear_records(), 'machine')}"
+        message += f", and what was measured on {count_text(cache.clear_records(), 'machine')}"
     Console().print(message, soft_wrap=True, markup=False, highlight=False)
     return 0
 
@@ -146,7 +146,7 @@ COMMANDS = {
         epilog=tune.EPILOG,
     ),
     "explain": Command(
-        "say what runs compiled, how fast, and why anything else does not",
+        "report what runs compiled, how fast, and why the rest does not",
         explain.run,
         add_arguments=explain.add_arguments,
         epilog=explain.EPILOG,
@@ -162,14 +162,17 @@ COMMANDS = {
         commands={
             "generate": Command(
                 "make a key: a private file to sign with, and a public one to trust",
-                keys.generate,
-                add_arguments=keys.add_generate_arguments,
-                epilog=keys.GENERATE_EPILOG,
+                package.generate_keys,
+                add_arguments=package.add_generate_arguments,
+                epilog=package.GENERATE_EPILOG,
             ),
         },
     ),
     "sign": Command(
-        "sign the package in a file", keys.sign, add_arguments=keys.add_sign_arguments, epilog=keys.SIGN_EPILOG
+        "sign the package in a file",
+        package.sign_package,
+        add_arguments=package.add_sign_arguments,
+        epilog=package.SIGN_EPILOG,
     ),
     "mdla": Command(
         "print a C compiler's options for the mdla device's library",
@@ -195,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader closed the pipe (| head). Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _READER_GONE
+        return _BROKEN_PIPE_STATUS
     return status
 
 

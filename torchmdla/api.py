@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchmdla import _C, devices
-from torchmdla.capture import kept_versions, refusals, specialise, torchscript, ungrouped
+from torchmdla.capture import refusals, specialise, torchscript, ungrouped, version_counters
 from torchmdla.compile_service import service
 from torchmdla.devices import OpSupport
 from torchmdla.errors import unknown_name
@@ -193,7 +193,7 @@ def compile(
         scripted = as_torchscript(module, example_inputs)
 
         def compiled(anew: bool = False) -> Any:
-            return _compile_scripted(_frozen(scripted), example_inputs, anew)
+            return _compile_scripted(_freeze(scripted), example_inputs, anew)
 
     result = compiled()
     if not tune:
@@ -220,10 +220,10 @@ def _tune(call: Callable[[], Any], seconds: bool | float) -> None:
 def _compile_scripted(scripted: Any, inputs: tuple[Any, ...], anew: bool) -> Any:
     """Return ``scripted`` after the calls that optimise it; ``anew``: even if it has groups already."""
     if is_enabled():
-        torchscript.optimise_anew(scripted, whatever=anew)
+        torchscript.reoptimise(scripted, whatever=anew)
     before = ungrouped.counts()
-    with torch.no_grad(), progress.compiling(_C.statistics):
-        refusals.call_until_whole(lambda: scripted(*inputs), WARM_UP_CALLS)
+    with torch.no_grad(), progress.show_progress(_C.statistics):
+        refusals.call_until_compiled(lambda: scripted(*inputs), WARM_UP_CALLS)
     if _C.is_strict():
         ungrouped.refuse(ungrouped.counts() - before)
     return scripted
@@ -236,7 +236,7 @@ def _compile_exported(
 
     from torchmdla.capture import export
 
-    with progress.compiling(_C.statistics):
+    with progress.show_progress(_C.statistics):
         if isinstance(module, ExportedProgram):
             if dynamic_shapes is not None:
                 raise TypeError("an exported program has its dynamic shapes from its export")
@@ -313,7 +313,7 @@ def graph_for(scripted: Any, *inputs: Any) -> torch._C.Graph:
             "torch.jit.trace(module, inputs), torch.jit.script(module) or torchmdla.compile(module, *inputs)"
         )
     if is_enabled():
-        torchscript.optimise_anew(scripted)
+        torchscript.reoptimise(scripted)
     for _ in range(WARM_UP_CALLS):
         scripted(*inputs)
     graph: torch._C.Graph = scripted.graph_for(*inputs)
@@ -339,21 +339,21 @@ def is_exported(module: Any) -> bool:
     return export is not None and isinstance(module, export.ExportedProgram)
 
 
-def ready(module: Any, example_inputs: tuple[Any, ...]) -> Any:
+def as_frozen_torchscript(module: Any, example_inputs: tuple[Any, ...]) -> Any:
     """Return ``module`` as a TorchScript program, frozen if it is in eval mode.
 
     Raises:
         TypeError: ``module`` is not a module, function or TorchScript program, or the example inputs to trace it with
             are missing.
     """
-    return _frozen(as_torchscript(module, example_inputs))
+    return _freeze(as_torchscript(module, example_inputs))
 
 
 def as_torchscript(module: Any, example_inputs: tuple[Any, ...]) -> Any:
     """Return ``module`` as a TorchScript program; a plain module or function is traced.
 
     Raises:
-        TypeError: as for :func:`ready`.
+        TypeError: as for :func:`as_frozen_torchscript`.
     """
     if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return module
@@ -365,7 +365,7 @@ def as_torchscript(module: Any, example_inputs: tuple[Any, ...]) -> Any:
         return torch.jit.trace(module, example_inputs, check_trace=False)
 
 
-def _frozen(scripted: Any) -> Any:
+def _freeze(scripted: Any) -> Any:
     is_module = isinstance(scripted, torch.jit.ScriptModule)
     if is_module and hasattr(scripted, "training") and not scripted.training:
         return torch.jit.freeze(scripted)
@@ -434,6 +434,6 @@ def _use(device: devices.Device) -> None:
 
 specialise.install()
 torchscript.watch_loads()
-kept_versions.install()
+version_counters.install()
 if os.environ.get("TORCHMDLA_ENABLE", "1") not in ("0", ""):
     enable()

@@ -38,7 +38,7 @@ def add_to(path: MutableSequence[str]) -> None:
     if minor_of(torch.__version__) not in built:
         raise ImportError(
             f"torch {torch.__version__} is installed, and this copy of torchmdla ({package}) is for torch "
-            f"{_listed(built)}: {install}{_other_ways(torch.__version__)}"
+            f"{_join_versions(built)}: {install}{_build_hint(torch.__version__)}"
         )
     path.insert(0, str(package / extension_folder(torch.__version__)))
 
@@ -47,12 +47,12 @@ def _is_built(folder: Path) -> bool:
     return any((folder / f"_C{suffix}").exists() for suffix in machinery.EXTENSION_SUFFIXES)
 
 
-def _other_ways(version: str) -> str:
+def _build_hint(version: str) -> str:
     if minor_of(version) in TORCH_VERSIONS:
         return ", or build torchmdla for this one: `pip install --no-build-isolation .` in a checkout"
-    return f". Built from source, torchmdla supports torch {_listed(TORCH_VERSIONS)}"
+    return f". Built from source, torchmdla supports torch {_join_versions(TORCH_VERSIONS)}"
 
 
-def _listed(versions: list[str] | tuple[str, ...]) -> str:
+def _join_versions(versions: list[str] | tuple[str, ...]) -> str:
     *others, last = versions
     return f"{', '.join(others)} and {last}" if others else last

@@ -60,7 +60,7 @@ class Computation:
         """Return all information for debugging: the graph, its MLIR, the aliases, and whether it was in a mark step."""
         aliases = "".join(f"Output: {output} -> Input param: {parameter}\n" for output, parameter in self.aliases)
         return (
-            f"JIT Graph:\n{_printed(self.graph)}\n"
+            f"JIT Graph:\n{_format_graph(self.graph)}\n"
             f"MLIR:\n{self.mlir()}\n\n"
             f"Input/Output Alias Mapping:\n{aliases}\n"
             f"In Mark Step: {str(self.in_mark_step).lower()}\n"
@@ -86,7 +86,7 @@ def pending_computation(*tensors: Tensor) -> Computation:
     return Computation(_C.lazy_pending_computation(tensors))
 
 
-def _printed(graph: Any) -> str:
+def _format_graph(graph: Any) -> str:
     return str(graph.str(False))  # False: without source locations, which a lazy graph does not have
 
 

@@ -33,7 +33,7 @@ class StatisticsCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         statistics = stats()
         yield from _counters(statistics)
-        yield from _labelled(statistics)
+        yield from _labelled_counters(statistics)
         yield from _gauges(statistics)
         yield from _reloads()
 
@@ -81,7 +81,7 @@ def _counters(statistics: Statistics) -> Iterator[Metric]:
         yield CounterMetricFamily(f"torchmdla_{name}", text, value=value)
 
 
-def _labelled(statistics: Statistics) -> Iterator[Metric]:
+def _labelled_counters(statistics: Statistics) -> Iterator[Metric]:
     calls = {
         "compiled": statistics.compiled_calls,
         "recorded": statistics.recorded_calls,
@@ -106,7 +106,7 @@ def _labelled(statistics: Statistics) -> Iterator[Metric]:
         ("store_problems", "reason", "operations of the store that failed", statistics.store.problems),
     ):
         family = CounterMetricFamily(f"torchmdla_{name}", text, labels=[label])
-        for value, count in _most(counts).items():
+        for value, count in _limit_reasons(counts).items():
             family.add_metric([value], count)
         yield family
 
@@ -133,7 +133,7 @@ def _reloads() -> Iterator[Metric]:
     yield failures
 
 
-def _most(counts: Mapping[str, Any]) -> dict[str, Any]:
+def _limit_reasons(counts: Mapping[str, Any]) -> dict[str, Any]:
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     rest = sum(count for _, count in ordered[_MOST_REASONS:])
     return {**dict(ordered[:_MOST_REASONS]), **({_OTHERS: rest} if rest else {})}

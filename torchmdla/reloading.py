@@ -71,7 +71,7 @@ class ReloadingModel:
         self._number = self._failures = 0
         self._problem = ""
         self.reload()
-        _living.add(self)
+        _live_models.add(self)
         if watch:
             thread = threading.Thread(
                 target=_watch, args=(weakref.ref(self), self._ended, watch), name="torchmdla-reload", daemon=True
@@ -124,12 +124,12 @@ class ReloadingModel:
 
 
 # Live models, for metrics.
-_living: weakref.WeakSet[ReloadingModel] = weakref.WeakSet()
+_live_models: weakref.WeakSet[ReloadingModel] = weakref.WeakSet()
 
 
 def statistics() -> list[ReloadStatistics]:
     """Return the counts of all live models."""
-    return [model.statistics() for model in list(_living)]
+    return [model.statistics() for model in list(_live_models)]
 
 
 def _stamp(path: str) -> _Stamp | None:

@@ -14,7 +14,7 @@ _SEQUENCES = frozenset({"builtins.tuple", "builtins.list"})
 _DICT = "builtins.dict"
 
 
-def structure_from(text: str) -> pytree.TreeSpec:
+def parse_structure(text: str) -> pytree.TreeSpec:
     """Return the structure that ``treespec_dumps`` wrote.
 
     It may have tuples, lists, and dicts whose keys are strings and numbers.

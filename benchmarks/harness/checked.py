@@ -14,7 +14,7 @@ Prepare = Callable[[Any, Any], Callable[[], Any]]
 _CALLS_TO_WARM_UP = 4
 
 
-def checked(
+def prepare_checked(
     name: str, ways: Mapping[str, Prepare], module: Any, inputs: Any, layers: int, strides: bool = True
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, Any], list[str]]:
     """Return the warm calls and the results, by variant, and the differences from eager beyond tolerance.

@@ -46,7 +46,7 @@ def write_files(
     torch.jit.save(torch.jit.freeze(subject.traced()), path / "frozen.pt")
     skipped = {}
     for way in ways:
-        if missing := peers.WAYS[way.partition("-")[0]].missing():
+        if missing := peers.VARIANTS[way.partition("-")[0]].missing():
             skipped[way] = f"not installed: {', '.join(missing)}"
             continue
         try:
@@ -154,4 +154,12 @@ def _torch_answer(program: Any, inputs: list[Any]) -> Answer:
 
 _ENGINES = {"frozen": _frozen, "onnxruntime": _onnxruntime, "openvino": _openvino, "torchmdla": _torchmdla}
 # A variant is an engine with a kind of start: with a cache, filled or not, or with a package.
-WAYS = ("frozen", "onnxruntime", "openvino", "openvino-warm", "torchmdla-cold", "torchmdla-warm", "torchmdla-package")
+VARIANTS = (
+    "frozen",
+    "onnxruntime",
+    "openvino",
+    "openvino-warm",
+    "torchmdla-cold",
+    "torchmdla-warm",
+    "torchmdla-package",
+)

@@ -92,7 +92,7 @@ class Instance:
 
 
 @contextmanager
-def prepared(
+def start_instances(
     ways: Sequence[str], number: int, task: Mapping[str, Any], skipped: dict[str, str]
 ) -> Iterator[tuple[list[Instance], list[str]]]:
     """Yield ``number`` instances, with an equal share of the processors each, and the variants that are ready in all.
@@ -113,7 +113,7 @@ def prepared(
         yield instances, ready
 
 
-def served(instances: Sequence[Instance], way: str, loads: Sequence[Load]) -> list[Answers]:
+def serve_loads(instances: Sequence[Instance], way: str, loads: Sequence[Load]) -> list[Answers]:
     """Return the answers of each instance to its load, while all of them serve theirs."""
     for instance, load in zip(instances, loads, strict=True):
         instance.begin(way, load)
@@ -122,7 +122,7 @@ def served(instances: Sequence[Instance], way: str, loads: Sequence[Load]) -> li
 
 def rates(instances: Sequence[Instance], way: str, seconds: float) -> list[float]:
     """Return calls per second of each instance, while all of them call ``way``, one call at a time."""
-    return [answers.rate for answers in served(instances, way, [Closed(seconds)] * len(instances))]
+    return [answers.rate for answers in serve_loads(instances, way, [Closed(seconds)] * len(instances))]
 
 
 # --- the process -------------------------------------------------------------------------------------------------

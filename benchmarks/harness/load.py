@@ -26,7 +26,7 @@ class Requests(Protocol):
     def next(self) -> float | None:
         """Return the time of issue of the next request; None at the end."""
 
-    def answered(self, at: float) -> None:
+    def record_answer(self, at: float) -> None:
         """Record that a request was answered at time ``at``."""
 
 
@@ -66,7 +66,7 @@ class _ClosedRequests:
         issued = self._issued.popleft()
         return issued if issued < self._end else None
 
-    def answered(self, at: float) -> None:
+    def record_answer(self, at: float) -> None:
         self._issued.append(at)
 
 
@@ -101,7 +101,7 @@ class _OpenRequests:
     def next(self) -> float | None:
         return self._left.popleft() if self._left else None
 
-    def answered(self, at: float) -> None:
+    def record_answer(self, at: float) -> None:
         pass
 
 
@@ -140,7 +140,7 @@ def serve(calls: Sequence[Call], load: Load, slots: int = 1) -> Answers:
     if servers == 1:
         latencies, errors = queue.serve(calls), list[Exception]()
     else:
-        latencies, errors = _served_by_threads(queue, calls, servers)
+        latencies, errors = _serve_by_threads(queue, calls, servers)
     if errors:
         raise errors[0]
     return Answers(latencies, time.monotonic() - start)
@@ -164,7 +164,7 @@ class _Queue:
             answered = time.monotonic()
             latencies.append(answered - issued)
             with self._lock:
-                self._requests.answered(answered)
+                self._requests.record_answer(answered)
         return latencies
 
     def _take(self) -> tuple[float, int] | None:
@@ -175,7 +175,7 @@ class _Queue:
             return issued, self._order[self._taken % len(self._order)]
 
 
-def _served_by_threads(queue: _Queue, calls: Sequence[Call], servers: int) -> tuple[list[float], list[Exception]]:
+def _serve_by_threads(queue: _Queue, calls: Sequence[Call], servers: int) -> tuple[list[float], list[Exception]]:
     latencies, errors = list[float](), list[Exception]()
 
     def run() -> None:

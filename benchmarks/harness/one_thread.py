@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness import children
-from harness.checked import Prepare, checked
+from harness.checked import Prepare, prepare_checked
 from torchmdla.testing import timing
 
 
@@ -33,7 +33,7 @@ def measure(
         ways: by name: a function that prepares the variant.
         rounds: the number of rounds.
         quick: whether to use the reduced model.
-        span: see :func:`torchmdla.testing.timing.interleaved`.
+        span: see :func:`torchmdla.testing.timing.time_interleaved`.
         strides: whether the strides of results must be eager's.
     """
     import torch
@@ -46,8 +46,8 @@ def measure(
     spec = MODELS[model].reduced() if quick else MODELS[model]
     module, inputs = spec.build(), spec.inputs()
     with torch.no_grad():
-        calls, _, faults = checked(model, ways, module, inputs, spec.layers, strides)
-        seconds = timing.interleaved(
+        calls, _, faults = prepare_checked(model, ways, module, inputs, spec.layers, strides)
+        seconds = timing.time_interleaved(
             calls,
             rounds,
             span,

@@ -1,9 +1,9 @@
 """Variants of a model: the peers that torchmdla is measured against, and torchmdla's own.
 
-:data:`WAYS` is the main table. A variant prepares a model once. The result binds inputs, so that conversions are not
-timed. All variants run on the given number of threads and compute in float32, or in bfloat16. With bfloat16, PyTorch's
-own variants use a model of bfloat16. The others, torchmdla included, use the float32 model with products in bfloat16,
-if they support that.
+:data:`VARIANTS` is the main table. A variant prepares a model once. The result binds inputs, so that conversions are
+not timed. All variants run on the given number of threads and compute in float32, or in bfloat16. With bfloat16,
+PyTorch's own variants use a model of bfloat16. The others, torchmdla included, use the float32 model with products in
+bfloat16, if they support that.
 
 Plans of optimised TorchScript keep their groups. So the variants of peers are prepared while torchmdla takes no op: in
 a process that imported it with ``TORCHMDLA_ENABLE=0``, before it is enabled.
@@ -86,7 +86,7 @@ class Subject:
             )
 
         name = "model.onnx"
-        return made_once(self.folder / "onnx", export) / name
+        return make_once(self.folder / "onnx", export) / name
 
     def _varying_sizes(self) -> tuple[dict[int, Any], ...]:
         """Return the dimensions of each input whose sizes vary, for the exporter."""
@@ -100,7 +100,7 @@ class Subject:
     def ncnn(self) -> ncnn_files.Files:
         """Return the model as files of ncnn."""
         make = partial(ncnn_files.convert, self.traced(), self.inputs)
-        return ncnn_files.Files(made_once(self.folder / "ncnn", make))
+        return ncnn_files.Files(make_once(self.folder / "ncnn", make))
 
 
 def subject_of(spec: ModelSpec, sizes: Sequence[int], threads: int, folder: Path) -> Subject:
@@ -109,7 +109,7 @@ def subject_of(spec: ModelSpec, sizes: Sequence[int], threads: int, folder: Path
     return Subject(spec.build(), first, threads, folder, others=tuple(others))
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Return ``folder``. If it does not exist, create it and let ``make`` fill it.
 
     An earlier process of the run may have made it. A process that ends early does not leave an incomplete folder.
@@ -141,7 +141,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """Variant of running a model.
 
     Attributes:
@@ -223,10 +223,10 @@ def _inductor(subject: Subject) -> Prepared:
 
 
 def _onnx_runtime(subject: Subject) -> Prepared:
-    return of_onnx(subject.onnx, subject.threads)
+    return prepare_onnx(subject.onnx, subject.threads)
 
 
-def of_onnx(file: Path, threads: int) -> Prepared:
+def prepare_onnx(file: Path, threads: int) -> Prepared:
     """Return an ONNX file prepared in ONNX Runtime."""
     session = onnx_session(file, threads)
     names = [entry.name for entry in session.get_inputs()]
@@ -388,18 +388,20 @@ def _torchmdla_unfrozen(subject: Subject) -> Prepared:
 
 
 # The order of preparation: torchmdla's variants are last.
-WAYS: dict[str, Way] = {
-    "eager": Way("eager", _eager),
-    "frozen": Way("TorchScript, frozen", _frozen),
-    "ofi": Way("optimize_for_inference", _for_inference),
-    "inductor": Way("Inductor, freezing", _inductor),
-    "onnxruntime": Way("ONNX Runtime", _onnx_runtime, ("onnx", "onnxscript", "onnxruntime")),
-    "openvino": Way("OpenVINO", _openvino, ("onnx", "onnxscript", "openvino")),
-    "openvino-throughput": Way("OpenVINO, for throughput", _openvino_throughput, ("onnx", "onnxscript", "openvino")),
-    "ncnn": Way("ncnn", _ncnn, ("ncnn", "pnnx")),
-    "iree": Way("IREE", _iree, ("onnx", "onnxscript", "iree.compiler", "iree.runtime")),
-    "torchmdla-unfrozen": Way("torchmdla, not frozen", _torchmdla_unfrozen, ours=True),
-    "torchmdla-converted": Way("torchmdla, a model of bfloat16", _torchmdla_converted, ours=True),
-    "torchmdla": Way("torchmdla", _torchmdla, ours=True),
+VARIANTS: dict[str, Variant] = {
+    "eager": Variant("eager", _eager),
+    "frozen": Variant("TorchScript, frozen", _frozen),
+    "ofi": Variant("optimize_for_inference", _for_inference),
+    "inductor": Variant("Inductor, freezing", _inductor),
+    "onnxruntime": Variant("ONNX Runtime", _onnx_runtime, ("onnx", "onnxscript", "onnxruntime")),
+    "openvino": Variant("OpenVINO", _openvino, ("onnx", "onnxscript", "openvino")),
+    "openvino-throughput": Variant(
+        "OpenVINO, for throughput", _openvino_throughput, ("onnx", "onnxscript", "openvino")
+    ),
+    "ncnn": Variant("ncnn", _ncnn, ("ncnn", "pnnx")),
+    "iree": Variant("IREE", _iree, ("onnx", "onnxscript", "iree.compiler", "iree.runtime")),
+    "torchmdla-unfrozen": Variant("torchmdla, not frozen", _torchmdla_unfrozen, ours=True),
+    "torchmdla-converted": Variant("torchmdla, a model of bfloat16", _torchmdla_converted, ours=True),
+    "torchmdla": Variant("torchmdla", _torchmdla, ours=True),
 }
-PEERS = tuple(name for name, way in WAYS.items() if not way.ours)
+PEERS = tuple(name for name, way in VARIANTS.items() if not way.ours)

@@ -29,7 +29,7 @@ ROW_NAMES = (
 # Models of the same kinds that were not used to fit costs. They are in the table only on request.
 HELD_OUT = ("densenet121", "unet", "transformer_encoder", "gru")
 KNOWN = (*ROW_NAMES, *HELD_OUT)
-WAY_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "ncnn", "iree", "torchmdla-unfrozen")
+VARIANT_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "ncnn", "iree", "torchmdla-unfrozen")
 CONVERTED = "torchmdla-converted"
 OURS = "torchmdla"
 
@@ -62,14 +62,14 @@ def prepare(subject: Any, ways: Sequence[str]) -> tuple[dict[str, Any], dict[str
     from harness import peers
 
     prepared, seconds, skipped = {}, {}, {}
-    for name in sorted(set(ways), key=list(peers.WAYS).index):
-        if missing := peers.WAYS[name].missing():
+    for name in sorted(set(ways), key=list(peers.VARIANTS).index):
+        if missing := peers.VARIANTS[name].missing():
             skipped[name] = f"not installed: {', '.join(missing)}"
             continue
         children.step(f"preparing {name}")
         start = time.perf_counter()
         try:
-            prepared[name] = peers.WAYS[name].prepare(subject)
+            prepared[name] = peers.VARIANTS[name].prepare(subject)
             prepared[name].results(subject.inputs)
         except Exception as error:  # a failure of one peer must not hide the others
             prepared.pop(name, None)

@@ -140,7 +140,7 @@ std::string sealed(const std::string& payload) {
 Program read_binary(const std::string& bytes, int64_t card_bytes) {
   Header header;
   require(bytes.size() >= sizeof header && std::memcmp(bytes.data(), kMagic, sizeof kMagic) == 0,
-          "this is no binary of the emulator");
+          "this is not a binary of the emulator");
   std::memcpy(&header, bytes.data(), sizeof header);
   require(header.version == kVersion, "the binary has version ", header.version,
           ", the emulator reads ", kVersion, ": compile the model again");

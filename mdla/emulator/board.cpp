@@ -81,7 +81,7 @@ Board parse_board(const std::string& text) {
     line = trimmed(line.substr(0, line.find('#')));
     if (line.empty()) continue;
     size_t equals = line.find('=');
-    require(equals != std::string::npos, "board: \"", line, "\" is no \"key = value\"");
+    require(equals != std::string::npos, "board: \"", line, "\" is not \"key = value\"");
     std::string key = trimmed(line.substr(0, equals));
     auto entry = keys().find(key);
     require(entry != keys().end(), "board: unknown key \"", key, "\"");

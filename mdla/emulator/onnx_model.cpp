@@ -220,7 +220,7 @@ OnnxModel parse_onnx(std::string_view bytes) {
     if (message.field() == 7) read_graph(message.message(), model);
     if (message.field() == 8) read_opset(message.message(), model);
   }
-  require(model.opset > 0 && !model.outputs.empty(), "this is no ONNX model");
+  require(model.opset > 0 && !model.outputs.empty(), "this is not an ONNX model");
   require(model.opset >= 13 && model.opset <= 18, "the model has opset ", model.opset,
           "; the device takes 13 to 18");
   return model;

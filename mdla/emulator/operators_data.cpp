@@ -20,7 +20,7 @@ void constant(const NodeBuilder& at) {
     return entry == attributes.end() ? nullptr : &entry->second;
   };
   if (const OnnxAttribute* value = given("value")) {
-    at.check(value->tensor.has_value(), "value is no tensor");
+    at.check(value->tensor.has_value(), "value is not a tensor");
     made = *value->tensor;
   } else if (const OnnxAttribute* value = given("value_float")) {
     made.floats = {value->real};
@@ -128,7 +128,7 @@ void transpose(const NodeBuilder& at) {
   std::sort(sorted.begin(), sorted.end());
   for (size_t axis = 0; axis < x.size(); ++axis)
     at.check(sorted.size() == x.size() && sorted[axis] == static_cast<int64_t>(axis),
-             "perm is no permutation");
+             "perm is not a permutation");
   Shape dense = dense_strides(x), shape, strides;
   for (int64_t axis : order)
     shape.push_back(x[axis]), strides.push_back(dense[axis]);

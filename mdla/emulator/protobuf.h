@@ -44,7 +44,7 @@ public:
   uint32_t field() const { return field_; }
 
   int64_t integer() const {
-    require(wire_ == 0, "the ONNX file is damaged: field ", field_, " is no integer");
+    require(wire_ == 0, "the ONNX file is damaged: field ", field_, " is not an integer");
     return static_cast<int64_t>(number_);
   }
 
@@ -57,7 +57,7 @@ public:
   Message message() const { return Message(bytes()); }
 
   float real() const {
-    require(wire_ == 5, "the ONNX file is damaged: field ", field_, " is no float");
+    require(wire_ == 5, "the ONNX file is damaged: field ", field_, " is not a float");
     return copy<float>(payload_.data());
   }
 

@@ -133,7 +133,7 @@ std::string describe(Refusal refusal, const std::string& device) {
   case Refusal::left_out:
     return "it could not be compiled";
   case Refusal::not_worth_it:
-    return "it stands alone: a group of it would save nothing";
+    return "it is alone: a group of it would save nothing";
   case Refusal::failed_pass:
     return "the pass that forms groups failed on its graph, which is as it was";
   }

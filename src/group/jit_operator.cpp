@@ -40,7 +40,7 @@ bool is_of_device(Refusal refusal) {
 // need the GIL.
 void warn_of_no_group(const UngroupedOperator& one) {
   TORCH_WARN("torchmdla: a program has no group to compile: ", one.op, ": ", one.reason,
-             ". torchmdla.explain(model, *inputs) tells of all its operators.");
+             ". torchmdla.explain(model, *inputs) lists its operators.");
 }
 
 void run_pass(std::shared_ptr<Graph>& graph) {

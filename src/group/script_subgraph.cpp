@@ -96,7 +96,7 @@ at::Tensor ScriptSubgraph::constant(size_t node, std::optional<size_t> element) 
   for (size_t i = 0; i < node && at != graph_->nodes().end(); ++i)
     ++at;
   TORCH_CHECK(at != graph_->nodes().end() && at->kind() == c10::prim::Constant, "torchmdla: node ",
-              node, " of a group is no constant");
+              node, " of a group is not a constant");
   const auto value = torch::jit::toIValue(at->output()).value();
   if (!element) return value.toTensor();
   const auto packed = unpacked(value);

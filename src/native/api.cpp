@@ -75,7 +75,7 @@ TensorView view_of(const tmdla_tensor& tensor) {
 }
 
 std::vector<TensorView> views_of(const tmdla_tensor* tensors, size_t count) {
-  demand(tensors || count == 0, "there are no tensors");
+  demand(tensors || count == 0, "the tensors are null");
   std::vector<TensorView> views;
   std::transform(tensors, tensors + count, std::back_inserter(views), view_of);
   return views;
@@ -83,7 +83,7 @@ std::vector<TensorView> views_of(const tmdla_tensor* tensors, size_t count) {
 
 std::vector<TensorView> views_of(DLManagedTensor* const* tensors, size_t count) {
   namespace dlpack = torchmdla::native::dlpack;
-  demand(tensors || count == 0, "there are no tensors");
+  demand(tensors || count == 0, "the tensors are null");
   std::vector<TensorView> views;
   for (size_t i = 0; i < count; ++i) {
     demand(tensors[i], "a tensor of DLPack is null");
@@ -127,14 +127,14 @@ void tmdla_free(tmdla_model* model) {
 
 tmdla_status tmdla_verify(const tmdla_model* model) {
   return guarded([&] {
-    demand(model, "there is no model");
+    demand(model, "the model is null");
     model->verify();
   });
 }
 
 tmdla_status tmdla_set_threads(tmdla_model* model, int32_t threads) {
   return guarded([&] {
-    demand(model, "there is no model");
+    demand(model, "the model is null");
     model->set_threads(threads);
   });
 }
@@ -153,14 +153,14 @@ size_t tmdla_output_count(const tmdla_model* model) {
 
 tmdla_status tmdla_input(const tmdla_model* model, size_t index, tmdla_info* info) {
   return guarded([&] {
-    demand(model, "there is no model");
+    demand(model, "the model is null");
     describe(model->inputs(), index, info);
   });
 }
 
 tmdla_status tmdla_output(const tmdla_model* model, size_t index, tmdla_info* info) {
   return guarded([&] {
-    demand(model, "there is no model");
+    demand(model, "the model is null");
     describe(model->outputs(), index, info);
   });
 }
@@ -168,7 +168,7 @@ tmdla_status tmdla_output(const tmdla_model* model, size_t index, tmdla_info* in
 tmdla_status tmdla_output_sizes(const tmdla_model* model, const tmdla_tensor* inputs,
                                 size_t input_count, size_t index, int64_t* sizes) {
   return guarded([&] {
-    demand(model, "there is no model");
+    demand(model, "the model is null");
     demand(index < model->outputs().size(), "the model has fewer outputs");
     const auto found = model->output_sizes(views_of(inputs, input_count), index);
     demand(sizes || found.empty(), "there is nowhere to write to");
@@ -179,7 +179,7 @@ tmdla_status tmdla_output_sizes(const tmdla_model* model, const tmdla_tensor* in
 tmdla_status tmdla_run(const tmdla_model* model, const tmdla_tensor* inputs, size_t input_count,
                        const tmdla_tensor* outputs, size_t output_count) {
   return guarded([&] {
-    demand(model, "there is no model");
+    demand(model, "the model is null");
     model->run(views_of(inputs, input_count), views_of(outputs, output_count));
   });
 }
@@ -188,7 +188,7 @@ tmdla_status tmdla_run_dlpack(const tmdla_model* model, DLManagedTensor* const* 
                               size_t input_count, DLManagedTensor* const* outputs,
                               size_t output_count) {
   return guarded([&] {
-    demand(model, "there is no model");
+    demand(model, "the model is null");
     model->run(views_of(inputs, input_count), views_of(outputs, output_count));
   });
 }

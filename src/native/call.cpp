@@ -77,7 +77,7 @@ void Call::plan_outputs() {
     // The strides come from the file, so check that they stay in the buffer.
     const auto bytes = bytes_of(outputs_[owner]);
     if (!lies_among(outputs_[i].sizes, strides, bytes / element_bytes(outputs_[i].dtype)))
-      throw BadBytes("a model's file: an output lies outside of its memory");
+      throw BadBytes("a model's file: an output is outside of its memory");
     auto& offset = copied_results_[layout.result];
     if (offset == in_place) offset = static_cast<std::ptrdiff_t>(reserve(bytes));
     after_.push_back({&outputs_[i], std::move(strides), static_cast<size_t>(offset)});

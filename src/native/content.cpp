@@ -41,14 +41,14 @@ public:
     content_.images = reader_.list([&] { return reader_.bytes(reader_.count()); });
     content_.specialisations = reader_.list([&] { return read_specialisation(); });
     demand(!content_.specialisations.empty(), "it has no code");
-    demand(reader_.at_end(), "it is longer than it says");
+    demand(reader_.at_end(), "it is longer than its length field");
     return std::move(content_);
   }
 
 private:
   Port read_port() {
     Port port{reader_.text(), reader_.byte(), reader_.integers()};
-    demand(element_bytes(port.dtype) > 0, "a tensor has no dtype that there is");
+    demand(element_bytes(port.dtype) > 0, "a tensor has an unknown dtype");
     return port;
   }
 
@@ -86,7 +86,7 @@ private:
 
   size_t index(size_t count) {
     const auto number = reader_.count();
-    demand(number < count, "something is named that there is not");
+    demand(number < count, "a name is unknown");
     return number;
   }
 
@@ -97,11 +97,12 @@ private:
            "an input has more sizes than strides, or fewer");
     for (const auto symbol : input.symbols)
       demand(symbol >= InputLayout::fixed && symbol < static_cast<int64_t>(symbols),
-             "an input is of a symbol that there is not");
+             "an input has an unknown symbol");
     auto sorted = input.permutation;
     std::ranges::sort(sorted);
     for (size_t i = 0; i < rank; ++i)
-      demand(sorted[i] == static_cast<int64_t>(i), "an input's dimensions are in no order");
+      demand(sorted[i] == static_cast<int64_t>(i),
+             "an input's order of dimensions is not a permutation");
     return input;
   }
 
@@ -140,7 +141,7 @@ private:
     }
     owners.resize(results);
     for (const auto owner : owners)
-      demand(owner < outputs.size(), "a result is no output");
+      demand(owner < outputs.size(), "a result is not an output");
     return owners;
   }
 

@@ -44,7 +44,7 @@ std::string name_of_target(ByteReader& reader) {
   auto name = reader.text();
   const bool is_plain = std::ranges::all_of(
       name, [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_' || c == '.'; });
-  if (name.empty() || name.size() > most || !is_plain) throw BadBytes("a target's name is none");
+  if (name.empty() || name.size() > most || !is_plain) throw BadBytes("invalid target name");
   return name;
 }
 
@@ -95,7 +95,7 @@ Packaged specialisations_in(const PackageTarget& target, const FileRecord& block
   if (weights) content->weights = weights->bytes, content->weights_owner = weights->owner;
   content->images = reader.list([&] { return reader.bytes(reader.count()); });
   const auto found = reader.list([&] { return read_specialisation(reader, content); });
-  if (!reader.at_end()) throw BadBytes("a package's target is longer than it says");
+  if (!reader.at_end()) throw BadBytes("a package's target is longer than its length field");
   return found;
 }
 

@@ -125,13 +125,13 @@ constexpr int64_t most_bytes = int64_t(1) << 40;
 
 int64_t read_bytes(ByteReader& reader) {
   const auto bytes = reader.integer();
-  if (bytes < 0 || bytes > most_bytes) throw BadBytes("a number of bytes is none");
+  if (bytes < 0 || bytes > most_bytes) throw BadBytes("invalid number of bytes");
   return bytes;
 }
 
 template <class Kind> Kind kind(ByteReader& reader, size_t count) {
   const auto number = reader.byte();
-  if (number >= count) throw BadBytes("there is no kind " + std::to_string(number));
+  if (number >= count) throw BadBytes("unknown kind " + std::to_string(number));
   return static_cast<Kind>(number);
 }
 
@@ -160,7 +160,7 @@ void check_layout(const OutputTensor& tensor) {
     if (size < 0 || stride < 0 ||
         __builtin_mul_overflow(std::max<int64_t>(size - 1, 1), stride, &span) ||
         __builtin_add_overflow(end, span, &end) || end > most_bytes)
-      throw BadBytes("a tensor has sizes or strides that there are not");
+      throw BadBytes("invalid sizes or strides");
   }
 }
 
@@ -255,7 +255,7 @@ PackagedInput read_input(ByteReader& reader, size_t symbols) {
   input.source = kind<Source>(reader, sources);
   input.index = reader.count();
   if (input.source == Source::size && input.index >= symbols)
-    throw BadBytes("the code takes a symbol that there is not");
+    throw BadBytes("the code takes an unknown symbol");
   input.element = optional_count(reader);
   input.permutation = reader.integers();
   input.unversioned = reader.truth();
@@ -266,7 +266,8 @@ PackedWeight read_packed(ByteReader& reader, int64_t bytes, const PackagedConten
   constexpr size_t alignment = 64;
   PackedWeight packed{reader.count(), std::bit_cast<uint64_t>(reader.integer()), {}};
   packed.parameters = reader.list([&] { return std::bit_cast<uint64_t>(reader.integer()); });
-  if (packed.offset % alignment != 0) throw BadBytes("a packed weight lies between cache lines");
+  if (packed.offset % alignment != 0)
+    throw BadBytes("a packed weight is not aligned to cache lines");
   const auto end = packed.offset + static_cast<size_t>(bytes);
   if (!content.weights.empty() && (end < packed.offset || end > content.weights.size()))
     throw BadBytes("a packed weight goes beyond the others");
@@ -276,7 +277,7 @@ PackedWeight read_packed(ByteReader& reader, int64_t bytes, const PackagedConten
 PackagedPack read_pack(ByteReader& reader, const PackagedContent& content) {
   PackagedPack pack;
   pack.symbol = reader.text();
-  if (pack.symbol.empty()) throw BadBytes("a pack is of no function");
+  if (pack.symbol.empty()) throw BadBytes("a pack has no function");
   pack.recipe = reader.text();
   pack.arguments = reader.counts();
   pack.bytes = read_bytes(reader);
@@ -289,10 +290,10 @@ Pattern read_pattern(ByteReader& reader, const Signature& typical) {
   if (pattern.symbols > most_symbols) throw BadBytes("there are too many symbols");
   for (const auto place : reader.integers()) {
     if (place < fixed || place >= static_cast<int64_t>(pattern.symbols))
-      throw BadBytes("an input is of a symbol that there is not");
+      throw BadBytes("an input has an unknown symbol");
     pattern.places.push_back(static_cast<int32_t>(place));
   }
-  if (pattern.places.size() != typical.size()) throw BadBytes("a pattern is not of its signature");
+  if (pattern.places.size() != typical.size()) throw BadBytes("a pattern does not fit its signature");
   return pattern;
 }
 
@@ -321,7 +322,7 @@ public:
 void read_code(ByteReader& reader, size_t symbols, PackagedCode& made) {
   made.image = reader.count();
   if (made.image >= made.content->images.size())
-    throw BadBytes("a specialisation is of an image that there is not");
+    throw BadBytes("a specialisation has an unknown image");
   made.entry = reader.text();
   made.workspace = reader.text();
   made.fault = reader.text();
@@ -339,7 +340,7 @@ read_specialisation(ByteReader& reader, const std::shared_ptr<const PackagedCont
   if (reader.truth()) {
     auto made = std::make_shared<PackagedDivision>();
     read_head(reader, *made);
-    if (made->pattern) throw BadBytes("a division is for any sizes");
+    if (made->pattern) throw BadBytes("a division is dynamic");
     made->left_out = reader.counts();
     return made;
   }

@@ -40,11 +40,11 @@ std::set<std::string> features_of(const std::string& processor) {
     const auto& host = host_features();
     std::vector<std::string> missing;
     std::ranges::set_difference(wanted, host, std::back_inserter(missing));
-    TORCH_CHECK_VALUE(missing.empty(), "this processor is no ", processor, ": it has no ",
-                      c10::Join(", ", missing));
+    TORCH_CHECK_VALUE(missing.empty(), "this processor does not support ", processor,
+                      " (missing: ", c10::Join(", ", missing), ")");
     return wanted;
   }
-  TORCH_CHECK_VALUE(false, "no processor '", processor, "'; there are ", names);
+  TORCH_CHECK_VALUE(false, "unknown processor '", processor, "' (choose from ", names, ")");
 }
 
 } // namespace torchmdla

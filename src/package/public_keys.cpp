@@ -68,7 +68,7 @@ std::vector<PublicKey> read_folder(const OpenFile& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder.path(), failed))
     if (entry.path().extension() == ".pem") names.push_back(entry.path().filename());
   if (failed) refuse_key(folder, failed.message());
-  if (names.empty()) refuse_key(folder, "there is no key (*.pem) in it");
+  if (names.empty()) refuse_key(folder, "it contains no key (*.pem)");
   std::vector<PublicKey> keys;
   for (const auto& name : names)
     keys.push_back(
@@ -81,7 +81,7 @@ std::vector<PublicKey> read_folder(const OpenFile& folder) {
 PublicKey public_key_in(std::string_view pem) {
   const auto begin = pem.find(pem_begin), end = pem.find(pem_end);
   if (pem.find("PRIVATE KEY-----") != std::string_view::npos)
-    throw std::runtime_error("it holds a private key, which belongs with whoever signs");
+    throw std::runtime_error("it contains a private key, which only the signer should have");
   if (begin == std::string_view::npos || end == std::string_view::npos || end < begin)
     throw std::runtime_error("it holds no public key in PEM");
   if (pem.find(pem_begin, begin + 1) != std::string_view::npos)

@@ -39,12 +39,12 @@ void check_signature(std::span<const std::byte> record, const SignedKind& kind,
   ByteReader reader(content_of(record, signature_format));
   const auto number = next_bytes<sizeof(Digest)>(reader);
   const auto signature = next_bytes<sizeof(Ed25519Signature)>(reader);
-  if (!reader.at_end()) throw BadBytes(name + "'s signature is longer than one");
+  if (!reader.at_end()) throw BadBytes(name + "'s signature has extra bytes");
   const auto key =
       std::ranges::find_if(keys, [&](const auto& key) { return sha256(key) == number; });
   if (key == keys.end())
     throw BadBytes(name + " is signed by key " + short_number(number) +
-                   ", which is none of those that are trusted");
+                   ", which is not a trusted key");
   const auto head = std::as_bytes(std::span(kind.label));
   std::vector<std::byte> message(head.begin(), head.end());
   message.insert(message.end(), content.begin(), content.end());

@@ -21,7 +21,7 @@ Polynomial read_polynomial(ByteReader& reader, size_t symbols) {
     const bool is_power = std::ranges::all_of(
         term.exponents, [](int64_t power) { return power >= 0 && power <= most_factors; });
     if (term.exponents.size() > symbols || !is_power)
-      throw BadBytes("a size varies with a symbol that there is not");
+      throw BadBytes("a size varies with an unknown symbol");
     return term;
   })};
 }
@@ -29,7 +29,7 @@ Polynomial read_polynomial(ByteReader& reader, size_t symbols) {
 Varying read_varying(ByteReader& reader, size_t count, size_t symbols) {
   return reader.list([&] {
     const auto place = reader.count();
-    if (place >= count) throw BadBytes("a size varies that there is not");
+    if (place >= count) throw BadBytes("an unknown size varies");
     return std::pair(place, read_polynomial(reader, symbols));
   });
 }
@@ -47,7 +47,7 @@ SizeProgram read_size_program(ByteReader& reader, size_t symbols) {
     const bool is_leaf = is_symbol || *operation == SizeProgram::Operation::constant;
     const auto* place = std::get_if<int64_t>(&node.number);
     if (is_symbol && !(place && *place >= 0 && std::cmp_less(*place, symbols)))
-      throw BadBytes("a size is computed of a symbol that there is not");
+      throw BadBytes("a size is computed from an unknown symbol");
     if (!is_leaf && std::max(node.left, node.right) >= known)
       throw BadBytes("a size is computed of a later one");
     ++known;
@@ -56,7 +56,7 @@ SizeProgram read_size_program(ByteReader& reader, size_t symbols) {
   const auto numbers = [&] {
     auto read = reader.counts();
     if (std::ranges::any_of(read, [&](size_t node) { return node >= known; }))
-      throw BadBytes("a size is computed that there is not");
+      throw BadBytes("an unknown size is computed");
     return read;
   };
   auto computed = numbers();

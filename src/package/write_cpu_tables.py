@@ -57,7 +57,7 @@ def main(path: Path) -> None:
     from torchmdla.devices.cpu.ops import DTYPES, OPS
 
     levels = [
-        f'{{"{name}", "{" ".join(sorted(processors.features_of_level(name) - processors.FOR_SYSTEMS))}"}}'
+        f'{{"{name}", "{" ".join(sorted(processors.features_of_level(name) - processors.SYSTEM_FEATURES))}"}}'
         for name in processors.LEVELS
     ]
     ops = [row(name, support.kind, support.where) for name, support in OPS.items()]

@@ -66,7 +66,7 @@ std::vector<CodeSymbol> symbols_of(const ImageFile& file, const Mapping& memory)
 
 Mapping::Mapping(size_t bytes) : bytes_(bytes) {
   void* const start = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (start == MAP_FAILED) fail_by_errno("there is no memory for an image");
+  if (start == MAP_FAILED) fail_by_errno("no memory is left for an image");
   start_ = static_cast<std::byte*>(start);
 }
 

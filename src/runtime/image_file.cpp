@@ -44,7 +44,7 @@ ImageFile::ImageFile(std::span<const std::byte> data) : data_(data) {
 void ImageFile::read_header() {
   demand(data_.size() >= sizeof header_, "it is shorter than its header");
   std::memcpy(&header_, data_.data(), sizeof header_);
-  demand(std::memcmp(header_.magic, image_magic, sizeof image_magic) == 0, "it is no image");
+  demand(std::memcmp(header_.magic, image_magic, sizeof image_magic) == 0, "it is not an image");
   if (header_.version != image_version)
     refuse_image("it has version " + std::to_string(header_.version) + " of the format, not " +
                  std::to_string(image_version));
@@ -78,7 +78,8 @@ void ImageFile::check_order() const {
 void ImageFile::check_addresses() const {
   uint64_t end = 0;
   for (const auto& segment : header_.segments) {
-    demand(segment.address % image_page == 0, "a segment's address is no multiple of a page");
+    demand(segment.address % image_page == 0,
+           "a segment's address is not a multiple of the page size");
     demand(segment.address >= end, "segments overlap");
     demand(segment.file_bytes <= segment.memory_bytes, "a segment is longer in the file");
     end = up_to_page(segment.end());
@@ -92,7 +93,7 @@ void ImageFile::check_addresses() const {
 void ImageFile::check_names() const {
   std::string last;
   for (const auto& symbol : symbols_) {
-    demand(code().holds(symbol.address, symbol.size), "a symbol lies outside of the code");
+    demand(code().holds(symbol.address, symbol.size), "a symbol is outside of the code");
     auto next = name(symbol.name);
     demand(last < next, "its symbols are not sorted by name");
     last = std::move(next);

@@ -71,7 +71,7 @@ private:
     const auto size = static_cast<uint64_t>(read<Number>(at + sizeof(Number), end));
     const auto offset = begin - reinterpret_cast<uintptr_t>(code_.data());
     if (offset > code_.size() || size > code_.size() - offset)
-      throw UnwindError("a function lies outside of the code");
+      throw UnwindError("a function is outside of the code");
     if (read<unsigned char>(at + 2 * sizeof(Number), end) != 0)
       throw UnwindError("a record of a function has another form");
   }

@@ -39,7 +39,7 @@ OpenFile::OpenFile(const std::string& path, std::string name)
   if (descriptor_ < 0) refuse_file(name_, last_error());
   const bool is_known = fstat(descriptor_, &status_) == 0;
   if (is_known && (S_ISREG(status_.st_mode) || is_folder())) return;
-  const auto problem = is_known ? "it is no plain file" : last_error();
+  const auto problem = is_known ? "it is not a plain file" : last_error();
   close(descriptor_);
   refuse_file(name_, problem);
 }

@@ -48,7 +48,7 @@ uint64_t sealed_block_bytes(std::span<const std::byte> head, const BlockFormat& 
     reader.bytes(sizeof(Digest));
     const auto description = reader.count(), content = reader.count();
     constexpr auto most = std::numeric_limits<uint64_t>::max() / 4;
-    if (description > most || content > most) throw BadBytes("its length is no length");
+    if (description > most || content > most) throw BadBytes("invalid length");
     return sealed_head_bytes + description + content;
   });
 }
@@ -64,7 +64,7 @@ std::span<const std::byte> content_of(std::span<const std::byte> block, const Bl
     const auto description = reader.count(), content = reader.count();
     reader.bytes(description);
     const auto found = reader.bytes(content);
-    if (!reader.at_end()) throw BadBytes("it is longer than it says");
+    if (!reader.at_end()) throw BadBytes("it is longer than its length field");
     return found;
   });
 }

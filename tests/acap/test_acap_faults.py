@@ -109,7 +109,7 @@ def others() -> Iterator[Any]:
     library._destroy()
 
 
-def test_what_no_graph_can_hold_runs_op_by_op(dev: torch.device, others: Any) -> None:
+def test_operators_outside_graphs_run_op_by_op(dev: torch.device, others: Any) -> None:
     factors = torch.ones(1).untyped_storage()
 
     def program(x: Tensor) -> list[Tensor]:

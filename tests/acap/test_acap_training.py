@@ -129,7 +129,7 @@ def test_memory_is_flat(look: str) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_graph_that_nobody_needs_is_dropped(dev: torch.device) -> None:
+def test_an_unused_graph_is_dropped(dev: torch.device) -> None:
     gc.collect()
     torchmdla.acap.mark_step()
     before = _C.acap.pending_nodes()

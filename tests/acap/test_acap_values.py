@@ -39,7 +39,7 @@ def test_values_are_there_when_asked_for(dev: torch.device) -> None:
     assert torch.allclose(x, x)
 
 
-def test_what_runs_on_the_cpu_is_counted(dev: torch.device) -> None:
+def test_fallbacks_to_the_cpu_are_counted(dev: torch.device) -> None:
     torchmdla.reset_stats()
     torch.ones(3, device=dev).nonzero()
     assert torchmdla.stats().fallbacks == {"acap: aten::nonzero ran on the CPU": 1}

@@ -103,7 +103,7 @@ _OVERLAPS: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("write", _OVERLAPS)
-def test_writes_to_what_is_read(dev: torch.device, write: str) -> None:
+def test_writes_to_read_tensors(dev: torch.device, write: str) -> None:
     def written(device: Any) -> Any:
         x = torch.arange(4.0).to(device)
         try:

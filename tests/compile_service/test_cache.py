@@ -46,7 +46,7 @@ def stored(cache: DiskCache, name: str = "a") -> Path:
 
 
 class TestRoundTrip:
-    def test_what_was_stored_is_loaded(self, cache: DiskCache) -> None:
+    def test_stored_artifacts_are_loaded(self, cache: DiskCache) -> None:
         stored(cache)
         assert cache.load(key("a")) == artifact("a")
         assert cache.load(key("b")) is None
@@ -383,7 +383,7 @@ class TestCommandLine:
         assert capsys.readouterr().out == f"2 artifacts removed from {folder}\n"
         assert DiskCache().info().entries == 0
 
-    def test_info_says_why_not(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_info_reports_the_reason_against_use(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         folder.mkdir(mode=0o700)
         folder.chmod(0o777)
         main(["cache", "info"])
@@ -413,7 +413,7 @@ def test_the_service_is_found_in_its_old_place() -> None:
         _ = torchmdla.compiler.nothing
 
 
-def test_a_second_process_needs_no_compiler_library_for_what_is_on_disk(tmp_path: Path) -> None:
+def test_a_second_process_loads_artifacts_without_the_compiler_library(tmp_path: Path) -> None:
     code = """
         import sys, torch, torchmdla
         torchmdla.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval(), torch.randn(2, 8))

@@ -22,7 +22,7 @@ from torchmdla.compiler.checksummed import Format
 from torchmdla.compiler.program import Argument, Result
 from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.program_file import DamagedProgram, ProgramFile
-from torchmdla.structures import structure_from
+from torchmdla.structures import parse_structure
 
 MANIFEST = Manifest(
     "a" * 64,
@@ -116,7 +116,7 @@ def test_comes_back_as_it_was(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_damage_is_refused_and_says_what_to_do(kind: Kind, what: str) -> None:
+def test_damage_is_refused_with_advice(kind: Kind, what: str) -> None:
     damage, message = DAMAGE[what]
     with pytest.raises(kind.error, match=f"{message.format(name=kind.name)}; {re.escape(kind.remedy)}"):
         kind.read(damage(kind.value.to_bytes()))
@@ -153,7 +153,7 @@ def test_intact_with_other_fields(description: dict[str, Any]) -> None:
             kind.open(block, make)
 
 
-def test_a_newer_version_is_told_from_damage() -> None:
+def test_a_newer_version_is_distinguished_from_damage() -> None:
     format_ = Format(b"test", 1, "a test", "write it anew", ValueError)
     newer = replace(format_, version=2).seal({}, b"")
     with pytest.raises(ValueError, match=r"^a test of version 2, where version 1 is needed; write it anew$"):
@@ -204,7 +204,7 @@ def test_any_description_is_read_or_refused(path: tuple[Any, ...], other: Any) -
         read = ProgramFile.from_bytes(data)
     except DamagedProgram:
         return
-    structure = structure_from(read.structure)
+    structure = parse_structure(read.structure)
     assert structure.num_leaves == len(read.results)
     assert {type(size) for shape in read.inputs + read.outputs for size in shape} <= {int}
     Options.of(read.options)

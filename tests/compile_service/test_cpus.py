@@ -39,7 +39,7 @@ def in_background(check: Callable[[], None]) -> None:
     """Run ``check`` in a thread for background compiles."""
 
     def task() -> None:
-        worker.give_way()
+        worker.lower_priority()
         check()
 
     with ThreadPoolExecutor(1) as threads:

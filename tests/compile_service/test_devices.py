@@ -42,7 +42,7 @@ RUN = textwrap.dedent("""
 """)
 
 
-def ran(folder: Path, definition: str) -> str:
+def run_with_device(folder: Path, definition: str) -> str:
     """Return the output of a process that defines the device with ``definition``.
 
     The output has warnings, the op that ran in place of ``sin``, and the numbers of specialisations and cache hits. It
@@ -62,7 +62,7 @@ def test_an_edited_device_compiles_anew(tmp_path: Path, module: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for function, hits in (("cos", 0), ("cos", 1), ("exp", 0)):
         path.write_text(DEVICE.replace("FUNCTION", function))
-        assert ran(tmp_path, f"from {module} import Device\n") == f"{function} 1 {hits} {{}} False"
+        assert run_with_device(tmp_path, f"from {module} import Device\n") == f"{function} 1 {hits} {{}} False"
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_an_edited_device_compiles_anew(tmp_path: Path, module: str) -> None:
     ],
 )
 @pytest.mark.sampled(0)
-def test_what_cannot_be_imported_compiles_in_the_calling_process(tmp_path: Path, definition: str) -> None:
+def test_unimportable_devices_compile_in_the_calling_process(tmp_path: Path, definition: str) -> None:
     for function in ("cos", "exp"):
-        assert ran(tmp_path, definition.replace("FUNCTION", function)) == f"{function} 1 0 {{}} True"
+        assert run_with_device(tmp_path, definition.replace("FUNCTION", function)) == f"{function} 1 0 {{}} True"
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_what_cannot_be_imported_compiles_in_the_calling_process(tmp_path: Path,
     ],
 )
 @pytest.mark.sampled(0)
-def test_a_device_that_another_process_cannot_make_says_so(tmp_path: Path, change: str, why: str) -> None:
+def test_a_device_that_another_process_cannot_instantiate_is_reported(tmp_path: Path, change: str, why: str) -> None:
     (tmp_path / "foreign_device.py").write_text(DEVICE + change)
     definition = "from foreign_device import Device as Made\nDevice = lambda: Made.__new__(Made)\n"
-    output = ran(tmp_path, definition)
+    output = run_with_device(tmp_path, definition)
     assert f"cannot make device 'foreign' from foreign_device.Device: {why}" in output
     assert "TORCHMDLA_COMPILE_IN_PROCESS=1" in output

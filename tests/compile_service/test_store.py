@@ -94,7 +94,7 @@ def compiles(file: Path) -> int:
 
 
 class TestSharing:
-    def test_what_one_machine_compiled_another_finds(self, url: str, secret: Path, tmp_path: Path) -> None:
+    def test_machines_share_artifacts(self, url: str, secret: Path, tmp_path: Path) -> None:
         program = scripted_program(f"count {tmp_path / 'log'}")
         first, second = (machine(tmp_path / name, a_store(url, secret)) for name in "ab")
         assert first.compile(program).source == "compiled"
@@ -160,7 +160,7 @@ class TestTrust:
         ],
         ids=["empty", "header", "short", "long", "magic", "length", "proof", "content", "long proof", "no proof"],
     )
-    def test_what_is_damaged_is_refused_compiled_and_replaced(
+    def test_damaged_entries_are_refused_recompiled_and_replaced(
         self, secret: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
     ) -> None:
         program = scripted_program(f"count {tmp_path / 'log'}")
@@ -182,7 +182,7 @@ class TestTrust:
         other.chmod(0o400)
         service = machine(tmp_path / "b", a_store(url, other))
         assert service.compile(program).source == "compiled"
-        assert list(service.store_statistics().refused) == [store._STRANGE]
+        assert list(service.store_statistics().refused) == [store._NOT_AUTHENTIC]
 
     def test_an_entry_under_another_name(self, secret: Path, tmp_path: Path) -> None:
         programs = [scripted_program(f"echo {name}") for name in "xy"]
@@ -193,7 +193,7 @@ class TestTrust:
         files[0].rename(files[1])
         service = machine(tmp_path / "b", a_store(url, secret))
         assert service.compile(programs[1]).artifact == scripted_artifact(programs[1], b"y")
-        assert list(service.store_statistics().refused) == [store._STRANGE]
+        assert list(service.store_statistics().refused) == [store._NOT_AUTHENTIC]
 
     def test_an_artifact_of_another_program_that_is_authentic(self, secret: Path, tmp_path: Path) -> None:
         """A trusted machine has made a mistake."""
@@ -245,7 +245,7 @@ class TestSignatures:
         assert service.compile(program).source == source
         assert bool(service.store_statistics().refused) == (source == "compiled")
 
-    def test_who_cannot_sign_only_reads(self, tmp_path: Path) -> None:
+    def test_machines_without_a_key_only_read(self, tmp_path: Path) -> None:
         service = machine(tmp_path / "1", self.signing(tmp_path, "a", None))
         assert service.compile(scripted_program("echo x")).source == "compiled"
         assert not list(tmp_path.glob("store/*"))
@@ -254,7 +254,7 @@ class TestSignatures:
         program = scripted_program("echo x")
         shared = self.signing(tmp_path, "a", "a")
         content = scripted_artifact(program, b"x").to_bytes()
-        shared.folder.write(entry_name(program.key), shared.proven("lease", program.key, content))
+        shared.folder.write(entry_name(program.key), shared.seal("lease", program.key, content))
         assert shared.load(program.key) is None
 
 
@@ -375,9 +375,7 @@ class TestHttp:
         pytest.importorskip("aiohttp")
         monkeypatch.setattr(store, "LARGEST_ENTRY", 1 << 20)
         program = scripted_program("echo x")
-        data = a_store(str(tmp_path), secret).proven(
-            "artifact", program.key, scripted_artifact(program, b"x").to_bytes()
-        )
+        data = a_store(str(tmp_path), secret).seal("artifact", program.key, scripted_artifact(program, b"x").to_bytes())
         shared = a_store(serve(data, behaviour), secret, seconds=0.5 if behaviour == "slow" else 30.0)
         assert not shared.may_write
         service = machine(tmp_path / "a", shared)
@@ -437,14 +435,14 @@ class TestOneCompile:
     def test_another_process_is_done_before_the_turn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program = scripted_program(f"slowly 0 {tmp_path / 'log'}")
         first, second = (machine(tmp_path / "cache", None) for _ in range(2))
-        turn = DiskCache.turn
+        lock = DiskCache.lock
 
         def late(cache: DiskCache, key: str, patience: float) -> contextlib.AbstractContextManager[bool]:
             if cache is second.cache:
                 first.compile(program)
-            return turn(cache, key, patience)
+            return lock(cache, key, patience)
 
-        monkeypatch.setattr(DiskCache, "turn", late)
+        monkeypatch.setattr(DiskCache, "lock", late)
         assert second.compile(program).source == "disk"
         assert compiles(tmp_path / "log") == 1
 
@@ -478,7 +476,7 @@ class TestOneCompile:
         sources = self.start(3, url, secret, tmp_path, program)
         assert sorted(sources) == ["compiled", "store", "store"]
 
-    def test_what_cannot_be_compiled_is_tried_by_each(self, secret: Path, tmp_path: Path) -> None:
+    def test_failing_programs_are_tried_by_each_machine(self, secret: Path, tmp_path: Path) -> None:
         program = scripted_program("fail x")
 
         def one() -> None:
@@ -493,7 +491,7 @@ class TestOneCompile:
         assert [process.exitcode for process in processes] == 4 * [0]
         assert not list((tmp_path / "store").rglob("*.lease"))
 
-    def test_a_lease_of_a_stranger_makes_nobody_wait(self, secret: Path, tmp_path: Path) -> None:
+    def test_an_unauthenticated_lease_is_not_waited_for(self, secret: Path, tmp_path: Path) -> None:
         program = scripted_program("echo x")
         entry = tmp_path / "store" / entry_name(program.key)
         entry.parent.mkdir(parents=True)
@@ -505,10 +503,10 @@ class TestOneCompile:
     def test_patience_ends(self, secret: Path, tmp_path: Path) -> None:
         key = scripted_program("echo x").key
         url = str(tmp_path / "store")
-        with lease.turn(a_store(url, secret), key, 30.0) as entry:
+        with lease.acquire(a_store(url, secret), key, 30.0) as entry:
             assert entry is None
             shared = a_store(url, secret)
-            with lease.turn(shared, key, 0.3) as entry:
+            with lease.acquire(shared, key, 0.3) as entry:
                 assert entry is None
             assert shared.statistics().waits == 1
             assert list((tmp_path / "store").rglob("*.lease"))
@@ -526,13 +524,13 @@ class TestConfiguration:
             ({"TORCHMDLA_STORE_TRUST": "x", "TORCHMDLA_STORE_SIGN": "{secret}"}, "no private key"),
             (
                 {"TORCHMDLA_STORE_TRUST": "{folder}/b.pub.pem", "TORCHMDLA_STORE_SIGN": "{folder}/a.pem"},
-                "none of those that are trusted",
+                "is not a trusted key",
             ),
             ({"TORCHMDLA_STORE": "nonsense://x", "TORCHMDLA_STORE_SECRET": "{secret}"}, "nonsense"),
             ({"TORCHMDLA_STORE_SECONDS": "soon", "TORCHMDLA_STORE_SECRET": "{secret}"}, "is not a duration"),
         ],
     )
-    def test_what_is_wrong_is_said_and_nothing_used(
+    def test_wrong_settings_are_reported_and_the_store_is_unused(
         self, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
     ) -> None:
         for name in "ab":
@@ -570,7 +568,7 @@ class TestCommands:
         shared = a_store(str(tmp_path / "store"), secret)
         assert all(shared.load(program.key) for program in programs)
 
-    def test_push_says_what_failed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_push_reports_failures(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         machine(tmp_path / "cache", None).compile(scripted_program("echo x"))
         (tmp_path / "store").write_text("no folder")
         assert main(["store", "push"]) == 2
@@ -586,8 +584,8 @@ class TestCommands:
         assert not list((tmp_path / "store").rglob("*.entry"))
         (tmp_path / "file").write_text("no folder")
         monkeypatch.setenv("TORCHMDLA_STORE", str(tmp_path / "file" / "store"))
-        with pytest.raises(doctor.Trouble, match="compiles anew"):
+        with pytest.raises(doctor.CheckFailure, match="compiles anew"):
             doctor.CHECKS["store"]()
         monkeypatch.delenv("TORCHMDLA_STORE_SECRET")
-        with pytest.raises(doctor.Trouble, match="TORCHMDLA_STORE_SECRET"):
+        with pytest.raises(doctor.CheckFailure, match="TORCHMDLA_STORE_SECRET"):
             doctor.CHECKS["store"]()

@@ -80,7 +80,7 @@ def test_outside(step: Step) -> None:
         conditions(step)
 
 
-def test_what_depends_on_two_sizes_is_a_condition() -> None:
+def test_bounds_on_two_sizes_are_conditions() -> None:
     assert conditions(copy(M, memory(N), memory(M), factor=2)) == [N - 2 * M + 1]
 
 

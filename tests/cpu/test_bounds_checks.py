@@ -19,7 +19,7 @@ from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.code.entry import workspace
+from torchmdla.devices.cpu.code.entry import frame
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, RepeatLoop, TileLoop
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS
 from torchmdla.devices.cpu.schedule.plan import Plan
@@ -98,7 +98,7 @@ def nests(steps: LoopProgram) -> Iterator[LoopNest]:
 def read_behind(distance: int) -> Damage:
     def damage(steps: LoopProgram) -> None:
         nest = next(n for n in nests(steps) if n.inputs and n.inputs[0].buffer.kind == "input")
-        nest.read_instead(nest.inputs[0], shifted(nest.inputs[0], distance))
+        nest.replace_load(nest.inputs[0], shifted(nest.inputs[0], distance))
 
     return damage
 
@@ -126,7 +126,7 @@ def repeat_longer(steps: LoopProgram) -> None:
 
 def pack_behind(steps: LoopProgram) -> None:
     nest = next(s for packing in steps.packings for s in packing.steps if isinstance(s, LoopNest))
-    nest.read_instead(nest.inputs[0], shifted(nest.inputs[0], 1))
+    nest.replace_load(nest.inputs[0], shifted(nest.inputs[0], 1))
 
 
 def region_of_less(steps: LoopProgram) -> None:
@@ -198,8 +198,8 @@ def test_an_access_outside_ends_the_call(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_buffer_outside_of_the_workspace_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = workspace.plan_workspace
-    monkeypatch.setattr(workspace, "plan_workspace", lambda steps: (plan(steps)[0], 64))
+    plan = frame.plan_workspace
+    monkeypatch.setattr(frame, "plan_workspace", lambda steps: (plan(steps)[0], 64))
     module = Function(lambda x: torch.cumsum(x * 2, 0) * torch.sort(x)[0])
     error, untouched = call_damaged("workspace", module, [floats(50)], lambda steps: None, monkeypatch)
     assert re.search(r"mdla_forward lays out \d+ bytes at offset \d+ of the workspace, which has \d+ bytes", error)
@@ -279,7 +279,7 @@ def run_often(compiled: Callable[[Tensor], Tensor], x: Tensor) -> None:
         compiled(x)
 
 
-def test_a_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = lowering.plan_schedules
 
     def damaged(steps: LoopProgram, *rest: Any) -> Plan:

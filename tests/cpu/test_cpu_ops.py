@@ -46,15 +46,17 @@ def converted(value: object, dtype: torch.dtype) -> object:
 Pair = tuple[list[Any], list[Any]]
 
 
-def results(name: str, arguments: Sequence[object], *, open_floats: bool = False) -> Pair:
+def results(name: str, arguments: Sequence[object], *, runtime_floats: bool = False) -> Pair:
     """Return the results of the compiled operator and those of eager."""
-    (pair,) = results_of([Call(name, arguments)], open_floats=open_floats)
+    (pair,) = results_of([Call(name, arguments)], runtime_floats=runtime_floats)
     return pair
 
 
-def results_of(calls: Sequence[Call], *, open_floats: bool = False) -> list[Pair]:
+def results_of(calls: Sequence[Call], *, runtime_floats: bool = False) -> list[Pair]:
     """Return the results of calls that are compiled as one program, and of eager: one pair for each call."""
-    graph, inputs, counts = graph_of_calls(calls, copy=lambda name: OPS[name].kind == "view", open_floats=open_floats)
+    graph, inputs, counts = graph_of_calls(
+        calls, copy=lambda name: OPS[name].kind == "view", runtime_floats=runtime_floats
+    )
     expected, record = run_and_record(graph, inputs)
     computed = execute(import_graph(graph, record, ()), graph, inputs)
     assert len(computed) == len(expected)
@@ -73,27 +75,27 @@ def check_match(result: Any, wanted: Any, call: Call) -> None:
     assert_matches(result, wanted)
 
 
-def check_all(calls: Sequence[Call], compare: Comparison = check_match, *, open_floats: bool = False) -> None:
+def check_all(calls: Sequence[Call], compare: Comparison = check_match, *, runtime_floats: bool = False) -> None:
     """Compare calls with eager by ``compare``, compiled as one program.
 
     One program of many calls compiles almost as fast as one of a single call. If the comparison fails, each call is
     compiled alone, so that the error names the call.
     """
     try:
-        pairs = results_of(calls, open_floats=open_floats) if calls else []
+        pairs = results_of(calls, runtime_floats=runtime_floats) if calls else []
         for call, (computed, wanted) in zip(calls, pairs, strict=True):
             for result, expected in zip(computed, wanted, strict=True):
                 compare(result, expected, call)
     except Exception:
         if len(calls) > 1:
             for call in calls:
-                check_all([call], compare, open_floats=open_floats)
+                check_all([call], compare, runtime_floats=runtime_floats)
         raise
 
 
-def eager_takes(name: str, arguments: Sequence[object], *, open_floats: bool = False) -> bool:
+def eager_takes(name: str, arguments: Sequence[object], *, runtime_floats: bool = False) -> bool:
     try:
-        run_and_record(*graph_of(name, arguments, copy=False, open_floats=open_floats))
+        run_and_record(*graph_of(name, arguments, copy=False, runtime_floats=runtime_floats))
     except (RuntimeError, IndexError, AssertionError):
         return False
     return True
@@ -272,7 +274,7 @@ def test_sizes(name: str) -> None:
     check_all([Call(name, arguments) for arguments in all_arguments if eager_takes(name, arguments)])
 
 
-def test_joins_drop_what_has_no_elements() -> None:
+def test_joins_drop_empty_tensors() -> None:
     check("aten::cat", ([torch.empty(0), X, torch.empty(0, 4)], 0))
     check("aten::concat", ([torch.empty(0), X], 0))
     check("aten::hstack", ([torch.empty(3, 0), X],))
@@ -359,10 +361,10 @@ def check_number(result: Any, wanted: Any, call: Call) -> None:
     assert call.name in WITH_NUMBER_ROUNDED or torch.equal(result, wanted)
 
 
-@pytest.mark.parametrize("open_floats", [False, True], ids=["constant", "argument"])
+@pytest.mark.parametrize("runtime_floats", [False, True], ids=["constant", "argument"])
 @pytest.mark.parametrize("name", [*WITH_NUMBER, *WITH_NUMBER_ROUNDED])
 @pytest.mark.sampled(8)
-def test_numbers(name: str, open_floats: bool) -> None:
+def test_numbers(name: str, runtime_floats: bool) -> None:
     """Check that a number is rounded to the tensor's dtype, as a constant and as a run-time value."""
     calls = []
     for dtype in (torch.float32, torch.float64, torch.int64):
@@ -370,12 +372,12 @@ def test_numbers(name: str, open_floats: bool) -> None:
             arguments = {**WITH_NUMBER, **WITH_NUMBER_ROUNDED}[name](around(number, dtype), number)
             if not eager_takes(name, arguments):
                 continue
-            if open_floats and not dtype.is_floating_point and name.startswith(("aten::threshold", "aten::addcmul")):
+            if runtime_floats and not dtype.is_floating_point and name.startswith(("aten::threshold", "aten::addcmul")):
                 with pytest.raises(CompileError):
-                    results(name, arguments, open_floats=True)
+                    results(name, arguments, runtime_floats=True)
             else:
                 calls.append(Call(name, arguments))
-    check_all(calls, check_number, open_floats=open_floats)
+    check_all(calls, check_number, runtime_floats=runtime_floats)
 
 
 WITHOUT = {
@@ -409,7 +411,7 @@ def test_arguments_that_are_none(name: str) -> None:
     check_all([Call(f"aten::{name}", arguments) for arguments in WITHOUT[name]])
 
 
-def hiding(shape: Sequence[int], hidden: Callable[[torch.Tensor], object]) -> torch.Tensor:
+def mask_changed_by(shape: Sequence[int], hidden: Callable[[torch.Tensor], object]) -> torch.Tensor:
     """Return a mask of zeros that ``hidden`` has changed in place."""
     mask = torch.zeros(shape)
     hidden(mask)
@@ -430,7 +432,7 @@ def test_attention_to_nothing_is_zero(shape: tuple[int, ...], hidden: str) -> No
     query = torch.linspace(0, 50, math.prod(shape)).sin().view(shape)
     rows, calls = shape[-2], []
     for sizes in [(*shape[:-1], rows), (shape[0], *[1] * (len(shape) - 3), rows, rows)]:
-        mask = hiding(sizes, HIDDEN[hidden])
+        mask = mask_changed_by(sizes, HIDDEN[hidden])
         for variant in (mask, mask == 0, mask.double()):
             values = query.to(variant.dtype) if variant.dtype.is_floating_point else query
             calls.append(Call("aten::scaled_dot_product_attention", (values, values * 2, values, variant)))
@@ -607,22 +609,22 @@ def check_special_number(result: Any, wanted: Any, call: Call) -> None:
     torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-44, equal_nan=True)
 
 
-@pytest.mark.parametrize("open_floats", [False, True], ids=["constant", "argument"])
+@pytest.mark.parametrize("runtime_floats", [False, True], ids=["constant", "argument"])
 @pytest.mark.parametrize("name", [*WITH_NUMBER, *WITH_NUMBER_ROUNDED])
 @pytest.mark.sampled(8)
-def test_special_numbers(name: str, open_floats: bool) -> None:
+def test_special_numbers(name: str, runtime_floats: bool) -> None:
     """Check that a choice between two values ignores the other value. A product with zero would not."""
     values = torch.tensor([2.0, -1.0, 0.0, -0.0, math.inf, -math.inf, 3.0, 1e-40, -20.5])
     calls = []
     for number in (0.0, math.inf, -math.inf, math.nan, -1.0, 1e-40):
         if name == "aten::hardtanh_backward" and math.isnan(number):
             continue  # eager's vector code and its scalar code differ
-        if not open_floats and not math.isfinite(number):
+        if not runtime_floats and not math.isfinite(number):
             continue  # the text of a graph has no such constants
         arguments = {**WITH_NUMBER, **WITH_NUMBER_ROUNDED}[name](values, number)
-        if eager_takes(name, arguments, open_floats=True):
+        if eager_takes(name, arguments, runtime_floats=True):
             calls.append(Call(name, arguments))
-    check_all(calls, check_special_number, open_floats=open_floats)
+    check_all(calls, check_special_number, runtime_floats=runtime_floats)
 
 
 @pytest.mark.parametrize("numbers", [(0.0, -0.0), (-0.0, 0.0), (2, 2.0), (2.0, 2), (1, True), (True, 1.0)], ids=str)

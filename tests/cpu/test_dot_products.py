@@ -21,7 +21,7 @@ from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.parser import parse_program
-from torchmdla.devices.cpu.passes.broadcasts import shrink_broadcasts
+from torchmdla.devices.cpu.passes.copies import shrink_broadcasts
 from torchmdla.devices.cpu.passes.roundings import drop_roundings
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.importer.types import dtype_number
@@ -235,7 +235,7 @@ entry {
         ("arith.maximumf v1, i0", False),
     ],
 )
-def test_what_is_chosen_of_rounded_values_is_rounded(chosen: str, is_exact: bool) -> None:
+def test_selections_of_rounded_values_are_rounded(chosen: str, is_exact: bool) -> None:
     text = passed(CHOSEN.replace("OPERATION", chosen), drop_roundings)
     assert text.count("arith.truncf") == (1 if is_exact else 2)
 
@@ -260,6 +260,6 @@ entry {
 
 
 @pytest.mark.parametrize(("index", "sizes"), [("d1", "[1, 16]"), ("d0 * 4", "[4, 1]"), ("d0 + d1 * 0 + d1", "[4, 16]")])
-def test_what_is_expanded_is_stored_once(index: str, sizes: str) -> None:
+def test_expanded_values_are_stored_once(index: str, sizes: str) -> None:
     text = passed(EXPANDED.replace("INDEX", index), shrink_broadcasts)
     assert f"buffer temporary0 : f32{sizes}" in text

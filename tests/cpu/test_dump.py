@@ -72,7 +72,7 @@ def test_a_compile_is_repeated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["fails", "dies"])
 @pytest.mark.sampled(0)
-def test_a_compile_that_does_not_end_says_where(tmp_path: Path, how: str) -> None:
+def test_a_failed_compile_dumps_its_progress(tmp_path: Path, how: str) -> None:
     done = run(PROGRAM, tmp_path, how)
     assert done.returncode
     folders = list(tmp_path.iterdir())  # After a failure each call of the group is tried alone.
@@ -91,7 +91,7 @@ def test_nothing_is_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     dump.write("a.mlir", lambda: pytest.fail("text is made for nobody"))
 
 
-def test_what_stays_the_same_is_written_once(tmp_path: Path) -> None:
+def test_unchanged_stages_are_written_once(tmp_path: Path) -> None:
     program = Program("module {}", (), (), _target())
     written = dump.Dump(tmp_path, program)
     for name, text in (("a", "1"), ("b", "1"), ("c", "2"), ("d", "1")):

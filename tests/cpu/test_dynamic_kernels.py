@@ -29,10 +29,10 @@ from nest_samples import (
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Table
-from torchmdla.devices.cpu.expressions import Expression, constant, index, numbered, operation, size
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, static
+from torchmdla.devices.cpu.expressions import Expression, constant, index, numbered_value, operation, size
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Level, Schedule, choose, ranges
+from torchmdla.devices.cpu.schedule import Level, Schedule, choose_schedule, ranges
 
 TYPICAL = (64, 64)
 
@@ -67,7 +67,7 @@ def check(
     """Run the kernel of ``nest`` at all ``pairs`` of values. Only results may be written."""
     kernel = Kernel(nest, target, schedule, typical)
     for values in pairs:
-        there = static(nest, values)
+        there = specialise(nest, values)
         arrays = arrays_of(there, 0, scalars)
         before = [a.copy() for a in arrays]
         expected = reference(there, arrays)
@@ -82,7 +82,7 @@ def check(
 def compare(nest: AnyNest, target, values: tuple[int, int], arrays: Sequence[np.ndarray], kernel: Kernel) -> None:
     """Check that the dynamic kernel's results equal those of the static kernel of ``values``, bit by bit."""
     wanted, results = [a.copy() for a in arrays], [a.copy() for a in arrays]
-    Kernel(static(nest, values), target)(wanted)
+    Kernel(specialise(nest, values), target)(wanted)
     kernel(results, 1, values)
     for a, b in zip(results, wanted, strict=True):
         np.testing.assert_array_equal(a, b, err_msg=f"at {values}")
@@ -116,7 +116,7 @@ def test_epilogue(target, sizes, transposed):
 def test_rows_are_shared_evenly(target, ranged):
     """Check tile rows. Tiles have as many rows as the largest, or one fewer. Code exists for every number of rows."""
     nest = matmul(M, 32, 20)
-    schedule = replace(choose(nest, Machine.of(target), TYPICAL), ranged=ranged)
+    schedule = replace(choose_schedule(nest, Machine.of(target), TYPICAL), ranged=ranged)
     kernel = check(nest, target, [(m, 2) for m in range(1, 40)], tasks=2, schedule=schedule)
     rows, columns, _ = schedule.tiles
     assert rows > 1
@@ -142,7 +142,7 @@ def test_sums_in_the_order_of_static_kernels(target, sizes):
     nest, generator = matmul(*sizes), np.random.default_rng(0)
     kernel = Kernel(nest, target, typical=TYPICAL)
     for values in ((7, 33), (70, 50)):
-        arrays = [generator.standard_normal(a.shape).astype(np.float32) for a in arrays_of(static(nest, values), 0)]
+        arrays = [generator.standard_normal(a.shape).astype(np.float32) for a in arrays_of(specialise(nest, values), 0)]
         compare(nest, target, values, arrays, kernel)
 
 
@@ -176,7 +176,7 @@ def blocked(nest: AnyNest, schedule: Schedule, steps: int, rows: int) -> Schedul
 def test_blocks_of_a_reduction(target, steps, rows, sizes):
     for epilogue in (None, bias_relu_residual((sizes[1], 1, 0), (0, 1, 0))):
         nest = matmul(*sizes, epilogue=epilogue)
-        schedule = blocked(nest, choose(nest, Machine.of(target), TYPICAL), steps, rows)
+        schedule = blocked(nest, choose_schedule(nest, Machine.of(target), TYPICAL), steps, rows)
         check(nest, target, PAIRS[:6], (3.0,) if epilogue else (), 2, schedule)
 
 
@@ -188,7 +188,7 @@ def test_large_products_are_blocked(sizes):
     kernel = Kernel(nest, target, typical=(48, 64))
     assert any(level.loop == 2 for level in kernel.schedule.levels)
     for values in ((48, 64), (130, 3)):
-        there = static(nest, values)
+        there = specialise(nest, values)
         arrays = arrays_of(there, 0)
         expected = arrays[0][: there.sizes[0] * there.sizes[2]].reshape(there.sizes[0], -1).astype(np.float64)
         expected = expected @ arrays[1][: there.sizes[2] * there.sizes[1]].reshape(there.sizes[2], -1)
@@ -198,7 +198,7 @@ def test_large_products_are_blocked(sizes):
 
 def test_a_reduction_that_may_be_empty_has_no_blocks():
     nest = matmul(48, 1024, 1000 * N - 2000)
-    assert all(level.loop != 2 for level in choose(nest, Machine.of(host_target(*AVX512)), (2, 3)).levels)
+    assert all(level.loop != 2 for level in choose_schedule(nest, Machine.of(host_target(*AVX512)), (2, 3)).levels)
 
 
 # Types, constants, tables, checks.
@@ -235,7 +235,7 @@ def test_masks_and_indices(target, sizes):
     nest = KernelSpec(sizes, (False,) * len(sizes), (numbers, flags), (flags,), (value,))
     kernel, generator = Kernel(nest, target, typical=TYPICAL), np.random.default_rng(0)
     for values in PAIRS:
-        shape = static(nest, values).sizes
+        shape = specialise(nest, values).sizes
         numbers_array = generator.integers(0, 70, shape)
         arrays = [numbers_array, generator.integers(0, 2, shape).astype(np.int8), np.full(shape, 7, np.int8)]
         kernel(arrays, 1, values)
@@ -246,7 +246,7 @@ def test_masks_and_indices(target, sizes):
 def test_tables(target, scaled):
     """Check rows of a table of dynamic sizes, read by computed indices. An index out of bounds is reported."""
     table = Table("f32", (N, M), (M, 1))
-    value = numbered("gather", "f32", 0, [operand(0, "i64"), index(1)])
+    value = numbered_value("gather", "f32", 0, [operand(0, "i64"), index(1)])
     value = operation("arith.mulf", [value, size(M, "f32")], "f32") if scaled else value
     nest = KernelSpec(
         (20, M), (False, False), (Operand("i64", (1, 0)),), (Operand("f32", (M, 1)),), (value,), tables=(table,)
@@ -283,24 +283,24 @@ def test_conditions_hold_in_active_lanes_only(target):
 # Schedules.
 
 
-def test_what_may_grow_is_shared():
+def test_nests_that_may_grow_are_parallel():
     machine = Machine.of(host_target())
     for nest in (matmul(M, 64, 64), matmul(64, 64, N)):
-        schedule = choose(nest, machine, (2, 1000))
+        schedule = choose_schedule(nest, machine, (2, 1000))
         assert schedule.grain > 0
-    assert choose(row_sums(4, N), machine, (2, 2)).grain == 0
+    assert choose_schedule(row_sums(4, N), machine, (2, 2)).grain == 0
 
 
-def test_schedules_do_not_depend_on_what_divides_a_dynamic_size():
+def test_schedules_do_not_depend_on_divisors_of_a_dynamic_size():
     machine = Machine.of(host_target(*AVX512))
     for nest in (matmul(M, 96, 40), matmul(40, M, 96), matmul(M, M, 40)):
-        chosen = {replace(choose(nest, machine, (m, 2)), iterations=0, grain=0) for m in (126, 127, 128)}
+        chosen = {replace(choose_schedule(nest, machine, (m, 2)), iterations=0, grain=0) for m in (126, 127, 128)}
         assert len(chosen) == 1
 
 
-def test_ranges_are_what_static_schedules_count():
+def test_ranges_equal_those_of_static_schedules():
     nest = matmul(M, N, 40)
-    schedule = choose(nest, Machine.of(host_target()), TYPICAL)
+    schedule = choose_schedule(nest, Machine.of(host_target()), TYPICAL)
     assert schedule.iterations == math.prod(-(-size.at(TYPICAL) // step) for size, step in ranges(nest, schedule))
 
 
@@ -312,7 +312,7 @@ typicals = st.sampled_from([TYPICAL, (2, 2), (5, 40), (500, 3)])
 
 def small(nest: AnyNest, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the pairs that leave a nest small enough for the reference."""
-    retained = [pair for pair in pairs if math.prod(max(size, 1) for size in static(nest, pair).sizes) <= 100_000]
+    retained = [pair for pair in pairs if math.prod(max(size, 1) for size in specialise(nest, pair).sizes) <= 100_000]
     assume(retained)
     return retained
 

@@ -234,12 +234,12 @@ def test_the_manifest_tells_of_symbols_and_workspace() -> None:
     ("function", "draw", "reason"),
     [
         (lambda x: x.flatten().cumsum(0), lambda n: [randn(n, 3)], "an op that has no kernels"),
-        (lambda x: functional.max_pool2d(x, 2), lambda n: [randn(1, 1, n, n)], "a count is no polynomial of the sizes"),
+        (lambda x: functional.max_pool2d(x, 2), lambda n: [randn(1, 1, n, n)], "a count is not a polynomial"),
         (lambda x: x / x.size(0) ** 0.5, lambda n: [randn(n, 3)], "a number is computed from the sizes ahead"),
     ],
     ids=["scan", "rounded size", "root"],
 )
-def test_what_cannot_be_dynamic_says_why(function: Callable[..., Tensor], draw: Draw, reason: str) -> None:
+def test_errors_name_the_reason_against_dynamic_sizes(function: Callable[..., Tensor], draw: Draw, reason: str) -> None:
     traced = Traced.of(Function(function), draw(16))
     with pytest.raises(CompileError, match=f"the program is not dynamic: {reason}"):
         devices.get("cpu").lower(program_of(traced, draw, (16,)))
@@ -286,4 +286,4 @@ def test_buffers_share_a_slot_only_when_they_never_meet(samples: list[Lifetime])
     lifetimes = [Lifetime(f.size, min(f.first, f.last), max(f.first, f.last)) for f in samples]
     slots = share_slots(lifetimes)
     assert sorted(k for slot in slots for k in slot) == list(range(len(lifetimes)))
-    assert not any(lifetimes[a].meets(lifetimes[b]) for slot in slots for a in slot for b in slot if a != b)
+    assert not any(lifetimes[a].overlaps(lifetimes[b]) for slot in slots for a in slot for b in slot if a != b)

@@ -14,22 +14,22 @@ from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.element_types import constant_text
 from torchmdla.devices.cpu.expressions import (
     Expression,
-    accessing,
     accumulator,
     constant,
     contents,
     index,
     load,
-    numbered,
+    map_loads,
+    numbered_value,
     operation,
-    rewritten,
-    substituted,
+    rewrite,
+    substitute,
 )
-from torchmdla.devices.cpu.loop_program import LoopNest, by_number
+from torchmdla.devices.cpu.loop_program import LoopNest, number_leaves
 from torchmdla.devices.cpu.printer import nest_text
 from torchmdla.devices.cpu.tuning.measuring import Bench
 
-X, Y = Access.whole(Buffer("input", "f32", (4,), 0)), Access.whole(Buffer("input", "f32", (4,), 1))
+X, Y = Access.identity(Buffer("input", "f32", (4,), 0)), Access.identity(Buffer("input", "f32", (4,), 1))
 
 
 def add(a: Expression, b: Expression) -> Expression:
@@ -52,7 +52,7 @@ def test_constants_that_compare_equal_and_are_not(first: tuple[float, str], othe
 def test_a_value_that_two_read_is_computed_once() -> None:
     total = add(load(X), load(Y))
     nest = LoopNest.elementwise((4,), X, add(total, total)).kernel
-    assert [e.operands for e in nest.body] == [by_number((load(X), load(Y))), by_number((total, total))]
+    assert [e.operands for e in nest.body] == [number_leaves((load(X), load(Y))), number_leaves((total, total))]
 
 
 def test_many_operands_in_one_buffer_have_one_pointer() -> None:
@@ -74,7 +74,7 @@ def test_many_operands_in_one_buffer_have_one_pointer() -> None:
         (0, 2),
         (None, 0),
     ]
-    assert [step.places[number][1] for number in step.pointed] == [3, 0]
+    assert [step.places[number][1] for number in step.pointer_places] == [3, 0]
     assert "from operand0[-3]" in nest_text(step.kernel)
     assert sum_of_shifted([3, 0, 7]).kernel == sum_of_shifted([3, 5, 6]).kernel
     assert sum_of_shifted([3, 0, 7, 5]).kernel != sum_of_shifted([3, 0, 7, 6]).kernel
@@ -99,24 +99,24 @@ def test_operands_come_first_however_deep() -> None:
 
 def test_rewriting_starts_with_operands() -> None:
     value = add(index(0), add(index(1), load(X)))
-    assert rewritten([value], lambda e: index(e.payload + 1) if e.op == "index" else None) == (
+    assert rewrite([value], lambda e: index(e.payload + 1) if e.op == "index" else None) == (
         add(index(1), add(index(2), load(X))),
     )
 
 
-def test_what_is_not_replaced_stays_the_same_object() -> None:
+def test_unreplaced_expressions_stay_the_same_object() -> None:
     unchanged, changed = add(load(X), load(X)), add(load(Y), load(X))
-    assert substituted([unchanged, changed], {load(Y): load(X)}) == (unchanged, unchanged)
+    assert substitute([unchanged, changed], {load(Y): load(X)}) == (unchanged, unchanged)
     shifted = Access(X.buffer, (AffineExpr((1,), 1),))
-    assert accessing([unchanged], lambda access: shifted) == (add(load(shifted), load(shifted)),)
+    assert map_loads([unchanged], lambda access: shifted) == (add(load(shifted), load(shifted)),)
 
 
-def test_what_a_kernel_reads_has_numbers() -> None:
+def test_operands_of_a_kernel_are_numbered() -> None:
     """Check operand numbers. Nests that do the same to other buffers are then equal."""
     total = accumulator(0, "f32")
-    assert by_number((add(total, load(X)),)) == by_number((add(total, load(Y)),))
-    assert by_number((add(load(X), load(X)),)) != by_number((add(load(X), load(Y)),))
-    assert by_number((add(load(X), total),), first_operand=2) == (add(numbered("operand", "f32", 2), total),)
+    assert number_leaves((add(total, load(X)),)) == number_leaves((add(total, load(Y)),))
+    assert number_leaves((add(load(X), load(X)),)) != number_leaves((add(load(X), load(Y)),))
+    assert number_leaves((add(load(X), total),), first_operand=2) == (add(numbered_value("operand", "f32", 2), total),)
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f32", "f64"])

@@ -24,8 +24,8 @@ from torchmdla import _C
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import loader, lowering
 from torchmdla.devices.cpu.code.image import PAGE, Image, is_image
-from torchmdla.devices.cpu.code.linking import NotLinkable, linked
-from torchmdla.devices.cpu.code.object_file import is_elf, separated
+from torchmdla.devices.cpu.code.linking import NotLinkable, link
+from torchmdla.devices.cpu.code.object_file import is_elf, split_objects
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="images are of x86-64")
 
@@ -76,7 +76,7 @@ def test_exceptions_pass_through_code() -> None:
 @pytest.mark.parametrize("program", ["layers", "sorting"])
 def test_programs_are_images(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Image] = []
-    monkeypatch.setattr(lowering, "linked", lambda objects: seen.append(linked(objects)) or seen[-1])
+    monkeypatch.setattr(lowering, "link", lambda objects: seen.append(link(objects)) or seen[-1])
     artifact = lowering.lower(written(program))
     assert is_image(artifact.object_code)
     assert sorted({name for name, _ in seen[0].imports}) == list(artifact.manifest.device_calls)
@@ -84,7 +84,7 @@ def test_programs_are_images(program: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert {artifact.manifest.entry, *(pack.symbol for pack in artifact.manifest.packs)} <= set(names)
 
 
-def test_what_is_not_there_is_named() -> None:
+def test_missing_symbols_are_named() -> None:
     image = image_of("declare i64 @nowhere(i64)\ndefine i64 @f(i64 %x) { %n = call i64 @nowhere(i64 %x)\n ret i64 %n }")
     with pytest.raises(_C.ImageError, match="calls nowhere, which this process does not have"):
         _C.Image(image.to_bytes())
@@ -95,9 +95,9 @@ def test_what_is_not_there_is_named() -> None:
 def test_code_of_other_machines_is_left_alone() -> None:
     text = "define i64 @f(i64 %x) { ret i64 %x }"
     with pytest.raises(NotLinkable, match="machine 183"):
-        linked([object_of(text, "small", triple="aarch64-linux-gnu")])
+        link([object_of(text, "small", triple="aarch64-linux-gnu")])
     with pytest.raises(NotLinkable, match="another format"):
-        linked([b"no object code"])
+        link([b"no object code"])
 
 
 # Programs that an image does not support, by a part of the error message.
@@ -116,18 +116,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_no_image_holds_is_refused(reason: str) -> None:
+def test_unlinkable_objects_are_refused(reason: str) -> None:
     with pytest.raises(NotLinkable, match=reason):
         image_of(*REFUSED[reason])
 
 
-def test_what_is_no_image_is_linked_by_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlinkable_objects_are_linked_by_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(objects: object) -> Image:
         raise NotLinkable("for a test")
 
-    monkeypatch.setattr(lowering, "linked", refuse)
+    monkeypatch.setattr(lowering, "link", refuse)
     artifact = lowering.lower(written("layers"))
-    assert all(map(is_elf, separated(artifact.object_code)))
+    assert all(map(is_elf, split_objects(artifact.object_code)))
     loaded = loader._load(artifact)
     assert loaded.entry and loaded.packs
 
@@ -220,14 +220,14 @@ def test_a_damaged_image_is_refused(how: str, tmp_path: Path) -> None:
     for reason in (
         "version [0-9]+ of the format",
         "for another machine",
-        "it is no image",
+        "it is not an image",
         "has the wrong place",
         "is cut short",
-        "no multiple of a page",
+        "not a multiple of the page size",
         "segments overlap",
         "a word is not aligned",
         "a word is in none of constants and data",
-        "a symbol lies outside of the code",
+        "a symbol is outside of the code",
         "symbols are not sorted",
         "its unwind table is not in the constants",
         "of its unwind table",
@@ -339,7 +339,7 @@ os.wait()
 
 @pytest.mark.parametrize("is_asked_for", [True, False])
 @pytest.mark.sampled(1)
-def test_perf_is_told_functions(is_asked_for: bool) -> None:
+def test_perf_map_lists_functions(is_asked_for: bool) -> None:
     done = run_python(LOADS, TORCHMDLA_PERF_MAP=str(int(is_asked_for)), **PATHS)
     assert done.returncode == 0, done.stderr
     for process, *addresses in map(str.split, done.stdout.splitlines()):

@@ -106,7 +106,7 @@ class Written:
             integer = self.by_number("add", integer, zero, torch.add)
         return self.dequantised(self.cast(integer, torch.int8), scale, zero, is_signed)
 
-    def given(self, *sizes: int, zero: int = 0, is_signed: bool = False) -> Value:
+    def quantised_input(self, *sizes: int, zero: int = 0, is_signed: bool = False) -> Value:
         """Build an activation that is a float32 input, which the program quantises."""
         return self.requantised(self.b.input(normal(*sizes)), 1 / 32, zero, is_signed)
 
@@ -145,39 +145,39 @@ def seeded() -> torch.Generator:
 
 
 def layers(w: Written) -> list[Value]:
-    return [w.linear(w.requantised(w.relu(w.linear(w.given(24, 64, zero=117), 96)), 1 / 4, 0, False), 32)]
+    return [w.linear(w.requantised(w.relu(w.linear(w.quantised_input(24, 64, zero=117), 96)), 1 / 4, 0, False), 32)]
 
 
 def with_signs(w: Written) -> list[Value]:
-    return [w.linear(w.given(24, 64, zero=-3, is_signed=True), 96)]
+    return [w.linear(w.quantised_input(24, 64, zero=-3, is_signed=True), 96)]
 
 
 def with_zeros(w: Written) -> list[Value]:
-    return [w.linear(w.given(24, 64, zero=117), 96, zeros=True)]
+    return [w.linear(w.quantised_input(24, 64, zero=117), 96, zeros=True)]
 
 
 def one_row(w: Written) -> list[Value]:
-    return [w.linear(w.given(1, 64, zero=7), 96)]
+    return [w.linear(w.quantised_input(1, 64, zero=7), 96)]
 
 
 def with_a_residual(w: Written) -> list[Value]:
-    x = w.given(24, 64)
+    x = w.quantised_input(24, 64)
     total = w.requantised(w.sum(w.linear(x, 64), x), 1 / 8, 30, False)
     return [w.linear(total, 96)]
 
 
 def convolutions(w: Written) -> list[Value]:
-    x = w.requantised(w.relu(w.convolution(w.given(1, 32, 9, 9, zero=60), 32)), 1 / 4, 0, False)
+    x = w.requantised(w.relu(w.convolution(w.quantised_input(1, 32, 9, 9, zero=60), 32)), 1 / 4, 0, False)
     return [w.convolution(x, 48)]
 
 
 def convolutions_with_zeros(w: Written) -> list[Value]:
-    return [w.convolution(w.given(2, 32, 9, 9, zero=60), 48, zeros=True)]
+    return [w.convolution(w.quantised_input(2, 32, 9, 9, zero=60), 48, zeros=True)]
 
 
 def images(w: Written) -> list[Value]:
     """Build a convolution of three channels, which are a part of a word."""
-    return [w.convolution(w.given(1, 3, 12, 12, zero=117), 32, 5, zeros=True)]
+    return [w.convolution(w.quantised_input(1, 3, 12, 12, zero=117), 32, 5, zeros=True)]
 
 
 def images_of_parts(w: Written) -> list[Value]:
@@ -185,7 +185,7 @@ def images_of_parts(w: Written) -> list[Value]:
 
     No step stores such words as a whole.
     """
-    parts = [w.given(1, channels, 12, 12, zero=117) for channels in (1, 2)]
+    parts = [w.quantised_input(1, channels, 12, 12, zero=117) for channels in (1, 2)]
     x = w.b.op("aten.cat", [parts, 1], torch.cat([part.tensor for part in parts], 1))
     integers = [
         w.b.input(torch.randint(-128, 128, (7, n, 3, 3), dtype=torch.int8, generator=seeded()), "parameter")
@@ -199,19 +199,19 @@ def images_of_parts(w: Written) -> list[Value]:
 
 def eights(w: Written) -> list[Value]:
     """Build channels whose number is not a multiple of the vector length."""
-    x = w.requantised(w.convolution(w.given(1, 16, 9, 9), 24, 1), 1 / 4, 9, False)
+    x = w.requantised(w.convolution(w.quantised_input(1, 16, 9, 9), 24, 1), 1 / 4, 9, False)
     return [w.convolution(x, 40, 1)]
 
 
 def depthwise(w: Written) -> list[Value]:
-    x = w.requantised(w.convolution(w.given(1, 16, 9, 9), 32, 1), 1 / 4, 9, False)
+    x = w.requantised(w.convolution(w.quantised_input(1, 16, 9, 9), 32, 1), 1 / 4, 9, False)
     x = w.requantised(w.convolution(x, 32, groups=32), 1 / 4, 0, False)
     return [w.convolution(x, 16, 1)]
 
 
 def flattened(w: Written) -> list[Value]:
     """Build channels and an odd number of pixels. Only together they are whole words."""
-    image = w.requantised(w.convolution(w.given(1, 32, 9, 9), 32), 1 / 4, 0, False)
+    image = w.requantised(w.convolution(w.quantised_input(1, 32, 9, 9), 32), 1 / 4, 0, False)
     flat = w.b.op("aten.view", [image, [1, 32 * 81]], image.tensor.reshape(1, -1))
     return [w.linear(flat, 16)]
 
@@ -234,12 +234,12 @@ def found_in_a_call(w: Written) -> list[Value]:
 
 
 def odd(w: Written) -> list[Value]:
-    return [w.linear(w.given(24, 63), 96)]
+    return [w.linear(w.quantised_input(24, 63), 96)]
 
 
 def two_scales(w: Written) -> list[Value]:
     """Build rows of two scales in one tensor, which do not have one common form."""
-    parts = [w.given(8, 64), w.requantised(w.b.input(normal(8, 64)), 1 / 8, 3, False)]
+    parts = [w.quantised_input(8, 64), w.requantised(w.b.input(normal(8, 64)), 1 / 8, 3, False)]
     joined = w.b.op("aten.cat", [parts, 0], torch.cat([part.tensor for part in parts]))
     return [w.linear(joined, 48)]
 
@@ -305,7 +305,7 @@ def test_values(make: Made, features: tuple[str, ...]) -> None:
 )
 def test_values_of_any_shape(rows: int, terms: int, columns: int, zero: int, zeros: bool) -> None:
     w = Written()
-    check(w.b, [w.linear(w.given(rows, terms, zero=zero), columns, zeros)], host_target())
+    check(w.b, [w.linear(w.quantised_input(rows, terms, zero=zero), columns, zeros)], host_target())
 
 
 @settings(max_examples=25)
@@ -319,7 +319,9 @@ def test_values_of_any_shape(rows: int, terms: int, columns: int, zero: int, zer
 @pytest.mark.sampled(0)
 def test_values_of_any_image(channels: int, filters: int, size: int, kernel: int, zero: int) -> None:
     w = Written()
-    x = w.requantised(w.convolution(w.given(1, channels, size, size + 1, zero=zero), filters, kernel), 1 / 4, 3, False)
+    x = w.requantised(
+        w.convolution(w.quantised_input(1, channels, size, size + 1, zero=zero), filters, kernel), 1 / 4, 3, False
+    )
     check(w.b, [x, w.convolution(x, 16, 1)], host_target())
 
 
@@ -352,13 +354,13 @@ entry {
     ("least", "zero", "stays"),
     [("-58.0", "58.0", True), ("-3.0", "58.0", True), ("-59.0", "58.0", False), ("-58.0", "57.0", False)],
 )
-def test_what_is_read_at_once_stays_float(least: str, zero: str, stays: bool) -> None:
+def test_integers_that_are_read_immediately_stay_float(least: str, zero: str, stays: bool) -> None:
     steps = parse_program(READ_AT_ONCE.replace("LEAST", least).replace("ZERO", zero))
     keep_floats(steps)
     assert ("arith.fptosi" not in program_text(steps)) == stays
 
 
-def test_what_stays_float_has_no_negative_zero() -> None:
+def test_values_that_stay_float_have_no_negative_zero() -> None:
     def function(x: Tensor) -> Tensor:
         integers = (x * 16).clamp(-128, 127).round().to(torch.int8)
         return 1 / (integers.to(torch.float32) * 0.0625)

@@ -27,10 +27,10 @@ from nest_samples import (
     target_with,
 )
 
-from torchmdla.devices.cpu.expressions import numbered, operation, reduced
+from torchmdla.devices.cpu.expressions import numbered_value, operation, reduced
 from torchmdla.devices.cpu.kernel_spec import KernelEpilogue, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Fetch, Level, Schedule, choose
+from torchmdla.devices.cpu.schedule import Fetch, Level, Schedule, choose_schedule
 
 
 @pytest.fixture(params=TARGETS)
@@ -100,7 +100,7 @@ def test_epilogue_of_a_nest_whose_reduction_is_gone(target):
 
 def test_a_reduction_checks_its_condition(target):
     m, n, k = 5, 19, 4
-    limit = numbered("scalar", "f32", 0)
+    limit = numbered_value("scalar", "f32", 0)
     check = operation("arith.cmpf", [operand(0), limit], "i1", "{predicate = 4 : i64}")
     kernel = Kernel(matmul(m, n, k, scalars=("f32",), checks=(check,)), target)
     ones = [np.ones((m, k), np.float32), np.ones((k, n), np.float32), np.zeros((m, n), np.float32)]
@@ -190,7 +190,7 @@ def row_sums(rows: int, columns: int, distance: int) -> KernelSpec:
 def test_each_line_further_on_is_fetched(reduces, monkeypatch):
     """Check that each line of the prefetched place is marked, and no other line. Stores replace the prefetches."""
     nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
-    schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, 4 * 256 * 4),))
+    schedule = choose_schedule(nest, Machine.of(host_target()), ahead=(Fetch(0, 4 * 256 * 4),))
     mark_prefetches(monkeypatch)
     kernel = Kernel(nest, schedule=schedule)
     room = np.zeros(9 * 1024, np.uint8)
@@ -207,7 +207,7 @@ def test_each_line_further_on_is_fetched(reduces, monkeypatch):
 def test_the_same_lines_of_other_buffers_are_fetched(reduces, monkeypatch):
     """Check the same for two buffers that are prefetched with the strides of the first operand."""
     nest = row_sums(4, 200, 256) if reduces else scaled_rows(4, 200, 256)
-    schedule = choose(nest, Machine.of(host_target()), ahead=(Fetch(0, beside=0), Fetch(0, beside=1)))
+    schedule = choose_schedule(nest, Machine.of(host_target()), ahead=(Fetch(0, beside=0), Fetch(0, beside=1)))
     mark_prefetches(monkeypatch)
     kernel = Kernel(nest, schedule=schedule)
     room = np.zeros(13 * 1024, np.uint8)
@@ -219,9 +219,9 @@ def test_the_same_lines_of_other_buffers_are_fetched(reduces, monkeypatch):
     assert not lines[::2, :, 13:].any()
 
 
-def test_what_threads_do_not_share_loops_inside():
+def test_an_undivided_nest_computes_row_constants_once():
     """Check that a value that is constant in a row is computed once for the row."""
-    small, large = (choose(scaled_rows(n, n, n), Machine.of(host_target())) for n in (40, 4096))
+    small, large = (choose_schedule(scaled_rows(n, n, n), Machine.of(host_target())) for n in (40, 4096))
     assert (small.ranged, small.iterations, small.grain) == (1, 40, 0)
     assert large.iterations > large.grain > 0
 
@@ -254,7 +254,7 @@ def test_blocks_of_a_reduction(target, steps, tiles, with_epilogue):
     epilogue = bias_relu_residual((n, 1, 0), (0, 1, 0)) if with_epilogue else None
     for initial in (ZERO, None)[: 1 if with_epilogue else 2]:
         nest = matmul(m, n, k, epilogue=epilogue, initial=initial)
-        schedule = blocked(choose(nest, Machine.of(target)), nest, steps, tiles)
+        schedule = blocked(choose_schedule(nest, Machine.of(target)), nest, steps, tiles)
         check(nest, target, (3.0,) if with_epilogue else (), 2, schedule)
 
 
@@ -271,7 +271,7 @@ def test_large_products_are_blocked():
 @given(nest=contractions(), tasks=st.integers(1, 4), steps=st.integers(0, 9), tiles=st.integers(1, 3))
 @pytest.mark.sampled(1)
 def test_random_contractions(target, nest, tasks, steps, tiles):
-    schedule = choose(nest, Machine.of(target))
+    schedule = choose_schedule(nest, Machine.of(target))
     if steps and schedule.levels and schedule.vector not in schedule.reduction:
         schedule = blocked(schedule, nest, min(steps, nest.sizes[schedule.reduction[0]]), tiles)
     check(nest, target, (2.0,) if nest.epilogue else (), tasks, schedule)

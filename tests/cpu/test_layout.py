@@ -15,8 +15,8 @@ from torchmdla.compiler.program import Target
 from torchmdla.compiler.records import MACHINE
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
-from torchmdla.devices.cpu.linalg.views import regrouped
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, covers, split_loop
+from torchmdla.devices.cpu.linalg.views import regroup
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_bijective, split_loop
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.devices.cpu.passes.layout import block_channels
 
@@ -212,7 +212,7 @@ def packs_of(columns: int, rows: int) -> list[str]:
     return [pack.recipe for pack in lower(builder.program(results, host_target())).manifest.packs]
 
 
-def test_recipes_name_what_is_computed() -> None:
+def test_recipes_name_the_computation() -> None:
     """Check recipes. Specialisations for other rows share a pack; weights of other sizes do not."""
     assert packs_of(96, rows=8) == packs_of(96, rows=5) != packs_of(48, rows=8)
     assert len(packs_of(96, rows=8)) == 1
@@ -321,14 +321,14 @@ def test_joining_copies_nothing() -> None:
 
 def test_regrouped_digits() -> None:
     atoms = [(6, (4,)), (4, (1,))]
-    assert regrouped(atoms, [24]) == (((6, (4,)), (4, (1,))),)
-    assert regrouped(atoms, [3, 8]) == (((3, (8,)),), ((2, (4,)), (4, (1,))))
-    assert regrouped(atoms, [2, 1, 12]) == (((2, (12,)),), (), ((3, (4,)), (4, (1,))))
-    assert regrouped(atoms, [8, 3]) is None
+    assert regroup(atoms, [24]) == (((6, (4,)), (4, (1,))),)
+    assert regroup(atoms, [3, 8]) == (((3, (8,)),), ((2, (4,)), (4, (1,))))
+    assert regroup(atoms, [2, 1, 12]) == (((2, (12,)),), (), ((3, (4,)), (4, (1,))))
+    assert regroup(atoms, [8, 3]) is None
 
 
 def copy_of(buffer: Buffer, sizes: tuple[int, ...], factors: Sequence[tuple[int, ...]]) -> LoopNest:
-    source = Access.whole(Buffer("input", "f32", sizes))
+    source = Access.identity(Buffer("input", "f32", sizes))
     return LoopNest.elementwise(sizes, Access(buffer, tuple(map(AffineExpr, factors))), load(source))
 
 
@@ -343,7 +343,7 @@ def test_covers_counts_every_element_once() -> None:
         ((3, 3, 4), ((1, 1, 0), (0, 0, 1)), False),
     ]:
         step = copy_of(buffer, sizes, factors)
-        assert covers(step, step.outputs[0]) is expected
+        assert is_bijective(step, step.outputs[0]) is expected
 
 
 def test_a_split_loop_is_joined_again() -> None:

@@ -17,10 +17,10 @@ from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import constant, index, numbered, operation
+from torchmdla.devices.cpu.expressions import constant, index, numbered_value, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
-from torchmdla.devices.cpu.linalg.lookups import as_operands
+from torchmdla.devices.cpu.linalg.lookups import replace_lookups
 from torchmdla.devices.cpu.loop_program import LoopNest, is_copy
 from torchmdla.testing.compare import assert_matches
 
@@ -63,7 +63,7 @@ def test_flips(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("sizes", [(3, 5), (7, 33), (64, 300)])
-def test_a_reduction_of_what_is_read_backwards(sizes: tuple[int, int]) -> None:
+def test_a_reduction_of_a_reversed_operand(sizes: tuple[int, int]) -> None:
     """Check a reduction over operands with negative strides. The strides determine their size in a cache."""
 
     b = Builder()
@@ -102,7 +102,7 @@ def test_mirrored_weights_are_copied_once(channels: int, side: int) -> None:
     check(builder, program(builder))
 
 
-def test_a_copy_of_what_changes_stays() -> None:
+def test_a_copy_of_an_overwritten_buffer_stays() -> None:
     """Check that a value is copied before its memory is overwritten."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,28 +134,28 @@ def test_part_of_a_value_written_over_another_part_of_it(start: int) -> None:
 
 # Element [i, 9 - j] of table 0.
 PLACE = [index(0), operation("arith.subi", [constant(9, "i64"), index(1)], "i64")]
-MIRRORED = numbered(LOOKUP, "f32", 0, PLACE)
+MIRRORED = numbered_value(LOOKUP, "f32", 0, PLACE)
 
 
 def test_a_mirrored_lookup_is_an_operand() -> None:
-    roots, operands = as_operands([MIRRORED], 2, [5, 10], [(5, 10)])
+    roots, operands = replace_lookups([MIRRORED], 2, [5, 10], [(5, 10)])
     assert operands == [(0, (({0: 1}, 0), ({1: -1}, 9)))]
-    assert roots == (numbered(OPERAND, "f32", 2),)
+    assert roots == (numbered_value(OPERAND, "f32", 2),)
 
 
 @pytest.mark.parametrize("shape", [(4, 10), (5, 9)])
 def test_a_lookup_that_may_miss_stays(shape: tuple[int, int]) -> None:
-    assert as_operands([MIRRORED], 2, [5, 10], [shape]) == ((MIRRORED,), [])
+    assert replace_lookups([MIRRORED], 2, [5, 10], [shape]) == ((MIRRORED,), [])
 
 
 def test_only_linear_lookups_are_operands() -> None:
     """Check nested lookups. The index of the second lookup is the value of the first."""
     found_there = operation("arith.fptosi", [MIRRORED], "i64")
-    second = numbered(LOOKUP, "f32", 1, [index(0), found_there])
-    (root,), operands = as_operands([second], 2, [5, 10], [(5, 10), (5, 10)])
+    second = numbered_value(LOOKUP, "f32", 1, [index(0), found_there])
+    (root,), operands = replace_lookups([second], 2, [5, 10], [(5, 10), (5, 10)])
     assert [table for table, _ in operands] == [0]
     assert root.op == LOOKUP
-    assert root.operands[1].operands == (numbered(OPERAND, "f32", 2),)
+    assert root.operands[1].operands == (numbered_value(OPERAND, "f32", 2),)
 
 
 # Kernels.

@@ -105,7 +105,7 @@ def test_nothing_but_a_product_and_a_sum_is_left(program, role: str) -> None:
     assert ops_per_element(program, role) == {"arith.mulf", "arith.addf"}
 
 
-def test_what_is_packed_follows_from_parameters_alone() -> None:
+def test_packs_depend_on_parameters_only() -> None:
     def packs(role: str) -> int:
         builder = Builder()
         manifest = check(builder, alone(builder, role)).manifest

@@ -554,7 +554,7 @@ def test_unsigned_bytes_are_refused() -> None:
         lower(builder.program([result], host_target()))
 
 
-def test_code_does_not_depend_on_what_a_process_compiled_before() -> None:
+def test_code_does_not_depend_on_earlier_compiles() -> None:
     """Check that earlier compiles do not change the code.
 
     The programs of a thread share an MLIR context, also after failures. Another thread has a separate context.

@@ -10,7 +10,7 @@ from written_programs import Builder, Value, check, normal
 from torchmdla.devices.cpu.accesses import Access, Buffer, Kind
 from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
-from torchmdla.devices.cpu.passes.merge_equal import merge_equal
+from torchmdla.devices.cpu.passes.share_buffers import merge_equal
 from torchmdla.devices.cpu.strassen import PRODUCTS
 
 SIZE = 8
@@ -59,7 +59,7 @@ def product(left: Buffer, right: Buffer) -> LoopNest:
 
 
 @pytest.mark.parametrize("between", ["nothing", "source", "made", "reader"])
-def test_what_changes_is_made_again(between: str) -> None:
+def test_changed_values_are_recomputed(between: str) -> None:
     """Check equal steps with another step between them.
 
     It writes the source, writes the first result again, or reads the first result.

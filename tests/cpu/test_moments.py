@@ -77,7 +77,7 @@ def test_a_norm_walks_its_rows_once_for_both() -> None:
         (" 512", " 128"),  # short
     ],
 )
-def test_what_is_no_variance_stays(old: str, new: str) -> None:
+def test_other_sums_than_variances_stay(old: str, new: str) -> None:
     before = BEFORE.replace(old, new)
     assert before != BEFORE
     assert rewritten(before).strip() == program_text(parse_program(before)).strip()

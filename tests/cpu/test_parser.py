@@ -58,7 +58,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_stage_is_what_its_text_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stage_equals_its_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, stages = PROGRAMS[name](), set()
     observe, loop_program = pipeline.observe, lowering.loop_program
 
@@ -116,11 +116,11 @@ def test_elements_and_scalars() -> None:
 def test_passes_run_on_text() -> None:
     text = lowering.loop_program_text(static(nn.Sequential(nn.Linear(8, 16), nn.ReLU()), randn(32, 8)))
     assert "then {" not in text
-    *_, (name, steps) = lowering.optimised(text, ["merge-epilogues"], host_target())
+    *_, (name, steps) = lowering.run_passes(text, ["merge-epilogues"], host_target())
     assert name == "merge-epilogues"
     merged = program_text(steps)
     assert "then {" in merged and merged.count("nest ") == text.count("nest ") - 1
-    every = [name for name, _ in lowering.optimised(text, [], host_target())]
+    every = [name for name, _ in lowering.run_passes(text, [], host_target())]
     assert every == [each.name for each in pipeline.PASSES]
 
 
@@ -129,17 +129,17 @@ def test_passes_run_on_text() -> None:
     [
         ("entry { nest d0:4 { i0 = input0[d0] } }", "line 1: nothing above is called input0"),
         ("buffer input0 : f32[4]\nentry {\n  nst d0:4\n}", "line 3 is not understood"),
-        ("buffer input : f32[4]\nentry {}", "input is no name"),
+        ("buffer input : f32[4]\nentry {}", "input is not a name"),
         ("", "line 1 is not understood"),
         ("entry { call @region_0() }", "nothing above is called region_0"),
     ],
 )
-def test_what_is_no_loop_program(text: str, message: str) -> None:
-    with pytest.raises(CompileError, match="no loop program") as error:
+def test_invalid_loop_programs_are_rejected(text: str, message: str) -> None:
+    with pytest.raises(CompileError, match="not a loop program") as error:
         parse_program(text)
     assert message in str(error.value)
 
 
 def test_an_unknown_pass() -> None:
     with pytest.raises(CompileError, match=r"unknown pass 'nosuch' \(choose from remove-unread, "):
-        list(lowering.optimised("entry {}", ["nosuch"], host_target()))
+        list(lowering.run_passes("entry {}", ["nosuch"], host_target()))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from written_programs import Builder, Value, check, normal
 
 from torchmdla.devices.cpu.code import parts
-from torchmdla.devices.cpu.code.object_file import joined, separated
+from torchmdla.devices.cpu.code.object_file import join_objects, split_objects
 
 
 def layers(b: Builder) -> list[Value]:
@@ -54,7 +54,7 @@ def test_kernels_that_call_each_other_stay_together(calls: list[tuple[str, str]]
 
 @pytest.mark.parametrize("objects", [[b"one"], [b"odd", b"even", b""]])
 def test_object_files_are_joined(objects: list[bytes]) -> None:
-    assert separated(joined(objects)) == objects
+    assert split_objects(join_objects(objects)) == objects
 
 
 # A module that is large enough for several parts, compiled by one process and by two.
@@ -97,15 +97,15 @@ def killed():
     os.kill(os.getpid(), signal.SIGKILL)
 
 lost = {}
-assert sharing.shared(work, range(5)) == [(0, True), (1, False), (4, False), (9, True), (16, False)]
+assert sharing.parallel_map(work, range(5)) == [(0, True), (1, False), (4, False), (9, True), (16, False)]
 lost = {1: killed, 2: lambda: 1 / 0}
-assert sharing.shared(work, range(5)) == [(0, True), (1, True), (4, True), (9, True), (16, True)]
+assert sharing.parallel_map(work, range(5)) == [(0, True), (1, True), (4, True), (9, True), (16, True)]
 
 def failing(item):
     raise ValueError(item)
 
 try:
-    sharing.shared(failing, range(3))
+    sharing.parallel_map(failing, range(3))
 except ValueError as error:
     assert error.args == (0,)
 try:
@@ -116,6 +116,6 @@ except ChildProcessError:
 """
 
 
-def test_a_process_does_what_its_children_do_not() -> None:
+def test_a_process_computes_items_of_lost_children() -> None:
     done = run_python(_SHARING)
     assert done.returncode == 0, done.stderr

@@ -15,18 +15,18 @@ from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, anything, apply, op, within
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, any_expression, apply, find_matches, op
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs.normalisation import rms_and_products
 
-A, B = (load(Access.whole(Buffer("input", "f32", (4,), k))) for k in range(2))
+A, B = (load(Access.identity(Buffer("input", "f32", (4,), k))) for k in range(2))
 SUM = operation("arith.addf", [operation("arith.mulf", [A, B], "f32"), accumulator(0, "f32")], "f32")
 
 
 def test_operands_of_commutative_ops_match_in_any_order() -> None:
     assert [(captured["left"], captured["right"]) for captured in SUM_OF_PRODUCTS.matches(SUM)] == [(A, B), (B, A)]
-    difference = op("arith.subf", anything("first"), op("constant", name="second"))
+    difference = op("arith.subf", any_expression("first"), op("constant", name="second"))
     unit = constant(1.0, "f32")
     assert list(difference.matches(operation("arith.subf", [A, unit], "f32"))) == [{"first": A, "second": unit}]
     assert not list(difference.matches(operation("arith.subf", [unit, A], "f32")))
@@ -34,7 +34,7 @@ def test_operands_of_commutative_ops_match_in_any_order() -> None:
 
 def test_matches_within_expressions() -> None:
     product = op("arith.mulf", op("load"), op("load"), name="product")
-    (captured, _) = within(product, [operation("math.exp", [SUM], "f32")])
+    (captured, _) = find_matches(product, [operation("math.exp", [SUM], "f32")])
     assert captured == {"product": SUM.operands[0]}
     assert not list(product.matches(SUM))
 
@@ -45,7 +45,7 @@ def test_rms_norm_is_part_of_the_product_behind_it() -> None:
     assert [len(each) for each in kernels] == [2]  # the sums of squares, and the product
 
 
-def test_what_has_one_name_is_one_expression() -> None:
+def test_equal_names_match_one_expression() -> None:
     square = op("arith.mulf", op("load", name="term"), op("load", name="term"))
     assert [captured["term"] for captured in square.matches(operation("arith.mulf", [A, A], "f32"))] == [A, A]
     assert not list(square.matches(operation("arith.mulf", [A, B], "f32")))
@@ -131,7 +131,7 @@ entry {{
 """
 
 
-def test_what_multiplies_a_sum_multiplies_its_weights() -> None:
+def test_a_factor_of_a_sum_multiplies_its_weights() -> None:
     result = rewritten(FOLD_SCALES, SCALED.format(factor="parameter2"))
     weights, _, product = result.partition("  nest d0:64")
     assert weights.count("nest") == 1 and "parameter1[" in weights and "parameter2[" in weights
@@ -203,7 +203,7 @@ def test_softmax_is_divided_behind_the_product() -> None:
         pytest.param({"function": "math.absf"}, id="no exponentials"),
     ],
 )
-def test_what_may_have_no_reciprocal_is_divided_first(change: dict[str, str]) -> None:
+def test_divisors_without_reciprocal_are_divided_first(change: dict[str, str]) -> None:
     text = SOFTMAX.format(**IS_SOFTMAX | change)
     assert rewritten(DEFER_SOFTMAX, text) == text.partition("entry ")[2]
 
@@ -302,7 +302,7 @@ IS_RMS_NORM = {"normed": "temporary1", "row": "d0", "shift": "0.5"}
         pytest.param({"shift": "v1"}, False, id="a factor by the loop's index"),
     ],
 )
-def test_rms_norm_scales_what_comes_behind_it(change: dict[str, str], is_deferred: bool) -> None:
+def test_rms_norm_scales_its_consumer(change: dict[str, str], is_deferred: bool) -> None:
     text = program_text(parse_program(RMS_NORM.format(**IS_RMS_NORM | change)))
     result = rewritten(DEFER_NORMS, text)
     assert ("parameter1[" in result.partition("nest d0:64")[2]) is is_deferred

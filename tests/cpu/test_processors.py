@@ -43,6 +43,6 @@ def test_each_is_another_target() -> None:
     assert len(targets) == 3
 
 
-def test_what_there_is_not() -> None:
+def test_an_unknown_processor_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"unknown processor 'pentium' \(choose from native, x86-64-v2"):
         torchmdla.enable(processor="pentium")

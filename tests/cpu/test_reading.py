@@ -103,7 +103,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_only_what_is_read_later_is_copied_before_a_change(name: str) -> None:
+def test_only_tensors_with_later_reads_are_copied_before_a_change(name: str) -> None:
     body, results, shapes, copies = COPIES[name]
     steps = read(body, results, *shapes)
     assert sum(map(is_copy, steps.steps)) == copies, program_text(steps)
@@ -133,7 +133,7 @@ def test_a_tensor_of_one_number_is_that_number_and_a_reduction_starts_from_it() 
     assert step.initial.payload == 0.0 and len(step.inputs) == 1
 
 
-def test_a_region_says_what_it_reads_and_what_it_writes() -> None:
+def test_a_region_lists_its_reads_and_writes() -> None:
     body = """
       %c0 = arith.constant 0 : index
       %c1 = arith.constant 1 : index
@@ -155,5 +155,5 @@ def test_a_region_says_what_it_reads_and_what_it_writes() -> None:
 
 def test_the_element_of_a_tensor_without_dimensions_is_found_by_nests_of_any_loops() -> None:
     element = Access(Buffer("input", "f32", ()), ())
-    assert element.flat(0).factors == ()
-    assert element.flat(2).factors == (0, 0)
+    assert element.linearise(0).factors == ()
+    assert element.linearise(2).factors == (0, 0)

@@ -17,7 +17,7 @@ from written_programs import Builder, Value, normal
 import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, flattened
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, flatten
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.testing.compare import assert_matches
 
@@ -152,5 +152,5 @@ def test_every_product_with_a_state_is_a_chain(kind, options):
     program = Program(imported.mlir, imported.arguments, imported.results, host_target())
     with new_context(), ir.Location.unknown():
         steps, _ = loop_program(program, {})
-    products = [s for s in flattened(steps.steps) if isinstance(s, LoopNest) and any(s.reduction)]
+    products = [s for s in flatten(steps.steps) if isinstance(s, LoopNest) and any(s.reduction)]
     assert len(products) == len(module.all_weights)  # products with the inputs

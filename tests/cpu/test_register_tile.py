@@ -11,14 +11,14 @@ from nest_running import Kernel, host_target, mark_prefetches, reference, span
 from nest_samples import AVX512, PRODUCT, SUM_OF_PRODUCTS, ZERO, M, N, added, target_with
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.expressions import accumulator, numbered, operation, reduced
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, static
+from torchmdla.devices.cpu.expressions import accumulator, numbered_value, operation, reduced
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.pack_weights import panel_width
-from torchmdla.devices.cpu.schedule import choose
+from torchmdla.devices.cpu.passes.packing import panel_width
+from torchmdla.devices.cpu.schedule import choose_schedule
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds
 
-MACHINE = Machine(64, 32, embeds_broadcasts=True, scales=True)
+MACHINE = Machine(64, 32, embeds_broadcasts=True, has_scale=True)
 PANEL = 48
 
 
@@ -43,13 +43,13 @@ def with_epilogue(nest: AnyNest, length: int) -> AnyNest:
 
 
 def accumulators(nest: KernelSpec) -> int:
-    return math.prod(choose(nest, MACHINE).tiles) // 16
+    return math.prod(choose_schedule(nest, MACHINE).tiles) // 16
 
 
 @pytest.mark.parametrize(("rows", "depth"), [(128, 768), (197, 768), (197, 3072), (512, 512)])
 def test_an_epilogue_of_one_instruction_changes_no_tile(rows: int, depth: int) -> None:
     plain = product(rows, 768, depth)
-    assert choose(with_epilogue(plain, 1), MACHINE).tiles == choose(plain, MACHINE).tiles
+    assert choose_schedule(with_epilogue(plain, 1), MACHINE).tiles == choose_schedule(plain, MACHINE).tiles
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_an_epilogue_of_one_instruction_changes_no_tile(rows: int, depth: int) -
 def test_lanes_of_half_a_vector(columns: int, splits: bool, lanes: int) -> None:
     """Check half vectors. They are chosen if fewer lanes are empty, because they take half of the time."""
     nest = product(64, columns, 96, columns)
-    assert choose(nest, replace(MACHINE, splits=splits)).lanes == lanes
+    assert choose_schedule(nest, replace(MACHINE, splits=splits)).lanes == lanes
 
 
 @pytest.mark.parametrize("rows", [128, 197])
@@ -72,7 +72,7 @@ def test_a_long_epilogue_has_registers(rows: int) -> None:
 @pytest.mark.parametrize("length", [0, 1, 30])
 def test_tiles_take_whole_panels(rows: int, length: int) -> None:
     nest = product(rows, 3072, 768)
-    schedule = choose(with_epilogue(nest, length) if length else nest, MACHINE)
+    schedule = choose_schedule(with_epilogue(nest, length) if length else nest, MACHINE)
     assert schedule.tiles[1:3] == (1, PANEL)
 
 
@@ -113,12 +113,12 @@ def stem(height: int, width: int, step: int) -> KernelSpec:
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_what_a_window_shares_has_registers(step: int) -> None:
+def test_shared_window_elements_are_in_registers(step: int) -> None:
     """Check registers of an unrolled window.
 
     Every pixel of the window is in a register, beside the sums and the weights.
     """
-    blocks, _, rows, columns = choose(stem(112, 112, step), MACHINE).tiles[:4]
+    blocks, _, rows, columns = choose_schedule(stem(112, 112, step), MACHINE).tiles[:4]
     assert blocks * rows * columns + blocks + rows * ((columns - 1) * step + 3) <= MACHINE.registers
     assert blocks * rows * columns >= 12
 
@@ -129,7 +129,7 @@ def test_short_sums_store_runs_of_memory(nest: KernelSpec) -> None:
 
     The little arithmetic of short sums does not hide the cost of each jump to another line.
     """
-    _, _, rows, columns = choose(nest, MACHINE).tiles[:4]
+    _, _, rows, columns = choose_schedule(nest, MACHINE).tiles[:4]
     assert rows == 1
     assert columns >= 4
 
@@ -166,8 +166,8 @@ BLOCKS = depthwise((8, 14, 14, 16), (16384, 1024, 32, 1, 512, 16), (400, 0, 0, 1
         pytest.param(BLOCKS, (4, 5), id="channels in vectors share both"),
     ],
 )
-def test_what_neighbours_share_is_read_in_the_innermost_loop(nest: KernelSpec, order: tuple[int, ...]) -> None:
-    assert choose(nest, MACHINE).reduction == order
+def test_elements_shared_by_neighbours_are_read_in_the_innermost_loop(nest: KernelSpec, order: tuple[int, ...]) -> None:
+    assert choose_schedule(nest, MACHINE).reduction == order
 
 
 @pytest.mark.parametrize(("columns", "width"), [(768, 48), (2048, 32), (64, 64), (32, 32), (16, 16), (80, 16), (10, 0)])
@@ -177,7 +177,7 @@ def test_panel_width(columns: int, width: int) -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 3072), (32, 96), (32, 3072), (197, 3072)])
 def test_weights_are_fetched_ahead(rows: int, columns: int) -> None:
-    schedule = choose(product(rows, columns, 768), MACHINE)
+    schedule = choose_schedule(product(rows, columns, 768), MACHINE)
     assert schedule.prefetch is not None
     assert schedule.prefetch.operand == 1
     assert schedule.prefetch.block == schedule.tiles[1] * 768 * PANEL * 4
@@ -185,7 +185,7 @@ def test_weights_are_fetched_ahead(rows: int, columns: int) -> None:
 
 
 def test_blocks_of_a_few_bytes_are_not_fetched_ahead() -> None:
-    assert choose(product(197, 3072, 64), MACHINE).prefetch is None
+    assert choose_schedule(product(197, 3072, 64), MACHINE).prefetch is None
 
 
 @pytest.mark.parametrize(("element", "rows"), [("f32", 4), ("i8", 8)])
@@ -195,9 +195,9 @@ def test_a_row_reads_weights_of_few_columns_at_once(element: str, rows: int) -> 
     The processor does not predict more streams. Short rows of bytes are prefetched.
     """
     columns, depth = 8192, 2048
-    weight = numbered("operand", element, 1)
+    weight = numbered_value("operand", element, 1)
     weight = weight if element == "f32" else operation("arith.sitofp", [weight], "f32")
-    product = operation("arith.mulf", [numbered("operand", "f32", 0), weight], "f32")
+    product = operation("arith.mulf", [numbered_value("operand", "f32", 0), weight], "f32")
     nest = KernelSpec(
         sizes=(columns, depth),
         reduction=(False, True),
@@ -206,7 +206,7 @@ def test_a_row_reads_weights_of_few_columns_at_once(element: str, rows: int) -> 
         values=(operation("arith.addf", [accumulator(0, "f32"), product], "f32"),),
         initial=ZERO,
     )
-    schedule = choose(nest, MACHINE)
+    schedule = choose_schedule(nest, MACHINE)
     assert schedule.tiles[0] == rows
     block = schedule.prefetch and (schedule.prefetch.block, schedule.prefetch.distance)
     assert block == ((rows * depth, 0) if element == "i8" else None)
@@ -214,7 +214,7 @@ def test_a_row_reads_weights_of_few_columns_at_once(element: str, rows: int) -> 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_panels_of_few_rows_are_read_from_front_to_back(rows: int) -> None:
-    schedule = choose(product(rows, 8192, 2048, 64), MACHINE)
+    schedule = choose_schedule(product(rows, 8192, 2048, 64), MACHINE)
     assert schedule.tiles == (rows, 1, 64, 1)
     assert schedule.prefetch is not None
     assert schedule.prefetch.operand == 1
@@ -228,9 +228,9 @@ def test_as_much_is_fetched_ahead_for_any_number_of_rows(rows: Size) -> None:
     The number of tiles that share a block is computed in the call.
     """
     for nest in (product(rows, 3072, 768), pointwise(16, rows, 14, 64)):
-        fetched = {choose(nest, MACHINE, (typical, 2)).prefetch for typical in (16, 32, 45)}
+        fetched = {choose_schedule(nest, MACHINE, (typical, 2)).prefetch for typical in (16, 32, 45)}
         (prefetch,) = fetched
-        static_prefetch = choose(static(nest, (32, 2)), MACHINE).prefetch
+        static_prefetch = choose_schedule(specialise(nest, (32, 2)), MACHINE).prefetch
         assert prefetch is not None and static_prefetch is not None
         assert replace(prefetch, parts=static_prefetch.parts) == static_prefetch
 
@@ -243,8 +243,8 @@ def test_as_much_is_fetched_ahead_for_any_number_of_rows(rows: Size) -> None:
         pytest.param(replace(product(M, 3072, 768), sizes=(M, 64, PANEL, N)), id="blocks that are not used up"),
     ],
 )
-def test_what_lies_elsewhere_at_other_sizes_is_not_fetched_ahead(nest: AnyNest) -> None:
-    assert choose(nest, MACHINE, (64, 768)).prefetch is None
+def test_operands_with_dynamic_addresses_are_not_prefetched(nest: AnyNest) -> None:
+    assert choose_schedule(nest, MACHINE, (64, 768)).prefetch is None
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_of_a_dynamic_nest_as_well_where_enough_tiles_share_it(nest: AnyNest) ->
     inside = {level.loop: level.step for level in kernel.schedule.levels[prefetch.depth + 1 :]}
     shared = set()
     for m in (1, 2, 3, 8, 9, 16, 17, 24, 37, 100):
-        there = static(nest, (m, 2))
+        there = specialise(nest, (m, 2))
         tiles = math.prod(-(-there.sizes[loop] // step) for loop, step in inside.items())
         lines = marked_lines(kernel, there, (m, 2))
         assert not lines[0].any()

@@ -161,7 +161,7 @@ def test_scalars_go_along() -> None:
     assert reader.values == (sub(scalar(late), sub(load(whole(x)), scalar(early))),)
 
 
-def test_what_both_read_is_read_once() -> None:
+def test_shared_operands_are_read_once() -> None:
     x, mean, middle = buffer("input"), buffer("input", (ROWS, 1)), buffer()
     first = step([whole(x), row(mean)], whole(middle), sub)
     second = step([whole(x), whole(middle)], whole(buffer("result")), sub)
@@ -193,24 +193,24 @@ def test_a_value_of_a_value_goes_all_the_way() -> None:
         pytest.param(lambda x, mean: reduce(lambda total, _: sub(total, x), range(9), sub(x, mean)), id="arithmetic"),
     ],
 )
-def test_what_takes_long_is_stored(value: Callable[..., Expression]) -> None:
+def test_expensive_values_are_stored(value: Callable[..., Expression]) -> None:
     x, mean, middle = buffer("input"), buffer("input", (ROWS, 1)), buffer()
     first = step([whole(x), row(mean)], whole(middle), value)
     assert unchanged([first, squares(middle), squares(middle)], [middle])
 
 
-def test_what_many_read_of_two_buffers_is_stored() -> None:
+def test_values_of_two_buffers_with_many_readers_are_stored() -> None:
     first = step([whole(buffer("input")), whole(buffer("input"))], whole(middle := buffer()), sub)
     assert unchanged([first, squares(middle), squares(middle)], [middle])
     assert not unchanged([first, squares(middle)], [middle])
 
 
-def test_what_others_read_is_stored() -> None:
+def test_values_with_other_readers_are_stored() -> None:
     first = step([whole(buffer("input"))], whole(middle := buffer()), square)
     assert unchanged([first, squares(middle)], [])
 
 
-def test_what_is_read_again_and_again_is_stored() -> None:
+def test_values_that_are_read_repeatedly_are_stored() -> None:
     middle = buffer(sizes=(1, COLUMNS))
     first = step([at(buffer("input", (1, COLUMNS)), (1, 0), (0, 1))], whole(middle), square, (1, COLUMNS))
     reader = step([at(middle, (0, 0), (0, 1))], whole(buffer("result")), square)
@@ -218,7 +218,7 @@ def test_what_is_read_again_and_again_is_stored() -> None:
 
 
 @pytest.mark.parametrize("place", [1, 2])
-def test_what_is_made_of_a_buffer_that_is_overwritten_is_stored(place: int) -> None:
+def test_values_of_an_overwritten_buffer_are_stored(place: int) -> None:
     x, middle = buffer(), buffer()
     first, reader = step([whole(x)], whole(middle), square), squares(middle)
     overwriting = step([whole(buffer("input"))], whole(x), square)
@@ -227,7 +227,7 @@ def test_what_is_made_of_a_buffer_that_is_overwritten_is_stored(place: int) -> N
     assert unchanged(members, [middle]) is (place == 1)
 
 
-def test_a_reader_that_overwrites_what_it_would_read_reads_what_is_stored() -> None:
+def test_a_reader_that_overwrites_its_source_reads_the_stored_value() -> None:
     x, middle = buffer(), buffer()
     first = step([at(x, (0, 1), (1, 0))], whole(middle), square, (64, 64))
     reader = step([whole(middle)], whole(x), square, (64, 64))

@@ -105,7 +105,7 @@ def test_states_that_are_all_results_stay_where_they_are():
 
 
 @pytest.mark.parametrize("program", [power(12, shared=False), side_by_side(12), power(2), power(12, driven=False)])
-def test_what_is_no_recurrence_is_no_loop(program):
+def test_steps_without_recurrence_form_no_loop(program):
     assert loops(steps_of(program)) == []
 
 

@@ -23,13 +23,13 @@ from torchmdla import devices
 from torchmdla.capture.function_module import FunctionModule
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
-from torchmdla.devices.cpu.expressions import numbered, operation
+from torchmdla.devices.cpu.expressions import numbered_value, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Level, Schedule, choose, count, ranges
+from torchmdla.devices.cpu.schedule import Level, Schedule, choose_schedule, count, ranges
 from torchmdla.devices.cpu.schedule.blocking import Prefetch
 from torchmdla.devices.cpu.schedule.plan import OPTION, Plan
-from torchmdla.devices.cpu.schedule.validity import faults
+from torchmdla.devices.cpu.schedule.validity import find_faults
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches
 
@@ -77,7 +77,7 @@ class Compiled:
         assert_matches(results[0], self._module(*self._inputs))
 
 
-def test_what_is_written_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_schedules_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Compiled(attention, torch.randn(4, 48, 16))
     code, decisions = compiled.decided(monkeypatch)
     assert decisions["tiles"] and len(decisions["kernels"]) > 3
@@ -111,14 +111,14 @@ def test_a_part_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("decisions", "message"),
     [
-        ("{", "the option schedules is no plan"),
-        ("[1]", "the option schedules is no plan"),
+        ("{", "the option schedules is not a plan"),
+        ("[1]", "the option schedules is not a plan"),
         ('{"kernels": {"0": {}}}', "kernels that the program does not have: 0"),
         ('{"tiles": [[3, 3, 3]]}', "the tiles that are given are not this program's"),
         ('{"tiles": []}', "the tiles that are given are not this program's"),
         ('{"kernels": {"NAME": {"lanes": 3}}}', "has 3 lanes"),
         ('{"kernels": {"NAME": {"tiles": [0]}}}', "tiles or unrolling of another number"),
-        ('{"kernels": {"NAME": {"lanes": "many"}}}', "kernel NAME is none: ValueError"),
+        ('{"kernels": {"NAME": {"lanes": "many"}}}', "kernel NAME is malformed: ValueError"),
     ],
 )
 def test_decisions_that_do_not_fit(decisions: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +142,9 @@ PRODUCT = matmul(30, 64, 20)
         ({"unroll": (1, 1, 0)}, "not positive"),
         ({"levels": (Level(3, 1),)}, "beyond the last"),
         ({"vector": -1}, "no loop across them"),
-        ({"lanes": 12}, "no power of two"),
-        ({"lanes": 128}, "no power of two"),
-        ({"tiles": (6, 24, 1)}, "no multiple of its lanes"),
+        ({"lanes": 12}, "not a power of two"),
+        ({"lanes": 128}, "not a power of two"),
+        ({"tiles": (6, 24, 1)}, "not a multiple of its lanes"),
         ({"reduction": ()}, "reduces over other loops"),
         ({"tiles": (6, 32, 2)}, "tiles of a loop that reduces"),
         ({"unroll": (2, 1, 1)}, "unrolls loop 0"),
@@ -161,8 +161,8 @@ def test_schedules_that_are_none(change: dict[str, Any], fault: str) -> None:
     levels = (Level(0, 6), Level(1, 32))
     schedule = Schedule(levels, (2,), (6, 32, 1), (1, 1, 2), 1, 16, 2, 10, 0)
     machine = Machine(64, 32)
-    assert not list(faults(PRODUCT, schedule, machine))
-    assert any(fault in text for text in faults(PRODUCT, replace(schedule, **change), machine))
+    assert not list(find_faults(PRODUCT, schedule, machine))
+    assert any(fault in text for text in find_faults(PRODUCT, replace(schedule, **change), machine))
 
 
 @pytest.mark.parametrize(
@@ -175,16 +175,16 @@ def test_schedules_that_are_none(change: dict[str, Any], fault: str) -> None:
     ],
 )
 def test_a_transpose_walks_few_pages(rows: int, columns: int, last: int) -> None:
-    values = (operation("math.exp", [numbered("operand", "f32", 0)], "f32"),)
+    values = (operation("math.exp", [numbered_value("operand", "f32", 0)], "f32"),)
     turned, plain = (Operand("f32", strides) for strides in ((1, columns), (rows, 1)))
     nest = KernelSpec((columns, rows), (False, False), (turned,), (plain,), values)
-    assert choose(nest, Machine(64, 32)).levels[-1].loop == last
+    assert choose_schedule(nest, Machine(64, 32)).levels[-1].loop == last
 
 
 @st.composite
 def schedules(draw: st.DrawFn, nest: KernelSpec) -> Schedule:
     """Return a schedule that costs do not choose, valid or not."""
-    chosen, loops = choose(nest, MACHINE), range(len(nest.sizes))
+    chosen, loops = choose_schedule(nest, MACHINE), range(len(nest.sizes))
     parallel = [d for d in loops if not nest.reduction[d]]
     vector = draw(st.sampled_from([-1, *loops]))
     lanes = draw(st.sampled_from([2, 4, 8, 16])) if vector >= 0 else 1
@@ -218,7 +218,7 @@ def test_whatever_is_valid_computes_the_same(data: st.DataObject) -> None:
     nest = data.draw(contractions() | others())
     assume(math.prod(nest.sizes) <= 20_000)
     schedule = data.draw(schedules(nest))
-    assume(not list(faults(nest, schedule, MACHINE)))
+    assume(not list(find_faults(nest, schedule, MACHINE)))
     arrays = arrays_of(nest, 0, (3.0,) * len(nest.all_scalars))
     expected = reference(nest, arrays)
     Kernel(nest, schedule=schedule)(arrays, tasks=2)

@@ -49,7 +49,7 @@ def test_a_quotient_is_right_at_all_sizes(first: AnySize, other: AnySize) -> Non
 
 
 @given(sizes())
-def test_what_is_shown_to_be_positive_is(number: AnySize) -> None:
+def test_sizes_proven_positive_are_positive(number: AnySize) -> None:
     assert not is_positive(number) or all(at(number, point) > 0 for point in POINTS)
 
 

@@ -15,7 +15,7 @@ from written_programs import Builder, Value, check, normal
 
 import torchmdla
 from torchmdla.devices.cpu import strassen
-from torchmdla.devices.cpu.expressions import Expression, numbered
+from torchmdla.devices.cpu.expressions import Expression, numbered_value
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs import PROGRAMS
@@ -36,13 +36,13 @@ def test_the_form_is_exact() -> None:
     def quarters(matrix: Tensor) -> list[Tensor]:
         return [matrix[3 * k : 3 * k + 3, 3 * j : 3 * j + 3] for k, j in places]
 
-    leaves = {place: numbered("operand", "f32", k) for k, place in enumerate(places)}
+    leaves = {place: numbered_value("operand", "f32", k) for k, place in enumerate(places)}
     factors = [
         [evaluated(each, quarters(matrix)) for each in function(leaves)]
         for matrix, function in ((left, strassen.left_sums), (right, strassen.right_sums))
     ]
     products = [a @ b for a, b in zip(*factors, strict=True)]
-    combined = strassen.results([numbered("operand", "f32", k) for k in range(strassen.PRODUCTS)])
+    combined = strassen.results([numbered_value("operand", "f32", k) for k in range(strassen.PRODUCTS)])
     for place, expected in zip(places, quarters(left @ right), strict=True):
         assert torch.equal(evaluated(combined[place], products), expected)
 
@@ -180,7 +180,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(("rows", "terms", "columns", "chosen"), CHOICES.values(), ids=CHOICES.keys())
-def test_what_is_chosen(rows: int, terms: int, columns: int, chosen: bool) -> None:
+def test_choice_of_the_algorithm(rows: int, terms: int, columns: int, chosen: bool) -> None:
     b = Builder()
     results = [linear(b, b.input(normal(rows, terms)), columns)]
     assert bool(count(b, results, "fast")) == chosen

@@ -27,13 +27,13 @@ from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
-from torchmdla.devices.cpu.schedule.plan import Given
-from torchmdla.devices.cpu.schedule.tile_loops import Fetched, fetched_ahead
+from torchmdla.devices.cpu.schedule.plan import Decisions
+from torchmdla.devices.cpu.schedule.tile_loops import MemberPrefetches, plan_prefetches
 from torchmdla.testing.compare import assert_matches
 
 Program = Callable[[Builder], "list[Value]"]
 
-MACHINE = replace(Machine.of(host_target()), foresees=False)
+MACHINE = replace(Machine.of(host_target()), has_strong_prefetcher=False)
 
 
 def steps_of(function: Program, target: Target | None = None) -> LoopProgram:
@@ -149,9 +149,9 @@ def test_attention_keeps_scores_in_the_chain() -> None:
 def test_queries_meet_transposed_keys() -> None:
     steps = steps_of(attention(4, 160, 32))
     product = chains(steps)[0].members[0]
-    column = [access.flat(len(product.sizes)).factors for access in product.inputs]
+    column = [access.linearise(len(product.sizes)).factors for access in product.inputs]
     (lane_loop,) = [
-        d for d, factor in enumerate(product.written_accesses[0].flat(len(product.sizes)).factors) if factor == 1
+        d for d, factor in enumerate(product.written_accesses[0].linearise(len(product.sizes)).factors) if factor == 1
     ]
     assert sorted(factors[lane_loop] for factors in column) == [0, 1]
 
@@ -258,7 +258,7 @@ def test_threads_run_ragged_tiles(threads: int) -> None:
 def test_given_tiles(
     make: Callable[..., Program], sizes: tuple[int, ...], tiles: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Given, "of", lambda program: Given(tiles))
+    monkeypatch.setattr(Decisions, "of", lambda program: Decisions(tiles))
     assert [chain.tile for chain in chains(steps_of(make(*sizes)))] == tiles
     builder = Builder()
     check(builder, make(*sizes)(builder))
@@ -287,14 +287,14 @@ def test_threads_share_tiles() -> None:
 def test_later_tiles_are_fetched_while_one_is_computed(make: Callable[[int, int], Program], rows: int) -> None:
     (chain,) = chains(steps_of(make(rows, 1024)))
     fetches = {}
-    for position, (member, fetched) in enumerate(zip(chain.members, fetched_ahead(chain, MACHINE), strict=True)):
+    for position, (member, fetched) in enumerate(zip(chain.members, plan_prefetches(chain, MACHINE), strict=True)):
         places = [*fetched.beside]
         for fetch in fetched.ahead:
             origin = (position, fetch.operand) if fetch.beside is None else places[fetch.beside]
             buffer = chain.members[origin[0]].accesses[origin[1]].buffer
             assert buffer not in fetches
             fetches[buffer] = position, fetch.distance
-            assert member.walks(member.accesses[fetch.operand])
+            assert member.is_indexed_by_all_loops(member.accesses[fetch.operand])
     # Each buffer is prefetched once, by different members. Buffers that all tiles read (the norm's weights) are not.
     assert sorted(buffer.kind for buffer in fetches) == ["input", "result"]
     assert len({position for position, _ in fetches.values()}) == 2
@@ -304,9 +304,9 @@ def test_later_tiles_are_fetched_while_one_is_computed(make: Callable[[int, int]
     check(builder, make(rows, 1024)(builder))
 
 
-def test_what_the_second_cache_holds_is_not_fetched() -> None:
+def test_data_in_the_second_cache_is_not_prefetched() -> None:
     (chain,) = chains(steps_of(softmax(64, 1024)))
-    assert fetched_ahead(chain, replace(MACHINE, second_level=1 << 20)) == [Fetched()] * len(chain.members)
+    assert plan_prefetches(chain, replace(MACHINE, second_level=1 << 20)) == [MemberPrefetches()] * len(chain.members)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_a_transposed_reader_is_cut_the_other_way() -> None:
             assert step.loops[0] == tuple(1 - loop for loop in step.loops[1])
 
 
-def test_overwriting_what_other_rows_still_read_breaks_the_chain() -> None:
+def test_overwriting_rows_that_are_still_read_breaks_the_chain() -> None:
     x, sums, y = buffer(), buffer(sizes=(COLUMNS,)), buffer("result")
     columns = Access(sums, (AffineExpr((0, 1)),))
     down = LoopNest((ROWS, COLUMNS), (True, False), (columns,), (total(whole(x)),), constant(0.0, "f32"))

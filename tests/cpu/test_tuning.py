@@ -36,14 +36,14 @@ from torchmdla.devices.cpu.kernel_spec import KernelSpec
 from torchmdla.devices.cpu.loop_program import Contraction
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Schedule, Symbols, choose, plan
-from torchmdla.devices.cpu.schedule.plan import Given, Plan, plan_schedules
-from torchmdla.devices.cpu.schedule.validity import faults
+from torchmdla.devices.cpu.schedule import Schedule, Symbols, choose_schedule, plan
+from torchmdla.devices.cpu.schedule.plan import Decisions, Plan, plan_schedules
+from torchmdla.devices.cpu.schedule.validity import find_faults
 from torchmdla.devices.cpu.tuning import algorithms, measuring, search
 from torchmdla.devices.cpu.tuning.candidates import STAGES
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import Search
-from torchmdla.devices.cpu.tuning.whole import Running, in_turn
+from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches
 from torchmdla.tuning import process
@@ -73,12 +73,12 @@ def test_candidates_compute_the_same(data: st.DataObject) -> None:
     """Check the first valid candidate of each stage."""
     nest = data.draw(contractions() | others())
     assume(math.prod(nest.sizes) <= 5_000)
-    best = choose(nest, MACHINE)
+    best = choose_schedule(nest, MACHINE)
     arrays = arrays_of(nest, 0, (3.0,) * len(nest.all_scalars))
     expected = reference(nest, arrays)
     for stage in STAGES:
         candidates = [c for c in itertools.islice(stage(nest, MACHINE, best), 3) if c != best]
-        valid = [c for c in candidates if not list(faults(nest, c, MACHINE))]
+        valid = [c for c in candidates if not list(find_faults(nest, c, MACHINE))]
         for schedule in valid[:1]:
             copies = [array.copy() for array in arrays]
             Kernel(nest, schedule=schedule)(copies, tasks=2)
@@ -88,7 +88,7 @@ def test_candidates_compute_the_same(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
 def test_each_stage_changes_something(stage: Callable[..., Iterator[Schedule]]) -> None:
-    best = choose(PRODUCT, MACHINE)
+    best = choose_schedule(PRODUCT, MACHINE)
     changed = {
         f.name for c in stage(PRODUCT, MACHINE, best) for f in dataclasses.fields(c) if f.name in _differing(c, best)
     }
@@ -103,14 +103,14 @@ def _differing(first: Schedule, other: Schedule) -> set[str]:
 # Searching.
 
 
-def searched(nest: KernelSpec, chosen: Schedule, seconds: float = 60) -> search.Found:
+def run_search(nest: KernelSpec, chosen: Schedule, seconds: float = 60) -> search.SearchResult:
     return Search(nest, chosen, PROGRAM, Bench(nest, (1,)), time.monotonic() + seconds).run()
 
 
-def worse(nest: KernelSpec) -> Schedule:
+def scalar_schedule(nest: KernelSpec) -> Schedule:
     """Return a schedule that a cost model would not choose: one scalar at a time."""
     tiles = (1,) * len(nest.sizes)
-    chosen = choose(nest, MACHINE)
+    chosen = choose_schedule(nest, MACHINE)
     levels = tuple(dataclasses.replace(level, step=1) for level in chosen.levels)
     return dataclasses.replace(
         chosen,
@@ -127,27 +127,27 @@ def worse(nest: KernelSpec) -> Schedule:
 
 
 def test_a_bad_choice_is_improved() -> None:
-    outcome = searched(PRODUCT, worse(PRODUCT))
+    outcome = run_search(PRODUCT, scalar_schedule(PRODUCT))
     assert outcome.best != outcome.chosen and outcome.best_seconds < outcome.chosen_seconds
     assert outcome.best.lanes > 1 and outcome.finished
 
 
 def test_no_time_is_no_search() -> None:
-    chosen = choose(PRODUCT, MACHINE)
-    outcome = searched(PRODUCT, chosen, seconds=0)
+    chosen = choose_schedule(PRODUCT, MACHINE)
+    outcome = run_search(PRODUCT, chosen, seconds=0)
     assert outcome.best == chosen and not outcome.finished
 
 
 def test_noise_is_no_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a candidate must also win a second measurement."""
     monkeypatch.setattr(search, "NOISE", 0.0)
-    outcome = searched(PRODUCT, worse(PRODUCT))
+    outcome = run_search(PRODUCT, scalar_schedule(PRODUCT))
     assert outcome.best == outcome.chosen
 
 
-def test_what_computes_something_else_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "differ", lambda results, expected: True)
-    assert searched(PRODUCT, worse(PRODUCT)).best == worse(PRODUCT)
+def test_wrong_candidates_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "are_different", lambda results, expected: True)
+    assert run_search(PRODUCT, scalar_schedule(PRODUCT)).best == scalar_schedule(PRODUCT)
 
 
 def test_lookups_are_not_measured() -> None:
@@ -158,7 +158,7 @@ def test_lookups_are_not_measured() -> None:
 @pytest.mark.parametrize(("factor", "differs"), [(1.0, False), (1 + 1e-6, False), (1.01, True)])
 def test_results_are_compared(factor: float, differs: bool) -> None:
     results = [np.linspace(1, 2, 9, dtype=np.float32)]
-    assert measuring.differ([results[0] * np.float32(factor)], results) is differs
+    assert measuring.are_different([results[0] * np.float32(factor)], results) is differs
 
 
 # Records in a program.
@@ -182,7 +182,7 @@ def program_of(function: Callable[..., Tensor] = product, *inputs: Tensor) -> Pr
 def plan_of(program: Program) -> Plan:
     with lowering.new_context(), lowering.ir.Location.unknown():
         steps, _ = loop_program(program, {})
-        return plan_schedules(steps, Machine.of(program.target), Symbols(0, ()), Given.of(program))
+        return plan_schedules(steps, Machine.of(program.target), Symbols(0, ()), Decisions.of(program))
 
 
 def decided(program: Program) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def test_that_the_cost_model_was_right_changes_no_key() -> None:
     ids=str,
 )
 @pytest.mark.sampled(1)
-def test_what_is_no_schedule_is_ignored(decisions: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_schedules_are_ignored(decisions: Any, caplog: pytest.LogCaptureFixture) -> None:
     plain = program_of()
     name = next(iter(decided(plain)))
     Records(devices.get("cpu")).add([record(name, decisions)])
@@ -288,7 +288,7 @@ def test_a_damaged_block_counts_for_nothing(damage: Callable[[bytes], bytes]) ->
 def test_of_several_records_the_readable_ones_count(change: dict[str, Any]) -> None:
     raw = record("0" * 16, {"lanes": 8}).to_raw()
     damaged = {name: value for name, value in {**raw, **change}.items() if value is not None}
-    assert [entry.kernel for entry in kept._readable([damaged, raw, {}])] == ["0" * 16]
+    assert [entry.kernel for entry in kept._parse_records([damaged, raw, {}])] == ["0" * 16]
 
 
 def test_others_may_not_write_records() -> None:
@@ -329,7 +329,7 @@ def test_constants_are_kept_beside_records() -> None:
     cpu.configure()
 
 
-def test_what_is_as_assumed_changes_no_program() -> None:
+def test_calibration_equal_to_the_default_changes_no_program() -> None:
     before = program_of().key
     Records(devices.get("cpu")).calibrate(constants(splits=MACHINE.splits, ways=MACHINE.ways))
     assert program_of().key == before
@@ -367,26 +367,26 @@ def test_constants_are_measured() -> None:
 def tuned_kernels(monkeypatch: pytest.MonkeyPatch) -> list[TunedKernel]:
     """Return the tuner's reports for a program with one kernel, for which costs choose badly."""
     program = program_of()
-    monkeypatch.setattr(plan, "choose", lambda nest, *rest: worse(nest))
+    monkeypatch.setattr(plan, "choose_schedule", lambda nest, *rest: scalar_schedule(nest))
     return list(cpu_tuning.tune(program, [1.0], 20, {}, (), lambda kernel, tried, gain: None))
 
 
 @pytest.mark.sampled(0)
-def test_what_wins_is_measured_in_the_whole_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(programs: Sequence[Running], rounds: int) -> list[list[float]]:
+def test_winners_are_measured_in_the_whole_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(programs: Sequence[RunningProgram], rounds: int) -> list[list[float]]:
         """Return times without noise, after both programs have run."""
-        assert all(seconds > 0 for times in in_turn(programs, 1) for seconds in times)
+        assert all(seconds > 0 for times in measure_in_turn(programs, 1) for seconds in times)
         return [[2.0], [1.0]]
 
-    monkeypatch.setattr(cpu_tuning, "in_turn", timed)
+    monkeypatch.setattr(cpu_tuning, "measure_in_turn", timed)
     alone, among_others = tuned_kernels(monkeypatch)
     assert alone.record and among_others.record and not alone.record.gain_among_others
     assert among_others.record.gain_among_others == 2 and among_others.record.decisions == alone.record.decisions
 
 
 @pytest.mark.sampled(0)
-def test_what_wins_alone_only_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_tuning, "in_turn", lambda programs, rounds: [[1.0], [1.0]])
+def test_winners_in_isolation_only_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_tuning, "measure_in_turn", lambda programs, rounds: [[1.0], [1.0]])
     alone, among_others = tuned_kernels(monkeypatch)
     assert alone.record and alone.record.decisions
     assert among_others.record == alone.record.without_decisions and not among_others.saved
@@ -437,7 +437,7 @@ def test_a_measured_algorithm_is_taken(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fewest", 4, None], ids=str)
 @pytest.mark.sampled(1)
-def test_what_is_no_algorithm_is_ignored(algorithm: Any) -> None:
+def test_invalid_algorithms_are_ignored(algorithm: Any) -> None:
     plain = program_of(Convolution().eval(), IMAGE)
     option = OPTION, json.dumps({next(iter(contractions_of(plain))): {"algorithm": algorithm}})
     assert taken(dataclasses.replace(plain, options=(option,))) == "winograd4"
@@ -455,7 +455,7 @@ def test_what_is_no_algorithm_is_ignored(algorithm: Any) -> None:
 @pytest.mark.sampled(0)
 def test_an_algorithm_is_timed_where_it_is_another(algorithm: Any, differs: bool) -> None:
     program = program_of(Convolution().eval(), IMAGE)
-    trials = dict(algorithms._by(algorithm, program, Running(program), contractions_of(program)))
+    trials = dict(algorithms._compare_algorithm(algorithm, program, RunningProgram(program), contractions_of(program)))
     assert len(trials) == differs
     assert all(
         trial.algorithm == algorithm and min(trial.seconds, trial.chosen_seconds) > 0 for trial in trials.values()
@@ -477,21 +477,21 @@ def test_an_algorithm_must_win_twice(
     def by(algorithm: str, *rest: Any) -> Iterator[tuple[str, algorithms._Trial]]:
         return ((name, algorithms._Trial("direct", 1.0, alone)) for name in steps.contractions if algorithm == "direct")
 
-    def timed(programs: Sequence[Running], rounds: int) -> list[list[float]]:
+    def timed(programs: Sequence[RunningProgram], rounds: int) -> list[list[float]]:
         return [[each] * len(item.kernels) for item, each in zip(programs, (10.0, together), strict=True)]
 
-    monkeypatch.setattr(algorithms, "_by", by)
-    monkeypatch.setattr(algorithms, "in_turn", timed)
+    monkeypatch.setattr(algorithms, "_compare_algorithm", by)
+    monkeypatch.setattr(algorithms, "measure_in_turn", timed)
 
-    def told(known: Mapping[str, Record]) -> list[TunedKernel]:
+    def tune_with_records(known: Mapping[str, Record]) -> list[TunedKernel]:
         until = time.monotonic() + seconds
         return list(algorithms.tune_algorithms(program, steps, 0.1, until, known, (), lambda kernel, tried, gain: None))
 
-    first = told({})
+    first = tune_with_records({})
     records = [item.record for item in first if item.record]
     assert [item.decisions for item in records] == decisions
-    monkeypatch.setattr(algorithms, "_measured", None)  # A finished search is not measured again.
-    assert not records or told({item.kernel: item for item in records}) == first
+    monkeypatch.setattr(algorithms, "_measure_algorithms", None)  # A finished search is not measured again.
+    assert not records or tune_with_records({item.kernel: item for item in records}) == first
 
 
 # The tuner's process.
@@ -502,25 +502,25 @@ def test_a_kernel_that_ends_the_process_is_left_alone(monkeypatch: pytest.Monkey
     first, second = (TunedKernel(name, "", 1, 1.0, record(name, "")) for name in "ab")
 
     def run(
-        program: Program, places: object, seconds: float, known: Any, skip: Any, tell: Any
+        program: Program, places: object, seconds: float, known: Any, skip: Any, progress: Any
     ) -> Iterator[TunedKernel]:
         yield first
         if "b" not in skip:
-            raise process._Died("b", "SIGSEGV")
+            raise process._ProcessDied("b", "SIGSEGV")
         yield dataclasses.replace(second, record=None, reason="measuring it has ended the process")
 
     monkeypatch.setattr(process, "_run", run)
-    kernels = list(process.measured(PROGRAM, [], 9, {}, lambda step: None))
+    kernels = list(process.measure_kernels(PROGRAM, [], 9, {}, lambda step: None))
     assert [(kernel.kernel, kernel.record is None) for kernel in kernels] == [("a", False), ("b", True)]
 
 
-def test_what_ends_the_process_in_the_whole_program_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_that_crash_the_whole_program_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*arguments: Any) -> Iterator[TunedKernel]:
         yield TunedKernel("a", "", 1, 1.0, record("a", {"lanes": 8}))
-        raise process._Died("", "SIGSEGV")
+        raise process._ProcessDied("", "SIGSEGV")
 
     monkeypatch.setattr(process, "_run", run)
-    kernels = process.measured(PROGRAM, [], 9, {}, lambda step: None)
+    kernels = process.measure_kernels(PROGRAM, [], 9, {}, lambda step: None)
     assert [bool(kernel.record and kernel.record.decisions) for kernel in itertools.islice(kernels, 2)] == [True, False]
     with pytest.raises(CompileError, match="died"):
         next(kernels)
@@ -529,13 +529,13 @@ def test_what_ends_the_process_in_the_whole_program_is_not_kept(monkeypatch: pyt
 def test_a_process_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.sys, "executable", "/bin/false")
     with pytest.raises(CompileError, match="the tuner's process died"):
-        list(process.measured(PROGRAM, [], 9, {}, lambda step: None))
+        list(process.measure_kernels(PROGRAM, [], 9, {}, lambda step: None))
 
 
 @pytest.mark.sampled(0)
 def test_a_program_that_cannot_be_compiled_is_an_error() -> None:
     with pytest.raises(CompileError):
-        list(process.measured(dataclasses.replace(PROGRAM, mlir="no program"), [], 5, {}, lambda step: None))
+        list(process.measure_kernels(dataclasses.replace(PROGRAM, mlir="no program"), [], 5, {}, lambda step: None))
 
 
 # All of it.
@@ -557,7 +557,7 @@ def test_compile_tunes(frontend: Any) -> None:
 
 
 @pytest.mark.sampled(0)
-def test_what_was_measured_to_its_end_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_measurements_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = torchmdla.compile(product, X, Y)
     report = tuning.tune(lambda: compiled(X, Y), 20)
     (kernel,) = (entry for entry in report.kernels if entry.record)

@@ -28,7 +28,7 @@ from torchmdla.devices.cpu.ops import OPS
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes import defer_softmax, pipeline
 from torchmdla.devices.cpu.reference import validation
-from torchmdla.devices.cpu.reference.interpreter import Given, InvalidProgram, run
+from torchmdla.devices.cpu.reference.interpreter import CallArguments, InvalidProgram, run
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.testing.compare import assert_matches
@@ -44,7 +44,7 @@ def interpreted(program: Program, arguments: Sequence[torch.Tensor]) -> list[tor
         return value.double().numpy() if value.is_floating_point() else value.numpy()
 
     steps = parse_program(loop_program_text(program))
-    outcome = run(steps, Given((), elements, lambda position: float(arguments[position])))
+    outcome = run(steps, CallArguments((), elements, lambda position: float(arguments[position])))
     assert not outcome.fails
     results = []
     for position, result in enumerate(program.results, len(program.arguments)):
@@ -60,7 +60,7 @@ ROUNDED = {"quantized_decomposed::choose_qparams.tensor"}
 
 @pytest.mark.parametrize("name", [name for name in COMPUTING if name not in ROUNDED])
 @pytest.mark.sampled(30)
-def test_the_interpreter_computes_what_eager_does(name: str) -> None:
+def test_the_interpreter_matches_eager(name: str) -> None:
     for arguments in SAMPLES[name]:
         graph, inputs = graph_of(name, arguments, copy=OPS[name].kind == "view")
         expected, record = run_and_record(graph, inputs)
@@ -176,7 +176,7 @@ def _swap_difference(steps: LoopProgram) -> None:
 def _shift_reads(steps: LoopProgram) -> None:
     step = steps.nests()[2]
     (read,) = step.inputs
-    step.read_instead(read, replace(read, indices=(replace(read.indices[0], constant=1),)))
+    step.replace_load(read, replace(read, indices=(replace(read.indices[0], constant=1),)))
 
 
 def _add_one_less(steps: LoopProgram) -> None:
@@ -193,12 +193,12 @@ def _forget_check(steps: LoopProgram) -> None:
 
 def _shift_in_place(steps: LoopProgram) -> None:
     step = steps.nests()[3]
-    step.read_instead(step.inputs[0], replace(step.outputs[0], indices=(AffineExpr((-1,), 2),)))
+    step.replace_load(step.inputs[0], replace(step.outputs[0], indices=(AffineExpr((-1,), 2),)))
 
 
 def _write_one_place(steps: LoopProgram) -> None:
     step = steps.nests()[3]
-    step.outputs = (step.outputs[0].at(0, 1),)
+    step.outputs = (step.outputs[0].at_iteration(0, 1),)
 
 
 def _write_over_what_others_read(steps: LoopProgram) -> None:
@@ -287,22 +287,22 @@ def test_tiles_need_nothing_of_each_other() -> None:
         run(parse_program(TILES.format(row="d0 * -1 + 5")), _arguments())
 
 
-def _arguments() -> Given:
+def _arguments() -> CallArguments:
     sample = validation.SAMPLES["numbers of both signs"]
-    return Given((), sample.elements, sample.scalar)
+    return CallArguments((), sample.elements, sample.scalar)
 
 
 def test_a_softmax_that_is_divided_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a former bug of ``x @ softmax(y, -1)``: the divisor differs between the terms of a sum."""
     monkeypatch.setattr(defer_softmax, "can_scale_sum", lambda step, divisor: True)
-    (defer,) = pipeline.named(["defer-softmax"])
+    (defer,) = pipeline.find_passes(["defer-softmax"])
     machine = Machine.of(devices.get("cpu").target())
     with pytest.raises(CompileError, match="a-pass changes what result2 holds") as caught:
         checked(SOFTMAX_BEFORE_A_PRODUCT, lambda steps: defer.run(steps, machine), is_exact=defer.is_exact)
     assert "result2[d0, d1] = v1" in caught.value.diagnostic
 
 
-def test_what_is_made_of_a_rounding_error_is_no_finding() -> None:
+def test_amplified_rounding_errors_are_not_reported() -> None:
     """Check a sum that is 0 in exact arithmetic, in another order, and a quotient by it."""
     text = """
     buffer input0 : f32[5]

@@ -17,10 +17,10 @@ from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.emit import to_llvm, to_object
 from torchmdla.devices.cpu.code.entry import function_attributes
 from torchmdla.devices.cpu.code.kernels import write_kernel
-from torchmdla.devices.cpu.expressions import numbered, operation
+from torchmdla.devices.cpu.expressions import numbered_value, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import choose
+from torchmdla.devices.cpu.schedule import choose_schedule
 from torchmdla.devices.cpu.vector_math import expand
 
 MOST_ULP = 4.0
@@ -44,7 +44,7 @@ HOST = Target(
 
 def unary(name: str, size: int, element: str, machine: Machine) -> KernelSpec:
     operand = Operand(element, (1,))
-    value = operation(name, [numbered("operand", element, 0)], element)
+    value = operation(name, [numbered_value("operand", element, 0)], element)
     return expand(KernelSpec((size,), (False,), (operand,), (operand,), (value,)), machine)
 
 
@@ -52,7 +52,7 @@ class Kernel:
     """Kernel of a nest, compiled alone for a machine, with vectors of one value if ``scalar``."""
 
     def __init__(self, nest: KernelSpec, machine: Machine, scalar: bool = False) -> None:
-        schedule = choose(nest, Machine(4, 16) if scalar else machine)
+        schedule = choose_schedule(nest, Machine(4, 16) if scalar else machine)
         code = write_kernel(nest, schedule, machine, function_attributes(Program("", (), (), HOST)))
         assert code.externals == ()
         text = code.text.replace("{symbol}", "kernel").replace("llvm.func internal", "llvm.func")

@@ -41,8 +41,8 @@ def product() -> LoopProgram:
         ),
     )
     factor = operation("arith.truncf", [scalar(Scalar("f64", 4))], "f32")
-    doubled = operation("arith.mulf", [load(Access.whole(middle)), factor], "f32")
-    return LoopProgram([nest, LoopNest.elementwise((4, 8), Access.whole(result), doubled)], {})
+    doubled = operation("arith.mulf", [load(Access.identity(middle)), factor], "f32")
+    return LoopProgram([nest, LoopNest.elementwise((4, 8), Access.identity(result), doubled)], {})
 
 
 TEXT = """\
@@ -153,7 +153,7 @@ BROKEN: dict[Callable[[LoopProgram], None], str] = {
     _compute_nothing: "computes other values than its outputs",
     _carry_without_reducing: "carries a value, but has no loop that reduces",
     _carry_unknown: "uses a reduction that it does not have",
-    _forget_loop: "says of other loops whether they reduce",
+    _forget_loop: "specifies the reduction of other loops",
     _drop_loop: "has an index over other loops than its own",
     _flatten_buffer: "has 2 indices into a buffer of 1 dimensions",
     _use_lost_index: "uses the index of a loop that it does not have",

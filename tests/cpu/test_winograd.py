@@ -22,15 +22,15 @@ from written_programs import Builder, Value, check, normal
 import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.expressions import numbered
+from torchmdla.devices.cpu.expressions import numbered_value
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop
 from torchmdla.devices.cpu.lowering import loop_program
-from torchmdla.devices.cpu.winograd import KIND, Matrix, has_transforms, transformed, transforms
+from torchmdla.devices.cpu.winograd import KIND, Matrix, apply_matrices, has_transforms, transforms
 from torchmdla.testing import checking
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.frontends import variant_of
 from torchmdla.testing.programs import PROGRAMS
-from torchmdla.testing.runner import judged
+from torchmdla.testing.runner import check_outcome
 
 TILES = (2, 4, 6)
 
@@ -54,7 +54,7 @@ def times(matrix: Matrix, vector: list[Fraction]) -> list[Fraction]:
 def test_transforms_are_exact(results: int, taps: int, is_shorter: bool, data: st.DataObject) -> None:
     matrices = transforms(results, taps)
     if is_shorter:
-        matrices, taps = matrices.of_fewer_taps(), taps - 1
+        matrices, taps = matrices.drop_tap(), taps - 1
     number = st.integers(-100, 100).map(Fraction)
     image = data.draw(st.lists(number, min_size=matrices.products, max_size=matrices.products))
     filters = data.draw(st.lists(number, min_size=taps, max_size=taps))
@@ -78,7 +78,7 @@ _OPS = {
 def test_expressions_are_the_matrix(results: int, taps: int, matrix: str, dimensions: int, fused: bool) -> None:
     chosen: Matrix = getattr(transforms(results, taps), matrix)
     places = list(itertools.product(range(len(chosen[0])), repeat=dimensions))
-    leaves = {place: numbered("operand", KIND, k) for k, place in enumerate(places)}
+    leaves = {place: numbered_value("operand", KIND, k) for k, place in enumerate(places)}
     numbers = torch.randn(len(places), dtype=torch.float64)
 
     def value(expression) -> float:
@@ -88,7 +88,7 @@ def test_expressions_are_the_matrix(results: int, taps: int, matrix: str, dimens
             return expression.payload
         return _OPS[expression.op](*map(value, expression.operands))
 
-    actual = [value(expression) for expression in transformed([chosen] * dimensions, leaves, fused).values()]
+    actual = [value(expression) for expression in apply_matrices([chosen] * dimensions, leaves, fused).values()]
     alone = torch.tensor([[float(number) for number in row] for row in chosen], dtype=torch.float64)
     whole = torch.kron(alone, alone) if dimensions == 2 else alone
     torch.testing.assert_close(torch.tensor(actual, dtype=torch.float64), whole @ numbers)
@@ -244,7 +244,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(("channels", "size", "taps", "stride", "places"), CHOICES.values(), ids=CHOICES.keys())
-def test_what_is_chosen(channels: int, size: int, taps: int, stride: int, places: int) -> None:
+def test_choice_of_the_algorithm(channels: int, size: int, taps: int, stride: int, places: int) -> None:
     b = Builder()
     x, padding = b.input(normal(1, channels, size, size)), [taps // 2] * 2
     result = convolve(b, x, max(channels, 64), padding, 1, [taps] * 2, [stride] * 2)
@@ -307,7 +307,7 @@ def check_program(name: str, algorithms: str) -> None:
         failure = checking.check(PROGRAMS[name], "torchscript:trace", variant_of("torchscript:trace"))
     finally:
         torchmdla.enable()
-    assert failure is None or judged(failure).expected, failure
+    assert failure is None or check_outcome(failure).expected, failure
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def compiled(function: Any, *inputs: Tensor) -> Compiled:
     return result
 
 
-def test_a_product_with_what_follows() -> None:
+def test_a_product_with_its_epilogue() -> None:
     """Check operation counts: two for each summed element, and one for each result of the addition."""
     group = compiled(lambda x, y, z: torch.relu(x @ y + z), torch.randn(8, 24), torch.randn(24, 40), torch.randn(40))
     (kernel,) = group.manifest.kernels

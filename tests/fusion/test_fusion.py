@@ -31,7 +31,7 @@ def without_grad():
         pytest.param(lambda x: x.view(x.size(0) * x.size(1)), id="shape arithmetic"),
     ],
 )
-def test_what_does_not_pay_is_no_group(function):
+def test_unprofitable_operators_form_no_group(function):
     assert groups_of(function, torch.randn(4, 4)) == []
 
 
@@ -121,7 +121,7 @@ class Remembering(torch.nn.Module):
         return y
 
 
-def test_what_a_module_remembers_is_no_parameter():
+def test_mutated_attributes_are_not_parameters():
     model = Remembering().eval()
     scripted, x = torch.jit.script(Remembering().eval()), torch.randn(2, 4)
     scripted.load_state_dict(model.state_dict())

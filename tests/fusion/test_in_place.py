@@ -209,7 +209,7 @@ def test_dtypes_strides_and_errors_are_those_in_place(function, inputs):
     [pytest.param(pair, id=name) for name, pair in _INPUTS.items() if pair[0].shape == pair[1].shape == _F.shape],
 )
 @pytest.mark.parametrize("function", [window, rows, seen_by_another_view, moved_within])
-def test_what_is_written_through_slices(function, inputs):
+def test_writes_through_slices(function, inputs):
     check(function, inputs)
 
 
@@ -334,7 +334,7 @@ def test_a_write_between_reads_does_not_divide_a_group():
     assert kinds(group).count("aten::clone") == 1  # the interpreter must not overwrite a tensor that another op reads
 
 
-def test_a_write_to_what_nobody_reads_copies_nothing():
+def test_a_write_without_readers_copies_nothing():
     scripted = warmed_up(torch.jit.script(arithmetic), _F, _F)
     (group,) = groups(torchmdla.graph_for(scripted, _F, _F))
     assert kinds(group) == ["aten::mul", "aten::add_", "aten::mul_", "aten::abs"]

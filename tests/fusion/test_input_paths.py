@@ -81,7 +81,7 @@ def traced(module: nn.Module) -> Any:
     return torch.jit.trace(module, batch(), check_trace=False)
 
 
-WAYS: dict[str, Callable[[nn.Module], Any]] = {"traced": traced, "scripted": torch.jit.script}
+VARIANTS: dict[str, Callable[[nn.Module], Any]] = {"traced": traced, "scripted": torch.jit.script}
 
 
 def group_of(program: Any) -> Any:
@@ -89,24 +89,24 @@ def group_of(program: Any) -> Any:
     return node
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_a_group_is_given_the_module(way):
     module = Layers().eval()
     with torch.no_grad():
-        node = group_of(WAYS[way](module))
+        node = group_of(VARIANTS[way](module))
     kinds = [str(value.type()) for value in node.inputs()]
     assert len([kind for kind in kinds if kind == "Tensor"]) == 1, kinds
     assert {"1.last.weight", "1.blocks.1.1.running_var"} <= set(node.ss("paths"))
     assert len(node.ss("paths")) == len(list(node.g("Subgraph").inputs()))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 @pytest.mark.parametrize("make", [Layers, SharedWeight, InLoop])
 def test_attributes_are_read_in_each_call(way, make):
     if (way, make) == ("traced", InLoop):
         pytest.skip("tracing writes the loop out")
     module = make().eval()
-    program = WAYS[way](copy.deepcopy(module))
+    program = VARIANTS[way](copy.deepcopy(module))
     with torch.no_grad():
         warmed_up(program, batch())
         for number in range(3):

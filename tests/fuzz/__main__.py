@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("TORCHMDLA_CACHE_DIR", folder)
         os.environ.setdefault("TORCHMDLA_VERIFY", "values")
         from fuzz.sources import INSTALLED, SOURCES, draw
-        from torchmdla.testing.frontends import NotAvailableError, check_device, ways
+        from torchmdla.testing.frontends import NotAvailableError, check_device, variant_names
 
         command_line = parser({name: source.help for name, source in SOURCES.items()}, INSTALLED)
         options = command_line.parse_args(arguments)
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(draw(kind, int(seed), way))
             return 0
         try:
-            chosen = ways(options.frontend) if options.frontend else []
+            chosen = variant_names(options.frontend) if options.frontend else []
             check_device(options.device, options.options, chosen)
         except NotAvailableError as error:
             command_line.error(str(error))
@@ -102,18 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _replay(options: argparse.Namespace) -> int:
     from fuzz.cases import job_of
     from fuzz.hunt import FAULTS
-    from torchmdla.testing.runner import Judged, run
+    from torchmdla.testing.runner import CheckedOutcome, run
 
     jobs = [job_of(path.resolve(), options.device, options.options) for path in options.replay]
     status = 0
     for event in run(jobs, options.jobs, options.timeout):
-        if isinstance(event, Judged):
+        if isinstance(event, CheckedOutcome):
             print(f"{event.outcome.status}: {event.outcome.program}: {event.outcome.detail}")
             status |= event.outcome.status in FAULTS
     return int(status)
 
 
-def _hunt(options: argparse.Namespace, kinds: Sequence[str], ways: Sequence[str], folder: Path) -> int:
+def _hunt(options: argparse.Namespace, kinds: Sequence[str], variant_names: Sequence[str], folder: Path) -> int:
     from fuzz.hunt import Hunt, Options
 
     minutes = options.minutes or (None if options.count else 1)
@@ -121,7 +121,7 @@ def _hunt(options: argparse.Namespace, kinds: Sequence[str], ways: Sequence[str]
     hunt = Hunt(
         Options(
             kinds=kinds,
-            ways=ways,
+            variant_names=variant_names,
             seed=options.seed,
             count=options.count,
             seconds=minutes and 60 * minutes,

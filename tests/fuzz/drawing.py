@@ -17,7 +17,7 @@ from fuzz import families, registry, rewriting
 from fuzz import vocabulary as words
 from fuzz.families import NothingFits
 from fuzz.text import HEAD, Input, Text
-from torchmdla.testing.programs.inputs import drawn
+from torchmdla.testing.programs.inputs import draw_inputs
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 _ENVIRONMENT = (("TORCHMDLA_CHECK_BOUNDS", "1"), ("TORCHMDLA_COMPILE_IN_PROCESS", "1"), ("TORCHMDLA_VERIFY", "1"))
 
 # Weights of the frontends. The seed determines the frontend, unless the command line specifies frontends.
-_WAYS = {
+_FRONTENDS = {
     "torchscript:script": 10,
     "torchscript:trace": 5,
     "dynamo:compile": 4,
@@ -165,9 +165,9 @@ def draw(kind: str, seed: int, way: str) -> Text:
     return _Drawing(KINDS[kind], Random(f"{kind}:{seed}:{way}"), way).text()
 
 
-def way_of(seed: int) -> str:
+def draw_frontend(seed: int) -> str:
     """Return the default frontend of a seed."""
-    return _weighted(Random(seed), _WAYS)
+    return _weighted(Random(seed), _FRONTENDS)
 
 
 # Expressions that draw the parameters of families, by kind. Other kinds are names of float dtypes.
@@ -297,11 +297,11 @@ class _Drawing:
         self._envs = []
         for number, (n, m) in enumerate(self._sizes):
             env: dict[str, Any] = dict(_GLOBALS)
-            values = drawn(
+            values = draw_inputs(
                 tuple(eval(argument.draw, {**_GLOBALS, "n": n, "m": m}) for argument in self._inputs), number
             )
             env.update(zip((argument.name for argument in self._inputs), values, strict=True))
-            parameters = drawn(tuple(eval(argument.draw, _GLOBALS) for argument in self._parameters), 0)
+            parameters = draw_inputs(tuple(eval(argument.draw, _GLOBALS) for argument in self._parameters), 0)
             env.update(zip((argument.name for argument in self._parameters), parameters, strict=True))
             self._envs.append(env)
         for statement in self._body:
@@ -538,7 +538,7 @@ class _Drawing:
             expression = _weighted(self._random, layouts).format(expression)
         self._inputs.append(Input(name, expression))
         for number, (env, (n, m)) in enumerate(zip(self._envs, self._sizes, strict=False)):
-            (env[name],) = drawn((eval(expression, {**_GLOBALS, "n": n, "m": m}),), number)
+            (env[name],) = draw_inputs((eval(expression, {**_GLOBALS, "n": n, "m": m}),), number)
 
     def _loss(self) -> str:
         """Return the sum of all parameters and results as an expression."""

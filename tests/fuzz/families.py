@@ -69,7 +69,7 @@ class Source(ABC):
             raise NothingFits
         return choices[self.number(0, len(choices) - 1)]
 
-    def happens(self) -> bool:
+    def draw_bool(self) -> bool:
         return bool(self.number(0, 1))
 
     def order(self, count: int) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ def _einsum(source: Source) -> str:
         same = [c for c, length in zip(first, left.sizes, strict=True) if length == size and c not in second]
         second += source.choose([*same, rest.pop(0)])
     shared = [c for c in first if c in second]
-    summed = {c for c in shared if source.happens()}
+    summed = {c for c in shared if source.draw_bool()}
     names = [c for c in dict.fromkeys(first + second) if c not in summed]
     output = "".join(names[k] for k in source.order(len(names)))
     return f'torch.einsum("{first},{second}->{output}", [{_factor(source, left)}, {_factor(source, right)}])'
@@ -203,7 +203,7 @@ def _reduction(source: Source) -> str:
     x = source.operand()
     function = source.choose(("sum", "mean", "amax", "amin", "logsumexp", "var", "max"))
     part = "[0]" if function == "max" else ""
-    return f"{x.text}.{function}({source.dim(x)}, keepdim={source.happens()}){part}"
+    return f"{x.text}.{function}({source.dim(x)}, keepdim={source.draw_bool()}){part}"
 
 
 def _written_norm(source: Source) -> str:
@@ -224,7 +224,7 @@ def _written_norm(source: Source) -> str:
 
 def _affine(source: Source, x: Operand, sizes: Sequence[str]) -> str:
     """Draw the weight and bias of a norm. Both may be None."""
-    if source.happens():
+    if source.draw_bool():
         return "None, None"
     return f"{source.parameter(x.dtype, *sizes)}, {source.parameter(x.dtype, *sizes)}"
 
@@ -269,11 +269,11 @@ def _attention(source: Source) -> str:
     *batch, rows, width = q.sizes
     keys = source.choose((rows, "5", "1"))
     k, v = q.text, q.text
-    if keys != rows or source.happens():
+    if keys != rows or source.draw_bool():
         k, v = source.parameter(q.dtype, *batch, keys, width), source.parameter(q.dtype, *batch, keys, width)
         v = source.choose((v, k))
     mask = source.choose(("", "", source.parameter(q.dtype, rows, keys)))
-    if source.happens() and q.rank > 2:
+    if source.draw_bool() and q.rank > 2:
         masked = source.choose((f", {mask}" if mask else "", f", ({mask} > 0)" if mask else "", ", is_causal=True"))
         return f"torch.nn.functional.scaled_dot_product_attention({q.text}, {k}, {v}{masked})"
     scores = f"{q.text} @ {k}.transpose(-2, -1) * {source.choose(('0.5', '1.0'))}"
@@ -295,7 +295,7 @@ def _convolution(source: Source) -> str:
         return f"torch.nn.functional.conv{dims}d({x.text}, {source.choose(operands)}, padding={source.number(0, 2)})"
     channels, is_transposed = x.sizes[1], source.number(0, 3) == 0
     groups = source.choose(["1", "1", *(["2"] if channels.isdecimal() and int(channels) % 2 == 0 else []), channels])
-    window = ["3"] * dims if source.happens() else [source.choose(("1", "2", "3")) for _ in range(dims)]
+    window = ["3"] * dims if source.draw_bool() else [source.choose(("1", "2", "3")) for _ in range(dims)]
     # The number of channels of one group.
     others = source.choose(("1", "2", "4")) if groups.isdecimal() else "1"
     outputs = str(int(others) * int(groups)) if groups.isdecimal() else channels
@@ -325,7 +325,7 @@ _GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 def _recurrence(source: Source) -> str:
     x = source.operand(3)
     kind = source.choose(tuple(_GATES))
-    is_batch_first, is_both_ways, has_bias = source.happens(), source.number(0, 3) == 0, source.happens()
+    is_batch_first, is_both_ways, has_bias = source.draw_bool(), source.number(0, 3) == 0, source.draw_bool()
     batch, hidden = 0 if is_batch_first else 1, source.choose(("1", "4", "8", "16"))
     gates = str(_GATES[kind] * int(hidden))
     weights = []
@@ -334,7 +334,7 @@ def _recurrence(source: Source) -> str:
         weights += [source.parameter(x.dtype, gates) for _ in range(2 * has_bias)]
     layers = str(1 + is_both_ways)
     first = f"torch.zeros([{layers}, {x.text}.size({batch}), {hidden}])"
-    if source.happens():
+    if source.draw_bool():
         first = source.parameter(x.dtype, layers, x.sizes[batch], hidden)
     states = f"[{first}, {first}]" if kind == "lstm" else first
     flags = f"{has_bias}, 1, 0.0, False, {is_both_ways}, {is_batch_first}"
@@ -352,7 +352,7 @@ def _float_of(integer: str, zero: int, scale: str, is_signed: bool) -> str:
 
 def _quantised_value(source: Source, x: Operand) -> str:
     """Draw a tensor that is rounded to the values of 8-bit integers."""
-    is_signed, zero = source.happens(), source.choose((0, 0, 58, -3))
+    is_signed, zero = source.draw_bool(), source.choose((0, 0, 58, -3))
     scale = source.choose((0.03125, 0.0625))
     least = -128 if is_signed else 0
     bounds = f"{least - zero}.0, {least + 255 - zero}.0"
@@ -367,7 +367,7 @@ def _weights(source: Source, x: Operand, sizes: Sequence[str], dim: int) -> str:
         return source.parameter(x.dtype, *sizes)
     along = [size if d == dim else "1" for d, size in enumerate(sizes)]
     value = f"{source.parameter('int8', *sizes)}.to(torch.float32)"
-    if source.happens():
+    if source.draw_bool():
         value = f"({value} - {source.parameter('int4', *along)}.to(torch.float32))"
     return f"({value} * {source.parameter('positive', *along)})"
 
@@ -379,16 +379,16 @@ def _quantised_product(source: Source) -> str:
     """
     x = source.operand(source.number(2, 3))
     columns = source.choose(("1", "4", "8", "16"))
-    if not x.sizes[-1].isdecimal() or source.happens():
+    if not x.sizes[-1].isdecimal() or source.draw_bool():
         operand = source.choose((x.text, _quantised_value(source, x), _quantised_value(source, x)))
         return f"torch.nn.functional.linear({operand}, {_weights(source, x, (columns, x.sizes[-1]), 0)})"
     groups, terms = source.choose(("1", "2", "3")), source.choose(("8", "16", "4"))
     count = str(int(groups) * int(terms))
     rows = f"{source.parameter(x.dtype, source.choose(('1', '2', '3')), count)}"
     value = f"{source.parameter(source.choose(('int4', 'int4', 'int8')), columns, groups, terms)}.to(torch.float32)"
-    if source.happens():
+    if source.draw_bool():
         value = f"({value} - {source.parameter('int4', columns, groups, '1')}.to(torch.float32))"
-    if source.happens():
+    if source.draw_bool():
         value = f"({value} * {source.parameter('positive', columns, groups, '1')})"
     return f"torch.nn.functional.linear({rows}, {value}.view({columns}, {count}))"
 
@@ -421,7 +421,7 @@ def _view(source: Source) -> str:
 
 def _elementwise(source: Source) -> str:
     x = source.operand()
-    if source.happens():
+    if source.draw_bool():
         return f"{x.text}.{source.choose(('exp', 'relu', 'sigmoid', 'abs', 'neg', 'tanh'))}()"
     return f"{x.text} {source.choose(('+', '-', '*', '/'))} {source.like(x)}"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from time import monotonic
 
 from fuzz import cases
-from fuzz.drawing import way_of
+from fuzz.drawing import draw_frontend
 from fuzz.shrinking import Shrinking, shrunk
 from fuzz.text import Input, Text
 from torchmdla.testing.checking import Outcome
-from torchmdla.testing.runner import Job, Judged, run
+from torchmdla.testing.runner import CheckedOutcome, Job, run
 
 # Statuses that are faults. A program that eager does not run is badly drawn. A program that falls back is correct.
 FAULTS = frozenset({"wrong", "error", "crash", "time-out", "not compiled"})
@@ -76,7 +76,7 @@ class Hunt:
     def run(self) -> Iterator[float]:
         """Run the programs and repeatedly yield the fraction of the work that is done."""
         for event in run(self._jobs(), self._options.processes, self._options.timeout):
-            if isinstance(event, Judged):
+            if isinstance(event, CheckedOutcome):
                 self._judge(event.outcome)
             yield self._part()
 
@@ -107,7 +107,7 @@ class Hunt:
         seed = options.seed + self._drawn
         self._drawn += 1
         kind = options.kinds[seed % len(options.kinds)]
-        way = options.ways[seed // len(options.kinds) % len(options.ways)] if options.ways else way_of(seed)
+        way = options.ways[seed // len(options.kinds) % len(options.ways)] if options.ways else draw_frontend(seed)
         return cases.job(f"{kind}/{way}/{seed}", way, options.device, options.options)
 
     def _judge(self, outcome: Outcome) -> None:

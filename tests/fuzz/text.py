@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchmdla.testing.programs import Program
-from torchmdla.testing.programs.program import constantly
+from torchmdla.testing.programs.program import factory_of
 
 HEAD = """\
 from typing import List, Optional
@@ -140,13 +140,13 @@ def program_of(module: Any, name: str) -> Program:
     trained: Callable[[], Any] | None = getattr(module, "Trained", None)
     return Program(
         name,
-        trained or constantly(module.program),
+        trained or factory_of(module.program),
         series[0],
         layers=_LAYERS,
         mode=module.MODE,
         optimiser=partial(torch.optim.SGD, lr=0.01, momentum=0.9) if trained else None,
         series=series,
-        rewritten=constantly(other) if other else None,
+        rewritten=factory_of(other) if other else None,
         in_doubt=True,
         options=getattr(module, "OPTIONS", {}),
         environment=getattr(module, "ENVIRONMENT", {}),

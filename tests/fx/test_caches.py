@@ -116,7 +116,7 @@ class Widened(torch.nn.Module):
         return torch.relu(x @ self.last.float())
 
 
-def test_what_is_computed_of_weights_is_where_they_are_used() -> None:
+def test_weight_computations_are_in_the_groups_that_use_them() -> None:
     graph = torch.export.export(Widened(), (torch.randn(3, 4),)).run_decompositions({}).graph
     weights = [node for node in graph.nodes if node.op == "placeholder" and node.meta["val"].dtype == torch.int8]
     partitioned = partition(graph, devices.get("cpu"), (), weights)

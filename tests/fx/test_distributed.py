@@ -82,7 +82,7 @@ def test_gathered_weights_are_never_old(ranks: Ranks) -> None:
 
 
 @pytest.mark.sampled(0)
-def test_nothing_is_packed_of_what_fsdp_frees(ranks: Ranks) -> None:
+def test_weights_that_fsdp_frees_are_not_packed(ranks: Ranks) -> None:
     for weights in ranks.call(rank_programs.weights_of_sharded_groups):
         assert weights == [[], []]
 
@@ -155,7 +155,7 @@ def test_the_example(launch: str) -> None:
 
 
 @pytest.mark.sampled(0)
-def test_the_example_says_what_it_takes() -> None:
+def test_the_example_rejects_wrong_arguments() -> None:
     refused = run_example(EXAMPLE, "--steps", "0")
     assert refused.returncode == 2
     assert "[--sharded]" in refused.stderr

@@ -355,7 +355,7 @@ def test_a_remainder_that_is_a_size_and_a_value() -> None:
 @pytest.mark.parametrize(
     "part", [lambda x: x[..., 1], lambda x: x[:, 3:, 0], lambda x: x.flatten()[4:], lambda x: x.view(-1, 4)[1:]]
 )
-def test_a_view_of_what_was_written(part: Callable[[Tensor], Tensor]) -> None:
+def test_a_view_of_a_written_tensor(part: Callable[[Tensor], Tensor]) -> None:
     """AOT Autograd recreates the view from the input, with the offset and strides of the written result."""
 
     def function(x: Tensor) -> Tensor:

@@ -305,7 +305,7 @@ class WithBuffer(nn.Module):
 
 @pytest.mark.parametrize("is_loaded", [False, True])
 @pytest.mark.parametrize("function", ALIASES)
-def test_views_of_what_is_written_to(function: Callable[[Tensor, Tensor], Any], is_loaded: bool) -> None:
+def test_views_of_written_tensors(function: Callable[[Tensor, Tensor], Any], is_loaded: bool) -> None:
     module = WithBuffer(function)
     exported = torch.export.export(copy.deepcopy(module), (torch.randn(4, 6),))
     if is_loaded:
@@ -324,7 +324,7 @@ def test_views_of_what_is_written_to(function: Callable[[Tensor, Tensor], Any], 
     assert_matches(*seen)
 
 
-def test_what_the_frontend_does_not_take() -> None:
+def test_programs_that_the_frontend_rejects() -> None:
     module, x = nn.Linear(2, 2), torch.randn(1, 2)
     exported = torch.export.export(module, (x,))
     for arguments, keywords, kind, message in [

@@ -139,7 +139,7 @@ def test_a_group_is_called_with_its_inputs() -> None:
     assert torchmdla.stats().specialisations == 1
 
 
-def test_a_group_asks_eager_for_what_it_cannot_take() -> None:
+def test_a_group_falls_back_to_eager_for_unsupported_inputs() -> None:
     group = _C.Group(subgraph_of(lambda x: (x.relu() + 1,), X), "group", "cpu", [], 1)
     x = torch.randn(4, 6, requires_grad=True)
     (result,) = group(x)

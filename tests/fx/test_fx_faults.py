@@ -59,7 +59,7 @@ def test_a_fault_of_a_stage(stage: str, capture: Callable[..., Any], monkeypatch
     assert "IndexError: injected" in reason
 
 
-def test_strict_mode_raises_what_it_finds() -> None:
+def test_strict_mode_raises_on_ungrouped_operators() -> None:
     torchmdla.enable(strict=True)
     try:
         with pytest.raises(CompileError, match="i0e"):

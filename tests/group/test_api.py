@@ -76,12 +76,12 @@ def test_compile_keeps_a_module_in_training_mode_trainable():
 
 
 @pytest.mark.parametrize(("wrong", "says"), [((3,), "got int"), ((nn.ReLU(),), "needs example inputs")])
-def test_compile_says_what_it_takes(wrong, says):
+def test_compile_rejects_wrong_arguments(wrong, says):
     with pytest.raises(TypeError, match=says):
         torchmdla.compile(*wrong)
 
 
-def test_enable_and_graph_for_say_what_they_take():
+def test_enable_and_graph_for_reject_wrong_arguments():
     with pytest.raises(TypeError, match=r"enable\(device='mdla'\)"):
         torchmdla.enable("mdla")
     with pytest.raises(TypeError, match=r"graph_for takes a TorchScript program, got ReLU: torch.jit.trace"):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import corrupted
 import pytest
 
-from torchmdla.testing.runner import Job, Judged, run
+from torchmdla.testing.runner import CheckedOutcome, Job, run
 
 pytest.importorskip("expecttest")
 
@@ -44,7 +44,7 @@ OFTEN = {
 def failures(names: Iterable[str], way: str, limit: int) -> list[str]:
     """Return a line for each wrong program, from ``limit`` samples of each name, run in a separate process."""
     jobs = [Job(corrupted.__name__, name, way, limit=limit) for name in names]
-    results = [event for event in run(jobs, memory=_MEMORY) if isinstance(event, Judged)]
+    results = [event for event in run(jobs, memory=_MEMORY) if isinstance(event, CheckedOutcome)]
     assert results
     wrong = [result.outcome for result in results if not result.expected]
     return [f"{outcome.status} {outcome.program}: {outcome.detail}" for outcome in wrong]

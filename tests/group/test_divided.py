@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def clear_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialise, "_warned", set())
 
 
@@ -70,7 +70,7 @@ OPS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
     "power": (of_integers, (X, torch.randint(0, 4, (8, 6))), "aten::pow.Tensor_Tensor: a power of integers"),
 }
 
-WAYS: dict[str, Callable[..., Any]] = {
+VARIANTS: dict[str, Callable[..., Any]] = {
     "trace": lambda module, *inputs: torchmdla.compile(module, *inputs),
     "script": lambda module, *inputs: torch.jit.trace(module, inputs, check_trace=False),
     "export": lambda module, *inputs: torchmdla.compile(module, *inputs, frontend="export"),
@@ -79,17 +79,17 @@ WAYS: dict[str, Callable[..., Any]] = {
 
 
 def warm(compiled: Callable[..., Tensor], *inputs: Tensor) -> None:
-    refusals.call_until_whole(lambda: compiled(*inputs), least=torchmdla.api.WARM_UP_CALLS)
+    refusals.call_until_compiled(lambda: compiled(*inputs), least=torchmdla.api.WARM_UP_CALLS)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 @pytest.mark.parametrize("name", OPS)
 def test_the_rest_of_the_group_is_compiled(name: str, way: str) -> None:
     op, inputs, left_out = OPS[name]
     if (name, way) in (("mask", "export"), ("mask", "dynamo"), ("grid", "dynamo")):
         pytest.skip("on this frontend no group takes the op")
     module = Around(op, inputs[0].shape[-1]).eval()
-    compiled = WAYS[way](module, *inputs)
+    compiled = VARIANTS[way](module, *inputs)
     warm(compiled, *inputs)
     stats = torchmdla.stats()
     assert stats.specialisations == 2
@@ -100,7 +100,7 @@ def test_the_rest_of_the_group_is_compiled(name: str, way: str) -> None:
     assert (stats.specialisations, stats.left_out, stats.fallbacks) == (0, {}, {})
 
 
-def test_what_is_left_out_is_told_with_its_line() -> None:
+def test_left_out_operators_are_reported_with_their_line() -> None:
     op, inputs, left_out = OPS["mask"]
     with pytest.warns(RuntimeWarning, match="an op, with compiled groups around it,") as seen:
         torchmdla.compile(Around(op, 6).eval(), *inputs)
@@ -158,7 +158,7 @@ def test_an_op_that_ends_the_compiler_is_found(fragile: None) -> None:
     assert torchmdla.stats().failures == deaths
 
 
-def test_a_device_says_by_types_what_it_takes(fragile: None) -> None:
+def test_a_device_supports_operators_by_types(fragile: None) -> None:
     def function(x: Tensor) -> Tensor:
         return torch.softmax(x, -1).exp().cumsum(0) + 1
 

@@ -417,12 +417,12 @@ DECIDED = {
 @pytest.mark.parametrize("scripted", [True, False], ids=["scripted", "traced"])
 @pytest.mark.parametrize("name", DECIDED)
 @pytest.mark.sampled(6)
-def test_what_is_decided_on_a_size_holds_for_that_size(name: str, scripted: bool) -> None:
+def test_a_branch_on_a_size_holds_for_that_size(name: str, scripted: bool) -> None:
     function, draw, sizes = DECIDED[name]
     if not scripted and name in ("a comparison", "a shift that varies", "lists of sizes"):
         pytest.skip("a trace does not keep its numbers")
     if scripted:
-        compiled = script_anew(function)
+        compiled = script_copy(function)
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
@@ -437,7 +437,7 @@ def test_what_is_decided_on_a_size_holds_for_that_size(name: str, scripted: bool
     assert set(torchmdla.stats().fallbacks) <= {"torchmdla is switched off"}
 
 
-def script_anew(function: Any) -> Any:
+def script_copy(function: Any) -> Any:
     """Return ``function`` as TorchScript with its own groups. PyTorch scripts each function only once."""
     return torch.jit.script(types.FunctionType(function.__code__, function.__globals__, function.__name__))
 
@@ -459,7 +459,7 @@ def test_no_more_is_cut_off_than_there_is() -> None:
 
 
 def test_a_list_of_sizes_is_the_callers() -> None:
-    scripted = warmed_up(script_anew(with_sizes), torch.randn(4, 3))
+    scripted = warmed_up(script_copy(with_sizes), torch.randn(4, 3))
     for size in (4, 4, 5, 6, 7, 7):
         _, sizes, others = scripted(torch.randn(size, 3))
         assert (sizes, others) == ([size, 3], [size - 12, 5])
@@ -468,7 +468,7 @@ def test_a_list_of_sizes_is_the_callers() -> None:
 
 
 @pytest.mark.parametrize("scripted", [True, False], ids=["scripted", "traced"])
-def test_gradients_of_what_is_broadcast_at_sizes_that_vary(scripted: bool) -> None:
+def test_gradients_of_broadcasts_at_dynamic_sizes(scripted: bool) -> None:
     def less_its_mean(x: Tensor) -> Tensor:
         return x.mean(0, keepdim=True) - x
 
@@ -495,7 +495,7 @@ def test_gradients_of_what_is_broadcast_at_sizes_that_vary(scripted: bool) -> No
 )
 def test_few_executables_for_all_sizes(name: str, static: int, dynamic: int) -> None:
     function, draw, sizes = DECIDED[name]
-    scripted = warmed_up(script_anew(function), *draw(sizes[0]))
+    scripted = warmed_up(script_copy(function), *draw(sizes[0]))
     for size in sizes:
         call_twice(scripted, function, draw(size))
     stats = torchmdla.stats()
@@ -563,9 +563,9 @@ NOT_DYNAMIC = ("a factor that is a power", "a tensor of a size", "a remainder")
 
 
 @pytest.mark.parametrize("name", NOT_DYNAMIC)
-def test_what_is_not_dynamic_is_compiled_for_each_size(name: str) -> None:
+def test_programs_without_dynamic_support_are_compiled_for_each_size(name: str) -> None:
     function, draw, sizes = DECIDED[name]
-    scripted = warmed_up(script_anew(function), *draw(sizes[0]))
+    scripted = warmed_up(script_copy(function), *draw(sizes[0]))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for size in sizes:

@@ -15,8 +15,8 @@ from torchmdla.support import forks
 
 
 class TestLocks:
-    def test_a_fork_waits_for_who_has_a_lock(self) -> None:
-        lock, taken = forks.held(threading.RLock()), threading.Event()
+    def test_a_fork_waits_for_the_holder_of_a_lock(self) -> None:
+        lock, taken = forks.hold_over_fork(threading.RLock()), threading.Event()
         steps: list[str] = []
 
         def work() -> None:
@@ -34,8 +34,8 @@ class TestLocks:
         assert lock.acquire(blocking=False)
 
     @pytest.mark.sampled(0)
-    def test_a_fork_does_not_hold_up_who_takes_two(self) -> None:
-        locks = [forks.held(threading.RLock()) for _ in range(4)]
+    def test_a_fork_does_not_deadlock_a_thread_that_takes_two_locks(self) -> None:
+        locks = [forks.hold_over_fork(threading.RLock()) for _ in range(4)]
         stop = threading.Event()
 
         def work(order: list[threading.RLock]) -> None:
@@ -52,8 +52,8 @@ class TestLocks:
         for thread in threads:
             thread.join()
 
-    def test_who_has_a_lock_may_fork(self) -> None:
-        with forks.held(threading.RLock()):
+    def test_the_holder_of_a_lock_may_fork(self) -> None:
+        with forks.hold_over_fork(threading.RLock()):
             assert in_child(lambda: True) == 0
 
 

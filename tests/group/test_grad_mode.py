@@ -175,7 +175,7 @@ def test_inputs_that_require_grad_change_from_call_to_call() -> None:
             scripted(x)
 
 
-def test_only_what_is_asked_for_is_computed() -> None:
+def test_only_requested_gradients_are_computed() -> None:
     """The weight's gradient alone needs exactly one convolution backward, with regard to the weight."""
     module = convolutions()
     scripted, (x,) = compiled(module, image()), leaves(image())

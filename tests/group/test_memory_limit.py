@@ -95,7 +95,7 @@ def grow() -> None:
     call(elementwise(), torch.randn(8))
 
 
-def made_by(function: Callable[[], object]) -> int:
+def specialisations_created_by(function: Callable[[], object]) -> int:
     """Return how many specialisations were created while ``function`` ran."""
     before = torchmdla.stats().specialisations
     function()
@@ -196,7 +196,7 @@ def test_code_goes_where_no_weights_are_left() -> None:
     most = limit(0.0)
     assert torchmdla.stats().memory.packed == 0 and held() <= most
     for program in pair:
-        assert made_by(lambda program=program: call(program, x)) == 1
+        assert specialisations_created_by(lambda program=program: call(program, x)) == 1
     assert torchmdla.stats().compiled == 0 and torchmdla.stats().memory_hits == 2
 
 
@@ -224,7 +224,7 @@ def test_dynamic_specialisations_come_back_as_such() -> None:
     call(program, torch.randn(9, 512))
     stats = torchmdla.stats()
     assert (stats.specialisations, stats.dynamic) == (1, 1)
-    assert made_by(lambda: call(program, torch.randn(11, 512))) == 0
+    assert specialisations_created_by(lambda: call(program, torch.randn(11, 512))) == 0
 
 
 def test_sizes_that_were_taken_out_count_towards_a_pattern() -> None:
@@ -235,7 +235,7 @@ def test_sizes_that_were_taken_out_count_towards_a_pattern() -> None:
     assert torchmdla.stats().dynamic == 1 and evicted() >= 2
 
 
-def test_what_python_keeps_of_it_goes() -> None:
+def test_eviction_frees_python_objects() -> None:
     x = torch.randn(4, 512)
     (program,) = programs(1, x)
     limit(2.0)
@@ -285,17 +285,17 @@ def test_code_in_turn_that_does_not_fit_is_not_made_in_each_call() -> None:
             for size in range(2, 8):
                 call(program, torch.randn(size), times=1)
 
-    assert made_by(rounds) <= 2 * 6
-    assert made_by(rounds) == 0
+    assert specialisations_created_by(rounds) <= 2 * 6
+    assert specialisations_created_by(rounds) == 0
     assert torchmdla.stats().memory.over_limit >= 1
 
 
-def test_what_alone_does_not_fit_runs() -> None:
+def test_a_program_over_the_limit_runs() -> None:
     x = torch.randn(4, 512)
     (program,) = programs(1, x)
     limit(0.5)
     call(program, x)
-    assert made_by(lambda: call(program, x)) == 0
+    assert specialisations_created_by(lambda: call(program, x)) == 0
     assert torchmdla.stats().memory.over_limit >= 1 and evicted() == unpacked() == 0
 
 
@@ -304,7 +304,7 @@ def test_what_alone_does_not_fit_runs() -> None:
 
 @pytest.mark.parametrize("more", [0.0, 1.5], ids=["code and weights", "weights"])
 @pytest.mark.sampled(1)
-def test_threads_run_what_others_take_out(more: float) -> None:
+def test_threads_run_programs_that_others_evict(more: float) -> None:
     torchmdla.enable(dynamic=False, max_specialisations=1000)
     torch.set_num_threads(1)
     x = torch.randn(2, 512)
@@ -355,7 +355,7 @@ def test_groups_of_fx_graphs() -> None:
     assert unpacked() >= 4
 
 
-def test_a_child_of_a_fork_takes_out_what_its_parent_made() -> None:
+def test_a_forked_child_evicts_programs_of_its_parent() -> None:
     x = torch.randn(4, 512)
     torch.set_num_threads(1)
     first, second = programs(2, x)
@@ -410,19 +410,19 @@ LIMIT = "import torchmdla; print(torchmdla.stats().memory.limit)"
     ("text", "limit"), [("4G", 4 << 30), ("512 MiB", 512 << 20), ("1234", 1234), ("0", 0), ("", 0), ("1tb", 1 << 40)]
 )
 @pytest.mark.sampled(1)
-def test_the_environment_says_the_limit(text: str, limit: int) -> None:
+def test_the_environment_sets_the_limit(text: str, limit: int) -> None:
     assert run_python(LIMIT, TORCHMDLA_MEMORY=text).stdout.split() == [str(limit)]
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "4X", "4GG", "99999999999T"])
 @pytest.mark.sampled(1)
-def test_a_limit_that_is_none_is_told(text: str) -> None:
+def test_an_invalid_limit_is_reported(text: str) -> None:
     run = run_python(LIMIT, TORCHMDLA_MEMORY=text)
     assert run.stdout == "0\n"
     assert run.stderr.count(f"TORCHMDLA_MEMORY is not a size in bytes (1234, 512M, 4G, 1GiB): '{text}'") == 1
 
 
-def test_statistics_say_what_is_held() -> None:
+def test_statistics_report_held_memory() -> None:
     x = torch.randn(4, 512)
     (program,) = programs(1, x)
     call(program, x)

@@ -71,7 +71,7 @@ def check_one_group(graph: Any) -> None:
 
 # The two most different captures of each model. Some models are captured in all four: together they have most kinds of
 # layers.
-WAYS = [
+VARIANTS = [
     pytest.param(name, how, frozen, id=f"{name}-{how}-{'frozen' if frozen else 'unfrozen'}")
     for name in MODELS
     for how, frozen in itertools.product(("trace", "script"), (False, True))
@@ -79,7 +79,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "how", "frozen"), WAYS)
+@pytest.mark.parametrize(("name", "how", "frozen"), VARIANTS)
 @pytest.mark.sampled(0)
 def test_model(name: str, how: str, frozen: bool) -> None:
     spec = MODELS[name].reduced()

@@ -140,7 +140,7 @@ WRITES = [row, padding_row, column, by_numpy, one_element, by_pointer]
 MODELS = [linear, convolution, depthwise, tied]
 
 # Functions that make a callable that shares the module's weights.
-WAYS: dict[str, Callable[[nn.Module, Tensor], Call]] = {
+VARIANTS: dict[str, Callable[[nn.Module, Tensor], Call]] = {
     "scripted": lambda module, _: torch.jit.script(module),
     "traced": lambda module, x: torch.jit.trace(module, (x,), check_trace=False),
     "torch.compile": lambda module, _: torch.compile(module, backend="torchmdla"),
@@ -152,7 +152,7 @@ MOST_CALLS = 4096
 
 
 def warm(way: str, module: nn.Module, x: Tensor) -> Call:
-    call = WAYS[way](module.eval(), x)
+    call = VARIANTS[way](module.eval(), x)
     for _ in range(4):
         assert_matches(call(x), module(x), layers=3)
     assert not torchmdla.stats().fallbacks
@@ -187,7 +187,7 @@ def test_writes_that_last_are_noticed(model: Callable[[], tuple[nn.Module, Tenso
     assert_matches(call(x), module(x), layers=3)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_writes_are_noticed_on_every_frontend(way: str):
     module, x = linear()
     call = warm(way, module, x)
@@ -200,7 +200,7 @@ def in_place(weight: Tensor) -> Tensor:
     return weight
 
 
-def gathered_anew(weight: Tensor) -> Tensor:
+def regather(weight: Tensor) -> Tensor:
     """Gather a weight as FSDP does: free its memory and allocate it again, usually at the same address."""
     content, storage = weight.clone(), weight.untyped_storage()
     bytes_before = storage.size()
@@ -209,8 +209,8 @@ def gathered_anew(weight: Tensor) -> Tensor:
     return weight.copy_(content)
 
 
-@pytest.mark.parametrize("prepare", [in_place, gathered_anew], ids=lambda prepare: prepare.__name__)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("prepare", [in_place, regather], ids=lambda prepare: prepare.__name__)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_writes_of_pytorch_that_keep_the_version_are_noticed_at_once(way: str, prepare: Callable[[Tensor], Tensor]):
     module, x = linear()
     call = warm(way, module, x)
@@ -232,7 +232,7 @@ def test_small_weights_are_compared_whole(size: int):
         assert calls_until_noticed(call, x, module) <= (1 if size <= 64 else 3)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 @pytest.mark.parametrize("of_all", [False, True])
 def test_refresh_is_certain(way: str, of_all: bool):
     module, x = tied()
@@ -306,7 +306,7 @@ def test_refresh_finds_weights_anywhere(place: Callable[[Tensor], Any], reach: C
     assert_matches(compiled(x), module(x))
 
 
-def test_refresh_knows_what_it_cannot_find(packings: Packings):
+def test_refresh_of_unreachable_weights_refreshes_all(packings: Packings):
     """Refreshing a module with unreachable weights refreshes everything.
 
     The weights of a frozen module are in its graph. Those on a device with its own memory are there. Some tensors wrap
@@ -356,9 +356,9 @@ def test_threads_look_at_the_same_weights(packings: Packings):
 # --- weights that no longer exist -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 @pytest.mark.sampled(1)
-def test_what_was_packed_goes_with_the_weights(way: str, packings: Packings):
+def test_packed_weights_are_freed_with_the_weights(way: str, packings: Packings):
     """PyTorch keeps the graphs of traced modules, and thus their groups."""
     module, x = linear(496)
     call = warm(way, module, x)
@@ -369,7 +369,7 @@ def test_what_was_packed_goes_with_the_weights(way: str, packings: Packings):
     assert packings.packed == packings.freed
 
 
-def test_what_was_packed_stays_with_living_weights(packings: Packings):
+def test_packed_weights_stay_while_the_weights_live(packings: Packings):
     module, x = linear()
     call = warm("traced", module, x)
     other = copy.deepcopy(module)

@@ -101,7 +101,7 @@ ROWS: dict[str, Pairs] = {
 }
 
 
-def written(expression: str, integers: str) -> tuple[Callable[..., Tensor], Any]:
+def compile_expression(expression: str, integers: str) -> tuple[Callable[..., Tensor], Any]:
     """Return the expression between compiled operators, as a Python function and as a TorchScript function."""
     source = f"def f(x: Tensor{integers}):\n    y = torch.tanh(x) * 2\n    return ({expression}) * 2 + 1\n"
     names: dict[str, Any] = {"torch": torch, "Tensor": Tensor}
@@ -118,7 +118,7 @@ def check_no_internal_error() -> None:
 @pytest.mark.usefixtures("without_gradients")
 @pytest.mark.sampled(6)
 def test_integers_of_run_time(expression: str) -> None:
-    function, scripted = written(expression, ", a: int, b: int")
+    function, scripted = compile_expression(expression, ", a: int, b: int")
     pairs = ROWS[expression]
     for pair in [*(pair for pair in pairs for _ in range(3)), *reversed(pairs)]:
         assert_agrees(scripted, function, torch.randn(5, 3), *pair, kind=RuntimeError)
@@ -131,7 +131,7 @@ def test_integers_of_run_time(expression: str) -> None:
 def test_constants(expression: str) -> None:
     pairs = ROWS[expression]
     for a, b in pairs[:: -(-len(pairs) // 6)]:
-        function, scripted = written(re.sub(r"\bb\b", str(b), re.sub(r"\ba\b", str(a), expression)), "")
+        function, scripted = compile_expression(re.sub(r"\bb\b", str(b), re.sub(r"\ba\b", str(a), expression)), "")
         for sizes in [(5, 3)] * 3 + [(7, 4), (9, 5), (6, 3)]:
             assert_agrees(scripted, function, torch.randn(sizes), kind=RuntimeError)
     check_no_internal_error()

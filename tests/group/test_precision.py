@@ -226,10 +226,10 @@ def floats_of_integers(x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 INTEGERS = torch.arange(8), torch.arange(1, 9)
-WAYS = ["torchscript:trace", "torchscript:script", "dynamo:compile", "export:export", "dispatch:capture"]
+VARIANTS = ["torchscript:trace", "torchscript:script", "dynamo:compile", "export:export", "dispatch:capture"]
 
 
-@pytest.mark.parametrize("way", [*WAYS, "lazy:step", "acap:device"])
+@pytest.mark.parametrize("way", [*VARIANTS, "lazy:step", "acap:device"])
 def test_the_default_dtype_is_part_of_a_specialisation(way: str) -> None:
     variant = variant_of(way)
     variant.prepare()

@@ -84,7 +84,7 @@ def test_a_version_is_warm_before_it_serves(path: Path) -> None:
     assert after.compiled_calls > before.compiled_calls
 
 
-def test_what_cannot_be_loaded_leaves_the_version_before(path: Path) -> None:
+def test_a_failed_load_keeps_the_previous_version(path: Path) -> None:
     model = ReloadingModel(path)
     path.write_bytes(b"no archive")
     with pytest.raises(RuntimeError):
@@ -95,7 +95,7 @@ def test_what_cannot_be_loaded_leaves_the_version_before(path: Path) -> None:
     assert statistics.problem.startswith("RuntimeError")
 
 
-def test_what_fails_when_it_is_warmed_up_leaves_the_version_before(path: Path) -> None:
+def test_a_failed_warm_up_keeps_the_previous_version(path: Path) -> None:
     model = ReloadingModel(path, inputs=[(X,)])
     torch.jit.trace(nn.Linear(3, 3), torch.randn(1, 3)).save(str(path))
     with pytest.raises(RuntimeError):

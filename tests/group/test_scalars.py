@@ -12,7 +12,7 @@ import pytest
 import torch
 from graphs import warmed_up
 from scalar_probe import table
-from scalar_probe.probe import DTYPES, KINDS, WAYS, Subject, eager, is_same, probe, scripted, tensors_of
+from scalar_probe.probe import DTYPES, KINDS, VARIANTS, Subject, eager, is_same, probe, scripted, tensors_of
 from torch import Tensor
 
 import torchmdla
@@ -34,7 +34,7 @@ _OFTEN = {
 
 
 def _subjects() -> Iterator[object]:
-    for subject in (Subject(way, dtype, kind) for way in WAYS for dtype in DTYPES for kind in KINDS):
+    for subject in (Subject(way, dtype, kind) for way in VARIANTS for dtype in DTYPES for kind in KINDS):
         dtypes, kinds = _OFTEN[subject.way]
         is_often = subject.dtype in dtypes and subject.kind in kinds
         if subject.exists:
@@ -216,7 +216,7 @@ def test_a_bound_that_is_nan(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
 @pytest.mark.usefixtures("without_gradients")
 @pytest.mark.sampled(2)
-def test_what_is_no_integer_converted_to_one(dtype: torch.dtype, source: torch.dtype) -> None:
+def test_conversion_of_non_integers_to_integers(dtype: torch.dtype, source: torch.dtype) -> None:
     """Constants let the compiler know which values are not finite."""
 
     def function(x: Tensor) -> list[Tensor]:

@@ -184,7 +184,7 @@ def little(q: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("frontend", ["trace", "compile"])
 @pytest.mark.parametrize("function", [shared_heads, hidden_row, little])
-def test_what_frontends_take_apart_themselves(function, frontend):
+def test_operators_that_frontends_decompose(function, frontend):
     q = torch.randn(2, 4, 5, 8)
     compiled = torch.jit.trace(function, q) if frontend == "trace" else torch.compile(function, backend="torchmdla")
     with torch.no_grad():
@@ -449,7 +449,7 @@ def test_switched_off_in_the_middle():
     assert torchmdla.stats().fallbacks == {"torchmdla is switched off": 1}
 
 
-def test_enabled_restores_what_was():
+def test_enabled_restores_the_previous_state():
     with torchmdla.enabled(False):
         assert not torchmdla.is_enabled()
         with torchmdla.enabled(True):

@@ -19,7 +19,7 @@ from torch.jit import _recursive
 import torchmdla
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs.inputs import integers, normal, overlapping, strided, transposed
-from torchmdla.testing.programs.program import Program, constantly
+from torchmdla.testing.programs.program import Program, factory_of
 
 # A function that changes the module or function. Its result may be a context for the calls until the next change.
 Change = Callable[[Any], object]
@@ -78,7 +78,7 @@ def layer() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
 
 
-def written(write: Callable[[Tensor], object]) -> Change:
+def write_unrecorded(write: Callable[[Tensor], object]) -> Change:
     """Return a change that writes to the first weight without recording it."""
 
     def change(subject: Any) -> None:
@@ -112,9 +112,13 @@ MODULES = {
         Scaled, (X,), [setting("is_shifted", True), setting("kind", "relu"), setting("is_shifted", False)]
     ),
     "training": Changing(Regularised, (X,), [in_evaluation, in_training, in_evaluation]),
-    "weights_written": Changing(layer, (X,), [written(lambda w: w.mul_(2)), written(lambda w: w[0].fill_(1))]),
-    "weights_as_data": Changing(layer, (X,), [written(lambda w: w.data.add_(1)), written(through_numpy)]),
-    "weights_set": Changing(layer, (X,), [written(lambda w: setattr(w, "data", w.data.flip(0) * 2))]),
+    "weights_written": Changing(
+        layer, (X,), [write_unrecorded(lambda w: w.mul_(2)), write_unrecorded(lambda w: w[0].fill_(1))]
+    ),
+    "weights_as_data": Changing(
+        layer, (X,), [write_unrecorded(lambda w: w.data.add_(1)), write_unrecorded(through_numpy)]
+    ),
+    "weights_set": Changing(layer, (X,), [write_unrecorded(lambda w: setattr(w, "data", w.data.flip(0) * 2))]),
     "weights_frozen": Changing(layer, (X,), [frozen(True), frozen(False)]),
     "modes": Changing(
         layer,
@@ -368,7 +372,7 @@ EXCEPTIONS: Exceptions = {
 }
 
 PROGRAMS = [
-    Program(f"series.{name}", constantly(function), calls[0], series=(*calls[:1] * 2, *calls, *calls[:1]))
+    Program(f"series.{name}", factory_of(function), calls[0], series=(*calls[:1] * 2, *calls, *calls[:1]))
     for name, (function, calls) in SERIES.items()
 ]
 

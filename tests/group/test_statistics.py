@@ -52,7 +52,7 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 # Functions that make a callable that shares the module's buffers.
-WAYS: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
+VARIANTS: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
     "scripted": torch.jit.script,
     "traced": lambda module: torch.jit.trace(module, (image(),), check_trace=False),
     "torch.compile": lambda module: torch.compile(module, backend="torchmdla"),
@@ -127,10 +127,10 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_values_after_a_change(way: str, change: Callable[[nn.Module], None]) -> None:
     module = net()
-    compiled = WAYS[way](module)
+    compiled = VARIANTS[way](module)
     for seed in range(4):
         check(compiled, module, seed)
     for seed in range(3):
@@ -140,12 +140,12 @@ def test_values_after_a_change(way: str, change: Callable[[nn.Module], None]) ->
     assert not torchmdla.stats().fallbacks
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_instances_keep_their_own_statistics(way: str) -> None:
     """Instances share packed data only while their statistics are equal."""
     first = net()
     second = copy.deepcopy(first)
-    compiled = [(WAYS[way](module), module) for module in (first, second)]
+    compiled = [(VARIANTS[way](module), module) for module in (first, second)]
     for _ in range(4):
         for call, module in compiled:
             check(call, module)
@@ -247,7 +247,7 @@ def test_statistics_are_parameters_with_a_mark() -> None:
 
 def test_large_statistics_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparing large statistics would cost more time than folding them saves."""
-    monkeypatch.setattr(builder, "_MOST_UNVERSIONED_BYTES", 4 * 4)
+    monkeypatch.setattr(builder, "_MAX_UNVERSIONED_BYTES", 4 * 4)
     program = imported(nn.BatchNorm2d(4).eval(), torch.randn(2, 4, 3, 3))
     assert roles(program) == [("input", False)] * 3 + [("parameter", False)] * 2
 

@@ -67,7 +67,7 @@ def drawn(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "inputs", "op", "reason"),
     [
-        (alone, 1, "aten::relu", "it stands alone"),
+        (alone, 1, "aten::relu", "it is alone"),
         (written_through, 2, "aten::slice.Tensor", "it is a view that the program writes through"),
         (written_through, 2, "aten::add_.Scalar", "it has effects"),
         (drawn, 1, "aten::dropout", "device 'cpu' does not take it with these arguments"),
@@ -88,7 +88,7 @@ def test_through_torch_compile() -> None:
     assert count == 1
 
 
-def test_a_program_without_a_group_says_so_once() -> None:
+def test_a_program_without_a_group_warns_once() -> None:
     def only_nonzero(x: Tensor) -> Tensor:
         return torch.nonzero(x)
 
@@ -115,13 +115,13 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 COMPLEX = torch.randn(6, 5, dtype=torch.complex64), torch.randn(4, 5, dtype=torch.complex64)
 
 
-def test_inputs_of_other_dtypes_are_told_of() -> None:
+def test_inputs_of_other_dtypes_are_reported() -> None:
     refused = "dtype torch.complex64 is not taken by device 'cpu'"
     torchmdla.capture.specialise._warned.clear()
     with pytest.warns(RuntimeWarning, match=refused) as seen:
         scripted = called(product, *COMPLEX)
     (told,) = [str(warning.message) for warning in seen if refused in str(warning.message)]
-    assert "torchmdla.explain(model, *inputs) tells more" in told
+    assert "torchmdla.explain(model, *inputs) has details" in told
     assert_matches(scripted(*COMPLEX), product(*COMPLEX))
     (reason,) = torchmdla.stats().fallbacks
     assert refused in reason
@@ -184,7 +184,7 @@ def inverse(x: Tensor) -> Tensor:
     return torch.linalg.inv(torch.relu(x.t() @ x) + torch.eye(5)) * 2
 
 
-def test_strict_mode_names_what_is_outside() -> None:
+def test_strict_mode_names_ungrouped_operators() -> None:
     torchmdla.enable(strict=True)
     with pytest.raises(CompileError, match="aten::nonzero: device 'cpu' has no such operator") as raised:
         torchmdla.compile(anew(with_nonzero), X)

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import torchmdla
 from torchmdla.errors import CompileError
-from torchmdla.importer import TensorMeta, import_graph, located
+from torchmdla.importer import TensorMeta, import_graph, with_location
 from torchmdla.importer.emitter import quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
-from torchmdla.importer.sources import source_in
+from torchmdla.importer.sources import source_in_ranges
 from torchmdla.testing.compare import assert_matches
 
 
@@ -225,10 +225,10 @@ def test_a_diagnostic_leads_back_to_the_source() -> None:
         CompileError("no", diagnostic=f'loc("aten::relu"("graph":{node}:0)): error: no'),
         CompileError("no", op="aten::relu", source=f"graph:{node}"),
     ):
-        error_at = located(error, imported)
+        error_at = with_location(error, imported)
         assert (error_at.op, error_at.nodes) == ("aten::relu", (node,))
         assert "test_importer.py:" in error_at.source
-    assert located(CompileError("no"), imported).nodes == ()
+    assert with_location(CompileError("no"), imported).nodes == ()
 
 
 def test_a_value_without_record_is_named() -> None:
@@ -261,4 +261,4 @@ def test_whose_a_line_is() -> None:
     }
     for file, is_theirs in files.items():
         stack = f"{file}(12): forward\nmine.py(3): <module>\n"
-        assert source_in(stack) == (f"{file}:12" if is_theirs else "mine.py:3")
+        assert source_in_ranges(stack) == (f"{file}:12" if is_theirs else "mine.py:3")

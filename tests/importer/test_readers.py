@@ -18,7 +18,7 @@ from torchmdla.importer import import_graph
 from torchmdla.importer.function import FunctionWriter
 from torchmdla.importer.fx import import_fx, read_fx
 from torchmdla.importer.graph import read_graph, types_of
-from torchmdla.importer.types import recorded
+from torchmdla.importer.types import record_value
 
 SCRIPT = """
 graph(%x : Float(4, 3, strides=[3, 1], requires_grad=0, device=cpu)):
@@ -76,7 +76,7 @@ def is_registered(name: str) -> bool:
 
 def functions(context: ir.Context) -> list[str]:
     script, module = script_graph(), fx_graph()
-    record = {node.name: recorded(node.meta.get("val", WEIGHT)) for node in module.graph.nodes}
+    record = {node.name: record_value(node.meta.get("val", WEIGHT)) for node in module.graph.nodes}
     return [
         read_graph(script, FunctionWriter("f", types_of(script), is_registered))[0],
         read_fx(module.graph, FunctionWriter("f", record, is_registered))[0],
@@ -90,7 +90,7 @@ def aten_functions(context: ir.Context) -> list[str]:
 
 def programs(context: ir.Context) -> list[str]:
     script, module = script_graph(), fx_graph()
-    record = {node.name: recorded(node.meta.get("val", WEIGHT)) for node in module.graph.nodes}
+    record = {node.name: record_value(node.meta.get("val", WEIGHT)) for node in module.graph.nodes}
     return [import_graph(script, run_and_record(script, [X])[1], ()).mlir, import_fx(module.graph, record, ()).mlir]
 
 

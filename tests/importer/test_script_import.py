@@ -106,7 +106,7 @@ def test_functions(function: Callable[..., Any]) -> None:
         assert part in text
 
 
-def test_several_functions_share_what_they_call() -> None:
+def test_several_functions_share_callees() -> None:
     builder = torchmdla.ModuleBuilder()
     builder.import_function(torch.jit.script(calls))
     builder.import_function(torch.jit.script(lambda_like))
@@ -297,10 +297,10 @@ def test_exports_and_arguments() -> None:
         (Annotations(exports=["backward"]), "no method or attribute 'backward'"),
         (Annotations(exports=["second.forward"]), "no submodule 'second' on the path 'second.forward'"),
         (Annotations(arguments={"calls": {}}), "no method 'calls'"),
-        (Annotations(arguments={"forward": {"y": TensorSpec((1,), torch.float32)}}), "has no argument 'y'"),
+        (Annotations(arguments={"forward": {"y": TensorSpec((1,), torch.float32)}}), "unknown argument 'y'"),
     ],
 )
-def test_annotations_of_what_is_not_there(annotations: Annotations, message: str) -> None:
+def test_invalid_annotations_are_rejected(annotations: Annotations, message: str) -> None:
     builder = torchmdla.ModuleBuilder()
     before = str(builder.module)
     with pytest.raises(ValueError, match=message):
@@ -340,7 +340,7 @@ def forks(x: Tensor) -> Tensor:
     return torch.jit.wait(torch.jit.fork(torch.relu, x))
 
 
-def test_what_has_no_form_is_named() -> None:
+def test_inexpressible_programs_are_named() -> None:
     builder = torchmdla.ModuleBuilder()
     before = str(builder.module)
     with pytest.raises(CaptureError, match=r"prim::fork|aten::wait|Future"):

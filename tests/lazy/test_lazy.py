@@ -47,7 +47,7 @@ In Mark Step: true
 
 
 @pytest.mark.sampled(0)
-def test_the_example_prints_what_upstream_documents():
+def test_the_example_prints_the_documented_output():
     done = subprocess.run([sys.executable, EXAMPLES / "lazy.py"], capture_output=True, text=True, check=True)
     assert done.stdout == EXAMPLE
 
@@ -57,7 +57,7 @@ def test_upstream_calls_it_initialize_with_an_underscore():
     assert torch.equal((torch.ones(3).to("lazy") + 1).cpu(), torch.full((3,), 2.0))
 
 
-def test_verbose_says_what_is_received(capfd):
+def test_verbose_prints_received_computations(capfd):
     lazy.set_verbose()
     x = torch.arange(7.0).to("lazy")
     y = x.exp() + x  # noqa: F841  (alive, so computed)
@@ -180,7 +180,7 @@ def test_a_number_that_changes_does_not_recompile(number):
     assert torchmdla.stats().specialisations == 0
 
 
-def test_what_factories_make_is_known_to_the_compiler():
+def test_factory_results_are_compile_time_constants():
     weight = torch.randn(4, 4)
 
     def program(x, weight):
@@ -215,7 +215,7 @@ def test_switched_off_it_interprets():
         assert torchmdla.stats().specialisations == 0
 
 
-def test_what_results_share_is_computed_once():
+def test_shared_operands_of_results_are_computed_once():
     x = X.to("lazy")
     hidden = torch.tanh(x @ x.t())
     double, other, apart = hidden * 2, hidden.sum(), x + 5

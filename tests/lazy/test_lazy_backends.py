@@ -109,7 +109,7 @@ def test_an_error_while_running_is_the_users():
         (torch.ones(3).to("lazy") * 1.375).cpu()
 
 
-def test_what_is_no_capsule_of_a_backend():
+def test_invalid_backend_capsules_are_rejected():
     with pytest.raises(ValueError, match="PyCapsule"):
         lazy.set_backend(torch.utils.dlpack.to_dlpack(torch.ones(1)))
 

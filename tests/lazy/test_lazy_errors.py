@@ -19,7 +19,7 @@ def out_of_bounds(x):
     return x.index_select(0, torch.tensor([7], device=x.device))
 
 
-def test_an_error_costs_what_depends_on_it_alone():
+def test_an_error_affects_only_dependent_tensors():
     x = X.to("lazy")
     before, wrong = x + 1, out_of_bounds(x)
     after = wrong * 2

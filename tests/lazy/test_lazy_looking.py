@@ -59,7 +59,7 @@ class Program:
 @pytest.mark.parametrize("inherits", [0.0, 0.1, 0.4])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.sampled(1)
-def test_it_computes_what_shares_with_it(seed: int, inherits: float) -> None:
+def test_a_look_computes_tensors_that_share_operands(seed: int, inherits: float) -> None:
     program = Program(seed)
     for count in (3, 200, 10, 300, 30):
         for _ in range(count):
@@ -69,7 +69,7 @@ def test_it_computes_what_shares_with_it(seed: int, inherits: float) -> None:
             assert {i for i, tensor in enumerate(program.tensors) if is_pending(tensor)} == program.pending
 
 
-def test_what_ended_is_no_part_of_it() -> None:
+def test_released_tensors_are_in_no_computation() -> None:
     """A released tensor is in no computation.
 
     This also holds when many tensors were pending, and when a new tensor reuses the memory of a released one.

@@ -42,7 +42,7 @@ TAKEN_APART = {
 
 
 @pytest.mark.parametrize("name", TAKEN_APART)
-def test_derivatives_of_what_is_taken_apart(name):
+def test_derivatives_of_decomposed_operators(name):
     def gradient(device):
         x = torch.linspace(-2, 2, 16).sin().view(4, 4).to(device).requires_grad_()
         TAKEN_APART[name](x).sum().backward()

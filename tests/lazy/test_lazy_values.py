@@ -157,7 +157,7 @@ def test_recurrent_networks(make):
             assert_matches(moved(on_device(x.to("lazy"))), model(x), strides=False)
 
 
-def test_gradients_through_what_is_recorded():
+def test_gradients_through_recorded_operators():
     def gradients(device):
         torch.manual_seed(0)
         x = torch.randn(1, 2, 8, 4).to(device).requires_grad_()
@@ -168,13 +168,13 @@ def test_gradients_through_what_is_recorded():
         assert_matches(gradients("lazy").cpu(), gradients("cpu"), layers=3, strides=False)
 
 
-def test_what_has_no_lowering_runs_at_once_and_is_counted():
+def test_operators_without_lowering_run_eagerly_and_are_counted():
     torchmdla.reset_stats()
     check(lambda x: (x > 0).nonzero(), X, calls=1)
     assert torchmdla.stats().lazy.eager == {"aten::nonzero": 1}
 
 
-def test_graphs_that_differ_in_what_they_share():
+def test_graphs_that_differ_in_shared_operands():
     # PyTorch's hash of a graph treats it as a tree, and does not distinguish the leaves.
     a, b = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 30.0])
     check(lambda a, b: (a - b) + a, a, b)

@@ -75,7 +75,7 @@ MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": 
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.sampled(60)
-def test_writes_reach_what_they_reach_on_the_cpu(view, look, mode):
+def test_writes_alias_as_on_the_cpu(view, look, mode):
     def written(x):
         with MODES[mode]():
             base = x.clone()
@@ -126,7 +126,7 @@ def test_views_keep_their_place_after_writes():
     assert x.cpu().count_nonzero() == 0
 
 
-def test_what_has_a_view_on_the_cpu_has_one():
+def test_viewable_results_on_the_cpu_are_viewable():
     def written(x):
         result = (x.t() + 1).t()  # in the order of x on the CPU
         result.view(-1).mul_(2)
@@ -208,7 +208,7 @@ def test_an_order_of_dimensions_is_kept(order, how):
     check(seen, x)
 
 
-def test_what_moves_may_change_its_format():
+def test_moves_may_change_the_memory_format():
     x = torch.randn(2, 3, 4, 5)
     moved_to = x.to("lazy", memory_format=torch.channels_last)
     assert moved_to.stride() == (60, 1, 15, 3)

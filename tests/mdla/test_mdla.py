@@ -318,7 +318,7 @@ def test_an_op_that_the_device_does_not_take_stays_outside(fake: Path) -> None:
     assert [node.kind() for node in groups[0].nodes()] == ["aten::tanh", "aten::mul"]
 
 
-def test_without_onnx_the_error_says_what_to_install(fake: Path) -> None:
+def test_without_onnx_the_error_names_the_package_to_install(fake: Path) -> None:
     """Check the error in a separate process, in which the compiler cannot import the package."""
     program = (
         "import sys; sys.modules['onnx'] = None\n"

@@ -126,7 +126,7 @@ def test_errors_of_each_layer(kind: str) -> None:
     assert comparison.table().row_count == len(comparison.layers)
 
 
-def test_what_compare_tells_is_what_runs() -> None:
+def test_compare_matches_compiled_execution() -> None:
     net, x = Net().eval(), image()
     with torch.no_grad():
         ran = torchmdla.compile(net, x)(x)
@@ -365,7 +365,7 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str, monkeypatch: pytes
         mdla.load(path)
 
 
-def test_what_no_file_can_hold(tmp_path: Path) -> None:
+def test_unsaveable_programs_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     with pytest.raises(ValueError, match=r"outside of the device: aten::cumsum"):
         mdla.save(Split().eval(), image(), path)

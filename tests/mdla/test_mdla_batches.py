@@ -200,7 +200,7 @@ def test_calls_of_threads(threads: int) -> None:
 # The choice of parts
 
 
-def test_what_waits_for_its_inputs_is_divided(parts: list[int]) -> None:
+def test_input_bound_programs_are_divided(parts: list[int]) -> None:
     """Check that a batch is divided if transfers take longer than computation, so that they overlap."""
     x = torch.randn(8, 4096)
     function = lambda x: torch.tanh(x) * x  # noqa: E731
@@ -209,7 +209,7 @@ def test_what_waits_for_its_inputs_is_divided(parts: list[int]) -> None:
     assert parts[1] == 1
 
 
-def test_what_waits_for_its_weights_is_not_divided(parts: list[int]) -> None:
+def test_weight_bound_programs_are_not_divided(parts: list[int]) -> None:
     x = torch.randn(8, 256)
     with torch.no_grad():
         _compiled(nn.Linear(256, 256), (x,))(x)
@@ -243,7 +243,7 @@ def test_cycles_of_a_stream(cost: Cost, inferences: int, cycles: int) -> None:
 
 
 def test_parts_of_sizes() -> None:
-    from torchmdla.devices.mdla.division import parts_possible
+    from torchmdla.devices.mdla.division import possible_parts
 
     def model(*shapes: tuple[int, ...]) -> Any:
         *inputs, output = [
@@ -252,6 +252,6 @@ def test_parts_of_sizes() -> None:
         ]
         return onnx.helper.make_model(onnx.helper.make_graph([], "g", inputs, [output]))
 
-    assert list(parts_possible(model((12, 3), (12,)))) == [2, 3, 4, 6, 12]
-    assert list(parts_possible(model((12, 3), (6, 2), (9,)))) == [3]
-    assert list(parts_possible(model((12, 3), (7,)))) == []
+    assert list(possible_parts(model((12, 3), (12,)))) == [2, 3, 4, 6, 12]
+    assert list(possible_parts(model((12, 3), (6, 2), (9,)))) == [3]
+    assert list(possible_parts(model((12, 3), (7,)))) == []

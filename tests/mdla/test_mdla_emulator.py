@@ -343,8 +343,8 @@ def test_checksum_is_documented(tmp_path: Path) -> None:
 
 
 DAMAGE = {
-    "empty": (lambda data: b"", "no binary of the emulator"),
-    "other_file": (lambda data: b"\x7fELF" + data, "no binary of the emulator"),
+    "empty": (lambda data: b"", "not a binary of the emulator"),
+    "other_file": (lambda data: b"\x7fELF" + data, "not a binary of the emulator"),
     "version": (lambda data: data[:8] + struct.pack("<q", 99) + data[16:], "version 99"),
     "cut": (lambda data: data[:-7], "is cut"),
     "longer": (lambda data: data + b"more", "is cut"),

@@ -19,7 +19,7 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.devices.mdla import MdlaDevice
 from torchmdla.devices.mdla.device_program import DeviceProgram
-from torchmdla.importer import ImportedGraph, Wanted, import_graph
+from torchmdla.importer import ImportedGraph, ImportOptions, import_graph
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
@@ -42,7 +42,7 @@ def _imported(function: Any, inputs: tuple[Tensor, ...]) -> tuple[torch._C.Graph
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
     outputs, record = run_and_record(graph, inputs)
-    return graph, import_graph(graph, record, (), Wanted(_DEVICE.composite_ops)), outputs
+    return graph, import_graph(graph, record, (), ImportOptions(_DEVICE.composite_ops)), outputs
 
 
 def _lower(imported: ImportedGraph) -> Artifact:
@@ -51,12 +51,12 @@ def _lower(imported: ImportedGraph) -> Artifact:
 
 def _run(program: DeviceProgram, arguments: list[np.ndarray[Any, Any]]) -> list[Tensor]:
     """Return the results of ONNX Runtime."""
-    from torchmdla.devices.mdla.onnx_graph import with_weights
+    from torchmdla.devices.mdla.onnx_graph import add_weights
     from torchmdla.devices.mdla.weights import evaluate
 
     parameters = {position: arguments[position] for position in program.parameters()}
     weights = {name: evaluate(recipe, parameters) for name, recipe in program.weights.items()}
-    model = with_weights(onnx.load_from_string(program.model), weights)
+    model = add_weights(onnx.load_from_string(program.model), weights)
     onnx.checker.check_model(model, full_check=True)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     names = [source.name for source in session.get_inputs()]
@@ -254,7 +254,7 @@ def test_batch_norm_after_a_linear_layer() -> None:
     assert _kinds(_check(model, torch.randn(7, 11), layers=2)) == ["Gemm"]
 
 
-def test_batch_norm_of_what_something_else_uses_too() -> None:
+def test_batch_norm_of_a_shared_operand() -> None:
     convolution, norm = nn.Conv2d(4, 6, 3), _normed(nn.BatchNorm2d(6)).eval()
 
     def function(x: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ def _torch_function(body: str, arguments: str = "%a: !torch.vtensor<[2],f32>") -
         ("not MLIR at all", "not valid"),
     ],
 )
-def test_from_torch_explains_what_it_refuses(text: str, message: str) -> None:
+def test_from_torch_explains_refusals(text: str, message: str) -> None:
     with pytest.raises(aten.AtenError, match=message):
         aten.from_torch(text)
 
@@ -156,7 +156,7 @@ def test_ops_stay_whole(context: ir.Context) -> None:
     assert str(module).count("{aten.parameter}") == 6
 
 
-def test_control_flow_is_what_was_executed(context: ir.Context) -> None:
+def test_control_flow_is_the_executed_path(context: ir.Context) -> None:
     @torch.jit.script
     def function(x: torch.Tensor, count: int) -> torch.Tensor:
         for i in range(count):
@@ -234,7 +234,7 @@ def _complex_half(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.complex32)
 
 
-def test_what_cannot_be_traced_is_a_type_error() -> None:
+def test_an_untraceable_program_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="got int"):
         aten.from_module(3)
 

@@ -85,7 +85,7 @@ def test_liveness_of_nothing(context: ir.Context) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=12))
 @settings(max_examples=30)
-def test_liveness_is_what_reference_counts_keep(edges: list[tuple[int, int]]) -> None:
+def test_liveness_matches_reference_counts(edges: list[tuple[int, int]]) -> None:
     """Check on random graphs of additions that a value is live from its layer to the last layer that uses it."""
     names, lines = ["%a"], ['%one = "aten.constant"() {value = 1 : i32} : () -> i32']
     uses = []

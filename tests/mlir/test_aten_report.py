@@ -202,7 +202,7 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]], expected: dict[str
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [(7, 3), (8, 4), (5, 5), (2, 3)])
-def test_pooling_adds_what_reaches_a_result(dims: int, sizes: tuple[int, int], context: ir.Context) -> None:
+def test_pooling_counts_elements_that_reach_a_result(dims: int, sizes: tuple[int, int], context: ir.Context) -> None:
     """Check the number of additions: the number of elements with a gradient, over all results."""
     x = torch.randn(1, 1, *[sizes[0]] * dims)
     pool = getattr(nn, f"AdaptiveAvgPool{dims}d")(sizes[1])
@@ -254,7 +254,7 @@ def test_recurrent_networks_are_the_sum_of_their_cells(context: ir.Context) -> N
 
 
 @pytest.mark.parametrize("view", ["moveaxis.int", "swapdims", "ravel"])
-def test_what_a_schema_calls_a_view_touches_no_data(view: str, context: ir.Context) -> None:
+def test_views_of_schemas_touch_no_data(view: str, context: ir.Context) -> None:
     arguments = {"moveaxis.int": (0, 1), "swapdims": (0, 1)}
     graph, inputs = graph_of(f"aten::{view}", (torch.randn(3, 4), *arguments.get(view, ())), copy=False)
     (layer,) = aten.op_report(aten.from_graph(graph, inputs, context=context)).layers
@@ -283,7 +283,7 @@ def test_embeddings_read_the_rows_that_they_look_up(context: ir.Context) -> None
     assert (layer.activations_in, layer.parameters_in, layer.writes) == (3, 24, 24)
 
 
-def test_without_marks_parameters_are_what_schemas_call_so(context: ir.Context) -> None:
+def test_without_marks_parameters_follow_from_schemas(context: ir.Context) -> None:
     body = """
     %0 = "aten.linear"(%a, %w, %b) : (tensor<2x3xf32>, tensor<4x3xf32>, tensor<4xf32>) -> tensor<2x4xf32>
     """
@@ -327,5 +327,5 @@ def test_reports_need_known_sizes_and_one_function(report: Callable[..., object]
     with pytest.raises(aten.AtenError, match="control flow"):
         report(branches)
     foreign = parsed("%0 = arith.constant 1 : i32", context)
-    with pytest.raises(aten.AtenError, match=r"arith\.constant is no op of the aten dialect"):
+    with pytest.raises(aten.AtenError, match=r"arith\.constant is not an op of the aten dialect"):
         report(foreign)

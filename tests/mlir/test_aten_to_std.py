@@ -181,10 +181,10 @@ def test_in_place_ops_write_their_argument(context: ir.Context) -> None:
             "aten::relu_ writes to what is a view, or has one, by aten::unbind.int",
         ),
         ('%0 = "aten.relu"(%a) : (tensor<?xf32>) -> tensor<?xf32>', "%a: tensor<?xf32>", "sizes of a result"),
-        ("%0 = arith.constant 1 : i32", "%a: tensor<2xf32>", "arith.constant is no op"),
+        ("%0 = arith.constant 1 : i32", "%a: tensor<2xf32>", "arith.constant is not an op"),
     ],
 )
-def test_what_cannot_be_lowered_leaves_the_module(body: str, arguments: str, message: str, context: ir.Context) -> None:
+def test_a_failed_lowering_keeps_the_module(body: str, arguments: str, message: str, context: ir.Context) -> None:
     module = parsed(
         '%z = "aten.constant"() {value = dense<0.0> : tensor<2xf32>} : () -> tensor<2xf32>\n' + body, context, arguments
     )

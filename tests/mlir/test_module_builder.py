@@ -40,7 +40,7 @@ def lowered(builder: Any) -> str:
 
 
 @contextmanager
-def telling(*parts: str) -> Iterator[None]:
+def expect_warning(*parts: str) -> Iterator[None]:
     """Expect one warning that contains all ``parts``, or no warning without ``parts``."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
@@ -190,7 +190,7 @@ def test_blocks(name: str) -> None:
     builder = torchmdla.ModuleBuilder()
 
     def capturing(*inputs: Tensor) -> Any:
-        with telling(), builder.capture_function("block", inputs) as f:
+        with expect_warning(), builder.capture_function("block", inputs) as f:
             results = function(*inputs)
             f.returns(results)
         return results
@@ -216,7 +216,7 @@ def test_lowers_to_linalg(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["product", "gradients", "written arguments", "literals", "convolution"])
-def test_the_text_computes_what_eager_does(name: str) -> None:
+def test_the_text_matches_eager(name: str) -> None:
     """Check the compiled text of the module. Other tests compile the graph from which the text was written."""
     function, arguments = BLOCKS[name]
     copies = [argument.clone() for argument in arguments]
@@ -278,7 +278,7 @@ def test_modes_and_composite_modules(mode: Callable[[], Any]) -> None:
     with mode():
         expected = cell(layer(x))
         builder = torchmdla.ModuleBuilder()
-        with telling("layer.linear1.weight", "constants"), builder.capture_function("f", [x]) as f:
+        with expect_warning("layer.linear1.weight", "constants"), builder.capture_function("f", [x]) as f:
             results = cell(layer(x))
             f.returns(results)
         assert_matches(results, expected)
@@ -324,7 +324,10 @@ def test_constants_are_as_they_were() -> None:
     small, large = torch.randn(3), torch.randn(40, 6)
     expected = X.sum() * small, X @ large.t()
     builder = torchmdla.ModuleBuilder()
-    with telling("small (float32[3])", "large (float32[40, 6])", "constants"), builder.capture_function("f", [X]) as f:
+    with (
+        expect_warning("small (float32[3])", "large (float32[40, 6])", "constants"),
+        builder.capture_function("f", [X]) as f,
+    ):
         f.returns((X.sum() * small, X @ large.t()))
     bits = large.numpy().tobytes().hex().upper()
     small.zero_()
@@ -338,11 +341,11 @@ def test_constants_are_as_they_were() -> None:
         assert_matches(compiled(X), expected)
 
 
-def test_numbers_that_were_read_are_told() -> None:
+def test_reads_of_numbers_are_reported() -> None:
     builder = torchmdla.ModuleBuilder()
-    with telling("aten::_local_scalar_dense", Path(__file__).name), builder.capture_function("f", [X]) as f:
+    with expect_warning("aten::_local_scalar_dense", Path(__file__).name), builder.capture_function("f", [X]) as f:
         f.returns(X * float(X.sum()))
-    with telling(), builder.capture_function("g", [X]) as f:
+    with expect_warning(), builder.capture_function("g", [X]) as f:
         f.returns(X * float(torch.tensor([2.0, 3.0])[1]))
 
 
@@ -398,7 +401,7 @@ def test_training(name: str, dropout: float) -> None:
     builder = torchmdla.ModuleBuilder()
     x, targets = batch(1)
     with (
-        telling("model.linear.weight", "model.norm.running_mean", "arguments and results"),
+        expect_warning("model.linear.weight", "model.norm.running_mean", "arguments and results"),
         builder.capture_function("step", [x, targets]) as f,
     ):
         loss = step(model, optimiser, x, targets)
@@ -435,7 +438,7 @@ def test_gradients_that_accumulate() -> None:
     assert weight.grad is not None
     first = weight.grad.clone()
     builder = torchmdla.ModuleBuilder()
-    with telling("weight.grad", "weight (float32[6, 5])"), builder.capture_function("f", [X]) as f:
+    with expect_warning("weight.grad", "weight (float32[6, 5])"), builder.capture_function("f", [X]) as f:
         (X @ weight).tanh().sum().backward()
         f.returns([])
     difference = weight.grad - first

@@ -191,7 +191,7 @@ except ModelError as error:
 def test_an_output_that_lies_elsewhere(mlp: Exported, tmp_path: Path, stride: int) -> None:
     done = run_python(STRIDED, str(mlp.path), str(tmp_path / "model.tmdla"), str(stride))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{BAD_FILE} a model's file: an output lies outside of its memory"), done.stdout
+    assert done.stdout.startswith(f"{BAD_FILE} a model's file: an output is outside of its memory"), done.stdout
 
 
 def test_a_file_that_is_replaced(mlp: Exported, tmp_path: Path) -> None:

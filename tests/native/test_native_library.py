@@ -80,7 +80,7 @@ def test_errors_are_the_threads(mlp: Exported) -> None:
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
-    assert LIBRARY.tmdla_last_error() == b"there is no model"
+    assert LIBRARY.tmdla_last_error() == b"the model is null"
 
 
 def test_wrong_outputs(mlp: Exported) -> None:

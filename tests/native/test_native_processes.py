@@ -123,7 +123,7 @@ print(model.threads)
 
 
 @pytest.mark.parametrize(("variable", "threads"), [("", 1), ("3", 3), ("4,2", 4), ("many", 1), ("-2", 1)])
-def test_threads_are_what_the_variable_says_or_one_for_each_cpu(mlp: Exported, variable: str, threads: int) -> None:
+def test_threads_follow_the_variable_or_the_cpus(mlp: Exported, variable: str, threads: int) -> None:
     done = run_python(_DEFAULT_THREADS, str(mlp.path), OMP_NUM_THREADS=variable)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [str(threads)] * 2

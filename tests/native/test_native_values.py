@@ -21,14 +21,14 @@ from torchmdla_runtime import ModelError, WrongTensor
 
 @pytest.mark.parametrize("name", ["mlp", "resnet18", "bert", "mobilenet_v3_large", "lstm", "gpt"])
 @pytest.mark.sampled(0)
-def test_models_compute_what_eager_does(name: str, tmp_path: Path) -> None:
+def test_models_match_eager(name: str, tmp_path: Path) -> None:
     spec = MODELS[name].reduced()
     model = export(spec.build(), spec.inputs(), tmp_path / "model.tmdla", spec.layers)
     for threads in (1, 2):
         model.check(model.load(threads))
 
 
-def test_it_says_what_it_takes_and_makes(any_batch: Exported) -> None:
+def test_models_report_inputs_and_outputs(any_batch: Exported) -> None:
     model = any_batch.load()
     assert [(tensor.name, tensor.dtype, tensor.shape) for tensor in model.inputs] == [("input", np.float32, (None, 32))]
     assert [(tensor.dtype, tensor.shape) for tensor in model.outputs] == [(np.float32, (None, 64))]
@@ -115,7 +115,7 @@ def test_arrays_that_lie_otherwise(mlp: Exported) -> None:
         assert_matches(tensors(model(argument)), mlp.expected())
 
 
-def test_what_is_an_array(mlp: Exported) -> None:
+def test_inputs_may_be_any_array(mlp: Exported) -> None:
     model, (rows,) = mlp.load(), mlp.inputs
     buffer = memoryview(array.array("f", rows.flatten().tolist())).cast("B").cast("f", tuple(rows.shape))
     for argument in (rows, rows.numpy(), buffer):

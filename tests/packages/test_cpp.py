@@ -93,7 +93,7 @@ def test_eight_threads_with_mixed_shapes(programs: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.sampled(0)
-def test_eight_threads_take_out_what_each_other_runs(programs: Path, tmp_path: Path) -> None:
+def test_eight_threads_evict_running_programs(programs: Path, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 16)).eval()
     torchmdla.save(model, tmp_path / "model.pt", [torch.randn(batch, 64) for batch in (2, 5)])
     arguments = [str(tmp_path / "model.pt"), "2x64", "5x64", "--threads", "8", "--calls", "200"]
@@ -106,7 +106,7 @@ def test_eight_threads_take_out_what_each_other_runs(programs: Path, tmp_path: P
 
 
 @pytest.mark.sampled(0)
-def test_what_no_package_covers_runs_in_the_interpreter_and_is_counted(programs: Path, tmp_path: Path) -> None:
+def test_calls_without_packaged_code_run_in_the_interpreter_and_are_counted(programs: Path, tmp_path: Path) -> None:
     torchmdla.save(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), tmp_path / "model.pt", [torch.randn(2, 8)])
     out = run(programs / "run", str(tmp_path / "model.pt"), "3x8", "--calls", "4")
     # The first call replaces PyTorch's profiling run, which is not among these.
@@ -131,17 +131,17 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
 
 
 # Arguments and environments with which an unchanged server uses the library, or does not.
-WAYS = {
+VARIANTS = {
     "alone": ([], {}),
     "preloaded": ([], {"LD_PRELOAD": str(LIBRARY)}),
     "dlopen": ([str(LIBRARY)], {}),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 @pytest.mark.sampled(0)
 def test_a_server_that_exists(way: str, programs: Path, package: tuple[Path, float]) -> None:
-    arguments, environment = WAYS[way]
+    arguments, environment = VARIANTS[way]
     path, wanted = package
     # The names that perf would read show whether code of a package was mapped.
     out = run(programs / "plain", str(path), "1x3x8x8", *arguments, TORCHMDLA_PERF_MAP="1", **environment)
@@ -151,7 +151,7 @@ def test_a_server_that_exists(way: str, programs: Path, package: tuple[Path, flo
 @pytest.mark.sampled(0)
 def test_a_server_maps_the_code_of_its_package(programs: Path, package: tuple[Path, float]) -> None:
     path, _ = package
-    for way, (arguments, environment) in WAYS.items():
+    for way, (arguments, environment) in VARIANTS.items():
         process = subprocess.Popen(
             [str(programs / "plain"), str(path), "1x3x8x8", *arguments],
             env={**environment, "TORCHMDLA_PERF_MAP": "1"},

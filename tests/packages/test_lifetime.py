@@ -86,7 +86,7 @@ def test_loading_lets_other_threads_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(0)
-def test_what_is_loaded_twice_stays_for_the_other(files: list[Path]) -> None:
+def test_code_loaded_twice_lives_until_the_last_unload(files: list[Path]) -> None:
     before = code()
     first, second = (torchmdla.load(files[0]) for _ in range(2))
     both = code()
@@ -118,7 +118,7 @@ def test_a_program_that_was_dropped_is_loaded_again(files: list[Path]) -> None:
 
 
 @pytest.mark.sampled(0)
-def test_what_pytorch_loads_goes_with_its_program(files: list[Path]) -> None:
+def test_code_loaded_by_pytorch_is_freed_with_its_program(files: list[Path]) -> None:
     before = code()
     for path in files:
         program = torch.jit.load(path)

@@ -54,7 +54,7 @@ READ = """
 
 
 @pytest.fixture(autouse=True)
-def nothing_taken_over() -> Any:
+def packages_off_afterwards() -> Any:
     """Turn packages off after a test, so that groups of other tests in this process compile."""
     yield
     _C.set_packages(False)
@@ -90,7 +90,7 @@ def test_models_run_by_the_code_in_their_files(name: str, tmp_path: Path) -> Non
     check(spec.build().eval(), [spec.inputs()], tmp_path)
 
 
-def test_what_is_loaded_by_pytorch_finds_its_package_too(tmp_path: Path) -> None:
+def test_a_program_loaded_by_pytorch_finds_its_package(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.randn(2, 3, 9, 9)
     calls = calls_of(model, [(x,)], tmp_path / "calls")
     torchmdla.save(model, tmp_path / "model.pt", [x])
@@ -251,7 +251,7 @@ def test_other_sizes_than_the_package_has_are_compiled(tmp_path: Path) -> None:
     assert stats.specialisations == 1 and not stats.fallbacks
 
 
-def test_info_tells_what_a_package_has(for_all_levels: tuple[Path, Path], tmp_path: Path) -> None:
+def test_info_lists_the_contents_of_a_package(for_all_levels: tuple[Path, Path], tmp_path: Path) -> None:
     description = info(for_all_levels[0])
     assert description is not None
     assert [target.name for target in description.targets] == list(LEVELS)
@@ -277,14 +277,14 @@ def test_further_extra_files_are_kept(tmp_path: Path) -> None:
         ({"extra": {"torchmdla/index": b""}}, "are the package's own"),
     ],
 )
-def test_what_cannot_be_saved_is_told(how: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsaveable_programs_raise_an_error(how: dict[str, Any], message: str, tmp_path: Path) -> None:
     x = torch.randn(2, 4)
     with pytest.raises(ValueError, match=message):
         torchmdla.save(nn.Linear(4, 4).eval(), tmp_path / "model.pt", **{"inputs": [x], **how})
     assert not list(tmp_path.iterdir())
 
 
-def test_a_program_without_groups_is_told(tmp_path: Path) -> None:
+def test_a_program_without_groups_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no group of the program is compiled"):
         torchmdla.save(torch.jit.script(lambda_free), tmp_path / "model.pt", [torch.randn(3, 3)])
 
@@ -308,7 +308,7 @@ def test_files_in_memory_run_without_their_package(tmp_path: Path) -> None:
         assert_matches(loaded(x), model(x))
 
 
-def test_what_came_in_a_package_is_explained(tmp_path: Path) -> None:
+def test_explain_reports_packaged_code(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 24)).eval(), torch.randn(6, 24)
     torchmdla.save(model, tmp_path / "model.pt", [x])
     _C.set_packages(True)

@@ -75,7 +75,7 @@ def test_a_package_that_is_not_signed_is_refused(folder: Path) -> None:
 
 
 def test_a_signature_by_another_key_is_refused(folder: Path) -> None:
-    assert_refused(find(folder, folder / "signed.pt", f"{folder / 'b.pub.pem'}"), "none of those that are trusted")
+    assert_refused(find(folder, folder / "signed.pt", f"{folder / 'b.pub.pem'}"), "is not a trusted key")
 
 
 def test_a_signature_of_another_package_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_name_may_lead_to_the_file(folder: Path, tmp_path: Path) -> None:
     assert_taken(find(folder, link))
 
 
-def test_what_is_saved_is_writable_by_its_owner_alone(tmp_path: Path) -> None:
+def test_saved_files_are_writable_by_their_owner_only(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
         path = make_package(tmp_path / "model.pt")
@@ -232,7 +232,7 @@ def test_a_signature_is_replaced(folder: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         assert sum(name.endswith(signing.SIGNATURE) for name in archive.namelist()) == 1
     assert_taken(find(folder, path, f"{folder / 'b.pub.pem'}"))
-    assert_refused(find(folder, path, f"{folder / 'a.pub.pem'}"), "none of those that are trusted")
+    assert_refused(find(folder, path, f"{folder / 'a.pub.pem'}"), "is not a trusted key")
 
 
 def test_save_signs(folder: Path, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_commands(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "no private key" in refused.stderr
 
 
-def test_what_is_no_intact_package_is_not_signed(folder: Path, tmp_path: Path) -> None:
+def test_damaged_packages_are_not_signed(folder: Path, tmp_path: Path) -> None:
     key = folder / "a.pem"
     plain = tmp_path / "plain.pt"
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), plain)
@@ -277,7 +277,9 @@ def test_what_is_no_intact_package_is_not_signed(folder: Path, tmp_path: Path) -
         signing.sign(tmp_path / "text.pt", key)
 
 
-def test_signing_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signing_without_cryptography_names_the_package_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(ImportError, match=r"pip install torchmdla\[sign\]"):
         signing.sign(folder / "unsigned.pt", folder / "a.pem")

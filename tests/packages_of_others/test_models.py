@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from packages_of_others import models
-from torchmdla.testing.runner import Job, Judged, run
+from torchmdla.testing.runner import CheckedOutcome, Job, run
 
 SOME = (
     "transformers.bert",
@@ -27,5 +27,5 @@ def test_some_models(way: str) -> None:
     if not present:
         pytest.skip("none of the packages is installed")
     jobs = [Job(models.__name__, name, way) for name in present]
-    failures = [event for event in run(jobs) if isinstance(event, Judged) and not event.expected]
+    failures = [event for event in run(jobs) if isinstance(event, CheckedOutcome) and not event.expected]
     assert not failures

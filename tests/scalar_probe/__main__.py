@@ -15,10 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import torch
 
         import torchmdla
-        from scalar_probe.probe import DTYPES, KINDS, WAYS, Subject, probe
+        from scalar_probe.probe import DTYPES, KINDS, VARIANTS, Subject, probe
 
         parser = argparse.ArgumentParser(prog="make probe", description="Compares operators of scalars with eager.")
-        parser.add_argument("--frontend", default=",".join(WAYS), metavar="NAMES", help="between commas; all")
+        parser.add_argument("--frontend", default=",".join(VARIANTS), metavar="NAMES", help="between commas; all")
         parser.add_argument("--dtype", default=",".join(DTYPES), metavar="NAMES", help="of tensors; all")
         parser.add_argument("--kind", default=",".join(KINDS), metavar="NAMES", help="of scalars; all")
         parser.add_argument("--filter", default="", metavar="TEXT", help="expressions that hold it alone")

@@ -24,7 +24,7 @@ DTYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", "bfloat16", "float
 KINDS = ("constant", "float", "int", *DTYPES)
 # These frontends capture numbers as constants.
 _CONSTANTS_ONLY = ("torchscript:trace", "export:export", "dispatch:capture")
-WAYS = ("torchscript:script", *_CONSTANTS_ONLY, "dynamo:compile", "lazy:step", "acap:device")
+VARIANTS = ("torchscript:script", *_CONSTANTS_ONLY, "dynamo:compile", "lazy:step", "acap:device")
 
 _INTEGERS = (2, -3, 0, 257, 300, 2049, 70000, 2**33 + 5, True, False)
 _SUBNORMAL = 1e-40

@@ -333,7 +333,7 @@ if "TORCHMDLA_ENABLE" in os.environ:
     def prepare(subject):
         run = lambda *given: subject.module(*given) * FACTOR
         return peers.Prepared(lambda given: lambda: run(*given), lambda result: [result])
-    peers.WAYS["ncnn"] = peers.Way("scaled", prepare)
+    peers.VARIANTS["ncnn"] = peers.Variant("scaled", prepare)
 """
 
 
@@ -390,7 +390,7 @@ if "TORCHMDLA_ENABLE" in os.environ:
     from harness import peers
     def prepare(subject):
         os._exit(3)
-    peers.WAYS["frozen"] = dataclasses.replace(peers.WAYS["frozen"], prepare=prepare)
+    peers.VARIANTS["frozen"] = dataclasses.replace(peers.VARIANTS["frozen"], prepare=prepare)
 """
 
 
@@ -444,7 +444,7 @@ def test_latencies_count_from_when_requests_were_to_come(harness: Callable[[str]
         def next(self) -> float | None:
             return self._left.popleft() if self._left else None
 
-        def answered(self, at: float) -> None:
+        def record_answer(self, at: float) -> None:
             pass
 
     for slots, least in ((1, (0.05, 0.1, 0.15, 0.2)), (2, (0.05, 0.05, 0.1, 0.1))):
@@ -489,7 +489,7 @@ def test_clients_of_a_closed_loop_wait_for_their_answers(harness: Callable[[str]
         assert sum(answers.latencies) / answers.seconds <= clients
 
 
-def test_what_a_call_raises_is_raised(harness: Callable[[str], Any]) -> None:
+def test_errors_of_a_call_are_raised(harness: Callable[[str], Any]) -> None:
     load = harness("load")
     for slots in (1, 2):
         with pytest.raises(ZeroDivisionError):
@@ -529,19 +529,19 @@ def test_files_of_ncnn_are_read(tmp_path: Path, harness: Callable[[str], Any]) -
 
 
 def test_files_are_made_once(tmp_path: Path, harness: Callable[[str], Any]) -> None:
-    made_once = harness("peers").made_once
+    make_once = harness("peers").make_once
 
     def fail(folder: Path) -> None:
         (folder / "half").touch()
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        made_once(tmp_path / "files", fail)
+        make_once(tmp_path / "files", fail)
     assert not list(tmp_path.iterdir())
     for _ in range(2):
-        made_once(tmp_path / "files", lambda folder: (folder / "whole").touch(exist_ok=False))
+        make_once(tmp_path / "files", lambda folder: (folder / "whole").touch(exist_ok=False))
     assert [file.name for file in (tmp_path / "files").iterdir()] == ["whole"]
-    assert made_once(tmp_path / "files", fail) == tmp_path / "files"
+    assert make_once(tmp_path / "files", fail) == tmp_path / "files"
 
 
 def test_accuracy_is_of_the_worst_tensor(harness: Callable[[str], Any]) -> None:
@@ -576,7 +576,7 @@ def test_a_wrong_option_is_refused(script: str, options: tuple[str, ...]) -> Non
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
-def test_a_round_never_begins_with_what_the_last_one_ended_with(number: int) -> None:
+def test_a_round_never_begins_with_the_last_variant_of_the_previous_one(number: int) -> None:
     names = [str(k) for k in range(number)]
     orders = [timing.order_of(names, index) for index in range(6)]
     assert all(sorted(order) == names for order in orders)

@@ -28,7 +28,7 @@ def test_equal_values_match(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("factor", "passes"), [(0.5, True), (1.5, False)])
-def test_tolerance_is_where_the_table_says(dtype: torch.dtype, factor: float, passes: bool) -> None:
+def test_tolerance_follows_the_table(dtype: torch.dtype, factor: float, passes: bool) -> None:
     expected = values(dtype)
     wide = expected.to(torch.complex128 if dtype.is_complex else torch.float64, copy=True)
     tolerance = TOLERANCES[dtype]
@@ -88,7 +88,7 @@ def test_small_elements_are_held_to_the_largest() -> None:
         (torch.zeros(()), 0.0, "a float was expected, got Tensor"),
     ],
 )
-def test_what_a_tensor_is_must_agree(actual: object, expected: object, message: str) -> None:
+def test_tensor_types_must_agree(actual: object, expected: object, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         assert_matches(actual, expected)
 
@@ -133,7 +133,7 @@ def test_special_values(dtype: torch.dtype, special: float) -> None:
             assert_matches(actual, wanted)
 
 
-def test_special_values_are_told_apart() -> None:
+def test_special_values_are_distinguished() -> None:
     with pytest.raises(AssertionError):
         assert_matches(torch.tensor([math.inf]), torch.tensor([-math.inf]))
     with pytest.raises(AssertionError):

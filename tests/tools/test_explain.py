@@ -20,7 +20,7 @@ from wrong_device import WrongDevice
 
 import torchmdla
 from torchmdla.__main__ import main
-from torchmdla.explaining.reasons import AT_ONCE
+from torchmdla.explaining.reasons import RUNS_EAGERLY
 from torchmdla.report.explanation import Explanation, Reason
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
@@ -63,7 +63,7 @@ def loaded(module: nn.Module) -> Any:
     return torch.jit.load(file)
 
 
-WAYS: dict[str, Any] = {
+VARIANTS: dict[str, Any] = {
     "a module": lambda module, x: module,
     "scripted": lambda module, x: torch.jit.script(module),
     "loaded": lambda module, x: loaded(module),
@@ -74,9 +74,9 @@ WAYS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 def test_one_group(way: str, image: Tensor) -> None:
-    model = WAYS[way](Net().eval(), image)
+    model = VARIANTS[way](Net().eval(), image)
     report = torchmdla.explain(model, image)
     assert report.summary.startswith("1 group, 100 % of ops and ")
     (group,) = report.groups
@@ -176,7 +176,7 @@ def test_every_operator_outside_is_named_with_its_line() -> None:
     assert any(str(reason) in report.summary for reason in report.reasons)
 
 
-def test_what_python_calls_has_a_line() -> None:
+def test_calls_from_python_have_a_line() -> None:
     """Check lines in a function that TorchScript leaves to Python, and between the graphs of torch.compile.
 
     torch.compile has one more reason in its first call, because PyTorch watches custom operators with a mode then.
@@ -224,7 +224,7 @@ class Encoder(nn.Module):
         return torch.tanh(self.pooler(self.layer(self.words(ids))[:, 0]))
 
 
-def test_specialisations_and_what_caused_them() -> None:
+def test_specialisations_and_their_causes() -> None:
     scripted = torch.jit.trace(Encoder().eval(), torch.zeros(1, 7, dtype=torch.int64), check_trace=False)
     for length in (7, 7, 9, 11, 13):
         scripted(torch.randint(50, (1, length)))
@@ -281,7 +281,7 @@ def test_lazy_graphs(lazy_device: None) -> None:
 
 
 @pytest.mark.parametrize("device", ["lazy", "acap"])
-def test_what_a_lazy_device_only_notes_runs_nowhere(lazy_device: None, device: str) -> None:
+def test_lazily_recorded_operators_are_not_reported_as_run(lazy_device: None, device: str) -> None:
     """Check that operators that became a part of a lazy graph are not reported as run by Python."""
     chosen = torchmdla.acap_device() if device == "acap" else "lazy"
     linear = nn.Linear(8, 8).to(chosen)
@@ -293,7 +293,7 @@ def test_what_a_lazy_device_only_notes_runs_nowhere(lazy_device: None, device: s
 
     report = torchmdla.explain(function, torch.randn(4, 8).to(chosen))
     (reason,) = report.reasons
-    assert (reason.op, reason.reason) == ("aten::masked_select", AT_ONCE)
+    assert (reason.op, reason.reason) == ("aten::masked_select", RUNS_EAGERLY)
     assert reason.sources == (line_of("runs at once"),)
     assert "torch.where(mask, x, 0)" in reason.advice
     assert {operator.op for operator in report.outside} <= {"aten::masked_select", "aten::to", "aten::view"}
@@ -394,7 +394,7 @@ def test_the_first_operator_that_differs(way: str, wrong: None) -> None:
 
 @pytest.mark.parametrize("way", ["scripted", "torch.compile"])
 def test_no_operator_differs(way: str, image: Tensor) -> None:
-    report = torchmdla.explain(WAYS[way](Net().eval(), image), image, compare=True)
+    report = torchmdla.explain(VARIANTS[way](Net().eval(), image), image, compare=True)
     assert report.first_difference is None
     assert report.errors is not None
     assert {"aten::relu", "aten::mean.dim", "the result of the model"} <= {error.op for error in report.errors}
@@ -415,7 +415,7 @@ def test_an_exported_program_has_its_inputs() -> None:
     assert torchmdla.explain(program).summary.startswith("1 group")
 
 
-def test_what_cannot_be_called() -> None:
+def test_explain_rejects_uncallable_models() -> None:
     with pytest.raises(TypeError, match="explain takes a model that can be called, got int"):
         torchmdla.explain(3)
 
@@ -460,11 +460,11 @@ def test_the_command_in_json(files: dict[str, str], capsys: Any) -> None:
         (["script.pt"], "--input is needed, once for each input of a call"),
         (["script.pt", "--input", "2xq"], "'2xq': sizes are written as 1x3x224x224"),
         (["script.pt", "--input", "?x3x8x8"], "a call has known sizes"),
-        (["script.pt", "--input", "1x3x8x8:float31"], "there is no dtype 'float31'"),
+        (["script.pt", "--input", "1x3x8x8:float31"], "unknown dtype 'float31'"),
         (["script.pt", "--input", "1x4x8x8"], "expected input"),
         (["script.pt", "--input", "1x3x8x8", "--input", "1"], "forward() expected at most"),
         (["exported.pt2", "--input", "1x3x8x8"], "Guard failed: x.size()[0] == 2"),
-        (["text.pt"], "no TorchScript archive, exported program or pickled module"),
+        (["text.pt"], "not a TorchScript archive, an exported program or a pickled module"),
         (["missing.pt"], "No such file or directory"),
     ],
 )

@@ -17,7 +17,7 @@ from fuzz import families, hunt, registry, rewriting, soak
 from fuzz import vocabulary as words
 from fuzz.__main__ import main
 from fuzz.cases import job, job_of
-from fuzz.drawing import KINDS, draw, way_of
+from fuzz.drawing import KINDS, draw, draw_frontend
 from fuzz.hunt import FAULTS, Hunt, Options
 from fuzz.shrinking import shrunk
 from fuzz.sources import INSTALLED
@@ -26,19 +26,21 @@ from fuzz.text import Input, Text, module_of, program_of
 from torchmdla.testing.checking import check
 from torchmdla.testing.frontends import Variant
 from torchmdla.testing.op_samples import SAMPLES
-from torchmdla.testing.runner import Judged, run
+from torchmdla.testing.runner import CheckedOutcome, run
 
 HERE = Path(__file__).parents[1]
 
 # These seeds take about a minute.
 SEEDS = range(12)
 
-DRAWN = [f"{kind}/{way_of(seed)}/{seed}" for kind in KINDS for seed in SEEDS]
+DRAWN = [f"{kind}/{draw_frontend(seed)}/{seed}" for kind in KINDS for seed in SEEDS]
 
 
 def outcomes(jobs: list[Any]) -> dict[str, Any]:
     """Return the outcomes of the jobs by program name. Programs run in separate processes."""
-    return {event.outcome.program: event.outcome for event in run(jobs, timeout=600) if isinstance(event, Judged)}
+    return {
+        event.outcome.program: event.outcome for event in run(jobs, timeout=600) if isinstance(event, CheckedOutcome)
+    }
 
 
 @pytest.mark.sampled(0)
@@ -128,7 +130,7 @@ class Tensors(families.Source):
 
 
 @pytest.mark.parametrize("name", [*families.FAMILIES, *families.CHEAP])
-def test_eager_takes_what_families_draw(name: str) -> None:
+def test_eager_accepts_drawn_programs(name: str) -> None:
     taken = 0
     for seed in range(40):
         source = Tensors(seed)
@@ -190,7 +192,7 @@ def shrunk_while(text: Text, fails: Callable[[Text], bool]) -> Text:
             return small
 
 
-def test_what_fails_is_made_small() -> None:
+def test_failures_are_shrunk() -> None:
     text = draw("graphs", 1, "torchscript:script")
     wanted = next(line for line in text.body if "aten" in line)
     small = shrunk_while(text, lambda text: wanted in text.body and any(n > 20 for n, _ in text.sizes))

@@ -65,7 +65,7 @@ def test_fallbacks(caplog: pytest.LogCaptureFixture) -> None:
     assert not lines(caplog, "groups")
 
 
-def test_what_is_not_named_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+def test_unnamed_topics_are_silent(caplog: pytest.LogCaptureFixture) -> None:
     torchmdla.set_logs(**dict.fromkeys(TOPICS, True))
     torchmdla.set_logs()
     torchmdla.compile(twice, torch.randn(2, 3))

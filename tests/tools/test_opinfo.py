@@ -17,7 +17,7 @@ import torchmdla
 from torchmdla.testing import opinfo
 from torchmdla.testing.checking import check
 from torchmdla.testing.frontends import NotAvailableError, Variant, variant_of
-from torchmdla.testing.runner import judged
+from torchmdla.testing.runner import check_outcome
 
 pytest.importorskip("expecttest")
 
@@ -54,7 +54,7 @@ def checked(name: str, index: int) -> Any:
 def test_slice(name: str) -> None:
     for program in opinfo.programs(name, limit=1):
         outcome = check(program, WAY, variant_of(WAY))
-        assert outcome is None or judged(outcome).expected, outcome
+        assert outcome is None or check_outcome(outcome).expected, outcome
 
 
 @pytest.mark.parametrize(("name", "index"), MENDED)
@@ -150,7 +150,7 @@ def test_in_place_programs_write_to_their_input() -> None:
         assert torch.equal(arguments[0], torch.tanh(program.inputs[0]))
 
 
-def test_what_eager_refuses_must_be_refused() -> None:
+def test_inputs_that_eager_refuses_must_be_refused() -> None:
     (program, *_) = opinfo.programs("opinfo.cat.float32@errors")
     assert program.is_refused
 

@@ -61,7 +61,7 @@ def test_the_source_distribution_can_be_built(tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith(".so")]
 
 
-def test_a_tree_that_is_not_built_says_how(tmp_path: Path) -> None:
+def test_an_unbuilt_tree_names_the_build_command(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "torchmdla", tmp_path / "torchmdla", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     # -S leaves out site-packages, because an installed copy has an extension there.
     done = python(tmp_path, "-S", "-c", "import torchmdla")
@@ -81,7 +81,7 @@ OTHER = "for last; do folder=$before; before=$last; done; echo other > $folder/d
         (OTHER, "is not what release/npm_package.py expects"),
     ],
 )
-def test_what_npm_gives(tmp_path: Path, npm: str, message: str) -> None:
+def test_the_build_checks_the_npm_package(tmp_path: Path, npm: str, message: str) -> None:
     """Check that the build continues without npm, or if npm fails. It fails if npm gives another package."""
     (tmp_path / "release").mkdir()
     shutil.copy(ROOT / "release" / "npm_package.py", tmp_path / "release")

@@ -102,17 +102,17 @@ def traced_by_dynamo(x: Tensor) -> Tensor:
     return torch.softmax(y, 1) * 2
 
 
-WAYS: dict[str, tuple[Any, bool]] = {
+VARIANTS: dict[str, tuple[Any, bool]] = {
     "branches and loops": (lambda x: (torch.jit.script(Branches()), x, True), False),
     "exported": (lambda x: (torch.export.export(Detector().eval().features, (x[None, :3],)),), False),
     "with Python between": (lambda x: (torch.compile(traced_by_dynamo, backend="torchmdla"), x), True),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", VARIANTS)
 @pytest.mark.usefixtures("without_gradients")
 def test_other_graphs(way: str) -> None:
-    make, is_sequence = WAYS[way]
+    make, is_sequence = VARIANTS[way]
     x = torch.randn(3, 8, 8) if way == "exported" else torch.randn(8, 8)
     report = torchmdla.explain(*make(x))
     graph = report.graph
@@ -137,7 +137,7 @@ def test_the_timeline_and_the_memory(report: Explanation) -> None:
     assert last.resident > last.packed + last.workspace or not last.resident
 
 
-def test_what_the_page_needs_alone_is_left_out_of_the_data(report: Explanation) -> None:
+def test_page_only_fields_are_left_out_of_the_data(report: Explanation) -> None:
     assert report.programs
     plain = json.loads(report.to_json())
     assert "programs" not in plain
@@ -219,7 +219,7 @@ def test_the_file_holds_all_and_asks_for_nothing(file: Path) -> None:
     assert len(text) < 1 << 20
 
 
-def test_without_what_lays_graphs_out(report: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_layout_library(report: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_VENDOR", tmp_path / "vendor")
     with pytest.raises(RuntimeError, match="install npm and build it again"):
         report.save(tmp_path / "report.html")

@@ -29,7 +29,7 @@ def samples(page: bytes) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_what_ran_is_counted() -> None:
+def test_calls_are_counted() -> None:
     # No package of another test has these sizes.
     model = nn.Sequential(nn.Linear(11, 13), nn.ReLU()).eval()
     x = torch.randn(2, 11)
@@ -87,7 +87,7 @@ def test_models_that_are_reloaded(tmp_path: Path) -> None:
 
 
 def test_reasons_are_bounded() -> None:
-    counts = prometheus._most({f"reason {number}": number for number in range(1, 101)})
+    counts = prometheus._limit_reasons({f"reason {number}": number for number in range(1, 101)})
     assert len(counts) == prometheus._MOST_REASONS + 1
     assert sum(counts.values()) == 5050
 

@@ -78,7 +78,7 @@ def test_ray_is_imported_when_it_is_asked_for() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_without_ray_the_error_says_what_to_install() -> None:
+def test_without_ray_the_error_names_the_package_to_install() -> None:
     done = run_python("import sys; sys.modules['ray'] = None; import torchmdla; torchmdla.ray")
     assert done.returncode == 1
     assert "ModuleNotFoundError: torchmdla.ray needs the package ray: pip install 'torchmdla[ray]'" in done.stderr
@@ -158,7 +158,7 @@ def test_short_batches_are_filled_up_where_that_is_asked_for(pad: bool) -> None:
         assert instance({"x": X[:rows]})["output"].tolist() == [computed] * rows
 
 
-def test_what_short_batches_are_filled_up_with_changes_no_result() -> None:
+def test_padding_of_short_batches_changes_no_result() -> None:
     instance = predictor(batch_size=4, pad=True)
     for rows in (1, 2, 3, 4, 7):
         check(instance({"x": X[:rows]})["output"], X[:rows])

@@ -137,7 +137,7 @@ def test_mlir_runs(arguments: list[str], results: list[str], files: dict[str, st
 
 @pytest.mark.parametrize("output", ["torch", "linalg"])
 @pytest.mark.parametrize("weights", [0, 8])
-def test_mlir_computes_what_it_says(output: str, weights: int, files: dict[str, str]) -> None:
+def test_mlir_matches_eager(output: str, weights: int, files: dict[str, str]) -> None:
     module = torch.load(files["pickled.pt"], weights_only=False)
     x = torch.load(files["x.pt"])
     function = get_mlir(module, x, output=output)
@@ -165,7 +165,7 @@ def test_a_call_with_others_is_refused() -> None:
         MlirFunction("func.func @a(")
 
 
-def test_what_is_drawn_for_many_layers_stays_a_number(tmp_path: Path, capsys: Any) -> None:
+def test_random_weights_of_many_layers_keep_results_finite(tmp_path: Path, capsys: Any) -> None:
     """Check that random weights keep the results finite.
 
     If weights had magnitude 1, the values would grow by a factor of 200 in each of the 40 layers.
@@ -180,7 +180,7 @@ def test_what_is_drawn_for_many_layers_stays_a_number(tmp_path: Path, capsys: An
         assert all(map(math.isfinite, numbers)) and any(numbers)
 
 
-def test_what_a_person_reads(files: dict[str, str], capsys: Any) -> None:
+def test_printed_output(files: dict[str, str], capsys: Any) -> None:
     assert main(["run", files["script.pt"], "--input", "2x3x4x4", "--threads", "1"]) == 0
     printed = capsys.readouterr().out
     assert "inputs: float32[2, 3, 4, 4]" in printed
@@ -189,7 +189,7 @@ def test_what_a_person_reads(files: dict[str, str], capsys: Any) -> None:
     assert main(["run", files["torch.mlir"], "--input", "@" + files["x.pt"]]) == 0
     printed = capsys.readouterr().out
     assert "inputs: float32[2, 3, 4, 4] and 8 drawn at random" in printed
-    assert "not compared: there is no eager PyTorch" in printed
+    assert "not compared: a module of MLIR has no eager reference" in printed
 
 
 @pytest.mark.parametrize(

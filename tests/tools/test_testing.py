@@ -25,13 +25,13 @@ from torchmdla.testing.frontends import (
     Variant,
     check_device,
     device_options,
+    variant_names,
     variant_of,
-    ways,
 )
 from torchmdla.testing.programs import PROGRAMS, Program
-from torchmdla.testing.programs.inputs import copied, drawn, expanded, integers, normal, strided, transposed
+from torchmdla.testing.programs.inputs import copy_tensor, draw_inputs, expanded, integers, normal, strided, transposed
 from torchmdla.testing.record import Record, write_table
-from torchmdla.testing.runner import Job, Judged, judged, run
+from torchmdla.testing.runner import CheckedOutcome, Job, check_outcome, run
 
 X = normal(3, 4)
 
@@ -40,11 +40,13 @@ def outcome(function: Callable[..., Any], captured: Callable[..., Any], *inputs:
     """Return the outcome for a frontend that captures ``function`` as ``captured`` if torchmdla is switched on."""
     alone = options.pop("alone", function)
 
-    def mine(*args: Any) -> Any:
+    def run_captured(*args: Any) -> Any:
         return (captured if torchmdla.is_enabled() else alone)(*args)
 
     program = Program("test.program", lambda: function, inputs or (X,), **options)
-    result = check(program, "test:frontend", Variant(lambda subject, args, methods: {"forward": mine}, lambda *_: True))
+    result = check(
+        program, "test:frontend", Variant(lambda subject, args, methods: {"forward": run_captured}, lambda *_: True)
+    )
     assert result is not None
     return result
 
@@ -97,7 +99,7 @@ class _Halved(torch.autograd.Function):
         return grad
 
 
-def test_an_index_out_of_range_is_missed_unless_nothing_is_made_of_what_it_selects() -> None:
+def test_an_index_out_of_range_is_reported_if_its_selection_is_used() -> None:
     def selected(x: Tensor, index: Tensor) -> Tensor:
         return x[index]
 
@@ -198,7 +200,7 @@ def test_exceptions_are_errors_unless_they_are_pytorchs() -> None:
     assert outcome(fails, double).status == "no reference"
 
 
-def test_what_fails_of_groups_that_are_switched_off_is_not_pytorchs() -> None:
+def test_failures_of_disabled_groups_are_not_pytorch_faults() -> None:
     class Products(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(x) * 2 + 1
@@ -219,7 +221,7 @@ def test_what_fails_of_groups_that_are_switched_off_is_not_pytorchs() -> None:
     assert torchmdla.graph_for(torch.jit.script(Products().eval()), torch.ones(3, 4)).findNode("mdla::CompilationGroup")
 
 
-def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
+def test_differences_of_pytorch_without_torchmdla_are_not_blamed() -> None:
     assert outcome(double, lambda x: x * 3, alone=lambda x: x * 3).status == "pytorch"
     # The result is wrong without torchmdla, and differently wrong with it.
     assert outcome(double, lambda x: x * 4, alone=lambda x: x * 3).status == "wrong"
@@ -230,7 +232,7 @@ def test_what_pytorch_computes_otherwise_alone_is_not_blamed() -> None:
 
 
 def test_an_error_of_pytorchs_executor_may_come_in_another_call_beside_groups() -> None:
-    def raising_in(*calls: int, of: int) -> Callable[..., Any]:
+    def raise_in_calls(*calls: int, of: int) -> Callable[..., Any]:
         calls_so_far = count()
 
         def call(x: Tensor) -> Tensor:
@@ -242,12 +244,12 @@ def test_an_error_of_pytorchs_executor_may_come_in_another_call_beside_groups() 
 
     cases = (((1,), (2,), "pytorch"), ((1, 2), (2,), "pytorch"), ((1,), (6,), "pytorch"), ((1,), (), "wrong"))
     for ours, alone, status in cases:
-        captured, uncaptured = raising_in(*ours, of=4), raising_in(*alone, of=8)
+        captured, uncaptured = raise_in_calls(*ours, of=4), raise_in_calls(*alone, of=8)
         result = outcome(double, captured, X, alone=uncaptured, series=((X,),) * 4, in_doubt=True)
         assert result.status == status
 
 
-def test_what_a_frontend_adds_to_pytorchs_capture_is_not_pytorchs() -> None:
+def test_errors_of_a_frontend_are_not_pytorch_faults() -> None:
     def tripled(*_: Any) -> Any:
         return {"forward": lambda x: x * 3}
 
@@ -265,7 +267,7 @@ def on_acap(function: Callable[..., Any], captured: Callable[..., Any], *inputs:
     return result
 
 
-def test_what_a_device_computes_is_not_pytorchs() -> None:
+def test_errors_of_a_device_are_not_pytorch_faults() -> None:
     assert on_acap(double, double, X).status == "ok"
     assert on_acap(double, lambda x: x * 3, X).status == "wrong"
 
@@ -301,7 +303,7 @@ def test_unwritten_memory_is_compared_without_values() -> None:
 
 def test_inputs_are_drawn_from_the_seed() -> None:
     inputs = ({"a": [X, integers(5)]}, 3, strided(X))
-    first, same, other = drawn(inputs, 1), drawn(inputs, 1), drawn(inputs, 2)
+    first, same, other = draw_inputs(inputs, 1), draw_inputs(inputs, 1), draw_inputs(inputs, 2)
     assert torch.equal(first[0]["a"][0], same[0]["a"][0]) and not torch.equal(first[0]["a"][0], other[0]["a"][0])
     assert first[1] == 3
     assert first[2].stride() == (8, 2)
@@ -312,13 +314,13 @@ def test_inputs_are_drawn_from_the_seed() -> None:
 )
 def test_copies_keep_strides(change: Callable[[Tensor], Tensor]) -> None:
     tensor = change(torch.randn(5, 4))
-    copy = copied(tensor)
+    copy = copy_tensor(tensor)
     assert torch.equal(copy, tensor) and copy.stride() == tensor.stride()
     assert copy.data_ptr() != tensor.data_ptr()
 
 
-def test_layouts_are_what_they_say() -> None:
-    assert drawn((transposed(X),), 0)[0].stride() == (1, 3)
+def test_layouts_match_their_names() -> None:
+    assert draw_inputs((transposed(X),), 0)[0].stride() == (1, 3)
 
 
 # --- processes ---------------------------------------------------------------------------------------------------
@@ -327,7 +329,7 @@ def test_layouts_are_what_they_say() -> None:
 @pytest.mark.sampled(0)
 def test_crashes_time_outs_and_exceptions_cost_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [Job("test_testing", name, "torchscript:trace") for name in ("crash", "sleep", "fine", "raise")]
-    results = [event for event in run(jobs, processes=2, timeout=20) if isinstance(event, Judged)]
+    results = [event for event in run(jobs, processes=2, timeout=20) if isinstance(event, CheckedOutcome)]
     statuses = {result.outcome.program: result.outcome.status for result in results}
     assert statuses == {
         "test.crash": "crash",
@@ -343,7 +345,7 @@ def test_crashes_time_outs_and_exceptions_cost_one_program(monkeypatch: pytest.M
 @pytest.mark.sampled(0)
 def test_a_program_takes_no_more_memory_than_it_may() -> None:
     events = run([Job("test_testing", "large", "torchscript:trace")], memory=4 << 30)
-    (result,) = (event for event in events if isinstance(event, Judged))
+    (result,) = (event for event in events if isinstance(event, CheckedOutcome))
     assert result.outcome.status == "no reference" and "allocate" in result.outcome.detail
 
 
@@ -376,12 +378,12 @@ def programs(name: str, seed: int, limit: int | None) -> Any:
 
 def test_expected_failures_are_checked_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected, "EXPECTED_FAILURES", {("frontend", "test.listed"): ("wrong", "known")})
-    assert judged(Outcome("test.listed", "frontend", "wrong")) == Judged(
+    assert check_outcome(Outcome("test.listed", "frontend", "wrong")) == CheckedOutcome(
         Outcome("test.listed", "frontend", "wrong"), True, "known"
     )
     for status in STATUSES:
-        assert judged(Outcome("test.other", "frontend", status)).expected == (status in PASSING)
-        assert judged(Outcome("test.listed", "frontend", status)).expected == (status == "wrong")
+        assert check_outcome(Outcome("test.other", "frontend", status)).expected == (status in PASSING)
+        assert check_outcome(Outcome("test.listed", "frontend", status)).expected == (status == "wrong")
 
 
 def test_failures_of_a_number_format_are_of_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +397,7 @@ def test_failures_of_a_number_format_are_of_it_alone(monkeypatch: pytest.MonkeyP
         ("wrong", None, False),
     ):
         outcome = Outcome("test.listed", "frontend", status, precision=precision)  # type: ignore[arg-type]
-        assert judged(outcome).expected == is_expected
+        assert check_outcome(outcome).expected == is_expected
 
 
 def test_expected_failures_name_programs_and_ways() -> None:
@@ -409,8 +411,8 @@ def test_expected_failures_name_programs_and_ways() -> None:
 
 
 def test_ways() -> None:
-    assert ways("torchscript") == ["torchscript:trace", "torchscript:script", "torchscript:freeze"]
-    assert ways("torchscript:script,export") == ["torchscript:script", "export:export"]
+    assert variant_names("torchscript") == ["torchscript:trace", "torchscript:script", "torchscript:freeze"]
+    assert variant_names("torchscript:script,export") == ["torchscript:script", "export:export"]
 
 
 @pytest.mark.parametrize(
@@ -422,7 +424,7 @@ def test_ways() -> None:
 )
 def test_unknown_frontends(frontend: str, message: str) -> None:
     with pytest.raises(NotAvailableError, match=message):
-        ways(frontend)
+        variant_names(frontend)
 
 
 def test_unknown_devices() -> None:
@@ -433,7 +435,7 @@ def test_unknown_devices() -> None:
 def test_options_of_a_device() -> None:
     assert device_options("precision=fixed8,clusters=2") == {"precision": "fixed8", "clusters": 2}
     assert device_options("") == {}
-    check_device("mdla", "precision=fixed8,clusters=2", ways("torchscript,dynamo,export,dispatch,lazy"))
+    check_device("mdla", "precision=fixed8,clusters=2", variant_names("torchscript,dynamo,export,dispatch,lazy"))
     for device, options, message in (
         ("mdla", "precision=fixed4", "unknown precision 'fixed4'"),
         ("mdla", "speed=1", "unknown option 'speed'"),
@@ -481,8 +483,8 @@ def test_command(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
 FIRST, SECOND = (Job("test_testing", name, "torchscript:trace") for name in ("first", "second"))
 
 
-def _judged(job: Job, status: Any = "ok") -> Judged:
-    return judged(Outcome(job.name, job.way, status, fallbacks={"a reason": 2}))
+def _judged(job: Job, status: Any = "ok") -> CheckedOutcome:
+    return check_outcome(Outcome(job.name, job.way, status, fallbacks={"a reason": 2}))
 
 
 def test_record_is_taken_up_again(tmp_path: Any) -> None:
@@ -494,12 +496,12 @@ def test_record_is_taken_up_again(tmp_path: Any) -> None:
         stream.write('{"done": {"sou')
     with Record(file, resumed=True) as record:
         assert record.results() == [_judged(FIRST), _judged(SECOND, "wrong")]
-        assert record.left_of([FIRST, SECOND]) == [SECOND]
+        assert record.unfinished([FIRST, SECOND]) == [SECOND]
         record.add(_judged(SECOND))
         record.add(SECOND)
     with Record(file, resumed=True) as record:
         assert record.results() == [_judged(FIRST), _judged(SECOND)]
-        assert record.left_of([FIRST, SECOND]) == []
+        assert record.unfinished([FIRST, SECOND]) == []
     with Record(file) as record:
         assert record.results() == [] and file.read_text() == ""
 
@@ -523,7 +525,7 @@ def test_runs_are_compared_by_code(tmp_path: Any, capsys: pytest.CaptureFixture[
     ):
         with Record(file) as record:
             for outcome in outcomes:
-                record.add(judged(outcome))
+                record.add(check_outcome(outcome))
     assert command_line.main(["--compare", str(before), str(after)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         "1 programs with the same code",
@@ -546,7 +548,7 @@ def test_table_of_results(tmp_path: Any) -> None:
         Outcome("b.net", "trace", "ok"),
         Outcome("b.net:gradients", "trace", "ok"),
     ]
-    write_table([judged(outcome) for outcome in outcomes], page)
+    write_table([check_outcome(outcome) for outcome in outcomes], page)
     assert page.read_text().splitlines() == [
         "# Models",
         "",
@@ -659,7 +661,7 @@ def test_some_programs(way: str, every: int) -> None:
             checked = check(program, way, variant_of(way))
             if checked is not None:
                 tried.add(family)
-                result = runner.judged(checked)
+                result = runner.check_outcome(checked)
                 assert result.expected, f"{checked}: {result.reason}"
                 # Skip some programs. Programs that this frontend does not support are not counted.
                 for _ in islice(rest, every - 1):

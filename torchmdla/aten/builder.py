@@ -56,7 +56,7 @@ class FunctionBuilder:
             types_ = [ir.Type.parse(result) for result in results]
             return list(ir.Operation.create(schema.name, results=types_, operands=values).results)
 
-    def unpacked(self, value: ir.Value) -> list[ir.Value]:
+    def unpack(self, value: ir.Value) -> list[ir.Value]:
         """Return the elements of a tuple."""
         with self.context, ir.Location.unknown(), ir.InsertionPoint(self._body):
             elements = types.elements_of(value.type)

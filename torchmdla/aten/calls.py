@@ -150,7 +150,9 @@ def layer_name(number: int, base: str, count: int) -> str:
 
 _TENSOR = re.compile(r"tensor<((?:[\d?]+x)*)([^,>]+(?:<[^>]*>)?)>")
 # Ops of other dialects that do not count as work.
-_NEUTRAL = frozenset((CAST, "func.return", "cf.assert", "memref.copy", "bufferization.materialize_in_destination"))
+_UNCOUNTED_OPS = frozenset(
+    (CAST, "func.return", "cf.assert", "memref.copy", "bufferization.materialize_in_destination")
+)
 
 
 class _Reader:
@@ -167,7 +169,7 @@ class _Reader:
     def read(self) -> Function:
         block = body(self._function)
         for argument in block.arguments:
-            self._known[argument] = self._described(argument)
+            self._known[argument] = self._describe(argument)
         marked = [argument for argument in block.arguments if PARAMETER in self._attributes(argument)]
         calls: list[Call] = []
         returned: list[str] = []
@@ -181,8 +183,8 @@ class _Reader:
                 self._cast(op)
             elif op.name.startswith("aten."):
                 calls.append(self._call(op, len(calls), counts))
-            elif op.name not in _NEUTRAL:
-                raise AtenError(f"{op.name} is no op of the aten dialect ({op.location})")
+            elif op.name not in _UNCOUNTED_OPS:
+                raise AtenError(f"{op.name} is not an op of the aten dialect ({op.location})")
         literals = tuple(self._literals)
         parameters = frozenset(tensor.name for tensor in tensors([self._known[argument] for argument in marked]))
         arguments = tuple(tensors([self._known[argument] for argument in block.arguments]))
@@ -195,7 +197,7 @@ class _Reader:
 
     def _constant(self, op: Any) -> None:
         value = op.results[0]
-        described = self._described(value)
+        described = self._describe(value)
         if isinstance(described, Tensor):
             self._literals.append(described)
         self._known[value] = described if isinstance(described, Tensor) else constants.read(op)
@@ -213,21 +215,21 @@ class _Reader:
         arguments = dict(zip(schema.arguments, (self._known[value] for value in op.operands), strict=True))
         results = []
         for value in op.results:
-            self._known[value] = self._described(value)
+            self._known[value] = self._describe(value)
             results.append(self._known[value])
         count = counts.get(schema.base, 0)
         counts[schema.base] = count + 1
         label = op.attributes[LAYER_NAME].value if LAYER_NAME in op.attributes else ""
         return Call(schema, arguments, tuple(results), label or layer_name(number, schema.base, count))
 
-    def _described(self, value: ir.Value) -> Any:
+    def _describe(self, value: ir.Value) -> Any:
         name = value.get_name(self._state)
         if isinstance(value.type, ir.TupleType):
             elements = types.elements_of(value.type)
-            return [self._of_type(element, f"{name}[{index}]") for index, element in enumerate(elements)]
-        return self._of_type(value.type, name)
+            return [self._describe_type(element, f"{name}[{index}]") for index, element in enumerate(elements)]
+        return self._describe_type(value.type, name)
 
-    def _of_type(self, type_: ir.Type, name: str) -> Any:
+    def _describe_type(self, type_: ir.Type, name: str) -> Any:
         if types.is_none(type_):
             return None
         if not types.is_tensor(type_):

@@ -25,16 +25,16 @@ def literal(value: object) -> tuple[ir.Attribute, ir.Type]:
     Raises:
         TypeError: ``value`` has another type.
     """
-    text, type_ = _written(value)
+    text, type_ = _literal_text(value)
     return ir.Attribute.parse(text), ir.Type.parse(type_)
 
 
 def constant(value: object) -> ir.Value:
     """Create an ``aten.constant`` of a Python value at the current insertion point and location."""
-    return written(*literal(value))
+    return constant_of_attribute(*literal(value))
 
 
-def written(attribute: ir.Attribute, type_: ir.Type) -> ir.Value:
+def constant_of_attribute(attribute: ir.Attribute, type_: ir.Type) -> ir.Value:
     """Create an ``aten.constant`` of a literal at the current insertion point and location.
 
     The attribute ``type`` of the op names the type of a number or a list.
@@ -93,7 +93,7 @@ def fault(op: Any) -> str | None:
     attribute, type_ = op.attributes["value"], op.results[0].type
     if "type" in op.attributes and str(op.attributes["type"]) != f'"{_kind(type_)}"':
         return f"expects its attribute 'type', if there is one, to be \"{_kind(type_)}\", got {op.attributes['type']}"
-    if _agrees(attribute, type_):
+    if _matches_type(attribute, type_):
         return None
     return f"expects its attribute 'value' to be a literal of type {type_}, got {attribute}"
 
@@ -111,7 +111,7 @@ def _kind(type_: ir.Type) -> str:
 _ARRAYS = (ir.DenseBoolArrayAttr, ir.DenseI64ArrayAttr, ir.DenseF64ArrayAttr)
 
 
-def _agrees(attribute: ir.Attribute, type_: ir.Type) -> bool:
+def _matches_type(attribute: ir.Attribute, type_: ir.Type) -> bool:
     if isinstance(attribute, ir.UnitAttr):
         return types.is_none(type_)
     if isinstance(attribute, ir.StringAttr):
@@ -145,7 +145,7 @@ _ELEMENTS: dict[type, type] = {
 }
 
 
-def _written(value: object) -> tuple[str, str]:
+def _literal_text(value: object) -> tuple[str, str]:
     """Return the text of a literal's attribute and the text of its type."""
     if value is None:
         return "unit", "none"

@@ -64,7 +64,7 @@ def parse(text: str, context: ir.Context | None = None) -> ir.Module:
     """
     context = context or new_context()
     register(context)
-    with explained("the module is not valid"), context:
+    with diagnostics_as_error("the module is not valid"), context:
         return ir.Module.parse(text)
 
 
@@ -74,24 +74,24 @@ def verify(module: ir.Module) -> None:
     Raises:
         AtenError: as :func:`parse`.
     """
-    with explained("the module is not valid"):
+    with diagnostics_as_error("the module is not valid"):
         module.operation.verify()
 
 
 @contextmanager
-def explained(reason: str) -> Iterator[None]:
+def diagnostics_as_error(reason: str) -> Iterator[None]:
     """Convert MLIR's errors into :class:`AtenError`, with their notes."""
     try:
         yield
     except ir.MLIRError as error:
-        lines = "\n".join(_flattened(error.error_diagnostics))
+        lines = "\n".join(_flatten(error.error_diagnostics))
         raise AtenError(f"{reason}:\n{lines}") from None
 
 
-def _flattened(diagnostics: list[ir.DiagnosticInfo]) -> Iterator[str]:
+def _flatten(diagnostics: list[ir.DiagnosticInfo]) -> Iterator[str]:
     for diagnostic in diagnostics:
         yield f"{diagnostic.location}: {diagnostic.message}"
-        yield from _flattened(diagnostic.notes)
+        yield from _flatten(diagnostic.notes)
 
 
 @lru_cache(maxsize=1)

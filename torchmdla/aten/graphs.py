@@ -42,7 +42,7 @@ def from_module(module: Any, *inputs: Any, name: str = "forward", context: ir.Co
         AtenError: the aten dialect cannot express part of the program.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        scripted = _scripted(module, inputs)
+        scripted = _to_script(module, inputs)
         if isinstance(scripted, torch.jit.ScriptModule):
             inputs = (scripted, *inputs)
         return from_graph(scripted.inlined_graph, inputs, name=name, context=context)
@@ -71,9 +71,9 @@ def from_graph(
     """
     graph = graph.copy()
     torch._C._jit_pass_remove_mutation(graph)  # type: ignore[attr-defined]
-    with _refused():
-        run = _Running(graph, inputs, parameters)
-        return read_graph(run.graph, _Written(FunctionBuilder(name, context), run.record, run.parameters))
+    with _as_aten_error():
+        run = _GraphRun(graph, inputs, parameters)
+        return read_graph(run.graph, _DialectWriter(FunctionBuilder(name, context), run.record, run.parameters))
 
 
 def from_typed_graph(
@@ -92,8 +92,8 @@ def from_typed_graph(
         AtenError: the aten dialect cannot express part of the graph; the message names the op.
     """
     builder = FunctionBuilder(name, context, share_literals=share_literals)
-    with _refused():
-        return read_graph(graph, _Written(builder, types_of(graph)))
+    with _as_aten_error():
+        return read_graph(graph, _DialectWriter(builder, types_of(graph)))
 
 
 def from_fx(
@@ -120,12 +120,12 @@ def from_fx(
         weights = [*parameters, *signature.inputs_to_parameters, *signature.inputs_to_buffers]
         return from_fx(program.graph_module, weights, name=name, context=context)
     record = {node.name: _meta(node) for node in program.graph.nodes if node.op in ("placeholder", "call_function")}
-    with _refused():
-        return read_fx(program.graph, _Written(FunctionBuilder(name, context), record, parameters))
+    with _as_aten_error():
+        return read_fx(program.graph, _DialectWriter(FunctionBuilder(name, context), record, parameters))
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
+def _as_aten_error() -> Iterator[None]:
     """Convert the importer's errors into those of the dialect."""
     try:
         yield
@@ -139,7 +139,7 @@ def _meta(node: torch.fx.Node) -> object:
     return node.meta.get("val")
 
 
-def _scripted(module: Any, inputs: tuple[Any, ...]) -> Any:
+def _to_script(module: Any, inputs: tuple[Any, ...]) -> Any:
     if isinstance(module, torch.jit.ScriptFunction):
         return module
     if isinstance(module, torch.nn.Module):  # A call may update buffers.
@@ -151,7 +151,7 @@ def _scripted(module: Any, inputs: tuple[Any, ...]) -> Any:
     return torch.jit.trace(module, inputs, check_trace=False)
 
 
-class _Running(Flattening):
+class _GraphRun(Flattening):
     """Run of a graph on ``inputs``.
 
     A tensor that is passed twice becomes two inputs of the flat graph. A weight, a buffer or a constant that is not yet
@@ -198,7 +198,7 @@ _IMPLICIT = frozenset(("aten::ScalarImplicit", "aten::IntImplicit", "aten::Float
 def _schema(op: str) -> OpSchema:
     """Return the schema of an op by its name with overload."""
     if op not in registry():
-        raise CompileError("it is no op of the aten dialect")
+        raise CompileError("it is not an op of the aten dialect")
     return registry()[op]
 
 
@@ -237,13 +237,13 @@ def _type(value: object) -> str:
             raise CompileError(str(error)) from None
     if isinstance(value, list | tuple):
         return f"tuple<{', '.join(_type(item) for item in value)}>"
-    for kind, type_ in _RESULTS.items():
+    for kind, type_ in _SCALAR_TYPES.items():
         if isinstance(value, kind):
             return type_
     raise CompileError(f"a result of type {type(value).__name__} cannot be expressed in the aten dialect")
 
 
-_RESULTS: Mapping[Any, str] = {
+_SCALAR_TYPES: Mapping[Any, str] = {
     type(None): "none",
     bool: "i1",
     int: "i64",
@@ -255,7 +255,7 @@ _RESULTS: Mapping[Any, str] = {
 
 
 # Schemas of the Python functions that FX graphs call for arithmetic on sizes, by function name.
-_ON_SIZES: Mapping[str, str] = {
+_SIZE_ARITHMETIC: Mapping[str, str] = {
     "add": "aten::add.int",
     "sub": "aten::sub.int",
     "mul": "aten::mul.int",
@@ -264,7 +264,7 @@ _ON_SIZES: Mapping[str, str] = {
 }
 
 
-class _Written(Values):
+class _DialectWriter(Values):
     """:class:`~torchmdla.importer.reader.GraphBuilder` of functions in the dialect.
 
     Args:
@@ -283,7 +283,7 @@ class _Written(Values):
         self._source = "" if source.startswith(__file__) else source
 
     def input(self, name: str) -> None:
-        type_ = _type(self.seen(name))
+        type_ = _type(self.recorded(name))
         self.define(name, self._builder.argument(type_, parameter=name in self._parameters))
 
     def constant(self, index: int, name: str, value: object) -> None:
@@ -300,11 +300,11 @@ class _Written(Values):
     ) -> list[object]:
         if op == "prim::NumToTensor.Scalar":
             schema, operands = schema_of("aten::scalar_tensor"), [*operands, None, None, None, None]
-        known = _schema(qualified_name(schema) if schema else _ON_SIZES.get(op, op))
+        known = _schema(qualified_name(schema) if schema else _SIZE_ARITHMETIC.get(op, op))
         arguments = [_literals(operand) for operand in operands]
         values = self._builder.call(known, arguments, [_type(meta) for meta in metas], self._source)
         return [
-            self._builder.unpacked(value) if isinstance(meta, list | tuple) else value
+            self._builder.unpack(value) if isinstance(meta, list | tuple) else value
             for value, meta in zip(values, metas, strict=True)
         ]
 

@@ -151,7 +151,7 @@ class _Liveness:
         storage.last = max(storage.last, number)
 
     def _define(self, call: Call, number: int) -> None:
-        aliased = _aliased(call)
+        aliased = _aliases_of(call)
         several = len(call.outputs) > 1
         for index, tensor in enumerate(call.outputs):
             base = aliased.get(tensor.name)
@@ -169,7 +169,7 @@ class _Liveness:
         self._of[tensor.name] = storage
 
 
-def _aliased(call: Call) -> Mapping[str, str]:
+def _aliases_of(call: Call) -> Mapping[str, str]:
     """Return the argument name for each result that shares the argument's memory (views, in-place ops)."""
     if not is_view(call) and not call.schema.written:
         return {}

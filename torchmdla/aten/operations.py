@@ -97,10 +97,10 @@ class OpReport:
         table.add_column("layer", "total", no_wrap=True)
         for heading, name in _COLUMNS.items():
             table.add_column(heading, f"{getattr(whole, name):,}", justify="right", no_wrap=True)
-        table.add_column("operations", _in_words(whole.counts))
+        table.add_column("operations", _counts_text(whole.counts))
         for layer in self.layers:
             numbers = [f"{getattr(layer, name):,}" for name in _COLUMNS.values()]
-            table.add_row(layer.name, *numbers, _in_words(layer.counts))
+            table.add_row(layer.name, *numbers, _counts_text(layer.counts))
         return table
 
 
@@ -113,7 +113,7 @@ _COLUMNS = {
 }
 
 
-def _in_words(counts: Counts | None) -> str:
+def _counts_text(counts: Counts | None) -> str:
     if counts is None:
         return "not known"
     return ", ".join(f"{kind} {counts[kind]:,}" for kind in KINDS if kind in counts)

@@ -15,7 +15,7 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
-from torchmdla.aten.dialect import AtenError, explained, register
+from torchmdla.aten.dialect import AtenError, diagnostics_as_error, register
 from torchmdla.aten.liveness import LivenessReport, liveness_report
 from torchmdla.aten.naming import layer_names
 from torchmdla.aten.operations import OpReport, op_report
@@ -23,7 +23,7 @@ from torchmdla.aten.returns import return_elimination
 from torchmdla.aten.to_std import aten_to_std, lower_to_std
 
 
-def _reporting(report: Callable[..., OpReport | LivenessReport]) -> Callable[..., None]:
+def _report_pass(report: Callable[..., OpReport | LivenessReport]) -> Callable[..., None]:
     def run(module: Any, function: str = "", format: str = "json", output: str = "-") -> None:
         if format not in ("json", "table"):
             raise AtenError(f"format must be json or table, got {format!r}")
@@ -49,8 +49,8 @@ def _table(report: OpReport | LivenessReport) -> str:
 # Each function has the module as its argument, and its options as keyword arguments.
 PASSES: Mapping[str, Callable[..., object]] = {
     "aten-layer-name": layer_names,
-    "aten-op-report": _reporting(op_report),
-    "aten-liveness-report": _reporting(liveness_report),
+    "aten-op-report": _report_pass(op_report),
+    "aten-liveness-report": _report_pass(liveness_report),
     "aten-return-elimination": return_elimination,
     "aten-to-std": aten_to_std,
     "aten-lower-to-std": lower_to_std,
@@ -93,7 +93,7 @@ def run(module: ir.Module, text: str) -> None:
         AtenError: as :func:`pipeline`, or a pass fails; the message has the reason.
     """
     manager = pipeline(text, module.context)
-    with explained("the pipeline failed"):
+    with diagnostics_as_error("the pipeline failed"):
         manager.run(module.operation)
 
 

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from torchmdla.importer.schemas import aliased, may_be_view, written
+from torchmdla.importer.schemas import aliased_arguments, may_be_view, written_arguments
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class OpSchema:
     @cached_property
     def aliased(self) -> tuple[int | None, ...]:
         """Return for each result the argument that it may be a view of, or that is written and returned."""
-        return aliased(self.schema)
+        return aliased_arguments(self.schema)
 
     @cached_property
     def written(self) -> tuple[int, ...]:
         """Return the arguments that the op writes to."""
-        return written(self.schema)
+        return written_arguments(self.schema)
 
     @cached_property
     def is_view(self) -> bool:

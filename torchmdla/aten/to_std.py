@@ -137,7 +137,7 @@ class _Function:
         signature = ir.FunctionType(ir.TypeAttr(source.attributes["function_type"]).value)
         inputs = [_memory(type_) for type_ in signature.inputs]
         results = [_memory(type_) for type_ in signature.results if not types.is_none(type_)]
-        attributes = {name: source.attributes[name] for name in _KEPT if name in source.attributes}
+        attributes = {name: source.attributes[name] for name in _KEPT_ATTRIBUTES if name in source.attributes}
         attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
         body = self._globals.function(source, attributes).regions[0].blocks.append(*inputs)
         self._known.update(zip(block.arguments, body.arguments, strict=True))
@@ -165,7 +165,7 @@ class _Function:
             operands = [self._value(value) for value in op.operands]
             ir.Operation.create(op.name, operands=operands, attributes=dict(_attributes(op)))
         else:
-            raise AtenError(f"{op.name} is no op of the aten dialect ({op.location})")
+            raise AtenError(f"{op.name} is not an op of the aten dialect ({op.location})")
 
     def constant(self, op: Any) -> None:
         """Record a literal, which is written at each use; a tensor literal becomes constant memory."""
@@ -186,7 +186,7 @@ class _Function:
         """Copy a value that was not computed in its destination."""
         value, destination = (self._value(operand) for operand in op.operands)
         if value != destination:
-            self._used([value], ir.Operation.create("memref.copy", operands=[value, destination]))
+            self._record_use([value], ir.Operation.create("memref.copy", operands=[value, destination]))
 
     def finish(self, op: Any) -> None:
         """Return memory and numbers; the caller frees returned memory."""
@@ -209,7 +209,7 @@ class _Function:
         codes: list[str] = []
         operands: list[ir.Value] = []
         for value in op.operands:
-            self._pass(self._known[value], codes, operands)
+            self._append_operand(self._known[value], codes, operands)
         used = list(operands)
         result_codes: list[str] = []
         returned = []
@@ -219,19 +219,19 @@ class _Function:
                 self._known[result] = self._known[op.operands[written]]
             elif types.is_tensor(result.type) or isinstance(result.type, ir.TupleType):
                 self._known[result] = self._allocate(result)
-                self._pass(self._known[result], result_codes, operands)
+                self._append_operand(self._known[result], result_codes, operands)
             elif not types.is_none(result.type):
                 returned.append(result)
-                result_codes.append(_code(_wide(result.type)))
+                result_codes.append(_code(_wide_type(result.type)))
             else:
                 self._known[result] = _Literal(None)
         name = _symbol(schema.qualified, codes, result_codes)
-        passed = [_erased(operand) for operand in operands]
-        outputs = [_wide(result.type) for result in returned]
+        passed = [_erase_sizes(operand) for operand in operands]
+        outputs = [_wide_type(result.type) for result in returned]
         self._globals.declare(name, [operand.type for operand in passed], outputs)
         callee = {"callee": ir.FlatSymbolRefAttr.get(name)}
         call = ir.Operation.create("func.call", results=outputs, operands=passed, attributes=callee)
-        self._used([*used, *operands], call)
+        self._record_use([*used, *operands], call)
         self._known.update(zip(returned, call.results, strict=True))
         self._note_views(op, schema)
 
@@ -251,23 +251,23 @@ class _Function:
             flat = [item for known in memory for item in (known if isinstance(known, list) else [known])]
             self._viewed.update((item, schema.qualified) for item in flat if isinstance(item, ir.Value))
 
-    def _pass(self, known: Any, codes: list[str], operands: list[ir.Value]) -> None:
+    def _append_operand(self, known: Any, codes: list[str], operands: list[ir.Value]) -> None:
         """Append an operand, and its code in the function's name."""
         if isinstance(known, list):
             codes.append(f"l{len(known)}")
             for item in known:
-                self._pass(item, codes, operands)
+                self._append_operand(item, codes, operands)
         elif isinstance(known, _Literal):
-            self._pass_literal(known.value, codes, operands)
+            self._append_literal(known.value, codes, operands)
         elif isinstance(known.type, ir.MemRefType):
             codes.append(f"{_code(known.type.element_type)}r{known.type.rank}")
             operands.append(known)
         else:
-            widened = _widened(known)
+            widened = _widen(known)
             codes.append(_code(widened.type))
             operands.append(widened)
 
-    def _pass_literal(self, value: Any, codes: list[str], operands: list[ir.Value]) -> None:
+    def _append_literal(self, value: Any, codes: list[str], operands: list[ir.Value]) -> None:
         if value is None:
             codes.append("n")
         elif isinstance(value, str):
@@ -278,7 +278,7 @@ class _Function:
             codes.append(f"{element}s")
             operands.append(self._numbers(value, element))
         else:
-            number = _number(value, _wide(constants.literal(value)[1]))
+            number = _number(value, _wide_type(constants.literal(value)[1]))
             codes.append(_code(number.type))
             operands.append(number)
 
@@ -295,10 +295,10 @@ class _Function:
 
     def _allocate(self, result: ir.Value) -> Any:
         if isinstance(result.type, ir.TupleType):
-            return [self._new(type_) for type_ in types.elements_of(result.type)]
-        return self._destinations.get(result) or self._new(result.type)
+            return [self._alloc(type_) for type_ in types.elements_of(result.type)]
+        return self._destinations.get(result) or self._alloc(result.type)
 
-    def _new(self, type_: ir.Type) -> ir.Value:
+    def _alloc(self, type_: ir.Type) -> ir.Value:
         memory = _memory(type_)
         if not memory.has_static_shape:
             raise AtenError(f"the sizes of a result must be known to allocate it, got {type_}")
@@ -307,7 +307,7 @@ class _Function:
         self._last[value] = value.owner
         return value
 
-    def _used(self, values: Sequence[ir.Value], op: Any) -> None:
+    def _record_use(self, values: Sequence[ir.Value], op: Any) -> None:
         for value in values:
             if value in self._last:
                 self._last[value] = op
@@ -333,7 +333,7 @@ _RULES: Mapping[str, _Rule] = {
     "func.return": _Function.finish,
 }
 _UNCHANGED = frozenset(("memref.store", "memref.copy", "cf.assert"))
-_KEPT = ("sym_name", "sym_visibility", "arg_attrs")
+_KEPT_ATTRIBUTES = ("sym_name", "sym_visibility", "arg_attrs")
 
 
 def _attributes(op: Any) -> list[tuple[str, ir.Attribute]]:
@@ -344,7 +344,7 @@ def _memory(type_: ir.Type) -> Any:
     return memref_type(type_) if types.is_tensor(type_) else type_
 
 
-def _erased(value: ir.Value) -> ir.Value:
+def _erase_sizes(value: ir.Value) -> ir.Value:
     """Return memory with dynamic sizes; only the rank remains in the type."""
     if not isinstance(value.type, ir.MemRefType) or not value.type.rank:
         return value
@@ -353,7 +353,7 @@ def _erased(value: ir.Value) -> ir.Value:
     return ir.Operation.create("memref.cast", results=[type_], operands=[value]).result
 
 
-def _wide(type_: ir.Type) -> ir.Type:
+def _wide_type(type_: ir.Type) -> ir.Type:
     """Return the type that numbers are passed as: ``i64``, ``f64`` or ``i1``."""
     if isinstance(type_, ir.IntegerType) and type_.width > 1:
         return ir.IntegerType.get_signless(64)
@@ -362,11 +362,11 @@ def _wide(type_: ir.Type) -> ir.Type:
     return type_
 
 
-def _widened(value: ir.Value) -> ir.Value:
-    if value.type == _wide(value.type):
+def _widen(value: ir.Value) -> ir.Value:
+    if value.type == _wide_type(value.type):
         return value
     op = "arith.extsi" if isinstance(value.type, ir.IntegerType) else "arith.extf"
-    return ir.Operation.create(op, results=[_wide(value.type)], operands=[value]).result
+    return ir.Operation.create(op, results=[_wide_type(value.type)], operands=[value]).result
 
 
 def _number(value: Any, type_: ir.Type) -> ir.Value:

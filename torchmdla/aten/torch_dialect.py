@@ -15,7 +15,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import torch as torch_dialect
 
 from torchmdla.aten import constants, types
-from torchmdla.aten.dialect import CAST, AtenError, explained, register, verify
+from torchmdla.aten.dialect import CAST, AtenError, diagnostics_as_error, register, verify
 from torchmdla.aten.schemas import OpSchema, registry
 
 
@@ -28,14 +28,14 @@ def from_torch(module: ir.Module | str) -> ir.Module:
     Raises:
         AtenError: the text is not valid, or the aten dialect cannot express an op or a type; the message names it.
     """
-    source = _parsed(module) if isinstance(module, str) else module
+    source = _parse(module) if isinstance(module, str) else module
     register(source.context)
     with source.context, source.operation.location:
         target = ir.Module.create()
         for op in source.body.operations:
             if op.operation.name == "func.func":
                 _Function(op, target.body).convert()
-            elif op.operation.name not in _FORGOTTEN:
+            elif op.operation.name not in _IGNORED_OPS:
                 raise AtenError(
                     f"{op.operation.name} cannot be expressed in the aten dialect ({op.operation.location})"
                 )
@@ -43,10 +43,10 @@ def from_torch(module: ir.Module | str) -> ir.Module:
     return target
 
 
-def _parsed(text: str) -> ir.Module:
+def _parse(text: str) -> ir.Module:
     context = ir.Context()
     torch_dialect.register_dialect(context)
-    with explained("the module is not valid"), context:
+    with diagnostics_as_error("the module is not valid"), context:
         return ir.Module.parse(text)
 
 
@@ -124,7 +124,7 @@ class _Function:
 
     def _op(self, op: Any) -> None:
         try:
-            if op.name in _FORGOTTEN:
+            if op.name in _IGNORED_OPS:
                 return
             if op.name in _RULES:
                 results = _RULES[op.name](self, op)
@@ -138,7 +138,7 @@ class _Function:
     def operand(self, value: ir.Value) -> ir.Value:
         """Return the converted value of a value of the source."""
         if value not in self._values:
-            raise AtenError(f"the result of {_maker(value)} cannot be expressed in the aten dialect")
+            raise AtenError(f"the result of {_producer_name(value)} cannot be expressed in the aten dialect")
         return self._values[value]
 
     def operands(self, op: Any) -> list[ir.Value]:
@@ -161,7 +161,7 @@ def _schema(op: Any) -> OpSchema:
     """Return the schema of ``torch.aten.add.Tensor`` or ``torch.operator "torch.aten.add.Tensor"``."""
     name = ir.StringAttr(op.attributes["name"]).value if op.name == "torch.operator" else op.name
     namespace, _, rest = name.removeprefix("torch.").partition(".")
-    schema = registry().get(f"aten::{rest}" if namespace == "aten" else _TWINS.get(name, ""))
+    schema = registry().get(f"aten::{rest}" if namespace == "aten" else _EQUIVALENT_OPS.get(name, ""))
     if schema is None:
         raise AtenError(f"{name} cannot be expressed in the aten dialect")
     return schema
@@ -177,15 +177,15 @@ def _list_type(result: ir.Value) -> ir.Type | None:
     for use in result.uses:
         if use.owner.operation.name == "torch.prim.ListUnpack":
             return ir.TupleType.get_tuple([_type(element.type) for element in use.owner.operation.results])
-    raise AtenError(f"the length of the list that {_maker(result)} makes is not known")
+    raise AtenError(f"the length of the list that {_producer_name(result)} makes is not known")
 
 
-def _maker(value: ir.Value) -> str:
+def _producer_name(value: ir.Value) -> str:
     return str(value.owner.name) if isinstance(value, ir.OpResult) else "an argument"
 
 
 # Ops of other namespaces with the operands of an ATen op.
-_TWINS: Mapping[str, str] = {
+_EQUIVALENT_OPS: Mapping[str, str] = {
     "torch.prims.squeeze": "aten::squeeze.dims",
     "torch.prims.sqrt": "aten::sqrt",
     "torch.prims.collapse": "aten::flatten.using_ints",
@@ -207,24 +207,24 @@ def _tensor_literal(function: _Function, op: Any) -> Sequence[ir.Value]:
         value = ir.Attribute.parse(f"{text} : {type_}")
     except TypeError:
         raise AtenError(f"the bindings of MLIR cannot hold a literal of type {type_}") from None
-    return [constants.written(value, type_)]
+    return [constants.constant_of_attribute(value, type_)]
 
 
 def _list(function: _Function, op: Any) -> Sequence[ir.Value]:
     """Convert a list: literals become one literal, other elements are packed."""
     elements = function.operands(op)
-    known = [_known(element) for element in elements]
+    known = [_constant_value(element) for element in elements]
     if all(isinstance(value, bool | int | float) for value in known) and len({type(value) for value in known}) <= 1:
         return [constants.constant(known)]
     return [_cast(elements, ir.TupleType.get_tuple([element.type for element in elements]))]
 
 
-def _known(value: ir.Value) -> object:
+def _constant_value(value: ir.Value) -> object:
     is_constant = isinstance(value, ir.OpResult) and value.owner.name == "aten.constant"
     return constants.read(value.owner) if is_constant else None
 
 
-def _unpacked(function: _Function, op: Any) -> Sequence[ir.Value]:
+def _list_unpack(function: _Function, op: Any) -> Sequence[ir.Value]:
     value = function.operand(op.operands[0])
     if not isinstance(value.type, ir.TupleType):
         raise AtenError(f"{op.name} takes apart a value of type {value.type}")
@@ -236,7 +236,7 @@ def _cast(elements: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
     return ir.Operation.create(CAST, results=[type_], operands=list(elements)).result
 
 
-def _same(function: _Function, op: Any) -> Sequence[ir.Value]:
+def _forward(function: _Function, op: Any) -> Sequence[ir.Value]:
     return [function.operand(op.operands[0])]
 
 
@@ -246,7 +246,7 @@ def _number_to_tensor(function: _Function, op: Any) -> Sequence[ir.Value]:
     return [ir.Operation.create("aten.scalar_tensor", results=[_type(op.results[0].type)], operands=operands).result]
 
 
-def _converted(function: _Function, op: Any) -> Sequence[ir.Value]:
+def _convert(function: _Function, op: Any) -> Sequence[ir.Value]:
     value, dtype = function.operands(op)
     operands = [value, dtype, constants.constant(False), constants.constant(False), constants.constant(None)]
     return [ir.Operation.create("aten.to.dtype", results=[_type(op.results[0].type)], operands=operands).result]
@@ -269,28 +269,28 @@ def _return(function: _Function, op: Any) -> Sequence[ir.Value]:
     return []
 
 
-def _none(function: _Function, op: Any) -> Sequence[ir.Value]:
+def _erase(function: _Function, op: Any) -> Sequence[ir.Value]:
     return [constants.constant(None)]
 
 
 # These ops name symbolic sizes; the types have the needed information.
-_FORGOTTEN = frozenset(("torch.bind_symbolic_shape", "torch.symbolic_int", "torch.initialize.global_slots"))
+_IGNORED_OPS = frozenset(("torch.bind_symbolic_shape", "torch.symbolic_int", "torch.initialize.global_slots"))
 
 _RULES: Mapping[str, _Rule] = {
     **{f"torch.constant.{kind}": _literal for kind in ("bool", "int", "float", "str", "device")},
-    "torch.constant.none": _none,
+    "torch.constant.none": _erase,
     "torch.vtensor.literal": _tensor_literal,
     "torch.tensor.literal": _tensor_literal,
     "torch.prim.ListConstruct": _list,
     "torch.prim.TupleConstruct": _list,
-    "torch.prim.ListUnpack": _unpacked,
-    "torch.prim.TupleUnpack": _unpacked,
+    "torch.prim.ListUnpack": _list_unpack,
+    "torch.prim.TupleUnpack": _list_unpack,
     "torch.prim.NumToTensor.Scalar": _number_to_tensor,
-    "torch.prims.convert_element_type": _converted,
-    "torch.derefine": _same,
-    "torch.copy.to_tensor": _same,
-    "torch.copy.to_vtensor": _same,
-    "torch.tensor_static_info_cast": _same,
+    "torch.prims.convert_element_type": _convert,
+    "torch.derefine": _forward,
+    "torch.copy.to_tensor": _forward,
+    "torch.copy.to_vtensor": _forward,
+    "torch.tensor_static_info_cast": _forward,
     "torch.overwrite.tensor.contents": _overwrite,
     "torch.runtime.assert": _check,
     "func.return": _return,

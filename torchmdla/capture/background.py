@@ -53,7 +53,7 @@ class Background:
             self._threads.append(thread)
 
     def _run(self) -> None:
-        worker.give_way()
+        worker.lower_priority()
         while (task := self._tasks.get()) is not None:
             # A later call of the group retries a task that failed.
             with contextlib.suppress(Exception):

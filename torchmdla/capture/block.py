@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
-from torch import Tensor, fx
+import torch
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from torchmdla.capture.dispatch import External, NumberRead, Recorder, described
-from torchmdla.capture.functional import final_values, functional
-from torchmdla.capture.tensor_names import names_in_frame
+from torchmdla.capture.dispatch import External, NumberRead, Recorder, describe_tensor
+from torchmdla.capture.functional import final_values, functionalise
 from torchmdla.errors import CaptureError, CaptureWarning
 
 
@@ -118,7 +118,7 @@ class Capture:
         self._state = "closed"
         try:
             if kind is None:
-                block = self._finish(names_in_frame(sys._getframe(1)))
+                block = self._finish(_names_in_frame(sys._getframe(1)))
                 self._add(block)
                 _warn(block, self._recorder.fixed_numbers())
         finally:
@@ -131,7 +131,7 @@ class Capture:
         flat, structure = self._results
         self._recorder.finish(flat)
         externals = self._recorder.externals
-        module = functional(self._recorder.graph, [external.layout for external in externals])
+        module = functionalise(self._recorder.graph, [external.layout for external in externals])
         _check_writes(module.graph, externals)
         entering = [external for external in externals if not external.is_constant]
         return Block(
@@ -154,7 +154,7 @@ def _check_writes(graph: fx.Graph, externals: Sequence[External]) -> None:
     finals = final_values(graph)
     for node, external in zip(graph.find_nodes(op="placeholder"), externals, strict=True):
         if external.is_written != (node in finals) and external.layout.numel():
-            raise CaptureError(f"a write to {described(external.layout)} cannot be captured")
+            raise CaptureError(f"a write to {describe_tensor(external.layout)} cannot be captured")
 
 
 def _warn(block: Block, reads: Sequence[NumberRead]) -> None:
@@ -162,17 +162,17 @@ def _warn(block: Block, reads: Sequence[NumberRead]) -> None:
 
     def listed(holds: Callable[[External], bool]) -> str:
         labels = [
-            f"{name or 'a tensor'} ({described(external.layout)})"
+            f"{name or 'a tensor'} ({describe_tensor(external.layout)})"
             for external, name in zip(block.externals, block.names, strict=True)
             if holds(external)
         ]
         return ", ".join(labels)
 
     told = {
-        "writes to tensors that are no arguments, which become arguments and results": listed(
+        "writes to tensors that are not arguments; they become arguments and results": listed(
             lambda external: external.is_written and not external.is_argument
         ),
-        "reads tensors that are no arguments, which become constants as they are now": listed(
+        "reads tensors that are not arguments; they become constants with their present values": listed(
             lambda external: external.is_constant and not external.is_literal
         ),
         "keeps numbers that were read from tensors as they were in the capture": ", ".join(
@@ -182,3 +182,50 @@ def _warn(block: Block, reads: Sequence[NumberRead]) -> None:
     text = "; it ".join(f"{what}: {which}" for what, which in told.items() if which)
     if text:
         warnings.warn(f"captured function {block.name!r}: it {text}", CaptureWarning, stacklevel=3)
+
+
+# Names of tensors in the user's program
+
+
+def _names_in_frame(frame: FrameType) -> dict[int, str]:
+    """Return the names of tensors that the variables of a frame lead to, by storage.
+
+    The search covers tensors, parameters, buffers and gradients of modules, states of optimisers, and lists, tuples and
+    dictionaries of these. The first name found counts. The frame's local variables come before its globals.
+    """
+    names: dict[int, str] = {}
+    for variables in (frame.f_locals, frame.f_globals):
+        for name, value in list(variables.items()):
+            for full_name, tensor in _named_tensors(name, value):
+                if tensor.layout == torch.strided:
+                    names.setdefault(tensor.untyped_storage()._cdata, full_name)
+    return names
+
+
+def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+        if value.is_leaf and value.grad is not None:
+            yield f"{name}.grad", value.grad
+    elif isinstance(value, nn.Module):
+        for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
+            yield from _named_tensors(f"{name}.{key}", tensor)
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from _named_optimiser_state(name, value)
+    elif type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            if isinstance(item, Tensor):
+                yield from _named_tensors(f"{name}[{index}]", item)
+    elif type(value) is dict:
+        for key, item in list(value.items()):
+            if isinstance(item, Tensor):
+                yield from _named_tensors(f"{name}[{key!r}]", item)
+
+
+def _named_optimiser_state(name: str, optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        state: Mapping[str, Any] = optimiser.state.get(parameter, {})
+        for key, item in state.items():
+            if isinstance(item, Tensor):
+                yield f"{name}.state[{index}][{key!r}]", item

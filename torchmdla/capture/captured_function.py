@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_unflatten
 
 from torchmdla.capture.block import Block, Origin
-from torchmdla.capture.dispatch import described
+from torchmdla.capture.dispatch import describe_tensor
 from torchmdla.capture.fx import form_groups
 from torchmdla.capture.options import Options
 
@@ -71,9 +71,9 @@ class CapturedFunction:
                 raise TypeError(f"argument {index} of {self.__name__} must be a tensor, got {type(tensor).__name__}")
             layout = expected.layout
             if (tensor.dtype, tensor.shape, tensor.device.type) != (layout.dtype, layout.shape, "cpu"):
-                actual = f"{described(tensor)} on {tensor.device}"
+                actual = f"{describe_tensor(tensor)} on {tensor.device}"
                 raise ValueError(
-                    f"argument {index} of {self.__name__} must be {described(layout)} on cpu, got {actual}"
+                    f"argument {index} of {self.__name__} must be {describe_tensor(layout)} on cpu, got {actual}"
                 )
             if index in self._viewed and tensor.stride() != layout.stride():
                 raise ValueError(

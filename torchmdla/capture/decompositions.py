@@ -27,21 +27,21 @@ aten = torch.ops.aten
 @lru_cache(maxsize=1)
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decomposition of each operator overload."""
-    table = dict(get_decompositions(_DECOMPOSED))
+    table = dict(get_decompositions(_DECOMPOSED_OPS))
     functional = aten._native_batch_norm_legit_functional.default
-    table[functional] = partial(_without_gradients_of_statistics, table[functional])
-    table |= {norm: partial(_in_format_of_kernel, table[norm]) for norm in _BATCH_NORMS}
-    table[aten.copy.default] = _copied
+    table[functional] = partial(_detach_statistics, table[functional])
+    table |= {norm: partial(_use_kernel_format, table[norm]) for norm in _BATCH_NORMS}
+    table[aten.copy.default] = _copy
     return table
 
 
-def _without_gradients_of_statistics(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def _detach_statistics(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Return the results of ``norm`` with its last two, the new running statistics, detached as the operator's are."""
     *results, mean, variance = norm(*args, **kwargs)
     return (*results, mean.detach(), variance.detach())
 
 
-def _in_format_of_kernel(norm: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def _use_kernel_format(norm: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Return the results of ``norm`` in the memory format of eager's kernel.
 
     That is the format of ``value`` if it has one, and contiguous otherwise. PyTorch's decomposition keeps any order of
@@ -53,14 +53,14 @@ def _in_format_of_kernel(norm: Callable[..., Any], value: Tensor, *args: Any, **
     return (result.contiguous(memory_format=memory_format), *others)
 
 
-def _copied(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+def _copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Return ``src`` in the sizes, dtype and strides of ``self``, by operators that have derivatives."""
     copy = partial(Tensor.to, device=self.device, dtype=self.dtype, copy=True, memory_format=torch.contiguous_format)
-    copied = in_order(order_in_memory(self), copy, src.expand(self.shape))
-    return copied if is_non_overlapping_and_dense_or_false(self) else _as_in_memory(copied, self)
+    copied = apply_in_order(memory_order(self), copy, src.expand(self.shape))
+    return copied if is_non_overlapping_and_dense_or_false(self) else _match_layout(copied, self)
 
 
-def _as_in_memory(tensor: Tensor, other: Tensor) -> Tensor:
+def _match_layout(tensor: Tensor, other: Tensor) -> Tensor:
     """Return ``tensor`` at the offset and strides of ``other``.
 
     AOT Autograd assumes that a view of a result is a view of the written input, with the same offset and strides.
@@ -73,13 +73,13 @@ def _as_in_memory(tensor: Tensor, other: Tensor) -> Tensor:
     )
 
 
-def order_in_memory(tensor: Tensor) -> list[int]:
+def memory_order(tensor: Tensor) -> list[int]:
     """Return the dimensions of ``tensor`` in descending order of stride."""
     order, _ = compute_elementwise_output_logical_to_physical_perm(tensor)
     return order
 
 
-def in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+def apply_in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """Return the result of ``make`` for ``tensor`` permuted to ``order``, with the dimensions permuted back."""
     if order == sorted(order):
         return make(tensor)
@@ -87,14 +87,14 @@ def in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: Tensor)
 
 
 @contextmanager
-def whole_operators() -> Iterator[None]:
+def keep_operators_whole() -> Iterator[None]:
     """Trace the operators of ``_KERNELS`` by its kernels in place of PyTorch's Python, until the context ends.
 
     PyTorch keeps its Python kernels per process, so the caller must hold Dynamo's compile lock.
     """
     before = {operator: dict(operator.py_kernels) for operator in _KERNELS}
     for operator, kernels in _KERNELS.items():
-        others = {key: kernel for key, kernel in before[operator].items() if key not in _TAKING_APART}
+        others = {key: kernel for key, kernel in before[operator].items() if key not in _DECOMPOSING_KEYS}
         _replace_kernels(operator, {**others, **kernels})
     try:
         yield
@@ -103,7 +103,7 @@ def whole_operators() -> Iterator[None]:
             _replace_kernels(operator, kernels)
 
 
-_TAKING_APART = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+_DECOMPOSING_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 Kernels = Mapping[DispatchKey, Callable[..., Any]]
 
@@ -114,7 +114,7 @@ def _replace_kernels(operator: Any, kernels: Kernels) -> None:
     operator._dispatch_cache.clear()
 
 
-def _resized(resize: Any, image: Tensor, output_size: Sequence[int] | None, *rest: Any) -> Tensor:
+def _resize_vec(resize: Any, image: Tensor, output_size: Sequence[int] | None, *rest: Any) -> Tensor:
     """Return the result of an operator's overload ``vec`` by ``resize``: PyTorch's C++ lacks support for symbols."""
     *corners, scale_factors = rest
     sizes = upsample_compute_output_size(image.shape, output_size, scale_factors)
@@ -122,7 +122,7 @@ def _resized(resize: Any, image: Tensor, output_size: Sequence[int] | None, *res
     return result
 
 
-def _gradient_of_image(gradient: Tensor, output_size: object, input_size: Sequence[int], *rest: object) -> Tensor:
+def _image_gradient(gradient: Tensor, output_size: object, input_size: Sequence[int], *rest: object) -> Tensor:
     """Return an empty gradient of a resized image.
 
     PyTorch's C++ does not support symbols there, except for nearest in 2 dimensions.
@@ -130,7 +130,7 @@ def _gradient_of_image(gradient: Tensor, output_size: object, input_size: Sequen
     return gradient.new_empty(input_size)
 
 
-_RESIZED = [
+_RESIZE_OPS = [
     *(f"{kind}{dims}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)),
     *(f"upsample_{kind}" for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
 ]
@@ -138,14 +138,14 @@ _RESIZED = [
 # Operators for which PyTorch's Python decomposition differs from its kernels. Resizing copies where the sizes are equal
 # and halves the index where they double, whatever the scale. Losses report a wrong target.
 _KERNELS: dict[Any, Kernels] = {
-    **{getattr(aten, name).default: {} for name in _RESIZED},
+    **{getattr(aten, name).default: {} for name in _RESIZE_OPS},
     **{
-        getattr(aten, name).vec: dict.fromkeys(_TAKING_APART, partial(_resized, getattr(aten, name).default))
-        for name in _RESIZED
+        getattr(aten, name).vec: dict.fromkeys(_DECOMPOSING_KEYS, partial(_resize_vec, getattr(aten, name).default))
+        for name in _RESIZE_OPS
     },
     **{
-        operator: {DispatchKey.Meta: _gradient_of_image}
-        for operator in (getattr(aten, f"{name}_backward").default for name in _RESIZED)
+        operator: {DispatchKey.Meta: _image_gradient}
+        for operator in (getattr(aten, f"{name}_backward").default for name in _RESIZE_OPS)
         if DispatchKey.Meta not in operator.py_kernels
     },
     aten.multi_margin_loss.default: {},
@@ -161,7 +161,7 @@ _BATCH_NORMS: list[Any] = [
     aten.native_batch_norm.default,
 ]
 
-_DECOMPOSED: list[Any] = [
+_DECOMPOSED_OPS: list[Any] = [
     *_BATCH_NORMS,
     aten.native_batch_norm_backward,
     aten.native_layer_norm_backward,

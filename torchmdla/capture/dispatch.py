@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchmdla.errors import CaptureError
-from torchmdla.importer.schemas import is_metadata, written
+from torchmdla.importer.schemas import is_metadata, written_arguments
 from torchmdla.importer.trace import in_schema_order, leaves, map_structure, qualified_name
 
 aten = torch.ops.aten
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         _check_call(func, args, kwargs)
-        if func in _FRESH:
+        if func in _LIFT_OPS:
             return self._literal(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
             return self._in_place_view(func, args, kwargs)
@@ -137,10 +137,10 @@ class Recorder(TorchDispatchMode):
         if not tensors and not target._schema.is_mutable:
             name = qualified_name(func._schema)
             if roots and not is_metadata(name):
-                self._reads.append((NumberRead(name, _place()), roots))
+                self._reads.append((NumberRead(name, _source_location()), roots))
             return result
         node = self.graph.call_function(target, tuple(nodes), named)
-        node.meta["stack_trace"] = _trace()
+        node.meta["stack_trace"] = _stack_trace()
         self._define(node, result)
         for tensor in tensors:
             self._roots[_storage(tensor)] = self._roots.get(_storage(tensor), frozenset()) | roots
@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
         )
         if torch.Tag.nondeterministic_seeded in target.tags:
             roots |= {_RANDOM}
-        for leaf in leaves([operands[index] for index in written(target._schema)]):
+        for leaf in leaves([operands[index] for index in written_arguments(target._schema)]):
             if isinstance(leaf, Tensor):
                 self._written.add(_storage(leaf))
                 self._roots[_storage(leaf)] = self._roots.get(_storage(leaf), frozenset()) | roots
@@ -200,7 +200,7 @@ class Recorder(TorchDispatchMode):
         # A view that no operator created.
         owner = self._owners[key[0]]
         node = self.graph.call_function(aten.as_strided.default, (owner, key[2], key[3], key[1]))
-        node.meta["stack_trace"] = _trace()
+        node.meta["stack_trace"] = _stack_trace()
         self._nodes[key] = node
         return node
 
@@ -226,7 +226,7 @@ class Recorder(TorchDispatchMode):
         external = self._external(result.detach().clone(), is_literal=True)
         self._roots[external.storage] = frozenset()
         node = self.graph.call_function(aten.clone.default, (external.node,))
-        node.meta["stack_trace"] = _trace()
+        node.meta["stack_trace"] = _stack_trace()
         self._bind(result, lambda: node)
         return result
 
@@ -235,18 +235,22 @@ class Recorder(TorchDispatchMode):
         name, overload = func._schema.name.partition("::")[2], func._schema.overload_name or "default"
         view = getattr(getattr(aten, name.removesuffix("_"), None), overload, None)
         before = _key(args[0])
-        if view is not None and name not in _RESIZING:
+        if view is not None and name not in _RESIZE_OPS:
             if any(external.storage == before[0] for external in self.externals):
-                raise CaptureError(f"{name} changes a tensor from outside, which cannot be captured (at {_place()})")
+                raise CaptureError(
+                    f"{name} changes a tensor from outside, which cannot be captured (at {_source_location()})"
+                )
             operands: Any = map_structure(self._operand, list(args))
             node = self.graph.call_function(view, tuple(operands), dict(kwargs))
-            node.meta["stack_trace"] = _trace()
+            node.meta["stack_trace"] = _stack_trace()
             result = func(*args, **kwargs)
             self._bind(result, lambda: node)
             return result
         result = func(*args, **kwargs)
         if _key(result) != before:
-            raise CaptureError(f"{name} gives a tensor other memory, which cannot be captured (at {_place()})")
+            raise CaptureError(
+                f"{name} gives a tensor other memory, which cannot be captured (at {_source_location()})"
+            )
         return result
 
     # After the block
@@ -287,14 +291,14 @@ class Recorder(TorchDispatchMode):
         known = key in self._nodes or key[0] in self._owners
         outside = [external for external in self.externals if external.storage == key[0]]
         if not known or (outside and all(external.is_constant for external in outside)):
-            raise CaptureError(f"result {index}, {described(result)}, was not computed inside of the block")
+            raise CaptureError(f"result {index}, {describe_tensor(result)}, was not computed inside of the block")
         return self._node(result)
 
     def _check_shared(self) -> None:
         for external in self.externals:
             sharing = [other for other in self.externals if other.storage == external.storage]
             if len(sharing) > 1 and external.is_written:
-                shapes = " and ".join(described(other.tensor) for other in sharing)
+                shapes = " and ".join(describe_tensor(other.tensor) for other in sharing)
                 raise CaptureError(f"{shapes} share memory that is written to: give only one of them")
 
     def _drop_clones_of_literals(self, results: set[fx.Node]) -> None:
@@ -314,7 +318,7 @@ class Recorder(TorchDispatchMode):
                 self.externals.remove(external)
 
 
-def described(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Return the dtype and shape of a tensor for a message, as ``float32[2, 3]``."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
@@ -324,17 +328,17 @@ _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 # Root of random numbers, in place of a storage.
 _RANDOM = -1
 
-_FRESH = frozenset([aten.lift_fresh.default, aten.lift.default])
+_LIFT_OPS = frozenset([aten.lift_fresh.default, aten.lift.default])
 
 # Their result sizes depend on data only if an index is a mask.
-_INDEXED = frozenset([aten.index.Tensor, aten._unsafe_index.Tensor])
+_INDEX_OPS = frozenset([aten.index.Tensor, aten._unsafe_index.Tensor])
 
-_RESIZING = frozenset(["resize_", "resize_as_", "set_"])
+_RESIZE_OPS = frozenset(["resize_", "resize_as_", "set_"])
 
-Rewritten = tuple[Any, Sequence[Any], Mapping[str, Any]]
+RewrittenCall = tuple[Any, Sequence[Any], Mapping[str, Any]]
 
 
-def _batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rewritten:
+def _batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> RewrittenCall:
     """Return the operator of batch norm whose schema declares its writes to the running statistics."""
     value, weight, bias, mean, variance, training, momentum, eps = in_schema_order(
         aten.native_batch_norm.default._schema, args, kwargs
@@ -350,17 +354,21 @@ def _batch_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Rewritten:
     return aten._native_batch_norm_legit.default, (value, weight, bias, mean, variance, True, momentum, eps), {}
 
 
-_HIDDEN_WRITES: Mapping[Any, Callable[[Sequence[Any], Mapping[str, Any]], Rewritten]] = {
+_HIDDEN_WRITES: Mapping[Any, Callable[[Sequence[Any], Mapping[str, Any]], RewrittenCall]] = {
     aten.native_batch_norm.default: _batch_norm
 }
 
 
 def _check_call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise an error, before the call runs, if a record cannot hold it."""
-    if torch.Tag.dynamic_output_shape in func.tags and not (func in _INDEXED and not _has_mask(args[1])):
-        raise CaptureError(f"the sizes of what {func} makes depend on data, which cannot be captured (at {_place()})")
+    if torch.Tag.dynamic_output_shape in func.tags and not (func in _INDEX_OPS and not _has_mask(args[1])):
+        raise CaptureError(
+            f"the sizes of what {func} makes depend on data, which cannot be captured (at {_source_location()})"
+        )
     if any(isinstance(leaf, torch.Generator) for leaf in leaves([*args, *kwargs.values()])):
-        raise CaptureError(f"{func} draws from a generator of its own, which cannot be captured (at {_place()})")
+        raise CaptureError(
+            f"{func} draws from a generator of its own, which cannot be captured (at {_source_location()})"
+        )
 
 
 def _has_mask(indices: Sequence[Tensor | None]) -> bool:
@@ -369,14 +377,16 @@ def _has_mask(indices: Sequence[Tensor | None]) -> bool:
 
 def _check_plain(tensor: Tensor, what: str) -> None:
     if tensor.device.type != "cpu":
-        raise CaptureError(f"{what}, {described(tensor)}, is on device {tensor.device}; only the cpu's can be captured")
+        raise CaptureError(
+            f"{what}, {describe_tensor(tensor)}, is on device {tensor.device}; only the cpu's can be captured"
+        )
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise CaptureError(
-            f"{what}, {described(tensor)}, has layout {tensor.layout}; only plain tensors can be captured"
+            f"{what}, {describe_tensor(tensor)}, has layout {tensor.layout}; only plain tensors can be captured"
         )
     if tensor.is_conj() or tensor.is_neg():
         raise CaptureError(
-            f"{what}, {described(tensor)}, is a lazy conjugate or negative: call resolve_conj() or _neg()"
+            f"{what}, {describe_tensor(tensor)}, is a lazy conjugate or negative: call resolve_conj() or _neg()"
         )
 
 
@@ -389,7 +399,7 @@ def _storage(tensor: Tensor) -> int:
     return storage
 
 
-def _frames() -> Iterator[Any]:
+def _user_frames() -> Iterator[Any]:
     """Yield the Python frames of the user's program, the innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -399,14 +409,14 @@ def _frames() -> Iterator[Any]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _trace() -> str:
+def _stack_trace() -> str:
     """Return the user's line that made a node, in the form of FX's ``meta["stack_trace"]``."""
-    frame = next(_frames(), None)
+    frame = next(_user_frames(), None)
     if frame is None:
         return ""
     return f'  File "{frame.f_code.co_filename}", line {frame.f_lineno}, in {frame.f_code.co_name}\n'
 
 
-def _place() -> str:
-    frame = next(_frames(), None)
+def _source_location() -> str:
+    frame = next(_user_frames(), None)
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -22,8 +22,7 @@ from torch.utils._sympy import functions
 
 from torchmdla import devices
 from torchmdla.capture.outputs import output_of
-from torchmdla.capture.places import Places, Values
-from torchmdla.capture.size_program import LARGEST, SizeNodes, SizeProgram
+from torchmdla.capture.size_program import LARGEST, Places, SizeNodes, SizeProgram, Values
 from torchmdla.capture.subgraph import Subgraph
 from torchmdla.capture.symbolic import RECURRENT, SymbolicRun, clear_shape_caches
 from torchmdla.compile_service import records
@@ -31,7 +30,7 @@ from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result, Sample
 from torchmdla.compiler.sizes import Size
 from torchmdla.errors import CompileError
-from torchmdla.importer import NOTHING, ImportedGraph, Record, TensorMeta, Wanted
+from torchmdla.importer import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record, TensorMeta
 from torchmdla.importer.size_int import SizeInt, SizeValue
 
 # The smallest size that is not a specialisation: 0 and 1 change broadcasting and strides.
@@ -78,7 +77,7 @@ def dynamic_program(
     places: Places,
     values: Values,
     written_out: bool,
-    wanted: Wanted = NOTHING,
+    options: ImportOptions = DEFAULT_OPTIONS,
 ) -> DynamicProgram:
     """Return the program of a group for all sizes like those of a call.
 
@@ -90,7 +89,7 @@ def dynamic_program(
         places: symbol of each number of the inputs.
         values: the symbols' values in the call.
         written_out: whether programs grow with the symbols, so that samples use small values only.
-        wanted: import options of the device.
+        options: import options of the device.
 
     Raises:
         CompileError: something other than numbers depends on the sizes, or the program fixes a number.
@@ -100,17 +99,17 @@ def dynamic_program(
     run = SymbolicRun(places, hints)
     with run:
         seen = run.record(subgraph.run_symbolic(run, record), record, subgraph.outputs)
-    known = _KnownSizes(run, seen)
+    known = _SizeExpressions(run, seen)
     everywhere = subgraph.import_program(
-        known.marked(seen), parameters, replace(wanted, composite_ops=wanted.composite_ops | RECURRENT)
+        known.mark_symbols(seen), parameters, replace(options, composite_ops=options.composite_ops | RECURRENT)
     )
     known.collect_conditions()
-    if not known.hold(values):
+    if not known.conditions_hold(values):
         raise CompileError("what holds at small sizes does not at the call's")
     _check_agreement(known.at(seen, values), record, subgraph.outputs)
-    points = _points(known, values, fixed, written_out)
-    samples = [subgraph.import_program(known.at(seen, point), parameters, wanted) for point in points]
-    if any(_form(sample) != _form(everywhere) for sample in samples):
+    points = _sample_points(known, values, fixed, written_out)
+    samples = [subgraph.import_program(known.at(seen, point), parameters, options) for point in points]
+    if any(_size_independent_parts(sample) != _size_independent_parts(everywhere) for sample in samples):
         raise CompileError("bindings, roles, dtypes or layouts depend on the sizes")
     program = Program(
         "",
@@ -126,11 +125,11 @@ def dynamic_program(
             for point, sample in zip(points, samples, strict=True)
         ),
     )
-    outputs = [_with_terms(output_of(output, everywhere), known) for output in everywhere.outputs]
+    outputs = [_replace_sizes_by_terms(output_of(output, everywhere), known) for output in everywhere.outputs]
     return DynamicProgram(samples[0], program, outputs, known.program())
 
 
-class _KnownSizes:
+class _SizeExpressions:
     """Sizes of a symbolic run at any values of its symbols, with the conditions under which they hold.
 
     Sizes are polynomials of the symbols. Parts of their expressions that are not polynomials (quotients, remainders)
@@ -150,7 +149,7 @@ class _KnownSizes:
                 if not isinstance(seen, int) or self._run.expression(size) not in run.values_of_sizes:
                     parts.update(dict.fromkeys(self._parts(self._expression(size))))
         if len(parts) > _MOST_PARTS:
-            raise CompileError(f"{len(parts)} sizes are no sums and products of others")
+            raise CompileError(f"{len(parts)} sizes are not sums and products of others")
         self._parts_of_sizes = list(parts)
         self._computed = [self._nodes.add(part) for part in parts]
         # Symbols that only the caller reads, after those of the program.
@@ -180,7 +179,7 @@ class _KnownSizes:
         """Return whether there are sizes that are not polynomials of the run's symbols."""
         return bool(self._computed)
 
-    def marked(self, record: Record) -> Record:
+    def mark_symbols(self, record: Record) -> Record:
         """Return ``record`` with the symbols of integers that are used as values."""
 
         def mark(seen: Any) -> Any:
@@ -203,7 +202,7 @@ class _KnownSizes:
         """Return the nodes that a call evaluates, the computed symbols and the guards."""
         return self._nodes.nodes, [*self._computed, *self._values_of_sizes.values()], self._guards
 
-    def hold(self, values: Values) -> bool:
+    def conditions_hold(self, values: Values) -> bool:
         """Return whether all conditions hold."""
         computed = self._nodes.run(values)
         return all(math.isfinite(computed[k]) for k in self._computed) and all(computed[k] == 1 for k in self._guards)
@@ -264,7 +263,7 @@ class _KnownSizes:
                 base, exponent = expression.args
                 return math.prod([of(base)] * int(exponent))  # type: ignore[list-item]
             if not expression.is_Add and not expression.is_Mul:
-                raise CompileError(f"{expression} is no sum or product of sizes")
+                raise CompileError(f"{expression} is not a sum or product of sizes")
             terms = [of(operand) for operand in expression.args]
             return sum(terms) if expression.is_Add else math.prod(terms)  # type: ignore[arg-type]
 
@@ -336,21 +335,21 @@ def _check_agreement(expected: Record, record: Record, outputs: Sequence[str]) -
         with_strides = name in outputs
         if isinstance(seen, int) and isinstance(record[name], TensorMeta):
             continue  # Tracing makes a tensor of a size.
-        if _described(seen, with_strides) != _described(record[name], with_strides):
-            raise CompileError(f"value %{name} is not what its shape function tells")
+        if _comparison_key(seen, with_strides) != _comparison_key(record[name], with_strides):
+            raise CompileError(f"value %{name} differs from the result of its shape function")
 
 
-def _described(seen: object, with_strides: bool) -> object:
+def _comparison_key(seen: object, with_strides: bool) -> object:
     if isinstance(seen, TensorMeta):
         return seen.dtype, seen.shape, seen.strides if with_strides else ()
     if isinstance(seen, list | tuple):
-        return [_described(item, with_strides) for item in seen]
+        return [_comparison_key(item, with_strides) for item in seen]
     if isinstance(seen, float):
         return float
     return str(seen) if isinstance(seen, torch.device) else seen
 
 
-def _points(known: _KnownSizes, values: Values, fixed: Collection[int], written_out: bool) -> list[Values]:
+def _sample_points(known: _SizeExpressions, values: Values, fixed: Collection[int], written_out: bool) -> list[Values]:
     """Return sample values of the symbols where all conditions hold, and numbers are not equal or multiples by chance.
 
     The values are primes if all sizes are polynomials of the symbols. If quotients of sizes are sizes, the values are
@@ -373,7 +372,7 @@ def _points(known: _KnownSizes, values: Values, fixed: Collection[int], written_
         for _ in range(_ATTEMPTS if len(pool) >= count * len(values) else 0):
             point = tuple(draw.sample(pool, len(values)))
             taken = set(itertools.chain(*points))
-            if taken.isdisjoint(point) and known.hold(point) and _is_generic(known.symbols(point), fixed):
+            if taken.isdisjoint(point) and known.conditions_hold(point) and _is_generic(known.symbols(point), fixed):
                 points.append(point)
             if len(points) == count and _are_independent([known.symbols(point) for point in points]):
                 return points
@@ -422,7 +421,7 @@ def _primes(least: int, but: Collection[int]) -> Iterator[int]:
     return (n for n in itertools.count(least) if sympy.isprime(n) and n not in but)
 
 
-def _form(imported: ImportedGraph) -> object:
+def _size_independent_parts(imported: ImportedGraph) -> object:
     """Return all parts of an imported graph that must not depend on sizes."""
     return (
         imported.bindings,
@@ -432,7 +431,7 @@ def _form(imported: ImportedGraph) -> object:
     )
 
 
-def _with_terms(output: tuple[str, Any], known: _KnownSizes) -> tuple[str, Any]:
+def _replace_sizes_by_terms(output: tuple[str, Any], known: _SizeExpressions) -> tuple[str, Any]:
     """Return an output with terms in place of numbers that vary; a constant that varies becomes a ``"number"``.
 
     Raises:

@@ -17,7 +17,7 @@ from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from torchmdla.capture.decompositions import decompositions, whole_operators
+from torchmdla.capture.decompositions import decompositions, keep_operators_whole
 from torchmdla.capture.fx import form_groups
 from torchmdla.capture.options import Options
 from torchmdla.errors import unknown_name
@@ -44,7 +44,7 @@ def torchmdla(
     if mode not in _MODES:
         raise ValueError(unknown_name("mode", mode, _MODES[1:]))
     chosen = Options.of(options)
-    _unmark_gathered(module)
+    _unmark_fsdp_parameters(module)
     forward, inference = (partial(_compile, options=chosen, trains=trains) for trains in (True, False))
     compiler = aot_autograd(
         fw_compiler=forward,
@@ -55,12 +55,12 @@ def torchmdla(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    with whole_operators():
+    with keep_operators_whole():
         compiled: Callable[..., Any] = compiler(module, example_inputs)
     return compiled
 
 
-def _unmark_gathered(module: fx.GraphModule) -> None:
+def _unmark_fsdp_parameters(module: fx.GraphModule) -> None:
     """Make the parameters that FSDP manages ordinary inputs, not weights.
 
     FSDP frees their memory after a call and gathers them again before the next one. A packed copy would be used once
@@ -81,16 +81,18 @@ def _compile(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Options, trains: bool
 ) -> Callable[[list[Any]], Any]:
     """Compile a forward graph. Weights are parameters unless training steps change them."""
-    return _boxed(module, _parameters(module, trains), options)
+    return _compile_boxed(module, _parameters(module, trains), options)
 
 
 def _compile_backward(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Options
 ) -> Callable[[list[Any]], Any]:
-    return _boxed(module, (), options)
+    return _compile_boxed(module, (), options)
 
 
-def _boxed(module: fx.GraphModule, parameters: Collection[fx.Node], options: Options) -> Callable[[list[Any]], Any]:
+def _compile_boxed(
+    module: fx.GraphModule, parameters: Collection[fx.Node], options: Options
+) -> Callable[[list[Any]], Any]:
     """Return a function that empties its list of inputs, so that an input lives only as long as needed."""
     form_groups(module, parameters, options)
     module.graph.set_codegen(_BoxedCodeGen())
@@ -100,7 +102,7 @@ def _boxed(module: fx.GraphModule, parameters: Collection[fx.Node], options: Opt
 
     def call(inputs: list[Any]) -> Any:
         # The first call runs under a mode of AOT Autograd that watches custom operators. No group compiles under it.
-        if torch._C._len_torch_dispatch_stack() and has_only_builtins and _modes_look_away():
+        if torch._C._len_torch_dispatch_stack() and has_only_builtins and _modes_ignore_compilers():
             with _disable_current_modes():
                 return run(inputs)
         return run(inputs)
@@ -113,7 +115,7 @@ def _is_custom(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prim", "prims")
 
 
-def _modes_look_away() -> bool:
+def _modes_ignore_compilers() -> bool:
     """Return whether every active dispatch mode ignores the operations inside of compilers."""
     return all(mode.ignore_compile_internals() for mode in _get_current_dispatch_mode_stack())
 

@@ -18,7 +18,6 @@ from torchmdla.capture.decompositions import decompositions
 from torchmdla.capture.fx import form_groups
 from torchmdla.capture.options import Options
 from torchmdla.capture.partition import memory_of
-from torchmdla.capture.weights import gather_weights
 
 aten = torch.ops.aten
 
@@ -57,29 +56,29 @@ def compile_program(
         inputs: the positional arguments of one call. Without any arguments, the program's example inputs are used.
         keywords: the keyword arguments of that call.
     """
-    program = _prepared(program)
-    module = _without_conditions_on_bases(_decomposed(program, decompositions())).module()
+    program = _prepare(program)
+    module = _remove_base_guards(_run_decompositions(program, decompositions())).module()
     assert isinstance(module, fx.GraphModule)
-    _detach_what_is_drawn(module.graph)
-    _keep_aliases(module.graph, program)
+    _detach_random_operands(module.graph)
+    _restore_aliases(module.graph, program)
     form_groups(module, (), Options())
-    gather_weights(module)
+    _gather_weights(module)
     if not inputs and not keywords and program.example_inputs is not None:
         inputs, keywords = program.example_inputs
-    with torch.no_grad(), _unchanged(module, inputs, keywords):
-        refusals.call_until_whole(lambda: module(*inputs, **(keywords or {})))
+    with torch.no_grad(), _undo_writes(module, inputs, keywords):
+        refusals.call_until_compiled(lambda: module(*inputs, **(keywords or {})))
     return module
 
 
-def decomposed(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
+def decompose_program(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> ExportedProgram:
     """Return ``program`` without writes, and with the operators of ``table`` decomposed.
 
     Other composite operators stay whole.
     """
-    return _decomposed(_prepared(program), dict(table))
+    return _run_decompositions(_prepare(program), dict(table))
 
 
-def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
+def _run_decompositions(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
     with warnings.catch_warnings():
         # PyTorch 2.13 warns of its own code when it copies a program that was loaded.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
@@ -87,11 +86,11 @@ def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProg
     return result
 
 
-def _prepared(program: ExportedProgram) -> ExportedProgram:
-    return _without_conditions_on_bases(_with_idle_dropout_as_views(program))
+def _prepare(program: ExportedProgram) -> ExportedProgram:
+    return _remove_base_guards(_replace_inactive_dropout(program))
 
 
-def _without_conditions_on_bases(program: ExportedProgram) -> ExportedProgram:
+def _remove_base_guards(program: ExportedProgram) -> ExportedProgram:
     """Remove the guards of ``program`` on the memory behind views, which hold for its example inputs only.
 
     PyTorch checks these guards in every call and raises an AttributeError where an input is not a view. They are
@@ -101,7 +100,7 @@ def _without_conditions_on_bases(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _with_idle_dropout_as_views(program: ExportedProgram) -> ExportedProgram:
+def _replace_inactive_dropout(program: ExportedProgram) -> ExportedProgram:
     """Return ``program`` with each dropout that does nothing replaced by an alias of its input, as in eager.
 
     A write to one of them is a write to the other. PyTorch makes a copy of the input when it decomposes operators,
@@ -113,7 +112,7 @@ def _with_idle_dropout_as_views(program: ExportedProgram) -> ExportedProgram:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         # A signature refers to names, and a copy is renamed if its name is a builtin's ("input").
         copies[node].name = node.name
-        if node.target is aten.dropout.default and not _drops(*node.args):
+        if node.target is aten.dropout.default and not _is_active_dropout(*node.args):
             copies[node].target, copies[node].args = aten.alias.default, (copies[node.args[0]],)
     module = fx.GraphModule(program.graph_module, graph)
     module.meta.update(program.graph_module.meta)
@@ -130,11 +129,11 @@ def _with_idle_dropout_as_views(program: ExportedProgram) -> ExportedProgram:
     )
 
 
-def _drops(values: fx.Node, p: float, train: bool) -> bool:
+def _is_active_dropout(values: fx.Node, p: float, train: bool) -> bool:
     return train and p > 0
 
 
-def _detach_what_is_drawn(graph: fx.Graph) -> None:
+def _detach_random_operands(graph: fx.Graph) -> None:
     """Detach the tensors whose shape random operators use: the drawn numbers do not depend on their values.
 
     The operators do not have a derivative that states this.
@@ -147,7 +146,7 @@ def _detach_what_is_drawn(graph: fx.Graph) -> None:
             node.args = (like, *node.args[1:])
 
 
-def _keep_aliases(graph: fx.Graph, program: ExportedProgram) -> None:
+def _restore_aliases(graph: fx.Graph, program: ExportedProgram) -> None:
     """Make the results of ``program`` that are views of written memory views of it again.
 
     Without writes they are views of the new value, which is written afterwards. Here the views are taken of the written
@@ -163,7 +162,7 @@ def _keep_aliases(graph: fx.Graph, program: ExportedProgram) -> None:
     end = graph.output_node()
     results = list(end.args[0])  # type: ignore[arg-type]
     for index, is_alias in enumerate(_aliases_of_placeholders(program)):
-        *views, value = _chain(results[index], writes)
+        *views, value = _view_chain(results[index], writes)
         if is_alias and len(writes.get(value, ())) == 1:
             (results[index],) = writes[value]
             for view in reversed(views):
@@ -189,7 +188,7 @@ def _aliases_of_placeholders(program: ExportedProgram) -> list[bool]:
     ]
 
 
-def _chain(result: Any, written: Container[Any]) -> list[Any]:
+def _view_chain(result: Any, written: Container[Any]) -> list[Any]:
     """Return ``result``, its base, the base's base and so on, up to one of ``written`` or a value without a base."""
     chain = [result]
     while result not in written and isinstance(result, fx.Node) and _is_view(result):
@@ -206,7 +205,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 @contextmanager
-def _unchanged(module: nn.Module, inputs: Any, keywords: Any) -> Iterator[None]:
+def _undo_writes(module: nn.Module, inputs: Any, keywords: Any) -> Iterator[None]:
     """Undo the writes of a call: a module in training updates its statistics and draws random numbers."""
     leaves = torch.utils._pytree.tree_leaves((inputs, keywords))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] + [*module.buffers()]
@@ -216,3 +215,48 @@ def _unchanged(module: nn.Module, inputs: Any, keywords: Any) -> Iterator[None]:
     for tensor, version, value in before:
         if tensor._version != version:
             tensor.detach().copy_(value)
+
+
+# Weights of a module's graph, read together: the lookup of a submodule's attribute costs a microsecond
+
+
+class Weights:
+    """Callable that returns parameters and buffers with their values at the time of the call.
+
+    Args:
+        slots: for each, the dictionary of a module that holds it and its name there.
+    """
+
+    def __init__(self, slots: list[tuple[Mapping[str, Any], str]]) -> None:
+        # FX uses these names of a function in the code that it writes.
+        self.__name__ = self.__qualname__ = "mdla_weights"
+        self.__module__ = "torchmdla"
+        self._weight_slots = slots
+
+    def __call__(self) -> list[Any]:
+        return [holder[name] for holder, name in self._weight_slots]
+
+
+def _gather_weights(module: fx.GraphModule) -> None:
+    """Replace the attribute reads of parameters and buffers, in place, by one call of :class:`Weights`."""
+    graph = module.graph
+    reads = [node for node in graph.find_nodes(op="get_attr") if _weight_slot(module, str(node.target)) is not None]
+    if not reads:
+        return
+    slots: list[Any] = [_weight_slot(module, str(node.target)) for node in reads]
+    with graph.inserting_before(reads[0]):
+        weights = graph.call_function(Weights(slots))
+        for index, node in enumerate(reads):
+            value = graph.call_function(operator.getitem, (weights, index))
+            value.meta = dict(node.meta)
+            node.replace_all_uses_with(value)
+    for node in reads:
+        graph.erase_node(node)
+    module.recompile()
+
+
+def _weight_slot(module: nn.Module, path: str) -> tuple[Mapping[str, Any], str] | None:
+    """Return the dictionary and name of the parameter or buffer ``path`` of ``module``; None if it is neither."""
+    owner, _, name = path.rpartition(".")
+    holder = module.get_submodule(owner)
+    return next(((held, name) for held in (holder._parameters, holder._buffers) if name in held), None)

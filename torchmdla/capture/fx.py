@@ -42,7 +42,7 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
         CompileError: in strict mode, the device does not support an operator.
     """
     chosen = replace(options, device=options.device_name())
-    with _restored_after_fault(module):
+    with _restore_after_error(module):
         normalise(module.graph)
         if _C.is_strict() if chosen.strict is None else chosen.strict:
             ungrouped.refuse(_ungrouped(partition(module.graph, devices.get(chosen.device_name()))))
@@ -51,7 +51,7 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
 
 
 @contextmanager
-def _restored_after_fault(module: fx.GraphModule) -> Iterator[None]:
+def _restore_after_error(module: fx.GraphModule) -> Iterator[None]:
     """Restore the graph of ``module`` if an exception other than CompileError is raised, and count the fault."""
     before = fx.Graph()
     before.output(before.graph_copy(module.graph, {}))
@@ -71,7 +71,7 @@ def _divide(
     options: Options, module: fx.GraphModule, parameters: Collection[fx.Node], left_out: Collection[fx.Node]
 ) -> None:
     """Form groups around the nodes ``left_out`` of a module that was a group."""
-    with _restored_after_fault(module):
+    with _restore_after_error(module):
         _add_groups(options, module, parameters, left_out)
 
 
@@ -143,9 +143,9 @@ class _Extraction:
     def run(self, name: str) -> None:
         for node in self._nodes:
             self._copy(node)
-        leaving = [node for node in self._nodes if any(map(self._is_outside, node.users))]
-        if leaving:
-            self._call(self._group(name, leaving), leaving)
+        escaping = [node for node in self._nodes if any(map(self._is_outside, node.users))]
+        if escaping:
+            self._call(self._group(name, escaping), escaping)
         for node in reversed(self._inner):
             if not node.users and (node in self._members or node in self._copies):
                 self._module.graph.erase_node(node)
@@ -156,19 +156,19 @@ class _Extraction:
             return any(map(self._is_outside, user.users))
         return user not in self._members
 
-    def _group(self, name: str, leaving: Sequence[fx.Node]) -> _C.Group:
-        self._subgraph.output(tuple(self._inner[node] for node in leaving))
+    def _group(self, name: str, escaping: Sequence[fx.Node]) -> _C.Group:
+        self._subgraph.output(tuple(self._inner[node] for node in escaping))
         parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
         subgraph = FxSubgraph(self._module, self._subgraph, partial(_divide, self._options))
         subgraph.outer = weakref.ref(self._module.graph)
         return make_group(subgraph, name, self._options, parameters)
 
-    def _call(self, group: _C.Group, leaving: Sequence[fx.Node]) -> None:
+    def _call(self, group: _C.Group, escaping: Sequence[fx.Node]) -> None:
         graph = self._module.graph
         with graph.inserting_before(self._nodes[0]):
             call = graph.call_function(group, tuple(self._inputs))
-            call.meta["val"] = tuple(node.meta.get("val") for node in leaving)
-            for index, node in enumerate(leaving):
+            call.meta["val"] = tuple(node.meta.get("val") for node in escaping)
+            for index, node in enumerate(escaping):
                 result = graph.call_function(operator.getitem, (call, index))
                 result.meta = dict(node.meta)
                 node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in self._members)

@@ -15,10 +15,10 @@ from torchmdla import _C
 from torchmdla.capture.fx_structure import structure_of
 from torchmdla.capture.options import Options
 from torchmdla.capture.subgraph import Call, Subgraph
-from torchmdla.importer import NOTHING, ImportedGraph, Record, Wanted
+from torchmdla.importer import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record
 from torchmdla.importer.fx import attribute, import_fx, name_of_call, named_arguments, source_of_node
 from torchmdla.importer.trace import in_schema_order, map_structure
-from torchmdla.importer.types import recorded
+from torchmdla.importer.types import record_value
 
 if TYPE_CHECKING:
     from torchmdla.capture.symbolic import SymbolicRun
@@ -123,7 +123,7 @@ class FxSubgraph:
     def source(self, number: int) -> str:
         return source_of_node(list(self.module.graph.nodes)[number])
 
-    def alone(self, number: int, record: Record) -> tuple[Subgraph, Record]:
+    def extract_call(self, number: int, record: Record) -> tuple[Subgraph, Record]:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         node = list(self.module.graph.nodes)[number]
@@ -139,8 +139,10 @@ class FxSubgraph:
         graph.output(tuple(results))
         return FxSubgraph(self.module, graph), seen
 
-    def import_program(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
-        return import_fx(self.module.graph, record, parameters, wanted)
+    def import_program(
+        self, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS
+    ) -> ImportedGraph:
+        return import_fx(self.module.graph, record, parameters, options)
 
     def constant(self, index: int) -> object:
         return attribute(list(self.module.graph.nodes)[index])
@@ -153,7 +155,7 @@ class FxSubgraph:
 class _Recorder(fx.Interpreter):
     """Interpreter that runs a graph and stores the value of each node in ``seen``."""
 
-    def __init__(self, module: fx.GraphModule, keep: Callable[[Any], object] = recorded) -> None:
+    def __init__(self, module: fx.GraphModule, keep: Callable[[Any], object] = record_value) -> None:
         super().__init__(module)
         self._keep = keep
         self.seen: dict[str, Any] = {}

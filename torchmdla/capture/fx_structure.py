@@ -15,7 +15,7 @@ from torchmdla.importer.fx import attribute, name_of_call
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-class _HasNoForm(Exception):
+class _NotSerialisable(Exception):
     """Error of a value whose form differs between processes."""
 
 
@@ -37,7 +37,7 @@ def structure_of(graph: fx.Graph, device: str, parameters: Sequence[int]) -> byt
             for part in _parts(node, numbers):
                 digest.update(part)
                 digest.update(b"\0")
-    except _HasNoForm:
+    except _NotSerialisable:
         return None
     return digest.digest()
 
@@ -54,9 +54,9 @@ def _parts(node: fx.Node, numbers: Mapping[fx.Node, int]) -> Iterator[bytes]:
 
 def _constant(value: Any) -> Iterator[bytes]:
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
-        raise _HasNoForm
+        raise _NotSerialisable
     if value.is_quantized:
-        raise _HasNoForm
+        raise _NotSerialisable
     yield f"{value.dtype} {tuple(value.shape)} {value.stride()}".encode()
     if not value.dim():  # A tensor with dimensions is a weight, which compiled code takes as an argument.
         yield value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -72,5 +72,5 @@ def _text(value: Any, numbers: Mapping[fx.Node, int]) -> str:
     if isinstance(value, slice):
         return f"slice{_text((value.start, value.stop, value.step), numbers)}"
     if not isinstance(value, _PLAIN):
-        raise _HasNoForm
+        raise _NotSerialisable
     return repr(value)

@@ -48,11 +48,11 @@ def initialize(device: str = "cpu", *, verbose: bool = False) -> None:
     torchscript.add_device(devices.get(device))
     _C.lazy_set_verbose(verbose)
     _C.lazy_initialise(device)
-    _tell_of_operators()
+    _hook_operator_registration()
 
 
 @lru_cache(maxsize=1)
-def _tell_of_operators() -> None:
+def _hook_operator_registration() -> None:
     """Register operators that Python defines from now on with the device, before their first call.
 
     PyTorch does not have a hook for that: its dispatcher's listeners may not register anything.

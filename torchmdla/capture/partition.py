@@ -19,7 +19,7 @@ from torch import fx
 
 from torchmdla.devices import Device, OpSupport
 from torchmdla.importer.fx import attribute, name_of_call, named_arguments
-from torchmdla.importer.schemas import aliased, is_metadata, written
+from torchmdla.importer.schemas import aliased_arguments, is_metadata, written_arguments
 from torchmdla.importer.trace import leaves, qualified_name
 
 
@@ -88,7 +88,7 @@ class _Partitioner:
         for node in self._graph.nodes:
             if _is_copied(node):
                 self._copied.add(node)
-            elif (kind := self._kind(node)) is not None:
+            elif (kind := self._supported_kind(node)) is not None:
                 self._kinds[node] = kind
             self._assign_level(node)
         self._raise_work_on_weights()
@@ -98,13 +98,13 @@ class _Partitioner:
 
     # Nodes that the device supports
 
-    def _kind(self, node: fx.Node) -> str | None:
+    def _supported_kind(self, node: fx.Node) -> str | None:
         if node.op != "call_function" or node in self._left_out:
             return None
         if node.target is operator.getitem:
             # An element of a list of views is a view. A result of an operator with several results has that operator's
             # kind.
-            kind = self._kinds.get(node.args[0]) if self._fits(node) else None  # type: ignore[arg-type]
+            kind = self._kinds.get(node.args[0]) if self._supports_types(node) else None  # type: ignore[arg-type]
             return kind if kind in (None, "view") else "shape"
         if reason := self._refusal(node):
             self._refusals[node] = reason
@@ -120,11 +120,11 @@ class _Partitioner:
             support = self._ops.get(qualified_name(node.target._schema))
         if support is None or support.kind in ("shape", "item"):
             return f"device {self._device.name!r} has no such operator"
-        if not self._fits(node):
+        if not self._supports_types(node):
             return f"device {self._device.name!r} does not take the dtype of its inputs or results"
         if not self._conditions_hold(node, support):
             return f"device {self._device.name!r} does not take it with these arguments"
-        if not self._leaves_apart(node, support.kind):
+        if not self._results_are_unpacked(node, support.kind):
             return "it takes or returns what is neither a tensor nor a number"
         # A view that may still be written through must stay a view of its base.
         last = self._facts.last_write.get(self._facts.memory[node])
@@ -140,7 +140,7 @@ class _Partitioner:
             if node in self._refusals:
                 yield node, self._refusals[node]
             elif node not in members and self._kinds.get(node) in ("compute", "cheap"):
-                yield node, "it stands alone: a group of it would save nothing"
+                yield node, "it is alone: a group of it would save nothing"
 
     def _conditions_hold(self, node: fx.Node, support: OpSupport) -> bool:
         named = named_arguments(node)
@@ -157,7 +157,7 @@ class _Partitioner:
         support = self._ops.get(qualified_name(node.target._schema))  # type: ignore[union-attr]
         return support is None or not self._conditions_hold(node, support)
 
-    def _leaves_apart(self, node: fx.Node, kind: str) -> bool:
+    def _results_are_unpacked(self, node: fx.Node, kind: str) -> bool:
         """Return whether several results of ``node`` are only unpacked.
 
         Only a view may return a list, because it can be sunk as a whole.
@@ -167,13 +167,15 @@ class _Partitioner:
             return False
         return isinstance(value, torch.Tensor) or all(user.target is operator.getitem for user in node.users)
 
-    def _fits(self, node: fx.Node) -> bool:
+    def _supports_types(self, node: fx.Node) -> bool:
         """Return whether the device supports the dtypes and layouts of all operands and results."""
         return all(
-            self._takes(value) for related in [node, *node.all_input_nodes] for value in leaves(related.meta.get("val"))
+            self._supports_value(value)
+            for related in [node, *node.all_input_nodes]
+            for value in leaves(related.meta.get("val"))
         )
 
-    def _takes(self, value: object) -> bool:
+    def _supports_value(self, value: object) -> bool:
         if isinstance(value, torch.Tensor):
             is_plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
             return is_plain and value.dtype in self._dtypes
@@ -183,11 +185,11 @@ class _Partitioner:
 
     def _assign_level(self, node: fx.Node) -> None:
         befores = [self._levels_behind[provider] for provider in (*self._facts.before[node], *node.all_input_nodes)]
-        for_taken = max((before[0] for before in befores), default=0)
+        for_supported = max((before[0] for before in befores), default=0)
         for_others = max((before[1] for before in befores), default=0)
-        level = self._levels[node] = for_taken if node in self._kinds else for_others
+        level = self._levels[node] = for_supported if node in self._kinds else for_others
         if node in self._copied:  # transparent: its users depend on its operands
-            self._levels_behind[node] = (for_taken, for_others)
+            self._levels_behind[node] = (for_supported, for_others)
         else:
             self._levels_behind[node] = (level, level + (node in self._kinds))
 
@@ -233,12 +235,12 @@ class _Partitioner:
         by_level: dict[int, list[fx.Node]] = defaultdict(list)
         for node in self._kinds:
             by_level[self._levels[node]].append(node)
-        candidates = [self._without_leaving_views(nodes) for _, nodes in sorted(by_level.items())]
-        groups = [group for group in candidates if self._pays(group)]
+        candidates = [self._remove_escaping_views(nodes) for _, nodes in sorted(by_level.items())]
+        groups = [group for group in candidates if self._is_profitable(group)]
         members = {node for group in groups for node in group}
         return groups, {node for node, kind in self._kinds.items() if kind == "view" and node not in members}
 
-    def _without_leaving_views(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    def _remove_escaping_views(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
         """Return ``nodes`` without the views that have users outside of the group.
 
         Such a view would come out as a copy. Instead it is taken after the group, from the group's output, so that
@@ -250,7 +252,7 @@ class _Partitioner:
                 inside.remove(node)
         return [node for node in nodes if node in inside]
 
-    def _pays(self, group: Sequence[fx.Node]) -> bool:
+    def _is_profitable(self, group: Sequence[fx.Node]) -> bool:
         """Return whether a group pays off: one anchor, or two elementwise ops that fuse.
 
         The rule is that of ``src/fusion/fusion_pass.cpp``.
@@ -343,7 +345,7 @@ def memory_of(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node:
         return known[node.args[0]]  # type: ignore[index]
     if isinstance(node.target, torch._ops.OpOverload):
         values = list(named_arguments(node).values())
-        for index in aliased(node.target._schema):
+        for index in aliased_arguments(node.target._schema):
             if index is not None and isinstance(value := values[index], fx.Node):
                 return known[value]
     return node
@@ -364,7 +366,7 @@ def _written(node: fx.Node, memory: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
     if not isinstance(node.target, torch._ops.OpOverload):
         return set()
     values = list(named_arguments(node).values())
-    operands = leaves([values[index] for index in written(node.target._schema)])
+    operands = leaves([values[index] for index in written_arguments(node.target._schema)])
     return {memory[leaf] for leaf in operands if isinstance(leaf, fx.Node)}
 
 

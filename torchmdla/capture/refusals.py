@@ -38,13 +38,13 @@ class _Memory:
         if error.scope != "place":
             by_types = self._errors.setdefault((target, call.node.op), {})
             # A copy: an exception that was raised has a traceback, which keeps its callers' variables alive.
-            by_types[_described(call, with_sizes=error.scope == "sizes")] = CompileError(**error.fields())
+            by_types[_call_key(call, with_sizes=error.scope == "sizes")] = CompileError(**error.fields())
 
     def find(self, target: Target, call: Call) -> CompileError | None:
         by_types = self._errors.get((target, call.node.op))
         if by_types is None:
             return None
-        return by_types.get(_described(call, with_sizes=False)) or by_types.get(_described(call, with_sizes=True))
+        return by_types.get(_call_key(call, with_sizes=False)) or by_types.get(_call_key(call, with_sizes=True))
 
 
 _memories: WeakKeyDictionary[Device, _Memory] = WeakKeyDictionary()
@@ -59,35 +59,35 @@ def check(subgraph: Subgraph, record: Record, device: Device) -> None:
     Raises:
         CompileError: there are such calls; ``parts`` has one error for each.
     """
-    if errors := _known(subgraph, record, device):
+    if errors := _find_known_failures(subgraph, record, device):
         raise _refusal(errors)
 
 
-def remembered(error: CompileError, subgraph: Subgraph, record: Record, device: Device) -> CompileError:
+def remember_failure(error: CompileError, subgraph: Subgraph, record: Record, device: Device) -> CompileError:
     """Remember ``error`` of compiling ``subgraph``, and return it as an error of all calls to leave out.
 
     If no call is at fault, ``error`` is returned unchanged.
     """
-    to_blame = _to_blame(error, list(subgraph.calls(record)))
+    to_blame = _failing_calls(error, list(subgraph.calls(record)))
     if error.parts or not to_blame:
         return error
-    if len({_described(call, with_sizes=True) for call in to_blame}) == 1:
+    if len({_call_key(call, with_sizes=True) for call in to_blame}) == 1:
         _memory(device).add(device.target(), to_blame[0], error)
     blamed = {
         call.number: blame(error, call.node.op, subgraph.source(call.number) or error.source, call.number)
         for call in to_blame
     }
-    return _refusal({**_known(subgraph, record, device), **blamed})
+    return _refusal({**_find_known_failures(subgraph, record, device), **blamed})
 
 
-def _to_blame(error: CompileError, calls: Sequence[Call]) -> list[Call]:
+def _failing_calls(error: CompileError, calls: Sequence[Call]) -> list[Call]:
     """Return the call that ``error`` refers to, or all calls of its op if it is less specific."""
     if error.nodes:
         return [call for call in calls if call.number in error.nodes]
     return [call for call in calls if call.node.op == error.op]
 
 
-def blamed_alone(
+def find_failing_call(
     error: CompileError, subgraph: Subgraph, record: Record, compile_alone: Callable[[Subgraph, Record], object]
 ) -> CompileError | None:
     """Return ``error``, which names no op, as an error of the first call that fails alone for the same reason.
@@ -99,12 +99,12 @@ def blamed_alone(
     compiled = 0
     tried: set[Hashable] = set()
     for call in subgraph.calls(record):
-        key = call.node.op, _described(call, with_sizes=True)
+        key = call.node.op, _call_key(call, with_sizes=True)
         if key in tried or not any(isinstance(result, TensorType) for result in call.types.results):
             continue
         tried.add(key)
         try:
-            compile_alone(*subgraph.alone(call.number, record))
+            compile_alone(*subgraph.extract_call(call.number, record))
             compiled += 1
         except CompileError as alone:
             if failure is None and alone.reason == error.reason:
@@ -117,7 +117,7 @@ def blamed_alone(
 def count(error: CompileError, divided: bool) -> None:
     """Count the calls that a group is compiled without, or that keep it from being compiled."""
     with _lock:
-        (_left_out if divided else _failed).update(map(described, error.parts or [error]))
+        (_left_out if divided else _failed).update(map(as_ungrouped, error.parts or [error]))
 
 
 def counts() -> Counter[Ungrouped]:
@@ -144,7 +144,7 @@ def reset_counts() -> None:
         _failed.clear()
 
 
-def call_until_whole(call: Callable[[], object], least: int = 1) -> None:
+def call_until_compiled(call: Callable[[], object], least: int = 1) -> None:
     """Call ``least`` times, and once more after each call that divided a group, so that its parts are compiled."""
     calls, before = 0, -1
     while calls < least or sum(counts().values()) != before:
@@ -153,7 +153,7 @@ def call_until_whole(call: Callable[[], object], least: int = 1) -> None:
         calls += 1
 
 
-def described(error: CompileError) -> Ungrouped:
+def as_ungrouped(error: CompileError) -> Ungrouped:
     """Return the op of ``error``, the reason of its failure, and its location."""
     return Ungrouped(error.op, error.reason, error.source)
 
@@ -168,7 +168,7 @@ def _memory(device: Device) -> _Memory:
         return _memories.setdefault(device, _Memory())
 
 
-def _known(subgraph: Subgraph, record: Record, device: Device) -> dict[int, CompileError]:
+def _find_known_failures(subgraph: Subgraph, record: Record, device: Device) -> dict[int, CompileError]:
     memory, target, dtypes = _memory(device), device.target(), device.dtypes
     errors: dict[int, CompileError] = {}
     for call in subgraph.calls(record):
@@ -187,7 +187,7 @@ def _unsupported(call: Call, device: Device, dtypes: Collection[str]) -> Compile
     return None
 
 
-def _described(call: Call, with_sizes: bool) -> Hashable:
+def _call_key(call: Call, with_sizes: bool) -> Hashable:
     """Return a key that is equal for calls that compile alike."""
 
     def key(value: object) -> Hashable:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchmdla.capture.subgraph import Call, Subgraph
-from torchmdla.importer import NOTHING, ImportedGraph, Record, Wanted, import_graph
+from torchmdla.importer import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record, import_graph
 from torchmdla.importer.graph import argument_names, name_of
 from torchmdla.importer.interpreter import Run
-from torchmdla.importer.packed_weights import unpacked
+from torchmdla.importer.packed_weights import unpack_weights
 from torchmdla.importer.sources import source_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ScriptSubgraph:
     def source(self, number: int) -> str:
         return source_of(self._nodes[number])
 
-    def alone(self, number: int, record: Record) -> tuple[Subgraph, Record]:
+    def extract_call(self, number: int, record: Record) -> tuple[Subgraph, Record]:
         graph: Any = torch._C.Graph()
         copies: dict[str, torch._C.Value] = {}
 
@@ -72,12 +72,14 @@ class ScriptSubgraph:
             graph.registerOutput(clone)
         return ScriptSubgraph(graph), {clone.debugName(): record[name] for name, clone in copies.items()}
 
-    def import_program(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
-        return import_graph(self._graph, record, parameters, wanted)
+    def import_program(
+        self, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS
+    ) -> ImportedGraph:
+        return import_graph(self._graph, record, parameters, options)
 
     def constant(self, index: int) -> object:
         value = self._nodes[index].output().toIValue()
-        packed = unpacked(value)
+        packed = unpack_weights(value)
         return value if packed is None else packed.tensors
 
 

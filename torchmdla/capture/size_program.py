@@ -17,6 +17,13 @@ from torch.utils._sympy import functions
 
 from torchmdla.errors import CompileError
 
+# The values of all symbols.
+Values = tuple[int, ...]
+
+# Symbol of each number of a group's inputs, in order; None where the number does not vary. Numbers are the sizes of a
+# tensor, an integer, the elements of a list of integers.
+Places = Sequence["int | None"]
+
 # Name of an operation, a number, and the numbers of its operands. Only "constant" and "symbol" use the number.
 Number = int | float
 Node = tuple[str, Number, int, int]
@@ -81,7 +88,7 @@ _NAMES: Mapping[Any, str] = {
 _TRANSPARENT = (functions.ToFloat, functions.Identity)
 
 # Comparisons that are expressed with exchanged operands.
-_SWAPPED: Mapping[Any, str] = {sympy.StrictGreaterThan: "lt", sympy.GreaterThan: "le"}
+_MIRRORED_COMPARISONS: Mapping[Any, str] = {sympy.StrictGreaterThan: "lt", sympy.GreaterThan: "le"}
 
 
 class SizeProgram:
@@ -101,7 +108,7 @@ class SizeProgram:
             CompileError: a function in it is not supported.
         """
         if expression not in self._known:
-            self._known[expression] = self._added(expression)
+            self._known[expression] = self._add_node(expression)
         return self._known[expression]
 
     def run(self, values: Sequence[int]) -> list[Number]:
@@ -124,7 +131,7 @@ class SizeProgram:
             self.nodes.append(node)
         return self._numbers[key]
 
-    def _added(self, expression: Any) -> int:
+    def _add_node(self, expression: Any) -> int:
         if expression in (sympy.true, sympy.false):
             return self._node("constant", int(expression == sympy.true))
         if expression.is_number:
@@ -133,9 +140,9 @@ class SizeProgram:
             return self.add(expression.args[0])
         if isinstance(expression, sympy.Pow | functions.PowByNatural):
             return self._power(*expression.args)
-        if expression.func in _SWAPPED:
+        if expression.func in _MIRRORED_COMPARISONS:
             left, right = expression.args
-            return self._node(_SWAPPED[expression.func], 0, self.add(right), self.add(left))
+            return self._node(_MIRRORED_COMPARISONS[expression.func], 0, self.add(right), self.add(left))
         if isinstance(expression, functions.ModularIndexing):
             base, divisor, modulus = map(self.add, expression.args)
             return self._node("mod", 0, self._node("floor_div", 0, base, divisor), modulus)

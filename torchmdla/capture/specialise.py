@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,29 +18,20 @@ import torch
 from torchmdla import _C, devices
 from torchmdla.capture import background, refusals
 from torchmdla.capture.outputs import output_of
-from torchmdla.capture.places import Places, Values
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.subgraph import Subgraph
-from torchmdla.capture.wanted import wanted_by
-from torchmdla.compile_service import hosts, records, service, worker
+from torchmdla.compile_service import records, service, worker
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import KernelCall, Manifest
 from torchmdla.compiler.program import Argument, Program, Target
 from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError, DeviceError, internal_error
-from torchmdla.importer import (
-    Binding,
-    ImportedGraph,
-    Record,
-    TensorMeta,
-    Wanted,
-    located,
-)
+from torchmdla.importer import Binding, ImportedGraph, ImportOptions, Record, TensorMeta, with_location
 from torchmdla.importer.types import ProductKind
 from torchmdla.support import forks, logs, trace
 
 if TYPE_CHECKING:
-    from torchmdla.capture.size_program import SizeNodes
+    from torchmdla.capture.size_program import Places, SizeNodes, Values
 
 _warned: set[str] = set()
 
@@ -83,12 +74,12 @@ class Compiled:
 def install() -> None:
     """Make this module the compiler of groups."""
     _C.set_compiler(
-        _of_any_graph(compile_group),
-        _of_any_graph(compile_dynamic_group),
+        _accept_any_graph(compile_group),
+        _accept_any_graph(compile_dynamic_group),
         _warn,
         TensorMeta,
         CompileError,
-        _tell_fault,
+        _report_fault,
     )
     _C.set_submit(background.submit)
     worker.set_cpus(_cpus_to_compile)
@@ -109,7 +100,7 @@ def _after_collection(phase: str, info: Mapping[str, int]) -> None:
         _C.drop_dead()
 
 
-def _of_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+def _accept_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` of a subgraph as a function of the C++ argument: a TorchScript graph, or a subgraph."""
 
     def call(graph: Any, *arguments: Any) -> Any:
@@ -131,10 +122,10 @@ class _NativeSections:
         _C.leave_alone()
 
 
-_native_sections = forks.held(_NativeSections())
+_native_sections = forks.hold_over_fork(_NativeSections())
 
 # Guards the imports of devices: in the child of a concurrent fork such an import would never end.
-_imports = forks.held(threading.RLock())
+_imports = forks.hold_over_fork(threading.RLock())
 
 
 def compile_group(
@@ -158,11 +149,11 @@ def compile_group(
     """
     try:
         device = _device(device_name)
-        wanted = wanted_by(device, bf16_products)
+        options = _import_options(device, bf16_products)
         try:
-            return _compile(subgraph, record, parameters, device, wanted)
+            return _compile(subgraph, record, parameters, device, options)
         except CompileError as error:
-            raise _blamed(error, subgraph, record, device, wanted) from error.__cause__
+            raise _attribute_error(error, subgraph, record, device, options) from error.__cause__
     except CompileError:
         raise
     except Exception as error:  # An internal fault must not reach the user: the group falls back.
@@ -207,8 +198,8 @@ def compile_dynamic_group(
         device = _device(device_name)
         refusals.check(subgraph, record, device)
         with trace.span("import for any sizes", "import"):
-            wanted = wanted_by(device, bf16_products)
-            dynamic = dynamic_program(subgraph, record, parameters, device, places, values, written_out, wanted)
+            options = _import_options(device, bf16_products)
+            dynamic = dynamic_program(subgraph, record, parameters, device, places, values, written_out, options)
         return _executable(
             subgraph, dynamic.imported, dynamic.program, device, dynamic.outputs, dynamic.sizes
         ), dynamic.sizes
@@ -222,16 +213,21 @@ def compile_dynamic_group(
 
 def _device(name: str) -> devices.Device:
     device = devices.get(name)
-    hosts.recall(device)
+    records.load_host(device)
     return device
 
 
+def _import_options(device: devices.Device, bf16_products: Collection[ProductKind]) -> ImportOptions:
+    """Return the import options of ``device``. PyTorch's settings allow ``bf16_products`` in bfloat16."""
+    return ImportOptions(device.composite_ops, frozenset(bf16_products if device.multiplies_bf16 else ()))
+
+
 def _compile(
-    subgraph: Subgraph, record: Record, parameters: Sequence[int], device: devices.Device, wanted: Wanted
+    subgraph: Subgraph, record: Record, parameters: Sequence[int], device: devices.Device, options: ImportOptions
 ) -> _C.Executable:
     refusals.check(subgraph, record, device)
     with trace.span("import", "import"):
-        imported = subgraph.import_program(record, parameters, wanted)
+        imported = subgraph.import_program(record, parameters, options)
     return _executable(
         subgraph,
         imported,
@@ -241,19 +237,19 @@ def _compile(
     )
 
 
-def _blamed(
-    error: CompileError, subgraph: Subgraph, record: Record, device: devices.Device, wanted: Wanted
+def _attribute_error(
+    error: CompileError, subgraph: Subgraph, record: Record, device: devices.Device, options: ImportOptions
 ) -> CompileError:
     """Return ``error`` as an error of the calls that are at fault, if they can be determined."""
 
     def compile_alone(subgraph: Subgraph, record: Record) -> None:
-        service.compile_program(_program(subgraph.import_program(record, (), wanted), device))
+        service.compile_program(_program(subgraph.import_program(record, (), options), device))
 
     if error.retry_after is not None:
         return error
-    blamed = refusals.remembered(error, subgraph, record, device)
-    if not blamed.parts and (culprit := refusals.blamed_alone(error, subgraph, record, compile_alone)):
-        blamed = refusals.remembered(culprit, subgraph, record, device)
+    blamed = refusals.remember_failure(error, subgraph, record, device)
+    if not blamed.parts and (culprit := refusals.find_failing_call(error, subgraph, record, compile_alone)):
+        blamed = refusals.remember_failure(culprit, subgraph, record, device)
     return blamed
 
 
@@ -277,9 +273,9 @@ def _executable(
     """
     start = time.perf_counter()
     try:
-        outcome, loaded = _loaded(program, device)
+        outcome, loaded = _compile_and_load(program, device)
     except CompileError as error:
-        raise located(error, imported) from error
+        raise with_location(error, imported) from error
     manifest = outcome.artifact.manifest
     times = _C.KernelTimes(_kernel_names(manifest, imported.ops))
     seconds = time.perf_counter() - start
@@ -374,7 +370,7 @@ def _origin(device: devices.Device) -> tuple[Target, tuple[tuple[str, str], ...]
         return device.target(), producers(device)
 
 
-def _loaded(program: Program, device: devices.Device) -> tuple[service.CompileOutcome, devices.LoadedCode]:
+def _compile_and_load(program: Program, device: devices.Device) -> tuple[service.CompileOutcome, devices.LoadedCode]:
     """Compile and load ``program``; compile it again if a cached artifact does not load."""
     outcome = service.compile_program(program)
     manifest = outcome.artifact.manifest
@@ -387,7 +383,7 @@ def _loaded(program: Program, device: devices.Device) -> tuple[service.CompileOu
         service.forget(program.key)
         if outcome.source == "compiled":
             raise
-    return _loaded(program, device)
+    return _compile_and_load(program, device)
 
 
 def _source(binding: Binding, is_scalar: bool, constant: Callable[[int], object]) -> tuple[str, object]:
@@ -418,21 +414,21 @@ def _warn(error: CompileError, divided: bool) -> None:
     refusals.count(error, divided)
     what = "an op, with compiled groups around it," if divided else "a group"
     for failure in error.parts or [error]:
-        logs.logger("fallback").info("%s runs in PyTorch's interpreter: %s", what, refusals.described(failure))
+        logs.logger("fallback").info("%s runs in PyTorch's interpreter: %s", what, refusals.as_ungrouped(failure))
     new = {f"{failure.op}: {failure.reason}": failure for failure in error.parts or [error]}
-    told = [refusals.described(failure) for text, failure in new.items() if text not in _warned]
+    new_failures = [refusals.as_ungrouped(failure) for text, failure in new.items() if text not in _warned]
     _warned.update(new)
-    if told:
-        more = f"; and {len(told) - 1} more" if len(told) > 1 else ""
+    if new_failures:
+        more = f"; and {len(new_failures) - 1} more" if len(new_failures) > 1 else ""
         warnings.warn(
-            f"torchmdla: {what} runs in PyTorch's interpreter (torchmdla.explain(model, *inputs) tells more): "
-            f"{told[0]}{more}",
+            f"torchmdla: {what} runs in PyTorch's interpreter (torchmdla.explain(model, *inputs) has details): "
+            f"{new_failures[0]}{more}",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
-def _tell_fault(group: str, fault: str, strict: bool) -> None:
+def _report_fault(group: str, fault: str, strict: bool) -> None:
     """Warn that a device failed in ``group``; in strict mode raise the error.
 
     An exception that interrupted the device is raised first.

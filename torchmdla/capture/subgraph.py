@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchmdla.devices.device import Node, NodeTypes, TensorType
-from torchmdla.importer import NOTHING, ImportedGraph, Record, TensorMeta, Wanted, dtype_name
+from torchmdla.importer import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record, TensorMeta, dtype_name
 
 if TYPE_CHECKING:
     from torchmdla.capture.symbolic import SymbolicRun
@@ -59,16 +59,18 @@ class Subgraph(Protocol):
     def source(self, number: int) -> str:
         """Return the location of node ``number`` in the user's program (``file:line``); empty if unknown."""
 
-    def alone(self, number: int, record: Record) -> tuple[Subgraph, Record]:
+    def extract_call(self, number: int, record: Record) -> tuple[Subgraph, Record]:
         """Return node ``number`` as a subgraph whose results are the node's, with its part of ``record``."""
 
-    def import_program(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
+    def import_program(
+        self, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS
+    ) -> ImportedGraph:
         """Return the program for inputs like those recorded.
 
         Args:
             record: type or value of every value, by name.
             parameters: indices of inputs that are weights.
-            wanted: import options of the device.
+            options: import options of the device.
 
         Raises:
             CompileError: the subgraph cannot be expressed as a program.

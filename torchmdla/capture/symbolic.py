@@ -21,16 +21,16 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from torchmdla.capture.places import Places
+from torchmdla.capture.size_program import Places
 from torchmdla.errors import CompileError
 from torchmdla.importer import Record, TensorMeta
 from torchmdla.importer.builder import takes_size_value
 from torchmdla.importer.decompositions.convolutions import result_shape
 from torchmdla.importer.decompositions.resize import RESIZED_SHAPES
 from torchmdla.importer.schemas import call_in_order, overload_of
-from torchmdla.importer.size_int import SizeInt, tracked
-from torchmdla.importer.trace import isolated, leaves, qualified_name
-from torchmdla.importer.types import recorded
+from torchmdla.importer.size_int import SizeInt, to_size_int
+from torchmdla.importer.trace import leaves, qualified_name, without_modes
+from torchmdla.importer.types import record_value
 
 # Arguments of type ``int`` that are sizes or positions. The shape function shows how an operator uses them. Any other
 # argument is a value.
@@ -86,8 +86,8 @@ class SymbolicRun:
 
     def __enter__(self) -> SymbolicRun:
         with ExitStack() as stack:
-            stack.enter_context(isolated())
-            stack.enter_context(_quiet())
+            stack.enter_context(without_modes())
+            stack.enter_context(_disable_logging())
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(self._mode)
             self._stack = stack.pop_all()
@@ -115,10 +115,10 @@ class SymbolicRun:
 
         def prepared(argument: torch._C.Argument, value: Any) -> Any:
             is_size = name in _RANGES or argument.name in _SIZES
-            value = _of_known_sign(value) if is_size else value
+            value = _guard_sign(value) if is_size else value
             if takes_size_value(schema, argument, dtypes):
                 return self._as_value(argument, value)
-            return value if is_size else _fixed(value)
+            return value if is_size else _specialise_value(value)
 
         arguments = [prepared(*pair) for pair in zip(schema.arguments, arguments, strict=True)]
         if name in _DECISIONS:
@@ -138,13 +138,13 @@ class SymbolicRun:
         """
         for name in outputs:
             if isinstance(seen[name], TensorMeta) or isinstance(values[name], torch.SymBool | torch.SymFloat):
-                _fixed(values[name])
-        return {name: _as_seen(value, seen[name]) for name, value in values.items()}
+                _specialise_value(values[name])
+        return {name: _to_recorded(value, seen[name]) for name, value in values.items()}
 
     def _as_value(self, argument: Any, value: Any) -> Any:
         """Return a number that varies if the operator takes it at run time; fix it otherwise."""
         if not isinstance(value, torch.SymInt):
-            return _fixed(value)
+            return _specialise_value(value)
         self.values_of_sizes[value.node.expr] = None
         is_tensor = argument.type.kind() == "TensorType"
         return torch.empty((), dtype=torch.int64) if is_tensor else value
@@ -184,7 +184,7 @@ def clear_shape_caches() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _disable_logging() -> Iterator[None]:
     """Disable PyTorch's log of failing shape functions, which are not errors of the user."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
@@ -227,7 +227,7 @@ def _relation(stride: int, inner_stride: int, inner_size: int) -> Callable[[Any,
     return lambda inner, size: inner * size + gap
 
 
-def _of_known_sign(value: Any) -> Any:
+def _guard_sign(value: Any) -> Any:
     """Return ``value`` after a guard on its sign: negative positions count from the end, negative amounts remove."""
     for each in value if isinstance(value, list | tuple) else [value]:
         if isinstance(each, torch.SymInt):
@@ -235,7 +235,7 @@ def _of_known_sign(value: Any) -> Any:
     return value
 
 
-def _fix_turns(value: torch.Tensor, shifts: Any, dims: Sequence[int]) -> None:
+def _guard_wraparound(value: torch.Tensor, shifts: Any, dims: Sequence[int]) -> None:
     """Fix how often a shift wraps around, which determines the source of each element."""
     sizes = [value.shape[dim] for dim in dims] if dims else [value.numel()]
     for shift, size in zip(shifts if isinstance(shifts, list | tuple) else [shifts], sizes, strict=True):
@@ -260,10 +260,10 @@ def _check_crop(value: torch.Tensor, pad: Sequence[Any], *settings: Any) -> None
                     raise CompileError(f"{amount} of {value.shape[-dim]} elements are cut off")
 
 
-def _fixed(value: Any) -> Any:
+def _specialise_value(value: Any) -> Any:
     """Return ``value`` as it is in this run; a guard then fails at sizes where it differs."""
     if isinstance(value, list | tuple):
-        return type(value)(map(_fixed, value))
+        return type(value)(map(_specialise_value, value))
     known = _KNOWN.get(type(value))
     return known(value) if known else value
 
@@ -271,7 +271,7 @@ def _fixed(value: Any) -> Any:
 _KNOWN: Mapping[type, Callable[[Any], object]] = {torch.SymBool: bool, torch.SymInt: int, torch.SymFloat: float}
 
 
-def _as_seen(value: Any, seen: object) -> Any:
+def _to_recorded(value: Any, seen: object) -> Any:
     """Return a value of the run for its record.
 
     A number may be the 0-d tensor that tracing makes of a size; then ``seen`` is the result. An integer becomes a
@@ -282,17 +282,17 @@ def _as_seen(value: Any, seen: object) -> Any:
         return seen
     if isinstance(value, torch.device):
         return seen
-    return _tracked(recorded(value))
+    return _track_sizes(record_value(value))
 
 
-def _tracked(seen: Any) -> Any:
+def _track_sizes(seen: Any) -> Any:
     if isinstance(seen, TensorMeta):
-        return TensorMeta(seen.dtype, tuple(map(tracked, seen.shape)), tuple(map(tracked, seen.strides)))
+        return TensorMeta(seen.dtype, tuple(map(to_size_int, seen.shape)), tuple(map(to_size_int, seen.strides)))
     if isinstance(seen, list):
-        return [_tracked(item) for item in seen]
+        return [_track_sizes(item) for item in seen]
     if isinstance(seen, torch.SymBool | torch.SymFloat):
         return seen.node.hint
-    return tracked(seen)
+    return to_size_int(seen)
 
 
 def _convolution(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
@@ -319,7 +319,7 @@ def _plain_convolution(
     return _convolution(value, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
-def _resized(shape: Callable[..., list[int]]) -> Callable[..., torch.Tensor]:
+def _resize_shape_function(shape: Callable[..., list[int]]) -> Callable[..., torch.Tensor]:
     """Return a function that returns a resized image in its memory format."""
 
     def result(value: torch.Tensor, *settings: Any) -> torch.Tensor:
@@ -355,7 +355,7 @@ def _scalar_tensor(number: Any, dtype: torch.dtype | None, *settings: Any) -> to
 
 # Decisions of operators on sizes that their shape functions do not check.
 _DECISIONS: Mapping[str, Callable[..., None]] = {
-    "aten::roll": _fix_turns,
+    "aten::roll": _guard_wraparound,
     "aten::select_scatter": _check_index,
     "aten::constant_pad_nd": _check_crop,
     "aten::pad": _check_crop,
@@ -371,5 +371,5 @@ _SHAPES: Mapping[str, Callable[..., Any]] = {
     "aten::_convolution": _convolution,
     "aten::scalar_tensor": _scalar_tensor,
     **dict.fromkeys(("aten::tril", "aten::triu"), lambda value, diagonal: value.new_empty(value.shape)),
-    **{name: _resized(shape) for name, shape in RESIZED_SHAPES.items()},
+    **{name: _resize_shape_function(shape) for name, shape in RESIZED_SHAPES.items()},
 }

@@ -41,7 +41,7 @@ def add_device(device: devices.Device) -> None:
     _C.add_device(device.name, ops, [getattr(torch, dtype) for dtype in sorted(device.dtypes)])
 
 
-def optimise_anew(program: Any, whatever: bool = False) -> None:
+def reoptimise(program: Any, whatever: bool = False) -> None:
     """Make PyTorch optimise a program again if its plans have no group.
 
     It may have run before torchmdla was turned on. With ``whatever`` it is always optimised again, so that its groups

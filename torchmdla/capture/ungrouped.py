@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torchmdla import _C
 from torchmdla.errors import CompileError
-from torchmdla.importer.sources import source_in
+from torchmdla.importer.sources import source_in_ranges
 from torchmdla.support import forks
 
 
@@ -38,7 +38,7 @@ class Ungrouped:
 
 
 _of_fx_graphs: Counter[Ungrouped] = Counter()
-_lock = forks.held(threading.RLock())
+_lock = forks.hold_over_fork(threading.RLock())
 
 
 def count(operators: Iterable[Ungrouped]) -> None:
@@ -67,5 +67,5 @@ def counts() -> Counter[Ungrouped]:
     with _lock:
         result = Counter(_of_fx_graphs)
     for op, reason, source_ranges, number in _C.ungrouped():
-        result[Ungrouped(op, reason, source_in(source_ranges))] += number
+        result[Ungrouped(op, reason, source_in_ranges(source_ranges))] += number
     return result

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchmdla.cli import failed, one_line
-from torchmdla.cli.files import FileError, add_program_arguments, mlir_in
+from torchmdla.cli import one_line, report_failure
+from torchmdla.cli.files import FileError, add_program_arguments, read_mlir
 from torchmdla.cli.inputs import FROM_FILES, add_device_arguments, number, numbers, read_inputs, use_device
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
-class _Different(Exception):
+class _WrongResult(Exception):
     """Error: a result differs from eager's."""
 
 
@@ -86,32 +86,32 @@ class _Row:
     compile_seconds: float
     seconds: Mapping[str, Sequence[float]]
 
-    def least(self, way: str) -> float:
-        return min(self.seconds[way])
+    def minimum(self, variant: str) -> float:
+        return min(self.seconds[variant])
 
-    def median(self, way: str) -> float:
-        return statistics.median(self.seconds[way])
+    def median(self, variant: str) -> float:
+        return statistics.median(self.seconds[variant])
 
-    def calls_per_second(self, way: str) -> float:
+    def calls_per_second(self, variant: str) -> float:
         """Return the calls per second of all instances together, by the median."""
-        return self.instances / self.median(way)
+        return self.instances / self.median(variant)
 
-    def gain(self, way: str) -> float | None:
-        """Return the speedup of torchmdla over ``way``, by the minimum; None if it was not measured."""
-        return self.least(way) / self.least(OURS) if way in self.seconds else None
+    def gain(self, variant: str) -> float | None:
+        """Return the speedup of torchmdla over ``variant``, by the minimum; None if it was not measured."""
+        return self.minimum(variant) / self.minimum(OURS) if variant in self.seconds else None
 
     def to_dict(self) -> dict[str, Any]:
-        ways = {
-            way: {
-                "min": self.least(way) * 1e3,
-                "median": self.median(way) * 1e3,
-                "calls_per_second": self.calls_per_second(way),
+        variants = {
+            variant: {
+                "min": self.minimum(variant) * 1e3,
+                "median": self.median(variant) * 1e3,
+                "calls_per_second": self.calls_per_second(variant),
             }
-            for way in self.seconds
+            for variant in self.seconds
         }
-        gains = {way: self.gain(way) for way in _OTHERS}
+        gains = {variant: self.gain(variant) for variant in _OTHERS}
         sizes = {"threads": self.threads, "batch": self.batch, "instances": self.instances}
-        return {**sizes, "compile_seconds": self.compile_seconds, "ms": ways, "gain": gains}
+        return {**sizes, "compile_seconds": self.compile_seconds, "ms": variants, "gain": gains}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -119,18 +119,18 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     try:
-        if mlir_in(options.file) is not None:
+        if read_mlir(options.file) is not None:
             raise FileError("bench compares with PyTorch, which runs no MLIR: python -m torchmdla run times a module")
         use_device(options)
         torch.manual_seed(options.seed)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rows = list(_rows(options))
-    except _Different as difference:
+    except _WrongResult as difference:
         print(f"error: {difference}", file=sys.stderr)
         return 1
     except Exception as error:  # Includes errors of the model.
-        return failed(one_line(error))
+        return report_failure(one_line(error))
     (_print_json if options.json else _print)(rows, options)
     return 0
 
@@ -153,7 +153,7 @@ def _rows(options: argparse.Namespace) -> Iterator[_Row]:
             subject = program if batch is None else program.with_batch(batch)
             torch.set_num_threads(threads[0])
             before = stats().compile_seconds
-            calls = _prepared(subject, options.device)
+            calls = _prepare(subject, options.device)
             compile_seconds = stats().compile_seconds - before
             for number_of_threads, instances in itertools.product(threads, options.instances):
                 torch.set_num_threads(number_of_threads)
@@ -162,11 +162,11 @@ def _rows(options: argparse.Namespace) -> Iterator[_Row]:
                 yield _Row(number_of_threads, batch, instances, compile_seconds, seconds)
 
 
-def _prepared(subject: Subject, device: str) -> dict[str, Call]:
+def _prepare(subject: Subject, device: str) -> dict[str, Call]:
     """Return the variants by name, each warmed up.
 
     Raises:
-        _Different: the results of a variant differ from eager's.
+        _WrongResult: the results of a variant differ from eager's.
     """
     from torchmdla import api
     from torchmdla.cli.programs import warm_up
@@ -186,14 +186,14 @@ def _prepared(subject: Subject, device: str) -> dict[str, Call]:
     return calls
 
 
-def _check(way: str, call: Call, subject: Subject, device: str) -> None:
+def _check(variant: str, call: Call, subject: Subject, device: str) -> None:
     """Warm up a variant, and compare it with an eager program that is called equally often."""
     from torchmdla.cli.programs import Reference, warm_up
 
     calls = warm_up(call)
     results = subject.once(call)
     if difference := Reference.of(subject, subject.eager(), calls + 1).difference(results, device):
-        raise _Different(f"{way} differs from eager: {difference}; nothing was timed")
+        raise _WrongResult(f"{variant} differs from eager: {difference}; nothing was timed")
 
 
 def _times(
@@ -203,13 +203,15 @@ def _times(
     from torchmdla.testing import timing
 
     if instances == 1:
-        return timing.interleaved(calls, rounds, on_round=on_round)
-    counts = {way: timing.calls_in(call, timing.SPAN) for way, call in calls.items()}
+        return timing.time_interleaved(calls, rounds, on_round=on_round)
+    counts = {variant: timing.calls_in(call, timing.SPAN) for variant, call in calls.items()}
     with ExitStack() as stack:
         pool = stack.enter_context(_callers(instances))
-        together = {way: _AtOnce(pool, call, instances, counts[way]) for way, call in calls.items()}
-        seconds_of_rounds = timing.interleaved(together, rounds, span=0, on_round=on_round)
-    return {way: [seconds / counts[way] for seconds in taken] for way, taken in seconds_of_rounds.items()}
+        together = {
+            variant: _ConcurrentCalls(pool, call, instances, counts[variant]) for variant, call in calls.items()
+        }
+        seconds_of_rounds = timing.time_interleaved(together, rounds, span=0, on_round=on_round)
+    return {variant: [seconds / counts[variant] for seconds in taken] for variant, taken in seconds_of_rounds.items()}
 
 
 @contextmanager
@@ -230,17 +232,17 @@ def _callers(instances: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-class _AtOnce:
+class _ConcurrentCalls:
     """Concurrent calls: each instance calls the program ``calls`` times."""
 
     def __init__(self, pool: ThreadPoolExecutor, call: Call, instances: int, calls: int) -> None:
         self._pool, self._call, self._instances, self._calls = pool, call, instances, calls
 
     def __call__(self) -> None:
-        for ended in [self._pool.submit(self._several) for _ in range(self._instances)]:
+        for ended in [self._pool.submit(self._call_repeatedly) for _ in range(self._instances)]:
             ended.result()
 
-    def _several(self) -> None:
+    def _call_repeatedly(self) -> None:
         for _ in range(self._calls):
             self._call()
 
@@ -266,24 +268,31 @@ def _print(rows: Sequence[_Row], options: argparse.Namespace) -> None:
 def _table(title: str, rows: Sequence[_Row], cell: Callable[[_Row, str], str], gains: bool = False) -> Table:
     from rich.table import Table
 
-    ways = [*_OTHERS, OURS]
+    variants = [*_OTHERS, OURS]
     table = Table(title=title)
     compiling = ["compile, s"] if gains else []
-    for name in ("threads", "batch", "instances", *compiling, *ways, *(f"× {way}" for way in _OTHERS if gains)):
+    for name in (
+        "threads",
+        "batch",
+        "instances",
+        *compiling,
+        *variants,
+        *(f"× {variant}" for variant in _OTHERS if gains),
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells = [str(row.threads), str(row.batch or "-"), str(row.instances)]
         cells += [f"{row.compile_seconds:.2f}"] if gains else []
-        cells += [cell(row, way) if way in row.seconds else "-" for way in ways]
-        speedups = [row.gain(way) for way in _OTHERS if gains]
+        cells += [cell(row, variant) if variant in row.seconds else "-" for variant in variants]
+        speedups = [row.gain(variant) for variant in _OTHERS if gains]
         table.add_row(*cells, *("-" if gain is None else f"{gain:.2f}" for gain in speedups))
     return table
 
 
-def _milliseconds(row: _Row, way: str) -> str:
-    return f"{row.least(way) * 1e3:.4g} / {row.median(way) * 1e3:.4g}"
+def _milliseconds(row: _Row, variant: str) -> str:
+    return f"{row.minimum(variant) * 1e3:.4g} / {row.median(variant) * 1e3:.4g}"
 
 
-def _throughput(row: _Row, way: str) -> str:
-    rate = row.calls_per_second(way)
+def _throughput(row: _Row, variant: str) -> str:
+    rate = row.calls_per_second(variant)
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

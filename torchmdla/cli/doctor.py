@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchmdla.cli import failed
+from torchmdla.cli import report_failure
 from torchmdla.report.environment import environment
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ exit status:
 """
 
 
-class Trouble(Exception):
+class CheckFailure(Exception):
     """Error: a check failed; the message describes the problem and its fix."""
 
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         torchmdla.enable(processor=options.processor)
     except ValueError as error:
-        return failed(error)
+        return report_failure(error)
     console, table, is_well = Console(markup=False, highlight=False), Table.grid(padding=(0, 2)), True
     table.add_column(no_wrap=True)
     table.add_column(style="bold", no_wrap=True)
@@ -70,16 +70,16 @@ def run(options: argparse.Namespace) -> int:
         for name, check in CHECKS.items():
             try:
                 table.add_row(Text("ok", "green"), name, check())
-            except Trouble as trouble:
+            except CheckFailure as trouble:
                 is_well = False
                 table.add_row(Text("no", "red"), name, str(trouble))
     console.print(table)
     if options.calibrate:
-        is_well &= _calibrated(console)
+        is_well &= _calibrate(console)
     return 0 if is_well else 1
 
 
-def _calibrated(console: Console) -> bool:
+def _calibrate(console: Console) -> bool:
     """Measure the machine's constants and print them. Return whether they are stored."""
     from rich.progress import track
 
@@ -152,9 +152,9 @@ def _environment() -> str:
         limits.variable("TORCHMDLA_MEMORY", limits.size, 0)
     except ValueError as error:
         wrong.append(str(error))
-    wrong += [f"{name} is no variable of torchmdla's" for name in chosen if name not in VARIABLES]
+    wrong += [f"{name} is not a variable of torchmdla" for name in chosen if name not in VARIABLES]
     if wrong:
-        raise Trouble("; ".join(wrong))
+        raise CheckFailure("; ".join(wrong))
     return ", ".join(f"{name}={os.environ[name]}" for name in chosen) or "no variable is set"
 
 
@@ -169,7 +169,7 @@ def _processor() -> str:
     if machine.vector_bytes == 32:
         description += ": without AVX-512"
     if machine.vector_bytes < 32:
-        raise Trouble(
+        raise CheckFailure(
             f"{description}: kernels are made for AVX2 and AVX-512; here they may be slower than eager PyTorch's"
         )
     return f"{description}, {'calibrated' if Records(get('cpu')).is_calibrated else 'not calibrated'}"
@@ -186,7 +186,7 @@ def _cache() -> str:
     cache, program = DiskCache(), _program()
     problem = cache.info().problem
     if "TORCHMDLA_CACHE_SIZE" in problem:
-        raise Trouble(f"{problem}: every process compiles anew")
+        raise CheckFailure(f"{problem}: every process compiles anew")
     if cache.limit == 0:
         return "switched off by TORCHMDLA_CACHE_SIZE: every process compiles anew"
     artifact = Artifact(b"", Manifest(program.key, "", program.arguments, program.results, workspace_bytes=0))
@@ -195,7 +195,7 @@ def _cache() -> str:
     info = cache.info()
     if not is_kept:
         advice = "every process compiles anew; set TORCHMDLA_CACHE_DIR to a folder of yours"
-        raise Trouble(f"{info.path}: {info.problem or 'an artifact is not what was kept'}: {advice}")
+        raise CheckFailure(f"{info.path}: {info.problem or 'an artifact is not what was kept'}: {advice}")
     return f"{info.path}, {info.entries} artifacts"
 
 
@@ -208,9 +208,9 @@ def _store() -> str:
         return f"none: {stores.URL_VARIABLE} is not set"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        store = stores.of_environment()
+        store = stores.from_environment()
     if store is None:
-        raise Trouble("; ".join(str(warning.message).removeprefix("torchmdla: ") for warning in caught))
+        raise CheckFailure("; ".join(str(warning.message).removeprefix("torchmdla: ") for warning in caught))
     # A unique key, because other machines access the store at the same time.
     key = secrets.token_hex(32)
     artifact = Artifact(b"", Manifest(key, "", (), (), workspace_bytes=0))
@@ -220,9 +220,9 @@ def _store() -> str:
         store.remove(key)
     counts = store.statistics()
     if problems := [*counts.problems, *counts.refused]:
-        raise Trouble(f"{url}: {problems[0]}: every machine compiles anew")
+        raise CheckFailure(f"{url}: {problems[0]}: every machine compiles anew")
     if is_put and not is_there:
-        raise Trouble(f"{url}: an entry is not what was put there")
+        raise CheckFailure(f"{url}: an entry is not what was put there")
     return f"{url}, {store.authentication.description}{'' if store.may_write else '; nothing is put there'}"
 
 
@@ -236,7 +236,9 @@ def _compiler() -> str:
     try:
         service.compile(_program())
     except CompileError as error:
-        raise Trouble(f"{error}: nothing is compiled; TORCHMDLA_COMPILE_IN_PROCESS=1 shows where it fails") from None
+        raise CheckFailure(
+            f"{error}: nothing is compiled; TORCHMDLA_COMPILE_IN_PROCESS=1 shows where it fails"
+        ) from None
     finally:
         service.pool.end(for_good=True)
     place = "in this process" if service.in_process else "in a process of its own"
@@ -270,11 +272,11 @@ def _self_test() -> str:
         expected = model(x)
     stats = torchmdla.stats()
     if reasons := [*stats.fallbacks, *stats.left_out]:
-        raise Trouble(f"a small model is not compiled: {reasons[0]}")
+        raise CheckFailure(f"a small model is not compiled: {reasons[0]}")
     try:
         torch.testing.assert_close(actual, expected)
     except AssertionError as error:
-        raise Trouble(f"a small model computes something else than eager: {str(error).splitlines()[0]}") from None
+        raise CheckFailure(f"a small model computes something else than eager: {str(error).splitlines()[0]}") from None
     taken = f"after {stats.compile_seconds:.1f} s in the compiler"
     return f"a small model runs compiled, {taken}, with the results of eager PyTorch"
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from torchmdla.cli import failed, one_line
+from torchmdla.cli import one_line, report_failure
 from torchmdla.cli.files import add_program_arguments, check_inputs, load_program
 from torchmdla.cli.inputs import FROM_FILES, read_inputs
 
@@ -41,6 +41,6 @@ def run(options: argparse.Namespace) -> int:
         if options.save:
             report.save(options.save)
     except Exception as error:  # Includes errors of the model.
-        return failed(one_line(error))
+        return report_failure(one_line(error))
     print(report.to_json(indent=2) if options.json else report)
     return 0

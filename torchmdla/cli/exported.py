@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torchmdla.structures import structure_from
+from torchmdla.structures import parse_structure
 
 
 class UnsafeProgramError(Exception):
     """Error: a part of the file is, or may be, code; the message names the part."""
 
 
-def load_data_alone(path: str) -> Any:
+def load_data_only(path: str) -> Any:
     """Return the exported program in a file, as ``torch.export.load`` does.
 
     Raises:
@@ -37,14 +37,14 @@ def load_data_alone(path: str) -> Any:
     import torch.export
 
     try:
-        with _tensors_alone():
+        with _tensors_only():
             return torch.export.load(_checked_copy(path))
     except pickle.UnpicklingError as error:
         raise UnsafeProgramError("a pickled object") from error
 
 
 @contextmanager
-def _tensors_alone() -> Iterator[None]:
+def _tensors_only() -> Iterator[None]:
     """Prevent ``torch.load`` from unpickling objects inside the context, whatever its arguments are."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
@@ -142,7 +142,7 @@ def _check_expression(text: str) -> None:
 def _check_structure(text: str) -> None:
     if text:  # the structure of a module that the program calls
         try:
-            structure_from(text)
+            parse_structure(text)
         except ValueError as error:
             raise UnsafeProgramError(str(error)) from None
 

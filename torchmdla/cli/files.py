@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchmdla.report.rendering import counted
+from torchmdla.report.rendering import count_text
 
 
 class FileError(Exception):
@@ -49,8 +49,8 @@ def load_program(path: str, allow_pickle: bool = False) -> Any:
 
             return torch.jit.load(path, map_location="cpu")
         if any(Path(name).name in _EXPORTED or "/models/" in f"/{name}" for name in names):
-            return _exported(path, allow_pickle)
-        return _unpickled(path, allow_pickle)
+            return _load_exported(path, allow_pickle)
+        return _unpickle(path, allow_pickle)
     except FileError:
         raise
     except OSError as error:
@@ -59,17 +59,17 @@ def load_program(path: str, allow_pickle: bool = False) -> Any:
         raise FileError(f"{path} cannot be loaded: {type(error).__name__}: {str(error)[:300]}") from error
 
 
-def mlir_in(path: str) -> str | None:
+def read_mlir(path: str) -> str | None:
     """Return the text of a file that contains an MLIR module; None for other contents or a missing file."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError):
         return None
-    return text if _OF_MLIR.search(text) else None
+    return text if _MLIR_PATTERN.search(text) else None
 
 
 # Matches a function, or a module with any contents.
-_OF_MLIR = re.compile(r"\b(?:func|llvm)\.func\b|^\s*(?:builtin\.)?module\b[^=\n]*{", re.MULTILINE)
+_MLIR_PATTERN = re.compile(r"\b(?:func|llvm)\.func\b|^\s*(?:builtin\.)?module\b[^=\n]*{", re.MULTILINE)
 
 
 def check_inputs(program: Any, inputs: Sequence[object]) -> None:
@@ -83,7 +83,7 @@ def check_inputs(program: Any, inputs: Sequence[object]) -> None:
 
     examples = getattr(program, "example_inputs", None)
     if inputs and examples and len(inputs) != len(examples[0]):
-        raise FileError(f"the program takes {counted(len(examples[0]), 'input')}, got {len(inputs)}")
+        raise FileError(f"the program takes {count_text(len(examples[0]), 'input')}, got {len(inputs)}")
     if inputs or not isinstance(program, torch.nn.Module) or isinstance(program, torch.fx.GraphModule):
         return
     if isinstance(program, torch.jit.ScriptModule):
@@ -99,24 +99,24 @@ _EXPORTED = frozenset(("serialized_exported_program.json", "archive_format"))
 def _names(path: str) -> list[str]:
     with open(path, "rb") as file:
         if not zipfile.is_zipfile(file):
-            raise FileError(f"{path} is no TorchScript archive, exported program or pickled module")
+            raise FileError(f"{path} is not a TorchScript archive, an exported program or a pickled module")
         return zipfile.ZipFile(file).namelist()
 
 
-def _exported(path: str, allow_pickle: bool) -> Any:
+def _load_exported(path: str, allow_pickle: bool) -> Any:
     import torch.export
 
-    from torchmdla.cli.exported import UnsafeProgramError, load_data_alone
+    from torchmdla.cli.exported import UnsafeProgramError, load_data_only
 
     try:
-        return torch.export.load(path) if allow_pickle else load_data_alone(path)
+        return torch.export.load(path) if allow_pickle else load_data_only(path)
     except UnsafeProgramError as error:
         raise FileError(
             f"{path} holds more than data: {error}. Reading it may run code: give --allow-pickle if you trust the file"
         ) from None
 
 
-def _unpickled(path: str, allow_pickle: bool) -> Any:
+def _unpickle(path: str, allow_pickle: bool) -> Any:
     import torch
 
     if not allow_pickle:

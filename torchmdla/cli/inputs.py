@@ -18,7 +18,7 @@ def read_inputs(texts: Sequence[str]) -> list[Any]:
         ValueError: an input has another form, or its file does not contain a tensor.
         OSError: a file does not exist.
     """
-    return [_from_file(text[1:]) if text.startswith("@") else _drawn(text) for text in texts]
+    return [_load_tensor(text[1:]) if text.startswith("@") else _draw_spec(text) for text in texts]
 
 
 def draw(spec: Any) -> Any:
@@ -65,7 +65,7 @@ def number(text: str) -> int:
     return int(text)
 
 
-def _drawn(text: str) -> Any:
+def _draw_spec(text: str) -> Any:
     from torchmdla.mlir import TensorSpec
 
     spec = TensorSpec.parse(text)
@@ -74,7 +74,7 @@ def _drawn(text: str) -> Any:
     return draw(spec)
 
 
-def _from_file(path: str) -> Any:
+def _load_tensor(path: str) -> Any:
     """Read a tensor as data only, without running code in the file."""
     import numpy as np
     import torch

@@ -34,6 +34,6 @@ def run(options: argparse.Namespace) -> int:
     linked = [library, f"-Wl,-rpath,{Path(library).parent}"]
     flags = [f"-I{mdla.include_path()}"] * options.cflags + linked * options.libs
     if not flags:
-        options.parser.error("say --cflags, --libs or both")
+        options.parser.error("choose --cflags, --libs or both")
     print(shlex.join(flags))
     return 0

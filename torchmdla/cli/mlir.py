@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchmdla.cli import failed
+from torchmdla.cli import report_failure
 from torchmdla.cli.files import FileError, add_program_arguments, check_inputs, load_program
 from torchmdla.errors import CompileError
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             print(text, end="")
     except (FileError, CompileError, TypeError, ValueError, OSError) as error:
-        return failed(error)
+        return report_failure(error)
     return 0
 
 

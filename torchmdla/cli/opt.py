@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torchmdla.cli import failed
+from torchmdla.cli import report_failure
 from torchmdla.errors import CompileError
 
 EPILOG = """\
@@ -51,19 +51,21 @@ def run(options: argparse.Namespace) -> int:
     """Write the module after the passes. Return the exit status."""
     try:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text()
-        result = _over_loops(text, options) if _LOOPS.match(text) else _over_mlir(text, options)
+        result = _optimise_loops(text, options) if _LOOPS.match(text) else _optimise_mlir(text, options)
         if options.path:
             Path(options.path).write_text(result)
         else:
             print(result, end="")
     except UnicodeDecodeError:
-        return failed(f"{options.file} is no text: opt takes MLIR or a loop program, which the command mlir writes")
+        return report_failure(
+            f"{options.file} is not text: opt reads MLIR or a loop program, which the command mlir writes"
+        )
     except (CompileError, OSError) as error:
-        return failed(error)
+        return report_failure(error)
     return 0
 
 
-def _over_loops(text: str, options: argparse.Namespace) -> str:
+def _optimise_loops(text: str, options: argparse.Namespace) -> str:
     from torchmdla.mlir.process import run_job
 
     return run_job(
@@ -77,7 +79,7 @@ def _over_loops(text: str, options: argparse.Namespace) -> str:
     )
 
 
-def _over_mlir(text: str, options: argparse.Namespace) -> str:
+def _optimise_mlir(text: str, options: argparse.Namespace) -> str:
     from torchmdla.mlir.process import run_job
 
     if not (options.pipeline or options.flags) or options.stop_after:
@@ -98,7 +100,7 @@ def _over_mlir(text: str, options: argparse.Namespace) -> str:
             )
         finally:
             dumps.seek(0)
-            for dump in _chosen(dumps.read().decode(errors="replace"), options.print_after):
+            for dump in _select_dumps(dumps.read().decode(errors="replace"), options.print_after):
                 print(dump, end="", file=sys.stderr, flush=True)
 
 
@@ -107,7 +109,7 @@ def _over_mlir(text: str, options: argparse.Namespace) -> str:
 _HEADING = re.compile(r"^// -----// IR Dump After (?P<class>[^\s:]+)(?::? \(?(?P<argument>[\w.-]+)\)?)?", re.MULTILINE)
 
 
-def _chosen(text: str, passes: Sequence[str]) -> Iterator[str]:
+def _select_dumps(text: str, passes: Sequence[str]) -> Iterator[str]:
     """Yield the text before the first dump, and the dumps after ``passes``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Command ``python -m torchmdla package``: write a program file that includes the compiled code of its groups."""
+"""Commands ``package``, ``info FILE``, ``keys`` and ``sign``: write, print and sign files with compiled code."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchmdla.cli import failed, one_line
+from torchmdla.cli import one_line, report_failure
 from torchmdla.cli.files import add_program_arguments, check_inputs, load_program
 from torchmdla.cli.inputs import FROM_FILES, read_inputs
-from torchmdla.report.rendering import counted, size_text
+from torchmdla.report.rendering import count_text, size_text
 
 if TYPE_CHECKING:
     from torchmdla.packages import PackageInfo
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         package = _package(options, output)
     except Exception as error:  # Includes errors of the model.
-        return failed(one_line(error))
+        return report_failure(one_line(error))
     print(f"{output}: {size_text(output.stat().st_size)}")
     print_package(package)
     return 0
@@ -104,9 +104,9 @@ def show(path: str) -> int:
     try:
         package = info(path)
     except (DamagedPackage, RuntimeError, OSError) as error:
-        return failed(f"{path}: {one_line(error)}")
+        return report_failure(f"{path}: {one_line(error)}")
     if package is None:
-        return failed(f"{path} has no package: python -m torchmdla package {path}")
+        return report_failure(f"{path} has no package: python -m torchmdla package {path}")
     print_package(package)
     return 0
 
@@ -119,7 +119,7 @@ def print_package(package: PackageInfo) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = Table.grid(padding=(0, 2))
     for target in package.targets:
-        several = counted(len(target.groups), "specialisation")
+        several = count_text(len(target.groups), "specialisation")
         weights = f"{size_text(target.weights)} of packed weights" if target.weights else ""
         table.add_row(target.name, size_text(target.size), several, weights, _features(target.features))
     console.print(table)
@@ -127,10 +127,95 @@ def print_package(package: PackageInfo) -> None:
         console.print(f"  {line}")
     console.print(f"made by {', '.join(f'{name} {version}' for name, version in package.versions.items())}")
     if package.signer:
-        console.print(f"signed, as it says, by key {package.signer[:16]}")
+        console.print(f"claims a signature by key {package.signer[:16]}")
 
 
 def _features(names: Sequence[str]) -> str:
     """Return the vector features, which distinguish processors for humans."""
     vectors = [name for name in names if name.startswith(("avx", "sse4", "amx"))]
     return " ".join(vectors) or "no vectors beyond SSE2"
+
+
+# --- info: model files of the runtime without libtorch ------------------------------------------------------------
+
+
+def is_native_model(path: str) -> bool:
+    """Return whether a file starts as a model file does."""
+    from torchmdla.packages.native_file import has_model_header
+
+    try:
+        return has_model_header(path)
+    except OSError:
+        return False
+
+
+def show_native_model(path: str) -> int:
+    """Check a model file completely, and print its contents. Return the exit status."""
+    from torchmdla.packages.native_file import DamagedModel, info_of
+
+    try:
+        info = info_of(path)
+    except (DamagedModel, OSError) as error:
+        return report_failure(f"{path}: {one_line(error)}")
+    for kind, lines in (("input", info.inputs), ("output", info.outputs), ("code for", info.codes)):
+        for line in lines:
+            print(f"{kind:8}  {line}")
+    print(f"weights   {len(info.weights)}, {size_text(info.weight_bytes)}; all checksums match")
+    print(f"needs     {' '.join(info.features)}")
+    print(f"made by   {', '.join(f'{name} {version}' for name, version in info.versions.items())}")
+    return 0
+
+
+# --- keys and sign ------------------------------------------------------------------------------------------------
+
+GENERATE_EPILOG = """\
+examples:
+  python -m torchmdla keys generate release
+
+Keep release.pem secret: it signs packages. Give release.pub.pem to users who load them.
+"""
+
+SIGN_EPILOG = """\
+examples:
+  python -m torchmdla sign model.pt --key release.pem
+  python -m torchmdla sign model.pt --key release.pem -o signed.pt
+  TORCHMDLA_REQUIRE_SIGNATURE=release.pub.pem python serve.py
+
+Nothing is compiled again. A signature that the package has is replaced.
+"""
+
+
+def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``keys generate``."""
+    parser.add_argument("name", help="what the files' names begin with: NAME.pem and NAME.pub.pem")
+
+
+def generate_keys(options: argparse.Namespace) -> int:
+    """Write the two files of a key. Return the exit status."""
+    from torchmdla.compile_service.signatures import generate_key
+
+    try:
+        key = generate_key(options.name)
+    except (ImportError, OSError) as error:
+        return report_failure(one_line(error))
+    print(f"{options.name}.pem and {options.name}.pub.pem: key {key.number[:16]}")
+    return 0
+
+
+def add_sign_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``sign``."""
+    parser.add_argument("file", help="a package, as torchmdla.save writes it")
+    parser.add_argument("--key", required=True, metavar="FILE", help="the private key (PEM)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: in its place)")
+
+
+def sign_package(options: argparse.Namespace) -> int:
+    """Sign a package. Return the exit status."""
+    from torchmdla.packages import signing
+
+    try:
+        key = signing.sign(options.file, options.key, options.output)
+    except (ImportError, OSError, ValueError) as error:
+        return report_failure(one_line(error))
+    print(f"{options.output or options.file}: signed by key {key.number[:16]}")
+    return 0

@@ -69,7 +69,7 @@ class Subject:
     def eager(self) -> Call:
         """Return a call of the program in PyTorch alone. TorchScript's interpreter runs a TorchScript program."""
         program = self._load()
-        return self._bound(program.module() if api.is_exported(program) else program)
+        return self._bind(program.module() if api.is_exported(program) else program)
 
     def frozen(self) -> Call | None:
         """Return a call of the program after ``torch.jit.optimize_for_inference``; None if that does not support it."""
@@ -78,7 +78,7 @@ class Subject:
             return None
         with torch.no_grad():
             scripted = api.as_torchscript(program, self.inputs)
-            return self._bound(torch.jit.optimize_for_inference(scripted))
+            return self._bind(torch.jit.optimize_for_inference(scripted))
 
     def compiled(self) -> Call:
         """Return a call of the program by :func:`torchmdla.compile`.
@@ -87,8 +87,8 @@ class Subject:
         """
         program = self._load()
         if api.is_exported(program):
-            return self._bound(api.compile(program, *self.inputs, example_keywords=self.keywords))
-        return self._bound(api.ready(program, self.inputs))
+            return self._bind(api.compile(program, *self.inputs, example_keywords=self.keywords))
+        return self._bind(api.as_frozen_torchscript(program, self.inputs))
 
     def once(self, call: Call) -> Any:
         """Return a copy of the results of a call, with random numbers from the seed."""
@@ -98,7 +98,7 @@ class Subject:
     def _load(self) -> Any:
         return load_program(self.path, self.allow_pickle)
 
-    def _bound(self, program: Any) -> Call:
+    def _bind(self, program: Any) -> Call:
         # Copy the inputs, because a variant may write to them.
         inputs, keywords = tree_map_only(torch.Tensor, torch.clone, (self.inputs, dict(self.keywords)))
         return lambda: program(*inputs, **keywords)
@@ -149,5 +149,5 @@ def warm_up(call: Call) -> int:
         calls += 1
         call()
 
-    refusals.call_until_whole(counted, api.WARM_UP_CALLS)
+    refusals.call_until_compiled(counted, api.WARM_UP_CALLS)
     return calls

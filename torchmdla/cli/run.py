@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchmdla.cli import failed, one_line
-from torchmdla.cli.files import add_program_arguments, mlir_in
+from torchmdla.cli import one_line, report_failure
+from torchmdla.cli.files import add_program_arguments, read_mlir
 from torchmdla.cli.inputs import FROM_FILES, add_device_arguments, draw, number, read_inputs, use_device
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class _Ran:
+class _RunResult:
     """Results and times of the calls.
 
     Attributes:
@@ -92,19 +92,19 @@ def run(options: argparse.Namespace) -> int:
         if options.threads:
             torch.set_num_threads(options.threads)
         torch.manual_seed(options.seed)
-        text = mlir_in(options.file)
+        text = read_mlir(options.file)
         with torch.no_grad(), warnings.catch_warnings():
             # The report lists the fallbacks at the end.
             warnings.filterwarnings("ignore", "torchmdla: ")
             inputs = read_inputs(options.input)
             ran = _program(options, inputs) if text is None else _mlir(text, options, inputs)
     except Exception as error:  # Includes errors of the model.
-        return failed(one_line(error))
+        return report_failure(one_line(error))
     (_print_json if options.json else _print)(ran, options)
     return int(bool(ran.difference))
 
 
-def _program(options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran:
+def _program(options: argparse.Namespace, inputs: Sequence[Any]) -> _RunResult:
     import torchmdla
     from torchmdla.cli.programs import Reference, Subject, warm_up
 
@@ -117,13 +117,13 @@ def _program(options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran:
     calls = 1 + warm_up(call)
     ready = time.perf_counter() - start
     results = subject.once(call)
-    timed = _timed(call)
+    timed = _time_call(call)
     statistics = torchmdla.stats()  # Read now, because groups are destroyed with their program.
     reference = Reference.of(subject, subject.eager(), calls + 1)
-    return _Ran(
+    return _RunResult(
         tuple(map(_type, [*subject.inputs, *subject.keywords.values()])),
         0,
-        tuple(_described(results)),
+        tuple(_describe_results(results)),
         first,
         ready,
         *timed,
@@ -134,7 +134,7 @@ def _program(options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran:
     )
 
 
-def _mlir(text: str, options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran:
+def _mlir(text: str, options: argparse.Namespace, inputs: Sequence[Any]) -> _RunResult:
     import torchmdla
     from torchmdla.mlir.running import MlirFunction
 
@@ -146,9 +146,15 @@ def _mlir(text: str, options: argparse.Namespace, inputs: Sequence[Any]) -> _Ran
     before = time.perf_counter()
     results = compiled(*tensors)
     first, ready = time.perf_counter() - before, time.perf_counter() - start
-    timed = _timed(lambda: compiled(*tensors))
-    return _Ran(
-        tuple(map(_type, inputs)), len(further), tuple(_described(results)), first, ready, *timed, torchmdla.stats()
+    timed = _time_call(lambda: compiled(*tensors))
+    return _RunResult(
+        tuple(map(_type, inputs)),
+        len(further),
+        tuple(_describe_results(results)),
+        first,
+        ready,
+        *timed,
+        torchmdla.stats(),
     )
 
 
@@ -162,7 +168,7 @@ def _weight(spec: Any) -> Any:
     return drawn / (drawn.numel() / drawn.size(0)) if is_summed else drawn
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, float, int]:
+def _time_call(call: Callable[[], Any]) -> tuple[float, float, int]:
     """Return the minimum and the median of the seconds of a call, and the number of calls."""
     import statistics
 
@@ -174,7 +180,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, float, int]:
     return min(taken), statistics.median(taken), len(taken)
 
 
-def _described(results: Any) -> Iterator[tuple[str, str, str]]:
+def _describe_results(results: Any) -> Iterator[tuple[str, str, str]]:
     """Yield the path, type and first elements of each result."""
     import torch
     from torch.utils._pytree import keystr, tree_flatten_with_path
@@ -198,14 +204,14 @@ def _type(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
-def _print_json(ran: _Ran, options: argparse.Namespace) -> None:
+def _print_json(ran: _RunResult, options: argparse.Namespace) -> None:
     from torchmdla.report.environment import environment
 
     result = {"file": options.file, "device": options.device, "seed": options.seed, **asdict(ran)}
     print(json.dumps({**result, "environment": environment()}, indent=1))
 
 
-def _print(ran: _Ran, options: argparse.Namespace) -> None:
+def _print(ran: _RunResult, options: argparse.Namespace) -> None:
     import torch
     from rich.console import Console
     from rich.table import Table
@@ -229,7 +235,7 @@ def _print(ran: _Ran, options: argparse.Namespace) -> None:
         f"fastest and {time_text(ran.median)} the middle of {ran.calls} calls"
     )
     if ran.layers is None:
-        console.print("not compared: there is no eager PyTorch of a module of MLIR")
+        console.print("not compared: a module of MLIR has no eager reference")
     else:
         tolerance = f"at the tolerance for {ran.layers} layer{'' if ran.layers == 1 else 's'}"
         error = "" if ran.error is None else f"; the largest error is {ran.error:.2g} of the largest element"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from torchmdla.cli import failed
+from torchmdla.cli import report_failure
 
 PUSH_EPILOG = """\
 examples:
@@ -29,12 +29,12 @@ def push(options: argparse.Namespace) -> int:
     from torchmdla.compile_service.cache import DiskCache
 
     if not os.environ.get(stores.URL_VARIABLE):
-        return failed(f"there is no store: set {stores.URL_VARIABLE}")
-    store, cache = stores.of_environment(), DiskCache()
+        return report_failure(f"no store is configured: set {stores.URL_VARIABLE}")
+    store, cache = stores.from_environment(), DiskCache()
     if store is None:  # A warning has reported the reason.
         return 2
     if not store.may_write:
-        return failed(f"nothing can be put into {store.folder.url}: {store.authentication.description}")
+        return report_failure(f"nothing can be put into {store.folder.url}: {store.authentication.description}")
     console = Console(markup=False, highlight=False)
     keys = cache.keys()
     stored = 0
@@ -43,4 +43,4 @@ def push(options: argparse.Namespace) -> int:
         stored += artifact is not None and store.put(key, artifact)
     console.print(f"{stored} of {len(keys)} artifacts of {cache.path} put into {store.folder.url}", soft_wrap=True)
     problems = store.statistics().problems
-    return failed("; ".join(problems)) if problems else 0
+    return report_failure("; ".join(problems)) if problems else 0

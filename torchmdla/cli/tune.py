@@ -8,8 +8,8 @@ import time
 import warnings
 from typing import TYPE_CHECKING
 
-from torchmdla.cli import failed, one_line
-from torchmdla.cli.files import FileError, add_program_arguments, mlir_in
+from torchmdla.cli import one_line, report_failure
+from torchmdla.cli.files import FileError, add_program_arguments, read_mlir
 from torchmdla.cli.inputs import FROM_FILES, add_device_arguments, number, read_inputs, use_device
 
 if TYPE_CHECKING:
@@ -54,21 +54,21 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     try:
-        if mlir_in(options.file) is not None:
+        if read_mlir(options.file) is not None:
             raise FileError("tune takes programs of PyTorch's, no MLIR")
         if options.threads:
             torch.set_num_threads(options.threads)
         torch.manual_seed(options.seed)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            report, difference = _tuned(options)
+            report, difference = _tune(options)
     except Exception as error:  # Includes errors of the model.
-        return failed(one_line(error))
+        return report_failure(one_line(error))
     print(report.to_json(indent=2) if options.json else report)
-    return failed(f"the results differ from eager's: {difference}") - 1 if difference else 0
+    return report_failure(f"the results differ from eager's: {difference}") - 1 if difference else 0
 
 
-def _tuned(options: argparse.Namespace) -> tuple[TuningReport, str]:
+def _tune(options: argparse.Namespace) -> tuple[TuningReport, str]:
     """Return the tuning report, and the difference from eager's results after tuning."""
     import torch
 
@@ -80,19 +80,19 @@ def _tuned(options: argparse.Namespace) -> tuple[TuningReport, str]:
     with contextlib.suppress(TypeError):  # A device without this option uses no tuning records, or always uses them.
         use_device(options)
         use_device(options, tuned=False)
-    before = _ready(subject)
+    before = _prepare(subject)
     use_device(options)
     report = tune(before, options.seconds)
-    after = _ready(subject)
+    after = _prepare(subject)
     calls = warm_up(after)
     results = subject.once(after)
     difference = Reference.of(subject, subject.eager(), calls + 1).difference(results, options.device)
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    times = timing.interleaved({"before": before, "after": after}, _ROUNDS, _SPAN, clock=clock)
+    times = timing.time_interleaved({"before": before, "after": after}, _ROUNDS, _SPAN, clock=clock)
     return report.timed(min(times["before"]), min(times["after"])), difference
 
 
-def _ready(subject: Subject) -> Call:
+def _prepare(subject: Subject) -> Call:
     from torchmdla.cli.programs import warm_up
 
     call = subject.compiled()

@@ -118,7 +118,7 @@ class Signatures:
             raise NotAuthentic(str(error)) from error
 
 
-def of_environment() -> Authentication:
+def from_environment() -> Authentication:
     """Return the authentication that the environment variables specify.
 
     Raises:

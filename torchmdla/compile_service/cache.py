@@ -1,7 +1,6 @@
 """Cache on disk of artifacts and small blocks, one file each, shared by all processes of a user.
 
-The blocks are measurements of kernels (:mod:`torchmdla.compile_service.records`) and descriptions of machines
-(:mod:`torchmdla.compile_service.hosts`).
+The blocks are measurements of kernels and descriptions of machines (:mod:`torchmdla.compile_service.records`).
 
 The files are run as native code, or they affect which code is run. Therefore the folder and each file must belong to
 the effective user, and no other user may be able to write to them. This is checked on open descriptors, not on names.
@@ -24,9 +23,13 @@ from typing import Literal
 
 import platformdirs
 
-from torchmdla.compile_service import turns
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.support import limits
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 DEFAULT_LIMIT = 1 << 30
 
@@ -34,9 +37,9 @@ _PATH_VARIABLE = "TORCHMDLA_CACHE_DIR"
 
 _SUFFIX = ".artifact"
 
-# Kinds of blocks beside artifacts: measurements of kernels (records.py), descriptions of machines (hosts.py).
+# Kinds of blocks beside artifacts: measurements of kernels and descriptions of machines (records.py).
 BlockKind = Literal["records", "host"]
-_TEMPORARY, _TURN = ".tmp", ".turn"
+_TEMPORARY, _LOCK = ".tmp", ".turn"
 _NAME = re.compile(r"[0-9a-f]{64}\.(artifact|records|host|turn)(\.[0-9a-f]+\.tmp)?")
 
 # An unfinished file older than this (in seconds) was abandoned by its writer.
@@ -98,7 +101,7 @@ class DiskCache:
         # The reason why the last store failed. info() cannot detect it (a full disk) by reading the folder.
         self._store_problem = ""
         # A warning is issued once, and only for a folder that the environment variable names.
-        self._is_told = path is not None or not os.environ.get(_PATH_VARIABLE)
+        self._is_warned = path is not None or not os.environ.get(_PATH_VARIABLE)
         # Bytes that may be stored before the folder is measured again.
         self._allowance = 0
 
@@ -138,11 +141,11 @@ class DiskCache:
             return None
 
     @contextlib.contextmanager
-    def turn(self, key: str, patience: float) -> Iterator[bool]:
-        """Take the turn for the program ``key``, and yield whether this process had to wait for it.
+    def lock(self, key: str, patience: float) -> Iterator[bool]:
+        """Lock the program ``key``, and yield whether this process had to wait for it.
 
-        Other processes that share this cache wait until this turn ends. If this process had to wait, the cache may
-        contain the artifact now. Where turns are not supported, the result is False and processes do not wait.
+        Other processes that share this cache wait until it is unlocked. If this process had to wait, the cache may
+        contain the artifact now. Where locks are not supported, the result is False and processes do not wait.
 
         Args:
             key: the key of the program.
@@ -152,7 +155,7 @@ class DiskCache:
             waited = False
             with contextlib.suppress(Unusable, OSError):
                 folder = stack.enter_context(self._folder(create=True))
-                waited = stack.enter_context(turns.turn(folder, _file_name(key, _TURN), patience))
+                waited = stack.enter_context(_lock_file(folder, _file_name(key, _LOCK), patience))
             yield waited
 
     def store_block(self, kind: BlockKind, key: str, data: bytes) -> bool:
@@ -168,22 +171,22 @@ class DiskCache:
             return False
         try:
             with self._folder(create=True) as folder:
-                self._make_room(folder, len(data))
+                self._evict(folder, len(data))
                 _write(folder, name, data)
         except Unusable as error:
-            self._tell(str(error))
+            self._warn_once(str(error))
             return False
         except OSError as error:
             self._store_problem = _reason(error)
-            self._tell(self._store_problem)
+            self._warn_once(self._store_problem)
             return False
         self._store_problem = ""
         return True
 
-    def _tell(self, problem: str) -> None:
+    def _warn_once(self, problem: str) -> None:
         """Warn once that nothing is stored in the folder that the environment variable names."""
-        if not self._is_told and not self._configuration_problem and self.limit > 0:
-            self._is_told = True
+        if not self._is_warned and not self._configuration_problem and self.limit > 0:
+            self._is_warned = True
             warnings.warn(
                 f"torchmdla: nothing is kept on disk, {_PATH_VARIABLE}={self.path}: {problem}",
                 RuntimeWarning,
@@ -248,7 +251,7 @@ class DiskCache:
         if self.limit <= 0:
             raise Unusable("switched off: the limit is 0")
         if not self.path.is_absolute():
-            raise Unusable("there is no home folder; set TORCHMDLA_CACHE_DIR")
+            raise Unusable("the user has no home folder; set TORCHMDLA_CACHE_DIR")
         if create:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -274,7 +277,7 @@ class DiskCache:
                 os.utime(file.fileno())
         return data
 
-    def _make_room(self, folder: int, size: int) -> None:
+    def _evict(self, folder: int, size: int) -> None:
         """Remove abandoned temporary files and the least recently used files, so that ``size`` bytes fit."""
         if size <= self._allowance:
             self._allowance -= size
@@ -284,7 +287,7 @@ class DiskCache:
         # Newest first, so the files that exceed the limit are the least recently used ones.
         for entry in sorted(_entries(folder), key=lambda entry: -entry.modified):
             total += entry.size
-            unfinished = entry.name.endswith((_TEMPORARY, _TURN))
+            unfinished = entry.name.endswith((_TEMPORARY, _LOCK))
             if entry.modified < time.time() - _ABANDONED_AFTER if unfinished else total > self.limit - slack:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(entry.name, dir_fd=folder)
@@ -368,3 +371,61 @@ def _entries(folder: int) -> list[_Entry]:
 
 def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+# Mutual exclusion of compiles of one program, among the processes of a machine that share a cache
+
+
+# Polling interval of a waiting process: the first and the longest in seconds, and the factor between successive ones.
+_FIRST_POLL, _LONGEST_POLL, _POLL_BACKOFF = 0.01, 0.25, 1.5
+
+
+@contextlib.contextmanager
+def _lock_file(folder: int, name: str, patience: float) -> Iterator[bool]:
+    """Lock a file, and yield whether this process had to wait for the lock.
+
+    The system releases the lock when the process ends. The lock is a record lock (POSIX ``fcntl``), which the child of
+    a fork does not inherit.
+
+    Args:
+        folder: a descriptor of the folder of the file ``name``.
+        name: the name of the file.
+        patience: the maximum time to wait, in seconds. After that, two processes compile.
+
+    Raises:
+        OSError: the file cannot be created or locked.
+    """
+    if fcntl is None:
+        yield False
+        return
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        waited = _lock_within(descriptor, patience)
+        try:
+            yield waited
+        finally:
+            # Removed while it is locked: waiting processes then load the artifact, and later processes create a new
+            # file.
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(descriptor)
+
+
+def _lock_within(descriptor: int, patience: float) -> bool:
+    """Lock the file within ``patience`` seconds if possible, and return whether it had to wait."""
+    until, pause, waited = time.monotonic() + patience, _FIRST_POLL, False
+    while not _try_lock(descriptor) and time.monotonic() < until:
+        waited = True
+        time.sleep(pause)
+        pause = min(_LONGEST_POLL, pause * _POLL_BACKOFF)
+    return waited
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # POSIX allows either error.
+        return False
+    return True

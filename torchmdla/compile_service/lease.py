@@ -26,7 +26,7 @@ from torchmdla.compiler.artifact import Artifact
 RENEWAL, EXPIRY = 5.0, 20.0
 
 # Polling interval of a waiting process: the first and the longest in seconds, and the factor between successive ones.
-_FIRST_LOOK, _LONGEST_LOOK, _SLOWER = 0.1, 3.0, 1.5
+_FIRST_POLL, _LONGEST_POLL, _POLL_BACKOFF = 0.1, 3.0, 1.5
 
 # Seconds from a takeover to the check whether another process took over later.
 _SETTLING = 0.5
@@ -36,7 +36,7 @@ _LARGEST = 4096
 
 
 @contextlib.contextmanager
-def turn(store: Store, key: str, patience: float) -> Iterator[Artifact | None]:
+def acquire(store: Store, key: str, patience: float) -> Iterator[Artifact | None]:
     """Take the lease of the program ``key``, and yield the artifact if another process compiled it meanwhile.
 
     If this yields None, other processes wait until the block is left. By then the artifact must be in the store, or the
@@ -50,7 +50,7 @@ def turn(store: Store, key: str, patience: float) -> Iterator[Artifact | None]:
     lease, artifact = _Lease(store, key), None
     try:
         try:
-            artifact = _waited_for(lease, patience)
+            artifact = _acquire_or_wait(lease, patience)
             if lease.is_held:
                 lease.keep()
         except Unreachable as problem:
@@ -60,7 +60,7 @@ def turn(store: Store, key: str, patience: float) -> Iterator[Artifact | None]:
         lease.release()
 
 
-def _waited_for(lease: _Lease, patience: float) -> Artifact | None:
+def _acquire_or_wait(lease: _Lease, patience: float) -> Artifact | None:
     """Acquire the lease, or wait until its holder has finished.
 
     Return the artifact if the holder stored one, else None.
@@ -73,12 +73,12 @@ def _waited_for(lease: _Lease, patience: float) -> Artifact | None:
         return None
     start = changed = time.monotonic()
     last: tuple[str, int] | None = None
-    pause = _FIRST_LOOK
+    pause = _FIRST_POLL
     try:
         while time.monotonic() < start + patience:
             # Random intervals, so that processes that started together do not poll together.
             time.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(_LONGEST_LOOK, pause * _SLOWER)
+            pause = min(_LONGEST_POLL, pause * _POLL_BACKOFF)
             seen = lease.read()
             if seen is None:  # The holder finished or failed, or the file is not authentic.
                 return store.load(key)
@@ -114,7 +114,7 @@ class _Lease:
         if data is None:
             return None
         try:
-            token, count = json.loads(self.store.content_of(_KIND, self.key, data))
+            token, count = json.loads(self.store.unseal(_KIND, self.key, data))
         except ValueError:
             return None
         return str(token), int(count)
@@ -150,4 +150,4 @@ class _Lease:
                 self.store.note(problem)
 
     def _content(self) -> bytes:
-        return self.store.proven(_KIND, self.key, json.dumps([self._token, self._count]).encode())
+        return self.store.seal(_KIND, self.key, json.dumps([self._token, self._count]).encode())

@@ -24,7 +24,7 @@ def lower(program: Program, folder: Path | None = None) -> Artifact:
         CompileError: the device's own error, or an error that contains the traceback of any other exception.
     """
     try:
-        with dump.dumping(program, folder), trace.span("lower", "lower"):
+        with dump.dump_stages(program, folder), trace.span("lower", "lower"):
             artifact = devices.get(program.target.device).lower(program)
     except Exception as error:
         raise as_compile_error(error) from error

@@ -38,7 +38,7 @@ def write_message(descriptor: int, head: dict[str, Any], body: bytes = b"", *, u
     for block in (_HEADER.pack(len(encoded), len(body)) + encoded, body):
         rest = memoryview(block)
         while rest:
-            rest = rest[_when_ready(descriptor, until, os.write, rest) :]
+            rest = rest[_call_when_ready(descriptor, until, os.write, rest) :]
 
 
 def read_message(descriptor: int, *, until: float = math.inf) -> tuple[dict[str, Any], bytes]:
@@ -60,14 +60,14 @@ def read_message(descriptor: int, *, until: float = math.inf) -> tuple[dict[str,
 def _read_exactly(descriptor: int, size: int, until: float) -> bytes:
     data = bytearray()
     while len(data) < size:
-        chunk = _when_ready(descriptor, until, os.read, min(size - len(data), 1 << 20))
+        chunk = _call_when_ready(descriptor, until, os.read, min(size - len(data), 1 << 20))
         if not chunk:
             raise EOFError("the other side closed the pipe")
         data += chunk
     return bytes(data)
 
 
-def _when_ready(descriptor: int, until: float, call: Callable[[int, Any], _Result], argument: object) -> _Result:
+def _call_when_ready(descriptor: int, until: float, call: Callable[[int, Any], _Result], argument: object) -> _Result:
     """Return the result of ``call`` on a descriptor, as soon as it does not have to wait."""
     while True:
         try:

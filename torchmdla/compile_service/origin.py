@@ -41,7 +41,7 @@ class Origin:
         Raises:
             CompileError: the device cannot be created in this process.
         """
-        known = _made.get(self.name)
+        known = _registered.get(self.name)
         if known == self:
             return
         if known is not None and known.versions != self.versions:
@@ -57,10 +57,10 @@ class Origin:
                 f"{type(error).__name__}: {error}; let its module import torch in functions only, and its class be "
                 "called without arguments, or set TORCHMDLA_COMPILE_IN_PROCESS=1"
             ) from error
-        _made[self.name] = self
+        _registered[self.name] = self
 
 
-_made: dict[str, Origin] = {}
+_registered: dict[str, Origin] = {}
 
 
 def _forget(module: str) -> None:

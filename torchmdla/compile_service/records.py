@@ -1,4 +1,4 @@
-"""Storage of measurements of kernels and of the machine, beside the artifacts.
+"""Storage of measurements of kernels and of the machine, and of its description, beside the artifacts.
 
 There is one block of :mod:`torchmdla.compiler.records` for each machine. Records are data, and each user of a record
 checks it again. A damaged block is ignored. Invalid records of an intact block are ignored.
@@ -76,7 +76,7 @@ class Records:
         except DamagedRecords as error:
             logs.logger("cache").info("records of kernels are ignored: %s", error)
             return {}, {}
-        return {record.kernel: record for record in _readable(content[0])}, content[1]
+        return {record.kernel: record for record in _parse_records(content[0])}, content[1]
 
     def _store(self, records: Mapping[str, Record], constants: Mapping[str, Mapping[str, Any]]) -> bool:
         raw_records = [record.to_raw() for record in records.values()]
@@ -94,9 +94,39 @@ def options_for(device: Device) -> tuple[tuple[str, str], ...]:
     return Records(device).options if device.machine else ()
 
 
-def _readable(raw: Iterable[Mapping[str, Any]]) -> Iterable[Record]:
+def _parse_records(raw: Iterable[Mapping[str, Any]]) -> Iterable[Record]:
     for fields in raw:
         try:
             yield Record.from_raw(fields)
         except (ValueError, TypeError, KeyError) as error:
             logs.logger("cache").info("a record of a kernel is ignored: %r", error)
+
+
+# Descriptions of this machine that devices need and that are slow to determine. A process whose artifacts are on disk
+# therefore gets the description without loading a compiler's libraries.
+
+
+class DamagedHost(ValueError):
+    """Error for bytes that are not a description of a machine, or have another version."""
+
+
+_HOST_FORMAT = Format(b"mdla-host\n", 1, "a description of a machine", "it is made anew", DamagedHost)
+
+_loaded_hosts: set[str] = set()
+
+
+def load_host(device: Device) -> None:
+    """Give ``device`` the stored description of this machine, or compute and store the description."""
+    if device.name in _loaded_hosts or not (identity := device.host_identity):
+        return
+    _loaded_hosts.add(device.name)
+    cache = default_service().cache
+    key = hashlib.sha256(f"host\n{__version__}\n{device.name}\n{identity}".encode()).hexdigest()
+    data = cache.load_block("host", key)
+    try:
+        if data is not None:
+            device.set_host(_HOST_FORMAT.open(data, lambda description, content: str(description["host"])))
+            return
+    except DamagedHost:
+        pass
+    cache.store_block("host", key, _HOST_FORMAT.seal({"host": device.host}, b""))

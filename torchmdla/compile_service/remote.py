@@ -184,7 +184,7 @@ class RemoteFolder:
 
         def run() -> None:
             try:
-                system, root = self._opened(connection)
+                system, root = self._open(connection)
                 outcome.append(operation(system, posixpath.join(root, name)))
             except BaseException as error:
                 errors.append(error)
@@ -202,11 +202,11 @@ class RemoteFolder:
             raise Unreachable(f"no answer within {self._seconds:g} s")
         if errors:
             _pause(connection)
-            raise Unreachable(_described(errors[0])) from errors[0]
+            raise Unreachable(_describe_error(errors[0])) from errors[0]
         connection.failures = 0
         return outcome[0]
 
-    def _opened(self, connection: _Connection) -> tuple[Any, str]:
+    def _open(self, connection: _Connection) -> tuple[Any, str]:
         with connection.opening:
             if connection.system is None:
                 options = {"auto_mkdir": True} if self._protocol in ("file", "local") else {}
@@ -256,7 +256,7 @@ def _pause(connection: _Connection) -> None:
     connection.paused_until = time.monotonic() + pause
 
 
-def _described(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return a description of an error without file names, so that equal reasons count as one."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
     return f"{type(error).__name__}: {reason}"[:200]

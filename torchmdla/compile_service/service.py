@@ -20,7 +20,7 @@ from torchmdla.compile_service.failures import Failures
 from torchmdla.compile_service.lower import lower
 from torchmdla.compile_service.origin import Origin
 from torchmdla.compile_service.store import Store, StoreStatistics
-from torchmdla.compile_service.store import of_environment as store_of_environment
+from torchmdla.compile_service.store import from_environment as store_from_environment
 from torchmdla.compile_service.worker import WorkerPool
 from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact
@@ -38,7 +38,7 @@ _LONGEST_PATIENCE = 3600.0
 _MEMORY_BYTES = 256 << 20
 
 
-_FOUND = {"memory": "in memory", "disk": "on disk", "store": "in the store"}
+_SOURCE_TEXT = {"memory": "in memory", "disk": "on disk", "store": "in the store"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CompilerService:
     ) -> None:
         self.pool = pool or WorkerPool()
         self.cache = cache or DiskCache()
-        self.store = store_of_environment() if store == "environment" else store
+        self.store = store_from_environment() if store == "environment" else store
         if in_process is None:
             in_process = os.environ.get("TORCHMDLA_COMPILE_IN_PROCESS", "0") not in ("", "0")
         self.in_process = in_process
@@ -100,7 +100,7 @@ class CompilerService:
         # Programs whose artifacts are not loaded from the store again, because their code could not be loaded here.
         self._unloadable: set[str] = set()
         self._patience = Limits.from_environment().seconds or _LONGEST_PATIENCE
-        self._start_afresh()
+        self._reset_process_state()
         _services.add(self)
 
     def compile(self, program: Program) -> CompileOutcome:
@@ -124,7 +124,7 @@ class CompilerService:
                     del self._claims[key]
             claim.set()
         if source != "compiled":
-            logs.logger("cache").info("%s: found %s", key[:16], _FOUND[source])
+            logs.logger("cache").info("%s: found %s", key[:16], _SOURCE_TEXT[source])
         return CompileOutcome(artifact, source, time.perf_counter() - start)
 
     def forget(self, key: str) -> None:
@@ -144,7 +144,7 @@ class CompilerService:
             CompileError: the program cannot be compiled. The folder contains the output of the stages before the
                 failure.
         """
-        self._lowered(program, folder)
+        self._lower(program, folder)
 
     def prestart(self) -> None:
         """Start a compiler process, so that it is ready when the first program arrives.
@@ -185,15 +185,15 @@ class CompilerService:
         """
         while True:
             with self._lock:
-                known = self._remembered(key)
+                known = self._find_in_memory(key)
                 if known is not None:
                     return known, "memory"
                 owner = self._claims.setdefault(key, claim)
             if owner is claim:
-                return self._load(key) or self._in_turn(key, program)
+                return self._load(key) or self._obtain_exclusively(key, program)
             owner.wait()
 
-    def _remembered(self, key: str) -> Artifact | None:
+    def _find_in_memory(self, key: str) -> Artifact | None:
         """Return the artifact of a program in memory, or None; raise the stored failure if there is one.
 
         The caller holds the lock.
@@ -206,7 +206,7 @@ class CompilerService:
         return artifact
 
     def _load(self, key: str) -> tuple[Artifact, Source] | None:
-        if dump.is_asked_for():  # A cached program has no stages to dump.
+        if dump.is_requested():  # A cached program has no stages to dump.
             return None
         artifact = self.cache.load(key)
         if artifact is None:
@@ -216,19 +216,19 @@ class CompilerService:
             self._statistics.disk_hits += 1
         return artifact, "disk"
 
-    def _in_turn(self, key: str, program: Program) -> tuple[Artifact, Source]:
+    def _obtain_exclusively(self, key: str, program: Program) -> tuple[Artifact, Source]:
         """Return the artifact from another process of this machine that compiles it, else obtain it here.
 
         This process then uses the store or a compile.
         """
-        if dump.is_asked_for():
+        if dump.is_requested():
             return self._compile(key, program)
-        with self.cache.turn(key, self._patience) as waited:
+        with self.cache.lock(key, self._patience) as waited:
             if not waited:
                 # Another process may have stored the artifact since the last load.
                 return self._load(key) or self._fetch_or_compile(key, program)
-        # The process that had the turn has finished. A missing artifact means that it failed, and all waiting processes
-        # try at the same time.
+        # The process that held the lock has finished. A missing artifact means that it failed, and all waiting
+        # processes try at the same time.
         return self._load(key) or self._fetch_or_compile(key, program)
 
     def _fetch_or_compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
@@ -239,20 +239,20 @@ class CompilerService:
         if self.store is None:
             return self._compile(key, program)
         if key in self._unloadable:
-            return self._compile_for_all(self.store, key, program)
+            return self._compile_and_store(self.store, key, program)
         if artifact := self.store.load(key):
-            return self._fetched(key, artifact)
-        with lease.turn(self.store, key, self._patience) as made_elsewhere:
+            return self._keep_fetched(key, artifact)
+        with lease.acquire(self.store, key, self._patience) as made_elsewhere:
             if made_elsewhere:
-                return self._fetched(key, made_elsewhere)
-            return self._compile_for_all(self.store, key, program)
+                return self._keep_fetched(key, made_elsewhere)
+            return self._compile_and_store(self.store, key, program)
 
-    def _compile_for_all(self, store: Store, key: str, program: Program) -> tuple[Artifact, Source]:
+    def _compile_and_store(self, store: Store, key: str, program: Program) -> tuple[Artifact, Source]:
         artifact, source = self._compile(key, program)
         store.put(key, artifact)
         return artifact, source
 
-    def _fetched(self, key: str, artifact: Artifact) -> tuple[Artifact, Source]:
+    def _keep_fetched(self, key: str, artifact: Artifact) -> tuple[Artifact, Source]:
         with self._lock:
             self._remember(key, artifact)
             self._statistics.store_hits += 1
@@ -262,7 +262,7 @@ class CompilerService:
     def _compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
         start = time.perf_counter()
         try:
-            artifact = self._lowered(program)
+            artifact = self._lower(program)
         except CompileError as error:
             if folder := dump.folder_of(key):
                 error.args = (f"{error}\nTo repeat it: python {folder / 'repeat.py'}",)
@@ -292,10 +292,10 @@ class CompilerService:
             logs.logger("cache").info("%s: stored on disk", key[:16])
         return artifact, "compiled"
 
-    def _lowered(self, program: Program, folder: Path | None = None) -> Artifact:
-        return (lower if self._is_compiled_here(program) else self.pool.compile)(program, folder)
+    def _lower(self, program: Program, folder: Path | None = None) -> Artifact:
+        return (lower if self._is_compiled_in_process(program) else self.pool.compile)(program, folder)
 
-    def _is_compiled_here(self, program: Program) -> bool:
+    def _is_compiled_in_process(self, program: Program) -> bool:
         origin = Origin.of(program)
         return self.in_process or (origin is not None and not origin.is_importable)
 
@@ -306,7 +306,7 @@ class CompilerService:
             _, oldest = self._artifacts.popitem(last=False)
             excess -= len(oldest.object_code)
 
-    def _start_afresh(self) -> None:
+    def _reset_process_state(self) -> None:
         """Initialise the state that belongs to one process: locks, active compiles, counters."""
         # Reentrant, because a signal handler may run a program while its thread holds the lock.
         self._lock = threading.RLock()
@@ -378,7 +378,7 @@ def _after_fork_in_child() -> None:
     global _default_lock
     _default_lock = threading.RLock()
     for service in list(_services):
-        service._start_afresh()
+        service._reset_process_state()
 
 
 if hasattr(os, "register_at_fork"):

@@ -67,7 +67,7 @@ def generate_key(path: str | os.PathLike[str]) -> SigningKey:
         FileExistsError: one of the files exists.
         ImportError: the package ``cryptography`` is not installed.
     """
-    _demand_cryptography()
+    _require_cryptography()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -92,7 +92,7 @@ def signer_of(record: bytes) -> str:
 
 
 def _private_key(path: Path) -> Ed25519PrivateKey:
-    _demand_cryptography()
+    _require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -109,7 +109,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def _demand_cryptography() -> None:
+def _require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:

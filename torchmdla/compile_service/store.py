@@ -35,7 +35,7 @@ _HEAD = struct.Struct("<16sI")
 _KIND = "artifact"
 
 # Reason for a refused entry. It does not contain text that the writer of the entry controls.
-_STRANGE = "not authentic: damaged, or made by nobody who is trusted"
+_NOT_AUTHENTIC = "not authentic: it is damaged, or its maker is not trusted"
 
 # Maximum size in bytes of an entry that is read or written.
 LARGEST_ENTRY = 256 << 20
@@ -90,7 +90,7 @@ class Store:
     def __init__(self, folder: RemoteFolder, authentication: Authentication) -> None:
         self.folder = folder
         self.authentication = authentication
-        self._start_afresh()
+        self._reset_process_state()
 
     @property
     def may_write(self) -> bool:
@@ -103,11 +103,11 @@ class Store:
         artifact = data = None
         try:
             data = self.folder.read(entry_name(key), LARGEST_ENTRY)
-            artifact = None if data is None else self._opened(key, data)
+            artifact = None if data is None else self._parse_entry(key, data)
         except Unreachable as problem:
             self.note(problem)
         except ValueError as error:
-            reason = _STRANGE if isinstance(error, NotAuthentic) else str(error)
+            reason = _NOT_AUTHENTIC if isinstance(error, NotAuthentic) else str(error)
             self._count(refused=Counter([reason]))
             logs.logger("cache").warning("%s: refused what the store has: %s", key[:16], error)
         self._count(
@@ -124,7 +124,7 @@ class Store:
         if not self.may_write or len(content) > LARGEST_ENTRY:
             return False
         start = time.perf_counter()
-        entry = self.proven(_KIND, key, content)
+        entry = self.seal(_KIND, key, content)
         is_stored = True
         try:
             self.folder.write(entry_name(key), entry)
@@ -141,20 +141,20 @@ class Store:
         except Unreachable as problem:
             self.note(problem)
 
-    def proven(self, kind: str, key: str, content: bytes) -> bytes:
+    def seal(self, kind: str, key: str, content: bytes) -> bytes:
         """Return the file content: a proof, then ``content``, for a program's file of this kind."""
         proof = self.authentication.prove(_message(kind, key, content))
         return _HEAD.pack(_MAGIC, len(proof)) + proof + content
 
-    def content_of(self, kind: str, key: str, data: bytes) -> bytes:
-        """Return the content of a file that :meth:`proven` made.
+    def unseal(self, kind: str, key: str, data: bytes) -> bytes:
+        """Return the content of a file that :meth:`seal` made.
 
         Raises:
             NotAuthentic: ``data`` does not have this format, or was not made by a trusted party.
         """
         magic, length = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0)
         if magic != _MAGIC:
-            raise NotAuthentic("it is no file of a store, or one of another version")
+            raise NotAuthentic("it is not a file of a store, or has another version")
         proof, content = data[_HEAD.size : _HEAD.size + length], data[_HEAD.size + length :]
         self.authentication.check(_message(kind, key, content), proof)
         return content
@@ -176,13 +176,13 @@ class Store:
         with self._lock:
             return self._statistics + StoreStatistics()
 
-    def _opened(self, key: str, data: bytes) -> Artifact:
+    def _parse_entry(self, key: str, data: bytes) -> Artifact:
         """Return the artifact in an entry.
 
         Raises:
             ValueError: ``data`` is not an entry, is not authentic, or contains another program's artifact.
         """
-        artifact = Artifact.from_bytes(self.content_of(_KIND, key, data))
+        artifact = Artifact.from_bytes(self.unseal(_KIND, key, data))
         if artifact.manifest.program != key:
             raise ValueError("the artifact of another program")
         return artifact
@@ -191,21 +191,21 @@ class Store:
         with self._lock:
             self._statistics += StoreStatistics(**counts)
 
-    def _start_afresh(self) -> None:
+    def _reset_process_state(self) -> None:
         """Initialise the state that belongs to one process."""
         self._lock = threading.Lock()
         self._statistics = StoreStatistics()
         _stores.add(self)
 
 
-def of_environment() -> Store | None:
+def from_environment() -> Store | None:
     """Return the store that the environment names; warn and return None if it cannot be used."""
     url = os.environ.get(URL_VARIABLE, "")
     if not url:
         return None
     try:
         seconds = limits.variable(SECONDS_VARIABLE, limits.duration, _SECONDS)
-        return Store(RemoteFolder(url, seconds), authentication.of_environment())
+        return Store(RemoteFolder(url, seconds), authentication.from_environment())
     except (ValueError, ImportError, OSError) as error:
         warnings.warn(f"torchmdla: {URL_VARIABLE}={url} is not used: {error}", RuntimeWarning, stacklevel=2)
         return None
@@ -229,7 +229,7 @@ _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for store in list(_stores):
-        store._start_afresh()
+        store._reset_process_state()
 
 
 if hasattr(os, "register_at_fork"):

@@ -32,7 +32,7 @@ from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
 from torchmdla.support import forks, trace
 from torchmdla.support.limits import Limits
-from torchmdla.support.processes import how_it_ended
+from torchmdla.support.processes import describe_exit
 
 _SCRIPT = Path(__file__).with_name("worker_process.py")
 
@@ -50,8 +50,8 @@ _MOST_PROCESSES = 2
 _NICENESS = 10
 
 # Temporary errors of the system, and signals that other processes send.
-_PASSING_ERRORS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_SENT_BY_OTHERS = frozenset({"SIGKILL", "SIGTERM"})
+_TRANSIENT_ERRORS = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_EXTERNAL_SIGNALS = frozenset({"SIGKILL", "SIGTERM"})
 
 
 class WorkerLost(Exception):
@@ -100,7 +100,7 @@ class Worker:
         configuration = json.dumps({"path": sys.path, "modules": list(modules), "memory": self._limits.memory})
         if not sys.executable:
             raise WorkerLost("sys.executable does not name a Python interpreter")
-        with _start_lock, _interrupts_blocked():
+        with _start_lock, _block_interrupts():
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, str(_SCRIPT), configuration],
@@ -110,7 +110,7 @@ class Worker:
                     stderr=subprocess.PIPE,
                 )
             except OSError as error:
-                passing = error.errno in _PASSING_ERRORS
+                passing = error.errno in _TRANSIENT_ERRORS
                 raise WorkerLost(f"{type(error).__name__}: {error}", passing=passing) from error
             assert self._process.stdin and self._process.stdout and self._process.stderr
             self._requests, self._replies = self._process.stdin, self._process.stdout
@@ -157,7 +157,7 @@ class Worker:
         had_program = False
         self._between_messages = False
         try:
-            self._hand_over(program, folder, cpus, niceness)
+            self._send(program, folder, cpus, niceness)
             had_program = True
             until = time.monotonic() + (self._limits.seconds or math.inf)
             head, body = messages.read_message(self._replies.fileno(), until=until)
@@ -169,9 +169,9 @@ class Worker:
             raise WorkerLost(self._errors.text(), had_program=True, reason=reason) from error
         except (EOFError, OSError) as error:
             self.end()
-            ended = how_it_ended(self._process.returncode)
+            ended = describe_exit(self._process.returncode)
             words = f"{ended}\n{self._errors.text()}".strip()
-            raise WorkerLost(words, had_program=had_program, passing=ended in _SENT_BY_OTHERS) from error
+            raise WorkerLost(words, had_program=had_program, passing=ended in _EXTERNAL_SIGNALS) from error
         self._between_messages = True
         trace.add(trace.Span(*fields) for fields in head.pop("spans", ()))
         if head.pop("kind") == "artifact":
@@ -199,7 +199,7 @@ class Worker:
             pipe.close()
         self._process.poll()  # Not our child, so Popen does not wait for it any more.
 
-    def _hand_over(self, program: Program, folder: Path | None, cpus: int, niceness: int) -> None:
+    def _send(self, program: Program, folder: Path | None, cpus: int, niceness: int) -> None:
         """Send the program and return when the process has read it.
 
         Raises:
@@ -275,13 +275,13 @@ _cpus: Callable[[], int] = _affinity
 _niceness = contextvars.ContextVar("niceness", default=0)
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Lower the priority of later compiles of this thread, because the program does not wait for them."""
     _niceness.set(_NICENESS)
 
 
 @dataclass
-class _Turn:
+class _Slot:
     """Resources of the pool that one compile has: ``cpus``, and a process once there is one.
 
     ``is_fresh`` is true if the process was started for this compile.
@@ -319,7 +319,7 @@ class WorkerPool:
         # Programs that killed a process, by key. They are not retried.
         self._fatal: dict[str, CompileError] = {}
         self._closed = False
-        self._empty()
+        self._reset()
         _pools.add(self)
 
     def compile(self, program: Program, folder: Path | None = None) -> Artifact:
@@ -335,18 +335,18 @@ class WorkerPool:
         if key in self._fatal:
             raise copy.copy(self._fatal[key])
         while True:
-            with self._borrow() as turn:
-                worker = turn.worker
+            with self._borrow() as slot:
+                worker = slot.worker
                 assert worker is not None
                 try:
-                    return worker.compile(program, folder, turn.cpus, _niceness.get())
+                    return worker.compile(program, folder, slot.cpus, _niceness.get())
                 except WorkerLost as lost:
                     if worker.stopped:
-                        raise _ended() from None
+                        raise _ended_error() from None
                     error = lost.as_compile_error()
                     if lost.had_program and not lost.passing:
                         self._fatal[key] = copy.copy(error)
-                    if lost.had_program or turn.is_fresh:
+                    if lost.had_program or slot.is_fresh:
                         raise error from None
                     # The process died while it was idle, so this program is not the cause. Use another process.
 
@@ -369,36 +369,36 @@ class WorkerPool:
             self._closed = for_good
             idle = list(self._idle)
             self._idle.clear()
-            busy = [turn.worker for turn in self._busy.values() if turn.worker]
+            busy = [slot.worker for slot in self._busy.values() if slot.worker]
         for worker in idle:
             worker.end()
         for worker in busy:
             worker.stop()
 
     @contextlib.contextmanager
-    def _borrow(self) -> Iterator[_Turn]:
-        """Yield a turn with a process for the calling thread alone."""
+    def _borrow(self) -> Iterator[_Slot]:
+        """Yield a slot with a process for the calling thread alone."""
         # The pool records the resources of a ticket; a local variable here would not suffice. An interrupt can arrive
         # between any two steps, and must not leave a process that counts as busy forever.
         ticket = object()
         try:
-            turn = self._take_turn(ticket)
-            if turn.worker is None:
-                self._start(turn)
-            yield turn
+            slot = self._acquire_slot(ticket)
+            if slot.worker is None:
+                self._start(slot)
+            yield slot
         finally:
-            self._give_back(ticket)
+            self._release(ticket)
 
-    def _take_turn(self, ticket: object) -> _Turn:
-        """Wait for a turn. It has an idle process, or no process if the caller may start one."""
+    def _acquire_slot(self, ticket: object) -> _Slot:
+        """Wait for a slot. It has an idle process, or no process if the caller may start one."""
         with self._changed:
             self._waiting.add(ticket)
             while not (cpus := self._free_cpus()):
                 self._changed.wait()
             self._waiting.discard(ticket)
             if self._closed:
-                raise _ended()
-            turn = self._busy[ticket] = _Turn(cpus, threading.get_ident())
+                raise _ended_error()
+            slot = self._busy[ticket] = _Slot(cpus, threading.get_ident())
             # A process that has compiled in the background keeps its lower priority permanently.
             niceness = _niceness.get()
             for worker in sorted(self._idle, key=lambda worker: worker.niceness, reverse=True):
@@ -406,10 +406,10 @@ class WorkerPool:
                     continue
                 self._idle.remove(worker)
                 if worker.usable:
-                    turn.worker = worker
+                    slot.worker = worker
                     break
                 worker.end()
-            return turn
+            return slot
 
     def _free_cpus(self) -> int:
         """Return how many CPUs a compile that begins now may use, 0 while it must wait.
@@ -417,47 +417,47 @@ class WorkerPool:
         Two processes that share one compile shorten it by more than they slow another compile. So a single compile gets
         two CPUs or all of them, while compiles that wait together get equal parts.
         """
-        # A signal handler runs a program. The compile that has the thread's turn continues when the handler returns.
-        if any(turn.thread == threading.get_ident() for turn in self._busy.values()):
+        # A signal handler runs a program. The compile that has the thread's slot continues when the handler returns.
+        if any(slot.thread == threading.get_ident() for slot in self._busy.values()):
             return 1
-        turns = self._size - len(self._busy)
-        free = (self._cpus or _cpus)() - sum(turn.cpus for turn in self._busy.values())
-        if turns <= 0 or free <= 0:
+        slots = self._size - len(self._busy)
+        free = (self._cpus or _cpus)() - sum(slot.cpus for slot in self._busy.values())
+        if slots <= 0 or free <= 0:
             return 0
-        return math.ceil(free / min(turns, max(len(self._waiting), free // 2)))
+        return math.ceil(free / min(slots, max(len(self._waiting), free // 2)))
 
-    def _start(self, turn: _Turn) -> None:
-        turn.is_fresh = True
+    def _start(self, slot: _Slot) -> None:
+        slot.is_fresh = True
         try:
-            turn.worker = Worker(self._modules, self._limits)
+            slot.worker = Worker(self._modules, self._limits)
         except WorkerLost as lost:
             raise lost.as_compile_error() from None
 
-    def _give_back(self, ticket: object) -> None:
+    def _release(self, ticket: object) -> None:
         with self._changed:
-            turn = self._busy.get(ticket)
-            if turn and turn.worker is not None:
-                if turn.worker.usable and len(self._idle) < self._size:
-                    self._idle.append(turn.worker)
+            slot = self._busy.get(ticket)
+            if slot and slot.worker is not None:
+                if slot.worker.usable and len(self._idle) < self._size:
+                    self._idle.append(slot.worker)
                 else:
-                    turn.worker.end()
+                    slot.worker.end()
             self._busy.pop(ticket, None)
             self._waiting.discard(ticket)
             self._changed.notify_all()
 
-    def _empty(self) -> None:
+    def _reset(self) -> None:
         self._changed = threading.Condition()
         self._idle: list[Worker] = []
-        self._busy: dict[object, _Turn] = {}
+        self._busy: dict[object, _Slot] = {}
         self._waiting: set[object] = set()
 
 
-def _ended() -> CompileError:
+def _ended_error() -> CompileError:
     return CompileError("the compiler was ended", retry_after=0.0)
 
 
 @contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """Block SIGINT in this thread.
 
     A process started meanwhile inherits the mask until it can ignore the signal.
@@ -478,7 +478,7 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 # Held while a process is started, so that the child of a fork knows every pipe that it inherits. A pipe left open in
 # the child would keep the parent's compiler process alive after the parent has ended.
-_start_lock = forks.held(threading.RLock())
+_start_lock = forks.hold_over_fork(threading.RLock())
 
 
 def _after_fork_in_child() -> None:
@@ -486,7 +486,7 @@ def _after_fork_in_child() -> None:
         worker.forget()
     _workers.clear()
     for pool in list(_pools):
-        pool._empty()
+        pool._reset()
 
 
 if hasattr(os, "register_at_fork"):

@@ -105,7 +105,7 @@ def _serve(requests: int, replies: int) -> None:
         write_message(replies, {"kind": "accepted"})
         if request["nice"] and hasattr(os, "nice"):  # Windows has no niceness.
             os.nice(request["nice"])  # Copies of this process inherit it.
-        with _ending_with_parent(requests):
+        with _end_with_parent(requests):
             head, answer = _answer(request, body)
         # Flush before the reply, so that the next program's diagnostics do not start with this one's.
         sys.stdout.flush()
@@ -127,7 +127,7 @@ def _warm_up() -> None:
 
 
 @contextlib.contextmanager
-def _ending_with_parent(requests: int) -> Iterator[None]:
+def _end_with_parent(requests: int) -> Iterator[None]:
     """End this process as soon as the parent is gone, also during native code.
 
     The system sends a signal when the pipe changes. While the parent waits for the answer, the only possible change is
@@ -150,13 +150,13 @@ def _answer(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes
     from torchmdla.support import trace
 
     if not request["trace"]:
-        return _compiled(request, body)
+        return _compile(request, body)
     with trace.recording() as spans:
-        head, answer = _compiled(request, body)
+        head, answer = _compile(request, body)
     return {**head, "spans": [span.fields() for span in spans]}, answer
 
 
-def _compiled(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+def _compile(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     from torchmdla.compile_service.lower import as_compile_error, lower
     from torchmdla.compile_service.origin import Origin
     from torchmdla.compiler.program import Program

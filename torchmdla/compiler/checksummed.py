@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-Made = TypeVar("Made")
+Decoded = TypeVar("Decoded")
 
 _MAGIC_BYTES = 16
 _SEAL = struct.Struct("<I32s")
@@ -53,7 +53,7 @@ class Format:
         text_bytes, content_bytes = _LENGTHS.unpack_from(data, _MAGIC_BYTES + _SEAL.size)
         return _HEADER_BYTES + int(text_bytes) + int(content_bytes)
 
-    def open(self, data: bytes, make: Callable[[dict[str, Any], bytes], Made]) -> Made:
+    def open(self, data: bytes, make: Callable[[dict[str, Any], bytes], Decoded]) -> Decoded:
         """Return the result of ``make`` for the description and the content of an intact block.
 
         Raises:
@@ -61,26 +61,26 @@ class Format:
                 or has a description that ``make`` does not accept.
         """
         if not data.startswith(self._padded_magic()) or len(data) < _HEADER_BYTES:
-            raise self._refused(f"not {self.kind}")
+            raise self._format_error(f"not {self.kind}")
         version, digest = _SEAL.unpack_from(data, _MAGIC_BYTES)
         if version != self.version:
-            raise self._refused(f"{self.kind} of version {version}, where version {self.version} is needed")
+            raise self._format_error(f"{self.kind} of version {version}, where version {self.version} is needed")
         sealed = memoryview(data)[_MAGIC_BYTES + _SEAL.size :]
         text_bytes, content_bytes = _LENGTHS.unpack_from(sealed)
         expected = _LENGTHS.size + text_bytes + content_bytes
         if len(sealed) != expected:
-            raise self._refused(f"{self.kind} cut short or extended: {expected} bytes expected, got {len(sealed)}")
+            raise self._format_error(f"{self.kind} cut short or extended: {expected} bytes expected, got {len(sealed)}")
         if hashlib.sha256(sealed).digest() != digest:
-            raise self._refused(f"{self.kind} whose content does not match its checksum")
+            raise self._format_error(f"{self.kind} whose content does not match its checksum")
         body = sealed[_LENGTHS.size :]
         try:
             return make(json.loads(bytes(body[:text_bytes])), bytes(body[text_bytes:]))
         except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             # The block is intact, so another build wrote it without increasing the version, or it is malicious.
-            raise self._refused(f"{self.kind} with another description: {error!r}") from error
+            raise self._format_error(f"{self.kind} with another description: {error!r}") from error
 
     def _padded_magic(self) -> bytes:
         return self.magic.ljust(_MAGIC_BYTES, b"\0")
 
-    def _refused(self, problem: str) -> ValueError:
+    def _format_error(self, problem: str) -> ValueError:
         return self.error(f"{problem}; {self.remedy}")

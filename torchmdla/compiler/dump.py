@@ -41,14 +41,14 @@ print(f"{len(artifact.object_code)} bytes of code, {artifact.manifest.statistics
 '''
 
 
-def is_asked_for() -> bool:
+def is_requested() -> bool:
     """Return whether the environment requests dumps of compiles."""
     return bool(os.environ.get(VARIABLE))
 
 
 def folder_of(key: str) -> Path | None:
     """Return the folder of the program ``key``; None if dumps are off."""
-    return Path(os.environ[VARIABLE]) / key[:16] if is_asked_for() else None
+    return Path(os.environ[VARIABLE]) / key[:16] if is_requested() else None
 
 
 class Dump:
@@ -87,10 +87,10 @@ _current: ContextVar[Dump | None] = ContextVar("dump", default=None)
 
 
 @contextmanager
-def dumping(program: Program, folder: Path | None = None) -> Iterator[None]:
+def dump_stages(program: Program, folder: Path | None = None) -> Iterator[None]:
     """Dump all stages of this thread's compile of ``program`` to ``folder``, or to the folder of the environment."""
     # The key is a hash of the whole program, so it is computed only if needed.
-    if folder is None and is_asked_for():
+    if folder is None and is_requested():
         folder = folder_of(program.key)
     if folder is None:
         yield

@@ -115,29 +115,29 @@ def _manager(context: ir.Context, passes: tuple[str, ...], verify_each: bool) ->
 
 
 @contextmanager
-def explained(reason: str) -> Iterator[None]:
+def convert_errors(reason: str) -> Iterator[None]:
     """Convert MLIR's errors to ``CompileError`` with the op at fault and its location in the user's program."""
     try:
         yield
     except ir.MLIRError as error:
-        diagnostics = list(_flattened(error.error_diagnostics))
+        diagnostics = list(_flatten(error.error_diagnostics))
         text = "\n".join(message for message, _ in diagnostics)
         places = " ".join(place for _, place in diagnostics)
-        raise CompileError(reason, op=_op_in(text), source=_place_in(places), diagnostic=text) from None
+        raise CompileError(reason, op=_find_op(text), source=_find_location(places), diagnostic=text) from None
 
 
-def _flattened(diagnostics: list[ir.DiagnosticInfo]) -> Iterator[tuple[str, str]]:
+def _flatten(diagnostics: list[ir.DiagnosticInfo]) -> Iterator[tuple[str, str]]:
     for diagnostic in diagnostics:
         yield diagnostic.message, str(diagnostic.location)
-        yield from _flattened(diagnostic.notes)
+        yield from _flatten(diagnostic.notes)
 
 
-def _op_in(text: str) -> str:
+def _find_op(text: str) -> str:
     """Return ``aten::add.Tensor`` for the first ``torch.aten.add.Tensor`` in a message."""
     match = _TORCH_OP.search(text)
     return f"{match[1]}::{match[2]}".rstrip(".") if match else ""
 
 
-def _place_in(text: str) -> str:
+def _find_location(text: str) -> str:
     match = _PLACE.search(text)
     return f"{match[1]}:{match[2]}" if match else ""

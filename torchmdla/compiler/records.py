@@ -82,7 +82,7 @@ class Record:
             float(raw["gain_among_others"]),
         )
         if record.decisions and not isinstance(json.loads(record.decisions), dict):
-            raise ValueError(f"the decisions of {record.kernel} are no object")
+            raise ValueError(f"the decisions of {record.kernel} are not a JSON object")
         return record
 
 

@@ -60,7 +60,7 @@ class Size:
         return sum(factor * _monomial(exponents, values) for exponents, factor in self.terms)
 
     def __add__(self, other: int | Size) -> int | Size:
-        return _collected([*self.terms, *_terms(other)])
+        return _sum_terms([*self.terms, *_terms(other)])
 
     __radd__ = __add__
 
@@ -68,7 +68,7 @@ class Size:
         if not isinstance(other, Size):
             return Size(tuple((e, f * other) for e, f in self.terms)) if other else 0
         pairs = itertools.product(self.terms, other.terms)
-        return _collected([(_product(a, b), x * y) for (a, x), (b, y) in pairs])
+        return _sum_terms([(_product(a, b), x * y) for (a, x), (b, y) in pairs])
 
     __rmul__ = __mul__
 
@@ -127,12 +127,12 @@ def terms(size: int | Size) -> int | tuple[tuple[Exponents, int], ...]:
 
 # Value of a symbol for comparisons of costs before the program's typical sizes are used. It is larger than the sizes
 # that passes treat as small. It is a prime, so that sizes of other forms differ.
-_SOME = 61
+_TYPICAL_SIZE = 61
 
 
 def estimate(size: int | Size) -> int:
     """Return a number to compare costs and to order sizes by: ``size`` where all symbols have the same value."""
-    return sum(factor * _SOME ** sum(exponents) for exponents, factor in _terms(size))
+    return sum(factor * _TYPICAL_SIZE ** sum(exponents) for exponents, factor in _terms(size))
 
 
 def is_positive(number: int | Size) -> bool:
@@ -168,7 +168,7 @@ def quotient(number: int | Size, divisor: int | Size) -> int | Size | None:
         power = _ratio(exponents, leading)
         if power is None or factor % coefficient:
             return None
-        term = _collected([(power, factor // coefficient)])
+        term = _sum_terms([(power, factor // coefficient)])
         result, rest = result + term, rest - term * divisor
     return result
 
@@ -194,7 +194,7 @@ def _fit(points: tuple[tuple[int, ...], ...], numbers: tuple[int, ...]) -> int |
         factors = form.inverses @ wanted
         error = np.abs(np.einsum("fpt,ft->fp", form.columns, factors) - wanted).max(axis=1)
         for k in np.flatnonzero(error <= _ROUNDING * np.abs(wanted).max()):
-            if (polynomial := _solved(form.monomials[k], points, numbers)) is not None:
+            if (polynomial := _fit_exactly(form.monomials[k], points, numbers)) is not None:
                 return polynomial
     raise NoPolynomial(f"{list(numbers)} at {list(points)}")
 
@@ -266,7 +266,7 @@ def _ratio(dividend: Exponents, other: Exponents) -> Exponents | None:
     return None if any(power < 0 for power in powers) else tuple(powers)
 
 
-def _solved(
+def _fit_exactly(
     monomials: Sequence[Exponents], points: Sequence[Sequence[int]], numbers: Sequence[int]
 ) -> int | Size | None:
     """Return the combination of ``monomials`` and a constant that fits all points, or None."""
@@ -277,7 +277,7 @@ def _solved(
         return None
     if any(sum(f * r for f, r in zip(factors, row, strict=True)) != n for row, n in zip(rows, numbers, strict=True)):
         return None
-    return _collected([(e, int(f)) for e, f in zip(columns, factors, strict=True)])
+    return _sum_terms([(e, int(f)) for e, f in zip(columns, factors, strict=True)])
 
 
 def _solve(rows: list[list[Fraction]]) -> list[Fraction] | None:
@@ -302,7 +302,7 @@ def _terms(size: int | Size) -> Iterator[tuple[Exponents, int]]:
     return iter(size.terms) if isinstance(size, Size) else iter([((), size)])
 
 
-def _collected(terms: Sequence[tuple[Exponents, int]]) -> int | Size:
+def _sum_terms(terms: Sequence[tuple[Exponents, int]]) -> int | Size:
     """Return the sum of ``terms``: an integer if no symbol is left."""
     sums: dict[Exponents, int] = {}
     for exponents, factor in terms:

@@ -73,10 +73,10 @@ def get(name: str) -> Device:
 
 def _find(name: str) -> None:
     if name in _BUILT_IN:
-        register(_made(_BUILT_IN[name]))
+        register(_instantiate(_BUILT_IN[name]))
         return
     if ":" in name:
-        device = _devices[name] = _made(name)
+        device = _devices[name] = _instantiate(name)
         register(device)
         return
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
@@ -85,7 +85,7 @@ def _find(name: str) -> None:
     raise ValueError(f"no device named {name!r}; registered devices: {', '.join(names())}")
 
 
-def _made(place: str) -> Device:
+def _instantiate(place: str) -> Device:
     """Return an instance of the class ``module:name``.
 
     Raises:

@@ -12,7 +12,7 @@ from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
 
 # A progress callback: the kernel that is measured, the number of decisions tried, and the gain so far.
-Tell = Callable[[TunedKernel, int, float], object]
+Progress = Callable[[TunedKernel, int, float], object]
 
 OpKind = Literal["compute", "cheap", "view", "shape", "item"]
 
@@ -264,14 +264,19 @@ class Device(ABC):
         seconds: float,
         known: Mapping[str, Record],
         skip: Sequence[str] = (),
-        tell: Tell = lambda kernel, tried, gain: None,
+        progress: Progress = lambda kernel, tried, gain: None,
     ) -> Iterator[TunedKernel]:
         """Measure decisions for the kernels of a program, in a separate process, the slowest kernels first.
 
-        A later result for a kernel replaces an earlier one. ``places`` are the seconds that each kernel of the
-        program's manifest takes in a call. ``seconds`` is the time limit of the measurements. ``known`` are records by
-        kernel; kernels with finished records are not measured again. Kernels in ``skip`` are not measured. The callback
-        reports progress during the measurement of a kernel.
+        A later result for a kernel replaces an earlier one.
+
+        Args:
+            program: the program.
+            places: the seconds that each kernel of the program's manifest takes in a call.
+            seconds: the time limit of the measurements.
+            known: records by kernel. Kernels with finished records are not measured again.
+            skip: kernels that are not measured.
+            progress: function that is called during the measurement of a kernel.
 
         Raises:
             CompileError: the program cannot be compiled.

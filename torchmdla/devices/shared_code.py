@@ -17,7 +17,7 @@ class SharedCode:
     def __init__(self, load: Callable[[Artifact], LoadedCode]) -> None:
         self._load = load
         # A fork waits while a thread links code: the child could not complete the linking.
-        self._lock = forks.held(threading.RLock())
+        self._lock = forks.hold_over_fork(threading.RLock())
         self._loaded: weakref.WeakValueDictionary[str, LoadedCode] = weakref.WeakValueDictionary()
 
     def of(self, artifact: Artifact) -> LoadedCode:

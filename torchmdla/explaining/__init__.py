@@ -14,10 +14,10 @@ import torch
 from torchmdla import _C, api
 from torchmdla.capture import refusals
 from torchmdla.explaining.errors import errors_of
-from torchmdla.explaining.graphs import graph_of_group, timed
+from torchmdla.explaining.graphs import graph_of_group, with_times
 from torchmdla.explaining.profile import events_of, run_outside
 from torchmdla.explaining.program import Program, model_name
-from torchmdla.explaining.reasons import Known, Reasons, reason_of
+from torchmdla.explaining.reasons import Reasons, Snapshot, reason_of
 from torchmdla.explaining.recording import Recording
 from torchmdla.report.explanation import Explanation, Group, Reason
 from torchmdla.report.groups import (
@@ -28,8 +28,8 @@ from torchmdla.report.groups import (
     timed_ops,
     weights_of,
 )
+from torchmdla.report.machine import peak
 from torchmdla.report.observing import timed_kernels
-from torchmdla.report.peak import peak
 from torchmdla.support import logs, trace
 
 # Seconds of timed calls, and the bounds of their number.
@@ -62,16 +62,16 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
     with torch.no_grad(), Recording() as recording:
         with trace.span("getting ready", "explain"):
             program = Program(model, inputs)
-        before = Known.now()
+        before = Snapshot.now()
         with trace.span("first calls", "explain"), recording.profiled():
-            refusals.call_until_whole(program.call, api.WARM_UP_CALLS)
-        measured = _Measured.of(program, before)
+            refusals.call_until_compiled(program.call, api.WARM_UP_CALLS)
+        measured = _Measurement.of(program, before)
         with trace.span("a profiled call", "explain"), recording.profiled() as profile:
             program.call()
         with trace.span("reading the graph", "explain"):
             events = events_of(profile, measured.called, program.is_deferred)
             outside = run_outside(events, measured.called)
-            graph = timed(
+            graph = with_times(
                 program.graph(measured.called, events), events, {group.name: group.seconds for group in measured.groups}
             )
         with trace.span("comparing", "explain") if compare else nullcontext():
@@ -99,7 +99,7 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Measurement:
     """Measurements of the timed calls of a program.
 
     ``calls`` is their number, and ``seconds`` is the time of the fastest. ``called`` are the groups that were called,
@@ -116,7 +116,7 @@ class _Measured:
     is_new: bool
 
     @classmethod
-    def of(cls, program: Program, before: Known) -> _Measured:
+    def of(cls, program: Program, before: Snapshot) -> _Measurement:
         """Return the measurements of a program.
 
         ``before`` is the state before the program's first calls. It determines which groups belong to the program.
@@ -124,8 +124,8 @@ class _Measured:
         called = groups_called_since(before.calls)
         reset_times(called)
         with trace.span("timed calls", "explain"):
-            calls, seconds = _timed(program.call)
-        passed = {report["number"]: _passed(report, before) for report in called}
+            calls, seconds = _time_call(program.call)
+        passed = {report["number"]: _new_counts(report, before) for report in called}
         called = _C.groups({report["number"] for report in called})
         # The reports are read before the model is called again for other purposes.
         groups = [
@@ -142,7 +142,7 @@ class _Measured:
         return cls(calls, seconds, called, groups, ops, reasons, is_new)
 
 
-def _passed(report: _C.GroupReport, before: Known) -> Counter[str]:
+def _new_counts(report: _C.GroupReport, before: Snapshot) -> Counter[str]:
     """Return the fallbacks of the first calls of a new group.
 
     PyTorch makes some of these calls under its own modes. While a program is compiled in the background, calls always
@@ -151,7 +151,7 @@ def _passed(report: _C.GroupReport, before: Known) -> Counter[str]:
     return Counter() if report["number"] in before.calls else Counter(report["fallbacks"])
 
 
-def _timed(call: Callable[[], Any]) -> tuple[int, float]:
+def _time_call(call: Callable[[], Any]) -> tuple[int, float]:
     """Return the number of calls of ``call``, and the seconds of the fastest call."""
     spent: list[float] = []
     with timed_kernels():

@@ -35,7 +35,7 @@ def errors_of(call: Callable[[], Any], reports: Collection[_C.GroupReport]) -> I
         _C.keep_inputs(False)
     count = 0
     for report in called:
-        for error in _of_group(report, before=count):
+        for error in _group_errors(report, before=count):
             count += 1
             yield error
     with enabled(False):
@@ -43,9 +43,9 @@ def errors_of(call: Callable[[], Any], reports: Collection[_C.GroupReport]) -> I
     yield _error("the result of the model", "", "", actual, expected, max(count, 1))
 
 
-def _of_group(report: _C.GroupReport, before: int) -> Iterator[OpError]:
+def _group_errors(report: _C.GroupReport, before: int) -> Iterator[OpError]:
     subgraph, inputs = report["subgraph"], report["inputs"]
-    splitter = _of_script if isinstance(subgraph, torch._C.Graph) else _of_fx
+    splitter = _script_ops if isinstance(subgraph, torch._C.Graph) else _fx_ops
     ops, run = splitter(subgraph, report["device"])
     for _ in range(WARM_UP_CALLS):
         actual = run(*_copies(inputs))
@@ -59,7 +59,7 @@ def _of_group(report: _C.GroupReport, before: int) -> Iterator[OpError]:
 _All = tuple[list[tuple[str, str]], Callable[..., Sequence[Any]]]
 
 
-def _of_script(graph: torch._C.Graph, device: str) -> _All:
+def _script_ops(graph: torch._C.Graph, device: str) -> _All:
     copy: Any = graph.copy()
     nodes = [node for node in copy.nodes() if not node.kind().startswith("prim::")]
     results = [
@@ -68,7 +68,7 @@ def _of_script(graph: torch._C.Graph, device: str) -> _All:
     return [(name_of(node), source_of(node)) for node, _ in results], function_of(copy, [value for _, value in results])
 
 
-def _of_fx(subgraph: FxSubgraph, device: str) -> _All:
+def _fx_ops(subgraph: FxSubgraph, device: str) -> _All:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(subgraph.module.graph, copies)

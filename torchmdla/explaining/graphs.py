@@ -79,7 +79,7 @@ def graph_of_calls(events: Sequence[tuple[str, float]], groups: Collection[str])
     return Graph(tuple(operators), ((len(operators) - 1, 0),), is_sequence=True)
 
 
-def timed(graph: Graph, events: Sequence[tuple[str, float]], group_seconds: Mapping[str, float]) -> Graph:
+def with_times(graph: Graph, events: Sequence[tuple[str, float]], group_seconds: Mapping[str, float]) -> Graph:
     """Return the graph with the times of groups and operators.
 
     An operator has its times in ``events`` one by one if it ran as often as it occurs in the graph, else their mean.
@@ -121,7 +121,7 @@ class _Reader:
 
 
 # Nodes that only pack or unpack values.
-_PASSED_ON = frozenset(("prim::ListConstruct", "prim::TupleConstruct", "prim::ListUnpack", "prim::TupleUnpack"))
+_FORWARDING_NODES = frozenset(("prim::ListConstruct", "prim::TupleConstruct", "prim::ListUnpack", "prim::TupleUnpack"))
 
 
 class _ScriptReader(_Reader):
@@ -151,7 +151,7 @@ class _ScriptReader(_Reader):
     def _node(self, node: Any, within: Values) -> int | None:
         outputs = list(node.outputs())
         inputs = [self._values.get(value.debugName(), ()) for value in node.inputs()]
-        if node.kind() in _PASSED_ON:
+        if node.kind() in _FORWARDING_NODES:
             self._define(outputs, tuple(value for values in inputs for value in values))
             return None
         if not _has_tensors(node):

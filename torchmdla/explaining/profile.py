@@ -31,23 +31,23 @@ def events_of(profile: Any, reports: Collection[_C.GroupReport], is_deferred: bo
     compiled = {report["name"] for report in reports if report["compiled_calls"]}
     roots = [event for event in profile.function_events if event.cpu_parent is None]
     if is_deferred:
-        return [item for root in roots for item in _of_deferred(root, compiled)]
-    return [_timed(event) for event in _outermost(roots, compiled)]
+        return [item for root in roots for item in _deferred_events(root, compiled)]
+    return [_op_and_seconds(event) for event in _outermost(roots, compiled)]
 
 
-def _timed(event: Any) -> tuple[str, float]:
+def _op_and_seconds(event: Any) -> tuple[str, float]:
     return event.name, event.cpu_time_total * 1e-6
 
 
-def _of_deferred(root: Any, groups: Collection[str]) -> Iterator[tuple[str, float]]:
+def _deferred_events(root: Any, groups: Collection[str]) -> Iterator[tuple[str, float]]:
     """Yield the events within a call of an operator.
 
     These are the graphs that it waited for, and the operator itself if it ran at once.
     """
-    ran = [_timed(event) for event in _outermost(_graphs(root), groups)]
+    ran = [_op_and_seconds(event) for event in _outermost(_graphs(root), groups)]
     yield from ran
-    if any(event.name in ("aten::_to_cpu", root.name) for event in _below(root)):
-        name, seconds = _timed(root)
+    if any(event.name in ("aten::_to_cpu", root.name) for event in _descendants(root)):
+        name, seconds = _op_and_seconds(root)
         yield name, max(seconds - sum(spent for _, spent in ran), 0.0)
 
 
@@ -60,12 +60,12 @@ def _graphs(event: Any) -> Iterator[Any]:
             yield from _graphs(child)
 
 
-def _below(event: Any) -> Iterator[Any]:
+def _descendants(event: Any) -> Iterator[Any]:
     """Yield the operators within an event, except those of graphs."""
     for child in event.cpu_children:
         if not child.name.startswith("mdla_"):
             yield child
-            yield from _below(child)
+            yield from _descendants(child)
 
 
 def run_outside(events: Sequence[tuple[str, float]], reports: Collection[_C.GroupReport]) -> list[Outside]:

@@ -21,9 +21,9 @@ class Program:
     """Model that is ready to be called, with the lines of its operators if it is a TorchScript program."""
 
     def __init__(self, model: Any, inputs: tuple[Any, ...]) -> None:
-        self._model, self._inputs = _ready(model, inputs), inputs
+        self._model, self._inputs = _prepare(model, inputs), inputs
         if isinstance(self._model, torch.jit.ScriptModule | torch.jit.ScriptFunction) and api.is_enabled():
-            torchscript.optimise_anew(self._model)
+            torchscript.reoptimise(self._model)
         self._keywords: Mapping[str, Any] = {}
         if not inputs and api.is_exported(model):
             self._inputs, self._keywords = model.example_inputs
@@ -32,7 +32,7 @@ class Program:
 
     def call(self) -> Any:
         """Return the computed results; those of a lazy device are on the CPU."""
-        return tree_map_only(torch.Tensor, _computed, self._model(*self._inputs, **self._keywords))
+        return tree_map_only(torch.Tensor, _materialise, self._model(*self._inputs, **self._keywords))
 
     def graph(self, groups: Sequence[_C.GroupReport], events: Sequence[tuple[str, float]]) -> Graph:
         """Return the graph of the model, or the sequence of ``events`` of a call if the graph is unknown."""
@@ -55,16 +55,16 @@ def model_name(model: Any) -> str:
     )
 
 
-def _computed(tensor: torch.Tensor) -> torch.Tensor:
+def _materialise(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.device.type == "cpu" else tensor.cpu()
 
 
-def _ready(model: Any, inputs: tuple[Any, ...]) -> Any:
+def _prepare(model: Any, inputs: tuple[Any, ...]) -> Any:
     if api.is_exported(model):
         return api.compile(model, *inputs)
     if not callable(model):
         raise TypeError(f"explain takes a model that can be called, got {type(model).__name__}")
-    return model if _is_deferred(inputs) or _is_ready(model) else api.compile(model, *inputs)
+    return model if _is_deferred(inputs) or _is_prepared(model) else api.compile(model, *inputs)
 
 
 def _is_deferred(inputs: tuple[Any, ...]) -> bool:
@@ -72,7 +72,7 @@ def _is_deferred(inputs: tuple[Any, ...]) -> bool:
     return any(isinstance(input_, torch.Tensor) and input_.device.type != "cpu" for input_ in inputs)
 
 
-def _is_ready(model: Any) -> bool:
+def _is_prepared(model: Any) -> bool:
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return True
     if hasattr(model, "_torchdynamo_orig_callable") or hasattr(model, "_orig_mod"):

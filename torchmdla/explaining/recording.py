@@ -58,14 +58,14 @@ class Recording:
     @contextmanager
     def profiled(self) -> Iterator[profile]:
         """Turn on PyTorch's profiler within the block."""
-        with _quiet(), profile() as session:  # type: ignore[no-untyped-call]
+        with _suppress_messages(), profile() as session:  # type: ignore[no-untyped-call]
             yield session
         self._profiles.append(session)
 
     def timeline(self, groups: Collection[str]) -> tuple[Activity, ...]:
         """Return the activities of threads; ``groups`` are the names of ranges that are groups."""
         profiled = (span for session in self._profiles for span in _spans_of(session, groups))
-        spans = [*self._spans, *_few(list(_joined(profiled)))]
+        spans = [*self._spans, *_longest_spans(list(_merge_spans(profiled)))]
         return tuple(self._activity(span) for span in sorted(spans, key=lambda span: (span.start, -span.end)))
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -86,7 +86,7 @@ class Recording:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_messages() -> Iterator[None]:
     """Suppress the messages of PyTorch's profiler.
 
     The profiler writes to the standard error stream when it starts and stops. The process reads this variable at the
@@ -109,7 +109,7 @@ def _resident_bytes() -> int:
         return 0
 
 
-def _joined(spans: Iterator[Span]) -> Iterator[Span]:
+def _merge_spans(spans: Iterator[Span]) -> Iterator[Span]:
     """Yield spans in the order of a thread, with consecutive runs of an operator joined into one.
 
     PyTorch compares a graph's constants with each other by tens of thousands of calls.
@@ -123,7 +123,7 @@ def _joined(spans: Iterator[Span]) -> Iterator[Span]:
             yield from every
 
 
-def _few(spans: list[Span]) -> Iterator[Span]:
+def _longest_spans(spans: list[Span]) -> Iterator[Span]:
     operators = sorted((span.end - span.start for span in spans if span.kind == "operator"), reverse=True)
     least = operators[_MOST_OPERATORS] if len(operators) > _MOST_OPERATORS else -1
     return (span for span in spans if span.kind != "operator" or span.end - span.start > least)

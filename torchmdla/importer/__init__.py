@@ -1,27 +1,27 @@
 """Importer of PyTorch graphs: it reads graphs and recorded types, and writes text in the Torch dialect."""
 
 from torchmdla.importer.graph import import_graph
-from torchmdla.importer.sources import located
+from torchmdla.importer.sources import with_location
 from torchmdla.importer.types import (
-    NOTHING,
+    DEFAULT_OPTIONS,
     Binding,
     ImportedGraph,
+    ImportOptions,
     OutputBinding,
     Record,
     TensorMeta,
-    Wanted,
     dtype_name,
 )
 
 __all__ = [
-    "NOTHING",
+    "DEFAULT_OPTIONS",
     "Binding",
+    "ImportOptions",
     "ImportedGraph",
     "OutputBinding",
     "Record",
     "TensorMeta",
-    "Wanted",
     "dtype_name",
     "import_graph",
-    "located",
+    "with_location",
 ]

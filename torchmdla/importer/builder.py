@@ -17,22 +17,22 @@ from torchmdla.compiler.program import Argument, Result, Role
 from torchmdla.errors import CompileError, internal_error
 from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
-from torchmdla.importer.open_floats import as_float, in_tensor_form, opened
 from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
 from torchmdla.importer.operators import operator
-from torchmdla.importer.packed_weights import PackedWeights, Unpacked, unpacked
-from torchmdla.importer.schemas import call_in_order, overload_of
+from torchmdla.importer.packed_weights import PackedWeights, UnpackedWeights, unpack_weights
+from torchmdla.importer.runtime_scalars import as_float, runtime_scalar_as_tensor, select_tensor_overload
+from torchmdla.importer.schemas import call_in_order, is_metadata, overload_of
 from torchmdla.importer.size_int import value_symbol
 from torchmdla.importer.trace import leaves, qualified_name
 from torchmdla.importer.translate import translate
 from torchmdla.importer.types import (
-    NOTHING,
+    DEFAULT_OPTIONS,
     Binding,
     ImportedGraph,
+    ImportOptions,
     OutputBinding,
     Record,
     TensorMeta,
-    Wanted,
     dtype_name,
 )
 
@@ -43,26 +43,26 @@ _UNVERSIONED = frozenset({"running_mean", "running_var"})
 _NUMBERS = frozenset(("self", "other", "min", "max", "s"))
 
 # Each call compares unversioned parameters with a copy. Above this total size in bytes they become ordinary inputs.
-_MOST_UNVERSIONED_BYTES = 1 << 20
+_MAX_UNVERSIONED_BYTES = 1 << 20
 
 
 class ProgramBuilder:
-    """State of one import: the operand of each value of the graph.
+    """:class:`~torchmdla.importer.reader.GraphBuilder` of programs. It holds the operand of each value of the graph.
 
     Args:
         record: type or value of every value of the graph, by name.
         parameters: the group inputs that are weights. Their arguments get the role ``"parameter"`` if they are dense
             in memory.
-        wanted: import options of the device.
+        options: import options of the device.
     """
 
-    def __init__(self, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> None:
-        self.emitter = Emitter(wanted, is_program=True)
+    def __init__(self, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS) -> None:
+        self.emitter = Emitter(options, is_program=True)
         self._record = record
         self._parameters = frozenset(parameters)
         self._inputs: list[str] = []
         self._nodes: list[tuple[str, str]] = []  # op and source
-        self._makers: dict[str, int] = {}  # number of the node that produces each value
+        self._producers: dict[str, int] = {}  # number of the node that produces each value
         # An argument is created on first use. An input of which only the size is read does not become an argument.
         self._pending: dict[str, Binding] = {}
         self._arguments: list[tuple[Argument, Binding, Value]] = []
@@ -84,7 +84,7 @@ class ProgramBuilder:
         """Add the group's next input."""
         index = len(self._inputs)
         self._inputs.append(name)
-        seen = self.seen(name)
+        seen = self.recorded(name)
         if isinstance(seen, TensorMeta | float):
             self._pending[name] = Binding("input", index, name)
         elif isinstance(seen, list) and seen and all(isinstance(item, TensorMeta) for item in seen):
@@ -106,12 +106,12 @@ class ProgramBuilder:
                 else self._argument(Binding("constant", index, name, element=element), TensorMeta.of(item))
                 for element, item in enumerate(value)
             ]
-        elif (packed := unpacked(value)) is not None:
+        elif (packed := unpack_weights(value)) is not None:
             self._values[name] = self._packed_weights(index, name, packed)
         else:
             self._values[name] = str(value) if isinstance(value, torch.device) else value
 
-    def _packed_weights(self, index: int, name: str, packed: Unpacked) -> PackedWeights:
+    def _packed_weights(self, index: int, name: str, packed: UnpackedWeights) -> PackedWeights:
         values = [
             self._argument(Binding("constant", index, name, element=element), TensorMeta.of(tensor))
             for element, tensor in enumerate(packed.tensors)
@@ -136,9 +136,9 @@ class ProgramBuilder:
         argument = Argument(role, dtype_name(seen.dtype), shape, bits=seen.bits if is_parameter else 0)
         value = Value(name, self.emitter.tensor_type(physical), physical)
         self._arguments.append((argument, binding, value))
-        return replace(self._permuted(value, invert(binding.permutation)), meta=seen)
+        return replace(self._permute(value, invert(binding.permutation)), meta=seen)
 
-    def _permuted(self, value: Value, permutation: Sequence[int]) -> Value:
+    def _permute(self, value: Value, permutation: Sequence[int]) -> Value:
         assert value.meta is not None
         if tuple(permutation) == tuple(range(len(permutation))):
             return value
@@ -156,9 +156,9 @@ class ProgramBuilder:
     def define(self, name: str, value: Operand) -> None:
         """Define the value ``name`` as ``value``."""
         self._values[name] = value
-        self._makers[name] = len(self._nodes) - 1
+        self._producers[name] = len(self._nodes) - 1
 
-    def seen(self, name: str) -> object:
+    def recorded(self, name: str) -> object:
         """Return the record of the value ``name``.
 
         Raises:
@@ -174,10 +174,27 @@ class ProgramBuilder:
         Raises:
             CompileError: If the value is not a tensor.
         """
-        seen = self.seen(name)
+        seen = self.recorded(name)
         if not isinstance(seen, TensorMeta):
             raise CompileError(f"the record of value %{name} is not a tensor's")
         return seen
+
+    def is_recorded(self, op: str) -> bool:
+        """Return whether the results of ``op`` come from the record."""
+        return is_metadata(op)
+
+    def node(
+        self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[Operand], metas: Sequence[object]
+    ) -> Sequence[Operand]:
+        """Return the results of a node. Numbers that follow from sizes are known, and the rest is computed."""
+        has_tensors = any(isinstance(leaf, TensorMeta) for leaf in leaves(metas))
+        if not has_tensors and is_known(operands):
+            return metas
+        if not has_tensors and not _has_float_results(schema, metas):
+            raise CompileError("it makes a number from data that is known only at run time", scope="place")
+        if schema is None:
+            raise CompileError("only operators of PyTorch's registry are supported in a group")
+        return self.call(schema, operands, metas)
 
     def call(
         self, schema: torch._C.FunctionSchema, operands: Sequence[Operand], metas: Sequence[object]
@@ -186,10 +203,10 @@ class ProgramBuilder:
         for argument, operand in zip(schema.arguments, operands, strict=False):
             if argument.name in _UNVERSIONED and isinstance(operand, Value):
                 self._unversioned.add(operand.name)
-        results = translate(self.emitter, *self._with_size_arguments(schema, operands), metas)
-        return [_with_strides(result, meta) for result, meta in zip(results, metas, strict=True)]
+        results = translate(self.emitter, *self._replace_sizes(schema, operands), metas)
+        return [_set_strides(result, meta) for result, meta in zip(results, metas, strict=True)]
 
-    def _with_size_arguments(
+    def _replace_sizes(
         self, schema: torch._C.FunctionSchema, operands: Sequence[Operand]
     ) -> tuple[torch._C.FunctionSchema, list[Operand]]:
         """Return a schema and operands in which arguments of the program replace sizes that are used as values.
@@ -198,7 +215,7 @@ class ProgramBuilder:
         """
         dtypes = [leaf.meta.dtype for leaf in leaves(operands) if isinstance(leaf, Value) and leaf.meta]
         symbols = [
-            value_symbol(_number(operand)) if takes_size_value(schema, argument, dtypes) else None
+            value_symbol(_number_of(operand)) if takes_size_value(schema, argument, dtypes) else None
             for argument, operand in zip(schema.arguments, operands, strict=True)
         ]
         if symbols.count(None) == len(symbols):
@@ -209,11 +226,11 @@ class ProgramBuilder:
         ]
         name = qualified_name(schema)
         if operator(name).positions:
-            return schema, [opened(self.emitter, operand, (), torch.int64) for operand in with_sizes]
+            return schema, [runtime_scalar_as_tensor(self.emitter, operand, (), torch.int64) for operand in with_sizes]
         are_floats = bool(dtypes) and dtypes[0].is_floating_point
         if are_floats and not operator(name).with_tensors:
             return schema, [as_float(self.emitter, operand) for operand in with_sizes]
-        return in_tensor_form(self.emitter, name, with_sizes)
+        return select_tensor_overload(self.emitter, name, with_sizes)
 
     def _size_argument(self, symbol: int) -> Value:
         name = f"%size{symbol}"
@@ -229,7 +246,7 @@ class ProgramBuilder:
         """Return the program that returns the values ``outputs``."""
         self.emitter.location = "loc(unknown)"
         results, bindings = self._outputs(outputs)
-        order = sorted(self._with_unversioned(), key=lambda item: _signature_order(item[1]))
+        order = sorted(self._mark_unversioned(), key=lambda item: _signature_key(item[1]))
         return ImportedGraph(
             mlir=self.emitter.text([value for _, _, value in order], [value for _, value in results]),
             arguments=tuple(argument for argument, _, _ in order),
@@ -240,17 +257,17 @@ class ProgramBuilder:
             ops=tuple(op for op, _ in self._nodes),
         )
 
-    def _with_unversioned(self) -> list[tuple[Argument, Binding, Value]]:
+    def _mark_unversioned(self) -> list[tuple[Argument, Binding, Value]]:
         """Return the arguments, with the unversioned parameters marked.
 
         Unversioned parameters that are too large to compare become inputs instead.
         """
         unversioned = {
-            value.name: _bytes(argument)
+            value.name: _size_in_bytes(argument)
             for argument, _, value in self._arguments
             if argument.role == "parameter" and value.name in self._unversioned
         }
-        if sum(unversioned.values()) <= _MOST_UNVERSIONED_BYTES:
+        if sum(unversioned.values()) <= _MAX_UNVERSIONED_BYTES:
             return [(a, replace(b, unversioned=v.name in unversioned), v) for a, b, v in self._arguments]
         return [(replace(a, role="input") if v.name in unversioned else a, b, v) for a, b, v in self._arguments]
 
@@ -265,12 +282,12 @@ class ProgramBuilder:
                 try:
                     outputs[name] = self._output(name, results)
                 except CompileError as error:
-                    raise self._blame_maker(error, name) from error
+                    raise self._blame_producer(error, name) from error
         return results, tuple(outputs[name] for name in names)
 
-    def _blame_maker(self, error: CompileError, name: str) -> CompileError:
+    def _blame_producer(self, error: CompileError, name: str) -> CompileError:
         """Return ``error`` with the node that produces the value ``name``."""
-        index = self._makers.get(name)
+        index = self._producers.get(name)
         return error if index is None else blame(error, *self._nodes[index], index)
 
     def _output(self, name: str, results: list[tuple[Result, Value]]) -> OutputBinding:
@@ -285,22 +302,31 @@ class ProgramBuilder:
         order = exact_memory_order(meta.shape, meta.strides)
         if order is None:
             raise CompileError(f"an output with strides {list(meta.strides)} is not supported", scope="place")
-        physical = self._permuted(replace(operand, meta=meta), order)
+        physical = self._permute(replace(operand, meta=meta), order)
         assert physical.meta is not None
         results.append((Result(dtype_name(meta.dtype), physical.meta.shape), physical))
         return OutputBinding("result", len(results) - 1, invert(order), meta.strides, quantisation=meta.quantisation)
 
 
-def _with_strides(result: Any, meta: Any) -> Operand:
+def _has_float_results(schema: torch._C.FunctionSchema | None, metas: Sequence[object]) -> bool:
+    """Return whether all results are floats, which may be known only at run time."""
+    returned = [] if schema is None else [result.type.kind() for result in schema.returns]
+    return bool(returned) and all(
+        isinstance(meta, float) and kind in ("FloatType", "NumberType")
+        for meta, kind in zip(metas, returned, strict=True)
+    )
+
+
+def _set_strides(result: Any, meta: Any) -> Operand:
     """Return a result with its recorded strides: eager's kernels choose their algorithm by them."""
     if isinstance(meta, list | tuple):
-        return [_with_strides(*pair) for pair in zip(result, meta, strict=True)]
+        return [_set_strides(*pair) for pair in zip(result, meta, strict=True)]
     if not isinstance(meta, TensorMeta) or not isinstance(result, Value) or result.meta is None:
         return result
     return replace(result, meta=replace(result.meta, strides=meta.strides))
 
 
-def _number(operand: Operand) -> Operand:
+def _number_of(operand: Operand) -> Operand:
     return operand.value if isinstance(operand, NumberTensor) else operand
 
 
@@ -320,11 +346,11 @@ def takes_size_value(
     return operator(name).takes_sizes and argument.name in _NUMBERS and set(dtypes) <= {torch.int64}
 
 
-def _bytes(argument: Argument) -> int:
+def _size_in_bytes(argument: Argument) -> int:
     return math.prod(argument.shape) * getattr(torch, argument.dtype).itemsize  # type: ignore[no-any-return]
 
 
-def _signature_order(binding: Binding) -> tuple[bool, int, int]:
+def _signature_key(binding: Binding) -> tuple[bool, int, int]:
     return binding.source != "input", binding.index, binding.element or 0
 
 

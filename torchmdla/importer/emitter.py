@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from torchmdla.importer.types import NOTHING, TensorMeta, Wanted, element_type, tensor_type
+from torchmdla.importer.types import DEFAULT_OPTIONS, ImportOptions, TensorMeta, element_type, tensor_type
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Emitter:
     program stores uint8 as int8 with the same bits, because upstream's passes end the process on unsigned types.
     """
 
-    def __init__(self, wanted: Wanted = NOTHING, is_program: bool = False) -> None:
-        self.wanted = wanted
+    def __init__(self, options: ImportOptions = DEFAULT_OPTIONS, is_program: bool = False) -> None:
+        self.options = options
         self._is_program = is_program
         self.location = "loc(unknown)"
         self._lines: list[str] = []

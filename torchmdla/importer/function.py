@@ -1,6 +1,6 @@
 """Writer of a flat graph as a function in the Torch dialect, with one op for each call, for humans and passes.
 
-Unlike a program (``program.py``), the function has the graph's arguments in their order and form. Constants are in
+Unlike a program (``builder.py``), the function has the graph's arguments in their order and form. Constants are in
 place, and nothing is rewritten for a device.
 """
 
@@ -61,7 +61,7 @@ class FunctionWriter(Values):
         if name in self._constants:
             self.define(name, self._literal(self._constants[name]))
             return
-        meta = self.seen(name)
+        meta = self.recorded(name)
         self._arguments.append(_value(f"%arg{len(self._arguments)}", meta))
         self.define(name, self._arguments[-1])
 
@@ -73,7 +73,7 @@ class FunctionWriter(Values):
     ) -> list[Operand]:
         if schema is None:
             raise CompileError("only operators of PyTorch's registry can be written in the Torch dialect")
-        schema = _on_numbers(schema, operands)
+        schema = _select_number_overload(schema, operands)
         values = [
             self._operand(operand, argument, operands)
             for operand, argument in zip(operands, schema.arguments, strict=True)
@@ -83,7 +83,7 @@ class FunctionWriter(Values):
             name, attributes = "torch.operator", f"<{{name = {quote(name)}}}> "
         names = self._emitter.op(name, values, [_type(meta) for meta in metas], attributes)
         return [
-            self._unpacked(result, meta) if isinstance(meta, list) else _value(result, meta)
+            self._unpack(result, meta) if isinstance(meta, list) else _value(result, meta)
             for result, meta in zip(names, metas, strict=True)
         ]
 
@@ -99,10 +99,10 @@ class FunctionWriter(Values):
 
     def _operand(self, operand: Operand, argument: torch._C.Argument, operands: Sequence[Operand]) -> Value:
         if argument.type.kind() == "TensorType" and isinstance(operand, bool | int | float):
-            return self._emitter.number_tensor(operand, TensorMeta(_promoted(operand, operands), (), ()))
+            return self._emitter.number_tensor(operand, TensorMeta(_promoted_dtype(operand, operands), (), ()))
         return materialise(self._emitter, operand, argument.type, argument.N)  # type: ignore[attr-defined]
 
-    def _unpacked(self, name: str, metas: Sequence[object]) -> list[Value]:
+    def _unpack(self, name: str, metas: Sequence[object]) -> list[Value]:
         names = self._emitter.op("torch.prim.ListUnpack", [Value(name, _LIST)], [_type(meta) for meta in metas])
         return [_value(*pair) for pair in zip(names, metas, strict=True)]
 
@@ -110,7 +110,7 @@ class FunctionWriter(Values):
 _LIST = "!torch.list<vtensor>"
 
 
-def _on_numbers(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> torch._C.FunctionSchema:
+def _select_number_overload(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> torch._C.FunctionSchema:
     """Return the overload for a number if the second operand is a number.
 
     PyTorch dispatches ``x * 2`` to the overload for tensors. The dialect has a separate op for numbers.
@@ -123,7 +123,7 @@ def _on_numbers(schema: torch._C.FunctionSchema, operands: Sequence[Operand]) ->
     return getattr(packet, name)._schema if name in packet.overloads() else schema  # type: ignore[no-any-return]
 
 
-def _promoted(number: bool | int | float, operands: Sequence[Operand]) -> torch.dtype:
+def _promoted_dtype(number: bool | int | float, operands: Sequence[Operand]) -> torch.dtype:
     """Return the dtype in which PyTorch computes a number with the first tensor among ``operands``."""
     metas = [leaf.meta for leaf in leaves(operands) if isinstance(leaf, Value) and leaf.meta]
     if not metas:

@@ -10,16 +10,17 @@ import torch
 from torch import fx
 
 from torchmdla.errors import CompileError
-from torchmdla.importer.builder import blame
+from torchmdla.importer.builder import ProgramBuilder, blame
 from torchmdla.importer.operands import Operand
-from torchmdla.importer.program import GraphProgram
-from torchmdla.importer.reader import GraphBuilder, Made
+from torchmdla.importer.reader import GraphBuilder, ResultT
 from torchmdla.importer.sources import source_of_trace
 from torchmdla.importer.trace import in_schema_order, map_structure, qualified_name
-from torchmdla.importer.types import NOTHING, ImportedGraph, Record, Wanted
+from torchmdla.importer.types import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record
 
 
-def import_fx(graph: fx.Graph, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING) -> ImportedGraph:
+def import_fx(
+    graph: fx.Graph, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS
+) -> ImportedGraph:
     """Write ``graph`` (functional, with ``OpOverload`` calls) as one function in the Torch dialect.
 
     The graph may also contain sizes, and calls whose result is a number that depends only on sizes.
@@ -28,15 +29,15 @@ def import_fx(graph: fx.Graph, record: Record, parameters: Collection[int], want
         graph: a group's subgraph. It returns a tuple.
         record: type or value of every node except the output, by its name. An op with several results has a list.
         parameters: the placeholders that are weights. Their arguments get the role ``"parameter"``.
-        wanted: import options of the device.
+        options: import options of the device.
 
     Raises:
         CompileError: If a part of the graph cannot become a program. The error names the op and its place.
     """
-    return read_fx(graph, GraphProgram(record, parameters, wanted))
+    return read_fx(graph, ProgramBuilder(record, parameters, options))
 
 
-def read_fx(graph: fx.Graph, builder: GraphBuilder[Made]) -> Made:
+def read_fx(graph: fx.Graph, builder: GraphBuilder[ResultT]) -> ResultT:
     """Return the result of ``builder`` for a graph of ``OpOverload`` calls.
 
     The graph may contain ``operator.getitem`` on lists and on ops with several results, and Python functions on
@@ -84,8 +85,8 @@ def _read(builder: GraphBuilder[Any], index: int, node: fx.Node) -> None:
 
 
 def _call(builder: GraphBuilder[Any], node: fx.Node) -> Operand:
-    op, seen = name_of_call(node), builder.seen(node.name)
-    if builder.is_seen(op):
+    op, seen = name_of_call(node), builder.recorded(node.name)
+    if builder.is_recorded(op):
         return seen
     schema = node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
     is_single = schema is None or len(schema.returns) == 1

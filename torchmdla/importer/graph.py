@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer.builder import blame, evaluate, is_known
+from torchmdla.importer.builder import ProgramBuilder, blame, evaluate, is_known
+from torchmdla.importer.decomposing import composite_decomposition
 from torchmdla.importer.emitter import Value
-from torchmdla.importer.in_place import call_in_place, functional
-from torchmdla.importer.operands import NumberTensor, Operand
-from torchmdla.importer.program import GraphProgram
+from torchmdla.importer.operands import NumberTensor, Operand, as_meta, as_tensor
 from torchmdla.importer.promotion import number_dtype
-from torchmdla.importer.reader import GraphBuilder, Made
+from torchmdla.importer.reader import GraphBuilder, ResultT
+from torchmdla.importer.rewrites import cast
 from torchmdla.importer.schemas import schema_of
 from torchmdla.importer.sources import source_of
-from torchmdla.importer.trace import leaves
-from torchmdla.importer.types import NOTHING, ImportedGraph, Record, TensorMeta, Wanted
+from torchmdla.importer.trace import leaves, map_structure, number_cache_key, qualified_name, trace
+from torchmdla.importer.types import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record, TensorMeta
 
 
 def import_graph(
-    graph: torch._C.Graph, record: Record, parameters: Collection[int], wanted: Wanted = NOTHING
+    graph: torch._C.Graph, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS
 ) -> ImportedGraph:
     """Write ``graph`` as one function in the Torch dialect.
 
@@ -34,15 +35,15 @@ def import_graph(
         graph: the group's subgraph.
         record: type or value of every value of the graph, by debugName.
         parameters: the group inputs that are weights. Their arguments get the role ``"parameter"``.
-        wanted: import options of the device.
+        options: import options of the device.
 
     Raises:
         CompileError: If a part of the graph cannot become a program. The error names the op and its place.
     """
-    return read_graph(graph, _ScriptProgram(record, parameters, wanted))
+    return read_graph(graph, _ScriptProgramBuilder(record, parameters, options))
 
 
-def read_graph(graph: torch._C.Graph, builder: GraphBuilder[Made]) -> Made:
+def read_graph(graph: torch._C.Graph, builder: GraphBuilder[ResultT]) -> ResultT:
     """Return the result of ``builder`` for a flat graph. Values are named by their debugNames.
 
     Raises:
@@ -80,8 +81,8 @@ def _read(builder: GraphBuilder[Any], index: int, node: torch._C.Node) -> None:
 
 def _results(builder: GraphBuilder[Any], node: torch._C.Node, outputs: Sequence[str]) -> object:
     op = name_of(node)
-    if builder.is_seen(op):
-        return [builder.seen(output) for output in outputs]
+    if builder.is_recorded(op):
+        return [builder.recorded(output) for output in outputs]
     operands = [builder.operand(value.debugName()) for value in node.inputs()]
     if node.kind() in _CONSTRUCTS:
         return [operands]
@@ -92,13 +93,13 @@ def _results(builder: GraphBuilder[Any], node: torch._C.Node, outputs: Sequence[
         assert isinstance(elements, list)
         assert isinstance(position, int)
         return [elements[position]]
-    metas = [builder.seen(output) for output in outputs]
+    metas = [builder.recorded(output) for output in outputs]
     if node.kind() == "prim::ConstantChunk":
         return builder.node(op, schema_of("aten::chunk"), [*operands, node.i("chunks"), node.i("dim")], [metas])[0]
     return builder.node(op, schema_of_node(node), operands, metas)
 
 
-class _ScriptProgram(GraphProgram):
+class _ScriptProgramBuilder(ProgramBuilder):
     """Program of a graph that converts numbers to tensors, and writes to its own results."""
 
     def node(
@@ -106,14 +107,14 @@ class _ScriptProgram(GraphProgram):
     ) -> Sequence[Operand]:
         if schema is not None and [returned.type.kind() for returned in schema.returns] == ["TensorType"]:
             (meta,) = metas
-            if (number := _number(schema, operands, meta)) is not None:
+            if (number := _fold_number(schema, operands, meta)) is not None:
                 return [number]
-            if functional(op) != op and isinstance(meta, TensorMeta):
-                return [call_in_place(self, schema, operands, meta)]
+            if functional_name(op) != op and isinstance(meta, TensorMeta):
+                return [_call_in_place(self, schema, operands, meta)]
         return super().node(op, schema, operands, metas)
 
 
-def _number(schema: torch._C.FunctionSchema, operands: Sequence[Operand], seen: object) -> NumberTensor | None:
+def _fold_number(schema: torch._C.FunctionSchema, operands: Sequence[Operand], seen: object) -> NumberTensor | None:
     """Return the result of ``prim::NumToTensor``, or of arithmetic on its results, if it is known."""
     from_number = schema.name == "prim::NumToTensor" and not isinstance(operands[0], Value)
     from_numbers = is_known(operands) and any(isinstance(leaf, NumberTensor) for leaf in leaves(operands))
@@ -123,6 +124,56 @@ def _number(schema: torch._C.FunctionSchema, operands: Sequence[Operand], seen: 
         return NumberTensor(seen, TensorMeta.of(torch.tensor(seen, dtype=number_dtype(seen))))
     value = operands[0] if from_number else evaluate(schema, operands)
     return NumberTensor(value, seen)  # type: ignore[arg-type]
+
+
+# Ops in place, which TorchScript's groups apply to their own tensors. Each becomes the op that returns a new tensor,
+# converted to the dtype of the tensor that eager PyTorch writes to.
+
+
+def functional_name(name: str) -> str:
+    """Return the op that returns a new tensor, for the op ``name`` of a group that writes its first argument."""
+    base, dot, overload = name.partition(".")
+    in_place = base.startswith("aten::") and base.endswith("_") and not base.endswith("__")
+    return base.removesuffix("_") + dot + overload if in_place else name
+
+
+def _call_in_place(
+    builder: ProgramBuilder, schema: torch._C.FunctionSchema, operands: Sequence[Operand], meta: TensorMeta
+) -> Operand:
+    """Return the result of an op in place. ``meta`` is its recorded type."""
+    name = functional_name(qualified_name(schema))
+    arguments: Any = map_structure(_as_trace_argument, list(operands))
+    promoted = replace(
+        meta, dtype=_promoted_dtype(name, arguments, number_cache_key(arguments), torch.get_default_dtype())
+    )
+    (result,) = builder.call(schema_of(name), operands, [promoted])
+    value = as_tensor(builder.emitter, result)
+    assert isinstance(value, Value)
+    return cast(builder.emitter, value, meta)
+
+
+def _as_trace_argument(operand: Operand) -> object:
+    """Return the type of a tensor, or an arbitrary number for a float that is known only at run time."""
+    if isinstance(operand, Value) and operand.meta is None:
+        return 1.0
+    return as_meta(operand)
+
+
+@lru_cache(maxsize=512)
+def _promoted_dtype(
+    name: str, arguments: tuple[object, ...], numbers: tuple[str, ...], default_dtype: torch.dtype
+) -> torch.dtype:
+    """Return the dtype that PyTorch promotes the arguments of an op to. It may depend on the default dtype."""
+    recorded = trace(composite_decomposition(name), arguments)
+    metas = {ref: meta for call in recorded.calls for ref, meta in zip(call.results, call.metas, strict=True)}
+    (output,) = recorded.outputs
+    # An op that does nothing returns its argument unchanged.
+    result = metas.get(output, arguments[0])
+    assert isinstance(result, TensorMeta)
+    return result.dtype
+
+
+# Types and schemas of a graph
 
 
 def types_of(graph: torch._C.Graph) -> Record:
@@ -153,14 +204,14 @@ def _type_of(value: Any) -> object:
 def schema_of_node(node: torch._C.Node) -> torch._C.FunctionSchema | None:
     """Return the schema of the operator that ``node`` calls, or None if it does not call an operator."""
     text = node.schema()
-    return None if text == _NO_SCHEMA else _parsed(text)
+    return None if text == _NO_SCHEMA else _parse_schema(text)
 
 
 _NO_SCHEMA = "(no schema)"
 
 
 @lru_cache(maxsize=2048)
-def _parsed(text: str) -> torch._C.FunctionSchema:
+def _parse_schema(text: str) -> torch._C.FunctionSchema:
     return torch._C.parse_schema(text)
 
 

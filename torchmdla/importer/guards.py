@@ -19,17 +19,17 @@ from torchmdla.importer.rewrites import cast
 from torchmdla.importer.types import TensorMeta
 
 
-def widened(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+def widen_indices(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     """Return the operands with index tensors converted to int64, the only dtype that upstream supports in a list.
 
     Raises:
         CompileError: If an index is a mask. The number of elements that it selects is known only at run time.
     """
     value, indices, *rest = operands
-    return [value, [_widened(emitter, index) for index in indices], *rest]
+    return [value, [_widen_index(emitter, index) for index in indices], *rest]
 
 
-def from_front(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+def normalise_indices(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     """Return the operands with int64 indices that count from the front. A whole dimension has None as its index.
 
     The call fails where an index is out of bounds.
@@ -37,22 +37,22 @@ def from_front(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     Raises:
         CompileError: If an indexed dimension has no elements, or if an index is a mask.
     """
-    value, indices, *rest = widened(emitter, operands)
+    value, indices, *rest = widen_indices(emitter, operands)
     moved = [
-        _wrapped(emitter, index, size) if isinstance(index, Value) else index
+        _normalise_index(emitter, index, size) if isinstance(index, Value) else index
         for index, size in zip(indices, value.meta.shape, strict=False)
     ]
     return [value, moved, *rest]
 
 
-def in_bounds(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+def check_indices(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     """Return the operands unchanged. Make the call fail where an index is out of bounds of the dimension."""
     value, dim, index, *_ = operands
-    _check_places(emitter, index, value.meta.shape[dim] if value.meta.shape else 1)
+    _check_bounds(emitter, index, value.meta.shape[dim] if value.meta.shape else 1)
     return list(operands)
 
 
-def nonzero_divisor(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+def check_divisor(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     """Return the operands unchanged. Make the call fail where an integer divisor is zero.
 
     Eager reports a zero divisor; the processor would end the process.
@@ -69,7 +69,7 @@ def nonzero_divisor(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     return list(operands)
 
 
-def reachable_correction(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
+def limit_correction(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     """Return the operands with a correction of at most the number of elements: eager never divides by less than 0."""
     value, dims, correction, *rest = operands
     sizes = value.meta.shape
@@ -77,26 +77,26 @@ def reachable_correction(emitter: Emitter, operands: Sequence[Any]) -> list[Any]
     return [value, dims, correction if correction is None else min(correction, count), *rest]
 
 
-def only_row(emitter: Emitter, operands: Mapping[str, Any]) -> None:
+def check_single_row(emitter: Emitter, operands: Mapping[str, Any]) -> None:
     """Make ``index_select`` from a single row fail for indices other than 0. Upstream reads that row for any index."""
     sizes = operands["self"].meta.shape
     if not sizes or sizes[operands["dim"]] == 1:
-        _check_places(emitter, operands["index"], 1)
+        _check_bounds(emitter, operands["index"], 1)
 
 
-def in_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], None]:
+def check_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], None]:
     """Return a check that every element of these operands is from 0 to 1. NaN fails the check."""
 
     def check(emitter: Emitter, operands: Mapping[str, Any]) -> None:
         for name in names:
             value = operands[name]
-            bounds = [_compared(emitter, relation, value, number) for relation, number in (("ge", 0), ("le", 1))]
+            bounds = [_compare(emitter, relation, value, number) for relation, number in (("ge", 0), ("le", 1))]
             _check_all(emitter, bounds, f"{name} is not between 0 and 1")
 
     return check
 
 
-def narrow_zero_points(emitter: Emitter, operands: Mapping[str, Any]) -> None:
+def check_zero_points(emitter: Emitter, operands: Mapping[str, Any]) -> None:
     """Make a call fail if its zero points exceed 32 bits, in which compiled code computes with them.
 
     Raises:
@@ -104,26 +104,26 @@ def narrow_zero_points(emitter: Emitter, operands: Mapping[str, Any]) -> None:
     """
     for name in ("zero_point", "quant_min", "quant_max"):
         number = operands.get(name)
-        if isinstance(number, int) and abs(number) > _FARTHEST_ZERO_POINT:
+        if isinstance(number, int) and abs(number) > _MAX_ZERO_POINT:
             raise CompileError(f"{name} is beyond 32 bits, which is not supported", scope="place")
     points = operands.get("zero_point", operands.get("zero_points"))
     if isinstance(points, Value) and points.meta is not None and points.meta.dtype == torch.int64:
-        limits = (("ge", -_FARTHEST_ZERO_POINT), ("le", _FARTHEST_ZERO_POINT))
-        bounds = [_compared(emitter, relation, points, limit) for relation, limit in limits]
+        limits = (("ge", -_MAX_ZERO_POINT), ("le", _MAX_ZERO_POINT))
+        bounds = [_compare(emitter, relation, points, limit) for relation, limit in limits]
         _check_all(emitter, bounds, "a zero point is beyond 32 bits")
 
 
-def divisor_of_python(emitter: Emitter, operands: Mapping[str, Any]) -> None:
+def check_scale(emitter: Emitter, operands: Mapping[str, Any]) -> None:
     """Make a quantisation fail for a scale of 0, and check its zero points.
 
     Eager divides by the scale as a Python number.
     """
-    narrow_zero_points(emitter, operands)
-    _check_all(emitter, [_compared(emitter, "ne", operands["scale"], 0)], "division by zero")
+    check_zero_points(emitter, operands)
+    _check_all(emitter, [_compare(emitter, "ne", operands["scale"], 0)], "division by zero")
 
 
 # A zero point within this limit stays in 32 bits when an integer of 8 bits is added or subtracted.
-_FARTHEST_ZERO_POINT = (1 << 31) - (1 << 9)
+_MAX_ZERO_POINT = (1 << 31) - (1 << 9)
 
 # Float32 represents all integers up to this limit.
 _EXACT_INTEGERS = 1 << 24
@@ -155,7 +155,7 @@ def check_range(emitter: Emitter, number: Value, dtype: torch.dtype) -> None:
     emitter.check(inside, f"a number is beyond {dtype}")
 
 
-def _widened(emitter: Emitter, index: object) -> object:
+def _widen_index(emitter: Emitter, index: object) -> object:
     if not isinstance(index, Value) or index.meta is None:
         return index
     if index.meta.dtype in (torch.bool, torch.uint8):
@@ -164,19 +164,19 @@ def _widened(emitter: Emitter, index: object) -> object:
     return cast(emitter, index, replace(index.meta, dtype=torch.int64)) if is_narrow else index
 
 
-def _wrapped(emitter: Emitter, index: Value, size: int) -> Value:
+def _normalise_index(emitter: Emitter, index: Value, size: int) -> Value:
     assert index.meta is not None
     if not size:
         raise CompileError("an index into no elements is not supported", scope="sizes")
-    counts_back = _compared(emitter, "lt", index, 0)
+    counts_back = _compare(emitter, "lt", index, 0)
     moved = emitter.tensor_op("torch.aten.add.Scalar", [index, emitter.integer(size), emitter.integer(1)], index.meta)
     wrapped = emitter.tensor_op("torch.aten.where.self", [counts_back, moved, index], index.meta)
-    _check_places(emitter, wrapped, size)
+    _check_bounds(emitter, wrapped, size)
     return wrapped
 
 
-def _check_places(emitter: Emitter, index: Value, size: int) -> None:
-    bounds = [_compared(emitter, "ge", index, 0), _compared(emitter, "lt", index, size)]
+def _check_bounds(emitter: Emitter, index: Value, size: int) -> None:
+    bounds = [_compare(emitter, "ge", index, 0), _compare(emitter, "lt", index, size)]
     _check_all(emitter, bounds, "index out of bounds")
 
 
@@ -190,7 +190,7 @@ def _check_all(emitter: Emitter, flags: Sequence[Value], message: str) -> None:
     emitter.check(every, message)
 
 
-def _compared(emitter: Emitter, relation: str, value: Value, number: int) -> Value:
+def _compare(emitter: Emitter, relation: str, value: Value, number: int) -> Value:
     assert value.meta is not None
     flags = replace(value.meta, dtype=torch.bool)
     return emitter.tensor_op(f"torch.aten.{relation}.Scalar", [value, emitter.integer(number)], flags)

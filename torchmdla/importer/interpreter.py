@@ -76,14 +76,14 @@ class Run:
             return
         arguments = self.values(node.inputs())
         name = name_of(node)
-        if name in _ON_VALUES:
-            results = [_ON_VALUES[name](*arguments)]
-        elif isinstance(arguments[0] if arguments else None, torch.SymInt) and _keeps_an_integer(name, arguments):
+        if name in _VALUE_OPS:
+            results = [_VALUE_OPS[name](*arguments)]
+        elif isinstance(arguments[0] if arguments else None, torch.SymInt) and _keeps_integer(name, arguments):
             results = [arguments[0]]
-        elif node.kind() in _ON_NUMBERS and _are_numbers(arguments):
+        elif node.kind() in _NUMBER_OPS and _has_only_numbers(arguments):
             # A traced number may be a constant tensor. The third operand of an addition is a factor of one.
             numbers = [argument.item() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
-            results = [_ON_NUMBERS[node.kind()](*numbers[:2])]
+            results = [_NUMBER_OPS[node.kind()](*numbers[:2])]
         else:
             results = self._results(node, arguments)
             self.op(node, arguments, results)
@@ -100,7 +100,7 @@ class Run:
         return list(result) if len(schema.returns) > 1 else [result]
 
 
-def _keeps_an_integer(name: str, arguments: Sequence[Any]) -> bool:
+def _keeps_integer(name: str, arguments: Sequence[Any]) -> bool:
     """Return whether an op on the tensor that tracing makes from a size keeps the number."""
     if name not in _SAME_NUMBER:
         return False
@@ -108,7 +108,7 @@ def _keeps_an_integer(name: str, arguments: Sequence[Any]) -> bool:
     return dtype is None or arguments[dtype] in (None, torch.int64, dtype_number(torch.int64))
 
 
-def _are_numbers(arguments: Sequence[Any]) -> bool:
+def _has_only_numbers(arguments: Sequence[Any]) -> bool:
     """Return whether an op computes a number: from numbers, or from a varying size and constants."""
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     if any(factor != 1 for factor in arguments[2:]):
@@ -128,7 +128,7 @@ def input_name(value: torch._C.Value) -> str:
 
 
 # TorchScript's ops on values of any type.
-_ON_VALUES: Mapping[str, Callable[..., Any]] = {
+_VALUE_OPS: Mapping[str, Callable[..., Any]] = {
     "aten::__is__": operator.is_,
     "aten::__isnot__": operator.is_not,
     "aten::__getitem__.t": operator.getitem,
@@ -173,7 +173,7 @@ _SAME_NUMBER: Mapping[str, int | None] = {
 }
 
 # TorchScript's ops on Python's numbers, which may be symbols under torch.export.
-_ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
+_NUMBER_OPS: Mapping[str, Callable[..., Any]] = {
     "aten::add": operator.add,
     "aten::sub": operator.sub,
     "aten::mul": operator.mul,

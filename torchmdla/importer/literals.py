@@ -32,7 +32,7 @@ class Literals:
         type_ = f"tensor<{sizes}{element_type(tensor.dtype)}>"
         # MLIR packs booleans in a special order, so they are always literals.
         if tensor.numel() <= _LITERAL_ELEMENTS or tensor.dtype == torch.bool:
-            return f"dense<{_nested(tensor.detach())}> : {type_}"
+            return f"dense<{_dense_text(tensor.detach())}> : {type_}"
         name = f"constant_{len(self.resources)}"
         self.resources[name] = tensor.detach()
         return f"dense_resource<{name}> : {type_}"
@@ -43,11 +43,11 @@ def literal_type(tensor: Tensor) -> str:
     return f"!torch.tensor<[{','.join(map(str, tensor.shape))}],{element_type(tensor.dtype)}>"
 
 
-def _nested(tensor: Tensor) -> str:
+def _dense_text(tensor: Tensor) -> str:
     if tensor.numel() == 0:
         return ""
     if tensor.dim():
-        return f"[{', '.join(map(_nested, tensor.unbind()))}]"
+        return f"[{', '.join(map(_dense_text, tensor.unbind()))}]"
     if tensor.is_complex():
         real, imaginary = torch.view_as_real(tensor.resolve_conj()).unbind()
         return f"({dense_element(real)}, {dense_element(imaginary)})"

@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 
 from torchmdla.importer.emitter import Emitter
-from torchmdla.importer.open_floats import has_open_float
 from torchmdla.importer.operands import Operand
 from torchmdla.importer.operators import Operator, operator
+from torchmdla.importer.runtime_scalars import has_runtime_scalar
 from torchmdla.importer.trace import qualified_name
 
 Results = list[Operand] | None
@@ -22,7 +22,7 @@ class OpCall:
     """Call of an operator with its operands and results.
 
     Attributes:
-        ways: the strategies that are tried, in order.
+        strategies: the strategies that are tried, in order.
         emitter: receives the ops.
         schema: the operator's schema.
         operands: in the order of ``schema``.
@@ -32,7 +32,7 @@ class OpCall:
         has_converted_scalars: whether its numbers and 0-d tensors are already converted as in eager's kernel.
     """
 
-    ways: Sequence[Way]
+    strategies: Sequence[Strategy]
     emitter: Emitter
     schema: torch._C.FunctionSchema
     operands: Sequence[Operand]
@@ -50,13 +50,13 @@ class OpCall:
         return operator(self.name)
 
     @cached_property
-    def has_open_float(self) -> bool:
-        return has_open_float(self.operands)
+    def has_runtime_scalar(self) -> bool:
+        return has_runtime_scalar(self.operands)
 
-    def written(self) -> list[Operand]:
+    def write(self) -> list[Operand]:
         """Write the call by the first strategy that gives results, and return them."""
-        attempts = (way(self) for way in self.ways)
+        attempts = (strategy(self) for strategy in self.strategies)
         return next(results for results in attempts if results is not None)
 
 
-Way = Callable[[OpCall], Results]
+Strategy = Callable[[OpCall], Results]

@@ -40,7 +40,7 @@ def as_tensor(emitter: Emitter, operand: Operand) -> Operand:
     return operand
 
 
-def described(operand: Operand) -> object:
+def as_meta(operand: Operand) -> object:
     """Return the type of a tensor, and any other operand unchanged."""
     return operand.meta if isinstance(operand, Value | NumberTensor) else operand
 

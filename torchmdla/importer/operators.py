@@ -21,7 +21,6 @@ from torchmdla.importer.decompositions import (
     convolutions,
     elementwise,
     grid,
-    losses,
     normalisation,
     paddings,
     pooling,
@@ -67,8 +66,8 @@ class Operator:
         with_tensors: the overload that accepts tensors in place of numbers.
         number_as_tensor: whether ``with_tensors`` is also used for a known number, which becomes a tensor.
         needs_number: the property that needs a number known at compile time. It completes the phrase "its …".
-        whole_with_open_floats: whether the op without its decomposition is correct, if slower, for these operands. The
-            decomposition needs its numbers.
+        keeps_whole_with_runtime_scalars: whether the op without its decomposition is correct, if slower, for these
+            operands. The decomposition needs its numbers.
         takes_sizes: whether it may compute with varying sizes among integers. Other operators inspect numbers, for
             zero or a sign.
         positions: the arguments that are positions among elements. They may be known only at run time, for any dtype.
@@ -93,7 +92,7 @@ class Operator:
     with_tensors: str = ""
     number_as_tensor: bool = False
     needs_number: str = ""
-    whole_with_open_floats: Callable[[Sequence[Any]], bool] | None = None
+    keeps_whole_with_runtime_scalars: Callable[[Sequence[Any]], bool] | None = None
     takes_sizes: bool = False
     positions: tuple[str, ...] = ()
     check: Check | None = None
@@ -113,7 +112,7 @@ def operator(name: str) -> Operator:
     """Return the record of an operator, by its schema name with overload."""
     every = f"{name.partition('.')[0]}.*"
     records = [OPERATORS[key] for key in (every, name) if key in OPERATORS]
-    return _merged(name, records)
+    return _merge(name, records)
 
 
 def _rows(names: str, record: Operator) -> list[Row]:
@@ -135,7 +134,7 @@ def _tensor_form(names: str, form: str) -> list[Row]:
     return _rows(names, Operator(with_tensors=f"aten::{form}"))
 
 
-def _merged(name: str, records: Iterable[Operator]) -> Operator:
+def _merge(name: str, records: Iterable[Operator]) -> Operator:
     """Return the union of all ``records`` of an operator.
 
     Raises:
@@ -156,7 +155,7 @@ def _table(*tables: Sequence[Row]) -> dict[str, Operator]:
     for rows in tables:
         for name, record in rows:
             named.setdefault(name, []).append(record)
-    return {name: _merged(name, records) for name, records in named.items()}
+    return {name: _merge(name, records) for name, records in named.items()}
 
 
 _IN_RESULT = Operator(computed_in="result")
@@ -167,7 +166,7 @@ _KEEPS_DTYPE = Operator(keeps_dtype=True)
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-def _own(names: str, decomposition: Decomposition) -> list[Row]:
+def _decompose(names: str, decomposition: Decomposition) -> list[Row]:
     """Return the rows of operators with a decomposition of torchmdla."""
     return _rows(names, Operator(decomposition=decomposition))
 
@@ -183,8 +182,8 @@ def _is_floor_of_halves(operands: Sequence[Any]) -> bool:
 _ARITHMETIC = (
     _rows("add.* sub.* rsub.* mul.* div.* floor_divide.* remainder.* fmod.* pow.* square.* reciprocal.*", _IN_RESULT),
     _rows("addcmul.* addcdiv.* lerp.* maximum.* minimum.* fmax.* fmin.* atan2.* xlogy.* copysign.*", _IN_RESULT),
-    _own("bitwise_left_shift.Tensor", elementwise.left_shift),
-    _own("bitwise_right_shift.Tensor", elementwise.right_shift),
+    _decompose("bitwise_left_shift.Tensor", elementwise.left_shift),
+    _decompose("bitwise_right_shift.Tensor", elementwise.right_shift),
     _rows("bitwise_and.* bitwise_or.* bitwise_xor.* heaviside.* clamp.* clamp_min.* clamp_max.*", _IN_RESULT),
     _number_forms("add sub mul div fmod"),
     _number_forms("floor_divide", tensor=""),
@@ -198,33 +197,33 @@ _ARITHMETIC = (
     _tensor_form("clamp hardtanh", "clamp.Tensor"),
     _tensor_form("clamp_min", "clamp_min.Tensor"),
     _tensor_form("clamp_max", "clamp_max.Tensor"),
-    _rows("div.Tensor_mode remainder.Tensor", Operator(guard=guards.nonzero_divisor)),
+    _rows("div.Tensor_mode remainder.Tensor", Operator(guard=guards.check_divisor)),
     _rows("add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar", _SIZES),
     _rows("clamp clamp_min clamp_max", _SIZES),
     _rows("clamp clamp_min clamp_max hardtanh", Operator(rewrite=rewrites.nan_between_bounds)),
-    _own("pow.Tensor_Scalar", elementwise.pow_by_number),
-    _own("pow.Scalar", elementwise.power_of_number),
-    _own("rsub.Tensor", elementwise.rsub),
-    _own("reciprocal", elementwise.reciprocal),
-    _own("neg", elementwise.neg),
-    _own("fmod.Tensor fmod.Scalar", elementwise.fmod),
-    _own("floor_divide floor_divide.Scalar", elementwise.floor_divide),
+    _decompose("pow.Tensor_Scalar", elementwise.pow_by_number),
+    _decompose("pow.Scalar", elementwise.power_of_number),
+    _decompose("rsub.Tensor", elementwise.rsub),
+    _decompose("reciprocal", elementwise.reciprocal),
+    _decompose("neg", elementwise.neg),
+    _decompose("fmod.Tensor fmod.Scalar", elementwise.fmod),
+    _decompose("floor_divide floor_divide.Scalar", elementwise.floor_divide),
     _rows("floor_divide div.Tensor_mode", Operator(rounds_each_step=_is_floor_of_halves)),
-    _own("div.Tensor_mode div.Scalar_mode", elementwise.divide),
-    _own("lerp.Tensor lerp.Scalar", elementwise.lerp),
-    _own("addcmul", elementwise.addcmul),
-    _own("addcdiv", elementwise.addcdiv),
-    _own("clamp hardtanh clamp_min", elementwise.clamp),
-    _own("clamp_max", elementwise.clamp_max),
-    _own("clamp.Tensor clamp_min.Tensor", elementwise.clamp_between),
-    _own("clamp_max.Tensor", elementwise.clamp_below),
-    _own("max.other", torch.maximum),
-    _own("min.other", torch.minimum),
-    _own("heaviside", elementwise.heaviside),
-    _own("hypot", elementwise.hypot),
+    _decompose("div.Tensor_mode div.Scalar_mode", elementwise.divide),
+    _decompose("lerp.Tensor lerp.Scalar", elementwise.lerp),
+    _decompose("addcmul", elementwise.addcmul),
+    _decompose("addcdiv", elementwise.addcdiv),
+    _decompose("clamp hardtanh clamp_min", elementwise.clamp),
+    _decompose("clamp_max", elementwise.clamp_max),
+    _decompose("clamp.Tensor clamp_min.Tensor", elementwise.clamp_between),
+    _decompose("clamp_max.Tensor", elementwise.clamp_below),
+    _decompose("max.other", torch.maximum),
+    _decompose("min.other", torch.minimum),
+    _decompose("heaviside", elementwise.heaviside),
+    _decompose("hypot", elementwise.hypot),
     _rows("xlogy.Tensor", Operator(decomposition=elementwise.xlogy, keeps_dtype=True)),
-    _own("deg2rad", lambda value: value * (math.pi / 180)),
-    _own("rad2deg", lambda value: value * (180 / math.pi)),
+    _decompose("deg2rad", lambda value: value * (math.pi / 180)),
+    _decompose("rad2deg", lambda value: value * (180 / math.pi)),
     _rows("__and__.Tensor __or__.Tensor __xor__.Tensor", _COMPOSITE),
 )
 
@@ -236,7 +235,7 @@ _CONDITIONS = (
     _rows("eq.Tensor", Operator(rewrite=rewrites.equal)),
     _tensor_form("where.Scalar where.ScalarSelf where.ScalarOther", "where.self"),
     _tensor_form("masked_fill.Scalar", "masked_fill.Tensor"),
-    _own("isfinite", elementwise.isfinite),
+    _decompose("isfinite", elementwise.isfinite),
     _rows("nan_to_num", Operator(decomposition=elementwise.nan_to_num, keeps_dtype=True)),
 )
 
@@ -244,30 +243,30 @@ _FUNCTIONS = (
     _rows("exp.* exp2.* expm1.* log.* log2.* log10.* log1p.* sqrt.* rsqrt.* erf.* logit.* softplus.*", _IN_RESULT),
     _rows("sin.* cos.* tan.* asin.* acos.* atan.* sinh.* cosh.* asinh.* acosh.* atanh.* tanh.* sigmoid.*", _IN_RESULT),
     _rows("relu.* relu6.* hardtanh.*", _IN_RESULT),
-    _own("gelu", elementwise.gelu),
-    _own("prelu _prelu_kernel", elementwise.prelu),
-    _own("leaky_relu", elementwise.leaky_relu),
-    _own("softshrink", elementwise.softshrink),
-    _own("hardshrink", elementwise.hardshrink),
-    _own("threshold", elementwise.threshold),
-    _own("log_sigmoid", elementwise.log_sigmoid),
-    _own("elu", elementwise.elu),
-    _own("selu", elementwise.selu),
-    _own("celu", elementwise.celu),
+    _decompose("gelu", elementwise.gelu),
+    _decompose("prelu _prelu_kernel", elementwise.prelu),
+    _decompose("leaky_relu", elementwise.leaky_relu),
+    _decompose("softshrink", elementwise.softshrink),
+    _decompose("hardshrink", elementwise.hardshrink),
+    _decompose("threshold", elementwise.threshold),
+    _decompose("log_sigmoid", elementwise.log_sigmoid),
+    _decompose("elu", elementwise.elu),
+    _decompose("selu", elementwise.selu),
+    _decompose("celu", elementwise.celu),
     _rows("logit", Operator(decomposition=elementwise.logit, keeps_dtype=True)),
-    _own("softplus", elementwise.softplus),
-    _own("asinh", elementwise.asinh),
-    _own("acosh", elementwise.acosh),
-    _own("trunc", elementwise.trunc),
-    _own("frac", elementwise.frac),
-    _own("logaddexp", elementwise.logaddexp),
-    _own("sinc", elementwise.sinc),
-    _own("threshold_backward", elementwise.threshold_backward),
-    _own("hardtanh_backward", elementwise.hardtanh_backward),
-    _own("tanh_backward", elementwise.tanh_backward),
-    _own("sigmoid_backward", elementwise.sigmoid_backward),
-    _own("hardswish_backward", elementwise.hardswish_backward),
-    _own("elu_backward", elementwise.elu_backward),
+    _decompose("softplus", elementwise.softplus),
+    _decompose("asinh", elementwise.asinh),
+    _decompose("acosh", elementwise.acosh),
+    _decompose("trunc", elementwise.trunc),
+    _decompose("frac", elementwise.frac),
+    _decompose("logaddexp", elementwise.logaddexp),
+    _decompose("sinc", elementwise.sinc),
+    _decompose("threshold_backward", elementwise.threshold_backward),
+    _decompose("hardtanh_backward", elementwise.hardtanh_backward),
+    _decompose("tanh_backward", elementwise.tanh_backward),
+    _decompose("sigmoid_backward", elementwise.sigmoid_backward),
+    _decompose("hardswish_backward", elementwise.hardswish_backward),
+    _decompose("elu_backward", elementwise.elu_backward),
     _rows("gelu_backward silu_backward hardsigmoid_backward leaky_relu_backward", _FROM_TABLE),
     _rows(
         "dropout feature_dropout alpha_dropout feature_alpha_dropout",
@@ -278,10 +277,10 @@ _FUNCTIONS = (
 _REDUCTIONS = (
     _rows("sum sum.dim_IntList", Operator(rewrite=rewrites.check_sum)),
     _rows("mean mean.dim", _IN_RESULT),
-    _rows("amax amin aminmax cumsum flip", Operator(rewrite=rewrites.of_one_element)),
+    _rows("amax amin aminmax cumsum flip", Operator(rewrite=rewrites.fold_single_element)),
     _rows(
         "cumprod",
-        Operator(rewrite=rewrites.first_of(rewrites.of_one_element, rewrites.cast_first("torch.aten.cumprod"))),
+        Operator(rewrite=rewrites.first_of(rewrites.fold_single_element, rewrites.cast_first("torch.aten.cumprod"))),
     ),
     _rows("prod.dim_int all.dim any.dim any.dims argmax argmin", Operator(least_rank=1)),
     _rows(
@@ -291,19 +290,19 @@ _REDUCTIONS = (
     _rows("var.* std.* var_mean.* std_mean.*", Operator(rewrite=rewrites.nan_without_elements)),
     _rows(
         "var.correction std.correction var_mean.correction std_mean.correction",
-        Operator(needs_number="correction is", guard=guards.reachable_correction),
+        Operator(needs_number="correction is", guard=guards.limit_correction),
     ),
-    _own("max.dim", reductions.extremum_of_dim(largest=True)),
-    _own("min.dim", reductions.extremum_of_dim(largest=False)),
-    _own("argmax", reductions.place_of_extremum(largest=True)),
-    _own("argmin", reductions.place_of_extremum(largest=False)),
-    _own("logsumexp", reductions.logsumexp),
-    _own("count_nonzero", reductions.count_nonzero),
-    _own("nansum", reductions.nansum),
-    _own("linalg_vector_norm", reductions.vector_norm),
-    _own("norm.Scalar", reductions.norm),
-    _own("norm.ScalarOpt_dim", reductions.norm_of_dims),
-    _own("_grad_sum_to_size sum_to_size", reductions.sum_to_size),
+    _decompose("max.dim", reductions.extremum_of_dim(largest=True)),
+    _decompose("min.dim", reductions.extremum_of_dim(largest=False)),
+    _decompose("argmax", reductions.index_of_extremum(largest=True)),
+    _decompose("argmin", reductions.index_of_extremum(largest=False)),
+    _decompose("logsumexp", reductions.logsumexp),
+    _decompose("count_nonzero", reductions.count_nonzero),
+    _decompose("nansum", reductions.nansum),
+    _decompose("linalg_vector_norm", reductions.vector_norm),
+    _decompose("norm.Scalar", reductions.norm),
+    _decompose("norm.ScalarOpt_dim", reductions.norm_of_dims),
+    _decompose("_grad_sum_to_size sum_to_size", reductions.sum_to_size),
     _rows("softmax.int _softmax _log_softmax _log_softmax_backward_data", Operator(least_rank=1)),
     _rows("log_softmax.int", Operator(least_rank=1, rewrite=rewrites.cast_first("torch.aten.log_softmax.int"))),
     _rows(
@@ -313,11 +312,11 @@ _REDUCTIONS = (
 )
 
 _PRODUCTS = (
-    _own("linear", products.linear),
-    _own("matmul", products.matmul),
-    _own("addmv", products.added_to(torch.mv)),
-    _own("addmm", products.added_to(torch.mm)),
-    _own("baddbmm", products.added_to(torch.bmm)),
+    _decompose("linear", products.linear),
+    _decompose("matmul", products.matmul),
+    _decompose("addmv", products.add_product(torch.mv)),
+    _decompose("addmm", products.add_product(torch.mm)),
+    _decompose("baddbmm", products.add_product(torch.bmm)),
     _rows("einsum tensordot", _COMPOSITE),
 )
 
@@ -333,9 +332,9 @@ _FACTORS = (
 )
 
 _CONVOLUTIONS = (
-    _own("convolution", convolutions.convolution),
-    _own("_convolution _convolution.deprecated", convolutions.convolution_of_script),
-    _own("convolution_backward", convolutions.convolution_backward),
+    _decompose("convolution", convolutions.convolution),
+    _decompose("_convolution _convolution.deprecated", convolutions.convolution_of_script),
+    _decompose("convolution_backward", convolutions.convolution_backward),
     # Upstream lacks these without a batch dimension, and with 'same' padding that is larger at one end.
     _rows("conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding _convolution_mode", _COMPOSITE),
     _rows("conv_transpose1d conv_transpose2d.input conv_transpose3d.input", _COMPOSITE),
@@ -344,82 +343,85 @@ _CONVOLUTIONS = (
 _WINDOWS = (
     *(_rows(f"max_pool{n}d avg_pool{n}d", Operator(least_rank=n + 2)) for n in (1, 2, 3)),
     _rows("max_pool3d", Operator(rewrite=rewrites.check_pool)),
-    _own("adaptive_avg_pool1d", pooling.adaptive_average(1)),
-    _own("adaptive_avg_pool2d _adaptive_avg_pool2d", pooling.adaptive_average(2)),
-    _own("adaptive_avg_pool3d _adaptive_avg_pool3d", pooling.adaptive_average(3)),
-    *(_own(f"adaptive_max_pool{n}d", pooling.adaptive_maximum(n)) for n in (1, 2, 3)),
-    *(_own(name.removeprefix("aten::"), resize) for name, resize in RESIZES.items()),
-    _own("grid_sampler", grid.grid_sampler),
-    _own("pad", paddings.pad),
+    _decompose("adaptive_avg_pool1d", pooling.adaptive_average(1)),
+    _decompose("adaptive_avg_pool2d _adaptive_avg_pool2d", pooling.adaptive_average(2)),
+    _decompose("adaptive_avg_pool3d _adaptive_avg_pool3d", pooling.adaptive_average(3)),
+    *(_decompose(f"adaptive_max_pool{n}d", pooling.adaptive_maximum(n)) for n in (1, 2, 3)),
+    *(_decompose(name.removeprefix("aten::"), resize) for name, resize in RESIZES.items()),
+    _decompose("grid_sampler", grid.grid_sampler),
+    _decompose("pad", paddings.pad),
     _rows(
         "constant_pad_nd",
         Operator(
             decomposition=paddings.constant_pad_nd,
             computed_in="result",
-            whole_with_open_floats=lambda operands: not paddings.crops(operands[1]),
+            keeps_whole_with_runtime_scalars=lambda operands: not paddings.is_cropping(operands[1]),
         ),
     ),
-    _own("reflection_pad1d reflection_pad2d reflection_pad3d", paddings.reflection_pad),
-    _own("replication_pad1d replication_pad2d replication_pad3d", paddings.replication_pad),
+    _decompose("reflection_pad1d reflection_pad2d reflection_pad3d", paddings.reflection_pad),
+    _decompose("replication_pad1d replication_pad2d replication_pad3d", paddings.replication_pad),
 )
 
 _LAYERS = (
-    _own("batch_norm", normalisation.batch_norm),
-    _own("instance_norm", normalisation.instance_norm),
-    _own("group_norm", normalisation.group_norm),
-    _own("native_group_norm", normalisation.native_group_norm),
-    _own("rms_norm", normalisation.rms_norm),
-    _own("scaled_dot_product_attention", attention.scaled_dot_product_attention),
-    _own("_native_multi_head_attention", attention.native_multi_head_attention),
-    _own("_transformer_encoder_layer_fwd", attention.transformer_encoder_layer),
-    _own("lstm.input", recurrent.lstm),
-    _own("gru.input", recurrent.gru),
-    _own("rnn_tanh.input", recurrent.rnn_tanh),
-    _own("rnn_relu.input", recurrent.rnn_relu),
+    _decompose("batch_norm", normalisation.batch_norm),
+    _decompose("instance_norm", normalisation.instance_norm),
+    _decompose("group_norm", normalisation.group_norm),
+    _decompose("native_group_norm", normalisation.native_group_norm),
+    _decompose("rms_norm", normalisation.rms_norm),
+    _decompose("scaled_dot_product_attention", attention.scaled_dot_product_attention),
+    _decompose("_native_multi_head_attention", attention.native_multi_head_attention),
+    _decompose("_transformer_encoder_layer_fwd", attention.transformer_encoder_layer),
+    _decompose("lstm.input", recurrent.lstm),
+    _decompose("gru.input", recurrent.gru),
+    _decompose("rnn_tanh.input", recurrent.rnn_tanh),
+    _decompose("rnn_relu.input", recurrent.rnn_relu),
     _rows("lstm.input gru.input rnn_tanh.input rnn_relu.input", Operator(keeps_dtype=True, autocasts=True)),
     _rows("_native_multi_head_attention _transformer_encoder_layer_fwd", _KEEPS_DTYPE),
-    _own("lstm_cell", recurrent.lstm_cell),
-    _own("gru_cell", recurrent.gru_cell),
-    _own("rnn_tanh_cell", recurrent.rnn_tanh_cell),
-    _own("rnn_relu_cell", recurrent.rnn_relu_cell),
+    _decompose("lstm_cell", recurrent.lstm_cell),
+    _decompose("gru_cell", recurrent.gru_cell),
+    _decompose("rnn_tanh_cell", recurrent.rnn_tanh_cell),
+    _decompose("rnn_relu_cell", recurrent.rnn_relu_cell),
 )
 
 _LOSSES = (
     _rows(
         "binary_cross_entropy_with_logits",
-        Operator(decomposition=losses.binary_cross_entropy_with_logits, keeps_dtype=True),
+        Operator(decomposition=reductions.binary_cross_entropy_with_logits, keeps_dtype=True),
     ),
-    _rows("kl_div", Operator(decomposition=losses.kl_div, keeps_dtype=True)),
-    _rows("mse_loss", Operator(decomposition=losses.mse_loss, keeps_dtype=True)),
-    _own("mse_loss_backward", losses.mse_loss_backward),
+    _rows("kl_div", Operator(decomposition=reductions.kl_div, keeps_dtype=True)),
+    _rows("mse_loss", Operator(decomposition=reductions.mse_loss, keeps_dtype=True)),
+    _decompose("mse_loss_backward", reductions.mse_loss_backward),
     _rows("cross_entropy_loss nll_loss nll_loss_nd nll_loss2d", _COMPOSITE),
     _rows("l1_loss", replace(_COMPOSITE, keeps_dtype=True)),
     _rows("smooth_l1_loss huber_loss binary_cross_entropy", _FROM_TABLE),
-    _rows("binary_cross_entropy", Operator(check=guards.in_unit_interval("self", "target"))),
+    _rows("binary_cross_entropy", Operator(check=guards.check_unit_interval("self", "target"))),
     _rows("nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward", _FROM_TABLE),
 )
 
 _INDEXING = (
-    _rows("index.Tensor", Operator(guard=guards.widened)),
+    _rows("index.Tensor", Operator(guard=guards.widen_indices)),
     _rows(
         "index_put",
         Operator(
-            rewrite=rewrites.first_of(rewrites.unchanged_without("indices"), rewrites.put),
+            rewrite=rewrites.first_of(rewrites.forward_if_empty("indices"), rewrites.put),
             decomposition=writing.index_put,
-            guard=guards.from_front,
+            guard=guards.normalise_indices,
         ),
     ),
     _rows(
         "scatter.src scatter.value",
-        Operator(rewrite=rewrites.unchanged_without("index"), decomposition=writing.scatter, guard=guards.in_bounds),
+        Operator(rewrite=rewrites.forward_if_empty("index"), decomposition=writing.scatter, guard=guards.check_indices),
     ),
-    _rows("slice_scatter", Operator(rewrite=rewrites.unchanged_without("src"))),
+    _rows("slice_scatter", Operator(rewrite=rewrites.forward_if_empty("src"))),
     _rows(
         "select_scatter",
-        Operator(rewrite=rewrites.unchanged_without("src"), decomposition=writing.select_scatter),
+        Operator(rewrite=rewrites.forward_if_empty("src"), decomposition=writing.select_scatter),
     ),
-    *(_rows(name, Operator(rewrite=rewrites.looked_up(f"torch.aten.{name}"))) for name in ("gather", "index_select")),
-    _rows("index_select", Operator(check=guards.only_row)),
+    *(
+        _rows(name, Operator(rewrite=rewrites.write_lookup(f"torch.aten.{name}")))
+        for name in ("gather", "index_select")
+    ),
+    _rows("index_select", Operator(check=guards.check_single_row)),
     _rows("take_along_dim", _COMPOSITE),
     _rows("embedding_dense_backward", _FROM_TABLE),
 )
@@ -429,9 +431,9 @@ _MOVING = (
         "alias clone contiguous detach lift_fresh positive to.dtype to.dtype_layout to.device to.other "
         "to.prim_Device to.prim_dtype to.prim_other _to_copy type_as cpu resolve_conj resolve_neg "
         "_autocast_to_reduced_precision _autocast_to_full_precision",
-        Operator(rewrite=rewrites.same_values),
+        Operator(rewrite=rewrites.forward_operand),
     ),
-    [("prims::convert_element_type", Operator(rewrite=rewrites.same_values))],
+    [("prims::convert_element_type", Operator(rewrite=rewrites.forward_operand))],
     _rows(
         "split split.Tensor split.sizes split_with_sizes chunk unsafe_chunk unsafe_split.Tensor "
         "unsafe_split_with_sizes tensor_split.sections tensor_split.indices",
@@ -474,14 +476,14 @@ _QUANTISED: Mapping[str, Decomposition] = {
     "dequantize_per_channel_group": quantisation.dequantize_per_channel_group,
     "dequantize_per_token": quantisation.dequantize_per_token,
 }
-_CHECKS_OF_QUANTISED: Mapping[str, Check] = {"quantize_per_tensor.tensor": guards.divisor_of_python}
+_CHECKS_OF_QUANTISED: Mapping[str, Check] = {"quantize_per_tensor.tensor": guards.check_scale}
 _QUANTISATION: list[Row] = [
     *(
         (
             f"quantized_decomposed::{name}",
             Operator(
                 decomposition=decomposition,
-                check=_CHECKS_OF_QUANTISED.get(name, guards.narrow_zero_points),
+                check=_CHECKS_OF_QUANTISED.get(name, guards.check_zero_points),
                 keeps_dtype=True,
             ),
         )
@@ -491,7 +493,7 @@ _QUANTISATION: list[Row] = [
     ("torchao::choose_qparams_affine", Operator(decomposition=quantisation.choose_block_parameters, keeps_dtype=True)),
     (
         "torchao::quantize_affine",
-        Operator(decomposition=quantisation.quantize_blocks, check=guards.narrow_zero_points, keeps_dtype=True),
+        Operator(decomposition=quantisation.quantize_blocks, check=guards.check_zero_points, keeps_dtype=True),
     ),
     ("torchao::dequantize_affine", Operator(decomposition=quantisation.dequantize_blocks, keeps_dtype=True)),
     ("aten::_int_mm", Operator(decomposition=quantisation.product_of_integers, keeps_dtype=True)),
@@ -502,12 +504,12 @@ _RANGE = Operator(keeps_dtype=True, needs_number="size depends on")
 _FILLING = (
     _rows("full.* full_like.* new_full.* fill.* constant_pad_nd.*", _IN_RESULT),
     _tensor_form("fill.Scalar", "fill.Tensor"),
-    _own("fill.Scalar fill.Tensor", writing.fill),
+    _decompose("fill.Scalar fill.Tensor", writing.fill),
     _rows("linspace", Operator(decomposition=writing.linspace, keeps_dtype=True)),
     _rows("copy", Operator(decomposition=writing.copy, keeps_dtype=True, converts=True)),
-    _own("zero", torch.zeros_like),
-    _own("tril", writing.tril),
-    _own("triu", writing.triu),
+    _decompose("zero", torch.zeros_like),
+    _decompose("tril", writing.tril),
+    _decompose("triu", writing.triu),
     _rows("tril triu", Operator(positions=("diagonal",), keeps_dtype=True)),
     _rows("arange", Operator(needs_number="size depends on")),
     _rows("arange.start", replace(_RANGE, decomposition=writing.arange)),

@@ -28,7 +28,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Unpacked:
+class UnpackedWeights:
     """Content of packed weights.
 
     Attributes:
@@ -56,14 +56,14 @@ class PackedWeights:
     geometry: Geometry | None
 
     @classmethod
-    def of(cls, packed: Unpacked, values: Sequence[Value]) -> PackedWeights:
+    def of(cls, packed: UnpackedWeights, values: Sequence[Value]) -> PackedWeights:
         """Return the packed weights from the values of all tensors, in their order."""
         integers, scales, *others = values
         zero_points = others.pop(0) if packed.has_zero_points else None
         return cls(integers, scales, zero_points, others.pop(0) if packed.has_bias else None, packed.geometry)
 
 
-def unpacked(value: object) -> Unpacked | None:
+def unpack_weights(value: object) -> UnpackedWeights | None:
     """Return the content of packed weights, or None for any other value.
 
     Raises:
@@ -83,7 +83,7 @@ def unpacked(value: object) -> Unpacked | None:
     tensors = [weight.int_repr(), scales]
     tensors += [zero_points] if has_zero_points else []
     tensors += [] if bias is None else [bias.detach()]
-    return Unpacked(tensors, has_zero_points, bias is not None, _geometry(packed) if kind != _LINEAR else None)
+    return UnpackedWeights(tensors, has_zero_points, bias is not None, _geometry(packed) if kind != _LINEAR else None)
 
 
 def _parameters(weight: Tensor) -> tuple[Tensor, Tensor]:

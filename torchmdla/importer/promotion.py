@@ -15,7 +15,7 @@ from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.operands import Number, NumberTensor
 from torchmdla.importer.operators import Operator, operator
 from torchmdla.importer.rewrites import cast
-from torchmdla.importer.scalars import held
+from torchmdla.importer.scalars import convert_number
 from torchmdla.importer.types import TensorMeta
 
 _NUMBER_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
@@ -64,7 +64,7 @@ def _higher_kind(first: torch.dtype | None, second: torch.dtype | None) -> torch
     return second if _kind(second) > _kind(first) else first
 
 
-def prepared(
+def prepare_operands(
     schema: torch._C.FunctionSchema, name: str, operands: Sequence[object], meta: object
 ) -> tuple[str, torch.dtype | None, list[object]]:
     """Return the op to write for ``name``, the dtype of its tensors (None: unchanged), and its operands.
@@ -73,16 +73,16 @@ def prepared(
     first result's.
     """
     record = operator(name)
-    dtype = _computed_in(record, operands, meta)
+    dtype = _computation_dtype(record, operands, meta)
     if record.number_as_tensor:
         value, number = operands
         meta_of_number = TensorMeta(dtype or number_dtype(number), (), ())  # type: ignore[arg-type]
-        return record.with_tensors, dtype, [value, NumberTensor(held(number, dtype), meta_of_number)]  # type: ignore[arg-type]
+        return record.with_tensors, dtype, [value, NumberTensor(convert_number(number, dtype), meta_of_number)]  # type: ignore[arg-type]
     # Upstream adds a number to booleans without a carry.
     takes_number = bool(record.with_number) and dtype != torch.bool
     scalar = takes_number and isinstance(operands[1], NumberTensor | int | float)
     numbers = [
-        _number(
+        _prepare_number(
             operand,
             argument.type,
             dtype,
@@ -94,7 +94,7 @@ def prepared(
     return record.with_number if scalar else name, dtype, numbers
 
 
-def _computed_in(record: Operator, operands: Sequence[object], meta: object) -> torch.dtype | None:
+def _computation_dtype(record: Operator, operands: Sequence[object], meta: object) -> torch.dtype | None:
     if record.computed_in == "promoted":
         return common_dtype(operands[:2])
     if record.computed_in == "float" and isinstance(meta, float):
@@ -102,12 +102,12 @@ def _computed_in(record: Operator, operands: Sequence[object], meta: object) -> 
     return meta.dtype if record.computed_in == "result" and isinstance(meta, TensorMeta) else None
 
 
-def _number(
+def _prepare_number(
     operand: object, type_: torch._C.JitType, dtype: torch.dtype | None, *, as_scalar: bool, is_operand: bool
 ) -> object:
     """Return a number, or a 0-d tensor with a known value, in the schema's form: rounded, and as a tensor if needed."""
     if isinstance(operand, NumberTensor):
-        rounded = held(operand.value, dtype)
+        rounded = convert_number(operand.value, dtype)
         return (
             Number(rounded)
             if as_scalar
@@ -115,7 +115,7 @@ def _number(
         )
     if not isinstance(operand, int | float) or type_.kind() not in ("TensorType", "NumberType"):
         return operand
-    rounded = held(operand, dtype)
+    rounded = convert_number(operand, dtype)
     if is_operand and dtype is not None and dtype.is_floating_point:
         rounded = float(rounded)  # Upstream folds a negative integer among floats as an unsigned integer.
     if as_scalar or type_.kind() == "NumberType":
@@ -123,7 +123,7 @@ def _number(
     return NumberTensor(rounded, TensorMeta(dtype or number_dtype(operand), (), ()))
 
 
-def in_dtype(emitter: Emitter, operand: object, dtype: torch.dtype | None) -> object:
+def cast_operand(emitter: Emitter, operand: object, dtype: torch.dtype | None) -> object:
     """Return a tensor converted to ``dtype``. Other operands stay unchanged, and all do without a ``dtype``."""
     if dtype is None or not isinstance(operand, Value) or operand.meta is None:
         return operand

@@ -29,7 +29,7 @@ from torchmdla.importer.types import TensorMeta
 _RANGES = {torch.uint8: (0, 255), torch.int8: (-128, 127)}
 
 
-def in_floats(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] | None:
+def decompose_quantised(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] | None:
     """Return a call on quantised tensors as a function of integers and numbers, and its operands.
 
     A call without quantised tensors gives ``None``.
@@ -41,31 +41,31 @@ def in_floats(call: OpCall) -> tuple[Callable[..., object], Sequence[Operand]] |
     quantisations = _quantisations(call)
     if not quantisations and not any(isinstance(operand, PackedWeights) for operand in call.operands):
         return None
-    if call.has_open_float or (call.name in _WITH_TENSORS and any(isinstance(o, Value) for o in call.operands[1:])):
+    if call.has_runtime_scalar or (call.name in _WITH_TENSORS and any(isinstance(o, Value) for o in call.operands[1:])):
         raise CompileError("its scale is known only at run time", scope="place")
     numbers = [scale for scale, _ in quantisations] + [scalar for scalar in call.operands if isinstance(scalar, float)]
     if not all(abs(number) <= torch.finfo(torch.float32).max for number in numbers):
         raise CompileError("of quantised tensors, numbers that float32 does not hold are not supported", scope="place")
-    function = _function(call)
+    function = _float_function(call)
     moves = call.schema.name in _MOVING
-    kind = _without_scale if _has_one_scale(call) else _quantisation
+    kind = _unit_scale_quantisation if _has_one_scale(call) else _quantisation
     kinds = map_structure(kind, list(call.operands))
 
     def compute(*arguments: Any) -> object:
-        tensors = arguments if moves else _paired(_widened, arguments, kinds)
+        tensors = arguments if moves else _map_pairs(_dequantise, arguments, kinds)
         results = function(*tensors)
         result_list = results if isinstance(results, tuple | list) else (results,)
         return (
-            list(result_list) if moves else [_narrowed(r, m, kind(m)) for r, m in zip(result_list, metas, strict=True)]
+            list(result_list) if moves else [_quantise(r, m, kind(m)) for r, m in zip(result_list, metas, strict=True)]
         )
 
-    return compute, [map_structure(_integers, operand) for operand in call.operands]
+    return compute, [map_structure(_strip_quantisation, operand) for operand in call.operands]
 
 
-def marked(results: Sequence[Any], metas: Sequence[Any]) -> list[Operand]:
+def restore_types(results: Sequence[Any], metas: Sequence[Any]) -> list[Operand]:
     """Return results with eager's types, which hold the quantisation, and the strides that views inspect."""
     return [
-        marked(result, meta) if isinstance(meta, list | tuple) else replace(result, meta=meta)
+        restore_types(result, meta) if isinstance(meta, list | tuple) else replace(result, meta=meta)
         for result, meta in zip(results, metas, strict=True)
     ]
 
@@ -81,17 +81,17 @@ def _quantisations(call: OpCall) -> list[tuple[float, int]]:
     return [quantisation for quantisation in quantisations if quantisation is not None]
 
 
-def _paired(function: Callable[[Any, Any], Any], values: Sequence[Any], kinds: Any) -> list[Any]:
+def _map_pairs(function: Callable[[Any, Any], Any], values: Sequence[Any], kinds: Any) -> list[Any]:
     """Apply ``function`` to each value and its quantisation, in nested lists."""
     return [
-        _paired(function, value, kind)
+        _map_pairs(function, value, kind)
         if isinstance(kind, tuple) and isinstance(value, tuple | list)
         else function(value, kind)
         for value, kind in zip(values, kinds, strict=True)
     ]
 
 
-def _widened(value: Any, quantisation: tuple[float, int] | None) -> Any:
+def _dequantise(value: Any, quantisation: tuple[float, int] | None) -> Any:
     return value if quantisation is None else dequantize(value, *quantisation, 0, 0, value.dtype)
 
 
@@ -103,12 +103,12 @@ def _has_one_scale(call: OpCall) -> bool:
     return call.schema.name in _HOMOGENEOUS and len(set(_quantisations(call))) == 1
 
 
-def _without_scale(operand: Any) -> tuple[float, int] | None:
+def _unit_scale_quantisation(operand: Any) -> tuple[float, int] | None:
     quantisation = _quantisation(operand)
     return quantisation and (1.0, quantisation[1])
 
 
-def _narrowed(value: Tensor, meta: Any, quantisation: tuple[float, int] | None) -> Tensor:
+def _quantise(value: Tensor, meta: Any, quantisation: tuple[float, int] | None) -> Tensor:
     if quantisation is None:
         return value
     if meta.dtype not in _RANGES:
@@ -116,7 +116,7 @@ def _narrowed(value: Tensor, meta: Any, quantisation: tuple[float, int] | None) 
     return quantize(value, *quantisation, *_RANGES[meta.dtype], meta.dtype)
 
 
-def _integers(operand: Any) -> Operand:
+def _strip_quantisation(operand: Any) -> Operand:
     """Return an operand without its quantisation. Packed weights become a tuple, so that their values are visible."""
     if isinstance(operand, PackedWeights):
         return operand.integers, operand.scales, operand.zero_points, operand.bias, operand.geometry
@@ -128,7 +128,7 @@ def _integers(operand: Any) -> Operand:
 # Functions of operators on floats. An operator that is not in _FUNCTIONS computes on floats itself.
 
 
-def _function(call: OpCall) -> Callable[..., object]:
+def _float_function(call: OpCall) -> Callable[..., object]:
     known = _FUNCTIONS.get(call.schema.name)
     if known is not None:
         return known
@@ -224,12 +224,12 @@ def _linear(x: Tensor, weights: _Weights, *_: object) -> Tensor:
 def _linear_dynamic(x: Tensor, weights: _Weights, reduce_range: bool = False) -> Tensor:
     """Compute a linear layer after quantising the activations as a whole, with the best parameters for their range."""
     most = 127 if reduce_range else 255
-    scale, zero_point = _chosen(x, most)
+    scale, zero_point = _choose_parameters(x, most)
     integers = quantize(x, scale, zero_point, 0, most, torch.uint8)
     return _linear(dequantize(integers, scale, zero_point, 0, most, torch.uint8), weights)
 
 
-def _chosen(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _choose_parameters(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return scale and zero point as ``ChooseQuantizationParams`` chooses them.
 
     Source: aten/src/ATen/native/quantized/cpu/QuantUtils.h.
@@ -243,7 +243,7 @@ def _chosen(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return scale, torch.clamp(torch.round(chosen), 0, most).to(torch.int32)
 
 
-def _rectified(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_relu(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *arguments: torch.relu(function(*arguments))
 
 
@@ -255,11 +255,11 @@ def _product(left: Any, right: Any, *_: object) -> Any:
     return left * right
 
 
-def _joined(tensors: Sequence[Tensor], dim: int, *_: object) -> Tensor:
+def _concatenate(tensors: Sequence[Tensor], dim: int, *_: object) -> Tensor:
     return torch.cat(list(tensors), dim)
 
 
-def _first(count: int, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_first_operands(count: int, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function of the first operands only: the operands after them describe the result's quantisation."""
     return lambda *arguments: function(*arguments[:count])
 
@@ -274,16 +274,16 @@ def _elu(x: Tensor, scale: float, zero_point: int, *numbers: float) -> Tensor:
     return torch.ops.aten.elu(x, *numbers)  # type: ignore[no-any-return]
 
 
-def _with_rectified(rows: Mapping[str, Callable[..., Tensor]]) -> dict[str, Callable[..., Tensor]]:
+def _with_relu_variants(rows: Mapping[str, Callable[..., Tensor]]) -> dict[str, Callable[..., Tensor]]:
     """Return rows of operators, and of their variants that a rectifier follows."""
-    rectified = {f"quantized::{name}_relu": _rectified(function) for name, function in rows.items()}
+    rectified = {f"quantized::{name}_relu": _with_relu(function) for name, function in rows.items()}
     return {**{f"quantized::{name}": function for name, function in rows.items()}, **rectified}
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "aten::quantize_per_tensor": lambda x, *_: x,
     "aten::dequantize": lambda x: x,
-    **_with_rectified(
+    **_with_relu_variants(
         {
             **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
             "linear": _linear,
@@ -291,7 +291,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
             "mul": _product,
             "add_scalar": _sum,
             "mul_scalar": _product,
-            "cat": _joined,
+            "cat": _concatenate,
             "batch_norm": _batch_norm,
             "batch_norm1d": _batch_norm,
             "batch_norm2d": _batch_norm,
@@ -299,14 +299,14 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         }
     ),
     "quantized::linear_dynamic": _linear_dynamic,
-    "quantized::linear_relu_dynamic": _rectified(_linear_dynamic),
-    "quantized::matmul": _first(2, torch.matmul),
-    "quantized::hardswish": _first(1, functional.hardswish),
-    "quantized::sigmoid": _first(1, torch.sigmoid),
-    "quantized::relu6": _first(1, functional.relu6),
-    "quantized::leaky_relu": _first(2, functional.leaky_relu),
-    "quantized::softmax": _first(2, torch.softmax),
-    "quantized::layer_norm": _first(5, functional.layer_norm),
+    "quantized::linear_relu_dynamic": _with_relu(_linear_dynamic),
+    "quantized::matmul": _with_first_operands(2, torch.matmul),
+    "quantized::hardswish": _with_first_operands(1, functional.hardswish),
+    "quantized::sigmoid": _with_first_operands(1, torch.sigmoid),
+    "quantized::relu6": _with_first_operands(1, functional.relu6),
+    "quantized::leaky_relu": _with_first_operands(2, functional.leaky_relu),
+    "quantized::softmax": _with_first_operands(2, torch.softmax),
+    "quantized::layer_norm": _with_first_operands(5, functional.layer_norm),
     "quantized::elu": _elu,
     "quantized::dropout": lambda x, *_: x,
 }

@@ -3,7 +3,7 @@
 A reader (``graph.py`` for TorchScript, ``fx.py`` for FX) walks a flat graph once and passes each node to a
 :class:`GraphBuilder`. The reader handles everything except operators: constants, lists, elements, and the order of
 arguments. It also determines places in the user's program, and attributes errors to nodes. A builder makes a program
-(``program.py``), a function of the Torch dialect for humans (``function.py``), or a function of the aten dialect
+(``builder.py``), a function of the Torch dialect for humans (``function.py``), or a function of the aten dialect
 (``torchmdla/aten/graphs.py``).
 """
 
@@ -18,10 +18,10 @@ from torchmdla.errors import CompileError
 from torchmdla.importer.operands import Operand
 from torchmdla.importer.types import Record
 
-Made = TypeVar("Made", covariant=True)
+ResultT = TypeVar("ResultT", covariant=True)
 
 
-class GraphBuilder(Protocol[Made]):
+class GraphBuilder(Protocol[ResultT]):
     """Consumer of a graph's nodes. The values have the names of a record."""
 
     def enter(self, op: str, source: str) -> object:
@@ -39,14 +39,14 @@ class GraphBuilder(Protocol[Made]):
     def define(self, name: str, value: Operand) -> None:
         """Define the value ``name`` as ``value``."""
 
-    def seen(self, name: str) -> object:
+    def recorded(self, name: str) -> object:
         """Return the record of the value ``name``.
 
         Raises:
             CompileError: If the record lacks the value.
         """
 
-    def is_seen(self, op: str) -> bool:
+    def is_recorded(self, op: str) -> bool:
         """Return whether the results of ``op`` come from the record, so that its operands need not be defined."""
 
     def node(
@@ -64,7 +64,7 @@ class GraphBuilder(Protocol[Made]):
             CompileError: If the node cannot be expressed.
         """
 
-    def finish(self, outputs: Sequence[str]) -> Made:
+    def finish(self, outputs: Sequence[str]) -> ResultT:
         """Return the finished object, which returns the values ``outputs``."""
 
 
@@ -81,10 +81,10 @@ class Values:
     def define(self, name: str, value: Operand) -> None:
         self._values[name] = value
 
-    def seen(self, name: str) -> object:
+    def recorded(self, name: str) -> object:
         if name not in self._record:
             raise CompileError(f"the record lacks value %{name}")
         return self._record[name]
 
-    def is_seen(self, op: str) -> bool:
+    def is_recorded(self, op: str) -> bool:
         return False

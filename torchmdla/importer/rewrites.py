@@ -34,7 +34,7 @@ def cast(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
         if COMPUTED.get(dtype, dtype) not in dtypes:
             between = cast(emitter, value, replace(value.meta, dtype=_BETWEEN.get(dtypes, COMPUTED[dtype])))
             return cast(emitter, between, meta)
-    converted = _converted(emitter, value, meta)
+    converted = _write_conversion(emitter, value, meta)
     if dtypes[0] != torch.uint8:
         return converted
     return emitter.tensor_op("torch.aten.bitwise_and.Scalar", [converted, emitter.integer(_BYTE)], meta)
@@ -47,7 +47,7 @@ _BETWEEN = {(torch.float64, torch.uint8): torch.int64}
 _BYTE = 0xFF
 
 
-def _converted(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
+def _write_conversion(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
     written = torch.int8 if meta.dtype == torch.uint8 else meta.dtype
     operands = [
         value,
@@ -61,7 +61,7 @@ def _converted(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
 
 def slice_along(emitter: Emitter, value: Value, dim: int, start: int, length: int) -> Value:
     """Return ``value[start : start + length]`` along ``dim``."""
-    meta = _resized(value, dim, length)
+    meta = _resize(value, dim, length)
     operands = [value, *(emitter.integer(n) for n in (dim, start, start + length, 1))]
     return emitter.tensor_op("torch.aten.slice.Tensor", operands, meta)
 
@@ -77,14 +77,14 @@ def split_along(emitter: Emitter, value: Value, dim: int, metas: Sequence[Tensor
     return pieces
 
 
-def _resized(value: Value, dim: int, length: int) -> TensorMeta:
+def _resize(value: Value, dim: int, length: int) -> TensorMeta:
     assert value.meta is not None
     shape = list(value.meta.shape)
     shape[dim] = length
     return TensorMeta(value.meta.dtype, tuple(shape), contiguous_strides(shape))
 
 
-def same_values(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
+def forward_operand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
     """Return the first operand. Only the dtype can differ, because the importer handles memory order separately."""
     return [cast(emitter, next(iter(operands.values())), metas[0])]
 
@@ -114,7 +114,7 @@ def view(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) ->
     """Write one op for all ops that only change the shape. It has explicit sizes: no -1, no second tensor."""
     if operands["self"].meta.shape == metas[0].shape:
         return [operands["self"]]
-    return [viewed(emitter, operands["self"], metas[0])]
+    return [write_view(emitter, operands["self"], metas[0])]
 
 
 def expand(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object]:
@@ -139,24 +139,24 @@ def roll(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) ->
     """Write a roll with shifts below the sizes, because upstream's slices clamp. Without dims, roll the flat tensor."""
     value, shifts, dims = operands["self"], operands["shifts"], operands["dims"]
     if dims:
-        return [_rolled(emitter, value, shifts, dims)]
-    result = _rolled(emitter, viewed(emitter, value, _flat(value.meta)), shifts, [0])
-    return [viewed(emitter, result, metas[0])]
+        return [_write_roll(emitter, value, shifts, dims)]
+    result = _write_roll(emitter, write_view(emitter, value, _flat(value.meta)), shifts, [0])
+    return [write_view(emitter, result, metas[0])]
 
 
-def _rolled(emitter: Emitter, value: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
+def _write_roll(emitter: Emitter, value: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
     assert value.meta is not None
     reduced = [shift % value.meta.shape[dim] for shift, dim in zip(shifts, dims, strict=True)]
     operands = [value, emitter.int_list(reduced), emitter.int_list(dims)]
     return emitter.tensor_op("torch.aten.roll", operands, value.meta)
 
 
-def viewed(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
+def write_view(emitter: Emitter, value: Value, meta: TensorMeta) -> Value:
     """Return ``value`` with the sizes of ``meta``."""
     return emitter.tensor_op("torch.aten.view", [value, emitter.int_list(meta.shape)], meta)
 
 
-def of_one_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
+def fold_single_element(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
     """Return a 0-d tensor itself, in the dtype of the results, for an op that selects, orders or adds elements."""
     return None if operands["self"].meta.shape else [cast(emitter, operands["self"], meta) for meta in metas]
 
@@ -198,20 +198,20 @@ def equal(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -
     return [emitter.tensor_op("torch.aten.logical_not", [differs], metas[0])]
 
 
-def looked_up(op: str) -> Rewrite:
+def write_lookup(op: str) -> Rewrite:
     """Return a rewrite of a lookup ``op`` along a dimension. Tensors without dimensions become rows of one element."""
 
     def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:
         value, index = operands["self"], operands["index"]
         if value.meta.shape and index.meta.shape:
             return None
-        value, index = (x if x.meta.shape else viewed(emitter, x, _flat(x.meta)) for x in (value, index))
+        value, index = (x if x.meta.shape else write_view(emitter, x, _flat(x.meta)) for x in (value, index))
         arguments = [value, emitter.integer(operands["dim"]), index]
         if "sparse_grad" in operands:
             arguments.append(emitter.boolean(operands["sparse_grad"]))
         (meta,) = metas
         result = emitter.tensor_op(op, arguments, meta if meta.shape else _flat(meta))
-        return [result if meta.shape else viewed(emitter, result, meta)]
+        return [result if meta.shape else write_view(emitter, result, meta)]
 
     return rewrite
 
@@ -233,7 +233,7 @@ def put_masked(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[An
     if len(values.meta.shape) > behind:
         return None
     sizes = (*mask.meta.shape, *[1] * behind)
-    flags = viewed(emitter, mask, TensorMeta(torch.bool, sizes, contiguous_strides(sizes)))
+    flags = write_view(emitter, mask, TensorMeta(torch.bool, sizes, contiguous_strides(sizes)))
     return [emitter.tensor_op("torch.aten.where.self", [flags, values, value], metas[0])]
 
 
@@ -273,7 +273,7 @@ def put(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> 
     return put_masked(emitter, operands, metas)
 
 
-def unchanged_without(argument: str) -> Rewrite:
+def forward_if_empty(argument: str) -> Rewrite:
     """Return a rewrite to the first operand if ``argument``, the source or index of a write, has no elements."""
 
     def rewrite(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:

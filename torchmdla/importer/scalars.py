@@ -81,7 +81,7 @@ def scalar_rule(name: str) -> ScalarRule | None:
     return _RULES.get(name, _RULES.get(name.partition(".")[0]))
 
 
-def held(number: int | float | bool, dtype: torch.dtype | None) -> int | float | bool:
+def convert_number(number: int | float | bool, dtype: torch.dtype | None) -> int | float | bool:
     """Return ``number`` as a tensor of ``dtype`` holds it: rounded, or wrapped around.
 
     An integer that is exact in a float dtype stays an integer.

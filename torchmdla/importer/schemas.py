@@ -57,18 +57,18 @@ def is_metadata(op: str) -> bool:
     return op.partition(".")[0] in METADATA
 
 
-def written(schema: torch._C.FunctionSchema) -> tuple[int, ...]:
+def written_arguments(schema: torch._C.FunctionSchema) -> tuple[int, ...]:
     """Return the positions of the arguments that an operator writes to."""
     infos = (argument.alias_info for argument in schema.arguments)
     return tuple(index for index, info in enumerate(infos) if info is not None and info.is_write)
 
 
-def aliased(schema: torch._C.FunctionSchema) -> tuple[int | None, ...]:
+def aliased_arguments(schema: torch._C.FunctionSchema) -> tuple[int | None, ...]:
     """Return for each result the argument that it may be a view of, or that is written and returned."""
     sets = [_alias_set(argument) for argument in schema.arguments]
     if not any(sets):
         return (None,) * len(schema.returns)
-    writes = written(schema)
+    writes = written_arguments(schema)
     listed = next((index for index, known in enumerate(sets) if known and index not in writes), None)
     return tuple(
         # A list's set belongs to its elements, which the bindings do not show.
@@ -81,12 +81,12 @@ def aliased(schema: torch._C.FunctionSchema) -> tuple[int | None, ...]:
 
 def may_be_view(schema: torch._C.FunctionSchema) -> bool:
     """Return whether an operator writes nothing and returns, or may return, views of an argument."""
-    is_aliased = any(index is not None for index in aliased(schema))
-    return (is_aliased or schema.name in _VIEWS_UNSAID) and not written(schema)
+    is_aliased = any(index is not None for index in aliased_arguments(schema))
+    return (is_aliased or schema.name in _UNDECLARED_VIEWS) and not written_arguments(schema)
 
 
 # Operators that return views although their schemas do not specify it.
-_VIEWS_UNSAID = frozenset(("aten::_unsafe_view", "aten::meshgrid", "aten::type_as"))
+_UNDECLARED_VIEWS = frozenset(("aten::_unsafe_view", "aten::meshgrid", "aten::type_as"))
 
 
 def _alias_set(argument: torch._C.Argument) -> frozenset[str]:

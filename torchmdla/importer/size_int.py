@@ -15,7 +15,7 @@ class SizeInt(int):
     It is used like any integer. Sums, products and quotients are also expressions. Every decision on one (a comparison,
     a truth value) is recorded as a guard by the ``ShapeEnv`` of its symbols. So the code that one call runs is known to
     be correct at all sizes where the guards hold. True division and conversion to a float give plain floats. For the
-    symbols in a decomposition, see :func:`tracked`.
+    symbols in a decomposition, see :func:`to_size_int`.
 
     An integer that is used as a value is symbol number ``symbol`` of the program, and the program gets it as an
     argument.
@@ -33,7 +33,7 @@ class SizeInt(int):
         return bool(self.symbolic != 0)
 
     def __neg__(self) -> int:
-        return tracked(-self.symbolic)  # type: ignore[no-any-return]
+        return to_size_int(-self.symbolic)  # type: ignore[no-any-return]
 
     def __abs__(self) -> int:
         return -self if self < 0 else self
@@ -63,21 +63,21 @@ def value_symbol(number: object) -> int | None:
     return number.symbol if isinstance(number, SizeInt | SizeValue) else None
 
 
-def tracked(number: Any) -> Any:
+def to_size_int(number: Any) -> Any:
     """Return ``number``, with a :class:`SizeInt` in place of a symbolic integer.
 
     A quotient of symbolic integers becomes its value in this call. The environment of its symbols records it
     (``quotients``): where a program contains that number, it is the quotient. Any other float of sizes is fixed.
     """
     if isinstance(number, torch.SymFloat):
-        return _tracked_float(number)
+        return _to_float(number)
     if not isinstance(number, torch.SymInt):
         return number
     expression = number.node.expr
     return int(expression) if expression.is_number else SizeInt(number)
 
 
-def _tracked_float(number: Any) -> float:
+def _to_float(number: Any) -> float:
     from torch.utils._sympy.functions import IntTrueDiv  # loaded already, with the symbols
 
     expression = number.node.expr
@@ -89,8 +89,8 @@ def _tracked_float(number: Any) -> float:
     return float(number.node.hint)
 
 
-def symbolic(number: Any) -> Any:
-    """Return the symbolic integer of a number, as the inverse of :func:`tracked`."""
+def to_symbolic(number: Any) -> Any:
+    """Return the symbolic integer of a number, as the inverse of :func:`to_size_int`."""
     return number.symbolic if isinstance(number, SizeInt) else number
 
 
@@ -100,8 +100,8 @@ def _arithmetic(name: str, function: Callable[[Any, Any], Any], swapped: bool) -
     def method(self: SizeInt, other: Any) -> Any:
         if not isinstance(other, int):
             return plain(self, other)
-        operands = (symbolic(other), self.symbolic) if swapped else (self.symbolic, symbolic(other))
-        return tracked(function(*operands))
+        operands = (to_symbolic(other), self.symbolic) if swapped else (self.symbolic, to_symbolic(other))
+        return to_size_int(function(*operands))
 
     return method
 
@@ -112,7 +112,7 @@ def _comparison(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Siz
     def method(self: SizeInt, other: Any) -> Any:
         if not isinstance(other, int):
             return plain(self, other)
-        return bool(function(self.symbolic, symbolic(other)))
+        return bool(function(self.symbolic, to_symbolic(other)))
 
     return method
 

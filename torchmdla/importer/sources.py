@@ -22,21 +22,21 @@ _PLACE = re.compile(r"graph:(?P<node>\d+)")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Paths of PyTorch's code (not torchvision's, which is beside it), of torchmdla's code (except its models), and of code
 # in a TorchScript archive that is not the original source.
-_NOT_THE_USERS = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(_PACKAGE, ""), "code/__torch__")
+_LIBRARY_PATHS = (os.path.join(os.path.dirname(torch.__file__), ""), os.path.join(_PACKAGE, ""), "code/__torch__")
 _MODELS = os.path.join(_PACKAGE, "testing", "")
 
 
-def is_users(path: str) -> bool:
+def is_user_file(path: str) -> bool:
     """Return whether a file belongs to neither PyTorch nor torchmdla."""
-    return not path.startswith(_NOT_THE_USERS) or path.startswith(_MODELS)
+    return not path.startswith(_LIBRARY_PATHS) or path.startswith(_MODELS)
 
 
 def source_of(node: torch._C.Node) -> str:
     """Return ``file:line`` of a node: the innermost place outside PyTorch's code. It is empty when unknown."""
-    return source_in(_C.source_ranges(node))
+    return source_in_ranges(_C.source_ranges(node))
 
 
-def source_in(source_ranges: str) -> str:
+def source_in_ranges(source_ranges: str) -> str:
     """Return the place as :func:`source_of` does, for a result of ``_C.source_ranges``."""
     return _innermost(chain(_SCRIPTED.finditer(source_ranges), _TRACED.finditer(source_ranges)))
 
@@ -54,13 +54,13 @@ def _innermost(frames: Iterable[re.Match[str]]) -> str:
     first = ""
     for frame in frames:
         place = f"{frame['file']}:{frame['line']}"
-        if is_users(place):
+        if is_user_file(place):
             return place
         first = first or place
     return first
 
 
-def located(error: CompileError, imported: ImportedGraph) -> CompileError:
+def with_location(error: CompileError, imported: ImportedGraph) -> CompileError:
     """Return a compiler's ``error`` with the op and place of the node that it names.
 
     The node comes from the diagnostic, or else from the error's place. The op is a schema name (``aten::add.Tensor``).

@@ -44,7 +44,7 @@ class TensorSpec:
         sizes, _, dtype = text.partition(":")
         element_dtype = getattr(torch, dtype or "float32", None)
         if not isinstance(element_dtype, torch.dtype):
-            raise ValueError(f"{text!r}: there is no dtype {dtype!r}")
+            raise ValueError(f"{text!r}: unknown dtype {dtype!r}")
         try:
             shape = [None if size in ("?", "-1") else int(size) for size in sizes.split("x")] if sizes else []
             return cls(shape, element_dtype)

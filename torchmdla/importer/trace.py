@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from torchmdla.errors import CompileError
 from torchmdla.importer.decompositions.convolutions import result_shape
-from torchmdla.importer.size_int import symbolic, tracked
+from torchmdla.importer.size_int import to_size_int, to_symbolic
 from torchmdla.importer.types import TensorMeta
 
 
@@ -71,7 +71,7 @@ def leaves(tree: object) -> Iterable[object]:
         yield tree
 
 
-def spelled_numbers(tree: object) -> tuple[str, ...]:
+def number_cache_key(tree: object) -> tuple[str, ...]:
     """Return the leaves of a structure as text, except types of tensors, for cache keys.
 
     Python considers 1, 1.0 and True equal, and also 0.0 and -0.0.
@@ -86,10 +86,10 @@ def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace
         CompileError: If the function refuses the arguments, or if a program cannot express it (writes to a tensor).
     """
     recorder = _Recorder()
-    with isolated():
+    with without_modes():
         inputs = map_structure(recorder.input, arguments)
         try:
-            with _for_symbols(inputs), recorder:
+            with _support_symbols(inputs), recorder:
                 result = function(*inputs)  # type: ignore[misc]
         except CompileError:
             raise
@@ -97,10 +97,10 @@ def trace(function: Callable[..., object], arguments: Sequence[object]) -> Trace
             raise CompileError(f"its decomposition failed: {error}") from error
     outputs = result if isinstance(result, tuple | list) else (result,)
     refs = map_structure(recorder.ref, outputs)
-    return Trace(_live(recorder.calls, refs), refs)  # type: ignore[arg-type]
+    return Trace(_eliminate_dead_calls(recorder.calls, refs), refs)  # type: ignore[arg-type]
 
 
-def _for_symbols(inputs: object) -> AbstractContextManager[object]:
+def _support_symbols(inputs: object) -> AbstractContextManager[object]:
     """Return a context in which kernels accept symbolic sizes and strides, which some support only in Python."""
     sizes = ((*leaf.shape, *leaf.stride()) if isinstance(leaf, torch.Tensor) else [leaf] for leaf in leaves(inputs))
     if not any(isinstance(size, torch.SymInt) for size in itertools.chain.from_iterable(sizes)):
@@ -125,15 +125,15 @@ class _Recorder(TorchDispatchMode):
 
     def input(self, value: object) -> object:
         if not isinstance(value, TensorMeta):
-            return symbolic(value)
-        shape, strides = map(symbolic, value.shape), map(symbolic, value.strides)
+            return to_symbolic(value)
+        shape, strides = map(to_symbolic, value.shape), map(to_symbolic, value.strides)
         tensor = torch.empty_strided(tuple(shape), tuple(strides), dtype=value.dtype, device="meta")
         self._define(tensor)
         return tensor
 
     def ref(self, value: object) -> object:
         if not isinstance(value, torch.Tensor):
-            return tracked(value)
+            return to_size_int(value)
         if id(value) not in self._indices:
             raise CompileError("its decomposition makes a tensor from data")
         return Ref(self._indices[id(value)])
@@ -143,7 +143,7 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             raise CompileError(f"its decomposition writes to a tensor ({func})")
         arguments = map_structure(self.ref, in_schema_order(func._schema, args, kwargs))
-        out = _result(func, args, kwargs)
+        out = _run_on_meta(func, args, kwargs)
         results = out if isinstance(out, tuple | list) and len(func._schema.returns) != 1 else (out,)
         for leaf in leaves(results):
             self._define(leaf)
@@ -158,29 +158,29 @@ class _Recorder(TorchDispatchMode):
             self._tensors.append(value)
 
 
-def _result(func: Any, args: Any, kwargs: Any) -> object:
+def _run_on_meta(func: Any, args: Any, kwargs: Any) -> object:
     """Run an op on meta tensors, without the Python kernels that import SymPy or torch._dynamo (a second)."""
     if torch.Tag.pointwise in func.tags:
-        return _elementwise(func, args, kwargs)
-    if func in _SHAPES:
-        return _SHAPES[func](*args, **kwargs)
+        return _run_elementwise(func, args, kwargs)
+    if func in _META_KERNELS:
+        return _META_KERNELS[func](*args, **kwargs)
     return func(*args, **kwargs)
 
 
-def _joined(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+def _meta_cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
     shape = list(tensors[0].shape)
     shape[dim] = sum(tensor.size(dim) for tensor in tensors)
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _normalised(value: torch.Tensor, shape: Sequence[int], *_: object) -> tuple[torch.Tensor, ...]:
+def _meta_layer_norm(value: torch.Tensor, shape: Sequence[int], *_: object) -> tuple[torch.Tensor, ...]:
     """Return the result types of ``native_layer_norm``: the values, the mean and the reciprocal deviation."""
     statistics = [*value.shape[: value.dim() - len(shape)], *[1] * len(shape)]
     return torch.empty_like(value), value.new_empty(statistics), value.new_empty(statistics)
 
 
-def _reduced(
+def _meta_reduction(
     value: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Return the result type of a sum or mean over ``dims``, or over all dimensions without ``dims``."""
@@ -192,12 +192,14 @@ def _reduced(
     return torch.empty(sizes, dtype=dtype or sum_dtype, device="meta")
 
 
-def _convolved(value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
+def _meta_convolution(
+    value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any
+) -> torch.Tensor:
     """Return the result type of ``aten::convolution``."""
     return value.new_empty(result_shape(value.shape, weight.shape, *settings))
 
 
-def _padded(value: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:
+def _meta_pad(value: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:
     """Return the type of ``value`` padded by ``sizes``, which begin with the last dimension's pair."""
     shape = list(value.shape)
     for k in range(0, len(sizes), 2):
@@ -205,21 +207,21 @@ def _padded(value: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tens
     return value.new_empty(shape)
 
 
-_SHAPES: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.sum.dim_IntList: _reduced,
-    torch.ops.aten.mean.dim: _reduced,
-    torch.ops.aten.native_layer_norm.default: _normalised,
+_META_KERNELS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.sum.dim_IntList: _meta_reduction,
+    torch.ops.aten.mean.dim: _meta_reduction,
+    torch.ops.aten.native_layer_norm.default: _meta_layer_norm,
     torch.ops.aten.mm.default: lambda a, b: a.new_empty([a.size(0), b.size(1)]),
     torch.ops.aten.bmm.default: lambda a, b: a.new_empty([a.size(0), a.size(1), b.size(2)]),
     torch.ops.aten.addmm.default: lambda bias, a, b, **_: a.new_empty([a.size(0), b.size(1)]),
     torch.ops.aten._softmax.default: lambda value, *_: torch.empty_like(value),
-    torch.ops.aten.cat.default: _joined,
-    torch.ops.aten.convolution.default: _convolved,
-    torch.ops.aten.constant_pad_nd.default: _padded,
+    torch.ops.aten.cat.default: _meta_cat,
+    torch.ops.aten.convolution.default: _meta_convolution,
+    torch.ops.aten.constant_pad_nd.default: _meta_pad,
 }
 
 
-def _elementwise(func: Any, args: Any, kwargs: Any) -> object:
+def _run_elementwise(func: Any, args: Any, kwargs: Any) -> object:
     """Return the result of an elementwise op on meta tensors. Its dtype comes from a run on one element.
 
     PyTorch's meta kernels of these ops are Python, import torch._dynamo, and are ten times slower.
@@ -235,17 +237,17 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> object:
         *(map_structure(one_element, arg) for arg in args),
         **{key: map_structure(one_element, value) for key, value in kwargs.items()},
     )
-    return torch.empty(_broadcast(sizes), dtype=element.dtype, device="meta")
+    return torch.empty(_broadcast_shapes(sizes), dtype=element.dtype, device="meta")
 
 
-def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
+def _broadcast_shapes(shapes: Sequence[Sequence[int]]) -> list[int]:
     """Return the broadcast shape, as ``torch.broadcast_shapes`` does, which imports SymPy."""
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return [next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True)]
 
 
-def isolated() -> ExitStack:
+def without_modes() -> ExitStack:
     """Disable the caller's modes (dispatch, function, grad, inference), and return a context that restores them."""
     stack = ExitStack()
     stack.enter_context(_disable_current_modes())
@@ -266,7 +268,7 @@ def _meta(value: object) -> object:
     return TensorMeta.of(value) if isinstance(value, torch.Tensor) else value
 
 
-def _live(calls: Sequence[Call], outputs: object) -> tuple[Call, ...]:
+def _eliminate_dead_calls(calls: Sequence[Call], outputs: object) -> tuple[Call, ...]:
     """Return the calls without unused ones: a decomposition may compute a tensor only to read its size."""
     needed = {leaf for leaf in leaves(outputs) if isinstance(leaf, Ref)}
     retained: list[Call] = []

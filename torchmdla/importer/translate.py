@@ -1,6 +1,6 @@
 """Translation of a call of an operator into ops of the Torch dialect, for every kind of graph.
 
-:data:`WAYS` lists the strategies for writing a call, in order. The first one that gives results applies. Each
+:data:`STRATEGIES` lists the strategies for writing a call, in order. The first one that gives results applies. Each
 operator's requirements are in its record (``operators.py``).
 """
 
@@ -14,14 +14,18 @@ import torch
 
 from torchmdla.errors import CompileError
 from torchmdla.importer import precision, promotion, quantised
-from torchmdla.importer.decomposing import traced
+from torchmdla.importer.decomposing import trace_decomposition
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.layout import contiguous_strides
-from torchmdla.importer.op_call import OpCall, Results, Way
-from torchmdla.importer.open_floats import in_tensor_form, opened, opened_tensors
-from torchmdla.importer.operands import Operand, as_tensor, described, materialise
+from torchmdla.importer.op_call import OpCall, Results, Strategy
+from torchmdla.importer.operands import Operand, as_meta, as_tensor, materialise
 from torchmdla.importer.operators import operator
-from torchmdla.importer.rewrites import viewed
+from torchmdla.importer.rewrites import write_view
+from torchmdla.importer.runtime_scalars import (
+    runtime_scalar_as_tensor,
+    runtime_scalars_as_tensors,
+    select_tensor_overload,
+)
 from torchmdla.importer.trace import Ref, Trace, leaves, map_structure, trace
 from torchmdla.importer.types import TensorMeta
 
@@ -41,10 +45,10 @@ def translate(
     Raises:
         CompileError: If the call cannot be expressed.
     """
-    return OpCall(WAYS, emitter, schema, operands, metas, within).written()
+    return OpCall(STRATEGIES, emitter, schema, operands, metas, within).write()
 
 
-def _without_elements(call: OpCall) -> Results:
+def _write_empty_results(call: OpCall) -> Results:
     """Return literals if no result has an element. Upstream refuses many such calls and ends the process on some."""
     metas = list(leaves(call.metas))
     if not metas or not all(isinstance(meta, TensorMeta) and 0 in meta.shape for meta in metas):
@@ -52,97 +56,101 @@ def _without_elements(call: OpCall) -> Results:
     return [map_structure(call.emitter.empty_tensor, meta) for meta in call.metas]
 
 
-def _checked(call: OpCall) -> Results:
+def _write_checks(call: OpCall) -> Results:
     """Write the operator's check of values, and leave the call to the next strategy."""
     if call.operator.check is not None:
-        call.operator.check(call.emitter, _named(call))
+        call.operator.check(call.emitter, _operands_by_name(call))
     return None
 
 
-def _rewritten(call: OpCall) -> Results:
+def _rewrite(call: OpCall) -> Results:
     if call.operator.rewrite is None:
         return None
-    return call.operator.rewrite(call.emitter, _named(call), call.metas)
+    return call.operator.rewrite(call.emitter, _operands_by_name(call), call.metas)
 
 
-def _named(call: OpCall) -> dict[str, Any]:
+def _operands_by_name(call: OpCall) -> dict[str, Any]:
     """Return the operands by the schema's names, with tensors for known 0-d operands."""
     named = zip((argument.name for argument in call.schema.arguments), call.operands, strict=True)
     return {name: as_tensor(call.emitter, operand) for name, operand in named}
 
 
-def _with_one_more_dimension(call: OpCall) -> Results:
+def _raise_rank(call: OpCall) -> Results:
     """Add a dimension of size 1 before those of each tensor if the first tensor's rank is too low."""
     first = call.operands[0] if call.operands else None
     if not isinstance(first, Value) or first.meta is None or len(first.meta.shape) >= call.operator.least_rank:
         return None
     raised = [
-        viewed(call.emitter, operand, _raised(operand.meta)) if isinstance(operand, Value) and operand.meta else operand
+        write_view(call.emitter, operand, _add_dimension(operand.meta))
+        if isinstance(operand, Value) and operand.meta
+        else operand
         for operand in call.operands
     ]
     # A reduction that keeps no dimension has unchanged result types.
     named = dict(zip((argument.name for argument in call.schema.arguments), call.operands, strict=True))
     metas: Sequence[Any] = call.metas
-    types = metas if named.get("keepdim") is False else [_raised(meta) for meta in metas]
-    results: list[Any] = replace(call, operands=raised, metas=types).written()
+    types = metas if named.get("keepdim") is False else [_add_dimension(meta) for meta in metas]
+    results: list[Any] = replace(call, operands=raised, metas=types).write()
     return [
-        result if result.meta.shape == meta.shape else viewed(call.emitter, result, meta)
+        result if result.meta.shape == meta.shape else write_view(call.emitter, result, meta)
         for result, meta in zip(results, metas, strict=True)
     ]
 
 
-def _raised(meta: TensorMeta) -> TensorMeta:
+def _add_dimension(meta: TensorMeta) -> TensorMeta:
     shape = (1, *meta.shape)
     return replace(meta, shape=shape, strides=contiguous_strides(shape))
 
 
-def _with_tensors_for_numbers(call: OpCall) -> Results:
+def _use_tensor_overload(call: OpCall) -> Results:
     """Write the overload that accepts tensors, if a number is known only at run time."""
-    if not call.has_open_float:
+    if not call.has_runtime_scalar:
         return None
     if call.operator.needs_number:
         raise CompileError(f"its {call.operator.needs_number} a float that is known only at run time", scope="place")
     if not call.operator.with_tensors:
         return None
-    schema, operands = in_tensor_form(call.emitter, call.name, call.operands, call.metas[0])
-    return replace(call, schema=schema, operands=operands).written()
+    schema, operands = select_tensor_overload(call.emitter, call.name, call.operands, call.metas[0])
+    return replace(call, schema=schema, operands=operands).write()
 
 
-def _decomposed(call: OpCall) -> Results:
+def _decompose(call: OpCall) -> Results:
     if call.operator.decomposition is None or _is_kept_whole(call):
         return None
-    operands = [opened(call.emitter, operand, call.operands) for operand in _opened(call)]
-    results = replayed(call, traced(call.name, operands), operands)
+    operands = [runtime_scalar_as_tensor(call.emitter, operand, call.operands) for operand in _tensor_operands(call)]
+    results = replay(call, trace_decomposition(call.name, operands), operands)
     _check_dtypes(results, call.metas)
-    return _as_returned(call, results)
+    return _wrap_list(call, results)
 
 
 def _is_kept_whole(call: OpCall) -> bool:
-    if call.name in (call.within, *call.emitter.wanted.composite_ops):
+    if call.name in (call.within, *call.emitter.options.composite_ops):
         return True
-    whole = call.operator.whole_with_open_floats
-    return whole is not None and call.has_open_float and whole(call.operands)
+    whole = call.operator.keeps_whole_with_runtime_scalars
+    return whole is not None and call.has_runtime_scalar and whole(call.operands)
 
 
-def _opened(call: OpCall) -> Sequence[Operand]:
-    return opened_tensors(call.emitter, call.schema, call.operands) if call.has_open_float else call.operands
+def _tensor_operands(call: OpCall) -> Sequence[Operand]:
+    if not call.has_runtime_scalar:
+        return call.operands
+    return runtime_scalars_as_tensors(call.emitter, call.schema, call.operands)
 
 
-def _of_quantised(call: OpCall) -> Results:
+def _decompose_quantised(call: OpCall) -> Results:
     """Write the call in terms of floats, if a tensor is quantised."""
-    result = quantised.in_floats(call)
+    result = quantised.decompose_quantised(call)
     if result is None:
         return None
     function, operands = result
-    results = replayed(call, trace(function, [map_structure(described, operand) for operand in operands]), operands)
-    return quantised.marked(_as_returned(call, results), call.metas)
+    results = replay(call, trace(function, [map_structure(as_meta, operand) for operand in operands]), operands)
+    return quantised.restore_types(_wrap_list(call, results), call.metas)
 
 
-def _as_returned(call: OpCall, results: list[Operand]) -> list[Operand]:
+def _wrap_list(call: OpCall, results: list[Operand]) -> list[Operand]:
     return [results] if call.schema.returns[0].type.kind() == "ListType" else results
 
 
-def replayed(call: OpCall, recorded: Trace, operands: Sequence[Operand]) -> list[Operand]:
+def replay(call: OpCall, recorded: Trace, operands: Sequence[Operand]) -> list[Operand]:
     """Return the results of a trace, whose calls are written with the tensors among ``operands`` as inputs."""
     inputs = leaves([as_tensor(call.emitter, operand) for operand in operands])
     values: dict[int, Operand] = dict(enumerate(value for value in inputs if isinstance(value, Value)))
@@ -173,11 +181,11 @@ def _check_dtypes(results: Sequence[Operand], metas: Sequence[object]) -> None:
             raise CompileError(f"its decomposition makes {value.meta.dtype} instead of {meta.dtype}")
 
 
-def _as_itself(call: OpCall) -> list[Operand]:
+def _write_op(call: OpCall) -> list[Operand]:
     """Write the op of the same name, or its overload for numbers, in the dtype in which PyTorch computes it."""
     emitter = call.emitter
-    name, dtype, operands = promotion.prepared(call.schema, call.name, _opened(call), call.metas[0])
-    operands = [promotion.in_dtype(emitter, operand, dtype) for operand in operands]
+    name, dtype, operands = promotion.prepare_operands(call.schema, call.name, _tensor_operands(call), call.metas[0])
+    operands = [promotion.cast_operand(emitter, operand, dtype) for operand in operands]
     if guard := operator(name).guard:
         operands = guard(emitter, operands)
     values = [
@@ -205,17 +213,17 @@ def _result_type(emitter: Emitter, meta: object, type_: torch._C.JitType) -> str
     raise CompileError(f"a result of type {type_} cannot be expressed")
 
 
-WAYS: tuple[Way, ...] = (
-    _of_quantised,
-    _without_elements,
-    precision.in_dtype_of_autocast,
-    precision.with_converted_scalars,
-    precision.in_computed_dtype,
-    precision.with_rounded_factors,
-    _checked,
-    _rewritten,
-    _with_one_more_dimension,
-    _with_tensors_for_numbers,
-    _decomposed,
-    _as_itself,
+STRATEGIES: tuple[Strategy, ...] = (
+    _decompose_quantised,
+    _write_empty_results,
+    precision.apply_autocast,
+    precision.convert_scalars,
+    precision.widen_stored_dtypes,
+    precision.round_factors,
+    _write_checks,
+    _rewrite,
+    _raise_rank,
+    _use_tensor_overload,
+    _decompose,
+    _write_op,
 )

@@ -10,7 +10,7 @@ import torch
 
 from torchmdla.compiler.program import Argument, Result
 from torchmdla.errors import CompileError
-from torchmdla.importer.size_int import tracked
+from torchmdla.importer.size_int import to_size_int
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class TensorMeta:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorMeta:
-        shape, strides = tuple(map(tracked, tensor.shape)), tuple(map(tracked, tensor.stride()))
+        shape, strides = tuple(map(to_size_int, tensor.shape)), tuple(map(to_size_int, tensor.stride()))
         if not tensor.is_quantized or tensor.qscheme() != torch.per_tensor_affine:
             return cls(tensor.dtype, shape, strides)
         integers = torch.uint8 if tensor.dtype == torch.quint8 else torch.int8
         return cls(integers, shape, strides, (tensor.q_scale(), tensor.q_zero_point()))
 
 
-def recorded(value: object) -> Any:
+def record_value(value: object) -> Any:
     """Return a value that was recorded in a run, or its fake, in the form of a :data:`Record`."""
     if isinstance(value, torch.Tensor):
         return TensorMeta.of(value)
     if isinstance(value, list | tuple):
-        return [recorded(item) for item in value]
+        return [record_value(item) for item in value]
     return value
 
 
@@ -54,7 +54,7 @@ ProductKind = Literal["matmul", "conv", "rnn"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImportOptions:
     """Import options that a device (:class:`torchmdla.devices.Device`) sets for its programs.
 
     Attributes:
@@ -66,7 +66,7 @@ class Wanted:
     bf16_products: frozenset[ProductKind] = frozenset()
 
 
-NOTHING = Wanted()
+DEFAULT_OPTIONS = ImportOptions()
 
 
 # debugName of a value -> TensorMeta for a tensor, list of TensorMeta for a list of tensors, or the Python value itself
@@ -133,7 +133,7 @@ class ImportedGraph:
     ``bindings[i]`` makes ``arguments[i]``. An op's location is ``"aten::add.Tensor"("graph":7:0)``, where 7 is the
     number of the subgraph's node. The text, and so the program's hash, does not depend on the location of the user's
     source. ``sources[7]`` is the node's place (``file:line``, empty when unknown) and ``ops[7]`` is its op.
-    :func:`located` reads a diagnostic.
+    :func:`with_location` reads a diagnostic.
     """
 
     mlir: str

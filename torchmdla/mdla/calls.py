@@ -12,7 +12,7 @@ from torchmdla import api
 from torchmdla.mdla.recording import Call, Run, recording
 
 
-def recorded(model: Any, inputs: Sequence[Any], run: Run) -> tuple[Any, list[Call]]:
+def record_calls(model: Any, inputs: Sequence[Any], run: Run) -> tuple[Any, list[Call]]:
     """Return the results of a model whose groups ``run`` computes, and the groups' calls.
 
     Raises:
@@ -31,7 +31,7 @@ def copy_of(model: Any, inputs: Sequence[Any]) -> Any:
         torch.jit.save(model, buffer)
         buffer.seek(0)
         model = torch.jit.load(buffer)
-    return api.ready(model, tuple(inputs))
+    return api.as_frozen_torchscript(model, tuple(inputs))
 
 
 def check_any(items: Iterable[Any]) -> None:
@@ -41,4 +41,4 @@ def check_any(items: Iterable[Any]) -> None:
         ValueError: the device computes no part of the model.
     """
     if not any(True for _ in items):
-        raise ValueError("the device computes nothing of this model; print(torchmdla.stats()) says why")
+        raise ValueError("the device computes nothing of this model; print(torchmdla.stats()) has the reasons")

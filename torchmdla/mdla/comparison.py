@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 from torchmdla import api
 from torchmdla.devices.mdla.options import Options
 from torchmdla.mdla.arguments import arguments_of, options_with
-from torchmdla.mdla.calls import recorded
+from torchmdla.mdla.calls import record_calls
 from torchmdla.mdla.measuring import FLOAT, Layer, Networks
-from torchmdla.mdla.printed import Printed, new_table, sizes_text
+from torchmdla.mdla.printed import Printable, new_table, sizes_text
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LayerError:
 
 
 @dataclass(frozen=True)
-class Comparison(Printed):
+class Comparison(Printable):
     """Absolute errors of a model on the device.
 
     Attributes:
@@ -99,7 +99,7 @@ def compare(model: Any, inputs: Any, **options: Any) -> Comparison:
     if not pairs:
         raise ValueError("the model has no floating-point results to compare")
     distance = torch.cat([(result - other).abs().flatten() for result, other in pairs])
-    same = torch.cat([_same_place(result, other) for result, other in pairs])
+    same = torch.cat([_match_device(result, other) for result, other in pairs])
     return Comparison(
         float(distance.mean()),
         float(distance.max()),
@@ -109,7 +109,7 @@ def compare(model: Any, inputs: Any, **options: Any) -> Comparison:
     )
 
 
-def _same_place(result: Tensor, other: Tensor) -> Tensor:
+def _match_device(result: Tensor, other: Tensor) -> Tensor:
     """Return for each row whether the largest element has the same index."""
     places = [torch.atleast_1d(tensor).argmax(-1).flatten() for tensor in (result, other)]
     return torch.eq(places[0], places[1])
@@ -118,7 +118,7 @@ def _same_place(result: Tensor, other: Tensor) -> Tensor:
 def _run_in_layers(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Any, list[Layer]]:
     """Return the results, computed with ``options``, and the results of each layer."""
     with Networks(options) as networks:
-        results, calls = recorded(model, inputs, networks.run)
+        results, calls = record_calls(model, inputs, networks.run)
         return results, [layer for call in calls for layer in networks.layers(call.group, call.inputs)]
 
 

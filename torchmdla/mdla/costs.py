@@ -9,9 +9,9 @@ from rich.table import Table
 
 from torchmdla.devices.mdla.network import Network
 from torchmdla.mdla.arguments import arguments_of, options_with
-from torchmdla.mdla.calls import recorded
+from torchmdla.mdla.calls import record_calls
 from torchmdla.mdla.measuring import Networks, figures
-from torchmdla.mdla.printed import Printed, new_table, sizes_text
+from torchmdla.mdla.printed import Printable, new_table, sizes_text
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
-class Report(Printed):
+class Report(Printable):
     """Layers in the order in which they run; sums are over all layers."""
 
     layers: tuple[LayerReport, ...]
@@ -84,7 +84,7 @@ def report(model: Any, inputs: Any, **options: Any) -> Report:
         DeviceError: the library fails, or does not report figures.
     """
     with Networks(options_with(options)) as networks:
-        _, calls = recorded(model, arguments_of(inputs), networks.run)
+        _, calls = record_calls(model, arguments_of(inputs), networks.run)
         return Report(tuple(layer for call in calls for layer in report_of(networks.network(call.group))))
 
 

@@ -14,7 +14,7 @@ from torchmdla.devices.mdla import calibration
 from torchmdla.mdla.arguments import arguments_of, options_with, positions_of
 from torchmdla.mdla.calls import check_any, copy_of
 from torchmdla.mdla.measuring import FLOAT, Networks, figures
-from torchmdla.mdla.printed import Printed, new_table, sizes_text
+from torchmdla.mdla.printed import Printable, new_table, sizes_text
 from torchmdla.mdla.recording import Group, recording
 
 
@@ -30,7 +30,7 @@ class LayerFormat:
 
 
 @dataclass(frozen=True)
-class Calibration(Printed):
+class Calibration(Printable):
     """Formats that the library chose.
 
     Attributes:

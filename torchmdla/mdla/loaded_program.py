@@ -16,7 +16,7 @@ from torchmdla.devices.mdla.options import Options
 from torchmdla.devices.mdla.program_file import DamagedProgram, ProgramFile
 from torchmdla.mdla.arguments import options_with
 from torchmdla.mdla.costs import Report, report_of
-from torchmdla.structures import structure_from
+from torchmdla.structures import parse_structure
 
 
 class LoadedProgram:
@@ -31,7 +31,7 @@ class LoadedProgram:
     def __init__(self, file: ProgramFile, options: Options) -> None:
         self.input_shapes = file.inputs
         self._file = file
-        self._structure = structure_from(file.structure)
+        self._structure = parse_structure(file.structure)
         self._network = Network(file.binary, [file.inputs[place] for place in file.used], file.outputs, options)
 
     def __call__(self, *inputs: Any) -> Any:

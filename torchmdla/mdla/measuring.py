@@ -76,7 +76,7 @@ class Networks:
 
     def _binary(self, group: Group, model: bytes) -> bytes:
         samples = calibration.samples_for(group.program, self._options)
-        return compiling.binary_of(model, group.program.inputs, self._options, samples).content
+        return compiling.compile_binary(model, group.program.inputs, self._options, samples).content
 
     def close(self) -> None:
         for network in self._open.values():
@@ -101,7 +101,7 @@ def figures(network: Network) -> list[dict[str, Any]]:
     except KeyError:
         text = None
     if not isinstance(text, str):
-        raise DeviceError("ie_getinfo: the library tells nothing of its layers")
+        raise DeviceError("ie_getinfo: the library reports nothing of its layers")
     result: list[dict[str, Any]] = json.loads(text)
     return result
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 
-class Printed:
+class Printable:
     """Base class of results that print as a table, on a terminal and as text."""
 
     def table(self) -> Table:

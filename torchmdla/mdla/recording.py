@@ -94,9 +94,9 @@ class Recorder(MdlaDevice):
             DeviceError: as :meth:`number_of`.
         """
         for _ in range(api.WARM_UP_CALLS):
-            self._called(scripted, inputs)
+            self._call(scripted, inputs)
         self.calls.clear()
-        return self._called(scripted, inputs), list(self.calls)
+        return self._call(scripted, inputs), list(self.calls)
 
     def number_of(self, packer: _GroupPacker, buffers: Any) -> int:
         """Return the number that the entry knows the group by; this is the pack.
@@ -113,7 +113,7 @@ class Recorder(MdlaDevice):
         self._groups[number] = group
         return number
 
-    def _called(self, scripted: Any, inputs: Sequence[Any]) -> Any:
+    def _call(self, scripted: Any, inputs: Sequence[Any]) -> Any:
         try:
             return scripted(*inputs)
         finally:

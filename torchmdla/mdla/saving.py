@@ -38,7 +38,7 @@ def save(model: Any, inputs: Any, path: str | os.PathLike[str], **options: Any) 
         DeviceError: the library fails.
         OSError: the file cannot be written.
     """
-    tensors = _separate(arguments_of(inputs))
+    tensors = _dense_copies(arguments_of(inputs))
     chosen = options_with(options)
     with Networks(chosen) as networks, recording(networks.run) as recorder, torch.no_grad():
         scripted = copy_of(model, tensors)
@@ -48,7 +48,7 @@ def save(model: Any, inputs: Any, path: str | os.PathLike[str], **options: Any) 
     _write(Path(path), file.to_bytes())
 
 
-def _separate(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
+def _dense_copies(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
     """Return dense copies, so that each tensor has its own address."""
     if not inputs or not all(isinstance(leaf, Tensor) and leaf.dtype == torch.float32 for leaf in inputs):
         raise ValueError("a program in a file takes float32 tensors and nothing else")

@@ -30,7 +30,7 @@ def new_context() -> ir.Context:
 _ERROR = re.compile(r'error: "[^"]*":(?P<line>\d+):\d+: (?P<what>.*)')
 
 
-def first_of(error: Exception) -> str:
+def first_error(error: Exception) -> str:
     """Return the first error of MLIR's parser as a suffix of a message, or an empty string if it has none."""
     match = _ERROR.search(str(error))
     return f": {match['what']} (line {match['line']})" if match else ""

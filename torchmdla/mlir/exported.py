@@ -19,12 +19,15 @@ from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 from torch_mlir.extras.fx_importer import FxImporter
 
 from torchmdla.capture.decompositions import decompositions
-from torchmdla.capture.export import decomposed
+from torchmdla.capture.export import decompose_program
 from torchmdla.capture.normalise import normalise
 from torchmdla.errors import CompileError
 from torchmdla.importer import TensorMeta
 from torchmdla.importer.fx import attribute, import_fx, source_of_node
-from torchmdla.importer.types import recorded
+from torchmdla.importer.graph import name_of
+from torchmdla.importer.interpreter import Run
+from torchmdla.importer.sources import source_of
+from torchmdla.importer.types import record_value
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
 from torchmdla.mlir.specs import Inputs
@@ -58,8 +61,8 @@ def function_of_program(program: ExportedProgram, names: Sequence[str] = ()) -> 
     Raises:
         CompileError: the program has an op that cannot be expressed; the message names the op and its location.
     """
-    varies = _varies(program.graph_module.graph)
-    program = decomposed(program, get_decomposition_table() if varies else decompositions())
+    varies = _has_dynamic_sizes(program.graph_module.graph)
+    program = decompose_program(program, get_decomposition_table() if varies else decompositions())
     signature = program.graph_signature
     weights: dict[str, str] = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     weights |= signature.inputs_to_lifted_tensor_constants
@@ -68,7 +71,7 @@ def function_of_program(program: ExportedProgram, names: Sequence[str] = ()) -> 
     for placeholder, name in zip(signature.user_inputs, names, strict=False):
         arguments[str(placeholder)] = FunctionArgument(name, "input")
     module = copy.copy(program.graph_module)
-    module.graph = _copied(program.graph_module)
+    module.graph = _copy_graph(program.graph_module)
     results = _outputs(module.graph)
     users = [kind.kind == OutputKind.USER_OUTPUT for kind in signature.output_specs]
     ordered = [r for r, user in zip(results, users, strict=True) if user]
@@ -85,8 +88,8 @@ def function_of_fx(module: fx.GraphModule) -> TorchFunction:
         CompileError: the graph has an op that cannot be expressed; the message names the op and its location.
     """
     copied = copy.copy(module)
-    copied.graph = _copied(module)
-    return _function(copied, _outputs(copied.graph), {}, _varies(copied.graph))
+    copied.graph = _copy_graph(module)
+    return _function(copied, _outputs(copied.graph), {}, _has_dynamic_sizes(copied.graph))
 
 
 def is_flat(module: fx.GraphModule) -> bool:
@@ -95,18 +98,18 @@ def is_flat(module: fx.GraphModule) -> bool:
         node.op == "output"
         or (
             node.op in ("placeholder", "get_attr", "call_function")
-            and (node.op != "call_function" or _is_taken(node.target))
+            and (node.op != "call_function" or _is_supported(node.target))
             and (node.op == "get_attr" or "val" in node.meta)
         )
         for node in module.graph.nodes
     )
 
 
-def _is_taken(target: Any) -> bool:
+def _is_supported(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) or getattr(target, "__module__", "") in ("_operator", "math")
 
 
-def _copied(module: fx.GraphModule) -> fx.Graph:
+def _copy_graph(module: fx.GraphModule) -> fx.Graph:
     graph = fx.Graph(module)
     values: dict[fx.Node, fx.Node] = {}
     result = graph.graph_copy(module.graph, values)
@@ -141,7 +144,7 @@ def _function(
     for node in reversed(order):
         next(iter(graph.nodes)).prepend(node)
     arguments = [named[node] for node in order]
-    return (_import_varying if varies else _import_static)(module, arguments)
+    return (_import_dynamic if varies else _import_static)(module, arguments)
 
 
 def _import_static(module: fx.GraphModule, arguments: Sequence[FunctionArgument]) -> TorchFunction:
@@ -149,7 +152,7 @@ def _import_static(module: fx.GraphModule, arguments: Sequence[FunctionArgument]
     normalise(graph)
     graph.eliminate_dead_code()
     (results,) = graph.output_node().args
-    record = {node.name: _recorded(node) for node in graph.nodes if node.op != "output"}
+    record = {node.name: _meta_value(node) for node in graph.nodes if node.op != "output"}
     placeholders = graph.find_nodes(op="placeholder")
     for node in [*placeholders, *results]:  # type: ignore[union-attr, misc]
         record[node.name] = contiguous(record[node.name])  # type: ignore[union-attr]
@@ -168,7 +171,7 @@ def _import_static(module: fx.GraphModule, arguments: Sequence[FunctionArgument]
     return from_imported(imported, inputs, constants)  # type: ignore[arg-type]
 
 
-def _import_varying(module: fx.GraphModule, arguments: Sequence[FunctionArgument]) -> TorchFunction:
+def _import_dynamic(module: fx.GraphModule, arguments: Sequence[FunctionArgument]) -> TorchFunction:
     for node in module.graph.nodes:
         file, _, line = source_of_node(node).rpartition(":")
         # torch-mlir uses the innermost frame as an op's location, which is PyTorch's own code.
@@ -185,11 +188,11 @@ def _import_varying(module: fx.GraphModule, arguments: Sequence[FunctionArgument
     return TorchFunction(importer.module, tuple(arguments), is_typed=False)
 
 
-def _recorded(node: fx.Node) -> object:
-    return recorded(attribute(node) if node.op == "get_attr" else node.meta["val"])
+def _meta_value(node: fx.Node) -> object:
+    return record_value(attribute(node) if node.op == "get_attr" else node.meta["val"])
 
 
-def _varies(graph: fx.Graph) -> bool:
+def _has_dynamic_sizes(graph: fx.Graph) -> bool:
     """Return whether some size in a graph varies."""
     values = torch.utils._pytree.tree_leaves([node.meta.get("val") for node in graph.nodes])
     return any(
@@ -197,3 +200,68 @@ def _varies(graph: fx.Graph) -> bool:
         or (isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape))
         for value in values
     )
+
+
+# --- TorchScript programs for torch.export ------------------------------------------------------------------------
+
+
+class ScriptedProgram(torch.nn.Module):
+    """TorchScript program that runs node by node from Python, so that ``torch.export`` sees each op.
+
+    Its parameters and buffers are the program's, under the same names.
+    """
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        # A module in a list does not become a submodule.
+        self._mdla_program = [program] if isinstance(program, torch.jit.ScriptModule) else []
+        self._mdla_graph = program.inlined_graph
+        for module in self._mdla_program:
+            _mirror(module, self)
+
+    def forward(self, *inputs: Any) -> Any:
+        run = _TracedRun()
+        modules = []
+        for program in self._mdla_program:
+            run.mirrors[id(program)] = self
+            modules.append(program)
+        with torch.fx.traceback.preserve_node_meta():
+            return run.run(self._mdla_graph, [*modules, *inputs])
+
+
+def _mirror(program: torch.nn.Module, module: torch.nn.Module) -> None:
+    """Add the parameters, buffers and submodules of a scripted module to ``module``."""
+    for name, parameter in program.named_parameters(recurse=False, remove_duplicate=False):
+        # torch.jit.load returns plain tensors.
+        module.register_parameter(name, torch.nn.Parameter(parameter.detach(), parameter.requires_grad))
+    for name, buffer in program.named_buffers(recurse=False, remove_duplicate=False):
+        module.register_buffer(name, buffer)
+    for name, child in program.named_children():
+        module.add_module(name, torch.nn.Module())
+        _mirror(child, module.get_submodule(name))
+
+
+class _TracedRun(Run):
+    """Run under a tracer.
+
+    ``mirrors`` maps the id of a scripted module to the module that its tensors are read from.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mirrors: dict[int, torch.nn.Module] = {}
+        # These references keep the ids valid.
+        self._held: list[Any] = []
+
+    def attribute(self, owner: Any, name: str) -> Any:
+        value = getattr(owner, name)
+        if isinstance(value, torch.nn.Module):
+            self.mirrors[id(value)] = getattr(self.mirrors[id(owner)], name)
+            self._held.append(value)
+        return getattr(self.mirrors[id(owner)], name) if isinstance(value, torch.Tensor) else value
+
+    def node(self, node: Any) -> None:
+        file, _, line = source_of(node).rpartition(":")
+        if file:
+            torch.fx.traceback.set_stack_trace([f'File "{file}", line {line}, in {name_of(node)}\n'])
+        super().node(node)

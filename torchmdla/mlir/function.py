@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch_mlir import ir
 
-from torchmdla.compiler.mlir import explained
+from torchmdla.compiler.mlir import convert_errors
 from torchmdla.compiler.program import Role
 from torchmdla.errors import CompileError
 from torchmdla.importer import Binding, ImportedGraph, TensorMeta, dtype_name
@@ -69,7 +69,7 @@ def from_imported(
         constants: tensors that the graph holds, by node and element.
         weights: names of weights in the required order; other weights follow.
     """
-    module = parse(_placed(imported))
+    module = parse(_with_source_locations(imported))
     function = module.body.operations[0]
     block = function.regions[0].blocks[0]
     old = {_key(binding): block.arguments[index] for index, binding in enumerate(imported.bindings)}
@@ -145,7 +145,7 @@ def tensor_type_of(type_: ir.Type) -> tuple[str, tuple[int | None, ...]]:
     """
     match = _TENSOR.fullmatch(str(type_))
     if match is None:
-        raise CompileError(f"{type_} is no tensor of known rank and dtype")
+        raise CompileError(f"{type_} is not a tensor of known rank and dtype")
     sizes = tuple(None if size == "?" else int(size) for size in match["sizes"].split(",") if size)
     return dtype_name(dtype_of_element(match["element"])), sizes
 
@@ -157,7 +157,7 @@ def parse(text: str) -> ir.Module:
         CompileError: the text is not valid: the dialect does not have an op, or not for these types. The message names
             the op and its location.
     """
-    with new_context(), explained("the dialect does not have this op, or not for these types"):
+    with new_context(), convert_errors("the dialect does not have this op, or not for these types"):
         return ir.Module.parse(text)
 
 
@@ -168,7 +168,7 @@ _NUMBERED = re.compile(r'\("graph":(\d+):0\)')
 _SOURCE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 
 
-def _placed(imported: ImportedGraph) -> str:
+def _with_source_locations(imported: ImportedGraph) -> str:
     """Return the imported text with node numbers replaced by locations in the user's program."""
 
     def place(match: re.Match[str]) -> str:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from torch import Tensor
 from torch_mlir import ir
 
-from torchmdla import devices
+from torchmdla import _C, aten, devices
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result
 from torchmdla.errors import CompileError, unknown_name
-from torchmdla.mlir import acap
 from torchmdla.mlir.function import TorchFunction, parse, separate_results, tensor_type_of, with_literals
-from torchmdla.mlir.kinds import kind_of
-from torchmdla.mlir.lazy import refuse_inputs
+from torchmdla.mlir.kinds import kind_of, register_kind
+from torchmdla.mlir.lazy import kind_of_device, refuse_inputs, results_of
 from torchmdla.mlir.process import run_job
 from torchmdla.mlir.specs import read_inputs
 
 Output = Literal["torch", "linalg", "tosa", "stablehlo", "llvm", "aten"]
 Weights = Literal["arguments", "literals"]
+
+# Pending tensors of the acap device.
+_ACAP = kind_of_device("acap", lambda tensors: _C.acap.pending_graph(tensors, argument_per_use=False))
+
+register_kind(_ACAP)
 
 
 def get_mlir(
@@ -72,9 +77,9 @@ def get_mlir(
             in the user's program, and the compiler's diagnostic. A crash of the compiler also raises this error,
             because the compiler runs in another process.
     """
-    if output is None and acap.KIND.takes(x):
+    if output is None and _ACAP.takes(x):
         refuse_inputs(inputs or dynamic_shapes)
-        return acap.graph_of(x, canonical)
+        return _pending_graph(x, canonical)
     if canonical:
         raise TypeError("canonical is a form of what acap tensors are computed from")
     output = output or "torch"
@@ -92,13 +97,34 @@ def _torch(function: TorchFunction, output: str) -> ir.Module:
     return function.module
 
 
-def _lowered(function: TorchFunction, output: str) -> ir.Module:
+def _lower(function: TorchFunction, output: str) -> ir.Module:
     text = function.module.operation.get_asm(enable_debug_info=True)
     return parse(run_job("lower", f"lowering to {output}", text=text, output=output, is_typed=function.is_typed))
 
 
-def _generated(function: TorchFunction, output: str) -> ir.Module:
+def _generate(function: TorchFunction, output: str) -> ir.Module:
     return parse(run_job("generate", "generating code", program=_cpu_program(function).to_json()))
+
+
+def _pending_graph(x: Tensor | Sequence[Tensor], canonical: bool) -> ir.Module:
+    """Return the computation of ``x`` as ``@graph`` in the aten dialect.
+
+    Args:
+        x: a tensor on the device, or several, which are the results; they stay pending.
+        canonical: whether each tensor has one argument, each number one constant, and each op a name. Otherwise every
+            use has its own argument or constant.
+
+    Raises:
+        CompileError: the dialect cannot express part of the computation.
+    """
+    graph = _C.acap.pending_graph(results_of(x), argument_per_use=not canonical)
+    try:
+        module = aten.from_typed_graph(graph, name="graph", share_literals=canonical)
+    except aten.AtenError as error:
+        raise CompileError(f"it cannot be expressed in the aten dialect: {error}") from error
+    if canonical:
+        aten.layer_names(module)
+    return module
 
 
 def get_loops(x: Any, *inputs: Any) -> str:
@@ -126,8 +152,6 @@ def _cpu_program(function: TorchFunction) -> Program:
 
 
 def _aten(function: TorchFunction, output: str) -> ir.Module:
-    from torchmdla import aten
-
     try:
         module = aten.from_torch(function.module)
     except aten.AtenError as error:
@@ -143,10 +167,10 @@ def _aten(function: TorchFunction, output: str) -> ir.Module:
 
 _OUTPUTS: Mapping[str, Callable[[TorchFunction, str], ir.Module]] = {
     "torch": _torch,
-    "linalg": _lowered,
-    "tosa": _lowered,
-    "stablehlo": _lowered,
-    "llvm": _generated,
+    "linalg": _lower,
+    "tosa": _lower,
+    "stablehlo": _lower,
+    "llvm": _generate,
     "aten": _aten,
 }
 

@@ -12,14 +12,14 @@ from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
 from torchmdla.compiler import constants
-from torchmdla.compiler.mlir import explained, run
+from torchmdla.compiler.mlir import convert_errors, run
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
-from torchmdla.mlir.context import first_of, new_context
+from torchmdla.mlir.context import first_error, new_context
 
 # If the importer typed every value, inference of shapes and dtypes is not needed.
 _TYPED = "torch-function-to-torch-backend-pipeline{shape-dtype-refine=0}"
-_TO_BE_TYPED = "torch-function-to-torch-backend-pipeline"
+_INFER_TYPES = "torch-function-to-torch-backend-pipeline"
 
 _PIPELINES: Mapping[str, str] = {
     "linalg": "torch-backend-to-linalg-on-tensors-backend-pipeline",
@@ -35,14 +35,14 @@ def lower(text: str, output: str, is_typed: bool) -> str:
         CompileError: the passes do not support an op; the message names it and its location.
     """
     with new_context(), ir.Location.unknown():
-        with explained("the program is not valid"):
+        with convert_errors("the program is not valid"):
             module = ir.Module.parse(text)
         hidden = constants.hide(module) if output == "linalg" and is_typed else []
-        with explained(f"no lowering to {output} for this op and these types"):
-            run(module, _TYPED if is_typed else _TO_BE_TYPED)
+        with convert_errors(f"no lowering to {output} for this op and these types"):
+            run(module, _TYPED if is_typed else _INFER_TYPES)
             run(module, _PIPELINES[output])
         constants.restore(module, hidden)
-        return _printed(module)
+        return _print_module(module)
 
 
 def generate(program: str) -> str:
@@ -54,7 +54,7 @@ def generate(program: str) -> str:
     from torchmdla.devices.cpu.lowering import generated_module
 
     with new_context(), ir.Location.unknown():
-        return _printed(generated_module(Program.from_json(program)))
+        return _print_module(generated_module(Program.from_json(program)))
 
 
 def loops(program: str) -> str:
@@ -81,12 +81,12 @@ def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str],
         CompileError: the text is not a loop program, a pass does not exist, or a pass fails.
     """
     from torchmdla.devices import get
-    from torchmdla.devices.cpu.lowering import optimised
-    from torchmdla.devices.cpu.passes.pipeline import named
+    from torchmdla.devices.cpu.lowering import run_passes
+    from torchmdla.devices.cpu.passes.pipeline import find_passes
     from torchmdla.devices.cpu.printer import program_text
 
-    named([*(name for name in print_after if name != "*"), *filter(None, [stop_after])])
-    for name, steps in optimised(text, passes, get("cpu").target()):
+    find_passes([*(name for name in print_after if name != "*"), *filter(None, [stop_after])])
+    for name, steps in run_passes(text, passes, get("cpu").target()):
         if name in print_after or "*" in print_after:
             print(f"// -----// after {name} //----- //\n{program_text(steps)}", file=sys.stderr)
         if name == stop_after:
@@ -121,20 +121,20 @@ def optimise(text: str, file: str, pipeline: str, flags: Sequence[str], print_af
         try:
             module = ir.Module.parse(text)
         except ir.MLIRError as error:
-            raise CompileError(f"{file} holds no valid module{first_of(error)}") from None
+            raise CompileError(f"{file} holds no valid module{first_error(error)}") from None
 
         def parsed(passes: str) -> Any:
             whole = f"builtin.module({passes})"
             return aten.pipeline(whole, context) if uses_aten else PassManager.parse(whole)
 
-        with _told("not a pass pipeline"):
+        with _as_compile_error("not a pass pipeline"):
             parsed(passes)
         chosen = [passes, *(_pass_of(flag, parsed) for flag in flags)]
-        with _told("not a pass pipeline"):
+        with _as_compile_error("not a pass pipeline"):
             manager = parsed(",".join(filter(None, chosen)))
         if print_after_all:
             manager.enable_ir_printing()
-        with _told("a pass failed"):
+        with _as_compile_error("a pass failed"):
             manager.run(module.operation)
         return str(module.operation.get_asm(enable_debug_info=locations))
 
@@ -153,7 +153,7 @@ def _pass_of(flag: str, parsed: Callable[[str], object]) -> str:
         except (ir.MLIRError, ValueError):
             continue
         return passes
-    raise CompileError(f"--{flag}: there is no such option, and no such pass")
+    raise CompileError(f"--{flag}: unknown option, and unknown pass")
 
 
 # A pass or an op of the aten dialect; ops of the Torch dialect are called torch.aten.….
@@ -161,7 +161,7 @@ _ATEN = re.compile(r"(?<![\w.])aten[-.]\w")
 
 
 @contextmanager
-def _told(reason: str) -> Iterator[None]:
+def _as_compile_error(reason: str) -> Iterator[None]:
     try:
         yield
     except (ir.MLIRError, ValueError) as error:  # Pipelines and the aten dialect raise ValueError.
@@ -177,5 +177,5 @@ JOBS: Mapping[str, Callable[..., str]] = {
 }
 
 
-def _printed(module: ir.Module) -> str:
+def _print_module(module: ir.Module) -> str:
     return str(module.operation.get_asm(enable_debug_info=True))

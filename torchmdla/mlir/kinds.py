@@ -58,12 +58,12 @@ def _plain(x: Any, inputs: Inputs) -> TorchFunction:
     """Convert a plain module or function: trace it, or export it if sizes vary."""
     from torchmdla.mlir import exported, scripted
 
-    _need(inputs)
+    _require_inputs(inputs)
     if inputs.dynamic_shapes is not None:
         if isinstance(x, torch.nn.Module):
             return exported.function_of_module(x, inputs)
         names = list(inspect.signature(x).parameters)
-        return exported.function_of_module(FunctionModule(x), inputs.in_one_argument(names), names)
+        return exported.function_of_module(FunctionModule(x), inputs.pack_in_one_argument(names), names)
     if getattr(x, "training", False):
         x = copy.deepcopy(x)  # A call may write to buffers.
     try:
@@ -71,21 +71,20 @@ def _plain(x: Any, inputs: Inputs) -> TorchFunction:
             traced = torch.jit.trace(x, inputs.values, check_trace=False)
     except Exception as error:
         raise CompileError("torch.jit.trace cannot capture it", diagnostic=str(error)) from error
-    return scripted.function_of_graph(traced.inlined_graph, [*_self(traced), *inputs.values])
+    return scripted.function_of_graph(traced.inlined_graph, [*_self_argument(traced), *inputs.values])
 
 
 def _scripted(x: Any, inputs: Inputs) -> TorchFunction:
     """Convert a program of ``torch.jit``: run it once, or export it if sizes vary."""
     from torchmdla.mlir import exported
-    from torchmdla.mlir.script_module import ScriptedProgram
 
-    if len(list(x.inlined_graph.inputs())) > len(_self(x)):
-        _need(inputs)
+    if len(list(x.inlined_graph.inputs())) > len(_self_argument(x)):
+        _require_inputs(inputs)
     if inputs.dynamic_shapes is not None:
         schema = getattr(x, "forward", x).schema
-        names = [argument.name for argument in schema.arguments][len(_self(x)) :]
-        return exported.function_of_module(ScriptedProgram(x), inputs.in_one_argument(names), names)
-    return _graph(x.inlined_graph, Inputs((*_self(x), *inputs.values)))
+        names = [argument.name for argument in schema.arguments][len(_self_argument(x)) :]
+        return exported.function_of_module(exported.ScriptedProgram(x), inputs.pack_in_one_argument(names), names)
+    return _graph(x.inlined_graph, Inputs((*_self_argument(x), *inputs.values)))
 
 
 def _graph(x: torch._C.Graph, inputs: Inputs) -> TorchFunction:
@@ -127,12 +126,12 @@ def _program(x: Any, inputs: Inputs) -> TorchFunction:
     return exported.function_of_program(x)
 
 
-def _need(inputs: Inputs) -> None:
+def _require_inputs(inputs: Inputs) -> None:
     if not inputs.values:
         raise TypeError("get_mlir needs the inputs of a call: tensors, or TensorSpec(shape, dtype)")
 
 
-def _self(program: Any) -> list[Any]:
+def _self_argument(program: Any) -> list[Any]:
     return [program] if isinstance(program, torch.jit.ScriptModule) else []
 
 

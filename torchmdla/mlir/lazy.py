@@ -31,7 +31,7 @@ def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
     return module
 
 
-def results_in(x: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+def results_of(x: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the requested results as a sequence of tensors."""
     return [x] if isinstance(x, Tensor) else x
 
@@ -62,7 +62,7 @@ def kind_of_device(device: str, graph_of: Callable[[Sequence[Tensor]], Any]) -> 
 
     def capture(x: Tensor | Sequence[Tensor], inputs: Inputs) -> TorchFunction:
         refuse_inputs(inputs.values or inputs.dynamic_shapes)
-        graph = graph_of(results_in(x))
+        graph = graph_of(results_of(x))
         arguments = tuple(FunctionArgument(value.debugName(), "input") for value in graph.inputs())
         return TorchFunction(module_of_graph(graph, "forward"), arguments)
 

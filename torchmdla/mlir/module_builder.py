@@ -13,7 +13,7 @@ from torch_mlir import ir
 
 from torchmdla.capture.block import Block, Capture
 from torchmdla.capture.captured_function import CapturedFunction
-from torchmdla.capture.functional import decomposed, final_values, without_writes
+from torchmdla.capture.functional import decompose_graph, final_values, remove_writes
 from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.importer.function import FunctionWriter, dialect_name
@@ -21,7 +21,7 @@ from torchmdla.importer.fx import read_fx
 from torchmdla.importer.torchscript.annotations import Annotations, bound_of
 from torchmdla.importer.torchscript.module import ImportedScript, import_script_function, import_script_module
 from torchmdla.importer.trace import qualified_name
-from torchmdla.importer.types import recorded
+from torchmdla.importer.types import record_value
 from torchmdla.mlir import TensorSpec
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.resources import fill_resources
@@ -137,7 +137,7 @@ class ModuleBuilder:
             raise TypeError(f"import_function takes a scripted function, got {type(function).__name__}")
         name: str = function.qualified_name
         self._check_name(name)
-        with _refused(name):
+        with _as_capture_error(name):
             bounds = {argument: bound_of(spec, is_mutable=False) for argument, spec in (arguments or {}).items()}
             imported = import_script_function(function, bounds, self._has_op, self._scripted)
         self._append_script(imported, name)
@@ -163,7 +163,7 @@ class ModuleBuilder:
         if self._has_module:
             raise ValueError("a module was imported before")
         name = module._c._type().qualified_name()
-        with _refused(name):
+        with _as_capture_error(name):
             imported = import_script_module(module, annotations or Annotations(), self._has_op, self._scripted)
         self._append_script(imported, name)
         self._has_module = True
@@ -171,7 +171,7 @@ class ModuleBuilder:
     def _append_script(self, imported: ImportedScript, name: str) -> None:
         for symbol in imported.symbols:
             self._check_name(symbol)
-        with self._adding():
+        with self._transaction():
             self._append(imported.text, imported.resources, name)
         self._scripted |= imported.symbols
 
@@ -182,14 +182,14 @@ class ModuleBuilder:
     def _add(self, block: Block) -> None:
         self._check_name(block.name)
         layouts = [external.layout for external in block.externals]
-        graph = without_writes(decomposed(block.module.graph, layouts, self._is_registered))
+        graph = remove_writes(decompose_graph(block.module.graph, layouts, self._is_registered))
         placeholders = graph.find_nodes(op="placeholder")
         pairs = zip(placeholders, block.externals, strict=True)
         constants = {node.name: external.tensor for node, external in pairs if external.is_constant}
-        record = {node.name: recorded(node.meta.get("val")) for node in graph.nodes}
-        with _refused(block.name):
+        record = {node.name: record_value(node.meta.get("val")) for node in graph.nodes}
+        with _as_capture_error(block.name):
             text, resources = read_fx(graph, FunctionWriter(block.name, record, self._has_op, constants))
-        with self._adding():
+        with self._transaction():
             self._append(text, resources, block.name)
         self._blocks[block.name] = block
         self._signatures[block.name] = _signature(block)
@@ -209,7 +209,7 @@ class ModuleBuilder:
                 self.module.body.append(operation)
 
     @contextmanager
-    def _adding(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[None]:
         """Undo additions to the module if the block fails or the module is not valid afterwards."""
         before = len(self.module.body.operations)
         try:
@@ -225,7 +225,7 @@ class ModuleBuilder:
 
 
 @contextmanager
-def _refused(name: str) -> Iterator[None]:
+def _as_capture_error(name: str) -> Iterator[None]:
     """Convert the importer's errors into capture errors."""
     try:
         yield

@@ -11,12 +11,12 @@ from typing import IO, Any
 
 from torchmdla.errors import CompileError
 from torchmdla.support.limits import Limits
-from torchmdla.support.processes import how_it_ended
+from torchmdla.support.processes import describe_exit
 
 _CHILD = Path(__file__).with_name("child.py")
 
 # Bytes of a crashed process's output that are kept. The assertion comes first, then LLVM's stack trace.
-_LAST_WORDS = 4096
+_KEPT_OUTPUT_BYTES = 4096
 
 
 def run_job(
@@ -59,8 +59,8 @@ def run_job(
             raise CompileError(f"{doing} took more than {limits.seconds:g} seconds") from None
         if child.returncode or not reply.exists():
             printed.seek(0)
-            words = printed.read(_LAST_WORDS).decode(errors="replace").strip()
-            ending = how_it_ended(child.returncode)
+            words = printed.read(_KEPT_OUTPUT_BYTES).decode(errors="replace").strip()
+            ending = describe_exit(child.returncode)
             raise CompileError(f"the compiler process died while {doing}", diagnostic=f"{ending}\n{words}".strip())
         answer = json.loads(reply.read_text())
     if "text" in answer:

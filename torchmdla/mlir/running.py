@@ -19,7 +19,7 @@ from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError
 from torchmdla.importer.layout import contiguous_strides
 from torchmdla.importer.tensor_spec import TensorSpec
-from torchmdla.mlir.context import first_of, new_context
+from torchmdla.mlir.context import first_error, new_context
 from torchmdla.mlir.function import TorchFunction, separate_results, tensor_type_of
 
 
@@ -46,7 +46,7 @@ class MlirFunction:
             with new_context():
                 self._module = ir.Module.parse(text)
         except ir.MLIRError as error:
-            raise CompileError(f"no valid module of MLIR{first_of(error)}", diagnostic=str(error)) from None
+            raise CompileError(f"no valid module of MLIR{first_error(error)}", diagnostic=str(error)) from None
         if others := _dialects_of(self._module) & _NOT_COMPILED:
             raise CompileError(
                 f"the module is in {', '.join(sorted(others))}: what runs is a function in the Torch dialect, or in "

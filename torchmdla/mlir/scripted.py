@@ -20,7 +20,7 @@ from torchmdla.importer.graph import name_of, schema_of_node
 from torchmdla.importer.interpreter import Run, input_name, tensors_in
 from torchmdla.importer.schemas import is_metadata
 from torchmdla.importer.sources import source_of
-from torchmdla.importer.types import recorded
+from torchmdla.importer.types import record_value
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
 
 
@@ -40,7 +40,7 @@ def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunc
     torch._C._jit_pass_inline(graph)
     expected = list(graph.inputs())
     if len(expected) != len(inputs):
-        raise TypeError(_miscounted(expected, inputs))
+        raise TypeError(_count_mismatch(expected, inputs))
     # Runs may draw random numbers and write to their inputs.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         flat = _Flattening(writes=_writes(graph))
@@ -78,7 +78,7 @@ def _names_of_weights(inputs: Sequence[Any]) -> list[str]:
     ]
 
 
-def _miscounted(expected: Sequence[torch._C.Value], inputs: Sequence[Any]) -> str:
+def _count_mismatch(expected: Sequence[torch._C.Value], inputs: Sequence[Any]) -> str:
     """Return the error message for a wrong number of inputs; the program's module is not counted."""
     offset = int(bool(inputs) and isinstance(inputs[0], torch.jit.ScriptModule))
     names = ", ".join(value.debugName().partition(".")[0] for value in expected[offset:])
@@ -176,7 +176,7 @@ class _Flattening(Flattening):
         return value
 
 
-class _Recording(Run):
+class _RecordingRun(Run):
     """Run that records the type or value of every value, as in the records of groups."""
 
     def __init__(self) -> None:
@@ -187,11 +187,11 @@ class _Recording(Run):
         values = list(values)
         super().define(values, results)
         for value, result in zip(values, results, strict=True):
-            self.record[value.debugName()] = recorded(result)
+            self.record[value.debugName()] = record_value(result)
 
 
 def _record(graph: torch._C.Graph, inputs: Sequence[Any]) -> dict[str, object]:
-    run = _Recording()
+    run = _RecordingRun()
     run.run(graph, inputs)
     return run.record
 

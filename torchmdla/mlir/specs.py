@@ -23,7 +23,7 @@ class Inputs:
     values: tuple[Any, ...]
     dynamic_shapes: Any = None
 
-    def in_one_argument(self, names: Sequence[str]) -> Inputs:
+    def pack_in_one_argument(self, names: Sequence[str]) -> Inputs:
         """Return the same inputs for a module with the parameter ``*inputs``.
 
         ``names`` are the parameters of the original module.
@@ -44,19 +44,19 @@ def read_inputs(inputs: Sequence[Any], dynamic_shapes: Any = None) -> Inputs:
     Raises:
         TypeError: there are both ``dynamic_shapes`` and specs with sizes that vary.
     """
-    varying = pytree.tree_map(_varying, tuple(inputs))
+    varying = pytree.tree_map(_dynamic_dims, tuple(inputs))
     values = pytree.tree_map(lambda leaf: leaf.example() if isinstance(leaf, TensorSpec) else leaf, tuple(inputs))
     dynamic = [leaf for leaf in pytree.tree_leaves(varying) if leaf]
     if dynamic_shapes is not None:
         if any(isinstance(leaf, TensorSpec) and None in leaf.shape for leaf in pytree.tree_leaves(tuple(inputs))):
-            raise TypeError("either specs or dynamic_shapes say which sizes vary, not both")
+            raise TypeError("use either specs or dynamic_shapes for sizes that vary, not both")
         return Inputs(values, dynamic_shapes)
     if not dynamic:
         return Inputs(values)
     return Inputs(values, pytree.tree_map(lambda dims: _dims(dims) if dims else None, varying))
 
 
-def _varying(leaf: Any) -> frozenset[int]:
+def _dynamic_dims(leaf: Any) -> frozenset[int]:
     """Return the dimensions of an input whose size varies."""
     if isinstance(leaf, TensorSpec):
         return frozenset(dim for dim, size in enumerate(leaf.shape) if size is None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchmdla.packages.format import DamagedPackage, PackageInfo, TargetInfo
 from torchmdla.packages.loading import info, load, other_extra_files
 from torchmdla.packages.saving import save
-from torchmdla.packages.trust import require_signatures
+from torchmdla.packages.signing import require_signatures
 
 __all__ = [
     "DamagedPackage",

@@ -20,7 +20,7 @@ from torchmdla.compiler.program import Program, Target
 from torchmdla.report import progress
 
 # Options with measurements of this machine, which are not valid for another target.
-_OF_THIS_MACHINE = frozenset(("records", "machine"))
+_MACHINE_OPTIONS = frozenset(("records", "machine"))
 
 
 @contextmanager
@@ -34,9 +34,9 @@ def compiling_groups() -> Iterator[None]:
             _C.set_packages(True)
 
 
-def call_anew(
+def reload_and_call(
     write: Callable[[IO[bytes]], object],
-    ready: Callable[[IO[bytes]], Callable[..., Any]],
+    load: Callable[[IO[bytes]], Callable[..., Any]],
     calls: Sequence[Sequence[Any]],
 ) -> tuple[Any, list[_C.GroupReport]]:
     """Write a program to memory, read it back and call it; return the program and its groups.
@@ -47,21 +47,21 @@ def call_anew(
     buffer = io.BytesIO()
     write(buffer)
     before = _C.group_counts().keys()
-    with compiling_groups(), torch.no_grad(), progress.compiling(_C.statistics):
-        program = ready(io.BytesIO(buffer.getvalue()))
+    with compiling_groups(), torch.no_grad(), progress.show_progress(_C.statistics):
+        program = load(io.BytesIO(buffer.getvalue()))
         for call in calls:
-            refusals.call_until_whole(partial(program, *call), api.WARM_UP_CALLS)
+            refusals.call_until_compiled(partial(program, *call), api.WARM_UP_CALLS)
         return program, _C.groups(_C.group_counts().keys() - before)
 
 
-def for_target(program: Program | None, target: Target) -> Program | None:
+def retarget(program: Program | None, target: Target) -> Program | None:
     if program is None or program.target == target:
         return program
-    options = tuple(option for option in program.options if option[0] not in _OF_THIS_MACHINE)
+    options = tuple(option for option in program.options if option[0] not in _MACHINE_OPTIONS)
     return replace(program, target=target, options=options)
 
 
-def compiled(programs: Sequence[Program]) -> dict[str, Artifact]:
+def compile_programs(programs: Sequence[Program]) -> dict[str, Artifact]:
     """Return artifacts by the keys of their programs, with a progress bar on a terminal."""
     from tqdm import tqdm
 

@@ -18,11 +18,11 @@ from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.errors import CaptureError, CompileError
-from torchmdla.packages.compiling import compiled, for_target
+from torchmdla.packages.compiling import compile_programs, retarget
+from torchmdla.packages.files import atomic_write
 from torchmdla.packages.native_file import VARIES, Code, InputLayout, Model, ModelInfo, OutputLayout, Port
-from torchmdla.packages.native_group import Group, GroupCode, only_group, tensor_output
-from torchmdla.packages.packing import packed
-from torchmdla.packages.replacing import replacing
+from torchmdla.packages.native_group import Group, GroupCode, extract_group, tensor_output
+from torchmdla.packages.packing import run_packs
 from torchmdla.packages.weights import Weights
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def export_native(
     calls = _calls(inputs)
     device = devices.get(devices.in_use())
     freestanding = _freestanding(device, target)
-    group = only_group(api.ready(model, calls[0]), calls)
+    group = extract_group(api.as_frozen_torchscript(model, calls[0]), calls)
     programs = [_for_runtime(Program.from_bytes(code.compiled.program), device, target) for code in group.codes]
-    artifacts = compiled(programs)
+    artifacts = compile_programs(programs)
     codes, weights = _codes(group, [artifacts[program.key] for program in programs], device)
     exported = Model(
         freestanding.cpu,
@@ -77,7 +77,7 @@ def export_native(
         weights,
         dict(producers(device)),
     )
-    with replacing(Path(file)) as temporary:
+    with atomic_write(Path(file)) as temporary:
         with temporary.open("wb") as written:
             exported.write(written)
         _check(temporary, calls)
@@ -96,13 +96,14 @@ def _freestanding(device: devices.Device, target: str) -> Target:
     here = device.features(device.target_for("native"))
     if missing := sorted(set(device.features(requested)) - set(here)):
         raise ValueError(
-            f"this machine is no {target}: it has no {', '.join(missing)}. Weights are packed where a model is exported"
+            f"this machine does not support {target} (missing: {', '.join(missing)}). "
+            "Weights are packed where a model is exported"
         )
     return device.freestanding(requested)
 
 
 def _for_runtime(program: Program, device: devices.Device, target: str) -> Program:
-    retargeted = for_target(program, device.target_for(target))
+    retargeted = retarget(program, device.target_for(target))
     assert retargeted is not None
     return replace(retargeted, target=device.freestanding(retargeted.target))
 
@@ -136,7 +137,7 @@ def _code(group: Group, code: GroupCode, artifact: Artifact, device: devices.Dev
         for place, binding in enumerate(specialised.bindings)
         if binding.source == "constant"
     }
-    buffers = packed(device.load(artifact), manifest, tensors)
+    buffers = run_packs(device.load(artifact), manifest, tensors)
     outputs = [tensor_output(output) for output in specialised.outputs]
     return Code(
         artifact=artifact,
@@ -175,7 +176,7 @@ def _input_layouts(group: Group, code: GroupCode) -> list[InputLayout]:
     at = 0
     for index, number in enumerate(group.input_numbers):
         if code.signature[at] & 0xFF != _TENSOR:
-            raise CaptureError(f"input {group.inputs[number][0]} is no plain tensor")
+            raise CaptureError(f"input {group.inputs[number][0]} is not a plain tensor")
         begin = at + _BEFORE_SIZES
         at = begin + (code.signature[at] >> _RANK_BIT)
         symbols = tuple(code.symbols[1][begin:at]) if code.symbols else None

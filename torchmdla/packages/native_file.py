@@ -21,8 +21,8 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.checksummed import Format
 from torchmdla.importer import dtype_name
 from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter
-from torchmdla.packages.size_fields import fixed, write_size_program, write_varying
-from torchmdla.packages.weights import PAGE, WeightInfo, Weights, up_to
+from torchmdla.packages.size_fields import mask_varying, write_size_program, write_varying
+from torchmdla.packages.weights import PAGE, WeightInfo, Weights, align_up
 
 if TYPE_CHECKING:
     from torchmdla.capture.size_program import SizeNodes
@@ -152,7 +152,7 @@ class Model:
     def write(self, file: IO[bytes]) -> None:
         block = _FORMAT.seal(asdict(self.info), self._content())
         file.write(block)
-        file.write(bytes(up_to(PAGE, len(block)) - len(block)))
+        file.write(bytes(align_up(PAGE, len(block)) - len(block)))
         self.weights.write(file)
 
     def _content(self) -> bytes:
@@ -168,7 +168,7 @@ class Model:
         return writer.getvalue()
 
 
-def begins_as_model(path: str | os.PathLike[str]) -> bool:
+def has_model_header(path: str | os.PathLike[str]) -> bool:
     """Return whether a file begins like a model's file.
 
     Raises:
@@ -192,7 +192,7 @@ def info_of(path: str | os.PathLike[str], *, verify: bool = True) -> ModelInfo:
     data = memoryview(Path(path).read_bytes())
     size = _FORMAT.size_of(data) or len(data)
     info = _FORMAT.open(bytes(data[:size]), lambda description, content: _info(description))
-    weights = data[up_to(PAGE, size) :]
+    weights = data[align_up(PAGE, size) :]
     for number, weight in enumerate(info.weights if verify else ()):
         if hashlib.sha256(weights[weight.offset : weight.offset + weight.size]).hexdigest() != weight.digest:
             raise DamagedModel(f"weight {number} does not match its checksum; export the model anew")
@@ -262,6 +262,6 @@ def _write_argument(writer: FieldWriter, source: str, index: int) -> None:
 def _write_output(writer: FieldWriter, layout: OutputLayout) -> None:
     writer.integer(layout.result)
     for numbers in (layout.sizes, layout.strides):
-        writer.integers(fixed(numbers))
+        writer.integers(mask_varying(numbers))
     for numbers in (layout.sizes, layout.strides):
         write_varying(writer, numbers)

@@ -14,7 +14,7 @@ from torchmdla import _C
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.specialise import Compiled
 from torchmdla.errors import CaptureError
-from torchmdla.packages.compiling import call_anew, compiling_groups
+from torchmdla.packages.compiling import compiling_groups, reload_and_call
 
 _GROUP = "mdla::CompilationGroup"
 _LISTS = frozenset({"prim::TupleConstruct", "prim::ListConstruct"})
@@ -55,35 +55,35 @@ class Group:
     call: Sequence[torch.Tensor]
 
 
-def only_group(scripted: Any, calls: Sequence[tuple[Any, ...]]) -> Group:
+def extract_group(scripted: Any, calls: Sequence[tuple[Any, ...]]) -> Group:
     """Call a program and return its only group.
 
     Raises:
         CaptureError: the program is not one group, or the group is not compiled.
     """
-    graph, reports, reasons = _called(scripted, calls)
+    graph, reports, reasons = _call_copy(scripted, calls)
     node = _check_form(graph, reasons)
-    _check_ends(graph, node)
+    _check_boundary(graph, node)
     _check_types(graph, calls)
     # If the group was divided, the inner groups have higher numbers.
     report = min(reports, key=lambda entry: entry["number"])
     codes = [_code_of(entry, report["subgraph"]) for entry in report["specialisations"]]
     names = [value.debugName() for value in graph.inputs() if not _is_module(value)]
     produced = [value.debugName() for value in node.outputs()]
-    returned = [value.debugName() for value in _flattened(graph.outputs())]
+    returned = [value.debugName() for value in _flatten(graph.outputs())]
     dtypes = [tensor_output(output)[1] for output in codes[0].compiled.outputs]
     return Group(
         subgraph=ScriptSubgraph(report["subgraph"]),
         codes=codes,
-        inputs=[(_plain(name), tensor.dtype) for name, tensor in zip(names, calls[0], strict=True)],
-        outputs=[(_plain(name, f"output{k}"), dtypes[produced.index(name)]) for k, name in enumerate(returned)],
+        inputs=[(_strip_number(name), tensor.dtype) for name, tensor in zip(names, calls[0], strict=True)],
+        outputs=[(_strip_number(name, f"output{k}"), dtypes[produced.index(name)]) for k, name in enumerate(returned)],
         input_numbers=[names.index(value.debugName()) for value in node.inputs()],
         output_numbers=[produced.index(name) for name in returned],
         call=calls[0],
     )
 
 
-def _called(
+def _call_copy(
     scripted: Any, calls: Sequence[tuple[Any, ...]]
 ) -> tuple[torch._C.Graph, list[_C.GroupReport], dict[str, str]]:
     """Call a copy of the program, whose groups are new.
@@ -91,7 +91,7 @@ def _called(
     Return its optimised graph, its groups, and for each operator outside of groups the reason.
     """
     ungrouped = Counter(_C.ungrouped())
-    program, reports = call_anew(partial(torch.jit.save, scripted), torch.jit.load, calls)
+    program, reports = reload_and_call(partial(torch.jit.save, scripted), torch.jit.load, calls)
     with compiling_groups(), torch.no_grad():
         graph: torch._C.Graph = program.graph_for(*calls[0])
     return graph, reports, {op: reason for op, reason, *_ in Counter(_C.ungrouped()) - ungrouped}
@@ -107,7 +107,7 @@ def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.N
     groups = [node for node in nodes if node.kind().startswith(_GROUP)]
     outside = dict.fromkeys(_operator(node) for node in nodes if node not in groups)
     if "prim::GetAttr" in outside or any(_is_module(value) for group in groups for value in group.inputs()):
-        raise CaptureError("weights are no constants of the program: a module in eval mode can be exported")
+        raise CaptureError("weights are not constants of the program: export a module in eval mode")
     if outside:
         listed = "; ".join(f"{op}{f' ({reasons[op]})' if op in reasons else ''}" for op in outside)
         raise CaptureError(f"only a program that is one group can be exported, and outside of groups it has {listed}")
@@ -116,7 +116,7 @@ def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.N
     return groups[0]
 
 
-def _check_ends(graph: torch._C.Graph, group: torch._C.Node) -> None:
+def _check_boundary(graph: torch._C.Graph, group: torch._C.Node) -> None:
     """Check the inputs and outputs of the group.
 
     Raises:
@@ -126,8 +126,8 @@ def _check_ends(graph: torch._C.Graph, group: torch._C.Node) -> None:
     available, produced = ({value.debugName() for value in values} for values in (graph.inputs(), group.outputs()))
     if any(value.debugName() not in available for value in group.inputs()):
         raise CaptureError("the program's group takes constants, which are not its own")
-    if any(value.debugName() not in produced for value in _flattened(graph.outputs())):
-        raise CaptureError("the program returns an input or a constant, which is no result of its group")
+    if any(value.debugName() not in produced for value in _flatten(graph.outputs())):
+        raise CaptureError("the program returns an input or a constant, which is not a result of its group")
 
 
 def _is_module(value: torch._C.Value) -> bool:
@@ -145,7 +145,7 @@ def _check_types(graph: torch._C.Graph, calls: Sequence[tuple[Any, ...]]) -> Non
     for value in graph.inputs():
         if value.type().kind() not in ("ClassType", "TensorType"):
             raise CaptureError(
-                f"input {_plain(value.debugName())} is a {value.type().annotation_str}, and inputs are tensors"
+                f"input {_strip_number(value.debugName())} is a {value.type().annotation_str}, and inputs are tensors"
             )
     for call in calls:
         if not all(isinstance(value, torch.Tensor) for value in call):
@@ -154,10 +154,10 @@ def _check_types(graph: torch._C.Graph, calls: Sequence[tuple[Any, ...]]) -> Non
             raise CaptureError("an input is of one dtype in all calls")
 
 
-def _flattened(values: Any) -> Iterator[torch._C.Value]:
+def _flatten(values: Any) -> Iterator[torch._C.Value]:
     for value in values:
         if value.node().kind() in _LISTS:
-            yield from _flattened(value.node().inputs())
+            yield from _flatten(value.node().inputs())
         else:
             yield value
 
@@ -177,7 +177,7 @@ def _code_of(report: _C.SpecialisationReport, subgraph: Any) -> GroupCode:
     raise CaptureError(f"the device does not take these calls of {', '.join(ops)}, which are outside of groups")
 
 
-def _plain(name: str, otherwise: str = "") -> str:
+def _strip_number(name: str, otherwise: str = "") -> str:
     """Return a value's name without its unique number.
 
     If the name is only a number, return ``otherwise`` instead.

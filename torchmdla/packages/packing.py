@@ -14,7 +14,9 @@ from torchmdla.errors import CompileError
 _ALIGNMENT = 64
 
 
-def packed(loaded: LoadedCode, manifest: Manifest, arguments: Mapping[int, torch.Tensor]) -> list[torch.Tensor | None]:
+def run_packs(
+    loaded: LoadedCode, manifest: Manifest, arguments: Mapping[int, torch.Tensor]
+) -> list[torch.Tensor | None]:
     """Run the packs and return their buffers, as bytes.
 
     ``arguments`` are the program's arguments by position. A pack that needs other arguments does not run; its entry in

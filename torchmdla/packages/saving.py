@@ -17,12 +17,13 @@ from torchmdla import _C, api, devices
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compile_service.signatures import SigningKey
 from torchmdla.compile_service.versions import producers
-from torchmdla.packages.compiling import call_anew, compiled, for_target
+from torchmdla.compiler.artifact import Artifact
+from torchmdla.packages.compiling import compile_programs, reload_and_call, retarget
+from torchmdla.packages.files import atomic_write
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
-from torchmdla.packages.replacing import replacing
+from torchmdla.packages.packing import run_packs
 from torchmdla.packages.signing import SIGNATURE, signature_of
-from torchmdla.packages.specialisation import Specialisation
-from torchmdla.packages.target_code import code_of, runs_here
+from torchmdla.packages.specialisation import PackedWeight, Specialisation, TargetCode
 from torchmdla.packages.weights import Weights
 from torchmdla.version import __version__
 
@@ -84,11 +85,13 @@ def save(
     elif not calls:
         raise ValueError("save needs the inputs of a call at least: inputs=[(tensor, …), …]")
     else:
-        program = _Script(api.ready(model, calls[0]) if freeze else api.as_torchscript(model, calls[0]), extra)
+        program = _Script(
+            api.as_frozen_torchscript(model, calls[0]) if freeze else api.as_torchscript(model, calls[0]), extra
+        )
     content = _package(program, calls, targets, pack_weights)
     if key is not None:
         content[SIGNATURE] = signature_of(content[INDEX], key)
-    with replacing(Path(file)) as temporary, temporary.open("wb") as written:
+    with atomic_write(Path(file)) as temporary, temporary.open("wb") as written:
         program.write(content, written)
     return replace(info_of(content[INDEX]), signer="" if key is None else key.number)
 
@@ -105,7 +108,7 @@ class _Script:
     def write(self, records: Mapping[str, bytes], file: IO[bytes]) -> None:
         torch.jit.save(self._module, file, _extra_files={**self._extra, **records})
 
-    def ready(self, file: IO[bytes]) -> Callable[..., Any]:
+    def load(self, file: IO[bytes]) -> Callable[..., Any]:
         """Return the callable program in a file."""
         loaded: Callable[..., Any] = torch.jit.load(file)
         return loaded
@@ -128,7 +131,7 @@ class _Exported:
                 archive.writestr(f"{folder}/{name}", content)
         file.write(buffer.getbuffer())
 
-    def ready(self, file: IO[bytes]) -> Callable[..., Any]:
+    def load(self, file: IO[bytes]) -> Callable[..., Any]:
         from torchmdla.capture import export
 
         return export.compile_program(torch.export.load(file))
@@ -140,35 +143,36 @@ def _package(
     """Return the records of a program's package."""
     device = devices.get(devices.in_use())
     code_targets = {name: device.target_for(name) for name in targets}
-    specialisations = _specialised(program, calls)
+    specialisations = _collect_specialisations(program, calls)
     if not any(item.compiled for item in specialisations):
         raise ValueError(
-            "no group of the program is compiled for these inputs: torchmdla.explain(model, *inputs) tells why"
+            "no group of the program is compiled for these inputs: torchmdla.explain(model, *inputs) has the reasons"
         )
     programs = {
-        name: [for_target(item.program, target) for item in specialisations] for name, target in code_targets.items()
+        name: [retarget(item.program, target) for item in specialisations] for name, target in code_targets.items()
     }
-    artifacts = compiled([item for row in programs.values() for item in row if item])
+    artifacts = compile_programs([item for row in programs.values() for item in row if item])
     described = []
     for name, target in code_targets.items():
         weights = Weights()
-        packs = weights if pack_weights and runs_here(target, device) else None
+        # Packs run on this machine, which must have the features that their code needs.
+        packs_run = pack_weights and set(device.features(target)) <= set(device.features(device.target_for("native")))
         codes = [
-            code_of(item, artifacts[program.key], device, packs) if program else None
+            _target_code(item, artifacts[program.key], device, weights if packs_run else None) if program else None
             for item, program in zip(specialisations, programs[name], strict=True)
         ]
         described.append(Target(name, target.cpu, device.features(target), specialisations, codes, weights))
     versions = {"torchmdla": __version__, "torch": torch.__version__}
     versions |= {name: version for name, version in producers(device) if name not in versions}
-    return records(described, list(map(_line, specialisations)), versions)
+    return records(described, list(map(_describe, specialisations)), versions)
 
 
-def _specialised(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]]) -> list[Specialisation]:
+def _collect_specialisations(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]]) -> list[Specialisation]:
     """Return the specialisations of a program's groups for these calls.
 
     The groups are those that a reader of the file gets.
     """
-    _program, reports = call_anew(partial(program.write, {}), program.ready, calls)
+    _program, reports = reload_and_call(partial(program.write, {}), program.load, calls)
     specialisations = (
         Specialisation.of(structure, specialisation, _subgraph(report).constant)
         for report in reports
@@ -191,7 +195,7 @@ def _structure(report: _C.GroupReport) -> bytes | None:
     return structure
 
 
-def _line(specialisation: Specialisation) -> str:
+def _describe(specialisation: Specialisation) -> str:
     """Return a description of a specialisation, for humans."""
     name = specialisation.structure.hex()[:16]
     compiled, program = specialisation.compiled, specialisation.program
@@ -200,3 +204,36 @@ def _line(specialisation: Specialisation) -> str:
     types = [f"{argument.dtype}{list(argument.shape)}" for argument in program.arguments if argument.role == "input"]
     sizes = " and other sizes" if specialisation.symbols else ""
     return f"{name}: {', '.join(types) or 'no inputs'}{sizes}, {len(compiled.manifest.kernels)} kernels"
+
+
+# Code of a specialisation for a target, with the packed constants
+
+
+def _target_code(
+    specialisation: Specialisation, artifact: Artifact, device: devices.Device, weights: Weights | None
+) -> TargetCode:
+    """Return the code of a specialisation for a target.
+
+    If ``weights`` is given, the packs run on the constants and their outputs are added to it. The code must then run on
+    this machine.
+
+    Raises:
+        CompileError: the artifact does not load, or a pack reports an error.
+    """
+    packs = artifact.manifest.packs
+    if weights is None:
+        return TargetCode(artifact, [None] * len(packs))
+    constants = specialisation.constants
+    buffers = run_packs(device.load(artifact), artifact.manifest, constants)
+    return TargetCode(
+        artifact,
+        [
+            None if buffer is None else _add_packed(buffer, [constants[place] for place in pack.arguments], weights)
+            for pack, buffer in zip(packs, buffers, strict=True)
+        ],
+    )
+
+
+def _add_packed(buffer: torch.Tensor, parameters: Sequence[torch.Tensor], weights: Weights) -> PackedWeight:
+    number = weights.add(buffer)
+    return PackedWeight(weights.infos[number].offset, _C.content_hash(buffer), tuple(map(_C.content_hash, parameters)))

@@ -1,6 +1,7 @@
-"""Signing of packages: the signature covers the index, which contains the digests of the targets.
+"""Signing of packages, and the keys that are trusted.
 
-``src/package/signature.cpp`` checks signatures.
+A signature covers the index, which contains the digests of the targets. ``src/package/signature.cpp`` checks
+signatures.
 """
 
 from __future__ import annotations
@@ -8,17 +9,39 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from torchmdla import _C
 from torchmdla.compile_service import signatures
 from torchmdla.compile_service.signatures import DamagedSignature, SigningKey
+from torchmdla.packages.files import atomic_write
 from torchmdla.packages.format import FOLDER, INDEX, DamagedPackage, check_target, info_of, record_of
-from torchmdla.packages.replacing import replacing
 
 SIGNATURE = f"{FOLDER}signature"
 
 # The same value as in src/package/signature.h.
 _SIGNED_AS = b"torchmdla: the index of a package, version 1\n"
+
+
+def require_signatures(keys: Sequence[str | os.PathLike[str]] | None) -> None:
+    """Accept only packages that are signed by one of these keys, from the next file on.
+
+    Other packages are refused and counted, and their programs run without them. Until this is called, the environment
+    variable ``TORCHMDLA_REQUIRE_SIGNATURE`` has the same effect, with colons between the paths. Packages that are
+    already loaded are retained.
+
+    Args:
+        keys: files of public keys (PEM), or folders of such files. They are read whenever a package is read. With None,
+            signatures are not required, whatever the environment specifies. A package's file must then belong to this
+            user or root, and no other user may be able to write to it.
+
+    Raises:
+        ValueError: a file cannot be read, is not a public Ed25519 key, or may have been written by another user.
+    """
+    if isinstance(keys, str):
+        raise TypeError("require_signatures takes a sequence of paths, not one")
+    _C.set_demanded_keys(None if keys is None else [os.fspath(key) for key in keys])
 
 
 def signature_of(index: bytes, key: SigningKey) -> bytes:
@@ -44,7 +67,7 @@ def sign(
         KeyProblem, ImportError, OSError: as :class:`SigningKey`.
     """
     signing_key = SigningKey(key)
-    with replacing(Path(file if out is None else out)) as temporary:
+    with atomic_write(Path(file if out is None else out)) as temporary:
         shutil.copyfile(file, temporary)
         try:
             with zipfile.ZipFile(temporary, "a") as archive:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torchmdla.capture.size_program import Node, SizeNodes
 
 
-def fixed(numbers: Sequence[Any]) -> list[int]:
+def mask_varying(numbers: Sequence[Any]) -> list[int]:
     """Return the numbers, with 0 for those that vary."""
     return [0 if isinstance(number, tuple) else int(number) for number in numbers]
 

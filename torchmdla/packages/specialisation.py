@@ -13,7 +13,7 @@ from torchmdla.capture.specialise import constant_of
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter
-from torchmdla.packages.size_fields import fixed, write_polynomial, write_size_program, write_varying
+from torchmdla.packages.size_fields import mask_varying, write_polynomial, write_size_program, write_varying
 
 if TYPE_CHECKING:
     from torchmdla import _C
@@ -181,7 +181,7 @@ def _write_output(writer: FieldWriter, kind: str, output: Any) -> None:
         writer.integer(result)
         writer.byte(SCALAR_TYPES[dtype])
         for numbers in (sizes, strides):
-            writer.integers(fixed(numbers))
+            writer.integers(mask_varying(numbers))
         for numbers in (sizes, strides):
             write_varying(writer, numbers)
         writer.byte(quantisation is not None)
@@ -189,7 +189,7 @@ def _write_output(writer: FieldWriter, kind: str, output: Any) -> None:
             writer.real(quantisation[0])
             writer.integer(quantisation[1])
     elif kind == "numbers":
-        writer.integers(fixed(output))
+        writer.integers(mask_varying(output))
         write_varying(writer, output)
     elif kind == "number":
         write_polynomial(writer, output)

@@ -42,7 +42,7 @@ class Weights:
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._numbers:
             self._numbers[digest] = len(self._data)
-            offset = up_to(PAGE if len(data) >= PAGE else _LINE, self._end)
+            offset = align_up(PAGE if len(data) >= PAGE else _LINE, self._end)
             self._data.append(data)
             self._infos.append(WeightInfo(offset, len(data), digest))
             self._end = offset + len(data)
@@ -61,5 +61,5 @@ class Weights:
             file.write(data)
 
 
-def up_to(step: int, offset: int) -> int:
+def align_up(step: int, offset: int) -> int:
     return -(-offset // step) * step

@@ -16,7 +16,7 @@ Columns = Mapping[str, Any]
 Rows = slice | NDArray[np.intp]
 
 
-def selected(columns: Columns, names: Iterable[str]) -> dict[str, Any]:
+def select_columns(columns: Columns, names: Iterable[str]) -> dict[str, Any]:
     """Return the columns with these names, in the order of the names.
 
     Raises:
@@ -42,7 +42,7 @@ def row_count(columns: Columns) -> int:
     return next(iter(lengths.values()))
 
 
-def repeated(columns: Columns, rows: int) -> dict[str, Any]:
+def repeat_rows(columns: Columns, rows: int) -> dict[str, Any]:
     """Return ``rows`` rows; rows repeat from the first one if the batch has fewer."""
     chosen = np.arange(rows) % row_count(columns)
     return {name: np.asarray(column)[chosen] for name, column in columns.items()}
@@ -104,7 +104,7 @@ def tensor_of(name: str, column: Any, rows: Rows) -> Tensor:
         raise ValueError(f"column {name!r} cannot become a tensor: {error}") from None
 
 
-def filled(tensor: Tensor, rows: int) -> Tensor:
+def pad_rows(tensor: Tensor, rows: int) -> Tensor:
     """Return ``tensor`` padded to ``rows`` rows with copies of its last row.
 
     A tensor that is long enough or empty is returned unchanged.
@@ -115,7 +115,7 @@ def filled(tensor: Tensor, rows: int) -> Tensor:
     return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
 
 
-def named(results: Any, names: Sequence[str] | None) -> dict[str, Any]:
+def name_results(results: Any, names: Sequence[str] | None) -> dict[str, Any]:
     """Return the results of a model by column name.
 
     Args:
@@ -142,7 +142,7 @@ def named(results: Any, names: Sequence[str] | None) -> dict[str, Any]:
         tensors = dict(zip(names, values, strict=True))
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"the model's result {name!r} is no tensor, but of type {type(value).__name__}")
+            raise TypeError(f"the model's result {name!r} is not a tensor, but of type {type(value).__name__}")
     return tensors
 
 
@@ -175,22 +175,22 @@ def _as_column(name: str, value: Any, rows: int) -> Column:
     return array
 
 
-def joined(parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], rows: int) -> dict[str, Column]:
+def merge_groups(parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], rows: int) -> dict[str, Column]:
     """Return the columns of all groups of rows, in the order of the rows."""
     if len(parts) == 1 and isinstance(groups[0], slice):
         return dict(parts[0])
-    return {name: column_of(_in_order(name, parts, groups, rows)) for name in (parts[0] if parts else ())}
+    return {name: column_of(_scatter_rows(name, parts, groups, rows)) for name in (parts[0] if parts else ())}
 
 
-def _in_order(name: str, parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], rows: int) -> list[Any]:
+def _scatter_rows(name: str, parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], rows: int) -> list[Any]:
     values: list[Any] = [None] * rows
     for part, group in zip(parts, groups, strict=True):
-        for row, value in zip(_numbers(group, rows), part[name], strict=True):
+        for row, value in zip(_row_numbers(group, rows), part[name], strict=True):
             values[row] = value
     return values
 
 
-def _numbers(group: Rows, rows: int) -> Iterator[int]:
+def _row_numbers(group: Rows, rows: int) -> Iterator[int]:
     return iter(range(rows)[group]) if isinstance(group, slice) else map(int, group)
 
 

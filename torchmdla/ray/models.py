@@ -21,7 +21,7 @@ Source = str | os.PathLike[str] | Callable[[], Any]
 Model = Callable[..., Any]
 
 
-def loaded(source: Source, inputs: tuple[Tensor, ...]) -> Model:
+def load_model(source: Source, inputs: tuple[Tensor, ...]) -> Model:
     """Load or create a model, ready to run.
 
     Args:
@@ -47,7 +47,7 @@ def loaded(source: Source, inputs: tuple[Tensor, ...]) -> Model:
         return torchmdla.load(source)  # type: ignore[no-any-return]
     if not callable(source):
         raise TypeError(f"a model is a path, or a function that returns a module, got {type(source).__name__}")
-    return _ready(source(), inputs)
+    return _prepare(source(), inputs)
 
 
 def name_of(source: Source) -> str:
@@ -59,7 +59,7 @@ def name_of(source: Source) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _ready(model: Any, inputs: tuple[Tensor, ...]) -> Model:
+def _prepare(model: Any, inputs: tuple[Tensor, ...]) -> Model:
     if _is_compiled(model):
         return model  # type: ignore[no-any-return]
     if api.is_exported(model):

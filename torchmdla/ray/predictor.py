@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ray
 import torch
 from torch import Tensor
 
@@ -15,7 +17,6 @@ from torchmdla.capture import refusals
 from torchmdla.ray import columns, models
 from torchmdla.ray.columns import Column, Columns
 from torchmdla.ray.metrics import Meter
-from torchmdla.ray.resources import use_assigned_threads
 
 # Sizes of short batches besides full ones. Size 1 is a specialisation; three other sizes generate code for any size
 # from 2 on.
@@ -84,9 +85,9 @@ class Predictor:
         self._preprocess, self._postprocess = preprocess, postprocess
         self._batch_size, self._pad = batch_size, pad
         self._check()
-        use_assigned_threads()
+        _use_assigned_threads()
         batches = _warm_up_batches(examples, batch_size, pad)
-        self._model = models.loaded(model, self._example_inputs(batches))
+        self._model = models.load_model(model, self._example_inputs(batches))
         self._warm_up(batches)
         self._meter = Meter(models.name_of(model) if name is None else name)
         self._meter.count_activity()
@@ -102,8 +103,8 @@ class Predictor:
                 two columns have one name. Exceptions of the model and of the functions are also raised.
         """
         start = time.perf_counter()
-        retained = columns.selected(batch, self._keep)
-        results = self._computed(batch)
+        retained = columns.select_columns(batch, self._keep)
+        results = self._predict(batch)
         if twice := retained.keys() & results.keys():
             raise ValueError(f"{sorted(twice)[0]!r} is both kept and a result: name the result by outputs=")
         self._meter.count_batch(columns.row_count(batch), time.perf_counter() - start)
@@ -132,15 +133,15 @@ class Predictor:
         if self._pad and self._batch_size is None:
             raise ValueError("pad=True needs the batch_size that short batches are filled up to")
 
-    def _computed(self, batch: Columns) -> dict[str, Column]:
+    def _predict(self, batch: Columns) -> dict[str, Column]:
         rows = columns.row_count(batch)
         arguments = self._argument_columns(batch, rows)
         groups = columns.groups_of_equal_sizes(arguments)
-        return columns.joined([self._of_equal_sizes(arguments, group) for group in groups], groups, rows)
+        return columns.merge_groups([self._predict_group(arguments, group) for group in groups], groups, rows)
 
     def _argument_columns(self, batch: Columns, rows: int) -> dict[str, Any]:
         prepared = batch if self._preprocess is None else self._preprocess(dict(batch))
-        arguments = columns.selected(prepared, self._inputs)
+        arguments = columns.select_columns(prepared, self._inputs)
         arguments = {
             name: columns.column_of(column) if isinstance(column, list) else column
             for name, column in arguments.items()
@@ -149,14 +150,14 @@ class Predictor:
             raise ValueError(f"preprocess made {count} rows of a batch of {rows}")
         return arguments
 
-    def _of_equal_sizes(self, arguments: Columns, group: columns.Rows) -> dict[str, Column]:
+    def _predict_group(self, arguments: Columns, group: columns.Rows) -> dict[str, Column]:
         """Return the results for rows of equal sizes."""
         tensors = [columns.tensor_of(name, column, group) for name, column in arguments.items()]
         rows = len(tensors[0])
         if self._pad and self._batch_size is not None:
-            tensors = [columns.filled(tensor, self._batch_size) for tensor in tensors]
+            tensors = [columns.pad_rows(tensor, self._batch_size) for tensor in tensors]
         with torch.inference_mode():
-            results = columns.named(self._model(*tensors), self._outputs)
+            results = columns.name_results(self._model(*tensors), self._outputs)
             results = columns.first_rows(results, computed=len(tensors[0]), wanted=rows)
             processed = results if self._postprocess is None else self._postprocess(results)
             return columns.as_columns(processed, rows)
@@ -173,7 +174,7 @@ class Predictor:
         # In the first calls PyTorch optimises the program. After that, new sizes are compiled when they occur.
         for number, batch in enumerate(batches):
             least = 1 if number else api.WARM_UP_CALLS
-            refusals.call_until_whole(functools.partial(self._computed, batch), least)
+            refusals.call_until_compiled(functools.partial(self._predict, batch), least)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -187,6 +188,20 @@ def _warm_up_batches(examples: Sequence[Columns], batch_size: int | None, pad: b
     if any(columns.row_count(example) == 0 for example in examples):
         raise ValueError("an example has no rows; one is enough")
     if batch_size is None:
-        return [columns.repeated(example, columns.row_count(example)) for example in examples]
+        return [columns.repeat_rows(example, columns.row_count(example)) for example in examples]
     sizes = [batch_size] if pad else [batch_size, *(size for size in _SHORT if size < batch_size)]
-    return [columns.repeated(example, size) for example in examples for size in sizes]
+    return [columns.repeat_rows(example, size) for example in examples for size in sizes]
+
+
+def _use_assigned_threads() -> None:
+    """Set PyTorch's number of threads to the number of CPUs of this actor; a fraction counts as one.
+
+    Outside an actor, nothing changes.
+    """
+    if not ray.is_initialized():
+        return
+    context = ray.get_runtime_context()
+    if context.get_actor_id() is None:
+        return
+    # An actor that requests no CPUs has no entry.
+    torch.set_num_threads(max(1, math.ceil(context.get_assigned_resources().get("CPU", 0.0))))

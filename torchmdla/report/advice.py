@@ -31,7 +31,7 @@ _SIZES = _rows(
             f"give inputs of one dtype and memory format (x.contiguous()); or {_PAD}",
         ),
         (
-            "sums and products|more than 64 bits|no sum or product|no polynomial|power of sizes|"
+            "sums and products|more than 64 bits|not a sum or product|not a polynomial|power of sizes|"
             "depends on \\w+ of sizes",
             "compute sizes by sums, products and whole divisions, or pad ahead to multiples of what they are divided "
             "by",
@@ -72,7 +72,7 @@ _ADVICE = _rows(
         ("^prim::PythonOp", "", "write it in TorchScript: Python runs between compiled groups"),
         (
             "nonzero|masked_select|unique|bincount|argwhere",
-            "no such operator|no part of a graph",
+            "no such operator|not part of a graph",
             "its result's size depends on the data: keep all elements, with torch.where(mask, x, 0)",
         ),
         (
@@ -91,16 +91,16 @@ _ADVICE = _rows(
         ("", "has effects", "write to a new tensor, draw random numbers in a place of their own"),
         ("", "writes through", "make a new tensor (torch.where, slice_scatter) in place of the write"),
         ("", "gradients are recorded otherwise", "make the view inside of the torch.no_grad() that uses it"),
-        ("", "stands alone", "nothing: eager PyTorch is as fast here"),
+        ("", "is alone", "nothing: eager PyTorch is as fast here"),
         ("", "neither a tensor nor a number", "keep lists, dictionaries and objects out of the computation"),
         ("", "how long its result is", "nothing: eager computes it, and the groups behind it take any length"),
         ("", "a loop changes", "make the integer a tensor, or write the loop out"),
         (
             "",
-            "run at once",
+            "run at once|runs it at once",
             "nothing, or compute it by other operators: it ends a graph, and the next one waits for it",
         ),
-        ("", "no part of a graph", "have it in what is scripted, traced or compiled: Python calls it between graphs"),
+        ("", "not part of a graph", "have it in what is scripted, traced or compiled: Python calls it between graphs"),
         ("", "needs the package", "install it: nothing runs on this device without it"),
         ("", "dispatch mode", "call it outside of vmap and TorchDispatchMode"),
         ("", "requires grad", "call it under torch.no_grad() if this is inference"),

@@ -14,7 +14,7 @@ _PACKAGES = ("torch", "torch-mlir", "llvmlite")
 
 def environment() -> dict[str, str]:
     """Return the names and values of all facts for a bug report, in reading order."""
-    facts = {"torchmdla": __version__, **{name: _installed(name) for name in _PACKAGES}}
+    facts = {"torchmdla": __version__, **{name: _version_of(name) for name in _PACKAGES}}
     facts["Python"] = platform.python_version()
     facts["system"] = platform.platform()
     facts["CPUs"] = f"{_C.available_cpus()} of {os.cpu_count()}"
@@ -24,7 +24,7 @@ def environment() -> dict[str, str]:
     return facts
 
 
-def _installed(name: str) -> str:
+def _version_of(name: str) -> str:
     """Return the installed version of a distribution, or ``"not installed"``."""
     try:
         return version(name)

@@ -134,11 +134,11 @@ def _least_seconds(times: _C.KernelTimes) -> float:
 
 def executables_of(report: _C.GroupReport) -> list[Compiled]:
     """Return the retained data of each compiled specialisation of a group."""
-    candidates = (_kept(specialisation) for specialisation in report["specialisations"])
+    candidates = (_compiled_of(specialisation) for specialisation in report["specialisations"])
     return [compiled for compiled in candidates if compiled is not None]
 
 
-def _kept(report: _C.SpecialisationReport) -> Compiled | None:
+def _compiled_of(report: _C.SpecialisationReport) -> Compiled | None:
     """Return the retained data of a compiled specialisation.
 
     A specialisation that is not compiled, or that came in a package, does not have such data.
@@ -164,9 +164,9 @@ def _specialisations(
     result: list[Specialisation] = []
     earlier: list[list[_Input]] = []
     for specialisation in report["specialisations"]:
-        compiled = _kept(specialisation)
+        compiled = _compiled_of(specialisation)
         if compiled is None and specialisation["executable"] is not None:
-            result.append(_packaged(specialisation, specialisation["executable"], calls, seconds))
+            result.append(_packaged_specialisation(specialisation, specialisation["executable"], calls, seconds))
             continue
         inputs = _inputs(compiled) if compiled else []
         result.append(
@@ -188,7 +188,9 @@ def _specialisations(
     return tuple(result)
 
 
-def _packaged(report: _C.SpecialisationReport, executable: _C.Executable, calls: int, seconds: float) -> Specialisation:
+def _packaged_specialisation(
+    report: _C.SpecialisationReport, executable: _C.Executable, calls: int, seconds: float
+) -> Specialisation:
     """Return the explanation of packaged code, which has only the names of its kernels."""
     sums = executable.times.sums() if executable.times else None
     names = executable.times.names if executable.times else []
@@ -231,8 +233,8 @@ def _kernel(
         ops=ops_of(kernel, compiled.ops),
         source=next((compiled.sources[node] for node in kernel.nodes if compiled.sources[node]), ""),
         loops=kernel.loops,
-        flops=_at(kernel.flops, sums["symbols"]),
-        bytes=_at(kernel.bytes, sums["symbols"]),
+        flops=_evaluate(kernel.flops, sums["symbols"]),
+        bytes=_evaluate(kernel.bytes, sums["symbols"]),
         seconds=seconds,
         share=seconds * sums["calls"] / whole_seconds,
         operators=tuple(dict.fromkeys(numbers[node] for node in kernel.nodes if node in numbers)),
@@ -241,7 +243,7 @@ def _kernel(
     )
 
 
-def _at(count: Count, symbols: Sequence[int]) -> int:
+def _evaluate(count: Count, symbols: Sequence[int]) -> int:
     """Return the value of a count; 0 for a dynamic kernel whose symbols have no values yet."""
     if isinstance(count, int):
         return count
@@ -319,7 +321,7 @@ def _cause(inputs: Sequence[_Input], earlier: Sequence[Sequence[_Input]], is_dyn
     if not earlier:
         return "the first call"
     differences = min((_differences(inputs, others) for others in earlier), key=len)
-    return "; ".join(differences) or "an integer, or how an input lies in memory"
+    return "; ".join(differences) or "an integer, or the layout of an input"
 
 
 def _differences(inputs: Sequence[_Input], others: Sequence[_Input]) -> list[str]:

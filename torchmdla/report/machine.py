@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from functools import cache, partial
 
+import torch
 from llvmlite import binding
+
+from torchmdla.report.explanation import Peak
 
 # Two units with a latency of four or five cycles need ten sums in flight; sixteen vector registers hold twelve.
 _SUMS = 12
@@ -19,6 +23,12 @@ _COPY_UNROLL = 4
 _FLOAT_BYTES = 4
 # A thread takes about 50 µs to start, so a call must take milliseconds.
 _BYTES_A_CALL = 1 << 28
+
+# Bytes read and written: more than the caches hold, so that the copy runs at the speed of memory.
+_COPIED_BYTES = 128 << 20
+
+# Each call takes some milliseconds, and the fastest counts.
+_LEAST_REPEATS, _SECONDS = 5, 0.1
 
 
 @cache
@@ -39,7 +49,7 @@ class Multiplier:
     """
 
     def __init__(self, threads: int = 1, steps: int = 2_000_000) -> None:
-        self._function = _compiled()[0]
+        self._function = _compile_functions()[0]
         self._threads = threads
         self._steps = steps
         self._out = [(ctypes.c_float * vector_width())() for _ in range(threads)]
@@ -47,7 +57,7 @@ class Multiplier:
         self.work = threads * steps * _SUMS * vector_width() * 2
 
     def __call__(self) -> None:
-        _on_threads([partial(self._function, self._steps, ctypes.addressof(out)) for out in self._out])
+        _run_on_threads([partial(self._function, self._steps, ctypes.addressof(out)) for out in self._out])
 
 
 class Copier:
@@ -61,7 +71,7 @@ class Copier:
     """
 
     def __init__(self, bytes_moved: int, threads: int = 1) -> None:
-        self._function = _compiled()[1]
+        self._function = _compile_functions()[1]
         block = vector_width() * _COPY_UNROLL
         floats = max(bytes_moved // 2 // _FLOAT_BYTES // threads // block, 1) * block
         self._parts = [(_Buffer(floats), _Buffer(floats)) for _ in range(threads)]
@@ -71,7 +81,7 @@ class Copier:
         self.work = threads * floats * _FLOAT_BYTES * 2 * self._repeat
 
     def __call__(self) -> None:
-        _on_threads([partial(self._copy, *part) for part in self._parts])
+        _run_on_threads([partial(self._copy, *part) for part in self._parts])
 
     def _copy(self, source: _Buffer, target: _Buffer) -> None:
         self._function(self._floats, source.address, target.address, self._repeat)
@@ -89,7 +99,7 @@ class _Buffer:
         self.address = -(-ctypes.addressof(self._memory) // 64) * 64
 
 
-def _on_threads(calls: list[Callable[[], object]]) -> None:
+def _run_on_threads(calls: list[Callable[[], object]]) -> None:
     """Run all calls concurrently, the first on the calling thread."""
     others = [threading.Thread(target=call) for call in calls[1:]]
     for thread in others:
@@ -100,7 +110,7 @@ def _on_threads(calls: list[Callable[[], object]]) -> None:
 
 
 @cache
-def _compiled() -> tuple[Callable[[int, int], None], Callable[[int, int, int, int], None]]:
+def _compile_functions() -> tuple[Callable[[int, int], None], Callable[[int, int, int, int], None]]:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     module = binding.parse_assembly(_multiply_add_ir() + _copy_ir())
@@ -198,3 +208,27 @@ def _copy_ir() -> str:
             "",
         ]
     )
+
+
+def peak() -> Peak:
+    """Return the peak for PyTorch's number of threads, which is measured at the first call with that number."""
+    return _measure_peak(torch.get_num_threads())
+
+
+@cache
+def _measure_peak(threads: int) -> Peak:
+    multiplier, copier = Multiplier(threads), Copier(_COPIED_BYTES, threads)
+    return Peak(
+        threads,
+        gflops=multiplier.work / _least_seconds(multiplier) * 1e-9,
+        gigabytes=copier.work / _least_seconds(copier) * 1e-9,
+    )
+
+
+def _least_seconds(call: Callable[[], object]) -> float:
+    taken: list[float] = []
+    while len(taken) < _LEAST_REPEATS or sum(taken) < _SECONDS:
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return min(taken)

@@ -11,12 +11,12 @@ from typing import Any
 from tqdm import tqdm
 
 # Seconds before a bar appears, and between two reads of the counts.
-_PATIENCE = 1.0
+_DELAY = 1.0
 _INTERVAL = 0.2
 
 
 @contextmanager
-def compiling(counts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+def show_progress(counts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
     """Show a bar on a terminal once the block has run for a second.
 
     Args:
@@ -37,7 +37,7 @@ def compiling(counts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
 
 
 def _show(finished: threading.Event, counts: Callable[[], Mapping[str, Any]], before: Mapping[str, Any]) -> None:
-    if finished.wait(_PATIENCE):
+    if finished.wait(_DELAY):
         return
     with tqdm(desc="torchmdla: compiling", unit="group", leave=False) as bar:
         while not finished.wait(_INTERVAL):

@@ -52,7 +52,7 @@ def _parts(explanation: data.Explanation) -> Iterator[RenderableType]:
     peak = explanation.peak
     yield Text(
         f"{time_text(explanation.seconds)} a call, the fastest of {explanation.calls}; with "
-        f"{counted(peak.threads, 'thread')} this machine reaches {peak.gflops:.0f} GFLOP/s and "
+        f"{count_text(peak.threads, 'thread')} this machine reaches {peak.gflops:.0f} GFLOP/s and "
         f"{peak.gigabytes:.1f} GB/s"
     )
     if explanation.reasons:
@@ -92,8 +92,8 @@ def _group(group: data.Group, peak: data.Peak) -> Iterator[RenderableType]:
     text.append(f": {time_text(group.seconds)}, {_share(group.share)} of the time", style="not bold")
     where = f" from {place(group.source)}" if group.source else ""
     lines = [
-        f"{counted(sum(group.ops.values()), 'operator')}{where}: {ops}",
-        f"{counted(group.compiled_calls, 'call')} compiled, {group.recorded_calls} recorded, {group.training_calls} "
+        f"{count_text(sum(group.ops.values()), 'operator')}{where}: {ops}",
+        f"{count_text(group.compiled_calls, 'call')} compiled, {group.recorded_calls} recorded, {group.training_calls} "
         f"with gradients, {sum(group.fallbacks.values())} in PyTorch's interpreter",
     ]
     yield text.append("".join(f"\n{line}" for line in lines), style="not bold")
@@ -108,16 +108,17 @@ def _specialisation(entry: data.Specialisation) -> Text:
     if not entry.origin:
         return Text(f"  not compiled: {entry.failure}")
     if entry.origin == "package":
-        return Text(
-            f"  {'for any sizes, ' if entry.is_dynamic else ''}from a package; {counted(len(entry.kernels), 'kernel')}"
-        )
+        kernels = count_text(len(entry.kernels), "kernel")
+        return Text(f"  {'for any sizes, ' if entry.is_dynamic else ''}from a package; {kernels}")
     what = f"  for any sizes, as {types}" if entry.is_dynamic else f"  for {types}"
-    origin = f"compiled in {entry.seconds:.2f} s" if entry.origin == "compiled" else f"found {_FOUND[entry.origin]}"
+    origin = (
+        f"compiled in {entry.seconds:.2f} s" if entry.origin == "compiled" else f"found {_ORIGIN_TEXT[entry.origin]}"
+    )
     needs = f"{size_text(entry.packed_bytes)} of packed weights, {size_text(entry.workspace_bytes)} of workspace"
-    return Text(f"{what}\n    because of {entry.cause}; {origin}; {counted(len(entry.kernels), 'kernel')}, {needs}")
+    return Text(f"{what}\n    because of {entry.cause}; {origin}; {count_text(len(entry.kernels), 'kernel')}, {needs}")
 
 
-_FOUND = {"disk": "on disk", "memory": "in memory"}
+_ORIGIN_TEXT = {"disk": "on disk", "memory": "in memory"}
 
 
 def _kernels(kernels: tuple[data.Kernel, ...], peak: data.Peak) -> Table:
@@ -162,7 +163,7 @@ def place(source: str) -> str:
     return source.removeprefix(os.getcwd() + os.sep)
 
 
-def counted(count: int, what: str) -> str:
+def count_text(count: int, what: str) -> str:
     """Return a count with its noun: ``1 kernel``, ``2 kernels``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 

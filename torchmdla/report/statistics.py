@@ -130,7 +130,7 @@ _calls_baseline = {"compiled_calls": 0, "recorded_calls": 0}
 _eager_baseline: dict[str, int] = {}
 _ungrouped_baseline: Counter[Ungrouped] = Counter()
 # Counts and activities of the groups that existed at the last reset.
-_counted: dict[int, tuple[int, int, int]] = {}
+_counts_baseline: dict[int, tuple[int, int, int]] = {}
 _groups_baseline: dict[int, GroupActivity] = {}
 
 
@@ -202,13 +202,13 @@ def _reset_activities() -> None:
         _groups_baseline[report["number"]] = activity_of(report)
     for number in _groups_baseline.keys() - counts.keys():
         del _groups_baseline[number]
-    _counted.clear()
-    _counted.update(counts)
+    _counts_baseline.clear()
+    _counts_baseline.update(counts)
 
 
 def _changed_groups(counts: Mapping[int, tuple[int, int, int]]) -> list[_C.GroupReport]:
     """Return the groups that were active since the last reset; a process may have thousands that were not."""
-    return _C.groups({number for number, count in counts.items() if _counted.get(number) != count})
+    return _C.groups({number for number, count in counts.items() if _counts_baseline.get(number) != count})
 
 
 def _texts(counts: Counter[Ungrouped]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from torchmdla.compile_service.store import StoreStatistics
 from torchmdla.report.advice import advice
-from torchmdla.report.rendering import counted, new_table, place, size_text, time_text
+from torchmdla.report.rendering import count_text, new_table, place, size_text, time_text
 
 if TYPE_CHECKING:
     from torchmdla.report.statistics import MemoryStatistics, Statistics
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _MOST_GROUPS = 30
 
 # Text format of :class:`torchmdla.capture.ungrouped.Ungrouped`.
-_WRITTEN = re.compile(r"(?:(?P<op>\w+::[\w.]+): )?(?P<reason>.*?)(?: \(at (?P<source>[^()]+:\d+)\))?", re.DOTALL)
+_UNGROUPED_PATTERN = re.compile(
+    r"(?:(?P<op>\w+::[\w.]+): )?(?P<reason>.*?)(?: \(at (?P<source>[^()]+:\d+)\))?", re.DOTALL
+)
 
 
 def tables(statistics: Statistics) -> RenderableType:
@@ -30,29 +32,29 @@ def tables(statistics: Statistics) -> RenderableType:
 
 def _parts(statistics: Statistics) -> Iterator[RenderableType]:
     yield Text(
-        f"{counted(statistics.groups, 'group')} formed, {counted(statistics.specialisations, 'specialisation')} "
+        f"{count_text(statistics.groups, 'group')} formed, {count_text(statistics.specialisations, 'specialisation')} "
         f"compiled, {statistics.dynamic} of them for any sizes",
         style="bold",
     )
     yield Text(
-        f"{counted(statistics.compiled, 'program')} compiled in {time_text(statistics.compile_seconds)}, "
+        f"{count_text(statistics.compiled, 'program')} compiled in {time_text(statistics.compile_seconds)}, "
         f"{statistics.cache_hits} found on disk, {statistics.memory_hits} in memory, {statistics.failures} failed"
     )
     if statistics.store != StoreStatistics():
         store = statistics.store
         yield Text(
-            f"store: {counted(store.hits, 'program')} found, {store.misses} not, {store.stored} stored, "
+            f"store: {count_text(store.hits, 'program')} found, {store.misses} not, {store.stored} stored, "
             f"{store.waits} waited for, in {time_text(store.seconds)}; {store.skipped} operations left out"
         )
     if statistics.memory.packed or statistics.memory.code:
         yield Text(_memory(statistics.memory))
     if statistics.packages or statistics.packaged:
-        files = ", ".join(f"{counted(count, 'file')} for {target}" for target, count in statistics.packages.items())
-        yield Text(f"packages: {files or 'none'}; {counted(statistics.packaged, 'specialisation')} taken from them")
+        files = ", ".join(f"{count_text(count, 'file')} for {target}" for target, count in statistics.packages.items())
+        yield Text(f"packages: {files or 'none'}; {count_text(statistics.packaged, 'specialisation')} taken from them")
     if statistics.lazy.graphs or statistics.lazy.eager:
         yield Text(
-            f"lazy device: {counted(statistics.lazy.graphs, 'graph')}, {counted(statistics.lazy.runs, 'run')}, "
-            f"{counted(sum(statistics.lazy.eager.values()), 'call')} outside of them"
+            f"lazy device: {count_text(statistics.lazy.graphs, 'graph')}, {count_text(statistics.lazy.runs, 'run')}, "
+            f"{count_text(sum(statistics.lazy.eager.values()), 'call')} outside of them"
         )
     if statistics.by_group:
         yield _groups(statistics)
@@ -65,9 +67,9 @@ def _memory(memory: MemoryStatistics) -> str:
     if not memory.limit:
         return held
     return (
-        f"{held}, of {size_text(memory.limit)} at most; {counted(memory.unpacked, 'specialisation')} lost packed "
-        f"weights, {counted(memory.evicted, 'specialisation')} taken out; {counted(memory.over_limit, 'time')} more "
-        "was needed at once"
+        f"{held}, of {size_text(memory.limit)} at most; {count_text(memory.unpacked, 'specialisation')} lost packed "
+        f"weights, {count_text(memory.evicted, 'specialisation')} taken out; "
+        f"{count_text(memory.over_limit, 'time')} more was needed at once"
     )
 
 
@@ -98,7 +100,7 @@ _Row = tuple[str, str, str, int, str]
 
 def reasons(statistics: Statistics) -> Iterator[_Row]:
     """Yield the rows of the table of reasons, each reason once."""
-    counted = {
+    counts_by_effect = {
         "calls in PyTorch's interpreter": statistics.fallbacks,
         "attempts at any sizes": statistics.not_dynamic,
         "specialisations without it": statistics.left_out,
@@ -107,9 +109,9 @@ def reasons(statistics: Statistics) -> Iterator[_Row]:
         "entries of the store without it": statistics.store.refused,
         "operations of the store": statistics.store.problems,
     }
-    for what, counts in counted.items():
+    for what, counts in counts_by_effect.items():
         for text, count in sorted(counts.items(), key=lambda item: -item[1]):
-            match = _WRITTEN.fullmatch(text)
+            match = _UNGROUPED_PATTERN.fullmatch(text)
             op, reason, source = match.group("op", "reason", "source") if match else ("", text, "")
             yield what, f"{op}: {reason}" if op else reason, source or "", count, advice(op or "", reason)
 

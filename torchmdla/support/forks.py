@@ -12,23 +12,23 @@ from typing import Protocol, TypeVar
 
 
 class Lock(Protocol):
-    """Lock that can be held over a fork. Its owner may acquire it again (``threading.RLock``)."""
+    """Lock that can be hold_over_fork over a fork. Its owner may acquire it again (``threading.RLock``)."""
 
     def acquire(self, blocking: bool = ...) -> bool: ...
 
     def release(self) -> None: ...
 
 
-_Held = TypeVar("_Held", bound=Lock)
+_AnyLock = TypeVar("_AnyLock", bound=Lock)
 
 # Seconds between two attempts to acquire all locks at once.
 _PAUSE = 0.001
 
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
-_taken: list[Lock] = []
+_acquired: list[Lock] = []
 
 
-def held(lock: _Held) -> _Held:
+def hold_over_fork(lock: _AnyLock) -> _AnyLock:
     """Return ``lock``, which forks acquire from now on, as long as it is referenced elsewhere.
 
     A fork waits for the owner of the lock. Therefore the lock is for short work, or for work that must not be
@@ -38,12 +38,12 @@ def held(lock: _Held) -> _Held:
     return lock
 
 
-def _before() -> None:
-    while not _take_all():
+def _acquire_before_fork() -> None:
+    while not _try_acquire_all():
         time.sleep(_PAUSE)
 
 
-def _take_all() -> bool:
+def _try_acquire_all() -> bool:
     """Acquire all locks or none, because the owner of one lock may be waiting for another."""
     taken: list[Lock] = []
     try:
@@ -51,17 +51,19 @@ def _take_all() -> bool:
             if not lock.acquire(blocking=False):
                 return False
             taken.append(lock)
-        _taken[:], taken = taken, []
+        _acquired[:], taken = taken, []
         return True
     finally:
         for lock in taken:
             lock.release()
 
 
-def _after() -> None:
-    while _taken:
-        _taken.pop().release()
+def _release_after_fork() -> None:
+    while _acquired:
+        _acquired.pop().release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_after)
+    os.register_at_fork(
+        before=_acquire_before_fork, after_in_parent=_release_after_fork, after_in_child=_release_after_fork
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Return the name of the signal, or the exit status, of a process that ended with ``code``."""
     if code >= 0:
         return f"exit status {code}"

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 # PR_SET_PDEATHSIG of Linux's prctl(2).
 _DEATH_SIGNAL = 1
@@ -34,7 +34,7 @@ def allow(processes: int) -> None:
     _processes = processes if hasattr(os, "fork") else 1
 
 
-def shared(work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
+def parallel_map(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Return the results of ``work`` for each item, in order. The results of children are pickled."""
     count = min(_processes, len(items))
     results: list[Any] = [None] * len(items)
@@ -67,16 +67,16 @@ class _Child:
         """Wait for the results and return them; return None if the child failed."""
         with open(self._answers, "rb", closefd=False) as pipe:
             data = pipe.read()
-        return pickle.loads(data) if self._ended() == 0 else None
+        return pickle.loads(data) if self._wait() == 0 else None
 
     def end(self) -> None:
         """Kill the process if it is still running."""
         os.close(self._answers)
         if self._process > 0:
             os.kill(self._process, signal.SIGKILL)
-            self._ended()
+            self._wait()
 
-    def _ended(self) -> int:
+    def _wait(self) -> int:
         """Wait for the process to end and return its status."""
         if self._process < 0:
             return -1

@@ -18,9 +18,9 @@ from rich.table import Table
 from torchmdla.support.limits import size
 from torchmdla.testing import opinfo, programs
 from torchmdla.testing.checking import STATUSES
-from torchmdla.testing.frontends import FRONTENDS, NotAvailableError, check_device, ways
-from torchmdla.testing.record import Comparison, Record, compared, write_table
-from torchmdla.testing.runner import Job, Judged, run
+from torchmdla.testing.frontends import FRONTENDS, NotAvailableError, check_device, variant_names
+from torchmdla.testing.record import Comparison, Record, compare_runs, write_table
+from torchmdla.testing.runner import CheckedOutcome, Job, run
 
 DESCRIPTION = """\
 Runs programs on a frontend and a device and compares all that can be seen of them with eager PyTorch: values, dtypes,
@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--seed", type=int, default=0, metavar="N", help="for inputs and weights; 0")
     result.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one program; 300")
     result.add_argument(
-        "--memory", type=size, default=0, metavar="SIZE", help="for one process, as 6GiB; any if nothing is said"
+        "--memory", type=size, default=0, metavar="SIZE", help="for one process, as 6GiB; no limit by default"
     )
     result.add_argument(
         "--table", type=Path, metavar="FILE", help="write what programs end as behind the heading Results of a page"
@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
         nargs=2,
         type=Path,
         metavar=("OLD", "NEW"),
-        help="run nothing; say which programs of two files of --json have other code, or end otherwise",
+        help="run nothing; list the programs that differ in code or outcome between two files of --json",
     )
     result.add_argument("--verbose", action="store_true", help="a line for every program, fallbacks with their reasons")
     return result
@@ -138,11 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command_line.error("--resume needs --json FILE")
     if options.compare:
         try:
-            return _compare(compared(*options.compare))
+            return _compare(compare_runs(*options.compare))
         except (OSError, ValueError) as error:
             command_line.error(str(error))
     try:
-        chosen = ways(options.frontend)
+        chosen = variant_names(options.frontend)
         check_device(options.device, options.options, chosen)
         names = _names(options)
     except NotAvailableError as error:
@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         command_line.error(str(error))
     with record:
-        _run(record.left_of(jobs), record, options, console)
+        _run(record.unfinished(jobs), record, options, console)
     results = record.results()
     _report(results, console)
     if options.table:
@@ -178,7 +178,7 @@ def _names(options: argparse.Namespace) -> list[str]:
         candidates = opinfo.names(options.dtype.split(","), options.forms.split(","))
     else:
         candidates = _module_of(options.programs).PROGRAMS
-    return [name for name in candidates if _wanted(name, options.filter, options.skip)]
+    return [name for name in candidates if _is_selected(name, options.filter, options.skip)]
 
 
 def _module_of(name: str) -> Any:
@@ -200,7 +200,7 @@ def _compare(comparison: Comparison) -> int:
     return int(bool(comparison.code or comparison.status))
 
 
-def _wanted(name: str, filters: Sequence[str], skipped: Sequence[str]) -> bool:
+def _is_selected(name: str, filters: Sequence[str], skipped: Sequence[str]) -> bool:
     """Return whether the filters select ``name``. The comparison ignores case."""
 
     def is_named(texts: Sequence[str]) -> bool:
@@ -219,14 +219,14 @@ def _run(jobs: Sequence[Job], record: Record, options: argparse.Namespace, conso
         task = progress.add_task("", total=len(jobs))
         for event in run(jobs, options.jobs, options.timeout, options.memory):
             record.add(event)
-            if isinstance(event, Judged):
+            if isinstance(event, CheckedOutcome):
                 if options.verbose or not event.expected:
                     console.print(_line(event), markup=False, soft_wrap=True)
             else:
                 progress.update(task, advance=1, description=event.name)
 
 
-def _line(result: Judged) -> str:
+def _line(result: CheckedOutcome) -> str:
     outcome = result.outcome
     mark = "  " if result.expected else "! "
     described = [f"{mark}{outcome.status:<12} {outcome.program} on {outcome.way}", f"{outcome.seconds:.2f} s"]
@@ -235,10 +235,10 @@ def _line(result: Judged) -> str:
     return ": ".join([described[0], ", ".join(described[1:3]), *described[3:]])
 
 
-def _report(results: Sequence[Judged], console: Console) -> None:
+def _report(results: Sequence[CheckedOutcome], console: Console) -> None:
     table = Table(title="programs by what they ended as", show_footer=True)
     table.add_column("way", footer="all")
-    counts = {way: Counter(r.outcome.status for r in results if r.outcome.way == way) for way in _ways_of(results)}
+    counts = {way: Counter(r.outcome.status for r in results if r.outcome.way == way) for way in _variants_of(results)}
     total = Counter(result.outcome.status for result in results)
     seen = [status for status in STATUSES if total[status]]
     for status in seen:
@@ -261,7 +261,7 @@ def _report(results: Sequence[Judged], console: Console) -> None:
         console.print(shown, markup=False)
 
 
-def _ways_of(results: Sequence[Judged]) -> list[str]:
+def _variants_of(results: Sequence[CheckedOutcome]) -> list[str]:
     return list(dict.fromkeys(result.outcome.way for result in results))
 
 

@@ -25,9 +25,9 @@ from torchmdla import _C, devices
 from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program as CompiledProgram
 from torchmdla.testing.compare import TOLERANCES, assert_matches
-from torchmdla.testing.frontends import Captured, Variant, uncaptured
+from torchmdla.testing.frontends import Captured, Variant, eager_methods
 from torchmdla.testing.programs import Program
-from torchmdla.testing.programs.inputs import copied, drawn
+from torchmdla.testing.programs.inputs import copy_tensor, draw_inputs
 
 Status = Literal[
     "ok", "fallback", "not captured", "pytorch", "not compiled", "wrong", "error", "no reference", "crash", "time-out"
@@ -65,7 +65,7 @@ _FAULTS = (
 _FAULT_OF_EAGER = re.compile("returned an invalid gradient")
 
 # Errors of PyTorch's functionalisation, which do not depend on the backend.
-_REFUSED = re.compile(
+_FUNCTIONALISATION_ERROR = re.compile(
     "functionalization encountered a tensor being mutated that has internal overlap"
     "|only support functionalizing operators whose outputs do not have alias annotations"
 )
@@ -109,7 +109,7 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
 
     ``precision`` is the device's number format, as in :func:`torchmdla.testing.compare.assert_matches`.
     """
-    subject = _made(program, seed)
+    subject = _make(program, seed)
     if not variant.takes(program, subject):
         return None
     # A rewritten program computes its values differently, so their strides and aliases may differ.
@@ -118,16 +118,16 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
     torchmdla.reset_stats()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with _configured(program), _code_hashes() as code:
-            status, detail = _compared(program, variant, seed, precision)
+        with _set_options(program), _code_hashes() as code:
+            status, detail = _compare(program, variant, seed, precision)
         stats = torchmdla.stats()
         if (
             status in ("wrong", "error")
             and not variant.has_device
-            and _is_pytorchs(program, variant, seed, status, precision)
+            and _is_pytorch_fault(program, variant, seed, status, precision)
         ):
             status = "pytorch" if status == "wrong" else "not captured"
-    fallbacks = Counter(stats.fallbacks) + Counter(map(_without_place, stats.left_out))
+    fallbacks = Counter(stats.fallbacks) + Counter(map(_strip_location, stats.left_out))
     if status == "ok" and any(reason.startswith(_FAULTS) for reason in fallbacks):
         status = "not compiled"
     elif status == "ok" and fallbacks:
@@ -147,7 +147,7 @@ def check(program: Program, way: str, variant: Variant, seed: int = 0, precision
 
 
 @contextmanager
-def _configured(program: Program) -> Iterator[None]:
+def _set_options(program: Program) -> Iterator[None]:
     """Set the program's options and environment variables.
 
     Afterwards, the device has its default options if the program has options.
@@ -184,15 +184,15 @@ def _code_hashes() -> Iterator[list[str]]:
         service.compile_program = compile_program
 
 
-def _without_place(left_out: str) -> str:
+def _strip_location(left_out: str) -> str:
     """Return the reason in a row of ``stats().left_out``."""
     return re.sub(r"^\S+: | \(at \S+:\d+\)$", "", left_out)
 
 
-def _compared(program: Program, variant: Variant, seed: int, precision: str | None) -> tuple[Status, str]:
+def _compare(program: Program, variant: Variant, seed: int, precision: str | None) -> tuple[Status, str]:
     """Return the status before fallbacks are considered, and the difference."""
     if program.is_refused:
-        return _refused(program, variant, seed)
+        return _check_refusal(program, variant, seed)
     try:
         expected = _eager_run(program, variant, seed)
     except Exception as error:
@@ -202,11 +202,11 @@ def _compared(program: Program, variant: Variant, seed: int, precision: str | No
     try:
         actual = _CapturedRun(program, variant, seed).results()
     except Exception as error:
-        return ("not captured" if _REFUSED.search(str(error)) else "error"), _line(error)
+        return ("not captured" if _FUNCTIONALISATION_ERROR.search(str(error)) else "error"), _line(error)
     difference = _difference(program, actual, expected, variant.has_memory, precision)
     if difference and program.in_doubt:
-        others = _otherwise(program, seed, variant, _ROUNDINGS)
-        elsewhere = _otherwise(program, seed, variant, [(_at_the_front, nullcontext)])
+        others = _vary_eager(program, seed, variant, _ROUNDINGS)
+        elsewhere = _vary_eager(program, seed, variant, [(_zero_indices, nullcontext)])
         difference = _difference(program, actual, expected, variant.has_memory, precision, others, elsewhere)
     return ("wrong" if difference else "ok"), difference
 
@@ -220,22 +220,22 @@ def _eager_run(
 ) -> list[dict[str, Any]]:
     """Return the results of eager PyTorch."""
     inputs_changed, results_changed = change
-    subject = _made(program, seed)
-    eager = uncaptured(subject, program.inputs, program.methods)
+    subject = _make(program, seed)
+    eager = eager_methods(subject, program.inputs, program.methods)
     run = _Run(program, eager, _state(subject), seed, variant, is_reference=True, change=inputs_changed)
     with results_changed():
         return run.results()
 
 
-def _refused(program: Program, variant: Variant, seed: int) -> tuple[Status, str]:
+def _check_refusal(program: Program, variant: Variant, seed: int) -> tuple[Status, str]:
     """Return the status of a program on which eager raises."""
-    if _raised(lambda: _eager_run(program, variant, seed)) is None:
+    if _exception_of(lambda: _eager_run(program, variant, seed)) is None:
         return "no reference", "eager does not raise"
-    error = _raised(lambda: _CapturedRun(program, variant, seed).results())
+    error = _exception_of(lambda: _CapturedRun(program, variant, seed).results())
     return ("ok", "") if error is not None else ("wrong", "raises: nothing, but eager does")
 
 
-def _raised(run: Callable[[], object]) -> Exception | None:
+def _exception_of(run: Callable[[], object]) -> Exception | None:
     try:
         run()
     except Exception as error:
@@ -243,7 +243,9 @@ def _raised(run: Callable[[], object]) -> Exception | None:
     return None
 
 
-def _otherwise(program: Program, seed: int, variant: Variant, changes: Sequence[_Change]) -> list[list[dict[str, Any]]]:
+def _vary_eager(
+    program: Program, seed: int, variant: Variant, changes: Sequence[_Change]
+) -> list[list[dict[str, Any]]]:
     """Return the results of eager with each of ``changes``, except those with which eager raises."""
     runs = []
     for change in changes:
@@ -254,7 +256,7 @@ def _otherwise(program: Program, seed: int, variant: Variant, changes: Sequence[
     return runs
 
 
-def _nudged(leaf: Any, direction: int) -> Any:
+def _nudge(leaf: Any, direction: int) -> Any:
     """Increase the magnitude of half of the elements by about 2 epsilon; ``direction`` (0, 1) selects the half."""
     if not isinstance(leaf, Tensor) or leaf.dtype not in TOLERANCES or leaf.is_complex() or not leaf.numel():
         return leaf
@@ -264,12 +266,12 @@ def _nudged(leaf: Any, direction: int) -> Any:
     return leaf.copy_(nudged) if len(set(leaf.stride())) == leaf.dim() and 0 not in leaf.stride() else nudged
 
 
-def _doubled(leaf: Any) -> Any:
+def _to_float64(leaf: Any) -> Any:
     return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
 # Operators that return rounded floats although they have no floating-point operands.
-_ROUNDED = frozenset((torch.ops.aten.linspace.default, torch.ops.aten.logspace.default))
+_ROUNDING_OPS = frozenset((torch.ops.aten.linspace.default, torch.ops.aten.logspace.default))
 
 
 class _NudgedResults(TorchDispatchMode):
@@ -286,29 +288,29 @@ class _NudgedResults(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         # Skip views, which alias other tensors. An op without floating-point operands is exact.
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        is_exact = not any(operand.is_floating_point() for operand in operands) and func not in _ROUNDED
+        is_exact = not any(operand.is_floating_point() for operand in operands) and func not in _ROUNDING_OPS
         aliases = [returned.alias_info for returned in func._schema.returns if returned.alias_info is not None]
         if is_exact or not all(alias.is_write for alias in aliases):
             return results
-        return tree_map(partial(_nudged, direction=self._direction), results)
+        return tree_map(partial(_nudge, direction=self._direction), results)
 
 
-def _at_the_front(leaf: Any) -> Any:
+def _zero_indices(leaf: Any) -> Any:
     """Replace integer tensors by zeros: index 0 is valid in every tensor that is not empty."""
     return torch.zeros_like(leaf) if isinstance(leaf, Tensor) and leaf.dtype in (torch.int32, torch.int64) else leaf
 
 
 # Inputs and every op's results rounded differently, and everything in float64.
 _ROUNDINGS: Sequence[_Change] = (
-    *((partial(_nudged, direction=k), partial(_NudgedResults, k)) for k in (0, 1)),
-    (_doubled, nullcontext),
+    *((partial(_nudge, direction=k), partial(_NudgedResults, k)) for k in (0, 1)),
+    (_to_float64, nullcontext),
 )
 
 
-def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, precision: str | None) -> bool:
+def _is_pytorch_fault(program: Program, variant: Variant, seed: int, status: Status, precision: str | None) -> bool:
     """Return whether PyTorch's own capture causes the failure: it gives the same results without torchmdla."""
     try:
-        alone = _alone(program, variant, seed)
+        alone = _run_without_torchmdla(program, variant, seed)
     except Exception:
         return status == "error"
     try:
@@ -318,24 +320,24 @@ def _is_pytorchs(program: Program, variant: Variant, seed: int, status: Status, 
             return status == "wrong"
         again = _CapturedRun(program, variant, seed).results()
         # Where eager raises and PyTorch's capture does not, its results may be uninitialised memory.
-        refused = _raising(eager)
-        unlike = refused - _raising(alone)
+        refused = _raising_calls(eager)
+        unlike = refused - _raising_calls(alone)
         # PyTorch's executor may raise where eager does not. With groups, it may do so from another call on.
-        if program.in_doubt and _raising(again) - refused:
-            ever = _raising(_alone(replace(program, series=program.series * 3), variant, seed))
+        if program.in_doubt and _raising_calls(again) - refused:
+            ever = _raising_calls(_run_without_torchmdla(replace(program, series=program.series * 3), variant, seed))
             if {call % len(alone) for call in ever} - refused:
-                unlike |= (_raising(alone) | _raising(again)) - refused
-        again, alone = (_without(run, unlike) for run in (again, alone))
+                unlike |= (_raising_calls(alone) | _raising_calls(again)) - refused
+        again, alone = (_omit_calls(run, unlike) for run in (again, alone))
         difference = _difference(program, again, alone, variant.has_memory, precision)
         if difference and program.in_doubt:
-            others = [_without(run, unlike) for run in _otherwise(program, seed, variant, _ROUNDINGS)]
+            others = [_omit_calls(run, unlike) for run in _vary_eager(program, seed, variant, _ROUNDINGS)]
             difference = _difference(program, again, alone, variant.has_memory, precision, others)
         return status == "wrong" and not difference
     except Exception:
         return False
 
 
-def _alone(program: Program, variant: Variant, seed: int) -> list[dict[str, Any]]:
+def _run_without_torchmdla(program: Program, variant: Variant, seed: int) -> list[dict[str, Any]]:
     """Return the results of PyTorch's capture without torchmdla."""
     with torchmdla.enabled(False), without_groups():
         return _CapturedRun(program, replace(variant, capture=variant.alone or variant.capture), seed).results()
@@ -351,11 +353,11 @@ def without_groups() -> Iterator[None]:
         _C.use_device(devices.in_use())
 
 
-def _without(run: Sequence[Any], calls: Collection[int]) -> list[Any]:
+def _omit_calls(run: Sequence[Any], calls: Collection[int]) -> list[Any]:
     return [seen for call, seen in enumerate(run) if call not in calls]
 
 
-def _raising(run: Sequence[Mapping[str, Any]]) -> set[int]:
+def _raising_calls(run: Sequence[Mapping[str, Any]]) -> set[int]:
     """Return the indices of the calls that raise."""
     return {call for call, seen in enumerate(run) if seen.get("raises")}
 
@@ -378,7 +380,7 @@ def _difference(
         if bool(ours.get("raises")) != bool(theirs.get("raises")):
             if program.in_doubt and _FAULT_OF_EAGER.search(theirs["raises"]):
                 continue
-            if any(_selects_nothing(ours, theirs, run[call], program.layers) for run in elsewhere):
+            if any(_index_is_unused(ours, theirs, run[call], program.layers) for run in elsewhere):
                 continue
             return f"call {call}, raises: {ours['raises'] or 'nothing'}, expected {theirs['raises'] or 'nothing'}"
         if program.errors and not _is_same_error(ours.get("raises", ""), theirs.get("raises", "")):
@@ -390,8 +392,8 @@ def _difference(
             strides = has_memory and not (program.in_doubt and what == "gradients")
             try:
                 assert_matches(
-                    ours[what] if program.values else _described(ours[what], has_memory),
-                    wanted if program.values else _described(wanted, has_memory),
+                    ours[what] if program.values else _describe(ours[what], has_memory),
+                    wanted if program.values else _describe(wanted, has_memory),
                     layers=program.layers,
                     strides=strides,
                     precision=precision,
@@ -403,20 +405,20 @@ def _difference(
 
 
 # TorchScript's interpreter raises one class for all errors, and prefixes the message with its name.
-_INTERPRETERS = "RuntimeError: RuntimeError: "
+_INTERPRETER_PREFIX = "RuntimeError: RuntimeError: "
 
 
 def _is_same_error(ours: str, theirs: str) -> bool:
     """Return whether the error's class and message equal eager's. Any two out-of-memory errors are equal."""
     if "allocate" in ours and "allocate" in theirs:
         return True
-    if ours.startswith(_INTERPRETERS):
+    if ours.startswith(_INTERPRETER_PREFIX):
         # The message of an operator in Python also contains the class of its error.
-        return ours.removeprefix(_INTERPRETERS) in (theirs, theirs.partition(": ")[2])
+        return ours.removeprefix(_INTERPRETER_PREFIX) in (theirs, theirs.partition(": ")[2])
     return ours == theirs
 
 
-def _selects_nothing(ours: dict[str, Any], theirs: dict[str, Any], elsewhere: dict[str, Any], layers: int) -> bool:
+def _index_is_unused(ours: dict[str, Any], theirs: dict[str, Any], elsewhere: dict[str, Any], layers: int) -> bool:
     """Return whether the out-of-range index affects no result: other indices give the same results."""
     if not re.search(r"out of \w*\s*(range|bounds)", theirs["raises"]) or ours["raises"] or elsewhere["raises"]:
         return False
@@ -427,7 +429,7 @@ def _selects_nothing(ours: dict[str, Any], theirs: dict[str, Any], elsewhere: di
     return True
 
 
-def _described(values: Any, has_memory: bool) -> Any:
+def _describe(values: Any, has_memory: bool) -> Any:
     def describe(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
@@ -463,15 +465,15 @@ class _Run:
         program = self._program
         calls = _CALLS[program.mode]
         if program.mode == "training":
-            return self._training(calls)
+            return self._train(calls)
         # Tensors that the program creates itself must be on its device.
         default = torch.device(self._device) if self._variant.has_device else nullcontext()
         with torch.no_grad() if program.mode == "inference" else nullcontext(), default:
             if program.series:
-                return [self._tried(number, inputs) for number, inputs in enumerate(program.series)]
+                return [self._try_call(number, inputs) for number, inputs in enumerate(program.series)]
             return [self._call(self._seed + number, program.inputs) for number in range(calls)]
 
-    def _tried(self, number: int, inputs: tuple[Any, ...]) -> dict[str, Any]:
+    def _try_call(self, number: int, inputs: tuple[Any, ...]) -> dict[str, Any]:
         try:
             return {"raises": "", **self._call(self._seed + number, inputs)}
         except Exception as error:
@@ -479,37 +481,37 @@ class _Run:
             return {"raises": _line(error)}
 
     def _call(self, seed: int, inputs: tuple[Any, ...]) -> dict[str, Any]:
-        arguments = self._drawn(seed, inputs)
+        arguments = self._draw_inputs(seed, inputs)
         if self._program.mode == "gradients":
-            arguments = tree_map(_requiring_grad, arguments)
+            arguments = tree_map(_require_grad, arguments)
         torch.default_generator.manual_seed(seed)
         outputs = {name: method(*arguments) for name, method in self._methods.items()}
         tensors = [leaf for leaf in tree_leaves((outputs, arguments)) if isinstance(leaf, Tensor)]
         seen: dict[str, Any] = {"outputs": outputs, "inputs afterwards": arguments}
         if self._variant.has_memory:
-            seen["sharing"] = _sharing(tensors)
+            seen["sharing"] = _storage_indices(tensors)
         if self._program.mode == "gradients":
             seen["gradients"] = _gradients(outputs, [*tree_leaves(arguments), *self._state])
         # Copy now, because later calls write to parameters and buffers.
         return {**_copy_of(seen), "state": _copy_of(list(self._state))}
 
-    def _drawn(self, seed: int, inputs: tuple[Any, ...]) -> Any:
+    def _draw_inputs(self, seed: int, inputs: tuple[Any, ...]) -> Any:
         with torch.device("cpu"):
-            arguments = drawn(inputs, seed)
+            arguments = draw_inputs(inputs, seed)
         if self._change:
             arguments = tree_map(self._change, arguments)
         if not self._variant.has_device:
             return arguments
         # Moving to a device drops gaps and repeated elements, so the reference must not have them either.
         arguments = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, arguments)
-        return _on_device(arguments, self._device)
+        return _move_to_device(arguments, self._device)
 
-    def _training(self, steps: int) -> list[dict[str, Any]]:
+    def _train(self, steps: int) -> list[dict[str, Any]]:
         assert self._program.optimiser is not None
         optimiser = self._program.optimiser([tensor for tensor in self._state if tensor.requires_grad])
         seen = []
         for step in range(steps):
-            inputs = self._drawn(self._seed + step, self._program.inputs)
+            inputs = self._draw_inputs(self._seed + step, self._program.inputs)
             torch.default_generator.manual_seed(self._seed + step)
             optimiser.zero_grad()
             loss = self._methods["forward"](*inputs)
@@ -525,12 +527,12 @@ class _CapturedRun(_Run):
 
     def __init__(self, program: Program, variant: Variant, seed: int) -> None:
         variant.prepare()
-        subject = _on_device(_made(program, seed, is_rewritten=program.rewritten is not None), variant.device)
+        subject = _move_to_device(_make(program, seed, is_rewritten=program.rewritten is not None), variant.device)
         torch.default_generator.manual_seed(seed)
         # Capture may run the program, so restore its state afterwards.
         before = [tensor.detach().clone() for tensor in _state(subject)]
         with torch.no_grad() if program.mode == "inference" else nullcontext():
-            methods = variant.capture(subject, drawn(program.inputs, seed), program.methods)
+            methods = variant.capture(subject, draw_inputs(program.inputs, seed), program.methods)
         for tensor, value in zip(_state(subject), before, strict=True):
             if not torch.equal(tensor, value):
                 tensor.detach().copy_(value)
@@ -538,7 +540,7 @@ class _CapturedRun(_Run):
         super().__init__(program, methods, _state(owner), seed, variant)
 
 
-def _made(program: Program, seed: int, is_rewritten: bool = False) -> Callable[..., Any]:
+def _make(program: Program, seed: int, is_rewritten: bool = False) -> Callable[..., Any]:
     torch.default_generator.manual_seed(seed)
     return program.rewritten() if is_rewritten and program.rewritten else program.make()
 
@@ -551,12 +553,12 @@ def _state(subject: Any) -> list[Tensor]:
     return [named[name] for name in sorted(named)]
 
 
-def _on_device(values: Any, device: str) -> Any:
+def _move_to_device(values: Any, device: str) -> Any:
     """Return ``values`` with its modules and tensors moved to ``device``."""
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor | nn.Module) else leaf, values)
 
 
-def _requiring_grad(leaf: Any) -> Any:
+def _require_grad(leaf: Any) -> Any:
     return leaf.requires_grad_() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
@@ -572,7 +574,7 @@ def _gradients(outputs: Any, leaves: Sequence[Any]) -> list[Tensor | None]:
     return list(torch.autograd.grad(total, wanted, allow_unused=True)) if isinstance(total, Tensor) else []
 
 
-def _sharing(tensors: Sequence[Tensor]) -> list[int]:
+def _storage_indices(tensors: Sequence[Tensor]) -> list[int]:
     """Return, for each tensor, the index of the first tensor with the same storage."""
     first: dict[int, int] = {}
     return [
@@ -592,13 +594,13 @@ def _copy_of(values: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return copy.copy(leaf)
         with torch.no_grad(), torch.device("cpu"):
-            values_copy = copied(leaf) if leaf.device.type == "cpu" else _laid_out(leaf.cpu(), leaf.stride())
+            values_copy = copy_tensor(leaf) if leaf.device.type == "cpu" else _with_strides(leaf.cpu(), leaf.stride())
             return values_copy.requires_grad_(leaf.requires_grad)
 
     return tree_map(copy_leaf, values)
 
 
-def _laid_out(values: Tensor, strides: Sequence[int]) -> Tensor:
+def _with_strides(values: Tensor, strides: Sequence[int]) -> Tensor:
     """Return the values with ``strides``, which may have gaps or repeat elements."""
     result = torch.empty_strided(values.shape, strides, dtype=values.dtype)
     once = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)

@@ -96,7 +96,7 @@ def assert_matches(
         AssertionError: the first difference: its location in the structure and its kind, and for values the worst
             element with its error and the tolerance.
     """
-    doubts = _doubts(expected, others)
+    doubts = _extra_tolerances(expected, others)
     for path, result, other in _pairs(actual, expected, "result"):
         if isinstance(other, Tensor):
             _check_tensor(path, result, other, layers, strides, precision, doubts.get(path))
@@ -104,7 +104,7 @@ def assert_matches(
             _check_value(path, result, other, layers)
 
 
-def _doubts(expected: Any, others: Sequence[Any]) -> dict[str, Tensor]:
+def _extra_tolerances(expected: Any, others: Sequence[Any]) -> dict[str, Tensor]:
     """Return, for each path to a tensor, the difference between ``others`` and ``expected``, times :data:`DOUBT`.
 
     Paths of other values are included, with an infinite difference, if the values differ.
@@ -117,12 +117,12 @@ def _doubts(expected: Any, others: Sequence[Any]) -> dict[str, Tensor]:
                     doubts[path] = torch.tensor(math.inf)
                 continue
             same = alternative.shape == wanted.shape
-            error = DOUBT * _errors(_wide(alternative), _wide(wanted)) if same else torch.tensor(math.inf)
+            error = DOUBT * _errors(_widen(alternative), _widen(wanted)) if same else torch.tensor(math.inf)
             doubts[path] = torch.maximum(doubts[path], error) if path in doubts else error
-    return {path: _evened(doubt) for path, doubt in doubts.items()}
+    return {path: _raise_to_median(doubt) for path, doubt in doubts.items()}
 
 
-def _evened(doubt: Tensor) -> Tensor:
+def _raise_to_median(doubt: Tensor) -> Tensor:
     """Raise each doubt to at least the median. A small doubt may come from roundings that happen to cancel."""
     finite = doubt[doubt.isfinite()]
     return doubt.clamp(min=float(finite.median())) if finite.numel() else doubt
@@ -139,8 +139,8 @@ def largest_error(actual: Any, expected: Any) -> float:
     worst = 0.0
     for path, result, other in _pairs(actual, expected, "result"):
         if isinstance(other, Tensor) and other.numel() and (other.is_floating_point() or other.is_complex()):
-            _same(path, "sizes", tuple(result.shape), tuple(other.shape))
-            error = float(_errors(_wide(result), _wide(other)).max())
+            _require_equal(path, "sizes", tuple(result.shape), tuple(other.shape))
+            error = float(_errors(_widen(result), _widen(other)).max())
             # If the largest element is 0, only equal tensors have an error of 0.
             worst = max(worst, error / (_largest(other) or 1.0))
     return worst
@@ -150,14 +150,14 @@ def _pairs(actual: Any, expected: Any, path: str) -> Iterator[tuple[str, Any, An
     """Yield the corresponding leaves of both structures, each with its path, ``result[0]['key']``."""
     if isinstance(expected, Mapping):
         _require(isinstance(actual, Mapping), path, f"a {_kind(expected)} was expected, got {_kind(actual)}")
-        _same(path, "keys", list(actual), list(expected))
+        _require_equal(path, "keys", list(actual), list(expected))
         children = [(f"{path}[{key!r}]", actual[key], expected[key]) for key in expected]
     elif isinstance(expected, Sequence) and not isinstance(expected, (str, bytes)):
         # A scripted function returns another named tuple class than eager: compare the kind and the fields.
         kind = tuple if isinstance(expected, tuple) else list if isinstance(expected, list) else type(expected)
         _require(isinstance(actual, kind), path, f"a {_kind(expected)} was expected, got {_kind(actual)}")
-        _same(path, "fields", getattr(actual, "_fields", None), getattr(expected, "_fields", None))
-        _same(path, "length", len(actual), len(expected))
+        _require_equal(path, "fields", getattr(actual, "_fields", None), getattr(expected, "_fields", None))
+        _require_equal(path, "length", len(actual), len(expected))
         children = [(f"{path}[{i}]", *both) for i, both in enumerate(zip(actual, expected, strict=True))]
     else:
         yield path, actual, expected
@@ -177,8 +177,8 @@ def _check_tensor(
 ) -> None:
     _require(isinstance(actual, Tensor), path, f"a tensor was expected, got {_kind(actual)}")
     for name in ("dtype", "layout", "device", "requires_grad"):
-        _same(path, name, getattr(actual, name), getattr(expected, name))
-    _same(path, "sizes", tuple(actual.shape), tuple(expected.shape))
+        _require_equal(path, name, getattr(actual, name), getattr(expected, name))
+    _require_equal(path, "sizes", tuple(actual.shape), tuple(expected.shape))
     if strides and expected.layout == torch.strided and expected.numel():
         wanted = [(d, s) for d, s in enumerate(expected.stride()) if expected.size(d) > 1]
         actual_strides = [(d, actual.stride(d)) for d, _ in wanted]
@@ -199,7 +199,7 @@ def _check_elements(
     tolerance = TOLERANCES.get(expected.dtype, _EXACT)
     if precision is not None and expected.is_floating_point():
         tolerance = FORMATS.get(precision, tolerance)
-    result, other = _wide(actual), _wide(expected)
+    result, other = _widen(actual), _widen(expected)
     error = _errors(result, other)
     finite = torch.where(other.isfinite(), other.abs(), 0)
     allowed = tolerance.relative * finite
@@ -227,10 +227,10 @@ def _check_value(path: str, actual: Any, expected: Any, layers: int) -> None:
     if isinstance(expected, float):
         _check_elements(path, torch.tensor(actual), torch.tensor(expected, dtype=torch.float32), layers)
     else:
-        _same(path, "value", actual, expected)
+        _require_equal(path, "value", actual, expected)
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _widen(tensor: Tensor) -> Tensor:
     """Return the values as int64, float64 or complex128, in which differences are exact enough."""
     plain = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
     if plain.is_complex():
@@ -254,7 +254,7 @@ def _errors(actual: Tensor, expected: Tensor) -> Tensor:
 
 def _largest(tensor: Tensor) -> float:
     """Return the largest finite magnitude, or 0 if no element is finite."""
-    magnitude = _wide(tensor).abs().to(torch.float64)
+    magnitude = _widen(tensor).abs().to(torch.float64)
     return float(torch.where(magnitude.isfinite(), magnitude, 0).max())
 
 
@@ -262,7 +262,7 @@ def _ratio(error: float, magnitude: float) -> float:
     return error / magnitude if magnitude else math.inf
 
 
-def _same(path: str, what: str, actual: object, expected: object) -> None:
+def _require_equal(path: str, what: str, actual: object, expected: object) -> None:
     _require(bool(actual == expected), path, f"{what} {actual}, expected {expected}")
 
 

@@ -55,7 +55,7 @@ def work_inside(graph: Any, *inputs: Any) -> int:
     """
     nodes = [node for node in graph.nodes() if node.kind() == GROUP]
     if len(nodes) != len(groups(graph)):
-        raise ValueError("a group stands in a branch or a loop")
+        raise ValueError("a group is in a branch or a loop")
     total = 0
     for index, node in enumerate(nodes):
         # A copy of the graph that computes the inputs of this group.
@@ -134,7 +134,7 @@ def _op_work(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         return _FORMULAS[packet](*args)
     if packet in flop_registry:
         return int(flop_registry[packet](*args, **kwargs, out_val=result))
-    if func.is_view or packet in _MOVES:
+    if func.is_view or packet in _MOVING_OPS:
         return 0
     leaves = torch.utils._pytree.tree_leaves((args, kwargs, result))
     return max((leaf.numel() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), default=0)
@@ -168,7 +168,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     _aten._transformer_encoder_layer_fwd: _encoder_layer_work,
 }
 
-_MOVES = frozenset(
+_MOVING_OPS = frozenset(
     {
         _aten._to_copy,
         _aten._unsafe_view,

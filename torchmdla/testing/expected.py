@@ -11,9 +11,9 @@ from torchmdla.testing.checking import PASSING, Outcome, Status
 from torchmdla.testing.opinfo import DTYPES
 
 # (way, program) → status, reason.
-_PARTS = "the sample reads memory outside of its tensor, and a tensor is moved without what is around it"
+_READS_OUTSIDE = "the sample reads memory outside of its tensor, and a tensor is moved without what is around it"
 _LAZY_SPARSE = "PyTorch has no sparse tensors on its lazy device"
-_MOVED = "the sample's elements share a place in memory, and a tensor is moved without that"
+_SHARED_ELEMENTS = "the sample's elements share a place in memory, and a tensor is moved without that"
 _OUT = "PyTorch's functionalisation of this operator with out= loses or mixes up what is written"
 _META = "PyTorch's meta kernel of this operator gives other strides than the operator"
 _DECOMPOSED = "PyTorch's decomposition of this operator with out= writes to its input, which PyTorch then refuses"
@@ -36,7 +36,7 @@ EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {
         for sample in range(16)
     },
     **{
-        (way, f"opinfo.{name}.float32@errors:0"): ("no reference", _MOVED)
+        (way, f"opinfo.{name}.float32@errors:0"): ("no reference", _SHARED_ELEMENTS)
         for way in ("acap:device", "lazy:step")
         for name in ("masked_select", "index_select", "take", "bernoulli", "cat")
     },
@@ -54,19 +54,19 @@ EXPECTED_FAILURES: Mapping[tuple[str, str], tuple[Status, str]] = {
     ("export:export", "opinfo.native_batch_norm.float32@out:0"): ("error", _DECOMPOSED),
     ("export:export", "normalisation.batch2d_channels_last_training:gradients"): ("wrong", _NORM),
     **{
-        (way, f"opinfo.as_strided.partial_views.{dtype}:2"): ("no reference", _PARTS)
+        (way, f"opinfo.as_strided.partial_views.{dtype}:2"): ("no reference", _READS_OUTSIDE)
         for way in ("acap:device", "lazy:step")
         for dtype in DTYPES
     },
 }
 
 _STEP = "relu's gradient steps at 0, and a rounded value may be on the other side"
-_MULTIPLIED = "what is rounded is multiplied by 256 afterwards"
+_SCALED_ROUNDING_ERROR = "what is rounded is multiplied by 256 afterwards"
 
 # (a device's number format, program) → reason why its values must differ, on every variant on which they do.
 FORMAT_FAILURES: Mapping[tuple[str, str], str] = {
     ("fixed16", "convolutions.conv_residual:gradients"): _STEP,
-    ("fixed16", "models.norms"): _MULTIPLIED,
+    ("fixed16", "models.norms"): _SCALED_ROUNDING_ERROR,
 }
 
 

@@ -80,7 +80,7 @@ class Frontend:
     variants: Mapping[str, Variant]
 
 
-def uncaptured(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+def eager_methods(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
     """Return the methods of a module, or a function, without capture."""
     return {name: getattr(subject, name) if isinstance(subject, nn.Module) else subject for name in methods}
 
@@ -101,11 +101,11 @@ def _trace(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
 
 def _script(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
     if isinstance(subject, nn.Module):
-        return _methods(_scripted_anew(subject), methods)
-    return {"forward": torch.jit.script(_copied(subject) if inspect.isfunction(subject) else subject)}
+        return _methods(_script_as_new_type(subject), methods)
+    return {"forward": torch.jit.script(_copy_function(subject) if inspect.isfunction(subject) else subject)}
 
 
-def _scripted_anew(module: nn.Module) -> Any:
+def _script_as_new_type(module: nn.Module) -> Any:
     """Script ``module`` as a new type.
 
     PyTorch caches types, and their execution plans, by class and attributes.
@@ -114,7 +114,7 @@ def _scripted_anew(module: nn.Module) -> Any:
     return torch.jit.script(module)
 
 
-def _copied(function: FunctionType) -> FunctionType:
+def _copy_function(function: FunctionType) -> FunctionType:
     """Return a copy of the function object.
 
     PyTorch caches the scripted form of a function object, and its execution plans.
@@ -129,25 +129,25 @@ def _copied(function: FunctionType) -> FunctionType:
 
 def _freeze(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
     preserved = [name for name in methods if name != "forward"]
-    return _methods(torch.jit.freeze(_scripted_anew(subject), preserved_attrs=preserved), methods)
+    return _methods(torch.jit.freeze(_script_as_new_type(subject), preserved_attrs=preserved), methods)
 
 
 def _methods(module: Any, methods: Methods) -> Captured:
     return {name: module if name == "forward" else getattr(module, name) for name in methods}
 
 
-def _traceable(program: Program, subject: Any) -> bool:
+def _is_traceable(program: Program, subject: Any) -> bool:
     is_traced = program.tags.isdisjoint({"chooses", "scripted"})
     return program.takes_tensors_only and bool(program.inputs) and is_traced
 
 
-def _scriptable(program: Program, subject: Any) -> bool:
+def _is_script(program: Program, subject: Any) -> bool:
     return is_scriptable(subject) and "python" not in program.tags
 
 
-def _freezable(program: Program, subject: Any) -> bool:
+def _is_freezable(program: Program, subject: Any) -> bool:
     is_frozen = isinstance(subject, nn.Module) and not subject.training and program.mode == "inference"
-    return is_frozen and _scriptable(program, subject)
+    return is_frozen and _is_script(program, subject)
 
 
 # --- torch.compile and torch.export ------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def _freezable(program: Program, subject: Any) -> bool:
 
 def _dynamo(subject: Any, inputs: tuple[Any, ...], methods: Methods, backend: str = "torchmdla") -> Captured:
     torch._dynamo.reset()
-    called = uncaptured(subject, inputs, methods)
+    called = eager_methods(subject, inputs, methods)
     return {name: torch.compile(method, backend=backend) for name, method in called.items()}
 
 
@@ -163,7 +163,7 @@ def _export(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured
     return {"forward": torchmdla.compile(_as_module(subject), *inputs, frontend="export")}
 
 
-def _export_alone(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+def _export_without_torchmdla(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
     return {"forward": torch.export.export(_as_module(subject), inputs).run_decompositions({}).module()}
 
 
@@ -171,12 +171,12 @@ def _as_module(subject: Any) -> nn.Module:
     return subject if isinstance(subject, nn.Module) else FunctionModule(subject)
 
 
-def _exportable(program: Program, subject: Any) -> bool:
+def _is_exportable(program: Program, subject: Any) -> bool:
     is_exported = program.tags.isdisjoint({"chooses", "scripted"})
     return bool(program.inputs) and program.methods == ("forward",) and is_exported
 
 
-def _anything(program: Program, subject: Any) -> bool:
+def _is_unscripted(program: Program, subject: Any) -> bool:
     return "scripted" not in program.tags
 
 
@@ -189,7 +189,7 @@ def _dispatch(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captur
     leaves, _ = tree_flatten(inputs)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     results: dict[str, Any] = {}
-    for name, function in uncaptured(subject, inputs, methods).items():
+    for name, function in eager_methods(subject, inputs, methods).items():
         with builder.capture_function(name, [leaves[index] for index in places]) as building:
             flat, results[name] = tree_flatten(function(*inputs))
             building.returns(flat)
@@ -206,18 +206,18 @@ def _dispatch(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captur
     return {name: calling(name) for name in methods}
 
 
-def _dispatchable(program: Program, subject: Any) -> bool:
+def _is_dispatchable(program: Program, subject: Any) -> bool:
     return program.tags.isdisjoint({"chooses", "scripted"}) and program.mode == "inference"
 
 
 # --- devices of PyTorch's own -------------------------------------------------------------------------------------
 
 
-def _lazy_device() -> None:
+def _initialise_lazy_device() -> None:
     lazy.initialize(torchmdla.devices.in_use())
 
 
-def _dense(program: Program, subject: Any) -> bool:
+def _is_dense(program: Program, subject: Any) -> bool:
     return program.tags.isdisjoint({"scripted", "sparse"})
 
 
@@ -227,32 +227,36 @@ FRONTENDS: Mapping[str, Frontend] = {
     "torchscript": Frontend(
         "torch.jit.trace, torch.jit.script, and scripted modules frozen",
         {
-            "trace": Variant(_trace, _traceable),
-            "script": Variant(_script, _scriptable),
-            "freeze": Variant(_freeze, _freezable),
+            "trace": Variant(_trace, _is_traceable),
+            "script": Variant(_script, _is_script),
+            "freeze": Variant(_freeze, _is_freezable),
         },
     ),
     "dynamo": Frontend(
         'torch.compile(…, backend="torchmdla")',
-        {"compile": Variant(_dynamo, _anything, alone=partial(_dynamo, backend="aot_eager"))},
+        {"compile": Variant(_dynamo, _is_unscripted, alone=partial(_dynamo, backend="aot_eager"))},
     ),
     "export": Frontend(
         "torchmdla.compile(…, frontend='export')",
-        {"export": Variant(_export, _exportable, owns_state=True, alone=_export_alone)},
+        {"export": Variant(_export, _is_exportable, owns_state=True, alone=_export_without_torchmdla)},
     ),
-    "dispatch": Frontend("torchmdla.ModuleBuilder", {"capture": Variant(_dispatch, _dispatchable)}),
+    "dispatch": Frontend("torchmdla.ModuleBuilder", {"capture": Variant(_dispatch, _is_dispatchable)}),
     "lazy": Frontend(
         "PyTorch's Lazy Tensor Core",
-        {"step": Variant(uncaptured, _anything, device="lazy", prepare=_lazy_device, has_memory=False)},
+        {
+            "step": Variant(
+                eager_methods, _is_unscripted, device="lazy", prepare=_initialise_lazy_device, has_memory=False
+            )
+        },
     ),
     "acap": Frontend(
         "the acap device",
-        {"device": Variant(uncaptured, _dense, device="acap", prepare=torchmdla.acap_device, only_for="cpu")},
+        {"device": Variant(eager_methods, _is_dense, device="acap", prepare=torchmdla.acap_device, only_for="cpu")},
     ),
 }
 
 
-def ways(text: str) -> list[str]:
+def variant_names(text: str) -> list[str]:
     """Return the variants that ``text`` requests, as ``frontend:variant``.
 
     ``text`` lists names of frontends or of variants, separated by commas.
@@ -272,9 +276,9 @@ def ways(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def variant_of(way: str) -> Variant:
-    """Return the variant that a name of :func:`ways` specifies."""
-    frontend, _, variant = way.partition(":")
+def variant_of(name: str) -> Variant:
+    """Return the variant that a name of :func:`variant_names` specifies."""
+    frontend, _, variant = name.partition(":")
     return FRONTENDS[frontend].variants[variant]
 
 
@@ -303,7 +307,7 @@ def check_device(name: str, options: str, chosen: Sequence[str]) -> None:
         torchmdla.devices.get(name).configure(**device_options(options))
     except (TypeError, ValueError) as error:
         raise NotAvailableError(str(error)) from None
-    refused = [way for way in chosen if variant_of(way).only_for not in ("", name)]
+    refused = [variant for variant in chosen if variant_of(variant).only_for not in ("", name)]
     if refused:
         others = [
             frontend

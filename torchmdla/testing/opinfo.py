@@ -21,9 +21,9 @@ from torch import Tensor
 from torchmdla.errors import unknown_name
 from torchmdla.testing.frontends import NotAvailableError
 from torchmdla.testing.programs import Program
-from torchmdla.testing.programs.inputs import copied
+from torchmdla.testing.programs.inputs import copy_tensor
 from torchmdla.testing.programs.operators import grouped, on_tensors
-from torchmdla.testing.programs.program import Tag, constantly
+from torchmdla.testing.programs.program import Tag, factory_of
 
 # The default dtypes: those that devices support.
 DTYPES = ("float32", "int64", "bool", "float64", "int32", "bfloat16", "float16", "int16", "int8", "uint8")
@@ -31,7 +31,7 @@ DTYPES = ("float32", "int64", "bool", "float64", "int32", "bfloat16", "float16",
 _HALVES = (torch.float16, torch.bfloat16)
 
 # Operators whose results are uninitialised memory.
-UNWRITTEN = frozenset(
+UNINITIALISED_RESULTS = frozenset(
     {
         "empty",
         "empty_like",
@@ -60,11 +60,11 @@ def operators() -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise NotAvailableError(f"PyTorch's operator database needs the package {error.name}: pip install it") from None
     # The database seeds operators that draw random numbers, which no capture sees. A check seeds each call instead.
-    database.wrapper_set_seed = _called  # type: ignore[attr-defined, assignment]
+    database.wrapper_set_seed = _call  # type: ignore[attr-defined, assignment]
     return {info.full_name: info for info in database.op_db if not info.name.startswith(_PREFIX_OF_OTHER_DEVICES)}
 
 
-def _called(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return operator(*args, **kwargs)
 
 
@@ -119,7 +119,7 @@ def _program(name: str, info: Any, sample: Any, form: Form) -> Program | None:
         return None
     function, tensors = on_tensors(*call)
     tags: frozenset[Tag] = frozenset({"sparse"} if "sparse" in info.name else ())
-    make = constantly(grouped(_plain(function)))
+    make = factory_of(grouped(_as_positional(function)))
     # Samples of a few elements cancel. In 16 bits, eager's own rounding makes them useless as a reference.
     is_half = any(isinstance(tensor, Tensor) and tensor.dtype in _HALVES for tensor in tensors)
     return Program(
@@ -128,7 +128,7 @@ def _program(name: str, info: Any, sample: Any, form: Form) -> Program | None:
         tensors,
         layers=_LAYERS,
         tags=tags,
-        values=info.name not in UNWRITTEN,
+        values=info.name not in UNINITIALISED_RESULTS,
         in_doubt=is_half,
         is_refused=form.is_refused,
     )
@@ -177,49 +177,49 @@ def _error_samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
             yield from (error.sample_input for error in info.error_inputs("cpu"))
 
 
-def _plainly(info: Any, sample: Any) -> Call:
-    return _calling(info.op, sample)
+def _plain_call(info: Any, sample: Any) -> Call:
+    return _as_call(info.op, sample)
 
 
-def _refused(info: Any, sample: Any) -> Call | None:
-    call = _calling(info.op, sample)
-    return None if _runs(call) else call
+def _invalid_call(info: Any, sample: Any) -> Call | None:
+    call = _as_call(info.op, sample)
+    return None if _is_runnable(call) else call
 
 
-def _strided(info: Any, sample: Any) -> Call | None:
+def _strided_call(info: Any, sample: Any) -> Call | None:
     # Some operators need contiguous inputs.
-    call = _calling(info.op, sample)
-    return call if _runs(call) else None
+    call = _as_call(info.op, sample)
+    return call if _is_runnable(call) else None
 
 
-def _runs(call: Call) -> bool:
+def _is_runnable(call: Call) -> bool:
     """Return whether eager runs the call on copies of its tensors; the copies do not share memory."""
     function, tensors = on_tensors(*call)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            function(*map(copied, tensors))
+            function(*map(copy_tensor, tensors))
         except Exception:
             return False
     return True
 
 
-def _calling(function: Callable[..., Any], sample: Any) -> Call:
+def _as_call(function: Callable[..., Any], sample: Any) -> Call:
     def call(arguments: Any, keywords: Any) -> Any:
         return function(*arguments, **keywords)
 
     return call, ((sample.input, *sample.args), sample.kwargs)
 
 
-def _in_place(info: Any, sample: Any) -> Call | None:
+def _in_place_call(info: Any, sample: Any) -> Call | None:
     # A result of another size or dtype does not fit into the input.
     result = _result(info, sample)
     if sample.broadcasts_input or not _is_like(result, sample.input):
         return None
-    return _calling(info.inplace_variant, sample)
+    return _as_call(info.inplace_variant, sample)
 
 
-def _into(info: Any, sample: Any) -> Call | None:
+def _out_call(info: Any, sample: Any) -> Call | None:
     result = _result(info, sample)
     tensors = result if isinstance(result, tuple) else (result,)
     if not tensors or not all(isinstance(tensor, Tensor) and tensor.layout == torch.strided for tensor in tensors):
@@ -233,7 +233,7 @@ def _into(info: Any, sample: Any) -> Call | None:
     # ``out=`` determines the device.
     keywords = {name: value for name, value in sample.kwargs.items() if name != "device"}
     changed = call, ((sample.input, *sample.args, places if isinstance(result, tuple) else places[0]), keywords)
-    return changed if _runs(changed) else None
+    return changed if _is_runnable(changed) else None
 
 
 def _result(info: Any, sample: Any) -> Any:
@@ -250,20 +250,24 @@ def _is_like(result: Any, other: Any) -> bool:
     return result.shape == other.shape and result.dtype == other.dtype and result.layout == other.layout
 
 
-def _always(info: Any) -> bool:
+def _is_any(info: Any) -> bool:
     return True
 
 
 FORMS: Mapping[str, Form] = {
-    "plain": Form("as a function", _always, _samples, _plainly),
-    "inplace": Form("writing to its input", lambda info: info.inplace_variant is not None, _samples, _in_place),
-    "out": Form("writing to what out= gives", lambda info: bool(info.supports_out), _samples, _into),
+    "plain": Form("as a function", _is_any, _samples, _plain_call),
+    "inplace": Form("writing to its input", lambda info: info.inplace_variant is not None, _samples, _in_place_call),
+    "out": Form("writing to what out= gives", lambda info: bool(info.supports_out), _samples, _out_call),
     # Exclude sparse tensors: PyTorch raises when it makes noncontiguous samples of them.
     "strided": Form(
-        "inputs that are not contiguous", lambda info: "sparse" not in info.name, _strided_samples, _strided
+        "inputs that are not contiguous", lambda info: "sparse" not in info.name, _strided_samples, _strided_call
     ),
     "errors": Form(
-        "inputs that eager refuses", lambda info: info.error_inputs_func is not None, _error_samples, _refused, True
+        "inputs that eager refuses",
+        lambda info: info.error_inputs_func is not None,
+        _error_samples,
+        _invalid_call,
+        True,
     ),
 }
 
@@ -272,7 +276,7 @@ FORMS: Mapping[str, Form] = {
 _LAYERS = 4
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def _as_positional(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``function`` with results as plain tuples, which tracing supports.
 
     Operators return their own classes.

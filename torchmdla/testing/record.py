@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from torchmdla.testing.checking import STATUSES, Outcome
-from torchmdla.testing.runner import Job, Judged, judged
+from torchmdla.testing.runner import CheckedOutcome, Job, check_outcome
 
 _OUTCOME = [field.name for field in fields(Outcome)]
 
@@ -49,12 +49,12 @@ class Record:
         whole, _, torn = file.read_bytes().rpartition(b"\n")
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                self._take(json.loads(line))
+                self._add_entry(json.loads(line))
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{file}, line {number}: not written by --json ({error})") from None
         return len(torn)
 
-    def _take(self, entry: Any) -> None:
+    def _add_entry(self, entry: Any) -> None:
         if "done" in entry:
             self._done.add(Job(**entry["done"]))
         else:
@@ -62,11 +62,11 @@ class Record:
             outcome = Outcome(**{name: entry[name] for name in _OUTCOME})
             self._outcomes[outcome.program, outcome.way] = outcome
 
-    def left_of(self, jobs: Sequence[Job]) -> list[Job]:
+    def unfinished(self, jobs: Sequence[Job]) -> list[Job]:
         """Return those of ``jobs`` that are not done."""
         return [job for job in jobs if job not in self._done]
 
-    def add(self, event: Judged | Job) -> None:
+    def add(self, event: CheckedOutcome | Job) -> None:
         """Write an event that :func:`torchmdla.testing.runner.run` yields."""
         if isinstance(event, Job):
             self._done.add(event)
@@ -82,9 +82,9 @@ class Record:
             self._stream.write(json.dumps(entry) + "\n")
             self._stream.flush()
 
-    def results(self) -> list[Judged]:
+    def results(self) -> list[CheckedOutcome]:
         """Return every outcome, earlier runs included, compared with the current expectations."""
-        return [judged(outcome) for outcome in self._outcomes.values()]
+        return [check_outcome(outcome) for outcome in self._outcomes.values()]
 
     def __enter__(self) -> Record:
         return self
@@ -111,7 +111,7 @@ class Comparison:
     only_one: list[str]
 
 
-def compared(before: Path, after: Path) -> Comparison:
+def compare_runs(before: Path, after: Path) -> Comparison:
     """Return the differences between the runs in two files.
 
     Raises:
@@ -143,13 +143,13 @@ def compared(before: Path, after: Path) -> Comparison:
 _HEADING = "## Results\n"
 
 
-def write_table(results: Sequence[Judged], page: Path) -> None:
+def write_table(results: Sequence[CheckedOutcome], page: Path) -> None:
     """Write the results below the heading ``Results`` of a page in Markdown. The text above the heading stays."""
     before, _, _ = page.read_text(encoding="utf-8").partition(_HEADING)
     page.write_text("\n".join([before.rstrip("\n"), "", _HEADING, *_tables(results)]) + "\n", encoding="utf-8")
 
 
-def _tables(results: Sequence[Judged]) -> Iterator[str]:
+def _tables(results: Sequence[CheckedOutcome]) -> Iterator[str]:
     """Yield the lines of three tables.
 
     They show counts, each program on each variant, and the reasons for other statuses than ``ok``.

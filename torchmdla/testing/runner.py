@@ -29,7 +29,7 @@ _START_SECONDS = 300
 # A process is replaced after this number of programs, or at this fraction of its memory, because the caches of
 # compilers grow.
 _PROGRAMS_PER_PROCESS = 2000
-_MOST_USED = 0.5
+_MAX_MEMORY_FRACTION = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Judged:
+class CheckedOutcome:
     """Outcome with the information whether it is expected: it passes, or fails as listed."""
 
     outcome: Outcome
@@ -71,7 +71,7 @@ class Judged:
 
 def run(
     jobs: Iterable[Job | None], processes: int = 1, timeout: float = 300.0, memory: int = 0
-) -> Iterator[Judged | Job]:
+) -> Iterator[CheckedOutcome | Job]:
     """Run ``jobs``. Yield the outcome of each program, and each job when it is done.
 
     Args:
@@ -96,7 +96,7 @@ def run(
             for worker in busy:
                 for event in worker.events(timeout):
                     if isinstance(event, Outcome):
-                        yield judged(event)
+                        yield check_outcome(event)
                     elif event.begin:
                         waiting.appendleft(event)
                     else:
@@ -106,10 +106,10 @@ def run(
             worker.stop()
 
 
-def judged(outcome: Outcome) -> Judged:
+def check_outcome(outcome: Outcome) -> CheckedOutcome:
     """Compare an outcome with the expectation for its name."""
     expectation = expected_failure(outcome)
-    return Judged(outcome, *expectation)
+    return CheckedOutcome(outcome, *expectation)
 
 
 class _Worker:
@@ -127,7 +127,7 @@ class _Worker:
 
     def start(self, job: Job) -> None:
         """Send a job to the process. Start a process first if it does not exist or must be replaced."""
-        is_full = self._memory and self._used > _MOST_USED * self._memory
+        is_full = self._memory and self._used > _MAX_MEMORY_FRACTION * self._memory
         if self._process is not None and (self._count > _PROGRAMS_PER_PROCESS or is_full):
             self.stop()
         if self._process is None:
@@ -155,7 +155,7 @@ class _Worker:
                 message = self._pipe.recv()
                 if isinstance(message, int):
                     self._used = message
-                    yield self._over(replace(self.job, begin=0))
+                    yield self._end_job(replace(self.job, begin=0))
                     return
                 if isinstance(message, Outcome):
                     yield message
@@ -165,20 +165,20 @@ class _Worker:
         except (EOFError, ConnectionError):
             self._process.join()
         if self._process.exitcode is not None:
-            yield from self._lost("crash", _cause_of_death(self._process.exitcode))
+            yield from self._fail_job("crash", _cause_of_death(self._process.exitcode))
         elif monotonic() - self._since > timeout + (0 if self._at else _START_SECONDS):
-            yield from self._lost("time-out", f"not ready after {timeout:g} s")
+            yield from self._fail_job("time-out", f"not ready after {timeout:g} s")
 
-    def _lost(self, status: Any, detail: str) -> Iterator[Outcome | Job]:
+    def _fail_job(self, status: Any, detail: str) -> Iterator[Outcome | Job]:
         assert self.job is not None
         job = self.job
         index, name = self._at or (-1, job.name)
         yield Outcome(name, job.way, status, detail, seconds=round(monotonic() - self._since, 3))
         self.stop()
         # If no program was begun, none will be: the job is over.
-        yield self._over(replace(job, begin=index + 1))
+        yield self._end_job(replace(job, begin=index + 1))
 
-    def _over(self, job: Job) -> Job:
+    def _end_job(self, job: Job) -> Job:
         self.job = None
         return job
 

@@ -13,7 +13,7 @@ Function = Callable[[], object]
 SPAN = 0.01
 
 
-def interleaved(
+def time_interleaved(
     functions: Mapping[str, Function],
     rounds: int,
     span: float = SPAN,

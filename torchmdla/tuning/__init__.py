@@ -25,7 +25,7 @@ from torchmdla.errors import CompileError
 from torchmdla.report.groups import calls_by_group, executables_of, groups_called_since, reset_times
 from torchmdla.report.observing import timed_kernels
 from torchmdla.support import logs
-from torchmdla.tuning.process import Step, measured
+from torchmdla.tuning.process import Step, measure_kernels
 from torchmdla.tuning.report import TuningReport
 
 # Default time to measure, in seconds.
@@ -36,7 +36,7 @@ _CALL_SECONDS, _LEAST_CALLS, _MOST_CALLS = 1.0, 5, 200
 
 
 @dataclass(frozen=True)
-class _Timed:
+class _TimedProgram:
     """Program that a call runs, with the seconds of each of its kernels in a call of the model."""
 
     program: Program
@@ -71,7 +71,7 @@ def tune(call: Callable[[], Any], seconds: float = SECONDS) -> TuningReport:
             rest = sum(other.seconds for other in timed if other.seconds <= entry.seconds)
             records = Records(devices.get(entry.program.target.device))
             try:
-                for kernel in measured(
+                for kernel in measure_kernels(
                     entry.program, entry.places, left * entry.seconds / rest, records.load(), bar.show
                 ):
                     kernels[f"{entry.program.key} {kernel.kernel}"] = kernel
@@ -85,7 +85,7 @@ def tune(call: Callable[[], Any], seconds: float = SECONDS) -> TuningReport:
     return report
 
 
-def _timed_programs(call: Callable[[], Any]) -> list[_Timed]:
+def _timed_programs(call: Callable[[], Any]) -> list[_TimedProgram]:
     with torch.no_grad():
         before = calls_by_group()
         call()
@@ -99,13 +99,13 @@ def _timed_programs(call: Callable[[], Any]) -> list[_Timed]:
     executables = [
         executable for report in called for executable in executables_of(report) if executable.times.sums()["calls"]
     ]
-    tunable = list(_by_program(executables, calls))
+    tunable = list(_merge_by_program(executables, calls))
     if not tunable:
         raise ValueError("there is nothing to tune: no group runs compiled, on a device that can be tuned")
     return tunable
 
 
-def _by_program(executables: Sequence[Compiled], calls: int) -> Iterator[_Timed]:
+def _merge_by_program(executables: Sequence[Compiled], calls: int) -> Iterator[_TimedProgram]:
     """Yield the timed programs; equal programs, of layers that are alike, are merged."""
     places: dict[str, list[float]] = {}
     programs: dict[str, Program] = {}
@@ -120,7 +120,7 @@ def _by_program(executables: Sequence[Compiled], calls: int) -> Iterator[_Timed]
         programs[key] = program
         places[key] = [a + b for a, b in zip(places.get(key, [0.0] * len(seconds)), seconds, strict=True)]
     for key, program in programs.items():
-        yield _Timed(program, places[key])
+        yield _TimedProgram(program, places[key])
 
 
 class _Bar:

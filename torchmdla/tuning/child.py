@@ -45,7 +45,7 @@ def _answer(request: dict[str, Any], replies: IO[str]) -> None:
     def send(**message: Any) -> None:
         print(json.dumps(message), file=replies, flush=True)
 
-    def tell(kernel: TunedKernel, tried: int, gain: float) -> None:
+    def progress(kernel: TunedKernel, tried: int, gain: float) -> None:
         send(step=kernel.to_raw(), tried=tried, gain=gain)
 
     try:
@@ -56,7 +56,7 @@ def _answer(request: dict[str, Any], replies: IO[str]) -> None:
         known = {record.kernel: record for record in map(Record.from_raw, request["known"])}
         device = devices.get(program.target.device)
         for kernel in device.tune(
-            program, request["places"], request["seconds"], known, skip=request["skip"], tell=tell
+            program, request["places"], request["seconds"], known, skip=request["skip"], progress=progress
         ):
             send(kernel=kernel.to_raw())
         send(end=True)

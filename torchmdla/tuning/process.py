@@ -20,15 +20,15 @@ from torchmdla.compile_service.origin import Origin
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
 from torchmdla.errors import CompileError
-from torchmdla.support.processes import how_it_ended
+from torchmdla.support.processes import describe_exit
 
 _CHILD = Path(__file__).with_name("child.py")
 
 # Extra seconds for a process that starts, or is stuck; most replacements of a crashed process; bytes that are kept of
 # its output.
 _GRACE = 90.0
-_MOST_DEATHS = 3
-_LAST_WORDS = 2048
+_MAX_RESTARTS = 3
+_KEPT_OUTPUT_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Step:
     gain: float
 
 
-class _Died(Exception):
+class _ProcessDied(Exception):
     """Error of a process that ended early, while it measured ``kernel``."""
 
     def __init__(self, kernel: str, diagnostic: str) -> None:
@@ -48,12 +48,12 @@ class _Died(Exception):
         self.kernel = kernel
 
 
-def measured(
+def measure_kernels(
     program: Program,
     places: Sequence[float],
     seconds: float,
     known: Mapping[str, Record],
-    tell: Callable[[Step], object],
+    progress: Callable[[Step], object],
 ) -> Iterator[TunedKernel]:
     """Yield the kernels of :meth:`torchmdla.devices.device.Device.tune`, and again when more is known of one.
 
@@ -64,17 +64,17 @@ def measured(
     """
     until, done, skip = time.monotonic() + seconds, dict[str, TunedKernel](), list[str]()
     known = dict(known)
-    for _ in range(_MOST_DEATHS):
+    for _ in range(_MAX_RESTARTS):
         left = max(0.0, until - time.monotonic())
         try:
-            for kernel in _run(program, places, left, known, skip, tell):
+            for kernel in _run(program, places, left, known, skip, progress):
                 if kernel.record is not None:
                     known[kernel.kernel] = kernel.record
                 if done.get(kernel.kernel) != kernel:
                     done[kernel.kernel] = kernel
                     yield kernel
             return
-        except _Died as death:
+        except _ProcessDied as death:
             if not death.kernel or death.kernel in skip:
                 # The decisions that were found may be the cause, so none of them are kept.
                 for kernel in done.values():
@@ -90,7 +90,7 @@ def _run(
     seconds: float,
     known: Mapping[str, Record],
     skip: Sequence[str],
-    tell: Callable[[Step], object],
+    progress: Callable[[Step], object],
 ) -> Iterator[TunedKernel]:
     origin = Origin.of(program)
     request = {
@@ -124,13 +124,13 @@ def _run(
                 if "step" in answer:
                     step = Step(TunedKernel.from_raw(answer["step"]), answer["tried"], answer["gain"])
                     under_way = step.kernel.kernel
-                    tell(step)
+                    progress(step)
                 else:
                     under_way = ""
                     yield TunedKernel.from_raw(answer["kernel"])
             printed.seek(0)
-            words = printed.read()[-_LAST_WORDS:].decode(errors="replace").strip()
-            raise _Died(under_way, f"{how_it_ended(child.wait())}\n{words}".strip())
+            words = printed.read()[-_KEPT_OUTPUT_BYTES:].decode(errors="replace").strip()
+            raise _ProcessDied(under_way, f"{describe_exit(child.wait())}\n{words}".strip())
         finally:
             watchdog.cancel()
             child.kill()

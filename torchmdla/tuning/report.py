@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchmdla.compiler.records import TunedKernel
-from torchmdla.report.rendering import as_text, counted, new_table, time_text
+from torchmdla.report.rendering import as_text, count_text, new_table, time_text
 
 # Most kernels that are shown, the most expensive ones; ``to_dict`` has all.
 _MOST_KERNELS = 24
@@ -76,9 +76,9 @@ class TuningReport:
     @property
     def summary(self) -> str:
         """Return the report in one line."""
-        algorithms = f", and the algorithms of {counted(self.algorithms, 'contraction')}" if self.algorithms else ""
+        algorithms = f", and the algorithms of {count_text(self.algorithms, 'contraction')}" if self.algorithms else ""
         return (
-            f"{counted(self.measured, 'kernel')} measured, {self.covered * 100:.0f} % of the time{algorithms}; "
+            f"{count_text(self.measured, 'kernel')} measured, {self.covered * 100:.0f} % of the time{algorithms}; "
             f"{self.improved} of them faster than by the cost model, which is {self.distance * 100:.1f} % from the "
             "best found"
         )

@@ -30,12 +30,12 @@ def _term(each: Mapping[str, int]) -> Rule:
         elements = call["self"].numel
         weights = {"*": elements if call.arguments.get("weight") is not None else 0}
         positive = {"*": elements if call.arguments.get("pos_weight") is not None else 0}
-        return total(times(elements, each), weights, positive, _gathered(call, elements))
+        return total(times(elements, each), weights, positive, _loss_reduction(call, elements))
 
     return rule
 
 
-def _gathered(call: Call, terms: int) -> Counts:
+def _loss_reduction(call: Call, terms: int) -> Counts:
     """Return the counts of the sum or mean of the terms."""
     return ({}, {"+": terms, "*": 1}, {"+": terms})[call["reduction"]]
 
@@ -47,7 +47,7 @@ def _kl_div(call: Call) -> Counts:
     """
     elements = call["self"].numel
     logarithm = {"exp": 1} if call["log_target"] else {"log": 1, ">": 1}
-    return total(times(elements, {**logarithm, "-": 1, "*": 1}), _gathered(call, elements))
+    return total(times(elements, {**logarithm, "-": 1, "*": 1}), _loss_reduction(call, elements))
 
 
 def _nll_loss(call: Call) -> Counts:
@@ -72,7 +72,7 @@ def _cross_entropy(call: Call) -> Counts:
     rows = rows_of(value, 1 if len(value.shape) > 1 else 0)
     logarithms = log_softmax(value.numel, rows)
     if call["target"].is_float:  # class probabilities
-        return total(logarithms, {"MAC": value.numel, "-": rows}, _gathered(call, rows))
+        return total(logarithms, {"MAC": value.numel, "-": rows}, _loss_reduction(call, rows))
     return total(logarithms, _nll_loss(call))
 
 

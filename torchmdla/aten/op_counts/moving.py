@@ -28,7 +28,7 @@ def _alpha_dropout(call: Call) -> Counts:
     return {"MAC": call.out.numel, "?": call.out.numel} if call["train"] else {}
 
 
-def _accumulated(call: Call) -> Counts:
+def _accumulation(call: Call) -> Counts:
     """Return the counts of ``index_put``, which adds its values if ``accumulate`` is set."""
     return {"+": call["values"].numel} if call["accumulate"] else {}
 
@@ -63,8 +63,8 @@ RULES: Mapping[str, Rule] = {
     "native_dropout": lambda call: {"*": call.out.numel, "?": call.out.numel},
     "feature_dropout": _dropout,
     "alpha_dropout": _alpha_dropout,
-    "index_put": _accumulated,
-    "_index_put_impl": _accumulated,
+    "index_put": _accumulation,
+    "_index_put_impl": _accumulation,
     "scatter_add": lambda call: {"+": call["src"].numel},
     "index_add": lambda call: {"MAC": call["source"].numel},
     "embedding_dense_backward": lambda call: {"+": call["grad_output"].numel},

@@ -23,7 +23,7 @@ from torchmdla.aten.calls import Call
 from torchmdla.aten.op_counts.kinds import Counts, Rule, total
 
 
-def normalised(elements: int, rows: int, *, weight: bool, bias: bool) -> Counts:
+def norm_counts(elements: int, rows: int, *, weight: bool, bias: bool) -> Counts:
     """Return the counts of a normalisation with statistics of the data."""
     return {
         "*": (2 + weight) * elements + 2 * rows,
@@ -34,7 +34,7 @@ def normalised(elements: int, rows: int, *, weight: bool, bias: bool) -> Counts:
     }
 
 
-def _by_running(elements: int, rows: int, *, weight: bool, bias: bool) -> Counts:
+def _inference_norm_counts(elements: int, rows: int, *, weight: bool, bias: bool) -> Counts:
     """Return the counts of a normalisation with running statistics.
 
     Without a bias the summand of a row is −mean · factor.
@@ -51,7 +51,7 @@ def _batch_norm(training: str) -> Rule:
         value = call["input"]
         channels = value.shape[1] if len(value.shape) > 1 else 1
         affine = {"weight": call["weight"] is not None, "bias": call["bias"] is not None}
-        count = normalised if call.arguments.get(training, True) else _by_running
+        count = norm_counts if call.arguments.get(training, True) else _inference_norm_counts
         return count(value.numel, channels, **affine)
 
     return rule
@@ -61,22 +61,22 @@ def _instance_norm(call: Call) -> Counts:
     value = call["input"]
     affine = {"weight": call["weight"] is not None, "bias": call["bias"] is not None}
     if call["use_input_stats"]:
-        return normalised(value.numel, value.shape[0] * value.shape[1], **affine)
-    return _by_running(value.numel, value.shape[1], **affine)
+        return norm_counts(value.numel, value.shape[0] * value.shape[1], **affine)
+    return _inference_norm_counts(value.numel, value.shape[1], **affine)
 
 
 def _layer_norm(call: Call) -> Counts:
     value = call["input"]
     row = math.prod(call["normalized_shape"])
     rows = value.numel // row if row else 0
-    return normalised(value.numel, rows, weight=call["weight"] is not None, bias=call["bias"] is not None)
+    return norm_counts(value.numel, rows, weight=call["weight"] is not None, bias=call["bias"] is not None)
 
 
 def _group_norm(groups: str) -> Rule:
     def rule(call: Call) -> Counts:
         value = call["input"]
         rows = value.shape[0] * call[groups]
-        return normalised(value.numel, rows, weight=call["weight"] is not None, bias=call["bias"] is not None)
+        return norm_counts(value.numel, rows, weight=call["weight"] is not None, bias=call["bias"] is not None)
 
     return rule
 
@@ -114,7 +114,7 @@ RULES: Mapping[str, Rule] = {
     "cudnn_batch_norm": _batch_norm("training"),
     "_batch_norm_impl_index": _batch_norm("training"),
     "_native_batch_norm_legit_functional": _batch_norm("training"),
-    "_native_batch_norm_legit_no_training": lambda call: _by_running(
+    "_native_batch_norm_legit_no_training": lambda call: _inference_norm_counts(
         call["input"].numel,
         call["input"].shape[1],
         weight=call["weight"] is not None,

@@ -1,4 +1,4 @@
-"""Operation counts of matrix products, contractions and attention."""
+"""Operation counts of matrix products, contractions, attention, and recurrent cells and networks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchmdla.aten.calls import Call, Tensor
-from torchmdla.aten.op_counts.elementwise import GELU
+from torchmdla.aten.op_counts.elementwise import GELU, SIGMOID
 from torchmdla.aten.op_counts.kinds import Counts, Rule, times, total
-from torchmdla.aten.op_counts.normalisation import normalised
+from torchmdla.aten.op_counts.normalisation import norm_counts
 from torchmdla.aten.op_counts.reductions import softmax
 
 
@@ -22,7 +22,7 @@ def _depth(left: Tensor) -> int:
     return left.shape[-1] if left.shape else 1
 
 
-def _added(left: str) -> Rule:
+def _added_product(left: str) -> Rule:
     """Return the rule for ``beta · self + alpha · (left @ right)``."""
 
     def rule(call: Call) -> Counts:
@@ -141,9 +141,61 @@ def _transformer_encoder_layer(call: Call) -> Counts:
         linear(rows, call["ffn_weight_1"], call["ffn_bias_1"]),
         activation,
         linear(rows, call["ffn_weight_2"], call["ffn_bias_2"]),
-        times(2, normalised(rows * width, rows, weight=True, bias=True)),
+        times(2, norm_counts(rows * width, rows, weight=True, bias=True)),
         {"+": 2 * rows * width},  # the residuals
     )
+
+
+# --- recurrent cells and networks: products with weights, gates, and the state's update ---------------------------
+
+# Counts per element of the hidden state and per step, without the products. The two products of each gate are added.
+# For the candidate of a GRU, one of them is first multiplied by the reset gate. Activations and the new state follow.
+_UPDATES: Mapping[str, Mapping[str, int]] = {
+    "lstm": total({"+": 4}, times(3, SIGMOID), {"tanh": 2}, {"*": 2, "MAC": 1}),
+    "gru": total({"+": 2, "MAC": 1}, times(2, SIGMOID), {"tanh": 1}, {"-": 1, "MAC": 1}),
+    "rnn_tanh": {"+": 1, "tanh": 1},
+    "rnn_relu": {"+": 1, ">": 1},
+}
+_GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _cell(kind: str) -> Rule:
+    def rule(call: Call) -> Counts:
+        hidden = call["hx"][0] if isinstance(call["hx"], list) else call["hx"]
+        rows = hidden.numel // max(hidden.shape[-1], 1)
+        weights = [tensor for tensor in (call["w_ih"], call["w_hh"], call["b_ih"], call["b_hh"]) if tensor is not None]
+        return total(_products(rows, weights), times(hidden.numel, _UPDATES[kind]))
+
+    return rule
+
+
+def _network(kind: str) -> Rule:
+    """Return the rule for every layer and direction at every step."""
+
+    def rule(call: Call) -> Counts:
+        value, weights = call["input"], call["params"]
+        rows = value.numel // max(value.shape[-1], 1)
+        # The first weight of each layer and direction is [gates · hidden, input]; the weights of the state follow.
+        size = (4 if call["has_biases"] else 2) + _is_projected(kind, call)
+        cells = [weights[start].shape[0] // _GATES[kind] for start in range(0, len(weights), size)]
+        return total(_products(rows, weights), *(times(rows * hidden, _UPDATES[kind]) for hidden in cells))
+
+    return rule
+
+
+def _is_projected(kind: str, call: Call) -> bool:
+    """Return whether each cell has one more weight, which projects its state."""
+    if kind != "lstm":
+        return False
+    layers = call["num_layers"] * (2 if call["bidirectional"] else 1)
+    return len(call["params"]) // layers in (3, 5)
+
+
+def _products(rows: int, weights: list[Tensor]) -> Counts:
+    """Return the counts of multiplying every row by every matrix and adding every bias."""
+    matrices = sum(weight.numel for weight in weights if len(weight.shape) == 2)
+    biases = sum(weight.numel for weight in weights if len(weight.shape) == 1)
+    return total({"MAC": rows * matrices, "+": rows * biases})
 
 
 RULES: Mapping[str, Rule] = {
@@ -151,9 +203,9 @@ RULES: Mapping[str, Rule] = {
     "matmul": _product("self"),
     "dot": lambda call: {"MAC": call["self"].numel},
     "outer": lambda call: {"*": call.out.numel},
-    "addmm": _added("mat1"),
-    "addmv": _added("mat"),
-    "baddbmm": _added("batch1"),
+    "addmm": _added_product("mat1"),
+    "addmv": _added_product("mat"),
+    "baddbmm": _added_product("batch1"),
     "addbmm": lambda call: {"MAC": call["batch1"].numel * call["batch2"].shape[2], "+": call.out.numel},
     "linear": _linear,
     "bilinear": _bilinear,
@@ -162,4 +214,6 @@ RULES: Mapping[str, Rule] = {
     "scaled_dot_product_attention": _scaled_dot_product_attention,
     "_native_multi_head_attention": _native_multi_head_attention,
     "_transformer_encoder_layer_fwd": _transformer_encoder_layer,
+    **{f"{kind}_cell": _cell(kind) for kind in _UPDATES},
+    **{f"{kind}.input": _network(kind) for kind in _UPDATES},
 }

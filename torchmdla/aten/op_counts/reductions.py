@@ -10,7 +10,7 @@ from torchmdla.aten.op_counts.kinds import Counts, Rule, total
 _ByRows = Callable[[int, int], Counts]
 
 
-def _reduced(count: _ByRows) -> Rule:
+def _reduction(count: _ByRows) -> Rule:
     """Return the rule that counts for the N elements of the tensor ``self`` and the R results."""
     return lambda call: count(call["self"].numel, call.out.numel)
 
@@ -82,19 +82,19 @@ def _cosine_similarity(call: Call) -> Counts:
 
 
 RULES: Mapping[str, Rule] = {
-    "sum": _reduced(lambda n, r: {"+": n}),
-    "nansum": _reduced(lambda n, r: {">": n, "?": n, "+": n}),
-    "mean": _reduced(mean),
-    "var": _reduced(variance),
-    "var_mean": _reduced(variance),
-    "std": _reduced(_deviation),
-    "prod": _reduced(lambda n, r: {"*": n}),
-    **dict.fromkeys(("amax", "amin", "argmax", "argmin", "max", "min"), _reduced(comparisons)),
-    "aminmax": _reduced(lambda n, r: {">": 2 * max(n - r, 0)}),
-    "all": _reduced(lambda n, r: {"&": n}),
-    "any": _reduced(lambda n, r: {"&": n}),
-    "count_nonzero": _reduced(lambda n, r: {">": n, "+": n}),
-    "logsumexp": _reduced(_logsumexp),
+    "sum": _reduction(lambda n, r: {"+": n}),
+    "nansum": _reduction(lambda n, r: {">": n, "?": n, "+": n}),
+    "mean": _reduction(mean),
+    "var": _reduction(variance),
+    "var_mean": _reduction(variance),
+    "std": _reduction(_deviation),
+    "prod": _reduction(lambda n, r: {"*": n}),
+    **dict.fromkeys(("amax", "amin", "argmax", "argmin", "max", "min"), _reduction(comparisons)),
+    "aminmax": _reduction(lambda n, r: {">": 2 * max(n - r, 0)}),
+    "all": _reduction(lambda n, r: {"&": n}),
+    "any": _reduction(lambda n, r: {"&": n}),
+    "count_nonzero": _reduction(lambda n, r: {">": n, "+": n}),
+    "logsumexp": _reduction(_logsumexp),
     **dict.fromkeys(("norm", "linalg_vector_norm", "frobenius_norm"), _norm),
     "cumsum": _along_dim(lambda n, r: {"+": n}),
     "cumprod": _along_dim(lambda n, r: {"*": n}),
@@ -104,6 +104,6 @@ RULES: Mapping[str, Rule] = {
     "_softmax_backward_data": _along_dim(lambda n, r: {"MAC": n, "-": n, "*": n}, "output"),
     "_log_softmax_backward_data": _along_dim(lambda n, r: {"+": n, "exp": n, "*": n, "-": n}, "output"),
     "cosine_similarity": _cosine_similarity,
-    "sum_to_size": _reduced(lambda n, r: {"+": n if n != r else 0}),
-    "_grad_sum_to_size": _reduced(lambda n, r: {"+": n if n != r else 0}),
+    "sum_to_size": _reduction(lambda n, r: {"+": n if n != r else 0}),
+    "_grad_sum_to_size": _reduction(lambda n, r: {"+": n if n != r else 0}),
 }

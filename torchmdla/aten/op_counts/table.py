@@ -12,7 +12,6 @@ from torchmdla.aten.op_counts import (
     moving,
     normalisation,
     products,
-    recurrent,
     reductions,
     windows,
 )
@@ -25,13 +24,12 @@ RULES: Mapping[str, Rule] = {
     **products.RULES,
     **windows.RULES,
     **normalisation.RULES,
-    **recurrent.RULES,
     **losses.RULES,
     **moving.RULES,
 }
 
 # Lookup ops read only some elements of an argument: the argument's name, and the number of its elements read.
-_LOOKED_UP: Mapping[str, tuple[str, Callable[[Call], int]]] = {
+_LOOKUPS: Mapping[str, tuple[str, Callable[[Call], int]]] = {
     "embedding": ("weight", lambda call: call.out.numel),
     "index_select": ("self", lambda call: call.out.numel),
     "gather": ("self", lambda call: call.out.numel),
@@ -83,8 +81,8 @@ def work_of(call: Call) -> Work:
         return Work(counts=counts)
     read = {tensor.name: tensor.numel for tensor in call.inputs}
     base = call.schema.base.rstrip("_")
-    if base in _LOOKED_UP:
-        name, elements = _LOOKED_UP[base]
+    if base in _LOOKUPS:
+        name, elements = _LOOKUPS[base]
         looked_up = call.arguments.get(name)
         if isinstance(looked_up, Tensor):
             read[looked_up.name] = min(elements(call), looked_up.numel)

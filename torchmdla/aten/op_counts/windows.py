@@ -56,7 +56,7 @@ def _average_pool(dims: int) -> Rule:
     return lambda call: {"+": call.out.numel * _window(call, dims), "*": call.out.numel}
 
 
-def _taken(call: Call, dims: int) -> int:
+def _window_elements(call: Call, dims: int) -> int:
     """Return the number of elements in all windows of an adaptive pooling.
 
     Window i of n over s is [⌊is/n⌋, ⌈(i+1)s/n⌉).
@@ -70,14 +70,14 @@ def _taken(call: Call, dims: int) -> int:
 
 
 def _adaptive_average(dims: int) -> Rule:
-    return lambda call: {"+": _taken(call, dims), "*": call.out.numel}
+    return lambda call: {"+": _window_elements(call, dims), "*": call.out.numel}
 
 
 def _adaptive_maximum(dims: int) -> Rule:
-    return lambda call: {">": _taken(call, dims) - call.out.numel}
+    return lambda call: {">": _window_elements(call, dims) - call.out.numel}
 
 
-def _interpolated(points: int) -> Rule:
+def _interpolation(points: int) -> Rule:
     """Return the rule for ops whose results are weighted sums of ``points`` elements.
 
     The sizes determine the weights.
@@ -123,9 +123,9 @@ RULES: Mapping[str, Rule] = {
     **{f"adaptive_max_pool{dims}d": _adaptive_maximum(dims) for dims in _DIMS},
     **{f"upsample_nearest{dims}d": _nothing for dims in _DIMS},
     **{f"_upsample_nearest_exact{dims}d": _nothing for dims in _DIMS},
-    "upsample_linear1d": _interpolated(2),
-    "upsample_bilinear2d": _interpolated(4),
-    "upsample_trilinear3d": _interpolated(8),
-    "upsample_bicubic2d": _interpolated(16),
+    "upsample_linear1d": _interpolation(2),
+    "upsample_bilinear2d": _interpolation(4),
+    "upsample_trilinear3d": _interpolation(8),
+    "upsample_bicubic2d": _interpolation(16),
     **dict.fromkeys(("grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), _grid_sampler),
 }

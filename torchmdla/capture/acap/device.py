@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, _tensor_str, nn
 from torch.autograd.variable import Variable
 from torch.utils import backend_registration
 
 from torchmdla import _C, devices
-from torchmdla.capture.acap import modules, printing
 
 NAME = "acap"
 
@@ -43,8 +44,8 @@ def _register() -> None:
     _C.acap.initialize(_RUNS_ON)
     torch._register_device_module(NAME, _device_module())
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-    printing.install()
-    modules.install()
+    _install_printing()
+    _install_moves()
     Variable._execution_engine = _Engine()
 
 
@@ -148,3 +149,55 @@ def get_rng_state(device: object = NAME) -> torch.Tensor:
 def set_rng_state(new_state: torch.Tensor, device: object = NAME) -> None:
     """Set the state of the CPU's generator."""
     torch.default_generator.set_state(new_state)
+
+
+# Printing
+
+
+def _install_printing() -> None:
+    """Make ``repr`` of a tensor on the device use a copy on the CPU. Call it once per process.
+
+    PyTorch formats a tensor with ops on it, which would be many small graphs.
+    """
+    format_elements: Callable[..., str] = _tensor_str._tensor_str
+
+    def on_the_cpu(tensor: torch.Tensor, *arguments: Any) -> str:
+        shown = tensor.cpu() if tensor.device.type == "acap" else tensor
+        return format_elements(shown, *arguments)
+
+    _tensor_str._tensor_str = on_the_cpu
+
+
+# Moves of modules to and from the device
+
+
+def _install_moves() -> None:
+    """Make modules keep their parameters when they move to or from the device. Call it once per process.
+
+    PyTorch keeps a parameter's identity when its data moves between its own devices. For an external device
+    ``module.to(…)`` makes new parameters, which unties tied weights and leaves optimisers with the old parameters. Here
+    parameters move first and in place, so that PyTorch replaces none of them.
+    """
+    apply: Callable[..., Any] = nn.Module._apply
+
+    def applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        _move_parameters(module.parameters(recurse), function)
+        return apply(module, function, recurse)
+
+    nn.Module._apply = applied  # type: ignore[method-assign]
+
+
+def _move_parameters(parameters: Any, function: Callable[[Tensor], Tensor]) -> None:
+    """Move the parameters, with their gradients, that ``function`` moves to or from the device."""
+    moves: dict[torch.device, bool] = {}
+    with torch.no_grad():
+        for parameter in list(parameters):
+            here = parameter.device
+            if here not in moves:
+                there = function(torch.empty(0, device=here)).device
+                moves[here] = here != there and "acap" in (here.type, there.type)
+            if moves[here]:
+                gradient = parameter.grad
+                parameter.grad = None
+                _C.acap.set_data(parameter, function(parameter))
+                parameter.grad = gradient if gradient is None else function(gradient)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Record, TunedKernel
-from torchmdla.devices.device import Device, LoadedCode, OpSupport, Tell
+from torchmdla.devices.device import Device, LoadedCode, OpSupport, Progress
 from torchmdla.errors import unknown_name
 
 
@@ -124,9 +124,9 @@ class CpuDevice(Device):
 
     @property
     def machine(self) -> str:
-        from torchmdla.devices.cpu.processors import described, target_of
+        from torchmdla.devices.cpu.processors import describe_machine, target_of
 
-        return described(target_of(self._processor)) if self._tuned else ""
+        return describe_machine(target_of(self._processor)) if self._tuned else ""
 
     def calibration(self) -> Mapping[str, Callable[[], Constant]]:
         from torchmdla.devices.cpu.processors import target_of
@@ -141,11 +141,11 @@ class CpuDevice(Device):
         seconds: float,
         known: Mapping[str, Record],
         skip: Sequence[str] = (),
-        tell: Tell = lambda kernel, tried, gain: None,
+        progress: Progress = lambda kernel, tried, gain: None,
     ) -> Iterator[TunedKernel]:
         from torchmdla.devices.cpu.tuning import tune
 
-        return tune(program, places, seconds, known, skip, tell)
+        return tune(program, places, seconds, known, skip, progress)
 
     def warm_up(self) -> None:
         from torchmdla.devices.cpu import lowering  # noqa: F401

@@ -11,7 +11,7 @@ from typing import Generic, Literal
 from typing_extensions import TypeVar
 
 from torchmdla.compiler.sizes import AnySize, is_positive
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 
 # The type of sizes and strides.
 Number = TypeVar("Number", bound=AnySize, covariant=True, default=int)
@@ -48,7 +48,7 @@ class Buffer:
 
     @property
     def bytes(self) -> AnySize:
-        return self.count * ELEMENT_BYTES[stored(self.element)]
+        return self.count * ELEMENT_BYTES[storage_type(self.element)]
 
     @property
     def strides(self) -> tuple[AnySize, ...]:
@@ -88,12 +88,12 @@ class AffineExpr:
         """Return whether the index is the index of one loop and nothing else."""
         return not self.constant and len(self.loops) == 1 and self.factors[self.loops[0]] == 1
 
-    def at(self, loop: int, number: int) -> AffineExpr:
+    def at_iteration(self, loop: int, number: int) -> AffineExpr:
         """Return the index at iteration ``number`` of a loop."""
         factors = (*self.factors[:loop], 0, *self.factors[loop + 1 :])
         return AffineExpr(factors, self.constant + number * self.factors[loop])
 
-    def along(self, indices: Mapping[int, AffineExpr], loops: int) -> AffineExpr:
+    def substitute(self, indices: Mapping[int, AffineExpr], loops: int) -> AffineExpr:
         """Return the index as a function of ``loops`` other loops.
 
         ``indices`` maps each old loop to its index in terms of the new loops. Other old loops are at iteration 0.
@@ -127,8 +127,8 @@ class Access:
     buffer: Buffer
     indices: tuple[AffineExpr, ...]
     word: str = ""
-    # The cached result of `flat`, and the buffer sizes that it was computed for.
-    _flat: tuple[tuple[AnySize, ...], AffineExpr] | None = field(default=None, init=False, repr=False, compare=False)
+    # The cached result of `linearise`, and the buffer sizes that it was computed for.
+    _linear: tuple[tuple[AnySize, ...], AffineExpr] | None = field(default=None, init=False, repr=False, compare=False)
 
     @classmethod
     def of_loops(cls, buffer: Buffer, loops: Iterable[int], count: int) -> Access:
@@ -136,7 +136,7 @@ class Access:
         return cls(buffer, tuple(AffineExpr.of_loop(loop, count) for loop in loops))
 
     @classmethod
-    def whole(cls, buffer: Buffer) -> Access:
+    def identity(cls, buffer: Buffer) -> Access:
         """Return the access of a nest that has one loop for each dimension, in order."""
         return cls.of_loops(buffer, range(len(buffer.sizes)), len(buffer.sizes))
 
@@ -148,47 +148,47 @@ class Access:
     @property
     def width(self) -> int:
         """Return the number of buffer elements that one iteration touches."""
-        return ELEMENT_BYTES[stored(self.element)] // ELEMENT_BYTES[stored(self.buffer.element)]
+        return ELEMENT_BYTES[storage_type(self.element)] // ELEMENT_BYTES[storage_type(self.buffer.element)]
 
     @cached_property
     def loops(self) -> frozenset[int]:
         """Return the loops that the access varies with."""
         return frozenset(loop for index in self.indices for loop in index.loops)
 
-    def instead(self, old: Buffer, new: Buffer) -> Access:
+    def replace_buffer(self, old: Buffer, new: Buffer) -> Access:
         """Return the access with ``new`` as its buffer if its buffer is ``old``."""
         return replace(self, buffer=new) if self.buffer is old else self
 
-    def at(self, loop: int, number: int) -> Access:
+    def at_iteration(self, loop: int, number: int) -> Access:
         """Return the access at iteration ``number`` of a loop."""
-        return replace(self, indices=tuple(index.at(loop, number) for index in self.indices))
+        return replace(self, indices=tuple(index.at_iteration(loop, number) for index in self.indices))
 
-    def along(self, indices: Mapping[int, AffineExpr], loops: int) -> Access:
+    def substitute(self, indices: Mapping[int, AffineExpr], loops: int) -> Access:
         """Return the same access in a nest of ``loops`` loops.
 
         ``indices`` maps each old loop to its index in terms of the new loops. Old loops that are missing have one
         iteration.
         """
-        return replace(self, indices=tuple(index.along(indices, loops) for index in self.indices))
+        return replace(self, indices=tuple(index.substitute(indices, loops) for index in self.indices))
 
-    def over(self, loops: Sequence[int]) -> Access:
+    def restrict(self, loops: Sequence[int]) -> Access:
         """Return the access in a step that has only ``loops``, in this order."""
         indices = [replace(index, factors=tuple(index.factors[loop] for loop in loops)) for index in self.indices]
         return replace(self, indices=tuple(indices))
 
-    def flat(self, loops: int) -> AffineExpr:
+    def linearise(self, loops: int) -> AffineExpr:
         """Return the element's offset in the buffer's memory, in a nest of ``loops`` loops.
 
         If the access has one index, that index is already the offset, whatever the number of dimensions.
         """
         if len(self.indices) < 2:
             return self.indices[0] if self.indices else AffineExpr((0,) * loops)
-        known = self._flat
+        known = self._linear
         if known is None or known[0] is not self.buffer.sizes:
             pairs = list(zip(self.indices, self.buffer.strides, strict=True))
             factors = tuple(sum(index.factors[loop] * stride for index, stride in pairs) for loop in range(loops))
             known = self.buffer.sizes, AffineExpr(factors, sum(index.constant * stride for index, stride in pairs))
-            object.__setattr__(self, "_flat", known)
+            object.__setattr__(self, "_linear", known)
         return known[1]
 
 

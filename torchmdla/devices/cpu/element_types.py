@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 # The types in memory. A bool is one byte. An index has 64 bits on every target. A bfloat16 is stored as an integer: on
 # a processor without bfloat16 instructions, LLVM splits vectors of bfloat16 and calls a function for each element.
-_STORED = {"i1": "i8", "index": "i64", "bf16": "i16"}
+_STORAGE_TYPES = {"i1": "i8", "index": "i64", "bf16": "i16"}
 
 # The size in bytes of every element type that kernels may touch.
 ELEMENT_BYTES = {"i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
@@ -28,19 +28,19 @@ class NotANestError(Exception):
     """
 
 
-def stored(element: str) -> str:
+def storage_type(element: str) -> str:
     """Return the element type in memory of a value of type ``element``.
 
     Raises:
         NotANestError: values of this type cannot be stored in a kernel's memory.
     """
-    storage = _STORED.get(element, element)
+    storage = _STORAGE_TYPES.get(element, element)
     if storage not in ELEMENT_BYTES:
         raise NotANestError(f"element type {element}")
     return storage
 
 
-def computed(element: str) -> str:
+def register_type(element: str) -> str:
     """Return the type in registers of a value of MLIR type ``element``."""
     return "i64" if element == "index" else element
 

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, Scalar, TableAccess
-from torchmdla.devices.cpu.element_types import computed
+from torchmdla.devices.cpu.element_types import register_type
 
 
 class Expression:
@@ -63,31 +63,31 @@ class Expression:
         of = [str(self.payload)] if self.payload is not None else []
         return f"{self.op}({', '.join([*of, *map(repr, self.operands)])})"
 
-    def of(self, operands: tuple[Expression, ...], payload: Hashable) -> Expression:
+    def replace(self, operands: tuple[Expression, ...], payload: Hashable) -> Expression:
         """Return the expression with other operands and another payload."""
-        return _consed(self.op, operands, self.type, self.attributes, payload)
+        return _intern(self.op, operands, self.type, self.attributes, payload)
 
     def with_operands(self, operands: tuple[Expression, ...]) -> Expression:
         """Return the expression with other operands."""
-        return self if operands == self.operands else self.of(operands, self.payload)
+        return self if operands == self.operands else self.replace(operands, self.payload)
 
 
-class _Known(threading.local):
+class _InternTable(threading.local):
     """All live expressions of one compiling thread."""
 
     def __init__(self) -> None:
         self.expressions: WeakValueDictionary[Hashable, Expression] = WeakValueDictionary()
 
 
-_known = _Known()
+_table = _InternTable()
 
 
-def _consed(
+def _intern(
     op: str, operands: tuple[Expression, ...], type: str, attributes: str = "", payload: Hashable = None
 ) -> Expression:
     # 0.0 == -0.0 and 1 == True, but these must be different constants.
     key = (op, operands, type, attributes, repr(payload) if op == "constant" else payload)
-    expression = _known.expressions.get(key)
+    expression = _table.expressions.get(key)
     if expression is None:
         expression = Expression()
         expression.op, expression.operands, expression.type, expression.attributes, expression.payload = (
@@ -97,58 +97,58 @@ def _consed(
             attributes,
             payload,
         )
-        _known.expressions[key] = expression
+        _table.expressions[key] = expression
     return expression
 
 
-def numbered(op: str, type: str, number: int, operands: Iterable[Expression] = ()) -> Expression:
+def numbered_value(op: str, type: str, number: int, operands: Iterable[Expression] = ()) -> Expression:
     """Return a value that is identified by a number: an operand in a kernel, or one whose access is not yet known."""
-    return _consed(op, tuple(operands), type, payload=number)
+    return _intern(op, tuple(operands), type, payload=number)
 
 
 def operation(op: str, operands: Iterable[Expression], type: str, attributes: str = "") -> Expression:
     """Return the result of an MLIR op on operands."""
-    return _consed(op, tuple(operands), type, attributes)
+    return _intern(op, tuple(operands), type, attributes)
 
 
 def load(access: Access) -> Expression:
     """Return the element that an iteration loads."""
-    return _consed("load", (), computed(access.element), payload=access)
+    return _intern("load", (), register_type(access.element), payload=access)
 
 
 def gather(table: TableAccess, indices: Iterable[Expression]) -> Expression:
     """Return the element of a table at computed indices (``i64``)."""
-    return _consed("gather", tuple(indices), table.table.element, payload=table)
+    return _intern("gather", tuple(indices), table.table.element, payload=table)
 
 
 def scalar(value: Scalar) -> Expression:
     """Return a scalar of the entry. It has the same value in all iterations."""
-    return _consed("scalar", (), value.type, payload=value)
+    return _intern("scalar", (), value.type, payload=value)
 
 
 def index(loop: int) -> Expression:
     """Return the index of a loop."""
-    return _consed("index", (), "i64", payload=loop)
+    return _intern("index", (), "i64", payload=loop)
 
 
 def constant(number: float | int, type: str) -> Expression:
     """Return a constant: an integer for types that begin with ``i``, an exact float otherwise."""
-    return _consed("constant", (), type, payload=number if type.startswith("i") else float(number))
+    return _intern("constant", (), type, payload=number if type.startswith("i") else float(number))
 
 
 def size(value: Size, type: str) -> Expression:
     """Return a size that varies between calls, as a number of ``type``."""
-    return _consed("size", (), type, payload=value)
+    return _intern("size", (), type, payload=value)
 
 
 def accumulator(output: int, type: str) -> Expression:
     """Return the current accumulator of the nest's output number ``output``."""
-    return _consed("accumulator", (), type, payload=output)
+    return _intern("accumulator", (), type, payload=output)
 
 
 def reduced(output: int, type: str) -> Expression:
     """Return the final accumulator of the nest's output number ``output``, for its epilogue."""
-    return _consed("reduced", (), type, payload=output)
+    return _intern("reduced", (), type, payload=output)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Contents:
     tables: tuple[TableAccess, ...]
     loops: frozenset[int]
 
-    def readers(self, expression: Expression) -> list[Expression]:
+    def users(self, expression: Expression) -> list[Expression]:
         """Return the users of ``expression``."""
         return [e for e in self.expressions if expression in e.operands]
 
@@ -177,7 +177,7 @@ class Contents:
 @lru_cache(maxsize=8192)
 def contents(roots: tuple[Expression, ...]) -> Contents:
     """Return the subexpressions of ``roots``."""
-    ordered = tuple(_ordered(roots))
+    ordered = tuple(_iterate_post_order(roots))
 
     def payloads(op: str) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(e.payload for e in ordered if e.op == op))
@@ -185,7 +185,7 @@ def contents(roots: tuple[Expression, ...]) -> Contents:
     return Contents(ordered, payloads("load"), payloads("scalar"), payloads("gather"), frozenset(payloads("index")))
 
 
-def _ordered(roots: Iterable[Expression]) -> Iterator[Expression]:
+def _iterate_post_order(roots: Iterable[Expression]) -> Iterator[Expression]:
     """Yield all subexpressions, operands before their users.
 
     This is iterative, since long bodies would exceed the recursion limit.
@@ -202,7 +202,7 @@ def _ordered(roots: Iterable[Expression]) -> Iterator[Expression]:
             waiting += [(operand, False) for operand in reversed(expression.operands) if operand not in seen]
 
 
-def substituted(roots: Sequence[Expression], replacements: Mapping[Expression, Expression]) -> tuple[Expression, ...]:
+def substitute(roots: Sequence[Expression], replacements: Mapping[Expression, Expression]) -> tuple[Expression, ...]:
     """Return ``roots`` with subexpressions replaced."""
     if not replacements:
         return tuple(roots)
@@ -215,9 +215,7 @@ def substituted(roots: Sequence[Expression], replacements: Mapping[Expression, E
     return tuple(results[root] for root in roots)
 
 
-def rewritten(
-    roots: Sequence[Expression], function: Callable[[Expression], Expression | None]
-) -> tuple[Expression, ...]:
+def rewrite(roots: Sequence[Expression], function: Callable[[Expression], Expression | None]) -> tuple[Expression, ...]:
     """Return ``roots`` with each expression ``e`` replaced by ``function(e)`` where that is not None.
 
     Operands are rewritten first, so ``function`` sees the new operands.
@@ -229,21 +227,21 @@ def rewritten(
     return tuple(results[root] for root in roots)
 
 
-def accessing(roots: Sequence[Expression], function: Callable[[Access], Access]) -> tuple[Expression, ...]:
+def map_loads(roots: Sequence[Expression], function: Callable[[Access], Access]) -> tuple[Expression, ...]:
     """Return ``roots`` with ``function`` applied to the access of each load."""
     moved = {access: function(access) for access in contents(tuple(roots)).loads}
-    return substituted(roots, {load(old): load(new) for old, new in moved.items() if new is not old})
+    return substitute(roots, {load(old): load(new) for old, new in moved.items() if new is not old})
 
 
-def gathering(roots: Sequence[Expression], function: Callable[[TableAccess], TableAccess]) -> tuple[Expression, ...]:
+def map_gathers(roots: Sequence[Expression], function: Callable[[TableAccess], TableAccess]) -> tuple[Expression, ...]:
     """Return ``roots`` with ``function`` applied to the table of each gather."""
     if not contents(tuple(roots)).tables:
         return tuple(roots)
-    return rewritten(roots, lambda e: gather(function(e.payload), e.operands) if e.op == "gather" else None)
+    return rewrite(roots, lambda e: gather(function(e.payload), e.operands) if e.op == "gather" else None)
 
 
-def reindexed(roots: Sequence[Expression], function: Callable[[int], int]) -> tuple[Expression, ...]:
+def reindex(roots: Sequence[Expression], function: Callable[[int], int]) -> tuple[Expression, ...]:
     """Return ``roots`` with ``function`` applied to each loop whose index is used as a value."""
     if not contents(tuple(roots)).loops:
         return tuple(roots)
-    return rewritten(roots, lambda e: index(function(e.payload)) if e.op == "index" else None)
+    return rewrite(roots, lambda e: index(function(e.payload)) if e.op == "index" else None)

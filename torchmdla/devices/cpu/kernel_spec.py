@@ -22,7 +22,7 @@ from typing import Generic
 
 from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.accesses import Number, Table
-from torchmdla.devices.cpu.expressions import Expression, constant, contents, operation, reindexed, rewritten
+from torchmdla.devices.cpu.expressions import Expression, constant, contents, operation, reindex, rewrite
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class KernelSpec(Generic[Number]):
 
         The kernel of such a nest receives the values of the symbols.
         """
-        return any(isinstance(number, Size) for number in _numbers(self))
+        return any(isinstance(number, Size) for number in _symbolic_numbers(self))
 
     @property
     def operands(self) -> tuple[Operand[Number], ...]:
@@ -146,7 +146,7 @@ class KernelSpec(Generic[Number]):
         return self.inputs + self.outputs
 
     @cached_property
-    def pointed(self) -> tuple[int, ...]:
+    def pointer_operands(self) -> tuple[int, ...]:
         """Return the numbers of the operands that have a pointer, in the order of the pointers."""
         return tuple(k for k, operand in enumerate(self.operands) if operand.base is None)
 
@@ -168,7 +168,7 @@ def _computed(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
     return tuple(e for e in contents(roots).expressions if e.op not in _LEAVES)
 
 
-def _numbers(nest: AnyNest) -> Iterator[object]:
+def _symbolic_numbers(nest: AnyNest) -> Iterator[object]:
     """Return every number of a nest that may depend on symbols."""
     operands = nest.inputs + nest.outputs + (nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else ())
     body = nest.all_computed + ((nest.initial,) if nest.initial else ())
@@ -180,7 +180,7 @@ def _numbers(nest: AnyNest) -> Iterator[object]:
     )
 
 
-def static(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
+def specialise(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
     """Return the static nest for the given values of the symbols.
 
     Every loop and operand keeps its position.
@@ -193,7 +193,7 @@ def static(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
         return tuple(Operand(o.element, numbers(o.strides), o.base, o.offset) for o in those)
 
     def constants(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
-        return rewritten(roots, lambda e: constant(at(e.payload, values), e.type) if e.op == "size" else None)
+        return rewrite(roots, lambda e: constant(at(e.payload, values), e.type) if e.op == "size" else None)
 
     epilogue: KernelEpilogue | None = None
     if nest.epilogue is not None:
@@ -213,12 +213,12 @@ def static(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
     )
 
 
-def simplified(nest: AnyNest) -> AnyNest:
+def simplify(nest: AnyNest) -> AnyNest:
     """Return the nest without loops of one iteration, and with loops merged that are contiguous in all operands."""
     drop = [d for d, size in enumerate(nest.sizes) if size == 1 and d not in _indexed(nest)]
     nest = _keep_loops(nest, [d for d in range(len(nest.sizes)) if d not in drop])
-    while (pair := _joinable(nest)) is not None:
-        nest = _join(nest, *pair)
+    while (pair := _find_mergeable_loops(nest)) is not None:
+        nest = _merge_loops(nest, *pair)
     return nest
 
 
@@ -227,7 +227,7 @@ def _indexed(nest: AnyNest) -> frozenset[int]:
     return contents((*nest.values, *nest.checks, *(nest.epilogue.values if nest.epilogue else ()))).loops
 
 
-def _joinable(nest: AnyNest) -> tuple[int, int] | None:
+def _find_mergeable_loops(nest: AnyNest) -> tuple[int, int] | None:
     loops = [d for d in range(len(nest.sizes)) if d not in _indexed(nest)]
     for outer in loops:
         for inner in loops:
@@ -238,7 +238,7 @@ def _joinable(nest: AnyNest) -> tuple[int, int] | None:
     return None
 
 
-def _join(nest: AnyNest, outer: int, inner: int) -> AnyNest:
+def _merge_loops(nest: AnyNest, outer: int, inner: int) -> AnyNest:
     sizes = list(nest.sizes)
     sizes[inner] = sizes[outer] * sizes[inner]
     return _keep_loops(replace(nest, sizes=tuple(sizes)), [d for d in range(len(sizes)) if d != outer])
@@ -250,7 +250,7 @@ def _keep_loops(nest: AnyNest, loops: list[int]) -> AnyNest:
 
     epilogue = nest.epilogue
     if epilogue is not None:
-        values = reindexed(epilogue.values, loops.index)
+        values = reindex(epilogue.values, loops.index)
         epilogue = replace(
             epilogue, inputs=narrowed(epilogue.inputs), outputs=narrowed(epilogue.outputs), values=values
         )
@@ -260,7 +260,7 @@ def _keep_loops(nest: AnyNest, loops: list[int]) -> AnyNest:
         reduction=tuple(nest.reduction[d] for d in loops),
         inputs=narrowed(nest.inputs),
         outputs=narrowed(nest.outputs),
-        values=reindexed(nest.values, loops.index),
-        checks=reindexed(nest.checks, loops.index),
+        values=reindex(nest.values, loops.index),
+        checks=reindex(nest.checks, loops.index),
         epilogue=epilogue,
     )

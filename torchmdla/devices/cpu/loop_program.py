@@ -16,26 +16,26 @@ from typing import Any
 
 from torchmdla.compiler.sizes import AnySize, Size, estimate, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, TableAccess
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, computed, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, register_type, storage_type
 from torchmdla.devices.cpu.expressions import (
     Contents,
     Expression,
-    accessing,
     constant,
     contents,
     index,
-    numbered,
+    map_loads,
+    numbered_value,
     operation,
-    reindexed,
-    rewritten,
-    substituted,
+    reindex,
+    rewrite,
+    substitute,
 )
 from torchmdla.devices.cpu.expressions import size as size_of
-from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelEpilogue, KernelSpec, Operand, simplified
+from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelEpilogue, KernelSpec, Operand, simplify
 
 # The limit on operations in a nest's body. Passes duplicate a body for each nest that it is fused with, and the time of
 # LLVM's passes grows faster than linearly.
-LONGEST_BODY = 200
+MAX_BODY_OPERATIONS = 200
 
 
 @dataclass(frozen=True)
@@ -137,25 +137,27 @@ class LoopNest:
     @cached_property
     def kernel(self) -> AnyNest:
         """Return the specification of the step's kernel."""
-        return simplified(_kernel(self))
+        return simplify(_kernel(self))
 
     @cached_property
     def places(self) -> list[tuple[Buffer, AnySize]]:
         """Return the buffers and element offsets of the kernel's operands, then of its tables."""
         loops = len(self.sizes)
-        return [(a.buffer, a.flat(loops).constant) for a in self.accesses] + [(t.buffer, t.offset) for t in self.tables]
+        return [(a.buffer, a.linearise(loops).constant) for a in self.accesses] + [
+            (t.buffer, t.offset) for t in self.tables
+        ]
 
     @cached_property
-    def pointed(self) -> list[int]:
+    def pointer_places(self) -> list[int]:
         """Return the numbers of the places that the kernel has pointers to, in pointer order."""
-        return [*self.kernel.pointed, *range(len(self.accesses), len(self.places))]
+        return [*self.kernel.pointer_operands, *range(len(self.accesses), len(self.places))]
 
     @cached_property
     def indexed_loops(self) -> frozenset[int]:
         """Return the loops whose index is used as a value."""
         return self.body.loops | (self.epilogue.body.loops if self.epilogue else frozenset())
 
-    def walks(self, access: Access) -> bool:
+    def is_indexed_by_all_loops(self, access: Access) -> bool:
         """Return whether the access varies with every loop.
 
         Then a value that is computed once for each accessed element is computed once for each iteration.
@@ -165,7 +167,7 @@ class LoopNest:
     def map_accesses(self, function: Callable[[Access], Access]) -> None:
         """Apply ``function`` to every access, except to tables."""
         self.outputs = tuple(map(function, self.outputs))
-        self.map_expressions(lambda roots: accessing(roots, function))
+        self.map_expressions(lambda roots: map_loads(roots, function))
         if self.epilogue:
             self.epilogue = replace(self.epilogue, outputs=tuple(map(function, self.epilogue.outputs)))
 
@@ -180,13 +182,13 @@ class LoopNest:
         roots = function((*self.values, *self.checks))
         self.values, self.checks = roots[: len(self.values)], roots[len(self.values) :]
 
-    def read_instead(self, old: Access, new: Access) -> None:
+    def replace_load(self, old: Access, new: Access) -> None:
         """Replace the access ``old`` by ``new`` in the loads of the body."""
-        self.map_body(lambda roots: accessing(roots, lambda access: new if access == old else access))
+        self.map_body(lambda roots: map_loads(roots, lambda access: new if access == old else access))
 
 
 # The least number of operands in one buffer that share one pointer.
-_SHARING_A_POINTER = 4
+_MIN_SHARED_OPERANDS = 4
 
 _DERIVED = frozenset(name for name, member in vars(LoopNest).items() if isinstance(member, cached_property))
 
@@ -328,8 +330,8 @@ class TileLoop:
         access = self.members[member].accesses[number]
         if access.buffer.kind == "local":
             return (0,) * len(self.tile)
-        flat = access.flat(len(self.members[member].sizes))
-        size = ELEMENT_BYTES[stored(access.buffer.element)]
+        flat = access.linearise(len(self.members[member].sizes))
+        size = ELEMENT_BYTES[storage_type(access.buffer.element)]
         pairs = zip(self.loops[member], self.tile, strict=True)
         return tuple(flat.factors[loop] * extent * size for loop, extent in pairs)
 
@@ -360,18 +362,18 @@ class RepeatLoop:
 
     @property
     def reads(self) -> list[Buffer]:
-        return self._seen([b for step in self.steps for b in step.reads])
+        return self._resolve_views([b for step in self.steps for b in step.reads])
 
     @property
     def writes(self) -> list[Buffer]:
-        return self._seen([b for step in self.steps for b in step.writes])
+        return self._resolve_views([b for step in self.steps for b in step.writes])
 
     @property
     def nests(self) -> list[LoopNest]:
         """Return all nests of one iteration, in order."""
         return [n for step in self.steps for n in (step.members if isinstance(step, TileLoop) else (step,))]
 
-    def _seen(self, buffers: list[Buffer]) -> list[Buffer]:
+    def _resolve_views(self, buffers: list[Buffer]) -> list[Buffer]:
         bases = {view.buffer: view.base for view in self.views}
         return [bases.get(b, b) for b in buffers]
 
@@ -385,7 +387,7 @@ class RepeatLoop:
 Step = LoopNest | TileLoop | RepeatLoop | OutlinedRegion | LoadStep | StoreStep | ScalarStep | AssertStep
 
 
-def flattened(steps: Iterable[Step]) -> Iterator[Step]:
+def flatten(steps: Iterable[Step]) -> Iterator[Step]:
     """Yield all steps, each repeat loop before the steps inside it."""
     for step in steps:
         yield step
@@ -453,7 +455,7 @@ class LoopProgram:
     measured: Mapping[str, str] = field(default_factory=dict, init=False)
     contractions: dict[str, Contraction] = field(default_factory=dict, init=False)
 
-    def varies(self, size: AnySize) -> bool:
+    def is_varying(self, size: AnySize) -> bool:
         """Return whether a size differs between calls."""
         return isinstance(size, Size) or size in self.varying
 
@@ -492,27 +494,27 @@ class Users:
     """
 
     def __init__(self, steps: Iterable[Step]) -> None:
-        self._found: dict[Buffer, list[Step]] = {}
+        self._users: dict[Buffer, list[Step]] = {}
         for step in steps:
             for buffer in dict.fromkeys([*step.reads, *step.writes]):
-                self._found.setdefault(buffer, []).append(step)
+                self._users.setdefault(buffer, []).append(step)
 
     def of(self, buffer: Buffer) -> list[Step]:
         """Return the steps that read or write a buffer."""
-        return self._found.get(buffer, [])
+        return self._users.get(buffer, [])
 
-    def take_over(self, old: Step, new: Step) -> None:
+    def replace_step(self, old: Step, new: Step) -> None:
         """Replace ``old`` by ``new`` among the users of the buffers that ``old`` uses."""
         for buffer in dict.fromkeys([*old.reads, *old.writes]):
-            self._found[buffer] = [new if s is old else s for s in self._found[buffer] if s is not new]
+            self._users[buffer] = [new if s is old else s for s in self._users[buffer] if s is not new]
 
     def set(self, buffer: Buffer, steps: list[Step]) -> None:
-        self._found[buffer] = steps
+        self._users[buffer] = steps
 
 
-def covers(step: LoopNest, access: Access) -> bool:
+def is_bijective(step: LoopNest, access: Access) -> bool:
     """Return whether the loops that do not reduce write each element of the access's buffer exactly once."""
-    flat = access.flat(len(step.sizes))
+    flat = access.linearise(len(step.sizes))
     expected: AnySize = 1
     loops = [(f, s) for f, s, r in zip(flat.factors, step.sizes, step.reduction, strict=True) if not r and s != 1]
     for factor, size in sorted(loops, key=lambda loop: estimate(loop[0])):
@@ -522,16 +524,16 @@ def covers(step: LoopNest, access: Access) -> bool:
     return not flat.constant and expected == access.buffer.count
 
 
-def is_found_by_index(step: LoopNest, access: Access) -> bool:
+def is_permutation(step: LoopNest, access: Access) -> bool:
     """Return whether a step writes the access's whole buffer at one loop index per dimension."""
-    return all(index.is_loop() or not index.loops for index in access.indices) and covers(step, access)
+    return all(index.is_loop() or not index.loops for index in access.indices) and is_bijective(step, access)
 
 
-def filled_with(step: Step) -> Expression | None:
+def fill_value(step: Step) -> Expression | None:
     """Return the constant that a step fills its only output with, or None if the step does anything else."""
     if not isinstance(step, LoopNest) or step.epilogue or step.checks or any(step.reduction) or len(step.outputs) != 1:
         return None
-    return step.values[0] if step.values[0].op == "constant" and covers(step, step.outputs[0]) else None
+    return step.values[0] if step.values[0].op == "constant" and is_bijective(step, step.outputs[0]) else None
 
 
 def is_copy(step: Step) -> bool:
@@ -552,14 +554,14 @@ def is_elementwise(step: Step) -> bool:
     )
 
 
-def sums_from_zero(step: LoopNest) -> bool:
+def has_zero_initial(step: LoopNest) -> bool:
     """Return whether a step's accumulators start from zero."""
     return step.initial is not None and step.initial.payload == 0
 
 
 def starts_from_zero(step: LoopNest) -> bool:
     """Return whether a step without checks has one accumulator that starts from zero."""
-    return not step.checks and sums_from_zero(step)
+    return not step.checks and has_zero_initial(step)
 
 
 def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:
@@ -571,7 +573,7 @@ def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:
 
 def _kernel(step: LoopNest) -> AnyNest:
     """Return the specification of a step's kernel, with all loops of the step."""
-    loops, roots = len(step.sizes), by_number((*step.values, *step.checks))
+    loops, roots = len(step.sizes), number_leaves((*step.values, *step.checks))
     return KernelSpec(
         sizes=step.sizes,
         reduction=step.reduction,
@@ -592,27 +594,29 @@ def _operands(accesses: Sequence[Access], loops: int, first: int = 0) -> tuple[A
     Many operands at constant distances in one buffer share one pointer. A few operands have a pointer each, so that
     kernels that differ only in the distance are equal.
     """
-    flats = [access.flat(loops) for access in accesses]
-    operands = [Operand(computed(a.element), _in_words(a, f.factors)) for a, f in zip(accesses, flats, strict=True)]
+    flats = [access.linearise(loops) for access in accesses]
+    operands = [
+        Operand(register_type(a.element), _to_words(a, f.factors)) for a, f in zip(accesses, flats, strict=True)
+    ]
     alike: dict[tuple[Buffer, int, tuple[AnySize, ...]], list[int]] = {}
     for number, (access, flat) in enumerate(zip(accesses, flats, strict=True)):
         alike.setdefault((access.buffer, access.width, flat.factors), []).append(number)
     for base, *others in alike.values():
-        if len(others) + 1 < _SHARING_A_POINTER:
+        if len(others) + 1 < _MIN_SHARED_OPERANDS:
             continue
         for number in others:
-            (distance,) = _in_words(accesses[base], (flats[number].constant - flats[base].constant,))
+            (distance,) = _to_words(accesses[base], (flats[number].constant - flats[base].constant,))
             if isinstance(distance, int):
                 operands[number] = replace(operands[number], base=first + base, offset=distance)
     return tuple(operands)
 
 
-def _in_words(access: Access, factors: tuple[AnySize, ...]) -> tuple[AnySize, ...]:
+def _to_words(access: Access, factors: tuple[AnySize, ...]) -> tuple[AnySize, ...]:
     """Return distances in elements of the access's buffer as distances in words of the access."""
     if access.width == 1:
         return factors
     distances = [quotient(factor, access.width) for factor in factors]
-    assert None not in distances, "a word lies at a multiple of its width"
+    assert None not in distances, "a word is at a multiple of its width"
     return tuple(distance for distance in distances if distance is not None)
 
 
@@ -620,11 +624,13 @@ def _epilogue(step: LoopNest, epilogue: Epilogue) -> KernelEpilogue[AnySize]:
     loops, scalars = len(step.sizes), tuple(s.type for s in epilogue.body.scalars)
     inputs = _operands(epilogue.body.loads, loops, len(step.inputs))
     outputs = _operands(epilogue.outputs, loops, len(step.inputs) + len(inputs))
-    return KernelEpilogue(inputs, outputs, scalars, by_number(epilogue.values, len(step.inputs), len(step.scalars)))
+    return KernelEpilogue(inputs, outputs, scalars, number_leaves(epilogue.values, len(step.inputs), len(step.scalars)))
 
 
 @lru_cache(maxsize=8192)
-def by_number(roots: tuple[Expression, ...], first_operand: int = 0, first_scalar: int = 0) -> tuple[Expression, ...]:
+def number_leaves(
+    roots: tuple[Expression, ...], first_operand: int = 0, first_scalar: int = 0
+) -> tuple[Expression, ...]:
     """Return ``roots`` with leaves replaced by their numbers in the kernel."""
     body = contents(roots)
     numbers: dict[tuple[str, Any], tuple[str, int]] = {
@@ -635,9 +641,9 @@ def by_number(roots: tuple[Expression, ...], first_operand: int = 0, first_scala
 
     def leaf(expression: Expression) -> Expression | None:
         known = numbers.get((expression.op, expression.payload))
-        return known and numbered(known[0], expression.type, known[1], expression.operands)
+        return known and numbered_value(known[0], expression.type, known[1], expression.operands)
 
-    return rewritten(roots, leaf)
+    return rewrite(roots, leaf)
 
 
 def split_loop(step: LoopNest, loop: int, sizes: Sequence[AnySize]) -> None:
@@ -652,25 +658,23 @@ def split_loop(step: LoopNest, loop: int, sizes: Sequence[AnySize]) -> None:
     step.sizes = step.sizes[:loop] + tuple(sizes) + step.sizes[loop + 1 :]
     step.reduction = step.reduction[:loop] + (step.reduction[loop],) * len(sizes) + step.reduction[loop + 1 :]
     shift = len(sizes) - 1
-    step.map_expressions(
-        lambda roots: reindexed(roots, lambda current: current + shift if current >= loop else current)
-    )
+    step.map_expressions(lambda roots: reindex(roots, lambda current: current + shift if current >= loop else current))
     innermost = index(loop + shift)
     if loop + shift in step.indexed_loops:
-        whole = reduce(_plus, (_times(index(loop + k), s) for k, s in enumerate(steps[:-1])), innermost)
-        step.map_expressions(lambda roots: substituted(roots, {innermost: whole}))
+        whole = reduce(_add, (_multiply(index(loop + k), s) for k, s in enumerate(steps[:-1])), innermost)
+        step.map_expressions(lambda roots: substitute(roots, {innermost: whole}))
 
 
-def _times(value: Expression, number: AnySize) -> Expression:
+def _multiply(value: Expression, number: AnySize) -> Expression:
     factor = size_of(number, value.type) if isinstance(number, Size) else constant(number, value.type)
     return operation("arith.muli", [value, factor], value.type)
 
 
-def _plus(left: Expression, right: Expression) -> Expression:
+def _add(left: Expression, right: Expression) -> Expression:
     return operation("arith.addi", [left, right], left.type)
 
 
-def contracts(step: LoopNest) -> bool:
+def is_contraction(step: LoopNest) -> bool:
     """Return whether the loops that reduce index several inputs, as in a matrix product or a convolution."""
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag}
     if not reduced:

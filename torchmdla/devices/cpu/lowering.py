@@ -11,15 +11,21 @@ from torch_mlir import ir
 
 from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact, Manifest
-from torchmdla.compiler.mlir import explained, located_text, new_context, shared_context
+from torchmdla.compiler.mlir import convert_errors, located_text, new_context, shared_context
 from torchmdla.compiler.program import Program, Target
 from torchmdla.devices.cpu.code.checks import check_bounds
-from torchmdla.devices.cpu.code.emit import disassembled, fold, to_llvm, to_llvm_ir, to_object
+from torchmdla.devices.cpu.code.emit import (
+    capture_optimised_ir,
+    disassemble,
+    fold,
+    to_llvm,
+    to_llvm_ir,
+    to_object,
+)
 from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
-from torchmdla.devices.cpu.code.linking import NotLinkable, linked
-from torchmdla.devices.cpu.code.object_file import is_elf, joined, undefined_symbols
-from torchmdla.devices.cpu.code.optimised_ir import printed
-from torchmdla.devices.cpu.code.parts import Part, divided
+from torchmdla.devices.cpu.code.linking import NotLinkable, link
+from torchmdla.devices.cpu.code.object_file import is_elf, join_objects, undefined_symbols
+from torchmdla.devices.cpu.code.parts import Part, partition
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
 from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
@@ -29,12 +35,12 @@ from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.pipeline import Tiles, transform
 from torchmdla.devices.cpu.printer import program_text
-from torchmdla.devices.cpu.schedule.plan import Given, Plan, plan_schedules
+from torchmdla.devices.cpu.schedule.plan import Decisions, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.tile_loops import symbols_of
 from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
 from torchmdla.support import trace
-from torchmdla.support.sharing import shared
+from torchmdla.support.sharing import parallel_map
 
 # Functions that LLVM may call. They are listed here for object formats whose symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
@@ -49,14 +55,14 @@ def lower(program: Program) -> Artifact:
     seconds: dict[str, float] = {}
     with shared_context(), ir.Location.unknown():
         code, plan = _generate(program, seconds)
-        parts = divided(code)
-        compiled = partial(_compiled, code, program, seconds)
+        parts = partition(code)
+        compiled = partial(_compile_part, code, program, seconds)
         start = time.perf_counter()
         # Dumps are written only by this process, so compile all parts here if dumping is on.
-        objects = list(map(compiled, parts)) if dump.is_on() else shared(compiled, parts)
+        objects = list(map(compiled, parts)) if dump.is_on() else parallel_map(compiled, parts)
         seconds["waiting"] = time.perf_counter() - start - seconds["llvm"] - seconds["object"]
     with _timed(seconds, "image"):
-        object_code = _linked(objects)
+        object_code = _link_parts(objects)
     return Artifact(object_code, _manifest(program, code, plan, objects, seconds))
 
 
@@ -70,7 +76,7 @@ def loop_program_text(program: Program) -> str:
         return program_text(_read(program, {}))
 
 
-def optimised(text: str, passes: Sequence[str], target: Target) -> Iterator[tuple[str, LoopProgram]]:
+def run_passes(text: str, passes: Sequence[str], target: Target) -> Iterator[tuple[str, LoopProgram]]:
     """Yield the name of each pass, and the loop program of ``text`` after that pass.
 
     All passes run if ``passes`` is empty.
@@ -84,7 +90,7 @@ def optimised(text: str, passes: Sequence[str], target: Target) -> Iterator[tupl
         raise CompileError(f"loop programs are read with {error.name}: pip install 'torchmdla[tools]'") from None
     steps = parse_program(text)
     verify(steps, "reading")
-    for loop_pass in pipeline.named(passes) if passes else pipeline.PASSES:
+    for loop_pass in pipeline.find_passes(passes) if passes else pipeline.PASSES:
         pipeline.run(loop_pass, steps, Machine.of(target))
         yield loop_pass.name, steps
 
@@ -96,7 +102,7 @@ def generated_module(program: Program) -> ir.Module:
         torchmdla.CompileError: as for :func:`lower`.
     """
     code, _ = _generate(program, {})
-    return _in_llvm(code.text, code, program)
+    return _lower_to_llvm(code.text, code, program)
 
 
 def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
@@ -106,42 +112,42 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
         steps.not_negative = conditions_of_bounds(steps)
     with _timed(seconds, "schedules"):
         symbols = symbols_of(steps, len(program.symbols))
-        plan = plan_schedules(steps, Machine.of(program.target, program.options), symbols, Given.of(program))
+        plan = plan_schedules(steps, Machine.of(program.target, program.options), symbols, Decisions.of(program))
     dump.write("schedules.json", lambda: plan.to_json(tiles))
     with _timed(seconds, "kernels"):
         return write_module(steps, plan, program), plan
 
 
-def _compiled(code: Code, program: Program, seconds: dict[str, float], part: Part) -> bytes:
+def _compile_part(code: Code, program: Program, seconds: dict[str, float], part: Part) -> bytes:
     """Return the object code of a part of ``code``."""
     with _timed(seconds, "llvm"):
-        generated = _in_llvm(part.text, code, program)
+        generated = _lower_to_llvm(part.text, code, program)
     dump.write("llvm.ll", lambda: to_llvm_ir(generated))
-    with _timed(seconds, "object"), printed(dump.is_on()) as optimised_ir:
+    with _timed(seconds, "object"), capture_optimised_ir(dump.is_on()) as optimised_ir:
         object_code = to_object(generated, part.symbol, part.externals)
     dump.write("optimised.ll", lambda: optimised_ir.text)
     dump.write("code.o", lambda: object_code)
-    dump.write("assembly.s", lambda: disassembled(object_code))
+    dump.write("assembly.s", lambda: disassemble(object_code))
     return object_code
 
 
-def _linked(objects: Sequence[bytes]) -> bytes:
+def _link_parts(objects: Sequence[bytes]) -> bytes:
     """Return the parts of a module as one image, or concatenated for the loader to link if they cannot be an image."""
     try:
-        return linked(objects).to_bytes()
+        return link(objects).to_bytes()
     except NotLinkable:
-        return joined(objects)
+        return join_objects(objects)
 
 
-def _in_llvm(text: str, code: Code, program: Program) -> ir.Module:
+def _lower_to_llvm(text: str, code: Code, program: Program) -> ir.Module:
     """Return the module ``text``, a part of ``code``, in the LLVM dialect, in the current context."""
-    with explained("the generated code is not valid"):
+    with convert_errors("the generated code is not valid"):
         generated = ir.Module.parse(text)
     dump.write("generated.mlir", lambda: str(generated))
     has_regions = any(f"@{region}(" in text for region in code.regions)
     to_llvm(generated, program.target, has_regions, has_bf16="bf16" in text)
     if code.fault:
-        with explained("checks of bounds cannot be added"):
+        with convert_errors("checks of bounds cannot be added"):
             fold(generated)
             lower_more = partial(to_llvm, target=program.target, has_regions=False)
             check_bounds(generated, code.regions, function_attributes(program), lower_more)
@@ -157,13 +163,13 @@ def loop_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgr
         torchmdla.CompileError: as for :func:`lower`.
     """
     written = [program.sample(k) for k in range(len(program.samples))] or [program]
-    samples, decisions = [_read(sample, seconds) for sample in written], Given.of(program)
-    with _timed(seconds, "steps"), _fitting(decisions.tiles):
+    samples, decisions = [_read(sample, seconds) for sample in written], Decisions.of(program)
+    with _timed(seconds, "steps"), _report_mismatched_tiles(decisions.tiles):
         return transform(program, samples, decisions.tiles, decisions.algorithms)
 
 
 @contextmanager
-def _fitting(tiles: Tiles | None) -> Iterator[None]:
+def _report_mismatched_tiles(tiles: Tiles | None) -> Iterator[None]:
     """Report mismatching tiles as a CompileError.
 
     Raises:

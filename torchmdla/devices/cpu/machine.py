@@ -25,11 +25,11 @@ SCALAR_FUNCTIONS = "scalar-functions"
 
 # LLVM's names of processors on which norms and softmax of data in memory are faster without prefetch instructions (Zen
 # 4: 0.75 to 1 times as long, measured). On others (Zen 5) they take 1.1 to 1.8 times as long.
-_FORESEEING = frozenset({"znver4"})
+_STRONG_PREFETCHERS = frozenset({"znver4"})
 
 # LLVM's names of processors that compute a 64-byte vector in two halves (AMD, Software Optimization Guide for the Zen4
 # Microarchitecture, 2.11). This is the default until it is measured.
-_SPLITTING = frozenset(("znver4",))
+_SPLIT_VECTOR_CPUS = frozenset(("znver4",))
 
 # Fields that are measured on the machine (``tuning/calibration.py``): the type, and the lower and upper bound.
 MEASURED: Mapping[str, tuple[type, float, float]] = {
@@ -56,11 +56,11 @@ class Machine:
         ways: the ways of the second-level cache.
         line: the size of a line of the second-level cache, in bytes.
         fused: whether multiply-add is one instruction.
-        scales: whether multiplication by a power of two is one instruction.
-        looks_up: whether a lookup in a table of 16 floats is one instruction.
+        has_scale: whether multiplication by a power of two is one instruction.
+        has_lookup: whether a lookup in a table of 16 floats is one instruction.
         dots_bf16: whether two products of bfloat16 and their sum are one instruction.
         dots_bytes: whether four products of an unsigned and a signed 8-bit integer and their sum are one instruction.
-        foresees: whether the hardware prefetches a tile's data as well as prefetch instructions do.
+        has_strong_prefetcher: whether the hardware prefetches a tile's data as well as prefetch instructions do.
         splits: whether an operation on the widest vector takes as long as two operations on halves of it.
         memory_bytes: the bytes per cycle that come from memory beyond the second-level cache.
         algorithms: the algorithms that contractions may use.
@@ -75,11 +75,11 @@ class Machine:
     ways: int = 16
     line: int = 64
     fused: bool = True
-    scales: bool = False
-    looks_up: bool = False
+    has_scale: bool = False
+    has_lookup: bool = False
     dots_bf16: bool = False
     dots_bytes: bool = False
-    foresees: bool = False
+    has_strong_prefetcher: bool = False
     splits: bool = False
     memory_bytes: float = 10.0
     algorithms: Algorithms = "fast"
@@ -101,7 +101,7 @@ class Machine:
         lanes = self.vector_bytes // 4
         return (lanes, lanes // 2) if self.splits else (lanes,)
 
-    def far(self, count: float) -> float:
+    def memory_time(self, count: float) -> float:
         """Return the time to fetch or store ``count`` bytes, in operations on the widest vectors.
 
         It is 0 for data that fits the second-level cache. Larger data is in no cache, since other layers have run in
@@ -109,7 +109,7 @@ class Machine:
         """
         return count / self.memory_bytes / self.operation if count > self.second_level else 0.0
 
-    def streams(self, count: int) -> bool:
+    def is_streamed(self, count: int) -> bool:
         """Return whether ``count`` bytes that are read once come from beyond the second-level cache."""
         return count >= 2 * self.second_level
 
@@ -121,25 +121,25 @@ class Machine:
         """
         features = set(target.features.split(","))
         chosen = next((f.removeprefix(ALGORITHMS) for f in features if f.startswith(ALGORITHMS)), "fast")
-        promised = cls._promised(target, features)
+        promised = cls._from_features(target, features)
         promised = replace(
             promised,
-            foresees=target.cpu in _FORESEEING,
+            has_strong_prefetcher=target.cpu in _STRONG_PREFETCHERS,
             algorithms=cast(Algorithms, chosen),
             calls_vectors=SCALAR_FUNCTIONS not in features,
         )
-        return replace(promised, **_measured(dict(options).get(records.MACHINE, "{}")))
+        return replace(promised, **_parse_measured(dict(options).get(records.MACHINE, "{}")))
 
     @classmethod
-    def _promised(cls, target: Target, features: set[str]) -> Machine:
+    def _from_features(cls, target: Target, features: set[str]) -> Machine:
         if "+avx512f" in features:
-            splits = target.cpu in _SPLITTING
+            splits = target.cpu in _SPLIT_VECTOR_CPUS
             return cls(
                 64,
                 32,
                 embeds_broadcasts=True,
-                scales=True,
-                looks_up=True,
+                has_scale=True,
+                has_lookup=True,
                 dots_bf16="+avx512bf16" in features,
                 dots_bytes="+avx512vnni" in features,
                 splits=splits,
@@ -163,7 +163,7 @@ def converts_f16(target: Target) -> bool:
     return not target.triple.startswith("x86_64") or "+f16c" in features or "+avx512f" in features
 
 
-def _measured(text: str) -> dict[str, Any]:
+def _parse_measured(text: str) -> dict[str, Any]:
     """Return the measured fields in a JSON text, without unknown fields and values out of bounds."""
     try:
         raw = json.loads(text)

@@ -17,7 +17,7 @@ from lark.visitors import Interpreter
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, Table, TableAccess
-from torchmdla.devices.cpu.element_types import NOT_FINITE, computed
+from torchmdla.devices.cpu.element_types import NOT_FINITE, register_type
 from torchmdla.devices.cpu.expressions import (
     Expression,
     accumulator,
@@ -45,7 +45,7 @@ from torchmdla.devices.cpu.loop_program import (
     TileLoop,
     View,
 )
-from torchmdla.devices.cpu.printer import GIVEN, NUMBERED
+from torchmdla.devices.cpu.printer import ARGUMENT_KINDS, NUMBERED
 from torchmdla.errors import CompileError
 
 GRAMMAR = r"""
@@ -129,7 +129,7 @@ def parse_program(text: str) -> LoopProgram:
         return _Builder().start(_parser.parse(text))
     except lark.UnexpectedInput as error:
         context = error.get_context(text).rstrip()
-        raise CompileError(f"no loop program: line {error.line} is not understood", diagnostic=context) from None
+        raise CompileError(f"not a loop program: line {error.line} is not understood", diagnostic=context) from None
 
 
 # Each grammar rule has its own type of tree and of result.
@@ -236,7 +236,7 @@ class _Builder(Interpreter[lark.Token, Any]):
     def table(self, tree: _Tree) -> None:
         name, buffer, sizes, strides, offset = tree.children
         memory = self._buffer(buffer)
-        table = Table(computed(memory.element), self.visit(sizes), self.visit(strides))
+        table = Table(register_type(memory.element), self.visit(sizes), self.visit(strides))
         self._values[name] = TableAccess(memory, table, self.visit(offset))
 
     def initial(self, tree: _Tree) -> Expression:
@@ -257,7 +257,7 @@ class _Builder(Interpreter[lark.Token, Any]):
 
     def store_to(self, tree: _Tree) -> tuple[Access, Expression]:
         access = self.visit(tree.children[0])
-        return access, self._operand(tree.children[1], computed(access.element))
+        return access, self._operand(tree.children[1], register_type(access.element))
 
     def yielded(self, tree: _Tree) -> tuple[Access, Expression]:
         value, access = tree.children
@@ -282,7 +282,7 @@ class _Builder(Interpreter[lark.Token, Any]):
     def _operand(self, tree: _Tree, kind: str) -> Any:
         """Return the value of an operand, of type ``kind`` if the text does not specify a type."""
         if tree.data == "value":
-            return self._known(self._values, tree.children[0])
+            return self._look_up(self._values, tree.children[0])
         if tree.data == "loop_index":
             return index(int(tree.children[0][1:]))
         type = str(tree.children[1] or kind)
@@ -330,7 +330,7 @@ class _Builder(Interpreter[lark.Token, Any]):
         inputs, outputs, temporaries, taken = ([] if names is None else self.visit(names) for names in lists)
         return OutlinedRegion(
             symbol=symbol[1:],
-            text=self._known(self._texts["region"], symbol[1:]),
+            text=self._look_up(self._texts["region"], symbol[1:]),
             inputs=tuple(map(self._buffer, inputs)),
             outputs=tuple(map(self._buffer, outputs)),
             temporaries=tuple(map(self._buffer, temporaries)),
@@ -381,18 +381,18 @@ class _Builder(Interpreter[lark.Token, Any]):
         )
 
     def _buffer(self, name: str) -> Buffer:
-        return self._known(self._buffers, name)
+        return self._look_up(self._buffers, name)
 
     def _scalar(self, name: str) -> Scalar:
-        for type_, kind in GIVEN.items():
+        for type_, kind in ARGUMENT_KINDS.items():
             if name.startswith(kind):
                 self._scalars.setdefault(name, Scalar(type_, _parts(name)[1]))
-        return self._known(self._scalars, name)
+        return self._look_up(self._scalars, name)
 
-    def _known(self, names: Mapping[str, _Named], name: str) -> _Named:
+    def _look_up(self, names: Mapping[str, _Named], name: str) -> _Named:
         if name not in names:
             line = f"line {name.line}: " if isinstance(name, lark.Token) else ""
-            raise CompileError(f"no loop program: {line}nothing above is called {name}")
+            raise CompileError(f"not a loop program: {line}nothing above is called {name}")
         return names[name]
 
 
@@ -407,7 +407,7 @@ def _parts(name: str) -> tuple[str, int]:
     """Return the kind and the number in a name."""
     match = re.fullmatch(r"([a-z]+)(\d+)", name)
     if match is None:
-        raise CompileError(f"no loop program: {name} is no name")
+        raise CompileError(f"not a loop program: {name} is not a name")
     return match[1], int(match[2])
 
 

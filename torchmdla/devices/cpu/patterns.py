@@ -63,11 +63,11 @@ def op(kind: str, *operands: Pattern, name: str = "") -> Pattern:
     return Pattern(kind, operands or None, name)
 
 
-def anything(name: str) -> Pattern:
+def any_expression(name: str) -> Pattern:
     return Pattern("", None, name)
 
 
-def within(pattern: Pattern, roots: Iterable[Expression]) -> Iterator[dict[str, Expression]]:
+def find_matches(pattern: Pattern, roots: Iterable[Expression]) -> Iterator[dict[str, Expression]]:
     """Yield the matches of ``pattern`` among all subexpressions of ``roots``."""
     for expression in contents(tuple(roots)).expressions:
         yield from pattern.matches(expression)

@@ -26,7 +26,7 @@ from functools import singledispatchmethod
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
-from torchmdla.devices.cpu.element_types import computed, constant_text
+from torchmdla.devices.cpu.element_types import constant_text, register_type
 from torchmdla.devices.cpu.expressions import Contents, Expression, contents
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand
 from torchmdla.devices.cpu.loop_program import (
@@ -41,7 +41,7 @@ from torchmdla.devices.cpu.loop_program import (
     Step,
     StoreStep,
     TileLoop,
-    flattened,
+    flatten,
 )
 from torchmdla.devices.cpu.schedule import Schedule
 
@@ -51,7 +51,7 @@ _INDENT = "  "
 NUMBERED = ("temporary", "local", "view")
 
 # The name prefixes of the caller's scalars. The position among the arguments follows.
-GIVEN = {"f64": "argument", "i64": "integer"}
+ARGUMENT_KINDS = {"f64": "argument", "i64": "integer"}
 
 
 def program_text(steps: LoopProgram) -> str:
@@ -110,7 +110,7 @@ class StepsPrinter:
         if thing not in self._names:
             assert isinstance(thing, Scalar)
             is_given = thing.argument >= 0
-            name = f"{GIVEN[thing.type]}{thing.argument}" if is_given else f"scalar{next(self._scalars)}"
+            name = f"{ARGUMENT_KINDS[thing.type]}{thing.argument}" if is_given else f"scalar{next(self._scalars)}"
             self._names[thing] = name
         return self._names[thing]
 
@@ -124,7 +124,7 @@ class StepsPrinter:
     def _(self, step: LoopNest) -> Iterator[str]:
         yield f"nest {_loops(step.sizes, step.reduction)} {{"
         names = _Names(step.body)
-        yield from self._given(step.body)
+        yield from self._argument_lines(step.body)
         for k, access in enumerate(step.outputs):
             if step.initial:
                 yield f"{_INDENT}o{k} = from {names.of(step.initial)}"
@@ -139,12 +139,12 @@ class StepsPrinter:
                 yield f"{_INDENT}yield {names.of(value)} as {self._access(access)}"
             yield "} then {"
             names = _Names(step.epilogue.body)
-            yield from self._given(step.epilogue.body)
+            yield from self._argument_lines(step.epilogue.body)
             yield from names.lines()
             yield from self._stores(step.epilogue.outputs, step.epilogue.values, names)
         yield "}"
 
-    def _given(self, body: Contents) -> Iterator[str]:
+    def _argument_lines(self, body: Contents) -> Iterator[str]:
         """Yield the definitions of a body's inputs."""
         for k, access in enumerate(body.loads):
             yield f"{_INDENT}i{k} = {self._access(access)}"
@@ -156,7 +156,7 @@ class StepsPrinter:
 
     def _stores(self, outputs: Sequence[Access], values: Sequence[Expression], names: _Names) -> Iterator[str]:
         for access, value in zip(outputs, values, strict=False):
-            yield f"{_INDENT}{self._access(access)} = {names.of(value, computed(access.buffer.element))}"
+            yield f"{_INDENT}{self._access(access)} = {names.of(value, register_type(access.buffer.element))}"
 
     @_lines_of.register
     def _(self, step: TileLoop) -> Iterator[str]:
@@ -343,7 +343,7 @@ def _list(numbers: Iterable[int | Size]) -> str:
 def _all_buffers(steps: LoopProgram) -> list[Buffer]:
     """Return every buffer in order of appearance, including those in tile loops and repeat loops."""
     packed = [step for packing in steps.packings for step in packing.steps]
-    seen = (b for step in flattened([*packed, *steps.steps]) for b in _buffers(step))
+    seen = (b for step in flatten([*packed, *steps.steps]) for b in _buffers(step))
     return list(dict.fromkeys([*(packing.buffer for packing in steps.packings), *seen]))
 
 

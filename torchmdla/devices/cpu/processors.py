@@ -28,7 +28,7 @@ adx aes cldemote clflushopt clwb clzero cmpccxadd enqcmd fsgsbase hreset invpcid
 pclmul pconfig pku prefetchi prfchw ptwrite raoint rdpid rdpru rdrnd rdseed rtm serialize sgx sha sha512 shstk sm3 sm4
 tsxldtrk uintr usermsr vaes waitpkg wbnoinvd widekl xsave xsavec xsaveopt xsaves
 """
-FOR_SYSTEMS = frozenset(_SYSTEMS.split())
+SYSTEM_FEATURES = frozenset(_SYSTEMS.split())
 
 
 def target_of(processor: str) -> Target:
@@ -43,8 +43,8 @@ def target_of(processor: str) -> Target:
     native = host()
     if processor == NATIVE:
         return native
-    if missing := sorted(features_of_level(processor) - _features_in(native)):
-        raise ValueError(f"this processor, {native.cpu}, is no {processor}: it has no {', '.join(missing)}")
+    if missing := sorted(features_of_level(processor) - _enabled_features(native)):
+        raise ValueError(f"this processor, {native.cpu}, does not support {processor} (missing: {', '.join(missing)})")
     return level_of(processor)
 
 
@@ -68,21 +68,23 @@ def used_features(target: Target) -> tuple[str, ...]:
 
     Features whose instructions the code generator does not emit by itself are left out.
     """
-    return tuple(sorted(_features_in(target) - FOR_SYSTEMS))
+    return tuple(sorted(_enabled_features(target) - SYSTEM_FEATURES))
 
 
-def described(target: Target) -> str:
+def describe_machine(target: Target) -> str:
     """Return a description of the machine: processor, features and caches.
 
     Measurements of code for ``target`` are valid only for machines with the same description.
     """
-    features = " ".join(sorted(_features_in(target)))
+    features = " ".join(sorted(_enabled_features(target)))
     return f"{target.triple} {target.cpu}\n{features}\n{_caches()}"
 
 
 def second_cache() -> tuple[int, int] | None:
     """Return the bytes and ways of the second-level cache as Linux reports them; None on other systems."""
-    caches = [cache for cache in _described("level", "type", "size", "ways_of_associativity") if cache[0] == "2"]
+    caches = [
+        cache for cache in _read_cache_properties("level", "type", "size", "ways_of_associativity") if cache[0] == "2"
+    ]
     if not caches or not caches[0][2].endswith("K"):
         return None
     return int(caches[0][2].removesuffix("K")) << 10, int(caches[0][3])
@@ -90,11 +92,11 @@ def second_cache() -> tuple[int, int] | None:
 
 def _caches() -> str:
     """Return the level, type and size of each cache; empty if they are unknown."""
-    return ", ".join(map(" ".join, _described("level", "type", "size")))
+    return ", ".join(map(" ".join, _read_cache_properties("level", "type", "size")))
 
 
 @lru_cache(maxsize=2)
-def _described(*names: str) -> list[list[str]]:
+def _read_cache_properties(*names: str) -> list[list[str]]:
     """Return properties of each cache of the first core."""
     caches = []
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
@@ -116,7 +118,7 @@ def features_of_level(processor: str) -> frozenset[str]:
     return frozenset(" ".join((_BASE, *(LEVELS[level] for level in levels))).split())
 
 
-def _features_in(target: Target) -> frozenset[str]:
+def _enabled_features(target: Target) -> frozenset[str]:
     return frozenset(name[1:] for name in target.features.split(",") if name.startswith("+"))
 
 

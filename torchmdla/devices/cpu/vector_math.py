@@ -29,7 +29,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten
+from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewrite
 from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.machine import Machine
 
@@ -171,7 +171,7 @@ def _bits(x: Expression) -> Expression:
     return _op("arith.bitcast", x, type="i32")
 
 
-def _float_of(bits: Expression) -> Expression:
+def _bitcast_to_float(bits: Expression) -> Expression:
     return _op("arith.bitcast", bits)
 
 
@@ -196,10 +196,10 @@ def _lookup(index: Expression, values: Sequence[float]) -> Expression:
 def _power_of_two(exponent: Expression) -> Expression:
     """Return 2ⁿ for the integer n in the lowest 9 bits of ``exponent``, from -126 to 127."""
     shifted = _int_op("shli", exponent, _integer(_MANTISSA_BITS))
-    return _float_of(_int_op("addi", shifted, _integer(_ONE_BITS)))
+    return _bitcast_to_float(_int_op("addi", shifted, _integer(_ONE_BITS)))
 
 
-def _reduced(x: Expression) -> tuple[Expression, Expression, Expression]:
+def _reduce_argument(x: Expression) -> tuple[Expression, Expression, Expression]:
     """Return n with the rounder added, n, and r, where ``x = n·ln 2 + r`` and ``|r| ≤ ln(2)/2``."""
     shifted = _fma(x, _number(1 / math.log(2.0)), _number(_ROUNDER))
     n = _sub(shifted, _number(_ROUNDER))
@@ -221,13 +221,13 @@ def _expm1_near_zero(r: Expression) -> Expression:
 _Parts = tuple[Expression, Expression, Expression]
 
 
-def _scaled(parts: _Parts) -> Expression:
+def _scale(parts: _Parts) -> Expression:
     """Return x·2ⁿ by one instruction."""
     x, _, n = parts
     return _op("scale", x, n)
 
 
-def _scaled_twice(parts: _Parts) -> Expression:
+def _scale_twice(parts: _Parts) -> Expression:
     """Return x·2ⁿ by two multiplications, so that results outside of the normal range are right."""
     x, shifted, _ = parts
     exponent = _bits(shifted)
@@ -238,7 +238,7 @@ def _scaled_twice(parts: _Parts) -> Expression:
 
 def _exp(x: Expression) -> _Parts:
     # Beyond these limits exp is 0 and infinity.
-    shifted, n, r = _reduced(_at_most(_at_least(x, -104.0), 89.0))
+    shifted, n, r = _reduce_argument(_at_most(_at_least(x, -104.0), 89.0))
     return _exp_near_zero(r), shifted, n
 
 
@@ -252,7 +252,7 @@ def _exp2(x: Expression) -> _Parts:
 def _expm1(x: Expression) -> Expression:
     # Compute half of the result and double it at the end: the power of two of the largest results is not a finite
     # float.
-    shifted, _, r = _reduced(_at_most(_at_least(x, -20.0), 89.0))
+    shifted, _, r = _reduce_argument(_at_most(_at_least(x, -20.0), 89.0))
     half_power = _power_of_two(_int_op("subi", _bits(shifted), _integer(1)))
     half = _fma(half_power, _expm1_near_zero(r), _sub(half_power, _number(0.5)))
     return _op("math.copysign", _add(half, half), x)
@@ -288,7 +288,7 @@ def _erf_by_exponential(x: Expression) -> Expression:
     # From 3.92 on erf is 1.
     t = _at_most(_op("math.absf", x), 4.0)
     z = _mul(_op("arith.negf", t), _polynomial(t, _ERF))
-    shifted, _, r = _reduced(z)
+    shifted, _, r = _reduce_argument(z)
     power = _power_of_two(_bits(shifted))
     rest = _sub(_number(1.0), power)
     size = _sub(rest, _mul(power, _expm1_near_zero(r)))
@@ -302,7 +302,7 @@ def _log(x: Expression) -> Expression:
     above_root = _int_op("subi", bits, _integer(struct.unpack("<i", struct.pack("<f", math.sqrt(0.5)))[0]))
     exponent = _int_op("shrsi", above_root, _integer(_MANTISSA_BITS))
     scale = _int_op("shli", exponent, _integer(_MANTISSA_BITS))
-    f = _sub(_float_of(_int_op("subi", bits, scale)), _number(1.0))
+    f = _sub(_bitcast_to_float(_int_op("subi", bits, scale)), _number(1.0))
     shift = _select(is_small, _number(-_MANTISSA_BITS), _number(0.0))
     k = _add(_op("arith.sitofp", exponent), shift)
     square = _mul(f, f)
@@ -320,7 +320,7 @@ def _log_of_specials(x: Expression, result: Expression) -> Expression:
     return _select(_compare("ole", x, zero), outside, result)
 
 
-def _extreme(expression: Expression) -> Expression | None:
+def _select_extremum(expression: Expression) -> Expression | None:
     """Return a maximum or minimum with a nonzero constant as a select, else None.
 
     Zero is excluded because the sign of zero must be preserved.
@@ -331,7 +331,7 @@ def _extreme(expression: Expression) -> Expression | None:
     return _BOUNDS[expression.op](x, bound.payload)
 
 
-def _rounded_to_integer(expression: Expression) -> Expression | None:
+def _simplify_rounding(expression: Expression) -> Expression | None:
     """Return a cheaper conversion of a rounded float to an integer, else None.
 
     It applies to values that are bounded by 2²² in size, as in quantisation, where the sign of zero does not matter.
@@ -341,7 +341,7 @@ def _rounded_to_integer(expression: Expression) -> Expression | None:
     (x,) = expression.operands
     if (x.op, x.type) != ("math.roundeven", "f32"):
         return None
-    x, bounds = _bounded(x.operands[0])
+    x, bounds = _strip_clamps(x.operands[0])
     if not -_MOST_ROUNDED <= bounds.least <= bounds.most <= _MOST_ROUNDED:
         return None
     lower = _above if bounds.takes_nan else _at_least
@@ -349,22 +349,22 @@ def _rounded_to_integer(expression: Expression) -> Expression | None:
     return _int_op("subi", _bits(rounded), _integer(_ROUNDER_BITS))
 
 
-def _float_of_four_bits(expression: Expression) -> Expression | None:
+def _look_up_four_bits(expression: Expression) -> Expression | None:
     """Return a table lookup for a float that is converted from a signed four-bit field, else None.
 
     Such a field is shifted to the top of the word and back.
     """
     if (expression.op, expression.type) != ("arith.sitofp", "f32"):
         return None
-    word, down = _shifted(expression.operands[0], "arith.shrsi")
-    word, up = _shifted(word, "arith.shli")
+    word, down = _match_shift(expression.operands[0], "arith.shrsi")
+    word, up = _match_shift(word, "arith.shli")
     if down != 28 or word.type != "i32":
         return None
     index = _int_op("shrui", word, _integer(down - up)) if up < down else word
     return _lookup(index, [(k + 8) % 16 - 8 for k in range(16)])
 
 
-def _shifted(value: Expression, op: str) -> tuple[Expression, int]:
+def _match_shift(value: Expression, op: str) -> tuple[Expression, int]:
     """Return the operand that ``op`` shifts by a constant, and the number of bits.
 
     Other values are returned with 0 bits.
@@ -374,7 +374,7 @@ def _shifted(value: Expression, op: str) -> tuple[Expression, int]:
     return value.operands[0], int(value.operands[1].payload)
 
 
-def _bounded(x: Expression) -> tuple[Expression, _Bounds]:
+def _strip_clamps(x: Expression) -> tuple[Expression, _Bounds]:
     """Return ``x`` without its clamps to constants, and the bounds of these clamps.
 
     Clamps before multiplications by positive constants are included, since multiplication and rounding are monotonic.
@@ -382,14 +382,14 @@ def _bounded(x: Expression) -> tuple[Expression, _Bounds]:
     bounds = _Bounds()
     factors: list[float] = []
     while True:
-        operand, bound = _and_constant(x)
+        operand, bound = _match_constant_operand(x)
         if operand is None:
             break
         if x.op == "arith.mulf":
             if not 0 < bound < math.inf:
                 break
             factors.append(bound)
-        elif not bounds.tightened(x, _multiplied(bound, reversed(factors))):
+        elif not bounds.tighten(x, _multiply_bound(bound, reversed(factors))):
             break
         x = operand
     for factor in reversed(factors):
@@ -405,7 +405,7 @@ class _Bounds:
     most: float = math.inf
     takes_nan: bool = False
 
-    def tightened(self, x: Expression, bound: float) -> bool:
+    def tighten(self, x: Expression, bound: float) -> bool:
         """Tighten the bounds by the clamp ``x``, and return whether that is possible.
 
         If so, the clamp can be removed: the final clamp to these bounds has the same result.
@@ -419,7 +419,7 @@ class _Bounds:
         return True
 
 
-def _and_constant(x: Expression) -> tuple[Expression | None, float]:
+def _match_constant_operand(x: Expression) -> tuple[Expression | None, float]:
     """Return the other operand and the constant of a product, a bound or a rectifier; None if ``x`` is neither."""
     if x.op == "arith.select":
         condition, value, bound = x.operands
@@ -431,7 +431,7 @@ def _and_constant(x: Expression) -> tuple[Expression | None, float]:
     return (first, second.payload) if second.op == "constant" and first.op != "constant" else (None, 0.0)
 
 
-def _multiplied(bound: float, factors: Iterable[float]) -> float:
+def _multiply_bound(bound: float, factors: Iterable[float]) -> float:
     for factor in factors:
         bound = float(_number(bound * factor).payload)
     return bound
@@ -445,12 +445,12 @@ _BOUNDS: Mapping[str, Callable[[Expression, float], Expression]] = {
 
 # The expansion of an op on a machine with a feature. The first row whose feature the machine has is used.
 _EXPANSIONS: Sequence[tuple[str, str, Callable[[Expression], Expression]]] = (
-    ("math.erf", "looks_up", _erf_by_table),
+    ("math.erf", "has_lookup", _erf_by_table),
     ("math.erf", "fused", _erf_by_exponential),
-    ("math.exp", "scales", lambda x: _scaled(_exp(x))),
-    ("math.exp", "fused", lambda x: _scaled_twice(_exp(x))),
-    ("math.exp2", "scales", lambda x: _scaled(_exp2(x))),
-    ("math.exp2", "fused", lambda x: _scaled_twice(_exp2(x))),
+    ("math.exp", "has_scale", lambda x: _scale(_exp(x))),
+    ("math.exp", "fused", lambda x: _scale_twice(_exp(x))),
+    ("math.exp2", "has_scale", lambda x: _scale(_exp2(x))),
+    ("math.exp2", "fused", lambda x: _scale_twice(_exp2(x))),
     ("math.expm1", "fused", _expm1),
     ("math.log", "fused", _log),
     ("math.tanh", "fused", _tanh),
@@ -468,7 +468,7 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
 
     def expanded(expression: Expression) -> Expression | None:
         if expression.op in _BOUNDS:
-            return _extreme(expression)
+            return _select_extremum(expression)
         function = known.get(expression.op)
         if function is None or expression.type not in ("f32", *_HALF_PRECISION):
             return None
@@ -477,17 +477,17 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
             return function(x)
         return _op("arith.truncf", function(_op("arith.extf", x)), type=expression.type)
 
-    rules = (_rounded_to_integer, *([_float_of_four_bits] if machine.looks_up else []), expanded)
+    rules = (_simplify_rounding, *([_look_up_four_bits] if machine.has_lookup else []), expanded)
     for rule in rules:
-        nest = _rewritten(nest, rule)
+        nest = _rewrite_nest(nest, rule)
     return nest
 
 
-def _rewritten(nest: AnyNest, rule: Callable[[Expression], Expression | None]) -> AnyNest:
+def _rewrite_nest(nest: AnyNest, rule: Callable[[Expression], Expression | None]) -> AnyNest:
     epilogue = nest.epilogue
     return replace(
         nest,
-        values=rewritten(nest.values, rule),
-        checks=rewritten(nest.checks, rule),
-        epilogue=epilogue and replace(epilogue, values=rewritten(epilogue.values, rule)),
+        values=rewrite(nest.values, rule),
+        checks=rewrite(nest.checks, rule),
+        epilogue=epilogue and replace(epilogue, values=rewrite(epilogue.values, rule)),
     )

@@ -25,7 +25,7 @@ from torchmdla.devices.cpu.loop_program import (
     RepeatLoop,
     Step,
     TileLoop,
-    flattened,
+    flatten,
 )
 from torchmdla.devices.cpu.printer import StepsPrinter
 from torchmdla.errors import CompileError
@@ -34,15 +34,15 @@ from torchmdla.errors import CompileError
 _WRITABLE = frozenset(("result", "temporary", "packed", "local", "view"))
 
 # Ops whose operands and result have one type.
-_OF_ONE_TYPE = re.compile(
+_SAME_TYPE_OPS = re.compile(
     r"arith\.(add|sub|mul|div|rem|max|min|neg|and|or|xor|sh[lr])|math\.(exp|log|sqrt|rsqrt|tanh|fma)"
 )
 
 # The kinds of buffers that have content before the first step.
-_GIVEN = frozenset(("input", "parameter", "global", "packed"))
+_INITIALISED_KINDS = frozenset(("input", "parameter", "global", "packed"))
 
 
-def is_asked_for() -> bool:
+def is_enabled() -> bool:
     """Return whether the environment requests verification."""
     return os.environ.get("TORCHMDLA_VERIFY", "0") not in ("", "0")
 
@@ -59,8 +59,8 @@ def verify(steps: LoopProgram, after: str) -> None:
 
 
 def _verify(steps: LoopProgram, those: Sequence[Step], after: str) -> None:
-    written = {b for step in those for b in step.reads if b.kind in _GIVEN}
-    written |= _all_reads(those) - {b for step in flattened(those) for b in step.writes}
+    written = {b for step in those for b in step.reads if b.kind in _INITIALISED_KINDS}
+    written |= _all_reads(those) - {b for step in flatten(those) for b in step.writes}
     for step in those:
         for fault in _faults(step, written):
             text = StepsPrinter(steps).step(step)
@@ -75,15 +75,15 @@ def _faults(step: Step, written: set[Buffer]) -> Iterator[str]:
         yield "writes to what is given"
     # A tile or repeat loop reads values that its own steps write.
     if not isinstance(step, TileLoop | RepeatLoop):
-        yield from _unwritten(step.reads, written)
+        yield from _unwritten_reads(step.reads, written)
 
 
 def _all_reads(steps: Iterable[Step]) -> set[Buffer]:
-    nests = [n for s in flattened(steps) for n in (s.members if isinstance(s, TileLoop) else (s,))]
+    nests = [n for s in flatten(steps) for n in (s.members if isinstance(s, TileLoop) else (s,))]
     return {b for nest in nests for b in nest.reads}
 
 
-def _unwritten(reads: Iterable[Buffer], written: set[Buffer]) -> Iterator[str]:
+def _unwritten_reads(reads: Iterable[Buffer], written: set[Buffer]) -> Iterator[str]:
     if any(b not in written and b.count for b in reads):
         yield "reads what is not yet written"
 
@@ -95,7 +95,7 @@ def _no_faults(step: Step, written: set[Buffer]) -> Iterator[str]:
 def _nest_faults(step: LoopNest, written: set[Buffer]) -> Iterator[str]:
     loops = len(step.sizes)
     if len(step.reduction) != loops:
-        yield "says of other loops whether they reduce"
+        yield "specifies the reduction of other loops"
     epilogue = step.epilogue
     for access in (*step.accesses, *(step.outputs if not epilogue else ())):
         yield from _access_faults(access, loops)
@@ -133,19 +133,21 @@ def _body_faults(body: Contents, loops: int, carried: Mapping[str, int]) -> Iter
     for expression in body.expressions:
         if expression.op in ("accumulator", "reduced") and not 0 <= expression.payload < carried.get(expression.op, 0):
             yield "uses a reduction that it does not have"
-        if _OF_ONE_TYPE.match(expression.op) and {operand.type for operand in expression.operands} != {expression.type}:
+        if _SAME_TYPE_OPS.match(expression.op) and {operand.type for operand in expression.operands} != {
+            expression.type
+        }:
             yield f"computes {expression.op} of operands of another type than {expression.type}"
         if expression.op == "gather" and len(expression.operands) != len(expression.payload.table.sizes):
             yield "looks up at other indices than a table has"
 
 
-def _chain_faults(step: TileLoop, written: set[Buffer]) -> Iterator[str]:
+def _tile_loop_faults(step: TileLoop, written: set[Buffer]) -> Iterator[str]:
     if len(step.extents) != len(step.tile) or len(step.loops) != len(step.members):
         yield "has tiles of other axes than its own"
     inside = set(written)
     for member, loops in zip(step.members, step.loops, strict=False):
         yield from _nest_faults(member, inside)
-        yield from _unwritten(member.reads, inside)
+        yield from _unwritten_reads(member.reads, inside)
         inside.update(member.writes)
         if [member.sizes[loop] for loop in loops] != list(step.tile):
             yield "has a member that is not over one tile"
@@ -165,7 +167,7 @@ def _load_faults(step: LoadStep, written: set[Buffer]) -> Iterator[str]:
 
 _CHECKS: Mapping[type, Callable[..., Iterator[str]]] = {
     LoopNest: _nest_faults,
-    TileLoop: _chain_faults,
+    TileLoop: _tile_loop_faults,
     RepeatLoop: _repeat_faults,
     LoadStep: _load_faults,
 }

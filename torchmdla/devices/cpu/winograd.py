@@ -64,7 +64,7 @@ class Transforms:
         """Return n, the inputs of a tile along a dimension, which is also the number of products."""
         return len(self.inputs)
 
-    def of_fewer_taps(self) -> Transforms:
+    def drop_tap(self) -> Transforms:
         """Return the transforms for one tap less, at the same points without infinity.
 
         The product at infinity would be zero.
@@ -90,12 +90,12 @@ def transforms(results: int, taps: int) -> Transforms:
 
     outputs = powers(results)
     filters = [[row[j] / (scales[j] if j < last else 1) for row in powers(taps)] for j in range(last + 1)]
-    inputs = [_with_roots([q for q in points if q != p]) for p in points]
-    padded = [[*row, *[Fraction(0)] * (last + 1 - len(row))] for row in [*inputs, _with_roots(points)]]
+    inputs = [_expand_roots([q for q in points if q != p]) for p in points]
+    padded = [[*row, *[Fraction(0)] * (last + 1 - len(row))] for row in [*inputs, _expand_roots(points)]]
     return Transforms(_matrix(padded), _matrix(filters), _matrix(outputs))
 
 
-def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
+def _expand_roots(roots: Sequence[Fraction]) -> list[Fraction]:
     """Return the coefficients of the product of ``x - root``, the constant first."""
     coefficients = [Fraction(1)]
     for root in roots:
@@ -111,7 +111,7 @@ def _matrix(rows: Sequence[Sequence[Fraction]]) -> Matrix:
 # Matrices times expressions.
 
 
-def transformed(
+def apply_matrices(
     matrices: Sequence[Matrix], values: Mapping[tuple[int, ...], Expression], fused: bool
 ) -> dict[tuple[int, ...], Expression]:
     """Return ``values`` (f32) multiplied by a matrix along each dimension, in the order of their positions.

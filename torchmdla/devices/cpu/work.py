@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.expressions import Contents, Expression
 from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoop
 
@@ -85,17 +85,17 @@ def _operations_of(expression: Expression) -> int:
 
 def _bytes(nest: LoopNest) -> int | Size:
     """Return the bytes of all accesses. Elements are counted once for each access."""
-    touched = [_touched(nest, access) for access in (*nest.read_accesses, *nest.written_accesses)]
+    touched = [_accessed_bytes(nest, access) for access in (*nest.read_accesses, *nest.written_accesses)]
     return _sum([*touched, *(table.buffer.bytes for table in nest.tables)])
 
 
-def _touched(nest: LoopNest, access: Access) -> int | Size:
+def _accessed_bytes(nest: LoopNest, access: Access) -> int | Size:
     if access.buffer.kind == "local":
         return 0
     elements = math.prod(nest.sizes[loop] for loop in access.loops)
     if isinstance(elements, int) and isinstance(access.buffer.count, int):
         elements = min(elements, access.buffer.count)
-    return elements * ELEMENT_BYTES[stored(access.element)]
+    return elements * ELEMENT_BYTES[storage_type(access.element)]
 
 
 def _sum(numbers: Iterable[int | Size]) -> int | Size:

@@ -18,7 +18,7 @@ class Lifetime:
     first: int
     last: int
 
-    def meets(self, other: Lifetime) -> bool:
+    def overlaps(self, other: Lifetime) -> bool:
         """Return whether both are live at some step."""
         return self.first <= other.last and other.first <= self.last
 
@@ -33,14 +33,14 @@ def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
     placed: list[int] = []
     for k in sorted(range(len(lifetimes)), key=lambda k: -sizes[k]):
         current = lifetimes[k]
-        busy = sorted((offsets[j], offsets[j] + sizes[j]) for j in placed if current.meets(lifetimes[j]))
+        busy = sorted((offsets[j], offsets[j] + sizes[j]) for j in placed if current.overlaps(lifetimes[j]))
         for start, end in busy:
             if start - offsets[k] >= sizes[k]:
                 break
-            offsets[k] = max(offsets[k], _aligned(end))
+            offsets[k] = max(offsets[k], _align(end))
         placed.append(k)
-    return offsets, _aligned(max((offsets[k] + sizes[k] for k in placed), default=0))
+    return offsets, _align(max((offsets[k] + sizes[k] for k in placed), default=0))
 
 
-def _aligned(offset: int) -> int:
+def _align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -30,12 +30,14 @@ class Inferences:
     cycles: int = 0
 
 
-_lock = forks.held(threading.RLock())
+_lock = forks.hold_over_fork(threading.RLock())
 # The number of parts with the lowest cost, by model and options.
-_chosen: dict[tuple[str, str], int] = {}
+_best_parts: dict[tuple[str, str], int] = {}
 
 
-def arranged(model: bytes, program: DeviceProgram, options: Options, samples: Sequence[Sequence[Array]]) -> Inferences:
+def compile_batches(
+    model: bytes, program: DeviceProgram, options: Options, samples: Sequence[Sequence[Array]]
+) -> Inferences:
     """Compile ``model``, an ONNX file with its weights, as ``options.batches`` specifies.
 
     - ``"whole"``: the batch is one inference.
@@ -51,16 +53,16 @@ def arranged(model: bytes, program: DeviceProgram, options: Options, samples: Se
         return batch.whole()
     if options.batches == "items":
         finest = deque(batch.divisions(), maxlen=1)
-        return batch.in_parts(*finest[0]) if finest else batch.whole()
+        return batch.divide(*finest[0]) if finest else batch.whole()
     key = (program.model_key, options.to_text())
     with _lock:
-        chosen = _chosen.get(key)
+        chosen = _best_parts.get(key)
     if chosen is None:
-        inferences = batch.soonest()
+        inferences = batch.find_fastest()
         with _lock:
-            _chosen[key] = inferences.parts
+            _best_parts[key] = inferences.parts
         return inferences
-    return batch.whole() if chosen == 1 else next(batch.in_parts(*d) for d in batch.divisions([chosen]))
+    return batch.whole() if chosen == 1 else next(batch.divide(*d) for d in batch.divisions([chosen]))
 
 
 class _Batch:
@@ -81,14 +83,14 @@ class _Batch:
         """
         import onnx
 
-        from torchmdla.devices.mdla.division import divided, parts_possible
+        from torchmdla.devices.mdla.division import divide_batch, possible_parts
 
         model = onnx.load_from_string(self._model)
-        for parts in parts_possible(model) if among is None else among:
-            if (part := divided(model, parts)) is not None:
+        for parts in possible_parts(model) if among is None else among:
+            if (part := divide_batch(model, parts)) is not None:
                 yield parts, part.SerializeToString()
 
-    def soonest(self) -> Inferences:
+    def find_fastest(self) -> Inferences:
         """Return the inferences with the fewest cycles.
 
         The number of parts increases as long as this reduces the cycles.
@@ -97,23 +99,23 @@ class _Batch:
         if not best.cycles:
             return best
         for division in self.divisions():
-            candidate = self.in_parts(*division)
+            candidate = self.divide(*division)
             if candidate.cycles >= best.cycles:
                 break
             best = candidate
         return best
 
     def whole(self) -> Inferences:
-        return _of(1, compiling.binary_of(self._model, self._inputs, self._options, self._samples))
+        return _inferences(1, compiling.compile_binary(self._model, self._inputs, self._options, self._samples))
 
-    def in_parts(self, parts: int, model: bytes) -> Inferences:
+    def divide(self, parts: int, model: bytes) -> Inferences:
         """Return the inferences for ``parts`` parts, where ``model`` is the model of one part."""
         inputs = [Port(port.position, (port.shape[0] // parts, *port.shape[1:])) for port in self._inputs]
         samples = [
             [np.split(array, parts)[part] for array in sample] for sample in self._samples for part in range(parts)
         ]
-        return _of(parts, compiling.binary_of(model, inputs, self._options, samples))
+        return _inferences(parts, compiling.compile_binary(model, inputs, self._options, samples))
 
 
-def _of(parts: int, binary: Binary) -> Inferences:
+def _inferences(parts: int, binary: Binary) -> Inferences:
     return Inferences(parts, binary.content, binary.cost.of_stream(parts))

@@ -19,7 +19,7 @@ from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 from torchmdla.support import forks
 
-_lock = forks.held(threading.RLock())
+_lock = forks.hold_over_fork(threading.RLock())
 # By keys of models, and by hashes of their structure.
 _samples: dict[str, list[tuple[Array, ...]]] = {}
 

@@ -29,12 +29,12 @@ from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 from torchmdla.support import forks
 from torchmdla.support.limits import Limits
-from torchmdla.support.processes import how_it_ended
+from torchmdla.support.processes import describe_exit
 
 _SCRIPT = Path(__file__).with_name("compile_process.py")
 
 # The maximum number of binaries that a process caches, for models that recur with the same weights.
-_MOST_KEPT = 32
+_MAX_CACHED = 32
 
 # The number of trailing characters of the library's output in an error message.
 _TAIL = 2000
@@ -82,7 +82,7 @@ class Binary:
     cost: Cost
 
 
-_lock = forks.held(threading.RLock())
+_lock = forks.hold_over_fork(threading.RLock())
 _binaries: OrderedDict[str, tuple[Path, Cost]] = OrderedDict()
 
 
@@ -95,7 +95,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def binary_of(model: bytes, inputs: Sequence[Port], options: Options, samples: Sequence[Sequence[Array]]) -> Binary:
+def compile_binary(
+    model: bytes, inputs: Sequence[Port], options: Options, samples: Sequence[Sequence[Array]]
+) -> Binary:
     """Compile ``model``, an ONNX file with its weights, with ``ie_compile``.
 
     ``ie_compile_vfp`` is used if there are ``samples`` (arrays for the model's inputs). Binaries are cached: equal
@@ -119,7 +121,7 @@ def binary_of(model: bytes, inputs: Sequence[Port], options: Options, samples: S
     path.write_bytes(binary.content)
     with _lock:
         _binaries[key] = path, cost
-        while len(_binaries) > _MOST_KEPT:
+        while len(_binaries) > _MAX_CACHED:
             _, (oldest, _) = _binaries.popitem(last=False)
             oldest.unlink(missing_ok=True)
     return binary
@@ -188,7 +190,7 @@ def _run(function: str, job: Mapping[str, object]) -> Cost:
         raise DeviceError(f"{function}: its process cannot be started: {error}") from error
     printed = done.stderr.decode(errors="replace").strip()[-_TAIL:]
     if done.returncode != 0:
-        ended = how_it_ended(done.returncode)
+        ended = describe_exit(done.returncode)
         raise DeviceError(f"{function}: the library's process ended: {ended}" + (f"\n{printed}" if printed else ""))
     reply = json.loads(done.stdout)
     if reply["fault"]:

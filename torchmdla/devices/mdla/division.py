@@ -18,18 +18,18 @@ from onnx import helper, numpy_helper
 from torchmdla.devices.mdla.onnx_graph import sizes_of
 
 
-class _Mixes(Exception):
+class _MixesParts(Exception):
     """Error for a result of one part that depends, or may depend, on another part."""
 
 
-def parts_possible(model: onnx.ModelProto) -> Iterator[int]:
+def possible_parts(model: onnx.ModelProto) -> Iterator[int]:
     """Return the numbers of equal parts, from 2 on, that divide the first axis of all inputs and outputs."""
     leading = [sizes_of(info)[0] for info in (*model.graph.input, *model.graph.output)]
     items = math.gcd(*leading)
     return (parts for parts in range(2, items + 1) if items % parts == 0)
 
 
-def divided(model: onnx.ModelProto, parts: int) -> onnx.ModelProto | None:
+def divide_batch(model: onnx.ModelProto, parts: int) -> onnx.ModelProto | None:
     """Return the model of one of ``parts`` equal parts of the batch; None if the model cannot be divided.
 
     ``model`` contains its weights and the shape of every value.
@@ -38,7 +38,7 @@ def divided(model: onnx.ModelProto, parts: int) -> onnx.ModelProto | None:
     part.CopyFrom(model)
     try:
         _Divider(part.graph, parts).divide()
-    except _Mixes:
+    except _MixesParts:
         return None
     return part
 
@@ -60,10 +60,10 @@ class _Divider:
         for node in self._graph.node:
             rule = _RULES.get(node.op_type)
             if rule is None:
-                raise _Mixes
+                raise _MixesParts
             self._set(node.output[0], rule(self, node))
         if any(self._axes[info.name] != 0 for info in self._graph.output):
-            raise _Mixes
+            raise _MixesParts
         for name, axis in self._axes.items():
             size = self._infos[name].type.tensor_type.shape.dim[axis]
             size.dim_value //= self.parts
@@ -84,10 +84,10 @@ class _Divider:
         """Return the elements of a constant.
 
         Raises:
-            _Mixes: the value is not a constant.
+            _MixesParts: the value is not a constant.
         """
         if name not in self._constants:
-            raise _Mixes
+            raise _MixesParts
         return self._constants[name]
 
     def replace(self, node: onnx.NodeProto, place: int, value: Any) -> None:
@@ -106,15 +106,15 @@ class _Divider:
         if axis < 0 or value.shape[axis] == 1:
             return
         if value.shape[axis] % self.parts:
-            raise _Mixes
+            raise _MixesParts
         first, *others = np.split(value, self.parts, axis)
         if not all(np.array_equal(first, other) for other in others):
-            raise _Mixes
+            raise _MixesParts
         self.replace(node, place, np.ascontiguousarray(first))
 
     def _set(self, name: str, axis: int) -> None:
         if self._shapes[name][axis] % self.parts:
-            raise _Mixes
+            raise _MixesParts
         self._axes[name] = axis
 
 
@@ -124,10 +124,10 @@ def _attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     )
 
 
-def _given_axis(divider: _Divider, name: str) -> int:
+def _required_axis(divider: _Divider, name: str) -> int:
     axis = divider.axis(name)
     if axis is None:
-        raise _Mixes
+        raise _MixesParts
     return axis
 
 
@@ -135,20 +135,20 @@ def _elementwise(divider: _Divider, node: onnx.NodeProto) -> int:
     """Return the axis of the result of an operation on one operand; the other operands are numbers."""
     for name in filter(None, node.input[1:]):
         if divider.constant(name).size != 1:
-            raise _Mixes
-    return _given_axis(divider, node.input[0])
+            raise _MixesParts
+    return _required_axis(divider, node.input[0])
 
 
 def _by_image(divider: _Divider, node: onnx.NodeProto) -> int:
     """Return the axis of an operation that processes each element of the first axis alone, with constant parameters."""
     for name in filter(None, node.input[1:]):
         divider.constant(name)
-    return _first(_given_axis(divider, node.input[0]))
+    return _require_first_axis(_required_axis(divider, node.input[0]))
 
 
-def _first(axis: int) -> int:
+def _require_first_axis(axis: int) -> int:
     if axis != 0:
-        raise _Mixes
+        raise _MixesParts
     return axis
 
 
@@ -156,7 +156,7 @@ def _resize(divider: _Divider, node: onnx.NodeProto) -> int:
     axis = _by_image(divider, node)
     scales, sizes = (node.input[place] if len(node.input) > place else "" for place in (2, 3))
     if scales and divider.constant(scales)[0] != 1:
-        raise _Mixes
+        raise _MixesParts
     if sizes:
         _divide_size(divider, node, 3, axis)
     return axis
@@ -171,23 +171,23 @@ def _divide_size(divider: _Divider, node: onnx.NodeProto, place: int, axis: int)
 def _gemm(divider: _Divider, node: onnx.NodeProto) -> int:
     """Return the axis of a product with a constant matrix, which is divided by rows."""
     if _attribute(node, "transA", 0):
-        raise _Mixes
+        raise _MixesParts
     divider.constant(node.input[1])
     if len(node.input) > 2:
         divider.shorten(node, 2, len(divider.shape(node.input[2])) - 2)
-    return _first(_given_axis(divider, node.input[0]))
+    return _require_first_axis(_required_axis(divider, node.input[0]))
 
 
 def _matmul(divider: _Divider, node: onnx.NodeProto) -> int:
     """Return the axis of a batched product, or of a product with a constant matrix that is divided by rows."""
     left, right = node.input
-    axis, rank = _given_axis(divider, left), len(divider.shape(left))
+    axis, rank = _required_axis(divider, left), len(divider.shape(left))
     if divider.axis(right) is None:
         allowed = len(divider.shape(right)) == 2 and axis < rank - 1
     else:
         allowed = divider.axis(right) == axis < rank - 2 and len(divider.shape(right)) == rank
     if not allowed:
-        raise _Mixes
+        raise _MixesParts
     return axis
 
 
@@ -200,39 +200,39 @@ def _broadcast(divider: _Divider, node: onnx.NodeProto) -> int:
     before = {name: len(shape) - len(divider.shape(name)) for name in node.input}
     axes = {before[name] + axis for name in node.input if (axis := divider.axis(name)) is not None}
     if len(axes) != 1:
-        raise _Mixes
+        raise _MixesParts
     (result,) = axes
     for place, name in enumerate(node.input):
         if divider.axis(name) is None:
             divider.shorten(node, place, result - before[name])
         elif divider.shape(name)[result - before[name]] != shape[result]:
-            raise _Mixes
+            raise _MixesParts
     return result
 
 
 def _softmax(divider: _Divider, node: onnx.NodeProto) -> int:
-    axis, rank = _given_axis(divider, node.input[0]), len(divider.shape(node.input[0]))
+    axis, rank = _required_axis(divider, node.input[0]), len(divider.shape(node.input[0]))
     if _attribute(node, "axis", -1) % rank == axis:
-        raise _Mixes
+        raise _MixesParts
     return axis
 
 
 def _concatenate(divider: _Divider, node: onnx.NodeProto) -> int:
     result = _broadcast(divider, node)
     if _attribute(node, "axis") % len(divider.shape(node.output[0])) == result:
-        raise _Mixes
+        raise _MixesParts
     return result
 
 
 def _slice(divider: _Divider, node: onnx.NodeProto) -> int:
-    axis, rank = _given_axis(divider, node.input[0]), len(divider.shape(node.input[0]))
+    axis, rank = _required_axis(divider, node.input[0]), len(divider.shape(node.input[0]))
     if any(other % rank == axis for other in divider.constant(node.input[3])):
-        raise _Mixes
+        raise _MixesParts
     return axis
 
 
 def _transpose(divider: _Divider, node: onnx.NodeProto) -> int:
-    return list(_attribute(node, "perm")).index(_given_axis(divider, node.input[0]))
+    return list(_attribute(node, "perm")).index(_required_axis(divider, node.input[0]))
 
 
 def _reshape(divider: _Divider, node: onnx.NodeProto) -> int:
@@ -241,21 +241,21 @@ def _reshape(divider: _Divider, node: onnx.NodeProto) -> int:
     The elements keep their order. The division is preserved if an axis of the result has the same product of preceding
     sizes as the divided axis.
     """
-    axis = _given_axis(divider, node.input[0])
+    axis = _required_axis(divider, node.input[0])
     before = math.prod(divider.shape(node.input[0])[:axis])
     sizes = [int(size) for size in divider.constant(node.input[1])]
     for place, size in enumerate(sizes):
         if math.prod(sizes[:place]) == before and size % divider.parts == 0:
             _divide_size(divider, node, 1, place)
             return place
-    raise _Mixes
+    raise _MixesParts
 
 
 def _pad(divider: _Divider, node: onnx.NodeProto) -> int:
-    axis = _given_axis(divider, node.input[0])
+    axis = _required_axis(divider, node.input[0])
     pads: Sequence[int] = divider.constant(node.input[1])
     if pads[axis] or pads[axis + len(pads) // 2]:
-        raise _Mixes
+        raise _MixesParts
     return axis
 
 

@@ -76,12 +76,12 @@ class Packer:
         try:
             context = self.context(buffers)
         except DeviceError as error:
-            return _failed(error.fault)
+            return _store_fault(error.fault)
         except KeyboardInterrupt as error:
             interrupts.hold(error)
-            return _failed("ie_compile: interrupted", _INTERRUPTED)
+            return _store_fault("ie_compile: interrupted", _INTERRUPTED)
         except BaseException as error:
-            return _failed(f"torchmdla: internal error: {type(error).__name__}: {error}")
+            return _store_fault(f"torchmdla: internal error: {type(error).__name__}: {error}")
         ctypes.cast(buffers[_DESTINATION], ctypes.POINTER(ctypes.c_void_p))[0] = context
         return 0
 
@@ -93,7 +93,7 @@ class Packer:
         """
         program, options = self.program, Options.from_text(self.program.target)
         samples = calibration.samples_for(program, options)
-        inferences = batches.arranged(self.model(buffers), program, options, samples)
+        inferences = batches.compile_batches(self.model(buffers), program, options, samples)
         return load_context(options, inferences, program.inputs, program.outputs, len(self.arguments))
 
     def model(self, buffers: ctypes._Pointer[ctypes.c_void_p]) -> bytes:
@@ -102,7 +102,7 @@ class Packer:
             import onnx
         except ModuleNotFoundError:  # The artifact is from a cache, so lowering did not check this.
             raise DeviceError(f"ie_compile: {NEEDS_ONNX}") from None
-        from torchmdla.devices.mdla.onnx_graph import with_weights
+        from torchmdla.devices.mdla.onnx_graph import add_weights
 
         parameters = {
             position: array_at(buffers[_BEFORE_PARAMETERS + place], self.arguments[position].shape)
@@ -110,13 +110,13 @@ class Packer:
         }
         weights = {name: evaluate(recipe, parameters) for name, recipe in self.program.weights.items()}
         try:
-            file: bytes = with_weights(onnx.load_from_string(self.program.model), weights).SerializeToString()
+            file: bytes = add_weights(onnx.load_from_string(self.program.model), weights).SerializeToString()
         except ValueError as error:  # The file exceeds 2 GiB.
             raise DeviceError(f"ie_compile: the model is too large for an ONNX file: {error}") from error
         return file
 
 
-def _failed(fault: str, status: int = FAILED) -> int:
+def _store_fault(fault: str, status: int = FAILED) -> int:
     runtime_library.runtime().mdla_set_fault(fault.encode())
     return status
 

@@ -53,7 +53,7 @@ class Network:
             ValueError: the number or the shapes of the inputs are wrong.
             DeviceError: the library reported an error.
         """
-        arrays, outputs = self._given(inputs), self._empty()
+        arrays, outputs = self._check_inputs(inputs), self._empty_outputs()
         self._check(runtime_library.runtime().mdla_run(self._context, _array(arrays), _array(outputs), software))
         return outputs
 
@@ -63,7 +63,7 @@ class Network:
         Raises:
             ValueError, DeviceError: as :meth:`run`.
         """
-        self._check(runtime_library.runtime().mdla_submit(self._context, _array(self._given(inputs)), user))
+        self._check(runtime_library.runtime().mdla_submit(self._context, _array(self._check_inputs(inputs)), user))
 
     def collect(self) -> tuple[list[Array], int]:
         """Return the results of the oldest submitted inference (``ie_getresult``), and its ``user``.
@@ -71,7 +71,7 @@ class Network:
         Raises:
             DeviceError: the library reported an error.
         """
-        outputs, user = self._empty(), ctypes.c_void_p()
+        outputs, user = self._empty_outputs(), ctypes.c_void_p()
         binding = runtime_library.runtime()
         self._check(binding.mdla_collect(self._context, _array(outputs), ctypes.byref(user)))
         return outputs, user.value or 0
@@ -104,13 +104,13 @@ class Network:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _given(self, inputs: Sequence[Array]) -> list[Array]:
+    def _check_inputs(self, inputs: Sequence[Array]) -> list[Array]:
         expected = [port.shape for port in self._inputs]
         if [np.shape(array) for array in inputs] != expected:
             raise ValueError(f"inputs of shapes {expected} are needed, got {[np.shape(array) for array in inputs]}")
         return [np.ascontiguousarray(array, dtype=np.float32) for array in inputs]
 
-    def _empty(self) -> list[Array]:
+    def _empty_outputs(self) -> list[Array]:
         return [np.empty(port.shape, dtype=np.float32) for port in self._outputs]
 
     def _check(self, status: int) -> None:

@@ -82,7 +82,7 @@ class OnnxGraph:
 
         Operands are values, names of integers, or None for an omitted operand.
         """
-        name = self._fresh(self.label)
+        name = self._unique_name(self.label)
         inputs = [self._name_of(operand) for operand in operands]
         while inputs and not inputs[-1]:
             inputs.pop()
@@ -101,7 +101,7 @@ class OnnxGraph:
         anchor = self._anchors.pop(value.name, None)
         if anchor is None:
             return None
-        weight, bias = norm.into_weight(anchor.weight, anchor.axis), norm.into_bias(anchor.bias)
+        weight, bias = norm.fold_into_weight(anchor.weight, anchor.axis), norm.fold_into_bias(anchor.bias)
         names = [anchor.node.input[0], self._name_of(weight), self._name_of(bias)]
         del anchor.node.input[:]
         anchor.node.input.extend(names)
@@ -111,7 +111,7 @@ class OnnxGraph:
         """Return the name of a constant list of integers."""
         key = tuple(values)
         if key not in self._integers:
-            self._integers[key] = self._fresh("sizes")
+            self._integers[key] = self._unique_name("sizes")
         return self._integers[key]
 
     def model(self, results: Sequence[Value]) -> tuple[onnx.ModelProto, dict[str, Weight]]:
@@ -153,11 +153,11 @@ class OnnxGraph:
         if isinstance(operand, Tensor):
             return operand.name
         if operand.recipe not in self._names:
-            name = self._names[operand.recipe] = self._fresh(f"{self.label}_weight")
+            name = self._names[operand.recipe] = self._unique_name(f"{self.label}_weight")
             self._weights[name] = operand
         return self._names[operand.recipe]
 
-    def _fresh(self, base: str) -> str:
+    def _unique_name(self, base: str) -> str:
         name, count = base, 1
         while name in self._used:
             count += 1
@@ -170,7 +170,7 @@ def _infos(shapes: Mapping[str, Sequence[int]]) -> list[onnx.ValueInfoProto]:
     return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
 
 
-def with_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
+def add_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
     """Return a copy of a model from :meth:`OnnxGraph.model` whose weights are initializers instead of inputs."""
     filled = onnx.ModelProto()
     filled.CopyFrom(model)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from torch_mlir import ir
 
-from torchmdla.compiler.mlir import explained, forward_of, new_context
+from torchmdla.compiler.mlir import convert_errors, forward_of, new_context
 from torchmdla.compiler.program import Program
 from torchmdla.devices.mdla.device_program import Port
 from torchmdla.devices.mdla.onnx_graph import OnnxGraph, Value
@@ -32,7 +32,7 @@ def onnx_model(program: Program) -> tuple[onnx.ModelProto, dict[str, Weight], tu
         CompileError: the device does not support an op or a use of it, or no result depends on an input.
     """
     with new_context(), ir.Location.unknown():
-        with explained("the program is not valid"):
+        with convert_errors("the program is not valid"):
             module = ir.Module.parse(program.mlir)
         reader = _Reader(program, forward_of(module))
         results = reader.results()

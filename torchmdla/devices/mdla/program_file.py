@@ -8,7 +8,7 @@ from typing import Any
 
 from torchmdla.compiler.checksummed import Format
 from torchmdla.devices.mdla.options import Options
-from torchmdla.structures import structure_from
+from torchmdla.structures import parse_structure
 
 
 class DamagedProgram(ValueError):
@@ -73,7 +73,7 @@ class ProgramFile:
         )
         _check_places(result.used, len(result.inputs))
         _check_places(result.results, len(result.outputs))
-        leaves = structure_from(result.structure).num_leaves
+        leaves = parse_structure(result.structure).num_leaves
         if leaves != len(result.results):
             raise ValueError(f"a structure of {leaves} results, of which there are {len(result.results)}")
         if Options.of(result.options).library:
@@ -87,7 +87,7 @@ _MOST_ELEMENTS = 1 << 40
 def _shapes(raw: Any) -> tuple[tuple[int, ...], ...]:
     shapes = tuple(map(tuple, raw))
     if any(type(size) is not int or size < 1 for shape in shapes for size in shape):
-        raise ValueError("sizes that are no positive integers")
+        raise ValueError("sizes that are not positive integers")
     if any(math.prod(shape) > _MOST_ELEMENTS for shape in shapes):
         raise ValueError("a tensor that is larger than any device")
     return shapes
@@ -95,4 +95,4 @@ def _shapes(raw: Any) -> tuple[tuple[int, ...], ...]:
 
 def _check_places(places: tuple[int, ...], count: int) -> None:
     if any(type(place) is not int or not 0 <= place < count for place in places):
-        raise ValueError(f"places that are none of {count}")
+        raise ValueError(f"a place that is not below {count}")

@@ -114,23 +114,23 @@ class Weight:
         return cls(tuple(shape), Recipe("literal", (), (tuple(values), tuple(shape))))
 
     @classmethod
-    def filled(cls, value: float, shape: Sequence[int]) -> Weight:
+    def full(cls, value: float, shape: Sequence[int]) -> Weight:
         return cls(tuple(shape), Recipe("filled", (), (tuple(shape), value)))
 
-    def permuted(self, order: Sequence[int]) -> Weight:
+    def permute(self, order: Sequence[int]) -> Weight:
         shape = tuple(self.shape[axis] for axis in order)
         return Weight(shape, Recipe("permuted", (self.recipe,), (tuple(order),)))
 
-    def reshaped(self, shape: Sequence[int]) -> Weight:
+    def reshape(self, shape: Sequence[int]) -> Weight:
         return Weight(tuple(shape), Recipe("reshaped", (self.recipe,), (tuple(shape),)))
 
-    def expanded(self, shape: Sequence[int]) -> Weight:
+    def expand(self, shape: Sequence[int]) -> Weight:
         return Weight(tuple(shape), Recipe("expanded", (self.recipe,), (tuple(shape),)))
 
-    def sliced(self, axis: int, start: int, stop: int, step: int, shape: Sequence[int]) -> Weight:
+    def slice(self, axis: int, start: int, stop: int, step: int, shape: Sequence[int]) -> Weight:
         return Weight(tuple(shape), Recipe("sliced", (self.recipe,), (axis, start, stop, step)))
 
-    def combined(self, operation: str, other: Weight, shape: Sequence[int]) -> Weight:
+    def combine(self, operation: str, other: Weight, shape: Sequence[int]) -> Weight:
         """Return the ``"sum"``, ``"difference"`` or ``"product"`` of both, broadcast to ``shape``."""
         return Weight(tuple(shape), Recipe(operation, (self.recipe, other.recipe)))
 
@@ -149,11 +149,11 @@ class BatchNorm:
         weight = () if self.weight is None else (self.weight.recipe,)
         return Recipe("factor", (self.variance.recipe, *weight), (self.eps,))
 
-    def into_weight(self, weight: Weight, axis: int) -> Weight:
+    def fold_into_weight(self, weight: Weight, axis: int) -> Weight:
         """Return the weight of the preceding anchor with the norm folded in; its output channels are along ``axis``."""
         return Weight(weight.shape, Recipe("scaled", (weight.recipe, self._factor()), (axis,)))
 
-    def into_bias(self, bias: Weight | None) -> Weight:
+    def fold_into_bias(self, bias: Weight | None) -> Weight:
         """Return the bias of the preceding anchor with the norm folded in."""
         factor = self._factor()
         norm_bias = () if self.bias is None else (self.bias.recipe,)

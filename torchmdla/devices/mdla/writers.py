@@ -35,12 +35,12 @@ class Op:
 Writer = Callable[..., Value]
 
 
-def _per_axis(numbers: Sequence[int], count: int) -> list[int]:
+def _broadcast_to_axes(numbers: Sequence[int], count: int) -> list[int]:
     return list(numbers) * count if len(numbers) == 1 else list(numbers)
 
 
-def _both_sides(numbers: Sequence[int], count: int) -> list[int]:
-    return _per_axis(numbers, count) * 2
+def _double_pads(numbers: Sequence[int], count: int) -> list[int]:
+    return _broadcast_to_axes(numbers, count) * 2
 
 
 # Convolutions and products
@@ -65,34 +65,34 @@ def _convolution(
         convolved = _convolution(
             unbiased, x, weight, None, stride, padding, dilation, transposed, output_padding, groups
         )
-        return op.node("Add", convolved, _by_channel(op, bias))
+        return op.node("Add", convolved, _reshape_to_channels(op, bias))
     if isinstance(weight, Tensor):
         if transposed or groups != 1:
             kind = "transposed" if transposed else "grouped"
             raise CompileError(
                 f"a {kind} convolution with a weight that depends on inputs is not supported", scope="place"
             )
-        sizes = (_per_axis(numbers, rank) for numbers in (stride, padding, dilation))
+        sizes = (_broadcast_to_axes(numbers, rank) for numbers in (stride, padding, dilation))
         convolved = _convolution_as_product(op, x, weight, *sizes)
-        return convolved if bias is None else op.node("Add", convolved, _by_channel(op, bias))
+        return convolved if bias is None else op.node("Add", convolved, _reshape_to_channels(op, bias))
     attributes: dict[str, Any] = {
         "kernel_shape": list(weight.shape[2:]),
-        "strides": _per_axis(stride, rank),
-        "pads": _both_sides(padding, rank),
-        "dilations": _per_axis(dilation, rank),
+        "strides": _broadcast_to_axes(stride, rank),
+        "pads": _double_pads(padding, rank),
+        "dilations": _broadcast_to_axes(dilation, rank),
         "group": groups,
     }
     if transposed:
-        attributes["output_padding"] = _per_axis(output_padding, rank)
+        attributes["output_padding"] = _broadcast_to_axes(output_padding, rank)
     result = op.node("ConvTranspose" if transposed else "Conv", x, weight, bias, **attributes)
     if transposed and groups != 1:
         return result  # The output channels are spread over two axes of the weight.
     return op.graph.anchor(result, weight, bias, axis=1 if transposed else 0)
 
 
-def _by_channel(op: Op, values: Value) -> Value:
+def _reshape_to_channels(op: Op, values: Value) -> Value:
     """Reshape one number per channel so that it broadcasts to the op's result."""
-    return _reshaped(op.graph, values, (values.shape[0], *[1] * (len(op.shape) - 2)))
+    return _reshape_value(op.graph, values, (values.shape[0], *[1] * (len(op.shape) - 2)))
 
 
 def _convolution_as_product(
@@ -118,40 +118,40 @@ def _convolution_as_product(
         slices.append(graph.node("Slice", [x, *bounds, axes, steps], (images, channels, *new)))
     length = channels * len(slices)
     columns = slices[0] if len(slices) == 1 else graph.node("Concat", slices, (images, length, *new), axis=1)
-    flat = _reshaped(graph, columns, (images, length, math.prod(new)))
+    flat = _reshape_value(graph, columns, (images, length, math.prod(new)))
     transposed = graph.node(
         "Transpose", [weight], (weight.shape[0], *kernel, channels), perm=[0, *range(2, len(op.shape)), 1]
     )
-    rows = _reshaped(graph, transposed, (weight.shape[0], length))
+    rows = _reshape_value(graph, transposed, (weight.shape[0], length))
     product = graph.node("MatMul", [rows, flat], (images, weight.shape[0], math.prod(new)))
-    return _reshaped(graph, product, op.shape, op.used_once)
+    return _reshape_value(graph, product, op.shape, op.used_once)
 
 
 def _linear(op: Op, x: Value, weight: Value, bias: Value | None = None) -> Value:
     """Write a linear layer as one product, with all leading dimensions flattened into rows."""
     rows = (math.prod(x.shape[:-1]), x.shape[-1])
     flat = op if len(op.shape) == 2 else replace(op, shape=(rows[0], weight.shape[0]))
-    result = flat.node("Gemm", _reshaped(op.graph, x, rows), weight, bias, transB=1)
-    return _reshaped(op.graph, op.graph.anchor(result, weight, bias, axis=0), op.shape, op.used_once)
+    result = flat.node("Gemm", _reshape_value(op.graph, x, rows), weight, bias, transB=1)
+    return _reshape_value(op.graph, op.graph.anchor(result, weight, bias, axis=0), op.shape, op.used_once)
 
 
 def _mm(op: Op, left: Value, right: Value) -> Value:
     if not isinstance(right, Weight):
         return op.node("MatMul", left, right)
-    return _linear(op, left, right.permuted((1, 0)))
+    return _linear(op, left, right.permute((1, 0)))
 
 
 def _addmm(op: Op, bias: Value, left: Value, right: Value, beta: float, alpha: float) -> Value:
     if isinstance(right, Tensor) and not alpha == beta == 1:
-        product = _scaled(op, _mm(replace(op, used_once=True), left, right), alpha)
-        return op.node("Add", product, _scaled(op, bias, beta))
+        product = _scale(op, _mm(replace(op, used_once=True), left, right), alpha)
+        return op.node("Add", product, _scale(op, bias, beta))
     per_column = bias.shape in (right.shape[1:], (1, *right.shape[1:]))
     if isinstance(right, Weight) and alpha == beta == 1 and per_column:
-        return _linear(op, left, right.permuted((1, 0)), bias)
+        return _linear(op, left, right.permute((1, 0)), bias)
     return op.node("Gemm", left, right, bias, alpha=float(alpha), beta=float(beta))
 
 
-def _scaled(op: Op, x: Value, factor: float) -> Value:
+def _scale(op: Op, x: Value, factor: float) -> Value:
     """Return ``x · factor``."""
     scaled = _arithmetic("Mul", "product")
     return x if factor == 1 else scaled(replace(op, shape=x.shape, used_once=True), x, float(factor))
@@ -184,7 +184,7 @@ def _max_pool(rank: int) -> Writer:
         dilation: Sequence[int],
         ceil_mode: bool,
     ) -> Value:
-        sizes = [_per_axis(numbers, rank) for numbers in (kernel, stride or kernel, padding, dilation)]
+        sizes = [_broadcast_to_axes(numbers, rank) for numbers in (kernel, stride or kernel, padding, dilation)]
         ends = _ends(op, x, *sizes)
         return op.node(
             "MaxPool", x, kernel_shape=sizes[0], strides=sizes[1], pads=[*sizes[2], *ends], dilations=sizes[3]
@@ -204,7 +204,7 @@ def _average_pool(rank: int) -> Writer:
         count_include_pad: bool,
         divisor: int | None = None,
     ) -> Value:
-        sizes = [_per_axis(numbers, rank) for numbers in (kernel, stride or kernel, padding)]
+        sizes = [_broadcast_to_axes(numbers, rank) for numbers in (kernel, stride or kernel, padding)]
         ends = _ends(op, x, *sizes)
         if divisor is not None:
             raise CompileError("an average pool with a divisor of its own is not supported")
@@ -221,7 +221,7 @@ def _average_pool(rank: int) -> Writer:
 
 
 def _adaptive_average_pool(op: Op, x: Value, sizes: Sequence[int]) -> Value:
-    new = _per_axis(sizes, len(x.shape) - 2)
+    new = _broadcast_to_axes(sizes, len(x.shape) - 2)
     lengths = x.shape[2:]
     if all(size == 1 for size in new):
         return op.node("GlobalAveragePool", x)
@@ -237,7 +237,7 @@ def _mean(op: Op, x: Value, axes: Sequence[int] | None, keepdim: bool, dtype: ob
     if not spatial or sorted(axis % rank for axis in axes or range(rank)) != spatial:
         raise CompileError("a mean over other axes than all the spatial ones is not supported")
     pooled = op.graph.node("GlobalAveragePool", [x], (*x.shape[:2], *[1] * len(spatial)), op.used_once)
-    return _reshaped(op.graph, pooled, op.shape, op.used_once)
+    return _reshape_value(op.graph, pooled, op.shape, op.used_once)
 
 
 # Elementwise
@@ -251,9 +251,9 @@ def _arithmetic(kind: str, operation: str) -> Writer:
 
     def write(op: Op, x: Value, y: Value | float, alpha: float = 1) -> Value:
         other = y if isinstance(y, Weight | Tensor) else Weight.of_numbers([float(y)], ())
-        other = _scaled(op, other, alpha)
+        other = _scale(op, other, alpha)
         if isinstance(x, Weight) and isinstance(other, Weight):
-            return x.combined(operation, other, op.shape)
+            return x.combine(operation, other, op.shape)
         return op.node(kind, x, other)
 
     return write
@@ -307,31 +307,31 @@ def _batch_norm(
         inner = replace(op, used_once=True)
         normalised = _batch_norm(inner, x, None, None, mean, variance, training, momentum, eps, cudnn)
         if weight is not None:
-            normalised = inner.node("Mul", normalised, _by_channel(op, weight))
-        return normalised if bias is None else op.node("Add", normalised, _by_channel(op, bias))
+            normalised = inner.node("Mul", normalised, _reshape_to_channels(op, weight))
+        return normalised if bias is None else op.node("Add", normalised, _reshape_to_channels(op, bias))
     channels = mean.shape
-    affine = [weight or Weight.filled(1.0, channels), bias or Weight.filled(0.0, channels)]
+    affine = [weight or Weight.full(1.0, channels), bias or Weight.full(0.0, channels)]
     return op.node("BatchNormalization", x, *affine, mean, variance, epsilon=eps)
 
 
 # Views and moves
 
 
-def _reshaped(graph: OnnxGraph, x: Value, shape: Sequence[int], used_once: bool = True) -> Value:
+def _reshape_value(graph: OnnxGraph, x: Value, shape: Sequence[int], used_once: bool = True) -> Value:
     if x.shape == tuple(shape):
         return x
     if isinstance(x, Weight):
-        return x.reshaped(shape)
+        return x.reshape(shape)
     return graph.node("Reshape", [x, graph.integers(shape)], shape, used_once)
 
 
 def _view(op: Op, x: Value, *_: object) -> Value:
-    return _reshaped(op.graph, x, op.shape, op.used_once)
+    return _reshape_value(op.graph, x, op.shape, op.used_once)
 
 
 def _permute(op: Op, x: Value, order: Sequence[int]) -> Value:
     axes = [axis % len(x.shape) for axis in order]
-    return x.permuted(axes) if isinstance(x, Weight) else op.node("Transpose", x, perm=axes)
+    return x.permute(axes) if isinstance(x, Weight) else op.node("Transpose", x, perm=axes)
 
 
 def _transpose(op: Op, x: Value, dim0: int = 0, dim1: int = 1) -> Value:
@@ -346,7 +346,7 @@ def _expand(op: Op, x: Value, *_: object) -> Value:
     if x.shape == op.shape:
         return x
     if isinstance(x, Weight):
-        return x.expanded(op.shape)
+        return x.expand(op.shape)
     raise CompileError("an expansion of what depends on inputs is not supported", scope="place")
 
 
@@ -356,7 +356,7 @@ def _slice(op: Op, x: Value, dim: int, start: int | None, end: int | None, step:
         return x
     first, last, _ = slice(start, end, step).indices(x.shape[axis])
     if isinstance(x, Weight):
-        return x.sliced(axis, first, last, step, op.shape)
+        return x.slice(axis, first, last, step, op.shape)
     bounds = [op.graph.integers([number]) for number in (first, last, axis, step)]
     return op.node("Slice", x, *bounds)
 
@@ -366,7 +366,7 @@ def _select(op: Op, x: Value, dim: int, index: int) -> Value:
     place = index % x.shape[axis]
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     part = _slice(replace(op, shape=shape, used_once=True), x, axis, place, place + 1, 1)
-    return _reshaped(op.graph, part, op.shape, op.used_once)
+    return _reshape_value(op.graph, part, op.shape, op.used_once)
 
 
 def _concatenate(op: Op, values: Sequence[Value], dim: int) -> Value:
@@ -451,7 +451,7 @@ WRITERS: Mapping[str, Writer] = {
     "select.int": _select,
     "cat": _concatenate,
     "constant_pad_nd": _pad,
-    "zeros": lambda op, *_: Weight.filled(0.0, op.shape),
+    "zeros": lambda op, *_: Weight.full(0.0, op.shape),
     **dict.fromkeys(["upsample_nearest1d", "upsample_nearest2d"], _nearest),
     **dict.fromkeys(["upsample_nearest1d.vec", "upsample_nearest2d.vec"], _nearest_vec),
     "upsample_bilinear2d": _bilinear,

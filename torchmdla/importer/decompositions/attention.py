@@ -33,13 +33,13 @@ def scaled_dot_product_attention(
     scores = torch.matmul(query * factor, key.transpose(-2, -1))
     if is_causal:
         keep = _causal_mask(query.size(-2), key.size(-2), query.device)
-        scores = _hidden(scores, keep, adds=not _is_fused(query, key, value))
+        scores = _mask_scores(scores, keep, adds=not _is_fused(query, key, value))
     elif attn_mask is not None:
-        scores = _hidden(scores, attn_mask, adds=True) if attn_mask.dtype == torch.bool else scores + attn_mask
+        scores = _mask_scores(scores, attn_mask, adds=True) if attn_mask.dtype == torch.bool else scores + attn_mask
     return torch.matmul(_safe_softmax(scores), value)
 
 
-def _hidden(scores: Tensor, keep: Tensor, *, adds: bool) -> Tensor:
+def _mask_scores(scores: Tensor, keep: Tensor, *, adds: bool) -> Tensor:
     """Return the scores with ``-inf`` at the positions where ``keep`` is false.
 
     With ``adds``, ``-inf`` is added to the scores, as eager adds a mask. NaN and ``inf`` there become NaN.
@@ -95,7 +95,7 @@ def native_multi_head_attention(
     projected = zip((query, key, value), qkv_weight.split(embed_dim), qkv_bias.split(embed_dim), strict=True)
     q, k, v = (_split_heads(functional.linear(x, weight, bias), num_head) for x, weight, bias in projected)
     scores = torch.matmul(q * (1.0 / math.sqrt(embed_dim // num_head)), k.transpose(-2, -1))
-    weights = torch.softmax(scores, -1) if mask is None else _hidden_softmax(scores, mask, mask_type)
+    weights = torch.softmax(scores, -1) if mask is None else _masked_softmax(scores, mask, mask_type)
     attended = torch.matmul(weights, v).transpose(1, 2).reshape(query.size(0), query.size(1), embed_dim)
     output = functional.linear(attended, proj_weight, proj_bias)
     if not need_weights:
@@ -112,7 +112,7 @@ def _split_heads(value: Tensor, heads: int) -> Tensor:
 _MASK_SHAPES = {0: lambda m: m.view(1, 1, *m.shape), 1: lambda m: m.view(m.size(0), 1, 1, m.size(1)), 2: lambda m: m}
 
 
-def _hidden_softmax(scores: Tensor, mask: Tensor, mask_type: int | None) -> Tensor:
+def _masked_softmax(scores: Tensor, mask: Tensor, mask_type: int | None) -> Tensor:
     if mask_type not in _MASK_SHAPES:
         raise CompileError(f"a mask of type {mask_type}", op="aten::_native_multi_head_attention")
     # A row that is hidden completely is NaN here, as in eager's fused layers. scaled_dot_product_attention gives zero.

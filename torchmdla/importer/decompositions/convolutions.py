@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchmdla.importer.decompositions.paddings import cropped
+from torchmdla.importer.decompositions.paddings import crop
 
 Sizes = Sequence[int]
 
@@ -34,11 +34,11 @@ def convolution(
 ) -> Tensor:
     """Compute ``aten::convolution`` with plain convolutions."""
     spatial = value.dim() - 2
-    stride, padding, dilation = (_repeated(n, spatial) for n in (stride, padding, dilation))
+    stride, padding, dilation = (_repeat(n, spatial) for n in (stride, padding, dilation))
     if not transposed:
-        return _plain(value, weight, bias, stride, padding, dilation, groups)
+        return _convolve(value, weight, bias, stride, padding, dilation, groups)
     sizes = result_sizes(value.shape[2:], weight.shape[2:], stride, padding, dilation, transposed, output_padding)
-    result = _transposed(value, weight, sizes, stride, padding, dilation, groups)
+    result = _convolve_transposed(value, weight, sizes, stride, padding, dilation, groups)
     return result if bias is None else result + bias.view([-1] + [1] * spatial)
 
 
@@ -62,22 +62,22 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of a convolution's input, weight and bias, or None where ``output_mask`` is false."""
     spatial = value.dim() - 2
-    stride, padding, dilation = (_repeated(n, spatial) for n in (stride, padding, dilation))
+    stride, padding, dilation = (_repeat(n, spatial) for n in (stride, padding, dilation))
     of_value = of_weight = of_bias = None
     if output_mask[0] and transposed:
-        whole = _plain(gradient, weight, None, stride, padding, dilation, groups)
-        of_value = _extended(whole, [(0, n - m) for n, m in zip(value.shape[2:], whole.shape[2:], strict=True)])
+        whole = _convolve(gradient, weight, None, stride, padding, dilation, groups)
+        of_value = _pad(whole, [(0, n - m) for n, m in zip(value.shape[2:], whole.shape[2:], strict=True)])
     elif output_mask[0]:
-        of_value = _transposed(gradient, weight, value.shape[2:], stride, padding, dilation, groups)
+        of_value = _convolve_transposed(gradient, weight, value.shape[2:], stride, padding, dilation, groups)
     if output_mask[1]:
         wide, narrow = (gradient, value) if transposed else (value, gradient)
-        of_weight = _of_weight(wide, narrow, weight.shape[2:], stride, padding, dilation, groups)
+        of_weight = _weight_gradient(wide, narrow, weight.shape[2:], stride, padding, dilation, groups)
     if output_mask[2]:
         of_bias = gradient.sum([0, *range(2, value.dim())])
     return of_value, of_weight, of_bias
 
 
-def _plain(
+def _convolve(
     value: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -97,12 +97,12 @@ def _plain(
         return torch.convolution(value, weight, bias, stride, padding, dilation, False, [0] * spatial, groups)
     step, border, spread = stride[0], padding[0], dilation[0]
     (depth,) = result_sizes(value.shape[2:3], weight.shape[2:3], [step], [border], [spread], False, [0])
-    frames = _extended(value, [(border, border), (0, 0), (0, 0)]).transpose(1, 2)
+    frames = _pad(value, [(border, border), (0, 0), (0, 0)]).transpose(1, 2)
 
     def at_tap(tap: int) -> Tensor:
         images = frames[:, tap * spread : tap * spread + (depth - 1) * step + 1 : step].flatten(0, 1)
         tap_bias = bias if tap == 0 else None
-        return _plain(images, weight.select(2, tap), tap_bias, stride[1:], padding[1:], dilation[1:], groups)
+        return _convolve(images, weight.select(2, tap), tap_bias, stride[1:], padding[1:], dilation[1:], groups)
 
     result = reduce(torch.add, map(at_tap, range(weight.size(2))))
     return result.view([value.size(0), depth, *result.shape[1:]]).transpose(1, 2)
@@ -113,7 +113,7 @@ def result_sizes(
 ) -> list[int]:
     """Return the last dimensions of a convolution's result, from those of its input and its weight."""
     spatial = len(sizes)
-    arguments = (_repeated(n, spatial) for n in (stride, padding, dilation, output_padding))
+    arguments = (_repeat(n, spatial) for n in (stride, padding, dilation, output_padding))
     results = []
     for size, taps, step, border, spread, more in zip(sizes, kernel, *arguments, strict=True):
         reach = spread * (taps - 1)
@@ -143,7 +143,7 @@ def result_shape(
     ]
 
 
-def _repeated(numbers: Sizes, count: int) -> list[int]:
+def _repeat(numbers: Sizes, count: int) -> list[int]:
     """Return ``numbers`` repeated to ``count``: one number applies to all dimensions."""
     return list(numbers) * (count // len(numbers))
 
@@ -157,12 +157,12 @@ class _Phases(NamedTuple):
 
 
 # A separate convolution for each phase allows layouts to propagate, but it takes time to compile.
-_FEW = 8
+_MAX_SEPARATE_PHASES = 8
 
 
 def _phases(kernel: Sizes, stride: Sizes) -> list[list[_Phases]]:
     """Return all phases of each dimension. The phases before the remainder have one tap more."""
-    if math.prod(stride) <= _FEW:
+    if math.prod(stride) <= _MAX_SEPARATE_PHASES:
         return [
             [_Phases(n, n + 1, (k - n - 1) // s + 1) for n in range(s)] for k, s in zip(kernel, stride, strict=True)
         ]
@@ -171,7 +171,7 @@ def _phases(kernel: Sizes, stride: Sizes) -> list[list[_Phases]]:
     return [[phases for phases in some if phases.stop > phases.start] for some in joined]
 
 
-def _transposed(
+def _convolve_transposed(
     value: Tensor, weight: Tensor, sizes: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
     """Compute a transposed convolution.
@@ -191,12 +191,12 @@ def _transposed(
     # Dilated taps do not meet the grid of strides in a simple order.
     for dim in range(spatial):
         if stride[dim] > 1 and dilation[dim] > 1:
-            value = _spread(value, 2 + dim, stride[dim])
+            value = _insert_zeros(value, 2 + dim, stride[dim])
     stride = [1 if d > 1 else s for s, d in zip(stride, dilation, strict=True)]
-    weight = _exchanged(weight, groups)
+    weight = _transpose_channels(weight, groups)
     blocks = [-(-(n + p % s) // s) for n, p, s in zip(sizes, padding, stride, strict=True)]
 
-    def of_phases(chosen: Sequence[_Phases]) -> Tensor:
+    def compute_phases(chosen: Sequence[_Phases]) -> Tensor:
         counts = [phases.stop - phases.start for phases in chosen]
         shape = [value.size(0), weight.size(0), *counts, *blocks]
         if not all(phases.taps for phases in chosen):
@@ -205,10 +205,10 @@ def _transposed(
         for dim, phases in enumerate(chosen):
             skipped, reach = padding[dim] // stride[dim], dilation[dim] * (phases.taps - 1)
             pads.append((reach - skipped, blocks[dim] - 1 + skipped - (value.size(2 + dim) - 1)))
-        return _convolved(value, _taps(weight, chosen, stride), pads, dilation, groups).view(shape)
+        return _convolve_padded(value, _taps(weight, chosen, stride), pads, dilation, groups).view(shape)
 
-    result = _interleaved(_of_all_phases(_phases(weight.shape[2:], stride), of_phases), 2, stride)
-    return _extended(
+    result = _interleave(_map_phases(_phases(weight.shape[2:], stride), compute_phases), 2, stride)
+    return _pad(
         result,
         [(-(p % s), p % s + n - m) for n, m, p, s in zip(sizes, result.shape[2:], padding, stride, strict=True)],
     )
@@ -219,7 +219,7 @@ def _taps(weight: Tensor, chosen: Sequence[_Phases], stride: Sizes) -> Tensor:
     spatial = len(chosen)
     kernel = weight.shape[2:]
     blocks = [-(-k // s) for k, s in zip(kernel, stride, strict=True)]
-    weight = _extended(weight, [(0, b * s - k) for b, s, k in zip(blocks, stride, kernel, strict=True)])
+    weight = _pad(weight, [(0, b * s - k) for b, s, k in zip(blocks, stride, kernel, strict=True)])
     weight = weight.reshape([*weight.shape[:2], *(n for pair in zip(blocks, stride, strict=True) for n in pair)])
     for dim, phases in enumerate(chosen):
         weight = weight.narrow(2 + 2 * dim, 0, phases.taps).narrow(
@@ -231,7 +231,7 @@ def _taps(weight: Tensor, chosen: Sequence[_Phases], stride: Sizes) -> Tensor:
     return weight.flip(reversed_dims) if reversed_dims else weight
 
 
-def _of_weight(
+def _weight_gradient(
     wide: Tensor, narrow: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
     """Compute the gradient of a convolution's weight.
@@ -258,48 +258,46 @@ def _of_weight(
     spread = [s // n for s, n in zip(stride, step, strict=True)]
     reach = [(n - 1) * s + 1 for n, s in zip(narrow.shape[2:], spread, strict=True)]
     blocks = [r + (n - 1) * d for r, n, d in zip(reach, most, dilation, strict=True)]
-    wide = _extended(
-        wide, [(p, b * s - p - n) for p, b, s, n in zip(padding, blocks, step, wide.shape[2:], strict=True)]
-    )
+    wide = _pad(wide, [(p, b * s - p - n) for p, b, s, n in zip(padding, blocks, step, wide.shape[2:], strict=True)])
     # (N, groups, in / groups, blocks and phases…) → (in / groups, phases…, groups, N, blocks…)
     wide = wide.reshape([wide.size(0), groups, -1, *(n for pair in zip(blocks, step, strict=True) for n in pair)])
     wide = wide.permute([2, *range(4, 4 + 2 * spatial, 2), 1, 0, *range(3, 3 + 2 * spatial, 2)])
     factor = narrow.transpose(0, 1)
 
-    def of_phases(chosen: Sequence[_Phases]) -> Tensor:
+    def compute_phases(chosen: Sequence[_Phases]) -> Tensor:
         part = wide
         for dim, phases in enumerate(chosen):
             needed = reach[dim] + (phases.taps - 1) * dilation[dim]
             part = part.narrow(1 + dim, phases.start, phases.stop - phases.start).narrow(3 + spatial + dim, 0, needed)
         lead = part.shape[: 1 + spatial]
         part = part.reshape([math.prod(lead), -1, *part.shape[3 + spatial :]])
-        taps = _plain(part, factor, None, dilation, [0] * spatial, spread, groups)
-        taps = _extended(taps, [(0, n - m) for n, m in zip(most, taps.shape[2:], strict=True)])
+        taps = _convolve(part, factor, None, dilation, [0] * spatial, spread, groups)
+        taps = _pad(taps, [(0, n - m) for n, m in zip(most, taps.shape[2:], strict=True)])
         return taps.view([*lead, *taps.shape[1:]])
 
-    result = _of_all_phases(every, of_phases, first=1)
+    result = _map_phases(every, compute_phases, first=1)
     result = result.permute([1 + spatial, 0, *range(1, 1 + spatial), *range(2 + spatial, 2 + 2 * spatial)])
-    result = _interleaved(result, 2, [phases[-1].stop for phases in every])
-    return _extended(result, [(0, k - n) for k, n in zip(kernel, result.shape[2:], strict=True)])
+    result = _interleave(result, 2, [phases[-1].stop for phases in every])
+    return _pad(result, [(0, k - n) for k, n in zip(kernel, result.shape[2:], strict=True)])
 
 
-def _of_all_phases(
+def _map_phases(
     every: Sequence[Sequence[_Phases]],
-    of_phases: Callable[[Sequence[_Phases]], Tensor],
+    compute_phases: Callable[[Sequence[_Phases]], Tensor],
     first: int = 2,
     chosen: tuple[_Phases, ...] = (),
 ) -> Tensor:
-    """Apply ``of_phases`` to each combination of phases.
+    """Apply ``compute_phases`` to each combination of phases.
 
     The results are concatenated along the dimensions of the phases, which begin at ``first``.
     """
     if len(chosen) == len(every):
-        return of_phases(chosen)
-    parts = [_of_all_phases(every, of_phases, first, (*chosen, phases)) for phases in every[len(chosen)]]
+        return compute_phases(chosen)
+    parts = [_map_phases(every, compute_phases, first, (*chosen, phases)) for phases in every[len(chosen)]]
     return parts[0] if len(parts) == 1 else torch.cat(parts, first + len(chosen))
 
 
-def _interleaved(value: Tensor, lead: int, phases: Sizes) -> Tensor:
+def _interleave(value: Tensor, lead: int, phases: Sizes) -> Tensor:
     """Rearrange (lead…, phases…, blocks…) to (lead…, blocks · phases…)."""
     if math.prod(phases) == 1:
         return value.view([*value.shape[:lead], *value.shape[lead + len(phases) :]])
@@ -310,30 +308,32 @@ def _interleaved(value: Tensor, lead: int, phases: Sizes) -> Tensor:
     return value.permute([*range(lead), *order]).reshape([*value.shape[:lead], *sizes])
 
 
-def _convolved(value: Tensor, weight: Tensor, pads: Sequence[tuple[int, int]], dilation: Sizes, groups: int) -> Tensor:
+def _convolve_padded(
+    value: Tensor, weight: Tensor, pads: Sequence[tuple[int, int]], dilation: Sizes, groups: int
+) -> Tensor:
     """Convolve ``value`` after padding both ends of each dimension with zeros. Negative pads crop."""
     spatial = len(pads)
     common = [max(0, min(pair)) for pair in pads]
-    value = _extended(value, [(a - n, b - n) for (a, b), n in zip(pads, common, strict=True)])
-    return _plain(value, weight, None, [1] * spatial, common, dilation, groups)
+    value = _pad(value, [(a - n, b - n) for (a, b), n in zip(pads, common, strict=True)])
+    return _convolve(value, weight, None, [1] * spatial, common, dilation, groups)
 
 
-def _extended(value: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
+def _pad(value: Tensor, pads: Sequence[tuple[int, int]]) -> Tensor:
     """Pad both ends of each of the last dimensions with zeros. Negative pads crop."""
     sizes = [n for pair in reversed(pads) for n in pair]
-    value = cropped(value, sizes)
+    value = crop(value, sizes)
     added = [max(0, n) for n in sizes]
     return torch.nn.functional.pad(value, added) if any(added) else value
 
 
-def _spread(value: Tensor, dim: int, stride: int) -> Tensor:
+def _insert_zeros(value: Tensor, dim: int, stride: int) -> Tensor:
     """Insert ``stride - 1`` zeros between neighbours along ``dim``."""
     pairs = torch.nn.functional.pad(value.unsqueeze(dim + 1), [0, 0] * (value.dim() - 1 - dim) + [0, stride - 1])
     flat = pairs.flatten(dim, dim + 1)
     return flat.narrow(dim, 0, flat.size(dim) - stride + 1)
 
 
-def _exchanged(weight: Tensor, groups: int) -> Tensor:
+def _transpose_channels(weight: Tensor, groups: int) -> Tensor:
     """Rearrange (in, out / groups, …) to (out, in / groups, …)."""
     if groups == 1:
         return weight.transpose(0, 1)

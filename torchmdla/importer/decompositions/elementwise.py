@@ -122,15 +122,15 @@ def clamp_between(value: Tensor, smallest: Tensor | None = None, largest: Tensor
 
     Upstream orders booleans as signed numbers.
     """
-    value = value if smallest is None else _limited(torch.maximum, value, smallest)
-    return value if largest is None else _limited(torch.minimum, value, largest)
+    value = value if smallest is None else _limit(torch.maximum, value, smallest)
+    return value if largest is None else _limit(torch.minimum, value, largest)
 
 
 def clamp_below(value: Tensor, largest: Tensor) -> Tensor:
     return clamp_between(value, None, largest)
 
 
-def _limited(extremum: Callable[[Tensor, Tensor], Tensor], value: Tensor, bound: Tensor) -> Tensor:
+def _limit(extremum: Callable[[Tensor, Tensor], Tensor], value: Tensor, bound: Tensor) -> Tensor:
     limited = extremum(value, bound)
     is_number = bound.dim() == 0 and value.is_floating_point()
     return torch.where(value == bound, value, limited) if is_number else limited

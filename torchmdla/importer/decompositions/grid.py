@@ -36,7 +36,8 @@ def grid_sampler(image: Tensor, grid: Tensor, interpolation: int, padding: int, 
         raise CompileError("bicubic interpolation", op="aten::grid_sampler")
     sizes = image.shape[2:]
     at = [
-        _placed(grid.select(-1, len(sizes) - 1 - dim), size, padding, align_corners) for dim, size in enumerate(sizes)
+        _unnormalise(grid.select(-1, len(sizes) - 1 - dim), size, padding, align_corners)
+        for dim, size in enumerate(sizes)
     ]
     if interpolation == _NEAREST:
         return _read(image, [torch.round(x) for x in at])
@@ -52,15 +53,15 @@ def grid_sampler(image: Tensor, grid: Tensor, interpolation: int, padding: int, 
     return result
 
 
-def _placed(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
+def _unnormalise(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
     """Map -1 … 1 to 0 … size - 1. The padding mode may reflect or clamp the result to this range."""
     x = (x + 1) * ((size - 1) / 2) if align_corners else ((x + 1) * size - 1) / 2
     if padding == _REFLECTION:
-        x = _reflected(x, 0, 2 * (size - 1)) if align_corners else _reflected(x, -1, 2 * size - 1)
+        x = _reflect(x, 0, 2 * (size - 1)) if align_corners else _reflect(x, -1, 2 * size - 1)
     return x if padding == _ZEROS else torch.clamp(x, 0, size - 1)
 
 
-def _reflected(x: Tensor, twice_low: int, twice_high: int) -> Tensor:
+def _reflect(x: Tensor, twice_low: int, twice_high: int) -> Tensor:
     """Return ``x`` reflected at both bounds until it is between them."""
     if twice_low == twice_high:
         return torch.zeros_like(x)

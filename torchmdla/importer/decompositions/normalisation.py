@@ -14,20 +14,20 @@ def instance_norm(input, weight, bias, running_mean, running_var, use_input_stat
         return torch.batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps, False)
     if running_mean is not None:
         raise CompileError("it updates running statistics", op="aten::instance_norm")
-    return _affine(_normalised(input, eps)[0], weight, bias)
+    return _apply_affine(_normalise(input, eps)[0], weight, bias)
 
 
 def group_norm(input, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):  # type: ignore[no-untyped-def]
     """Normalise each group of channels of each sample."""
-    grouped = _normalised(_in_groups(input, num_groups), eps)[0]
-    return _affine(grouped.reshape(input.shape), weight, bias)
+    grouped = _normalise(_split_groups(input, num_groups), eps)[0]
+    return _apply_affine(grouped.reshape(input.shape), weight, bias)
 
 
 def native_group_norm(input, weight, bias, N, C, HxW, group, eps):  # type: ignore[no-untyped-def] # noqa: N803
     """Compute :func:`group_norm`, and also the mean and the reciprocal deviation of each group."""
-    grouped, mean, deviation = _normalised(_in_groups(input, group), eps)
+    grouped, mean, deviation = _normalise(_split_groups(input, group), eps)
     statistics = (value.reshape(N, group) for value in (mean, deviation))
-    return (_affine(grouped.reshape(input.shape), weight, bias), *statistics)
+    return (_apply_affine(grouped.reshape(input.shape), weight, bias), *statistics)
 
 
 def rms_norm(input, normalized_shape, weight=None, eps=None):  # type: ignore[no-untyped-def]
@@ -49,14 +49,14 @@ def batch_norm(input, weight, bias, running_mean, running_var, training, momentu
     if weight is not None:
         factor = factor * weight
     term = -running_mean * factor
-    return _affine(input, factor, term if bias is None else term + bias)
+    return _apply_affine(input, factor, term if bias is None else term + bias)
 
 
-def _in_groups(value: Tensor, groups: int) -> Tensor:
+def _split_groups(value: Tensor, groups: int) -> Tensor:
     return value.reshape(value.size(0), groups, value.size(1) // groups, *value.shape[2:])
 
 
-def _normalised(value: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _normalise(value: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise by the statistics of all dimensions but two. Also return the mean and the reciprocal deviation."""
     dims = list(range(2, value.dim()))
     mean = value.mean(dims, keepdim=True)
@@ -69,7 +69,7 @@ def _normalised(value: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     return centred * deviation, mean, deviation
 
 
-def _affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _apply_affine(value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     channels = [1, -1] + [1] * (value.dim() - 2)
     if weight is not None:
         value = value * weight.view(channels)

@@ -28,7 +28,7 @@ def adaptive_average(spatial: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
 
 
 # Maximum number of windows that are written as separate slices, which are faster than a lookup.
-_MOST_SLICES = 32
+_MAX_SLICES = 32
 
 
 def _pool_dim(value: Tensor, dim: int, size: int) -> Tensor:
@@ -38,7 +38,7 @@ def _pool_dim(value: Tensor, dim: int, size: int) -> Tensor:
     if length % size == 0:
         blocks = value.view([*value.shape[:dim], size, length // size, *value.shape[dim + 1 :]])
         return blocks.mean(dim + 1)
-    if size > _MOST_SLICES:
+    if size > _MAX_SLICES:
         return _mean_of_places(value, dim, size)
     return torch.cat([value.narrow(dim, *window).mean(dim, keepdim=True) for window in _windows(length, size)], dim)
 

@@ -14,7 +14,7 @@ def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Upstream repeats the weight for each batch instead.
     """
-    product = torch.mm(_rows(value), weight.t())
+    product = torch.mm(_flatten_rows(value), weight.t())
     if bias is not None:
         product = product + bias
     return product.view([*value.shape[:-1], weight.size(0)])
@@ -23,19 +23,19 @@ def linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def matmul(left: Tensor, right: Tensor) -> Tensor:
     """Compute ``aten::matmul`` as one product. If the right operand is a matrix, all leading dimensions become rows."""
     if right.dim() == 1:
-        product = torch.mm(_rows(left), right.unsqueeze(1))
+        product = torch.mm(_flatten_rows(left), right.unsqueeze(1))
         return product.view(left.shape[:-1])
     if right.dim() == 2:
-        product = torch.mm(_rows(left), right)
+        product = torch.mm(_flatten_rows(left), right)
         return product.view([*left.shape[:-1], right.size(-1)])
     if left.dim() == 1:
         return matmul(left.unsqueeze(0), right).squeeze(-2)
     batch = _broadcast_batch(left, right)
-    product = torch.bmm(_batched(left, batch), _batched(right, batch))
+    product = torch.bmm(_flatten_batch(left, batch), _flatten_batch(right, batch))
     return product.view([*batch, left.size(-2), right.size(-1)])
 
 
-def _rows(value: Tensor) -> Tensor:
+def _flatten_rows(value: Tensor) -> Tensor:
     """Return a matrix whose rows are all leading dimensions."""
     return value.reshape(math.prod(value.shape[:-1]), value.size(-1))
 
@@ -46,12 +46,12 @@ def _broadcast_batch(left: Tensor, right: Tensor) -> list[int]:
     return [b if a == 1 else a for a, b in pairs]
 
 
-def _batched(value: Tensor, batch: list[int]) -> Tensor:
+def _flatten_batch(value: Tensor, batch: list[int]) -> Tensor:
     matrix = list(value.shape[-2:])
     return value.expand(batch + matrix).reshape([math.prod(batch), *matrix])
 
 
-def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+def add_product(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     """Return a function for ``beta · value + alpha · product(left, right)``, which is the ``addmm`` family.
 
     A ``beta`` of 0 drops NaN in ``value``. Numbers that are known only at run time are 0-d tensors.

@@ -21,7 +21,7 @@ def quantize(
     # The reference reads the numbers from tensors, and divides in double precision.
     factor = 1.0 / scale if isinstance(scale, float) else (1.0 / scale.double()).float().reshape(())
     zero_point = zero_point.reshape(()) if isinstance(zero_point, Tensor) else zero_point
-    return _stored(value.float() * factor, zero_point, least, most, dtype)
+    return _round_and_clamp(value.float() * factor, zero_point, least, most, dtype)
 
 
 def choose_parameters(
@@ -38,8 +38,8 @@ def quantize_per_channel(
     value: Tensor, scales: Tensor, zero_points: Tensor, axis: int, least: int, most: int, dtype: torch.dtype
 ) -> Tensor:
     """Quantise with one scale and one zero point for each index of dimension ``axis``."""
-    sizes = _along(value, axis)
-    return _stored(value.float() * (1.0 / scales.view(sizes)), zero_points.view(sizes), least, most, dtype)
+    sizes = _channel_shape(value, axis)
+    return _round_and_clamp(value.float() * (1.0 / scales.view(sizes)), zero_points.view(sizes), least, most, dtype)
 
 
 def quantize_per_token(
@@ -49,7 +49,7 @@ def quantize_per_token(
     return torch.clamp(torch.round(value * (1.0 / scales) + zero_points), least, most).to(dtype)
 
 
-def _stored(scaled: Tensor, zero_point: int | Tensor, least: int, most: int, dtype: torch.dtype) -> Tensor:
+def _round_and_clamp(scaled: Tensor, zero_point: int | Tensor, least: int, most: int, dtype: torch.dtype) -> Tensor:
     """Round scaled values, and add the zero point.
 
     Clamping comes before rounding. The result equals clamping after the zero point is added, because the bounds are
@@ -93,9 +93,9 @@ def dequantize_per_channel(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    sizes = _along(value, axis)
+    sizes = _channel_shape(value, axis)
     points = None if zero_points is None else zero_points.view(sizes)
-    return _original(value, scales.view(sizes), points).to(out_dtype or torch.float32)
+    return _scale_integers(value, scales.view(sizes), points).to(out_dtype or torch.float32)
 
 
 def dequantize_per_channel_group(
@@ -112,7 +112,7 @@ def dequantize_per_channel_group(
     if group_size > value.shape[-1] and scales.shape[-1] == 1:
         group_size = value.shape[-1]
     points = None if zero_points is None else zero_points.reshape(-1, 1)
-    groups = _original(value.reshape(-1, group_size), scales.reshape(-1, 1), points)
+    groups = _scale_integers(value.reshape(-1, group_size), scales.reshape(-1, 1), points)
     return groups.reshape(value.shape).to(output_dtype)
 
 
@@ -125,7 +125,7 @@ def dequantize_per_token(
     dtype: torch.dtype,
     output_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    return _original(value, scales, zero_points).to(output_dtype)
+    return _scale_integers(value, scales, zero_points).to(output_dtype)
 
 
 def product_of_integers(left: Tensor, right: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def choose_block_parameters(
 ) -> tuple[Tensor, Tensor]:
     """Compute ``choose_qparams_affine``: the best scale and zero point for the range of each block."""
     least, most = _bounds(target, least, most)
-    blocks = _in_blocks(value, block)
+    blocks = _split_blocks(value, block)
     within = [d for d in range(1, blocks.dim(), 2) if blocks.shape[d] > 1]
     lowest = torch.clamp(blocks.amin(within, keepdim=True), max=0.0)
     highest = torch.clamp(blocks.amax(within, keepdim=True), min=0.0)
@@ -185,10 +185,10 @@ def quantize_blocks(
 ) -> Tensor:
     """Compute ``quantize_affine``."""
     least, most = map(int, _bounds(dtype, least, most))
-    blocks = _in_blocks(value, block)
-    scaled = blocks * (1.0 / _of_blocks(scale, value, block))
-    point = 0 if zero_point is None else _of_blocks(zero_point, value, block)
-    return _stored(scaled, point, least, most, dtype).reshape(value.shape)
+    blocks = _split_blocks(value, block)
+    scaled = blocks * (1.0 / _broadcast_to_blocks(scale, value, block))
+    point = 0 if zero_point is None else _broadcast_to_blocks(zero_point, value, block)
+    return _round_and_clamp(scaled, point, least, most, dtype).reshape(value.shape)
 
 
 def dequantize_blocks(
@@ -202,10 +202,10 @@ def dequantize_blocks(
     out_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Compute ``dequantize_affine``."""
-    integers = _in_blocks(value, block).to(torch.int32)
+    integers = _split_blocks(value, block).to(torch.int32)
     if zero_point is not None:
-        integers = integers - _of_blocks(zero_point, value, block).to(torch.int32)
-    return (integers.to(out_dtype) * _of_blocks(scale, value, block)).reshape(value.shape)
+        integers = integers - _broadcast_to_blocks(zero_point, value, block).to(torch.int32)
+    return (integers.to(out_dtype) * _broadcast_to_blocks(scale, value, block)).reshape(value.shape)
 
 
 def _bounds(dtype: torch.dtype, least: float | None, most: float | None) -> tuple[float, float]:
@@ -213,21 +213,21 @@ def _bounds(dtype: torch.dtype, least: float | None, most: float | None) -> tupl
     return kind.min if least is None else least, kind.max if most is None else most
 
 
-def _in_blocks(value: Tensor, block: Sequence[int]) -> Tensor:
+def _split_blocks(value: Tensor, block: Sequence[int]) -> Tensor:
     """Split each dimension into two: the number of blocks, and the length of a block."""
     return value.reshape([n for size, length in zip(value.shape, block, strict=True) for n in (size // length, length)])
 
 
-def _of_blocks(parameters: Tensor, value: Tensor, block: Sequence[int]) -> Tensor:
+def _broadcast_to_blocks(parameters: Tensor, value: Tensor, block: Sequence[int]) -> Tensor:
     """Reshape the parameters, one for each block, to broadcast over a tensor in blocks."""
     return parameters.reshape([n for size, length in zip(value.shape, block, strict=True) for n in (size // length, 1)])
 
 
-def _original(value: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
+def _scale_integers(value: Tensor, scales: Tensor, zero_points: Tensor | None) -> Tensor:
     return (value if zero_points is None else value - zero_points) * scales
 
 
-def _along(value: Tensor, axis: int) -> Sequence[int]:
+def _channel_shape(value: Tensor, axis: int) -> Sequence[int]:
     """Return the shape in which a vector broadcasts along one dimension of ``value``."""
     sizes = [1] * value.dim()
     sizes[axis] = -1

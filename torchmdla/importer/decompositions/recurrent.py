@@ -18,7 +18,7 @@ from torchmdla.importer.types import HALVES
 
 # Maximum number of steps over all layers and directions. After a device has built a loop, the program is as short as
 # for a few steps. Until then each step is a dozen ops, and more steps take minutes.
-_MOST_STEPS = 512
+_MAX_STEPS = 512
 
 State = tuple[Tensor, ...]
 # (projected input, state, recurrent weight, recurrent bias) -> next state; state[0] is the output of the step.
@@ -49,7 +49,7 @@ def _relu_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | N
     return (torch.relu(projected + functional.linear(state[0], weight, bias)),)
 
 
-def _direction(
+def _run_direction(
     cell: Cell, sequence: Tensor, state: State, weights: Sequence[Tensor], reverse: bool
 ) -> tuple[Tensor, State]:
     """Run one layer in one direction over ``[T, N, input]``. Return ``[T, N, hidden]`` and the last state."""
@@ -62,7 +62,7 @@ def _direction(
     return _stack(outputs[::-1] if reverse else outputs), state
 
 
-def _network(  # type: ignore[no-untyped-def]
+def _run_network(  # type: ignore[no-untyped-def]
     cell: Cell,
     input: Tensor,
     initial: Sequence[Tensor],
@@ -78,7 +78,7 @@ def _network(  # type: ignore[no-untyped-def]
     rest = has_biases, num_layers, dropout, train, bidirectional, batch_first
     if input.dtype in HALVES:
         starts, weights = ([tensor.float() for tensor in tensors] for tensors in (initial, params))
-        results = _network(_rounding(cell, input.dtype), input.float(), starts, weights, *rest)
+        results = _run_network(_round_output(cell, input.dtype), input.float(), starts, weights, *rest)
         return tuple(result.to(input.dtype) for result in results)
     if dropout != 0.0 and train and num_layers > 1:
         raise CompileError("dropout in training draws random numbers")
@@ -89,8 +89,8 @@ def _network(  # type: ignore[no-untyped-def]
     # Without a batch dimension the states are [layers · directions, hidden].
     batched = input.dim() == 3
     sequence = input.transpose(0, 1) if batched and batch_first else input
-    if (steps := sequence.size(0) * num_layers * directions) > _MOST_STEPS:
-        reason = f"a recurrent network of {steps} steps is not written out, {_MOST_STEPS} are the most"
+    if (steps := sequence.size(0) * num_layers * directions) > _MAX_STEPS:
+        reason = f"a recurrent network of {steps} steps is not written out, {_MAX_STEPS} are the most"
         raise CompileError(reason, unroll_limit_exceeded=sequence.size(0), scope="place")
     last: list[State] = []
     for layer in range(num_layers):
@@ -99,7 +99,7 @@ def _network(  # type: ignore[no-untyped-def]
             index = layer * directions + direction
             weights = params[index * per_direction : (index + 1) * per_direction]
             state = tuple(start.select(0, index) for start in initial)
-            output, state = _direction(cell, sequence, state, weights, reverse=direction == 1)
+            output, state = _run_direction(cell, sequence, state, weights, reverse=direction == 1)
             outputs.append(output)
             last.append(state)
         sequence = torch.cat(outputs, -1) if bidirectional else outputs[0]
@@ -107,7 +107,7 @@ def _network(  # type: ignore[no-untyped-def]
     return result, *(_stack(parts) for parts in zip(*last, strict=True))
 
 
-def _rounding(cell: Cell, dtype: torch.dtype) -> Cell:
+def _round_output(cell: Cell, dtype: torch.dtype) -> Cell:
     """Return a cell in float32 that rounds its output to ``dtype``. The next step reads the rounded output."""
 
     def step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
@@ -124,21 +124,23 @@ def _stack(parts: Sequence[Tensor]) -> Tensor:
 
 def lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]
     """Compute ``aten::lstm.input``. The order of the gates is input, forget, cell, output."""
-    return _network(_lstm_step, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return _run_network(
+        _lstm_step, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+    )
 
 
-def _plain(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
+def _hidden_state_network(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
     """Return a network whose state is only the hidden state, in the signature of ``aten::gru.input``."""
 
     def network(input, hx, *rest):  # type: ignore[no-untyped-def]
-        return _network(cell, input, (hx,), *rest)
+        return _run_network(cell, input, (hx,), *rest)
 
     return network
 
 
-gru = _plain(_gru_step)
-rnn_tanh = _plain(_tanh_step)
-rnn_relu = _plain(_relu_step)
+gru = _hidden_state_network(_gru_step)
+rnn_tanh = _hidden_state_network(_tanh_step)
+rnn_relu = _hidden_state_network(_relu_step)
 
 
 def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-untyped-def]
@@ -146,7 +148,7 @@ def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-u
     return _lstm_step(functional.linear(input, w_ih, b_ih), tuple(hx), w_hh, b_hh)
 
 
-def _plain_cell(cell: Cell) -> Callable[..., Tensor]:
+def _hidden_state_cell(cell: Cell) -> Callable[..., Tensor]:
     """Return a function for one step, in the signature of ``aten::gru_cell``."""
 
     def step(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-untyped-def]
@@ -155,6 +157,6 @@ def _plain_cell(cell: Cell) -> Callable[..., Tensor]:
     return step
 
 
-gru_cell = _plain_cell(_gru_step)
-rnn_tanh_cell = _plain_cell(_tanh_step)
-rnn_relu_cell = _plain_cell(_relu_step)
+gru_cell = _hidden_state_cell(_gru_step)
+rnn_tanh_cell = _hidden_state_cell(_tanh_step)
+rnn_relu_cell = _hidden_state_cell(_relu_step)

@@ -1,4 +1,4 @@
-"""Reductions whose lowerings in torch-mlir are missing or wrong."""
+"""Reductions, and losses, whose lowerings in torch-mlir are missing or wrong."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from torchmdla.errors import CompileError
+from torchmdla.importer.decompositions.elementwise import log_sigmoid
 
 
 def logsumexp(value: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
@@ -104,13 +107,13 @@ def extremum_of_dim(largest: bool) -> Callable[..., tuple[Tensor, Tensor]]:
             result = whole(value, dim, keepdim)
             return result.values, result.indices
         extreme = extremum(value, dim, keepdim=True)
-        index = _first_place(value, extreme, dim)
+        index = _first_index(value, extreme, dim)
         return (extreme, index) if keepdim else (extreme.squeeze(dim), index.squeeze(dim))
 
     return reduce
 
 
-def place_of_extremum(largest: bool) -> Callable[..., Tensor]:
+def index_of_extremum(largest: bool) -> Callable[..., Tensor]:
     """Return a function for ``aten::argmax`` or ``aten::argmin``.
 
     NaN counts as in :func:`extremum_of_dim`. The index is over all dimensions when ``dim`` is ``None``.
@@ -124,16 +127,70 @@ def place_of_extremum(largest: bool) -> Callable[..., Tensor]:
         if not value.is_floating_point():
             return whole(value, dim, keepdim)
         if dim is None:
-            index = _first_place(value.reshape(-1), extremum(value).view(1), 0)
+            index = _first_index(value.reshape(-1), extremum(value).view(1), 0)
             return index.view([1] * value.dim() if keepdim else [])
-        index = _first_place(value, extremum(value, dim, keepdim=True), dim)
+        index = _first_index(value, extremum(value, dim, keepdim=True), dim)
         return index if keepdim else index.squeeze(dim)
 
     return reduce
 
 
-def _first_place(value: Tensor, extreme: Tensor, dim: int) -> Tensor:
+def _first_index(value: Tensor, extreme: Tensor, dim: int) -> Tensor:
     """Return the first index of ``extreme``, or of a NaN, along ``dim``. The result keeps ``dim`` with size 1."""
     length, after = value.size(dim), value.dim() - 1 - dim % value.dim()
     places = torch.arange(length, device=value.device).view([-1] + [1] * after)
     return torch.where((value == extreme) | torch.isnan(value), places, length).amin(dim, keepdim=True)
+
+
+# Losses
+
+# ATen's numbers of reductions. The number 0 leaves a loss unreduced.
+_MEAN, _SUM = 1, 2
+
+
+def binary_cross_entropy_with_logits(
+    value: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> Tensor:
+    """Compute ``(1 - target) · value - factor · log sigmoid(value)``, where ``factor`` weights the positive targets.
+
+    Upstream's lowering derives the size of the loss from ``pos_weight``.
+    """
+    likelihood = log_sigmoid(value)
+    if pos_weight is not None:
+        likelihood = ((pos_weight - 1) * target + 1) * likelihood
+    loss = (1 - target) * value - likelihood
+    return _reduce_loss(loss if weight is None else loss * weight, reduction)
+
+
+def kl_div(value: Tensor, target: Tensor, reduction: int = _MEAN, log_target: bool = False) -> Tensor:
+    """Compute ``target · (log target - value)``, where ``value`` holds logarithms.
+
+    ``target`` holds logarithms if ``log_target`` is set. A target of zero adds nothing; upstream's adds NaN.
+    """
+    if log_target:
+        return _reduce_loss(torch.exp(target) * (target - value), reduction)
+    return _reduce_loss(torch.xlogy(target, target) - target * value, reduction)
+
+
+def mse_loss(value: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    """Compute the square of the difference. Eager also rounds the difference before it squares it."""
+    difference = value - target
+    return _reduce_loss(difference * difference, reduction)
+
+
+def mse_loss_backward(grad: Tensor, value: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """Compute PyTorch's decomposition, for floats only: for integers eager rounds intermediate results."""
+    if not value.is_floating_point():
+        raise CompileError("integers", op="aten::mse_loss_backward")
+    decomposition = torch._decomp.decomposition_table[torch.ops.aten.mse_loss_backward.default]
+    return decomposition(grad, value, target, reduction)  # type: ignore[no-any-return]
+
+
+def _reduce_loss(loss: Tensor, reduction: int) -> Tensor:
+    if reduction == _MEAN:
+        return torch.mean(loss)
+    return torch.sum(loss) if reduction == _SUM else loss

@@ -94,7 +94,7 @@ def _resize(taps: Taps, value: Tensor, sizes: Sequence[int], scales: Sequence[fl
         is_vectorised = _is_vectorised(value, sizes)
         dtype = torch.float64 if dtype == torch.float64 and not is_vectorised else torch.float32
         ratios = ratios if is_vectorised else ()
-    scales = _without_needless(scales, ratios, value.shape[first:], sizes)
+    scales = _drop_unused_scales(scales, ratios, value.shape[first:], sizes)
     # PyTorch's kernels sum the innermost dimension first.
     for offset in reversed(range(len(sizes))):
         value = _resize_dim(taps, value, first + offset, sizes[offset], scales[offset], align, dtype)
@@ -119,7 +119,7 @@ def _is_vectorised(value: Tensor, sizes: Sequence[int]) -> bool:
     return value.size(1) > 3 and value.is_contiguous(memory_format=_CHANNELS_LAST[len(sizes)])
 
 
-def _without_needless(
+def _drop_unused_scales(
     scales: Sequence[float | None], ratios: Sequence[int], lengths: Sequence[int], sizes: Sequence[int]
 ) -> Sequence[float | None]:
     """Return the scales, with None for dimensions whose new length is one of ``ratios`` times the old one."""
@@ -179,7 +179,7 @@ _KINDS: dict[str, tuple[Taps, int, bool]] = {
 }
 
 
-def resized(spatial: int, *, vec: bool) -> Callable[..., list[int]]:
+def resized_shape(spatial: int, *, vec: bool) -> Callable[..., list[int]]:
     """Return a function from the arguments of an overload to the result's shape, for ``spatial`` dimensions."""
 
     def shape(value: Tensor, sizes: Sequence[int] | None, *rest: object) -> list[int]:
@@ -191,7 +191,7 @@ def resized(spatial: int, *, vec: bool) -> Callable[..., list[int]]:
 
 # Name of the op -> function that returns the shape of its result.
 RESIZED_SHAPES: dict[str, Callable[..., list[int]]] = {
-    f"aten::{name}{'.vec' if vec else ''}": resized(spatial, vec=vec)
+    f"aten::{name}{'.vec' if vec else ''}": resized_shape(spatial, vec=vec)
     for name, (_, spatial, _) in _KINDS.items()
     for vec in (False, True)
 }

@@ -16,10 +16,10 @@ from torchmdla.importer.torchscript.types import dialect_type
 from torchmdla.importer.torchscript.writer import ScriptWriter
 
 # A graph's parameter types and result type, as the dialect writes them.
-Callee = tuple[Sequence[str], str]
+FunctionType = tuple[Sequence[str], str]
 
 
-class Program:
+class Callees:
     """Callees that a graph may use.
 
     Args:
@@ -31,15 +31,15 @@ class Program:
     def __init__(
         self,
         is_registered: Callable[[str], bool],
-        methods: Mapping[tuple[str, str], Callee],
-        functions: Callable[[Any], tuple[str, Callee] | None],
+        methods: Mapping[tuple[str, str], FunctionType],
+        functions: Callable[[Any], tuple[str, FunctionType] | None],
     ) -> None:
         self.is_registered = is_registered
         self.methods = methods
         self.functions = functions
 
 
-def callee_of(graph: Any) -> Callee:
+def function_type(graph: Any) -> FunctionType:
     """Return the parameter types and the result type of a graph.
 
     Raises:
@@ -49,20 +49,20 @@ def callee_of(graph: Any) -> Callee:
     return [dialect_type(value.type()) for value in graph.inputs()], dialect_type(result.type())
 
 
-def has_unknown_calls(graph: Any, program: Program) -> bool:
+def has_unknown_calls(graph: Any, callees: Callees) -> bool:
     """Return whether ``graph`` calls functions that only PyTorch's inliner finds, as in a loaded archive."""
     calls = graph.findAllNodes("prim::CallFunction")
-    return any(program.functions(next(call.inputs()).node().output().type()) is None for call in calls)
+    return any(callees.functions(next(call.inputs()).node().output().type()) is None for call in calls)
 
 
 def write_graph(
-    writer: ScriptWriter, program: Program, name: str, graph: Any, *, visibility: str, bounds: Sequence[str]
+    writer: ScriptWriter, callees: Callees, name: str, graph: Any, *, visibility: str, bounds: Sequence[str]
 ) -> None:
     """Write ``graph`` as the function ``name``.
 
     Args:
         writer: receives the text.
-        program: the callees.
+        callees: the callees.
         name: the function's name.
         graph: a TorchScript graph.
         visibility: ``"private"`` or ``"public"``.
@@ -71,15 +71,15 @@ def write_graph(
     Raises:
         CompileError: If a part of the graph has no form in the dialect. The error names the node and its place.
     """
-    _Function(writer, program).write(name, graph, visibility, bounds)
+    _Function(writer, callees).write(name, graph, visibility, bounds)
 
 
 class _Function:
-    def __init__(self, writer: ScriptWriter, program: Program) -> None:
+    def __init__(self, writer: ScriptWriter, callees: Callees) -> None:
         self._writer = writer
-        self._program = program
+        self._callees = callees
         self._values: dict[int, Value] = {}
-        self._called: dict[int, tuple[str, Callee]] = {}
+        self._called: dict[int, tuple[str, FunctionType]] = {}
 
     def write(self, name: str, graph: Any, visibility: str, bounds: Sequence[str]) -> None:
         arguments = []
@@ -87,11 +87,11 @@ class _Function:
             parameter = self._define(value)
             attributes = f" {{torch.type_bound = {bound}}}" if bound else ""
             arguments.append(f"{parameter.name}: {parameter.type}{attributes}")
-        result = callee_of(graph)[1]
+        result = function_type(graph)[1]
         self._writer.line(f"func.func {visibility} @{symbol(name)}({', '.join(arguments)}) -> {result} {{")
         with self._writer.indented():
             self._nodes(graph)
-            self._end(graph, "func.return", [result])
+            self._write_terminator(graph, "func.return", [result])
         self._writer.line("}")
 
     def _nodes(self, block: Any) -> None:
@@ -107,7 +107,7 @@ class _Function:
         name = name_of(node)
         if node.kind() in _WRITERS:
             _WRITERS[node.kind()](self, node)
-        elif self._program.is_registered(dialect_name(name)):
+        elif self._callees.is_registered(dialect_name(name)):
             self._op(node, dialect_name(name), self._inputs(node))
         elif schema_of_node(node) is not None:
             self._op(node, "torch.operator", self._inputs(node), f"name = {quote(dialect_name(name))}")
@@ -120,7 +120,7 @@ class _Function:
         output = node.output()
         if output.type().kind() == "FunctionType":
             # Inlining leaves constants of functions without calls.
-            if (callee := self._program.functions(output.type())) is not None:
+            if (callee := self._callees.functions(output.type())) is not None:
                 self._called[output.unique()] = callee
         else:
             self._bind(node, [write_value(self._writer, output.toIValue(), output.type())])
@@ -129,14 +129,14 @@ class _Function:
         self._op(node, "torch.prim.ListConstruct", self._inputs(node))
 
     def _tuple(self, node: Any) -> None:
-        wanted = [dialect_type(contained) for contained in node.output().type().containedTypes()]
-        self._op(node, "torch.prim.TupleConstruct", self._adjusted(self._inputs(node), wanted))
+        expected = [dialect_type(contained) for contained in node.output().type().containedTypes()]
+        self._op(node, "torch.prim.TupleConstruct", self._convert_all(self._inputs(node), expected))
 
     def _dict(self, node: Any) -> None:
         inputs = self._inputs(node)
         type_ = node.output().type()
         keys, values = inputs[::2], inputs[1::2]
-        values = self._adjusted(values, [dialect_type(type_.getValueType())] * len(values))
+        values = self._convert_all(values, [dialect_type(type_.getValueType())] * len(values))
         self._op(node, "torch.prim.DictConstruct", [*keys, *values])
 
     def _attribute(self, node: Any) -> None:
@@ -147,15 +147,17 @@ class _Function:
         name = node.s("name")
         callee = None
         if receiver.kind() == "ClassType":
-            callee = self._program.methods.get((receiver.qualified_name(), name))
+            callee = self._callees.methods.get((receiver.qualified_name(), name))
         if callee is None:
             raise CompileError(f"method {name!r} of {receiver} is not of a module that is imported")
-        self._op(node, "torch.prim.CallMethod", self._adjusted(self._inputs(node), callee[0]), f"name = {quote(name)}")
+        self._op(
+            node, "torch.prim.CallMethod", self._convert_all(self._inputs(node), callee[0]), f"name = {quote(name)}"
+        )
 
     def _function(self, node: Any) -> None:
         function, *arguments = node.inputs()
-        name, (wanted, _) = self._called[function.unique()]
-        operands = self._adjusted([self._values[value.unique()] for value in arguments], wanted)
+        name, (expected, _) = self._called[function.unique()]
+        operands = self._convert_all([self._values[value.unique()] for value in arguments], expected)
         self._op(node, "func.call", operands, f"callee = @{symbol(name)}")
 
     def _if(self, node: Any) -> None:
@@ -166,19 +168,19 @@ class _Function:
             for block in (first, second):
                 with self._writer.region(is_last=block is second):
                     self._nodes(block)
-                    self._end(block, "torch.prim.If.yield", types)
+                    self._write_terminator(block, "torch.prim.If.yield", types)
         self._bind(node, results)
 
     def _loop(self, node: Any) -> None:
         types = [dialect_type(value.type()) for value in node.outputs()]
         most, condition, *initial = self._inputs(node)
-        operands = [most, condition, *self._adjusted(initial, types)]
+        operands = [most, condition, *self._convert_all(initial, types)]
         results: list[Value] = []
         with self._writer.region_op("torch.prim.Loop", operands, types, results):
             (body,) = node.blocks()
             with self._writer.region([self._define(value) for value in body.inputs()]):
                 self._nodes(body)
-                self._end(body, "torch.prim.Loop.condition", ["!torch.bool", *types])
+                self._write_terminator(body, "torch.prim.Loop.condition", ["!torch.bool", *types])
         self._bind(node, results)
 
     # Values
@@ -187,23 +189,23 @@ class _Function:
         types = [dialect_type(value.type()) for value in node.outputs()]
         self._bind(node, self._writer.op(name, operands, types, attributes))
 
-    def _end(self, block: Any, name: str, wanted: Sequence[str]) -> None:
+    def _write_terminator(self, block: Any, name: str, expected: Sequence[str]) -> None:
         results = [self._values[value.unique()] for value in block.outputs()]
-        self._writer.op(name, self._adjusted(results, wanted), [])
+        self._writer.op(name, self._convert_all(results, expected), [])
 
-    def _adjusted(self, values: Sequence[Value], wanted: Sequence[str]) -> list[Value]:
-        return [self._adjust(value, type_) for value, type_ in zip(values, wanted, strict=True)]
+    def _convert_all(self, values: Sequence[Value], expected: Sequence[str]) -> list[Value]:
+        return [self._convert(value, type_) for value, type_ in zip(values, expected, strict=True)]
 
-    def _adjust(self, value: Value, wanted: str) -> Value:
-        """Return a value converted to the type ``wanted``, which may be wider.
+    def _convert(self, value: Value, expected: str) -> Value:
+        """Return a value converted to the type ``expected``, which may be wider.
 
         TorchScript converts such values implicitly; the dialect does not.
         """
-        if value.type == wanted:
+        if value.type == expected:
             return value
-        is_tensor = value.type.startswith("!torch.tensor") and wanted == "!torch.tensor"
+        is_tensor = value.type.startswith("!torch.tensor") and expected == "!torch.tensor"
         name = "torch.tensor_static_info_cast" if is_tensor else "torch.derefine"
-        return self._writer.op(name, [value], [wanted])[0]
+        return self._writer.op(name, [value], [expected])[0]
 
     def _inputs(self, node: Any) -> list[Value]:
         return [self._values[value.unique()] for value in node.inputs()]

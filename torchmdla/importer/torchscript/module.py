@@ -18,7 +18,14 @@ from torchmdla.errors import CompileError, unknown_name
 from torchmdla.importer.emitter import Value, quote, symbol
 from torchmdla.importer.literals import Literals
 from torchmdla.importer.torchscript.annotations import Annotations, bound_of
-from torchmdla.importer.torchscript.graph import Callee, Program, callee_of, has_unknown_calls, write_graph, write_value
+from torchmdla.importer.torchscript.graph import (
+    Callees,
+    FunctionType,
+    function_type,
+    has_unknown_calls,
+    write_graph,
+    write_value,
+)
 from torchmdla.importer.torchscript.types import dialect_type
 from torchmdla.importer.torchscript.writer import ScriptWriter
 
@@ -109,10 +116,10 @@ class _Importer:
         self._known = frozenset(known)
         self._literals = Literals()
         self._writer = ScriptWriter(self._literals)
-        self._methods: dict[tuple[str, str], Callee] = {}
+        self._methods: dict[tuple[str, str], FunctionType] = {}
         self._functions: dict[str, Any] = {}
         self._symbols: set[str] = set()
-        self._program = Program(is_registered, self._methods, self._called)
+        self._callees = Callees(is_registered, self._methods, self._resolve_function)
         # Constants of the objects' tensors, keyed by the memory that the tensors view.
         self._tensors: dict[object, Value] = {}
         self._storages: set[int] = set()
@@ -123,24 +130,24 @@ class _Importer:
             for name in sorted(missing):
                 self.function(name, self._functions[name], {}, "private")
         for name in sorted(self._functions.keys() & self._known):
-            types, result = callee_of(self._functions[name].graph)
+            types, result = function_type(self._functions[name].graph)
             self._writer.line(f"func.func private @{symbol(name)}({', '.join(types)}) -> {result}")
         return ImportedScript(self._writer.text(), self._literals.resources, frozenset(self._symbols))
 
     def function(self, name: str, function: Any, bounds: Mapping[str, str], visibility: str) -> None:
         """Write a function or a method."""
         graph = function.graph
-        if has_unknown_calls(graph, self._program):
+        if has_unknown_calls(graph, self._callees):
             graph = function.inlined_graph
         names = [argument.name for argument in function.schema.arguments]
         for argument in bounds:
             if argument not in names:
-                raise ValueError(unknown_name(f"argument of {name}", argument, names))
+                raise ValueError(f"{name}: {unknown_name('argument', argument, names)}")
         known = [bounds.get(argument_name, "") for argument_name in names]
-        write_graph(self._writer, self._program, name, graph, visibility=visibility, bounds=known)
+        write_graph(self._writer, self._callees, name, graph, visibility=visibility, bounds=known)
         self._symbols.add(name)
 
-    def _called(self, type_: Any) -> tuple[str, Callee] | None:
+    def _resolve_function(self, type_: Any) -> tuple[str, FunctionType] | None:
         """Return a function that a graph calls. Functions of a loaded archive cannot be looked up from Python."""
         name = str(type_)
         cu: Any = torch.jit._state._python_cu  # type: ignore[attr-defined]
@@ -148,7 +155,7 @@ class _Importer:
         if function is None:
             return None
         self._functions[name] = function
-        return name, callee_of(function.graph)
+        return name, function_type(function.graph)
 
     # Modules
 
@@ -159,7 +166,7 @@ class _Importer:
         bounds = _bounds(root, annotations)
         for name, member in classes.items():
             for method in member.methods():
-                self._methods[name, method] = callee_of(member.example._get_method(method).graph)
+                self._methods[name, method] = function_type(member.example._get_method(method).graph)
         for member in classes.values():
             self._class(member, exports)
         for name, member in classes.items():
@@ -179,7 +186,7 @@ class _Importer:
         with self._writer.indented():
             types = class_.attributes() | {name: child._type() for name, child in class_.submodules().items()}
             for name, type_ in types.items():
-                with _blaming(f"attribute {name!r} of {class_.name}"):
+                with _located_errors(f"attribute {name!r} of {class_.name}"):
                     self._writer.line(f"{head('attr', name)} : {dialect_type(type_)}")
             for name in class_.methods():
                 self._writer.line(f"{head('method', name)}, @{symbol(_method_symbol(class_.name, name))}")
@@ -189,7 +196,7 @@ class _Importer:
         class_ = _Class(instance)
         slots = {}
         for name, type_ in class_.attributes().items():
-            with _blaming(f"attribute {name!r} of {class_.name}"):
+            with _located_errors(f"attribute {name!r} of {class_.name}"):
                 slots[name] = self._value(instance.getattr(name), type_)
         for name, child in class_.submodules().items():
             slots[name] = self._object(child)
@@ -215,7 +222,7 @@ class _Importer:
         return self._tensors[key]
 
 
-class _blaming:  # noqa: N801  (a context manager that reads like a function)
+class _located_errors:  # noqa: N801  (a context manager that reads like a function)
     """Context manager that adds a place to a ``CompileError``."""
 
     def __init__(self, place: str) -> None:
@@ -249,13 +256,13 @@ def _exports(root: Any, annotations: Annotations) -> set[tuple[str, str]] | None
         return None
     exports = set()
     for path in annotations.exports:
-        owner, name = _found(root, path)
+        owner, name = _resolve(root, path)
         if name not in owner._method_names() and not owner.hasattr(name):
             raise ValueError(f"the module has no method or attribute {path!r}")
         exports.add((owner._type().qualified_name(), name))
         parents = path.split(".")[:-1]
         for count, parent in enumerate(parents):
-            holder, _ = _found(root, ".".join(parents[: count + 1]))
+            holder, _ = _resolve(root, ".".join(parents[: count + 1]))
             exports.add((holder._type().qualified_name(), parent))
     return exports
 
@@ -264,7 +271,7 @@ def _bounds(root: Any, annotations: Annotations) -> dict[tuple[str, str], Mappin
     """Return (class, method) → the known types of its arguments."""
     bounds: dict[tuple[str, str], Mapping[str, str]] = {}
     for path, arguments in annotations.arguments.items():
-        owner, name = _found(root, path)
+        owner, name = _resolve(root, path)
         if name not in owner._method_names():
             raise ValueError(f"the module has no method {path!r}")
         mutable = annotations.mutable.get(path, ())
@@ -273,7 +280,7 @@ def _bounds(root: Any, annotations: Annotations) -> dict[tuple[str, str], Mappin
     return bounds
 
 
-def _found(root: Any, path: str) -> tuple[Any, str]:
+def _resolve(root: Any, path: str) -> tuple[Any, str]:
     """Return the object that has the member at ``path``, and the member's name."""
     *parents, name = path.split(".")
     owner = root

@@ -29,7 +29,7 @@ def _inner(type_: Any) -> str:
     raise CompileError(f"type {type_} has no form in the Torch dialect")
 
 
-def _several(name: str) -> Callable[[Any], str]:
+def _container(name: str) -> Callable[[Any], str]:
     return lambda type_: f"{name}<{', '.join(_inner(contained) for contained in type_.containedTypes())}>"
 
 
@@ -50,8 +50,8 @@ _PLAIN: Mapping[str, str] = {
 _NESTED: Mapping[str, Callable[[Any], str]] = {
     "ListType": lambda type_: f"list<{_inner(type_.getElementType())}>",
     "OptionalType": lambda type_: f"optional<{_inner(type_.getElementType())}>",
-    "TupleType": _several("tuple"),
-    "UnionType": _several("union"),
+    "TupleType": _container("tuple"),
+    "UnionType": _container("union"),
     "DictType": lambda type_: f"dict<{_inner(type_.getKeyType())}, {_inner(type_.getValueType())}>",
     "ClassType": lambda type_: f"nn.Module<{quote(type_.qualified_name())}>",
 }

@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import html
 import json
+import linecache
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,12 +22,14 @@ from tqdm import tqdm
 from torchmdla.compiler.program import Program
 from torchmdla.report.environment import environment
 from torchmdla.report.explanation import Explanation
-from torchmdla.report.page.sources import lines_around
 from torchmdla.report.page.stages import Stage, stages_of
 
 _FOLDER = Path(__file__).parent
 _VENDOR = _FOLDER / "vendor"
 _SCRIPTS = ("dom", "data", "kernel", "kernels", "layout", "graph", "roofline", "timeline", "tables", "main")
+
+# Number of lines of a source file that are shown before and after a line.
+_BEFORE, _AFTER = 8, 8
 
 # Number of concurrent compilations, equal to the number of compiler processes.
 _COMPILES = 2
@@ -44,7 +47,7 @@ def save(explanation: Explanation, path: str | Path) -> None:
         data = json.dumps(_data(explanation), separators=(",", ":")).replace("<", "\\u003c")
         title = html.escape(f"{explanation.model or 'model'} - torchmdla")
         template = (_FOLDER / "page.html").read_text(encoding="utf-8")
-        file.write(_filled(template, {**parts, "data": data, "title": title}))
+        file.write(_fill(template, {**parts, "data": data, "title": title}))
 
 
 def _parts() -> dict[str, str]:
@@ -84,7 +87,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _filled(template: str, parts: Mapping[str, str]) -> str:
+def _fill(template: str, parts: Mapping[str, str]) -> str:
     """Fill the template in one pass, so that filled-in text is not replaced again."""
     pieces = template.split("{{")
     filled = (f"{parts[name]}{rest}" for name, _, rest in (piece.partition("}}") for piece in pieces[1:]))
@@ -111,7 +114,7 @@ def _data(explanation: Explanation) -> dict[str, Any]:
         "environment": environment(),
         "sources": lines_around(_places(explanation)),
         "code": code,
-        "texts": [_compressed(text) for text in texts],
+        "texts": [_compress(text) for text in texts],
     }
 
 
@@ -139,7 +142,22 @@ def _places(explanation: Explanation) -> Iterator[str]:
     yield from (source for reason in explanation.reasons for source in reason.sources)
 
 
-def _compressed(text: str) -> str:
+def lines_around(places: Iterable[str]) -> dict[str, tuple[int, list[str]]]:
+    """Return the shown lines for each ``file:line`` whose file can be read.
+
+    A value is the number of the first line, and the lines.
+    """
+    excerpts: dict[str, tuple[int, list[str]]] = {}
+    for place in dict.fromkeys(filter(None, places)):
+        file, _, number = place.rpartition(":")
+        lines = linecache.getlines(file) if number.isdecimal() else []
+        if lines and 1 <= int(number) <= len(lines):
+            first = max(int(number) - _BEFORE, 1)
+            excerpts[place] = first, [line.rstrip("\n") for line in lines[first - 1 : int(number) + _AFTER]]
+    return excerpts
+
+
+def _compress(text: str) -> str:
     """Return the compressed text, which the browser decompresses.
 
     Some megabytes become some ten kilobytes.

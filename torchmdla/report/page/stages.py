@@ -44,7 +44,7 @@ def stages_of(program: Program, kernels: Sequence[KernelCall]) -> list[Stage]:
 # --- files of a dump ----------------------------------------------------------------------------------------------
 
 
-def _last(pattern: str, *others: str) -> Callable[[Path], str]:
+def _read_last(pattern: str, *others: str) -> Callable[[Path], str]:
     """Return a reader of the last written file that matches ``pattern`` and none of ``others``."""
 
     def read(folder: Path) -> str:
@@ -55,19 +55,19 @@ def _last(pattern: str, *others: str) -> Callable[[Path], str]:
     return read
 
 
-def _parts(pattern: str) -> Callable[[Path], str]:
+def _read_parts(pattern: str) -> Callable[[Path], str]:
     """Return a reader that joins all matching files, because a large module is compiled in parts."""
     return lambda folder: "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob(pattern)))
 
 
-def _kernels(folder: Path) -> str:
+def _read_kernels(folder: Path) -> str:
     """Return the text of every kernel, indented."""
     written = sorted(folder.glob("*-*.mlir"))
-    kernels = [path for path in written if not _WHOLE.fullmatch(path.stem.partition("-")[2])]
-    return "\n".join("\n".join(_indented(path.read_text(encoding="utf-8"))) for path in kernels)
+    kernels = [path for path in written if not _NOT_A_KERNEL.fullmatch(path.stem.partition("-")[2])]
+    return "\n".join("\n".join(_indent(path.read_text(encoding="utf-8"))) for path in kernels)
 
 
-def _indented(text: str) -> Iterator[str]:
+def _indent(text: str) -> Iterator[str]:
     depth = 0
     for line in text.splitlines():
         if line.startswith("//"):
@@ -79,7 +79,7 @@ def _indented(text: str) -> Iterator[str]:
 
 
 # Names of MLIR files that do not contain a kernel.
-_WHOLE = re.compile(r"torch(-sample\d+)?|linalg|fused|generated")
+_NOT_A_KERNEL = re.compile(r"torch(-sample\d+)?|linalg|fused|generated")
 
 # --- lines of kernels ---------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ _USED_ALIAS = re.compile(r"#loc\d*")
 _NODE = re.compile(r'"graph":(\d+)')
 
 
-def _by_nodes(text: str, kernels: Sequence[KernelCall]) -> Split:
+def _split_by_nodes(text: str, kernels: Sequence[KernelCall]) -> Split:
     """Split MLIR with locations: a kernel has the operations of the nodes that it computes.
 
     The locations are removed from the text.
@@ -119,7 +119,7 @@ def _by_nodes(text: str, kernels: Sequence[KernelCall]) -> Split:
     for first, behind in _operations(lines):
         whole = frozenset[int]().union(*nodes[first:behind])
         nodes[first:behind] = [whole] * (behind - first)
-    return "\n".join(lines), tuple(_runs(nodes, frozenset(kernel.nodes)) for kernel in kernels)
+    return "\n".join(lines), tuple(_line_ranges(nodes, frozenset(kernel.nodes)) for kernel in kernels)
 
 
 def _operations(lines: Sequence[str]) -> Iterator[Lines]:
@@ -133,7 +133,7 @@ def _operations(lines: Sequence[str]) -> Iterator[Lines]:
             opened = None
 
 
-def _runs(nodes: Sequence[frozenset[int]], wanted: frozenset[int]) -> tuple[Lines, ...]:
+def _line_ranges(nodes: Sequence[frozenset[int]], wanted: frozenset[int]) -> tuple[Lines, ...]:
     """Return the ranges of consecutive lines that belong to a wanted node."""
     runs: list[Lines] = []
     for number, line_nodes in enumerate(nodes):
@@ -146,7 +146,7 @@ def _runs(nodes: Sequence[frozenset[int]], wanted: frozenset[int]) -> tuple[Line
 _STEP = re.compile(r"nest |tiles |([^@]* = )?call @")
 
 
-def _by_steps(text: str, kernels: Sequence[KernelCall]) -> Split:
+def _split_by_steps(text: str, kernels: Sequence[KernelCall]) -> Split:
     """Split a loop program: a kernel has the step of the entry that runs it.
 
     The steps are in the order of the kernels.
@@ -178,7 +178,7 @@ def _by_steps(text: str, kernels: Sequence[KernelCall]) -> Split:
     return text, tuple((step,) for step in steps) if exact else ((),) * len(kernels)
 
 
-def _by_functions(begins: str, ends: str) -> Callable[[str, Sequence[KernelCall]], Split]:
+def _split_by_functions(begins: str, ends: str) -> Callable[[str, Sequence[KernelCall]], Split]:
     """Return a split by functions: a kernel has its functions and those that they call.
 
     ``begins`` matches the first line of a function and has a group ``name``.
@@ -198,13 +198,13 @@ def _by_functions(begins: str, ends: str) -> Callable[[str, Sequence[KernelCall]
                 ranges[name], opened = (opened, number + 1), -1
         if opened >= 0:
             ranges[name] = (opened, len(lines))
-        called = {name: _called("\n".join(lines[start:behind])) for name, (start, behind) in ranges.items()}
+        called = {name: _referenced_symbols("\n".join(lines[start:behind])) for name, (start, behind) in ranges.items()}
         return text, tuple(_functions(kernel.symbol, ranges, called) for kernel in kernels)
 
     return split
 
 
-def _called(text: str) -> frozenset[str]:
+def _referenced_symbols(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[@<](\w+)", text))
 
 
@@ -217,11 +217,11 @@ def _functions(symbol: str, ranges: dict[str, Lines], called: dict[str, frozense
 # --- all of them --------------------------------------------------------------------------------------------------
 
 _STAGES: Sequence[tuple[str, Callable[[Path], str], Callable[[str, Sequence[KernelCall]], Split]]] = (
-    ("Torch dialect", _last("*-torch*.mlir"), _by_nodes),
-    ("linalg", _last("*-fused.mlir"), _by_nodes),
-    ("loop program", _last("*.steps", "*-sample*.steps", "*-typical.steps"), _by_steps),
-    ("kernel", _kernels, _by_functions(r"(llvm\.func|func\.func).* @(?P<name>\w+)\(", r"}$")),
-    ("LLVM IR", _parts("*-llvm.ll"), _by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
-    ("optimised LLVM IR", _parts("*-optimised.ll"), _by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
-    ("assembly", _parts("*-assembly.s"), _by_functions(r"[0-9a-f]+ <(?P<name>\w+)>:$", r"$")),
+    ("Torch dialect", _read_last("*-torch*.mlir"), _split_by_nodes),
+    ("linalg", _read_last("*-fused.mlir"), _split_by_nodes),
+    ("loop program", _read_last("*.steps", "*-sample*.steps", "*-typical.steps"), _split_by_steps),
+    ("kernel", _read_kernels, _split_by_functions(r"(llvm\.func|func\.func).* @(?P<name>\w+)\(", r"}$")),
+    ("LLVM IR", _read_parts("*-llvm.ll"), _split_by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
+    ("optimised LLVM IR", _read_parts("*-optimised.ll"), _split_by_functions(r"define .*@(?P<name>\w+)\(", r"}$")),
+    ("assembly", _read_parts("*-assembly.s"), _split_by_functions(r"[0-9a-f]+ <(?P<name>\w+)>:$", r"$")),
 )

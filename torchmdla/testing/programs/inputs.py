@@ -111,7 +111,7 @@ def expanded(draw: Draw, *sizes: int) -> Draw:
     return draw.then(lambda x: x.expand(sizes))
 
 
-def drawn(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
+def draw_inputs(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
     """Return the inputs of one call.
 
     Declarations are drawn, tensors are copied with their strides, other values are unchanged.
@@ -121,13 +121,13 @@ def drawn(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
     def draw_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Draw):
             return leaf.make(generator)
-        return copied(leaf) if isinstance(leaf, Tensor) else leaf
+        return copy_tensor(leaf) if isinstance(leaf, Tensor) else leaf
 
     result: tuple[Any, ...] = tree_map(draw_leaf, inputs)
     return result
 
 
-def copied(tensor: Tensor) -> Tensor:
+def copy_tensor(tensor: Tensor) -> Tensor:
     """Return the values in new memory with the same layout, including gaps and repeated elements."""
     tensor = tensor.detach()
     if tensor.layout != torch.strided or tensor.is_quantized or not tensor.numel():

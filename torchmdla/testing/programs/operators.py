@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from torchmdla.testing.op_samples import SAMPLES
-from torchmdla.testing.programs.program import Program, constantly
+from torchmdla.testing.programs.program import Program, factory_of
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,7 +67,7 @@ def _programs() -> Iterator[Program]:
             function, tensors = on_tensors(_by_position(called), arguments)
             if called is not None and tensors:
                 title = f"operators.{name.partition('::')[2]}" + (f":{index}" if len(samples) > 1 else "")
-                yield Program(title, constantly(grouped(function)), tensors)
+                yield Program(title, factory_of(grouped(function)), tensors)
 
 
 def _by_position(called: Any) -> Callable[..., Any]:

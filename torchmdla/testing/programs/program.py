@@ -92,7 +92,7 @@ Entry = tuple[Any, ...]
 def functions(family: str, table: Mapping[str, Entry], *tags: Tag, layers: int = 1) -> Iterator[Program]:
     """Yield programs that call a function; ``table``: name → function, inputs."""
     for name, (function, *inputs) in table.items():
-        yield Program(f"{family}.{name}", constantly(function), tuple(inputs), layers, tags=frozenset(tags))
+        yield Program(f"{family}.{name}", factory_of(function), tuple(inputs), layers, tags=frozenset(tags))
 
 
 def modules(family: str, table: Mapping[str, Entry], *tags: Tag, layers: int = 1) -> Iterator[Program]:
@@ -104,7 +104,7 @@ def modules(family: str, table: Mapping[str, Entry], *tags: Tag, layers: int = 1
 def in_eval(programs: Iterator[Program]) -> Iterator[Program]:
     """Yield the programs with their modules in eval mode."""
     for program in programs:
-        yield replace(program, make=_evaluating(program.make))
+        yield replace(program, make=_make_in_eval(program.make))
 
 
 def with_gradients(programs: Iterator[Program]) -> Iterator[Program]:
@@ -114,10 +114,10 @@ def with_gradients(programs: Iterator[Program]) -> Iterator[Program]:
         yield replace(program, name=f"{program.name}:gradients", mode="gradients", layers=2 * program.layers)
 
 
-def constantly(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+def factory_of(function: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
     """Return a factory that returns ``function``, for :attr:`Program.make`."""
     return lambda: function
 
 
-def _evaluating(make: Callable[[], Any]) -> Callable[[], Any]:
+def _make_in_eval(make: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: make().eval()

@@ -21,11 +21,11 @@ _X86_64 = 62
 
 # Sections: flags, names of the sections that a process would run, and the largest section number.
 _WRITE, _ALLOCATED, _EXECUTABLE, _THREAD_LOCAL = 0x1, 0x2, 0x4, 0x400
-_RUN_BY_THE_PROCESS = (".preinit_array", ".init_array", ".fini_array", ".ctors", ".dtors")
+_STARTUP_SECTIONS = (".preinit_array", ".init_array", ".fini_array", ".ctors", ".dtors")
 _LAST_SECTION = 0xFEFF
 
 # Symbols: kinds and bindings.
-_FUNCTION, _RESOLVED_BY_CALL = 2, 10
+_FUNCTION, _INDIRECT_FUNCTION = 2, 10
 _LOCAL, _WEAK = 0, 2
 
 
@@ -46,9 +46,9 @@ class _Kind(IntEnum):
     REX_GOTPCRELX = 42
 
 
-_OF_SLOTS = frozenset((_Kind.GOTPCREL, _Kind.GOTPCRELX, _Kind.REX_GOTPCRELX, _Kind.GOT64))
-_OF_CALLS = frozenset((_Kind.PLT32, _Kind.PLTOFF64))
-_OF_64_BITS = frozenset((_Kind.PC64, _Kind.GOTOFF64, _Kind.GOT64, _Kind.GOTPC64, _Kind.PLTOFF64))
+_SLOT_KINDS = frozenset((_Kind.GOTPCREL, _Kind.GOTPCRELX, _Kind.REX_GOTPCRELX, _Kind.GOT64))
+_CALL_KINDS = frozenset((_Kind.PLT32, _Kind.PLTOFF64))
+_WIDE_KINDS = frozenset((_Kind.PC64, _Kind.GOTOFF64, _Kind.GOT64, _Kind.GOTPC64, _Kind.PLTOFF64))
 
 _WORD = struct.Struct("<Q")
 _WORD_BYTES = 8
@@ -62,7 +62,7 @@ _TABLE_END = bytes(4)
 _MOVABS_PREFIXES = (0x48, 0x49)
 _MOVABS = 0xB8
 # lea and mov encode the register in another byte, and the distance from the end of the instruction.
-_WIDE, _LEA, _LOAD, _FROM_HERE, _SHORT_BYTES = 0x48, 0x8D, 0x8B, 0x05, 7
+_WIDE, _LEA, _LOAD, _RIP_RELATIVE, _SHORT_BYTES = 0x48, 0x8D, 0x8B, 0x05, 7
 _NOP = b"\x0f\x1f\x00"
 # jmp to the address that a word at a distance holds.
 _JUMP, _JUMP_BYTES = b"\xff\x25", 6
@@ -89,7 +89,7 @@ class _Reference:
         return isinstance(self.target, str)
 
 
-def linked(objects: Sequence[bytes]) -> Image:
+def link(objects: Sequence[bytes]) -> Image:
     """Link ``objects`` into an image. Symbols that none of them defines become imports.
 
     Raises:
@@ -115,18 +115,18 @@ class _Linker:
         calls = (
             reference
             for reference in self._references
-            if reference.is_import and reference.relocation.kind in _OF_CALLS
+            if reference.is_import and reference.relocation.kind in _CALL_KINDS
         )
-        self._stubs = _numbers(reference.target for reference in calls)
-        self._slots = _numbers(reference.target for reference in self._references if self._needs_slot(reference))
+        self._stubs = _number_targets(reference.target for reference in calls)
+        self._slots = _number_targets(reference.target for reference in self._references if self._needs_slot(reference))
 
     def image(self) -> Image:
         code = self._lay_out(0, len(self._stubs) * _WORD_BYTES, _EXECUTABLE)
-        constants = self._lay_out(_behind(code), len(self._slots) * _WORD_BYTES, 0)
+        constants = self._lay_out(_next_page(code), len(self._slots) * _WORD_BYTES, 0)
         unwinding = self._lay_out_unwinding(constants)
-        data = self._lay_out(_behind(constants), 0, _WRITE)
+        data = self._lay_out(_next_page(constants), 0, _WRITE)
         self._segments = (code, constants, data)
-        if _behind(data) >= 1 << 31:
+        if _next_page(data) >= 1 << 31:
             raise NotLinkable("the object code is larger than instructions reach")
         self._write_stubs()
         self._write_slots()
@@ -134,9 +134,9 @@ class _Linker:
             self._resolve(reference)
         return Image(
             machine=_X86_64,
-            code=code.finished(),
-            constants=constants.finished(),
-            data=data.finished(),
+            code=code.to_segment(),
+            constants=constants.to_segment(),
+            data=data.to_segment(),
             imports=tuple(self._imports),
             functions=tuple(self._functions()),
             fixups=tuple(self._fixups),
@@ -155,7 +155,7 @@ class _Linker:
         if symbol.section == UNDEFINED:
             return self._definitions.get(symbol.name, symbol.name)
         if symbol.binding == _LOCAL:
-            return _place(file, symbol)
+            return _locate(file, symbol)
         return self._definitions[symbol.name]
 
     @cached_property
@@ -172,14 +172,14 @@ class _Linker:
                 if other.binding != _WEAK:
                     raise NotLinkable(f"{symbol.name} is defined twice")
                 definitions[symbol.name] = (number, symbol)
-        return {name: _place(*where) for name, where in definitions.items()}
+        return {name: _locate(*where) for name, where in definitions.items()}
 
     def _needs_slot(self, reference: _Reference) -> bool:
         kind = reference.relocation.kind
-        if kind in _OF_SLOTS:
+        if kind in _SLOT_KINDS:
             return True
         in_code = self._section(reference).flags & _EXECUTABLE
-        return reference.is_import and (kind in _OF_CALLS or bool(kind == _Kind.ABSOLUTE and in_code))
+        return reference.is_import and (kind in _CALL_KINDS or bool(kind == _Kind.ABSOLUTE and in_code))
 
     def _section(self, reference: _Reference) -> Section:
         return self._files[reference.file].sections[reference.relocation.section]
@@ -191,12 +191,12 @@ class _Linker:
             for symbol in file.symbols:
                 if symbol.kind != _FUNCTION or symbol.section == UNDEFINED:
                     continue
-                place, name = _place(number, symbol), symbol.name
+                place, name = _locate(number, symbol), symbol.name
                 if symbol.binding == _LOCAL:
-                    name = _free(name, taken)
+                    name = _make_unique(name, taken)
                 elif self._definitions[name] != place:
                     continue
-                yield Function(_printable(name), self._address(place), symbol.size)
+                yield Function(_check_printable(name), self._address(place), symbol.size)
 
     # --- addresses ---
 
@@ -254,7 +254,7 @@ class _Linker:
         for target, number in self._stubs.items():
             address = number * _WORD_BYTES
             distance = self._slot(target) - (address + _JUMP_BYTES)
-            self._write(address, _JUMP + _packed(distance, 4))
+            self._write(address, _JUMP + _pack(distance, 4))
 
     def _write_slots(self) -> None:
         for target in self._slots:
@@ -267,7 +267,7 @@ class _Linker:
         if isinstance(target, str):
             if addend:
                 raise NotLinkable(f"the object code refers to what is beside {target}")
-            self._imports.append((_printable(target), word))
+            self._imports.append((_check_printable(target), word))
             return
         value = self._address(target) + addend
         if not 0 <= value <= self._segments[-1].end:
@@ -280,12 +280,12 @@ class _Linker:
         place = self._address((reference.file, relocation.section, relocation.offset))
         if relocation.kind == _Kind.ABSOLUTE:
             if self._section(reference).flags & _EXECUTABLE:
-                self._shorten(place, target, relocation.addend)
+                self._relax(place, target, relocation.addend)
             else:
                 self._write_address(place, target, relocation.addend)
             return
         value = self._distance(relocation.kind, target, place) + relocation.addend
-        self._write(place, _packed(value, 8 if relocation.kind in _OF_64_BITS else 4))
+        self._write(place, _pack(value, 8 if relocation.kind in _WIDE_KINDS else 4))
 
     def _distance(self, kind: int, target: _Target, place: int) -> int:
         """Return the value of a relocation without its addend.
@@ -309,7 +309,7 @@ class _Linker:
                 return self._callee(target) - self._slots_address
         raise NotLinkable(f"the object code has a relocation of kind {kind}")
 
-    def _shorten(self, place: int, target: _Target, addend: int) -> None:
+    def _relax(self, place: int, target: _Target, addend: int) -> None:
         """Replace the ``movabs`` whose value is at ``place`` by an instruction with a relative distance."""
         start = place - 2
         prefix, operation = self._read(start, 2)
@@ -320,9 +320,9 @@ class _Linker:
             raise NotLinkable(f"the object code refers to what is beside {target}")
         operation, goal = (_LOAD, self._slot(target)) if isinstance(target, str) else (_LEA, self._address(target))
         extended = (prefix & 1) << 2
-        instruction = bytes((_WIDE | extended, operation, register << 3 | _FROM_HERE))
+        instruction = bytes((_WIDE | extended, operation, register << 3 | _RIP_RELATIVE))
         distance = goal + addend - (start + _SHORT_BYTES)
-        self._write(start, instruction + _packed(distance, 4) + _NOP)
+        self._write(start, instruction + _pack(distance, 4) + _NOP)
 
     def _read(self, address: int, size: int) -> bytes:
         segment = self._segment_at(address, size)
@@ -362,7 +362,7 @@ class _Content:
             self.content += bytes(start - len(self.content)) + data
         return self.address + start
 
-    def finished(self) -> Segment:
+    def to_segment(self) -> Segment:
         return Segment(self.address, bytes(self.content), self.size)
 
 
@@ -371,7 +371,7 @@ def _is_kept(section: Section) -> bool:
     if not section.flags & _ALLOCATED or not section.size:
         return False
     both = section.flags & _WRITE and section.flags & _EXECUTABLE
-    if both or section.flags & _THREAD_LOCAL or section.name.startswith(_RUN_BY_THE_PROCESS):
+    if both or section.flags & _THREAD_LOCAL or section.name.startswith(_STARTUP_SECTIONS):
         raise NotLinkable(f"there is nothing for section {section.name} in an image")
     return True
 
@@ -395,23 +395,23 @@ def _unwind_table(section: Section) -> bytes:
     return data
 
 
-def _place(file: int, symbol: Symbol) -> _Target:
-    if symbol.section > _LAST_SECTION or symbol.kind == _RESOLVED_BY_CALL:
+def _locate(file: int, symbol: Symbol) -> _Target:
+    if symbol.section > _LAST_SECTION or symbol.kind == _INDIRECT_FUNCTION:
         raise NotLinkable(f"there is nothing for symbol {symbol.name} in an image")
     return file, symbol.section, symbol.value
 
 
-def _behind(segment: _Content) -> int:
+def _next_page(segment: _Content) -> int:
     """Return the first address at which the next segment may begin."""
     return -(-segment.end // PAGE) * PAGE
 
 
-def _numbers(targets: Iterable[_Target]) -> dict[_Target, int]:
+def _number_targets(targets: Iterable[_Target]) -> dict[_Target, int]:
     """Return the distinct targets, numbered in order of appearance."""
     return {target: number for number, target in enumerate(dict.fromkeys(targets))}
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _make_unique(name: str, taken: set[str]) -> str:
     """Return ``name``, with a number appended if it is in ``taken``; add the result to ``taken``."""
     number, free = 0, name
     while free in taken:
@@ -421,13 +421,13 @@ def _free(name: str, taken: set[str]) -> str:
     return free
 
 
-def _printable(name: str) -> str:
+def _check_printable(name: str) -> str:
     if not name or not all("!" <= character <= "~" for character in name):
         raise NotLinkable(f"there is nothing for a symbol of the name {name!r} in an image")
     return name
 
 
-def _packed(value: int, size: int) -> bytes:
+def _pack(value: int, size: int) -> bytes:
     try:
         return value.to_bytes(size, "little", signed=True)
     except OverflowError:

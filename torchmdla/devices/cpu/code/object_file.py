@@ -96,13 +96,13 @@ class ObjectFile:
         )
 
 
-def joined(objects: Sequence[bytes]) -> bytes:
+def join_objects(objects: Sequence[bytes]) -> bytes:
     """Return object files as one file: an archive, or the only file unchanged."""
     return objects[0] if len(objects) == 1 else _ARCHIVE + b"".join(map(_member, range(len(objects)), objects))
 
 
-def separated(data: bytes) -> list[bytes]:
-    """Return the object files in ``data``, which is a result of :func:`joined`."""
+def split_objects(data: bytes) -> list[bytes]:
+    """Return the object files in ``data``, which is a result of :func:`join_objects`."""
     return list(_members(data)) if data.startswith(_ARCHIVE) else [data]
 
 

@@ -35,7 +35,7 @@ class Part:
     externals: tuple[str, ...]
 
 
-def divided(code: Code) -> list[Part]:
+def partition(code: Code) -> list[Part]:
     """Divide a module into parts of about equal size."""
     most = min(_MOST_PARTS, len(code.text) // _PART)
     if most < 2 or code.fault:  # The instrumentation of checks needs the whole module.
@@ -65,7 +65,7 @@ def _groups(functions: Mapping[str, str], kernels: frozenset[str]) -> list[list[
         return symbol
 
     for symbol, text in functions.items():
-        for other in _named(text, functions):
+        for other in _find_names(text, functions):
             if symbol in kernels or other not in kernels:
                 leader[find(other)] = find(symbol)
     groups: dict[str, list[str]] = {}
@@ -74,7 +74,7 @@ def _groups(functions: Mapping[str, str], kernels: frozenset[str]) -> list[list[
     return list(groups.values())
 
 
-def _named(text: str, known: Mapping[str, str]) -> list[str]:
+def _find_names(text: str, known: Mapping[str, str]) -> list[str]:
     """Return the ``known`` names that occur in a text, in order."""
     return [name for name in dict.fromkeys(_NAME.findall(text)) if name in known]
 
@@ -82,22 +82,22 @@ def _named(text: str, known: Mapping[str, str]) -> list[str]:
 def _part(code: Code, callers: str, members: frozenset[str]) -> Part:
     inside = {symbol: text for symbol, text in code.functions.items() if symbol in members}
     text = "\n".join(inside.values())
-    elsewhere = [symbol for symbol in _named(text, code.functions) if symbol not in members]
-    for symbol in code.kernel_symbols.intersection(_named(callers, inside)):
-        text = _seen(text, symbol)
-    head = [code.declarations[name] for name in _named(text, code.declarations)]
+    elsewhere = [symbol for symbol in _find_names(text, code.functions) if symbol not in members]
+    for symbol in code.kernel_symbols.intersection(_find_names(callers, inside)):
+        text = _make_public(text, symbol)
+    head = [code.declarations[name] for name in _find_names(text, code.declarations)]
     head += [declaration(symbol, KERNEL_TYPE) for symbol in elsewhere]
-    head += [code.globals[name] for name in _named(text, code.globals)]
+    head += [code.globals[name] for name in _find_names(text, code.globals)]
     public = re.search(r"^(?:llvm|func)\.func @(\w+)\(.*\{$", text, re.MULTILINE)
-    assert public, "nobody sees a part of the module"
-    externals = (*_named(text, code.declarations), *elsewhere)
+    assert public, "parts are not compiled while stages are dumped"
+    externals = (*_find_names(text, code.declarations), *elsewhere)
     return Part("\n".join([*head, text]), public[1], externals)
 
 
-def _seen(text: str, symbol: str) -> str:
+def _make_public(text: str, symbol: str) -> str:
     """Return ``text`` with a public kernel ``symbol``.
 
-    The engine adds a function that calls the kernel, as for the ABI's functions (``entry/attributes.py``).
+    The engine adds a function that calls the kernel, as for the ABI's functions (``entry/module.py``).
     """
     text = text.replace(f"llvm.func internal @{symbol}(", f"llvm.func @{symbol}(", 1)
     if f"call @{symbol}(" in text:  # A kernel calls it and may inline it.

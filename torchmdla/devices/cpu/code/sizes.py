@@ -23,7 +23,7 @@ class SizeCode:
         self.symbols = list(symbols)
 
     @classmethod
-    def loading(cls, define: Callable[[str], str], pointer: str, symbols: int) -> SizeCode:
+    def from_pointer(cls, define: Callable[[str], str], pointer: str, symbols: int) -> SizeCode:
         """Return a writer for a function in which ``pointer`` points to the values of ``symbols`` symbols."""
         names = []
         for k in range(symbols):
@@ -62,17 +62,17 @@ class SizeCode:
             return self.value(static)
         return total if static == 1 else self.op("muli", total, self.value(static))
 
-    def laid_out(self, lifetimes: Mapping[Buffer, Lifetime], typical: Sequence[int]) -> tuple[dict[Buffer, str], str]:
+    def lay_out(self, lifetimes: Mapping[Buffer, Lifetime], typical: Sequence[int]) -> tuple[dict[Buffer, str], str]:
         """Return the names of the offsets of buffers and of the end of the last slot.
 
         Buffers share slots. The slots are chosen for symbols that have the values ``typical``.
         """
         buffers = list(lifetimes)
         slots = share_slots([replace(lifetime, size=at(lifetime.size, typical)) for lifetime in lifetimes.values()])
-        offsets, end = self._in_a_row([[buffers[k].bytes for k in slot] for slot in slots])
+        offsets, end = self._lay_out_slots([[buffers[k].bytes for k in slot] for slot in slots])
         return {buffers[k]: offset for slot, offset in zip(slots, offsets, strict=True) for k in slot}, end
 
-    def _in_a_row(self, slots: Sequence[Sequence[int | Size]]) -> tuple[list[str], str]:
+    def _lay_out_slots(self, slots: Sequence[Sequence[int | Size]]) -> tuple[list[str], str]:
         """Return the names of the offsets of consecutive ``slots`` and of the end of the last one.
 
         Each slot is aligned and as large as the largest of its sizes.
@@ -108,7 +108,7 @@ def share_slots(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
     """
     slots: list[list[int]] = []
     for k in sorted(range(len(lifetimes)), key=lambda k: -static(lifetimes[k].size)):
-        free = next((slot for slot in slots if not any(lifetimes[k].meets(lifetimes[j]) for j in slot)), None)
+        free = next((slot for slot in slots if not any(lifetimes[k].overlaps(lifetimes[j]) for j in slot)), None)
         if free is None:
             slots.append([k])
         else:

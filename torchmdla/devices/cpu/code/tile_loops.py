@@ -10,7 +10,7 @@ from torchmdla.compiler.sizes import AnySize, Size
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.sizes import SizeCode
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, first_and_last_uses
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, Symbols, count
 from torchmdla.devices.cpu.schedule.tile_loops import Extents, TileSchedule, blocks_of
@@ -87,17 +87,17 @@ class _TileLoopWriter:
         self._status = len(self._places) + len(self._scalars)
         slots = [self._slot("%operands", k) for k in range(self._status + may_fail + self._symbols.is_used)]
         self._pointers = [self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr") for slot in slots]
-        self._sizes = SizeCode.loading(self._define, "".join(self._pointers[-1:]), self._symbols.count)
-        self._locals = self._marked_locals()
+        self._sizes = SizeCode.from_pointer(self._define, "".join(self._pointers[-1:]), self._symbols.count)
+        self._locals = self._mark_locals()
         most = max(
-            len(member.pointed) + len(member.all_scalars) + 2 + len(fetched.beside)
+            len(member.pointer_places) + len(member.all_scalars) + 2 + len(fetched.beside)
             for member, fetched in zip(self._step.members, self._schedule.fetched, strict=True)
         )
         self._array = self._allocate(self._constant(most), "!llvm.ptr", "")
-        self._name_last_extents()
+        self._allocate_extents()
         tile = self._fresh()
         self._lines.append(f"scf.for {tile} = %begin to %end step {self._constant(1)} : i64 {{")
-        self._call_tile((), self._delinearised(tile))
+        self._call_tile((), self._delinearise(tile))
         self._lines += ["}", "llvm.return"]
         head = "llvm.func internal @{symbol}(%operands: !llvm.ptr, %begin: i64, %end: i64)"
         text = "\n".join([f"{head} {self._attributes} {{", *self._lines, "}"])
@@ -105,7 +105,7 @@ class _TileLoopWriter:
         return TileLoopCode(text, places, scalars, may_fail, self._externals)
 
     def _number_operands(self) -> None:
-        pointed = [(position, number) for position, m in enumerate(self._step.members) for number in m.pointed]
+        pointed = [(position, number) for position, m in enumerate(self._step.members) for number in m.pointer_places]
         beside = [place for fetched in self._schedule.fetched for place in fetched.beside]
         for position, number in (*pointed, *beside):
             buffer, offset = self._step.members[position].places[number]
@@ -133,24 +133,24 @@ class _TileLoopWriter:
     def _allocate(self, elements: str, element: str, attributes: str) -> str:
         return self._define(f"llvm.alloca {elements} x {element}{attributes} : (i64) -> !llvm.ptr")
 
-    def _moved(self, pointer: str, distance: int | Size) -> str:
+    def _offset(self, pointer: str, distance: int | Size) -> str:
         if isinstance(distance, Size):
-            return self._moved_by(pointer, self._constant(distance))
+            return self._offset_by_value(pointer, self._constant(distance))
         return self._define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr) -> !llvm.ptr, i8")
 
-    def _moved_by(self, pointer: str, distance: str) -> str:
+    def _offset_by_value(self, pointer: str, distance: str) -> str:
         return self._define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr, i64) -> !llvm.ptr, i8")
 
     # Code before the loop.
 
-    def _marked_locals(self) -> dict[Buffer, str]:
+    def _mark_locals(self) -> dict[Buffer, str]:
         """Return the addresses of the locals, marked if accesses are checked."""
         places = self._lay_out_locals()
         if self._marks is None:
             return places
         return {
-            buffer: self._marks.marked(
-                self._define, pointer, self._constant(buffer.bytes), f"local {number} {described(buffer)}"
+            buffer: self._marks.mark(
+                self._define, pointer, self._constant(buffer.bytes), f"local {number} {describe_buffer(buffer)}"
             )
             for number, (buffer, pointer) in enumerate(places.items())
         }
@@ -164,14 +164,14 @@ class _TileLoopWriter:
         if not any(isinstance(lifetime.size, Size) for lifetime in used.values()):
             offsets, size = plan(list(used.values()))
             block = self._allocate(self._constant(max(size, 1)), "i8", " {alignment = 64 : i64}")
-            return {buffer: self._moved(block, offset) for buffer, offset in zip(used, offsets, strict=True)}
-        places, end = self._sizes.laid_out(used, self._symbols.typical)
+            return {buffer: self._offset(block, offset) for buffer, offset in zip(used, offsets, strict=True)}
+        places, end = self._sizes.lay_out(used, self._symbols.typical)
         self._externals[SCRATCH] = "(i64) -> !llvm.ptr"
         block = self._define(f"llvm.call @{SCRATCH}({end}) : (i64) -> !llvm.ptr")
-        moved = {place: self._moved_by(block, place) for place in dict.fromkeys(places.values())}
+        moved = {place: self._offset_by_value(block, place) for place in dict.fromkeys(places.values())}
         return {buffer: moved[place] for buffer, place in places.items()}
 
-    def _name_last_extents(self) -> None:
+    def _allocate_extents(self) -> None:
         """Allocate memory for a tile's extents along axes whose last tile has an unknown extent.
 
         The kernels of members find these extents after the values of the program's symbols.
@@ -187,7 +187,7 @@ class _TileLoopWriter:
         place = self._define(f"llvm.getelementptr {self._member_symbols}[{number}] : (!llvm.ptr) -> !llvm.ptr, i64")
         self._lines.append(f"llvm.store {value}, {place} : i64, !llvm.ptr")
 
-    def _delinearised(self, tile: str) -> list[str]:
+    def _delinearise(self, tile: str) -> list[str]:
         """Return the tile's index along each axis."""
         indices = []
         for block in reversed(self._blocks[1:]):
@@ -202,7 +202,7 @@ class _TileLoopWriter:
         """Call all members for the tile at ``indices``, of ``extents`` along the first axes."""
         axis = len(extents)
         if axis == len(indices):
-            self._call_cut_tile(extents, indices)
+            self._call_partial_tile(extents, indices)
             return
         whole, *rest = self._schedule.choices[axis]
         if not rest:
@@ -216,7 +216,7 @@ class _TileLoopWriter:
         self._call_tile((*extents, *rest), indices)
         self._lines.append("}")
 
-    def _call_cut_tile(self, extents: Extents, indices: Sequence[str]) -> None:
+    def _call_partial_tile(self, extents: Extents, indices: Sequence[str]) -> None:
         """Call all members for the tile at ``indices``: kernels for a full tile, or kernels for any extents."""
         if not self._schedule.cut:
             self._call_members(extents, indices)
@@ -247,7 +247,7 @@ class _TileLoopWriter:
         """Call the kernel of a member for the tile of ``extents`` at ``indices``."""
         member, fetched = self._step.part(position, extents), self._schedule.fetched[position]
         kernel = self._kernel(member, fetched.ahead)
-        operands = [self._operand(position, number, indices) for number in member.pointed]
+        operands = [self._operand(position, number, indices) for number in member.pointer_places]
         operands += [self._pointers[self._scalars[s]] for s in member.all_scalars]
         if member.kernel.may_fail:
             operands.append(self._pointers[self._status])
@@ -262,23 +262,23 @@ class _TileLoopWriter:
     def _operand(self, position: int, number: int, indices: Sequence[str]) -> str:
         """Return the address of operand ``number`` of a member for the tile at ``indices``."""
         buffer, offset = self._step.members[position].places[number]
-        return self._at_tile(self._base(buffer, offset), position, number, indices)
+        return self._offset_to_tile(self._base(buffer, offset), position, number, indices)
 
     def _base(self, buffer: Buffer, offset: AnySize) -> str:
         """Return the address of a buffer's element ``offset``, for the first tile."""
         if buffer.kind != "local":
             return self._pointers[self._places[buffer, offset]]
-        return self._moved(self._locals[buffer], offset * ELEMENT_BYTES[stored(buffer.element)])
+        return self._offset(self._locals[buffer], offset * ELEMENT_BYTES[storage_type(buffer.element)])
 
-    def _at_tile(self, base: str, position: int, number: int, indices: Sequence[str]) -> str:
+    def _offset_to_tile(self, base: str, position: int, number: int, indices: Sequence[str]) -> str:
         """Return ``base``, the address of operand ``number`` of a member, moved to the tile at ``indices``."""
         for index, stride in zip(indices, self._step.strides(position, number), strict=True):
             if stride:
-                base = self._moved_by(base, self._define(f"arith.muli {index}, {self._constant(stride)} : i64"))
+                base = self._offset_by_value(base, self._define(f"arith.muli {index}, {self._constant(stride)} : i64"))
         return base
 
 
-def described(buffer: Buffer) -> str:
+def describe_buffer(buffer: Buffer) -> str:
     """Return a buffer's element type and sizes, for messages."""
     sizes = "x".join("?" if isinstance(size, Size) else str(size) for size in buffer.sizes)
     return f"({buffer.element}, {sizes or 'one'})"

@@ -10,8 +10,16 @@ from torch_mlir import ir
 
 from torchmdla.devices.cpu import math_library
 from torchmdla.devices.cpu.accesses import Scalar
-from torchmdla.devices.cpu.element_types import NotANestError, computed
-from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, index, numbered, operation, scalar
+from torchmdla.devices.cpu.element_types import NotANestError, register_type
+from torchmdla.devices.cpu.expressions import (
+    Expression,
+    accumulator,
+    constant,
+    index,
+    numbered_value,
+    operation,
+    scalar,
+)
 
 # Placeholder expressions: the element of an operand, and an element of a table.
 OPERAND, LOOKUP = "operand", "lookup in table"
@@ -41,7 +49,7 @@ class BodyReader:
             kind = _type(argument)
             is_carried = reduces and number >= inputs
             self._values[argument] = (
-                accumulator(number - inputs, kind) if is_carried else numbered(OPERAND, kind, number)
+                accumulator(number - inputs, kind) if is_carried else numbered_value(OPERAND, kind, number)
             )
         ops = [op.operation for op in block.operations]
         for op in ops[:-1]:
@@ -86,7 +94,7 @@ class BodyReader:
         buffer, *indices = op.operands
         if buffer not in self.tables:
             self.tables.append(buffer)
-        return numbered(LOOKUP, _type(op.results[0]), self.tables.index(buffer), map(self._value, indices))
+        return numbered_value(LOOKUP, _type(op.results[0]), self.tables.index(buffer), map(self._value, indices))
 
 
 _READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {
@@ -120,7 +128,7 @@ def number(attribute: Any, kind: str) -> Expression:
 
 
 def _type(value: Any) -> str:
-    return computed(str(value.type))
+    return register_type(str(value.type))
 
 
 # Attributes with default values, which do not have an effect.

@@ -44,7 +44,7 @@ def restore(module: ir.Module) -> None:
     for select in ops_named(module.operation, {"arith.select"}):
         location = str(select.location)
         if f'"{_EXTREMUM}"' in location:
-            _replace(select)
+            _replace_by_extremum(select)
         elif f'"{_RECTIFIER}"' in location:
             _keep_zero(select)
 
@@ -65,7 +65,7 @@ def _keep_zero(select: Any) -> None:
         compare.attributes["predicate"] = ir.IntegerAttr.get(kind, _UNORDERED_GREATER_OR_EQUAL)
 
 
-def _replace(select: Any) -> None:
+def _replace_by_extremum(select: Any) -> None:
     _, first, second = select.operands
     compare, predicate = _comparison(select)
     if compare is None:

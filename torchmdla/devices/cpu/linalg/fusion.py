@@ -8,9 +8,9 @@ from typing import Any
 
 from torch_mlir import ir
 
-from torchmdla.compiler.mlir import explained, forward_of, run
+from torchmdla.compiler.mlir import convert_errors, forward_of, run
 from torchmdla.devices.cpu import math_library
-from torchmdla.devices.cpu.loop_program import LONGEST_BODY
+from torchmdla.devices.cpu.loop_program import MAX_BODY_OPERATIONS
 
 _GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
 _FUSE = "func.func(linalg-fuse-elementwise-ops)"
@@ -32,13 +32,13 @@ def fuse(module: ir.Module) -> None:
     A producer between two reductions is not fused into the second one. It becomes the epilogue of the first one, in
     registers and with factors that can be folded into weights.
     """
-    with explained("fusion failed"):
+    with convert_errors("fusion failed"):
         run(module, _GENERALISE)
         function = forward_of(module)
-        apart = [v for op in _generics(function) for v in _kept_apart(op)]
-        apart += [op.results[0] for op in _generics(function) if _accumulates_nothing(op)]
-        apart += _ends_of_bodies(function)
-        pinned = list(dict.fromkeys(apart))
+        unfused = [v for op in _generics(function) for v in _unfused_values(op)]
+        unfused += [op.results[0] for op in _generics(function) if _has_no_reduction(op)]
+        unfused += _limit_bodies(function)
+        pinned = list(dict.fromkeys(unfused))
         results = list(function.type.results)
         _set_returned(function, pinned)
         run(module, _FUSE)
@@ -52,7 +52,7 @@ def _generics(function: Any) -> Iterator[Any]:
             yield op.operation
 
 
-def _kept_apart(op: Any) -> Iterator[Any]:
+def _unfused_values(op: Any) -> Iterator[Any]:
     """Yield values that fusion into ``op`` would compute more than once at some cost, or remove from an epilogue."""
     maps = [attribute.value for attribute in op.attributes["indexing_maps"]]
     contracts = _reduces(op)
@@ -66,14 +66,14 @@ def _kept_apart(op: Any) -> Iterator[Any]:
             yield source.results[0]
 
 
-def _ends_of_bodies(function: Any) -> Iterator[Any]:
+def _limit_bodies(function: Any) -> Iterator[Any]:
     """Yield the values that end a kernel because it would be too long with the ops after them."""
     lengths: dict[Any | None, int] = {}  # The lengths of the fused bodies of ops with one user.
     for op in _generics(function):
         sources = dict.fromkeys(source for value in op.operands if (source := _source(value)) in lengths)
         size = len(_body(op))
         length = size + sum(lengths[source] for source in sources)
-        if length > LONGEST_BODY:
+        if length > MAX_BODY_OPERATIONS:
             yield from (source.results[0] for source in sources if source is not None)
             length = size
         if len(op.results) == 1 and len(list(op.results[0].uses)) == 1 and not _reduces(op):
@@ -84,7 +84,7 @@ def _reduces(op: Any) -> bool:
     return any("reduction" in str(kind) for kind in op.attributes["iterator_types"])
 
 
-def _accumulates_nothing(op: Any) -> bool:
+def _has_no_reduction(op: Any) -> bool:
     """Return whether an op starts from its outputs' values, like a reduction, but does not have a reduction loop.
 
     An example is the sum of a tensor without dimensions. If it were fused, it would accumulate in the loops of its

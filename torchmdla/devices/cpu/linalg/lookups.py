@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from torchmdla.devices.cpu.expressions import Expression, contents, numbered, substituted
+from torchmdla.devices.cpu.expressions import Expression, contents, numbered_value, substitute
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
 
 # An index: the factor of each loop, and a constant.
 Index = tuple[dict[int, int], int]
 
 
-def as_operands(
+def replace_lookups(
     roots: Sequence[Expression], operands: int, sizes: Sequence[int], shapes: Sequence[Sequence[int]]
 ) -> tuple[tuple[Expression, ...], list[tuple[int, tuple[Index, ...]]]]:
     """Replace lookups by operands if their indices are linear in the loops' indices and never out of bounds.
@@ -34,9 +34,9 @@ def as_operands(
         elif expression.op == LOOKUP and all(operand in known for operand in expression.operands):
             table, place = expression.payload, tuple(known[operand] for operand in expression.operands)
             if _is_inside(place, sizes, shapes[table]):
-                replaced[expression] = numbered(OPERAND, expression.type, operands + len(lookups))
+                replaced[expression] = numbered_value(OPERAND, expression.type, operands + len(lookups))
                 lookups.append((table, place))
-    return substituted(roots, replaced), lookups
+    return substitute(roots, replaced), lookups
 
 
 def _linear(expression: Expression, known: Mapping[Expression, Index]) -> Index | None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr
-from torchmdla.devices.cpu.element_types import stored
+from torchmdla.devices.cpu.element_types import storage_type
 from torchmdla.devices.cpu.linalg.lookups import Index
 from torchmdla.devices.cpu.linalg.views import View
 
@@ -27,7 +27,7 @@ class NoStridesError(Exception):
 
 
 @dataclass(frozen=True)
-class Placed:
+class OperandAccesses:
     """Accesses to the operands of a nest.
 
     Attributes:
@@ -48,9 +48,9 @@ class Placed:
         return sum(map(len, self.parts[:loop]))
 
 
-def placed(
+def access_operands(
     operands: Sequence[tuple[View, Sequence[Index]]], sizes: Sequence[int], indexed: Collection[int] = ()
-) -> Placed:
+) -> OperandAccesses:
     """Return the accesses of loops of ``sizes`` to operands, which are views with indices.
 
     ``indexed`` are the loops whose index the body uses. Each of them remains one loop.
@@ -61,14 +61,14 @@ def placed(
     """
     entries = [_Operand(number, view, indices, sizes) for number, (view, indices) in enumerate(operands)]
     parts = [_parts(entries, loop, size, loop in indexed) for loop, size in enumerate(sizes)]
-    return Placed([operand.access(parts) for operand in entries], parts)
+    return OperandAccesses([operand.access(parts) for operand in entries], parts)
 
 
 class _Operand:
     """Operand and its indices: for each dimension of the view, the factors of the loops and a constant."""
 
     def __init__(self, number: int, view: View, indices: Sequence[Index], sizes: Sequence[int]) -> None:
-        stored(view.buffer.element)
+        storage_type(view.buffer.element)
         self._number = number
         self.view = view
         self._indices = indices
@@ -77,7 +77,7 @@ class _Operand:
 
     def use_memory(self) -> None:
         """Replace the view by a view of the buffer's memory, which has one dimension."""
-        view = self.view.strided()
+        view = self.view.flatten()
         if view is None:
             raise NoStridesError(self._number)
         self.view = view
@@ -149,7 +149,7 @@ def _parts(operands: Sequence[_Operand], loop: int, size: int, indexed: bool) ->
             if operand.loop_of(dim) != loop:
                 continue
             digits = tuple(length for length, _ in operand.view.dims[dim])
-            finer = None if indexed else _refined(parts, digits)
+            finer = None if indexed else _common_refinement(parts, digits)
             if finer is None:
                 operand.use_memory()
                 break
@@ -157,7 +157,7 @@ def _parts(operands: Sequence[_Operand], loop: int, size: int, indexed: bool) ->
     return parts
 
 
-def _refined(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
+def _common_refinement(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...] | None:
     """Return the coarsest digits that can be grouped to each of both lists, or None."""
     weights = {math.prod(sizes[k:]) for sizes in (first, second) for k in range(len(sizes))}
     ordered = sorted(weights | {1}, reverse=True)

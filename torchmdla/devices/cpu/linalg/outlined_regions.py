@@ -17,8 +17,8 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import func, memref
 
-from torchmdla.compiler.mlir import explained, ops_named, run
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, NotANestError, computed, stored
+from torchmdla.compiler.mlir import convert_errors, ops_named, run
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, NotANestError, register_type, storage_type
 from torchmdla.devices.cpu.linalg.scans import write_loops
 from torchmdla.errors import CompileError
 
@@ -57,21 +57,21 @@ def outline(op: Any, symbol: str) -> Region:
     """
     if any(isinstance(result.type, ir.IndexType) for result in op.results):
         raise CompileError("control flow that makes new sizes", diagnostic=op.name)
-    captured = [value for value in _captured(op) if not _is_rematerialised(value)]
+    captured = [value for value in _captured_values(op) if not _is_rematerialised(value)]
     tensors = [value for value in captured if isinstance(value.type, ir.RankedTensorType)]
     scalars = [value for value in captured if not isinstance(value.type, ir.RankedTensorType)]
     module = _module(op, symbol, tensors + scalars)
-    with explained("bufferisation failed"):
+    with convert_errors("bufferisation failed"):
         run(module, *_BUFFERIZE)
     function = _function(module)
     write_loops(function)
-    _take_results(function)
-    temporaries = _take_temporaries(function)
-    text = _of_pointers(function, symbol, [str(s.type) for s in scalars])
+    _results_to_arguments(function)
+    temporaries = _temporaries_to_arguments(function)
+    text = _lower_to_pointers(function, symbol, [str(s.type) for s in scalars])
     return Region(symbol, text, tuple(tensors), temporaries, tuple(scalars))
 
 
-def _captured(op: Any) -> list[Any]:
+def _captured_values(op: Any) -> list[Any]:
     """Return the values from outside that the op and its regions use, in order of appearance."""
     outer: dict[Any, None] = {}
     inside = set()
@@ -96,7 +96,7 @@ def _is_rematerialised(value: Any) -> bool:
     if owner.name == "arith.constant":
         return not isinstance(value.type, ir.RankedTensorType)
     is_fill = owner.name == "linalg.generic" and len(owner.operands) == 1 and len(owner.results) == 1
-    return owner.name == "tensor.empty" or (is_fill and all(map(_is_rematerialised, _captured(owner))))
+    return owner.name == "tensor.empty" or (is_fill and all(map(_is_rematerialised, _captured_values(owner))))
 
 
 def _module(op: Any, symbol: str, captured: list[Any]) -> ir.Module:
@@ -108,19 +108,19 @@ def _module(op: Any, symbol: str, captured: list[Any]) -> ir.Module:
     block = function.add_entry_block()
     names = dict(zip(captured, block.arguments, strict=True))
     with ir.InsertionPoint(block):
-        func.ReturnOp(list(_cloned(op, names).results))
+        func.ReturnOp(list(_clone(op, names).results))
     is_tensor = [isinstance(kind, ir.RankedTensorType) for kind in kinds]
     read_only = ir.DictAttr.get({"bufferization.writable": ir.BoolAttr.get(False)})
     function.attributes["arg_attrs"] = ir.ArrayAttr.get([read_only if t else ir.DictAttr.get({}) for t in is_tensor])
     return module
 
 
-def _cloned(op: Any, names: dict[Any, Any]) -> Any:
+def _clone(op: Any, names: dict[Any, Any]) -> Any:
     """Clone the op and the producers of its operands, except values in ``names``, at the current insertion point."""
-    for value in _captured(op):
+    for value in _captured_values(op):
         if value not in names:
             owner = value.owner.operation
-            names.update(zip(owner.results, _cloned(owner, names).results, strict=True))
+            names.update(zip(owner.results, _clone(owner, names).results, strict=True))
     copy = op.clone()
     _rename(copy, names)
     return copy
@@ -140,7 +140,7 @@ def _function(module: ir.Module) -> Any:
     return module.body.operations[0].operation
 
 
-def _take_results(function: Any) -> None:
+def _results_to_arguments(function: Any) -> None:
     """Replace each buffer that the function returns by an argument. The function still returns numbers."""
     block = function.regions[0].blocks[0]
     last = block.operations[len(block.operations) - 1].operation
@@ -169,7 +169,7 @@ def _contiguous(value: Any) -> Any:
     return ir.MemRefType.get(kind.shape, kind.element_type)
 
 
-def _take_temporaries(function: Any) -> tuple[int, ...]:
+def _temporaries_to_arguments(function: Any) -> tuple[int, ...]:
     """Replace each buffer that the function allocates by an argument; return the sizes in bytes."""
     allocations = ops_named(function, {"memref.alloc", "memref.alloca"})
     for allocation in allocations:
@@ -189,12 +189,12 @@ def _memory_bytes(buffer: Any) -> int:
     """
     kind = _contiguous(buffer)
     try:
-        return math.prod(int(size) for size in kind.shape) * ELEMENT_BYTES[stored(str(kind.element_type))]
+        return math.prod(int(size) for size in kind.shape) * ELEMENT_BYTES[storage_type(str(kind.element_type))]
     except NotANestError as error:
         raise CompileError(f"a buffer that cannot be planned: {error}") from None
 
 
-def _of_pointers(function: Any, symbol: str, scalars: list[str]) -> str:
+def _lower_to_pointers(function: Any, symbol: str, scalars: list[str]) -> str:
     """Return the text of the function with bare pointers as buffers, followed by ``scalars``."""
     old = function.regions[0].blocks[0]
     buffers = [value for value in old.arguments if isinstance(value.type, ir.MemRefType)]
@@ -226,7 +226,7 @@ _CAST = "builtin.unrealized_conversion_cast"
 def _skeleton(symbol: str, kinds: list[Any], scalars: list[str], results: list[str]) -> str:
     """Return the function without its body: only the conversions of arguments to buffers."""
     arguments = [f"%p{k}: !llvm.ptr" for k in range(len(kinds))]
-    arguments += [f"%s{k}: {computed(kind)}" for k, kind in enumerate(scalars)]
+    arguments += [f"%s{k}: {register_type(kind)}" for k, kind in enumerate(scalars)]
     lines = [line for k, kind in enumerate(kinds) for line in _buffer_of_pointer(k, kind)]
     lines += [f"%i{k} = arith.index_cast %s{k} : i64 to index" for k, kind in enumerate(scalars) if kind == "index"]
     returned = f" -> ({', '.join(results)})" if results else ""

@@ -22,13 +22,13 @@ from torch_mlir import ir
 from torchmdla.compiler.mlir import forward_of, nodes_of
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, Table, TableAccess
-from torchmdla.devices.cpu.element_types import NotANestError, computed, stored
-from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewritten
+from torchmdla.devices.cpu.element_types import NotANestError, register_type, storage_type
+from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewrite
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND, BodyReader, constant_of, number
-from torchmdla.devices.cpu.linalg.lookups import Index, as_operands
-from torchmdla.devices.cpu.linalg.operands import NoStridesError, Placed, placed
+from torchmdla.devices.cpu.linalg.lookups import Index, replace_lookups
+from torchmdla.devices.cpu.linalg.operands import NoStridesError, OperandAccesses, access_operands
 from torchmdla.devices.cpu.linalg.outlined_regions import outline
-from torchmdla.devices.cpu.linalg.views import VIEWS, View, block, shape_of, viewed
+from torchmdla.devices.cpu.linalg.views import VIEWS, View, apply_view_op, block, shape_of
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     LoadStep,
@@ -38,7 +38,7 @@ from torchmdla.devices.cpu.loop_program import (
     ScalarStep,
     Step,
     StoreStep,
-    covers,
+    is_bijective,
 )
 from torchmdla.errors import CompileError
 
@@ -89,14 +89,14 @@ class _Reader:
     def read(self) -> LoopProgram:
         for op in self._block.operations:
             before = len(self._steps)
-            self._handlers.get(op.operation.name, self._other)(op.operation)
+            self._handlers.get(op.operation.name, self._scalar_or_region)(op.operation)
             for step in self._steps[before:]:
                 if isinstance(step, LoopNest | OutlinedRegion):
                     step.nodes = nodes_of(op.operation)
         for step in self._steps:
             if isinstance(step, LoopNest):
                 _flatten_fixed(step)
-        program = LoopProgram(_without_unused_scalars(self._steps), self._globals)
+        program = LoopProgram(_remove_unused_scalars(self._steps), self._globals)
         for buffer in program.buffers():
             if buffer.fixed:
                 buffer.sizes = (buffer.count,)
@@ -109,38 +109,38 @@ class _Reader:
         if value not in self._views:
             if value not in self._uniform:
                 raise CompileError(f"a tensor of unknown origin: {value}")
-            self._views[value] = self._filled(value, self._uniform[value])
+            self._views[value] = self._allocate_filled(value, self._uniform[value])
         return self._views[value]
 
-    def _filled(self, value: Any, constant: Expression | None) -> View:
+    def _allocate_filled(self, value: Any, constant: Expression | None) -> View:
         """Return a new buffer for a tensor, filled with a constant if there is one."""
-        view = _new(value)
+        view = _new_buffer(value)
         if constant is not None:
             self._fill(view, constant)
         return view
 
     def _fill(self, destination: View, constant: Expression) -> None:
         if 0 not in destination.shape:
-            place = placed([(destination, _identity(destination))], destination.shape)
+            place = access_operands([(destination, _identity(destination))], destination.shape)
             self._steps.append(LoopNest.elementwise(place.sizes, place.accesses[0], constant))
 
-    def _strided(self, value: Any) -> View:
+    def _linearise(self, value: Any) -> View:
         """Return a tensor as a strided view of its buffer's memory, for uses that rely on the layout."""
         view = self._view_of(value)
-        strided = view.strided() or self._copied(view).strided()
+        strided = view.flatten() or self._copy_to_new(view).flatten()
         assert strided is not None
         strided.buffer.fixed = True
         return strided
 
-    def _contiguous(self, value: Any) -> Buffer:
+    def _make_contiguous(self, value: Any) -> Buffer:
         """Return a buffer that holds exactly a tensor's elements, in order."""
         view = self._view_of(value)
-        if not view.is_all_in_order:
-            view = self._copied(view)
+        if not view.is_contiguous:
+            view = self._copy_to_new(view)
         view.buffer.fixed = True
         return view.buffer
 
-    def _copied(self, view: View) -> View:
+    def _copy_to_new(self, view: View) -> View:
         """Return a new buffer with the elements of ``view``."""
         copy = _temporary(view.buffer.element, view.shape)
         self._copy(view, copy)
@@ -149,20 +149,20 @@ class _Reader:
     def _copy(self, source: View, destination: View) -> None:
         if 0 not in source.shape:
             identity = _identity(source)
-            place = self._placed([source, destination], [identity, identity], source.shape)
+            place = self._access_operands([source, destination], [identity, identity], source.shape)
             read, written = place.accesses
             self._steps.append(LoopNest.elementwise(place.sizes, written, load(read)))
 
-    def _to_change(self, value: Any, op: Any) -> View:
+    def _make_writable(self, value: Any, op: Any) -> View:
         """Return a buffer of a tensor that ``op`` may change: the tensor's own buffer if ``op`` is its last user."""
         if value in self._uniform:
-            return self._filled(value, self._uniform[value])
+            return self._allocate_filled(value, self._uniform[value])
         view = self._view_of(value)
-        if view.buffer.kind != "temporary" or not view.is_all_in_order or not self._ends(value, op):
-            return self._copied(view)
-        return view if view.is_linear else self._strided(value)
+        if view.buffer.kind != "temporary" or not view.is_contiguous or not self._is_last_use(value, op):
+            return self._copy_to_new(view)
+        return view if view.is_linear else self._linearise(value)
 
-    def _ends(self, value: Any, op: Any) -> bool:
+    def _is_last_use(self, value: Any, op: Any) -> bool:
         """Return whether ``op`` is the last user of a tensor and of all views of it, and uses it once."""
         while isinstance(value, ir.OpResult) and value.owner.operation.name in VIEWS:
             value = value.owner.operation.operands[0]
@@ -188,7 +188,7 @@ class _Reader:
             result = self._define(value)
             self._steps.append(ScalarStep("constant", (), "", result, number(attribute, result.type).payload))
         elif isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
-            self._uniform[value] = number(attribute.get_splat_value(), computed(_element(value)))
+            self._uniform[value] = number(attribute.get_splat_value(), register_type(_element(value)))
         else:
             symbol = f"constant_{len(self._globals)}"
             self._globals[symbol] = _global_text(symbol, value, attribute)
@@ -203,18 +203,18 @@ class _Reader:
             self._uniform[result] = self._uniform.get(source)
             return
         view = self._view_of(source)
-        derived = viewed(view, op)
+        derived = apply_view_op(view, op)
         if derived is None and len(op.operands) > 1:
             self._region(op)  # The slice's offset is known only at run time.
             return
-        derived = derived or viewed(self._strided(source), op) or viewed(self._copied(view), op)
+        derived = derived or apply_view_op(self._linearise(source), op) or apply_view_op(self._copy_to_new(view), op)
         if derived is None:
             raise CompileError("a view that is not understood", diagnostic=str(op))
         self._views[result] = derived
 
     def _insert_slice(self, op: Any) -> None:
         source, whole = op.operands[0], op.operands[1]
-        view = self._to_change(whole, op) if len(op.operands) == 2 else None
+        view = self._make_writable(whole, op) if len(op.operands) == 2 else None
         part = block(view, op, shape_of(source)) if view else None
         if view is None or part is None:
             self._region(op)
@@ -236,7 +236,7 @@ class _Reader:
         if len(op.operands) > 1 or len(body) > 1 or padding is None:
             self._region(op)
             return
-        whole = self._filled(result, padding)
+        whole = self._allocate_filled(result, padding)
         self._views[result] = whole
         low, sizes = list(ir.DenseI64ArrayAttr(op.attributes["static_low"])), shape_of(source)
         if 0 in sizes:
@@ -246,35 +246,35 @@ class _Reader:
 
     def _extract(self, op: Any) -> None:
         value, *indices = op.operands
-        view = self._strided(value)
+        view = self._linearise(value)
         places = tuple(self._scalars[i] for i in indices)
         step = LoadStep(self._define(op.results[0]), view.buffer, view.constants[0], places, view.strides)
         self._steps.append(step)
 
     def _insert(self, op: Any) -> None:
         element, value, *indices = op.operands
-        self._views[op.results[0]] = self._to_change(value, op)
-        view = self._strided(op.results[0])
+        self._views[op.results[0]] = self._make_writable(value, op)
+        view = self._linearise(op.results[0])
         places = tuple(self._scalars[i] for i in indices)
         self._steps.append(StoreStep(self._scalars[element], view.buffer, 0, places, view.strides))
 
     def _from_elements(self, op: Any) -> None:
-        view = self._views[op.results[0]] = _new(op.results[0])
+        view = self._views[op.results[0]] = _new_buffer(op.results[0])
         view.buffer.fixed = True
         for place, element in enumerate(op.operands):
             self._steps.append(StoreStep(self._scalars[element], view.buffer, place, (), ()))
 
     def _return(self, op: Any) -> None:
-        taken: set[Buffer] = set()
+        returned: set[Buffer] = set()
         for k, value in enumerate(op.operands):
             position = self._inputs + k
             view = self._views.get(value)
-            if view and view.buffer.kind == "temporary" and view.is_all_in_order and view.buffer not in taken:
-                taken.add(view.buffer)
+            if view and view.buffer.kind == "temporary" and view.is_contiguous and view.buffer not in returned:
+                returned.add(view.buffer)
                 view.buffer.position = position
             else:
                 self._write(value, View.whole(_buffer("result", value, position=position)))
-        for buffer in taken:
+        for buffer in returned:
             buffer.kind = "result"
 
     # Nests.
@@ -286,7 +286,7 @@ class _Reader:
             return
         if any(0 in shape_of(v) for v in (*op.operands, *op.results)):
             for init, result in zip(_inits(op), op.results, strict=True):
-                self._views[result] = self._to_change(init, op)
+                self._views[result] = self._make_writable(init, op)
             return
         try:
             self._nest(op)
@@ -301,26 +301,26 @@ class _Reader:
         sizes = _loop_sizes(maps, values, len(reduction))
         body = BodyReader(op.regions[0].blocks[0], self._scalars, inputs, any(reduction))
         shapes = [shape_of(v) for v in body.tables]
-        roots, lookups = as_operands([*body.yields, *body.checks], len(values), sizes, shapes)
+        roots, lookups = replace_lookups([*body.yields, *body.checks], len(values), sizes, shapes)
         places = [(v, [_linear(e) for e in m.results]) for v, m in zip(values, maps, strict=True)]
         places += [(body.tables[table], list(indices)) for table, indices in lookups]
-        roots = self._with_uniform(roots, [v for v, _ in places])
+        roots = self._inline_uniform(roots, [v for v, _ in places])
         read = [e.payload for e in contents(roots).expressions if e.op == OPERAND]
         outputs = [self._output(op, number, any(reduction)) for number in range(len(inits))]
         views = [self._view_of(places[k][0]) for k in read] + [view for view, _ in outputs]
         indices = [places[k][1] for k in read] + [places[inputs + number][1] for number in range(len(inits))]
-        place = self._placed(views, indices, sizes, contents(roots).loops)
+        place = self._access_operands(views, indices, sizes, contents(roots).loops)
         accesses = dict(zip(read, place.accesses, strict=False))
         tables = {e.payload: self._table(body.tables[e.payload]) for e in contents(roots).expressions if e.op == LOOKUP}
 
-        def known(expression: Expression) -> Expression | None:
+        def replace_placeholder(expression: Expression) -> Expression | None:
             if expression.op == OPERAND:
                 return load(accesses[expression.payload])
             if expression.op == LOOKUP:
                 return gather(tables[expression.payload], expression.operands)
             return index(place.first(expression.payload)) if expression.op == "index" else None
 
-        roots = rewritten(roots, known)
+        roots = rewrite(roots, replace_placeholder)
         step = LoopNest(
             sizes=place.sizes,
             reduction=tuple(flag for loop, flag in zip(place.parts, reduction, strict=True) for _ in loop),
@@ -329,62 +329,62 @@ class _Reader:
             checks=roots[len(body.yields) :],
             initial=outputs[0][1] if outputs else None,
         )
-        if not all(covers(step, access) for access in step.outputs):
+        if not all(is_bijective(step, access) for access in step.outputs):
             raise NotANestError("it stores to a part of its result")
         self._steps.append(step)
         self._views.update(zip(op.results, (view for view, _ in outputs), strict=True))
 
-    def _with_uniform(self, roots: Sequence[Expression], values: Sequence[Any]) -> tuple[Expression, ...]:
+    def _inline_uniform(self, roots: Sequence[Expression], values: Sequence[Any]) -> tuple[Expression, ...]:
         """Return ``roots`` in which the operands that are uniform tensors are replaced by their constants."""
 
-        def known(expression: Expression) -> Expression | None:
+        def inline_constant(expression: Expression) -> Expression | None:
             is_uniform = expression.op == OPERAND and values[expression.payload] in self._uniform
             return self._uniform[values[expression.payload]] if is_uniform else None
 
-        return rewritten(roots, known)
+        return rewrite(roots, inline_constant)
 
     def _output(self, op: Any, number: int, reduces: bool) -> tuple[View, Expression | None]:
         """Return the view to which a nest stores a result, and the constant from which its reduction starts, if any."""
         init = _inits(op)[number]
         start = self._uniform.get(init)
         if reduces and (init not in self._uniform or (start is not None and len(op.results) > 1)):
-            return self._to_change(init, op), None
-        return _new(op.results[number]), start if reduces else None
+            return self._make_writable(init, op), None
+        return _new_buffer(op.results[number]), start if reduces else None
 
-    def _placed(
+    def _access_operands(
         self,
         views: list[View],
         indices: Sequence[Sequence[Index]],
         sizes: Sequence[int],
         indexed: frozenset[int] = frozenset(),
-    ) -> Placed:
+    ) -> OperandAccesses:
         """Return the accesses to operands. Operands that cannot be read otherwise are copied.
 
         An output is a whole buffer or a block of a buffer, which always has strides.
         """
         while True:
             try:
-                return placed(list(zip(views, indices, strict=True)), sizes, indexed)
+                return access_operands(list(zip(views, indices, strict=True)), sizes, indexed)
             except NoStridesError as error:
-                views[error.number] = self._copied(views[error.number])
+                views[error.number] = self._copy_to_new(views[error.number])
 
     def _table(self, value: Any) -> TableAccess:
-        view, kind = self._strided(value), _element(value)
-        stored(kind)
-        return TableAccess(view.buffer, Table(computed(kind), shape_of(value), view.strides), view.constants[0])
+        view, kind = self._linearise(value), _element(value)
+        storage_type(kind)
+        return TableAccess(view.buffer, Table(register_type(kind), shape_of(value), view.strides), view.constants[0])
 
     # Everything else.
 
     def _region(self, op: Any) -> None:
         region = outline(op, f"region_{self._regions}")
         self._regions += 1
-        inputs = tuple(self._contiguous(v) for v in region.tensors)
+        inputs = tuple(self._make_contiguous(v) for v in region.tensors)
         scalars = tuple(self._scalars[v] for v in region.scalars)
         outputs, results = [], []
         for value in op.results:
             if isinstance(value.type, ir.RankedTensorType):
-                self._views[value] = _new(value)
-                outputs.append(self._contiguous(value))
+                self._views[value] = _new_buffer(value)
+                outputs.append(self._make_contiguous(value))
             else:
                 results.append(self._define(value))
         temporaries = tuple(Buffer("temporary", "i8", (size,), fixed=True) for size in region.temporaries)
@@ -394,7 +394,7 @@ class _Reader:
     def _assert(self, op: Any) -> None:
         self._steps.append(AssertStep(self._scalars[op.operands[0]]))
 
-    def _other(self, op: Any) -> None:
+    def _scalar_or_region(self, op: Any) -> None:
         values = (*op.operands, *op.results)
         is_scalar = not len(op.regions) and not any(isinstance(v.type, ir.RankedTensorType) for v in values)
         if is_scalar and op.name.startswith(("arith.", "math.")):
@@ -411,7 +411,7 @@ class _Reader:
         self._steps.append(ScalarStep(op.name, operands, attributes, self._define(op.results[0])))
 
     def _define(self, value: Any) -> Scalar:
-        self._scalars[value] = Scalar(computed(str(value.type)))
+        self._scalars[value] = Scalar(register_type(str(value.type)))
         return self._scalars[value]
 
 
@@ -419,14 +419,14 @@ def _buffer(kind: Any, value: Any, **more: Any) -> Buffer:
     return Buffer(kind, _element(value), shape_of(value), **more)
 
 
-def _new(value: Any) -> View:
+def _new_buffer(value: Any) -> View:
     """Return a new buffer for a tensor."""
     return _temporary(_element(value), shape_of(value))
 
 
 def _temporary(element: str, shape: tuple[int, ...]) -> View:
     try:
-        stored(element)
+        storage_type(element)
     except NotANestError as error:
         raise CompileError(f"a tensor that has no place in memory: {error}") from None
     return View.whole(Buffer("temporary", element, shape))
@@ -456,7 +456,7 @@ def _yielded_constant(op: Any) -> Expression | None:
 
 
 # The scalars that a step uses.
-_TAKEN: Mapping[type, Callable[[Any], Iterable[Scalar]]] = {
+_USED_SCALARS: Mapping[type, Callable[[Any], Iterable[Scalar]]] = {
     LoopNest: lambda step: step.all_scalars,
     OutlinedRegion: lambda step: step.scalars,
     LoadStep: lambda step: step.indices,
@@ -466,13 +466,13 @@ _TAKEN: Mapping[type, Callable[[Any], Iterable[Scalar]]] = {
 }
 
 
-def _without_unused_scalars(steps: Sequence[Step]) -> list[Step]:
+def _remove_unused_scalars(steps: Sequence[Step]) -> list[Step]:
     """Return ``steps`` without unused scalars: the bodies of nests have their own constants."""
-    taken: set[Scalar] = set()
+    used: set[Scalar] = set()
     remaining: list[Step] = []
     for step in reversed(steps):
-        if not isinstance(step, ScalarStep) or step.result in taken:
-            taken.update(_TAKEN[type(step)](step))
+        if not isinstance(step, ScalarStep) or step.result in used:
+            used.update(_USED_SCALARS[type(step)](step))
             remaining.append(step)
     return remaining[::-1]
 
@@ -482,7 +482,7 @@ def _flatten_fixed(step: LoopNest) -> None:
     loops = len(step.sizes)
 
     def flat(access: Access) -> Access:
-        return replace(access, indices=(access.flat(loops),)) if access.buffer.fixed else access
+        return replace(access, indices=(access.linearise(loops),)) if access.buffer.fixed else access
 
     step.map_accesses(flat)
 
@@ -518,7 +518,7 @@ def _global_text(symbol: str, value: Any, attribute: Any) -> str:
     """Return a constant tensor as an LLVM global."""
     text = str(attribute)
     if text.startswith("dense_resource"):
-        raise CompileError("a constant that lies outside of the program's text")
+        raise CompileError("a constant that is stored outside of the program's text")
     shape = shape_of(value)
     array = _element(value)
     for size in reversed(shape or (1,)):

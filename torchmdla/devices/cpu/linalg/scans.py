@@ -69,7 +69,7 @@ class _Scan:
         with ir.InsertionPoint(loop.body):
             inner = [*place, loop.induction_variable]
             if carries:
-                scf.YieldOp([self._added(inner, loop.inner_iter_args[0])])
+                scf.YieldOp([self._combine_at(inner, loop.inner_iter_args[0])])
             else:
                 self._loops(inner)
                 scf.YieldOp([])
@@ -79,9 +79,9 @@ class _Scan:
         along = list(place[self._dim + 1 :])
         is_first = arith.CmpIOp(_EQUAL, place[self._dim], _index(0)).result
         before = arith.SelectOp(is_first, self._start, memref.LoadOp(self._running, along).result).result
-        memref.StoreOp(self._added(place, before), self._running, along)
+        memref.StoreOp(self._combine_at(place, before), self._running, along)
 
-    def _added(self, place: Sequence[Any], before: Any) -> Any:
+    def _combine_at(self, place: Sequence[Any], before: Any) -> Any:
         """Combine ``before`` with the value at ``place``, store the result there, and return it."""
         value = memref.LoadOp(self._source, place).result
         narrow = self._wide != self._element

@@ -6,11 +6,12 @@ import re
 from typing import Any
 
 from torch_mlir import ir
+from torch_mlir.dialects import arith
 
 from torchmdla.compiler import constants
-from torchmdla.compiler.mlir import explained, forward_of, ops_named, run
+from torchmdla.compiler.mlir import convert_errors, forward_of, ops_named, run
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.linalg import divisions, extrema
+from torchmdla.devices.cpu.linalg import extrema
 from torchmdla.errors import CompileError
 
 # The passes that programs need from upstream's pipeline to its backend contract. The record already made every operator
@@ -33,18 +34,18 @@ def to_linalg(program: Program) -> ir.Module:
     for element in sorted(set(_TENSOR_ELEMENT.findall(program.mlir))):
         if element not in _ELEMENTS:
             raise CompileError(f"the cpu device does not compute with element type {element}")
-    with explained("the program is not valid"):
+    with convert_errors("the program is not valid"):
         module = ir.Module.parse(program.mlir)
     if "!torch." in str(forward_of(module).attributes["function_type"]):
         _lower(module)
-    divisions.guard(module)
-    _take_scalars_inside(module)
+    _guard_divisions(module)
+    _inline_fill_values(module)
     return module
 
 
 def _lower(module: ir.Module) -> None:
     hidden = constants.hide(module)
-    with explained("no lowering for this op and these types"):
+    with convert_errors("no lowering for this op and these types"):
         run(module, _TORCH_PIPELINE)
         extrema.mark(module)
         run(module, _LINALG_PIPELINE)
@@ -52,18 +53,18 @@ def _lower(module: ir.Module) -> None:
     extrema.restore(module)
 
 
-def _take_scalars_inside(module: ir.Module) -> None:
+def _inline_fill_values(module: ir.Module) -> None:
     """Replace fills with computed numbers by ops whose bodies use the number: operands of kernels are buffers."""
     for fill in ops_named(module.operation, {"linalg.fill"}):
         if _is_constant(fill.operands[0]):
             continue
         with ir.InsertionPoint(fill), fill.location:
-            filled = filled_with(*fill.operands)
+            filled = fill_tensor(*fill.operands)
         fill.results[0].replace_all_uses_with(filled)
         fill.erase()
 
 
-def filled_with(number: Any, destination: Any) -> Any:
+def fill_tensor(number: Any, destination: Any) -> Any:
     """Return a tensor like ``destination`` whose elements are all ``number``, from an op whose body yields it."""
     kind = ir.RankedTensorType(destination.type)
     parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
@@ -81,3 +82,42 @@ def filled_with(number: Any, destination: Any) -> Any:
 
 def _is_constant(value: Any) -> bool:
     return isinstance(value, ir.OpResult) and bool(value.owner.operation.name == "arith.constant")
+
+
+# Guards of integer quotients and remainders with the divisor -1. If the dividend is the least integer, processors end
+# the process. Eager mode wraps around. A divisor of zero does not occur here: the importer makes the call fail first.
+
+_QUOTIENT, _REST = "arith.divsi", "arith.remsi"
+_EQUAL = 0
+
+
+def _guard_divisions(module: ir.Module) -> None:
+    """Replace the divisor -1 of the module's divisions by 1, and negate the quotients."""
+    for op in ops_named(module.operation, {_QUOTIENT, _REST}):
+        if not _is_never_minus_one(op.operands[1]):
+            _guard_division(op)
+
+
+def _is_never_minus_one(divisor: Any) -> bool:
+    """Return whether a divisor is a constant other than -1, or a size, which is not negative."""
+    if isinstance(divisor.type, ir.IndexType):
+        return True
+    constant = divisor.owner.operation if isinstance(divisor, ir.OpResult) else None
+    if constant is None or constant.name != "arith.constant":
+        return False
+    value = constant.attributes["value"]
+    return isinstance(value, ir.IntegerAttr) and value.value != -1
+
+
+def _guard_division(op: Any) -> None:
+    dividend, divisor = op.operands
+    kind = divisor.type
+    with ir.InsertionPoint(op), op.location:
+        is_minus_one = arith.CmpIOp(_EQUAL, divisor, arith.ConstantOp(kind, -1).result).result
+        op.operands[1] = arith.SelectOp(is_minus_one, arith.ConstantOp(kind, 1).result, divisor).result
+        if op.name == _REST:
+            return
+        negated = arith.SubIOp(arith.ConstantOp(kind, 0).result, dividend).result
+    with ir.InsertionPoint.after(op), op.location:
+        chosen = arith.SelectOp(is_minus_one, negated, op.results[0]).result
+    op.results[0].replace_all_uses_except(chosen, chosen.owner.operation)

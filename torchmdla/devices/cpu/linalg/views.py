@@ -58,7 +58,7 @@ class View:
         """Return whether the indices of the buffer are linear in the index of each dimension."""
         return all(len(atoms) < 2 for atoms in self.dims)
 
-    def strided(self) -> View | None:
+    def flatten(self) -> View | None:
         """Return the same view of the buffer's memory, which has one dimension.
 
         Return None if a dimension does not have a single stride there.
@@ -80,13 +80,13 @@ class View:
         return tuple(atoms[0][1][0] if atoms else 0 for atoms in self.dims)
 
     @property
-    def is_all_in_order(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Return whether the elements are all elements of the buffer, in the order of memory."""
-        row = replace(self, dims=(tuple(itertools.chain(*self.dims)),)).strided()
+        row = replace(self, dims=(tuple(itertools.chain(*self.dims)),)).flatten()
         return row is not None and row.constants == (0,) and row.shape == (self.buffer.count,)
 
 
-def viewed(view: View, op: Any) -> View | None:
+def apply_view_op(view: View, op: Any) -> View | None:
     """Return the view that is the result of ``op`` on ``view``, or None if it does not consist of linear parts."""
     return VIEWS[op.name](view, op)
 
@@ -144,7 +144,7 @@ def _kept_dims(sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
     return dims
 
 
-def regrouped(atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[tuple[Atom, ...], ...] | None:
+def regroup(atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[tuple[Atom, ...], ...] | None:
     """Distribute the digits ``atoms`` over dimensions of ``sizes``. Split digits if needed.
 
     Return None if they do not fit.
@@ -178,7 +178,7 @@ def _expand(view: View, op: Any) -> View | None:
     shape = shape_of(op.results[0])
     dims: list[tuple[Atom, ...]] = [] if view.dims else [()] * len(shape)
     for atoms, group in zip(view.dims, _reassociation(op), strict=True):
-        parts = regrouped(atoms, [shape[d] for d in group])
+        parts = regroup(atoms, [shape[d] for d in group])
         if parts is None:
             return None
         dims += parts

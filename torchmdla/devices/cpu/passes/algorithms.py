@@ -14,7 +14,7 @@ from torchmdla.devices.cpu.printer import nest_text
 from torchmdla.devices.cpu.work import work_of
 
 # Measurements count only if the machine's setting of algorithms is this one.
-_CHOOSING = "fast"
+_COST_MODEL = "fast"
 
 
 def contraction_name(step: LoopNest) -> str:
@@ -25,14 +25,14 @@ def contraction_name(step: LoopNest) -> str:
     return hashlib.sha256(f"algorithm of {nest_text(step.kernel)}".encode()).hexdigest()[:16]
 
 
-def algorithm_for(steps: LoopProgram, step: LoopNest, machine: Machine) -> str:
+def select_algorithm(steps: LoopProgram, step: LoopNest, machine: Machine) -> str:
     """Return one of :data:`~torchmdla.devices.cpu.machine.Algorithms`; ``fast`` leaves the choice to cost models."""
-    if machine.algorithms == _CHOOSING and steps.measured:
-        return steps.measured.get(contraction_name(step), _CHOOSING)
+    if machine.algorithms == _COST_MODEL and steps.measured:
+        return steps.measured.get(contraction_name(step), _COST_MODEL)
     return machine.algorithms
 
 
-def note(steps: LoopProgram, step: LoopNest, algorithm: str, is_exact: bool = True) -> None:
+def record_algorithm(steps: LoopProgram, step: LoopNest, algorithm: str, is_exact: bool = True) -> None:
     """List a contraction with the algorithm that was chosen for it.
 
     Equal contractions share one entry, which counts them.

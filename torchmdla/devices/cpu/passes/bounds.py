@@ -24,7 +24,7 @@ def conditions_of_bounds(steps: LoopProgram) -> list[Size]:
     """
     everything = [*steps.steps, *(step for packing in steps.packings for step in packing.steps)]
     conditions: dict[Size, None] = {}
-    for room in (room for step in everything for room in _rooms(step)):
+    for room in (room for step in everything for room in _margins(step)):
         if is_positive(room + 1):
             continue
         if not isinstance(room, Size):
@@ -37,7 +37,7 @@ def conditions_of_bounds(steps: LoopProgram) -> list[Size]:
 _Views = Mapping[Buffer, tuple[View, AnySize]]
 
 
-def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[AnySize]:
+def _margins(step: Step, views: _Views = MappingProxyType({})) -> Iterator[AnySize]:
     """Yield the number of elements before the least and after the largest place of each access.
 
     Also yield the repetition count of repeated steps. Peeled iterations are separate steps, so the count may be 0, but
@@ -45,21 +45,23 @@ def _rooms(step: Step, views: _Views = MappingProxyType({})) -> Iterator[AnySize
     """
     if isinstance(step, LoopNest):
         for access in (*step.accesses, *step.read_accesses):
-            yield from _room(access, step.sizes, views)
+            yield from _margins_of_access(access, step.sizes, views)
     elif isinstance(step, TileLoop):
         for member, nest in enumerate(step.members):
             whole = step.part(member, step.extents)
             for access in (*nest.accesses, *nest.read_accesses):
-                yield from _room(access, nest.sizes if access.buffer.kind == "local" else whole.sizes, views)
+                yield from _margins_of_access(
+                    access, nest.sizes if access.buffer.kind == "local" else whole.sizes, views
+                )
     elif isinstance(step, RepeatLoop):
         yield step.count
         inner_views = {view.buffer: (view, step.count) for view in step.views}
         for part in step.steps:
-            yield from _rooms(part, inner_views)
+            yield from _margins(part, inner_views)
 
 
-def _room(access: Access, sizes: Sequence[AnySize], views: _Views) -> tuple[AnySize, AnySize]:
-    flat = access.flat(len(sizes))
+def _margins_of_access(access: Access, sizes: Sequence[AnySize], views: _Views) -> tuple[AnySize, AnySize]:
+    flat = access.linearise(len(sizes))
     if access.buffer not in views:
         least, most = flat.range(sizes)
         return least, access.buffer.count - access.width - most

@@ -17,7 +17,7 @@ from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, estimate
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, load, substituted
+from torchmdla.devices.cpu.expressions import Expression, load, substitute
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.patterns import Captured, Rule, op
 
@@ -26,7 +26,7 @@ _MOST_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Constant:
+class _ConstantFactor:
     """Matrix of the constant ``factor``, an operand of ``product`` in ``step``.
 
     ``loops`` are the loops of the step that walk the matrix, and ``sizes`` are their sizes.
@@ -43,24 +43,24 @@ class _Constant:
         return tuple(self.step.sizes[loop] for loop in self.loops)
 
 
-def _constant(steps: LoopProgram, step: LoopNest, match: Captured) -> _Constant | None:
+def _match_constant(steps: LoopProgram, step: LoopNest, match: Captured) -> _ConstantFactor | None:
     input_loops = match["input"].payload.loops
     if all(reduced or step.sizes[d] == 1 or d in input_loops for d, reduced in enumerate(step.reduction)):
         return None
     # The rows of the constant, which the input does not vary with, and the reduced loops.
     loops = [d for d, reduced in enumerate(step.reduction) if reduced or d not in input_loops]
-    case = _Constant(steps, step, match["product"], match["factor"], loops)
+    case = _ConstantFactor(steps, step, match["product"], match["factor"], loops)
     return case if estimate(math.prod(case.sizes)) <= _MOST_ELEMENTS else None
 
 
-def _store(case: _Constant) -> None:
+def _store_constant(case: _ConstantFactor) -> None:
     """Replace the constant factor by a load from a new buffer that is filled with the constant."""
     buffer = Buffer("temporary", case.factor.type, case.sizes)
-    fill = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), case.factor)
+    fill = LoopNest.elementwise(buffer.sizes, Access.identity(buffer), case.factor)
     case.steps.steps.insert(case.steps.steps.index(case.step), fill)
     element = load(Access.of_loops(buffer, case.loops, len(case.step.sizes)))
     operands = tuple(element if operand is case.factor else operand for operand in case.product.operands)
-    case.step.values = substituted(case.step.values, {case.product: case.product.with_operands(operands)})
+    case.step.values = substitute(case.step.values, {case.product: case.product.with_operands(operands)})
 
 
 STORE_CONSTANT_FACTORS = Rule(
@@ -69,6 +69,6 @@ STORE_CONSTANT_FACTORS = Rule(
         op("accumulator"),
         op("arith.mulf", op("load", name="input"), op("constant", name="factor"), name="product"),
     ),
-    lambda steps, _: partial(_constant, steps),
-    _store,
+    lambda steps, _: partial(_match_constant, steps),
+    _store_constant,
 )

@@ -17,12 +17,12 @@ from functools import partial
 
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import Expression, accessing, contents
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, may_move, sums_from_zero
-from torchmdla.devices.cpu.passes.fold_scales import can_scale_sum, is_worth_scaling, scale_ahead, scale_sum
-from torchmdla.devices.cpu.passes.makers import CAN_LOOK_THROUGH, reduces, writer_of
-from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
-from torchmdla.devices.cpu.passes.rematerialise import through
+from torchmdla.devices.cpu.expressions import Expression, contents, map_loads
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, has_zero_initial, may_move
+from torchmdla.devices.cpu.passes.fold_scales import can_scale_sum, is_scaling_profitable, scale_sum, scale_weights
+from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
+from torchmdla.devices.cpu.passes.producers import INLINING_REQUIREMENTS, find_writer, is_reduced_from
+from torchmdla.devices.cpu.passes.rematerialise import operand_access
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op
 
 # Sums of fewer products than this take less time than the row factor, which each tile of results needs once.
@@ -35,10 +35,10 @@ _NORM = op("arith.mulf", op("arith.mulf", _TERM, op("math.rsqrt", name="row")), 
 
 @dataclass(frozen=True)
 class _Norm:
-    """Norm that ``maker`` stores, and that ``step`` multiplies by ``weights`` and sums.
+    """Norm that ``producer`` stores, and that ``step`` multiplies by ``weights`` and sums.
 
-    ``step`` reads the norm as ``read``. ``parts`` has the norm's parts over the maker's loops, and ``total`` is their
-    sum of squares. ``term``, ``scale`` and ``row`` are the parts over the step's loops.
+    ``step`` reads the norm as ``read``. ``parts`` has the norm's parts over the producer's loops, and ``total`` is the
+    sum of their squares. ``term``, ``scale`` and ``row`` are the parts over the step's loops.
     """
 
     steps: LoopProgram
@@ -46,7 +46,7 @@ class _Norm:
     step: LoopNest
     read: Access
     weights: Access
-    maker: LoopNest
+    producer: LoopNest
     parts: Captured
     total: Access
     term: Access
@@ -54,39 +54,39 @@ class _Norm:
     row: Expression
 
 
-def _norm(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, match: Captured) -> _Norm | None:
+def _match_norm(steps: LoopProgram, users: Users, is_known: IsKnown, step: LoopNest, match: Captured) -> _Norm | None:
     read, weights = match["left"].payload, match["right"].payload
-    maker = writer_of(users, read)
-    norm = next(_NORM.matches(maker.values[0]), None) if maker and read.buffer.kind == "temporary" else None
+    producer = find_writer(users, read)
+    norm = next(_NORM.matches(producer.values[0]), None) if producer and read.buffer.kind == "temporary" else None
     products = math.prod(size for size, is_summed in zip(step.sizes, step.reduction, strict=True) if is_summed)
-    if maker is None or norm is None or estimate(products) < _LEAST_PRODUCTS:
+    if producer is None or norm is None or estimate(products) < _LEAST_PRODUCTS:
         return None
     totals = contents((norm["row"],)).loads
     roots = norm["term"], norm["scale"], norm["row"]
-    term, scale, row = accessing(roots, lambda access: through(access, maker, read))
-    if len(totals) != 1 or not is_known(scale.payload) or not is_worth_scaling(step, weights, is_known):
+    term, scale, row = map_loads(roots, lambda access: operand_access(access, producer, read))
+    if len(totals) != 1 or not is_known(scale.payload) or not is_scaling_profitable(step, weights, is_known):
         return None
-    return _Norm(steps, users, step, read, weights, maker, norm, totals[0], term.payload, scale.payload, row)
+    return _Norm(steps, users, step, read, weights, producer, norm, totals[0], term.payload, scale.payload, row)
 
 
 def _defer(case: _Norm) -> None:
-    scale_ahead(case.steps, case.step, case.weights, case.scale)
-    case.step.read_instead(case.read, case.term)
+    scale_weights(case.steps, case.step, case.weights, case.scale)
+    case.step.replace_load(case.read, case.term)
     scale_sum(case.step, case.row)
 
 
 DEFER_NORMS = Rule(
     SUM_OF_PRODUCTS,
-    lambda steps, _: partial(_norm, steps, Users(steps.steps), known_accesses(steps)),
+    lambda steps, _: partial(_match_norm, steps, Users(steps.steps), parameter_predicate(steps)),
     _defer,
     {
-        **CAN_LOOK_THROUGH,
-        "nothing between overwrites what the norm is of": lambda case: may_move(case.steps, case.maker, case.step),
-        "the sum starts from zero": lambda case: sums_from_zero(case.step),
+        **INLINING_REQUIREMENTS,
+        "nothing between overwrites what the norm is of": lambda case: may_move(case.steps, case.producer, case.step),
+        "the sum starts from zero": lambda case: has_zero_initial(case.step),
         "nothing is checked of the norm": lambda case: not case.step.checks,
         "a product has one norm": lambda case: case.read != case.weights,
         "the row's factor is one for all terms of a sum": lambda case: can_scale_sum(case.step, case.row),
-        "the row's factor is of the squares of its elements": lambda case: reduces(
+        "the row's factor is of the squares of its elements": lambda case: is_reduced_from(
             case.users, _SQUARES, 0.0, case.total, case.parts["term"].payload
         ),
         "a weight has one scale": lambda case: case.weights.loops >= case.scale.loops,

@@ -11,23 +11,23 @@ from collections.abc import Iterator, Sequence
 from torchmdla.compiler.sizes import AnySize, estimate, is_positive
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, filled_with, is_copy
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, fill_value, is_copy
 
 
 def elide_insert_copies(steps: LoopProgram) -> None:
     """Remove copies of temporaries into blocks of other buffers where the source can be computed in the block."""
-    users, touched = Users(steps.steps), _Touched()
+    users, cache = Users(steps.steps), _BlockCache()
     order = {step: k for k, step in enumerate(steps.steps)}
     for copy in [s for s in steps.nests() if is_copy(s)]:
         block = _block(copy)
         source, whole = copy.inputs[0].buffer, copy.outputs[0].buffer
         if block is None or not _may_move(users.of(source), source, copy):
             continue
-        if not _is_alone(users.of(whole), whole, copy, touched):
+        if not _has_exclusive_block(users.of(whole), whole, copy, cache):
             continue
-        fill = next((s for s in users.of(whole) if filled_with(s) is not None), None)
+        fill = next((s for s in users.of(whole) if fill_value(s) is not None), None)
         _replace(users.of(source), source, whole, block)
-        touched.forget(users.of(source))
+        cache.forget(users.of(source))
         steps.steps.remove(copy)
         if isinstance(fill, LoopNest):
             _fill_first(steps, fill, whole, source.sizes, block)
@@ -63,7 +63,7 @@ def _block(copy: LoopNest) -> tuple[AffineExpr, ...] | None:
         dims[index.loops[0]] = d
     if any(size != 1 and loop not in dims for loop, size in enumerate(copy.sizes)):
         return None
-    flat = destination.flat(len(copy.sizes))
+    flat = destination.linearise(len(copy.sizes))
     factors = [flat.factors[loop] for loop in dims if copy.sizes[loop] != 1]
     if (
         factors != sorted(factors, key=estimate, reverse=True)
@@ -90,13 +90,13 @@ def _may_move(users: Sequence[Step], source: Buffer, copy: LoopNest) -> bool:
 _Spans = list[tuple[AnySize, AnySize]]
 
 
-class _Touched:
+class _BlockCache:
     """Cache of the blocks of buffers that steps touch, shared by all copies."""
 
     def __init__(self) -> None:
         self._found: dict[Step, dict[Buffer, tuple[list[_Spans], list[_Spans]]]] = {}
 
-    def of(self, step: LoopNest, buffer: Buffer) -> tuple[list[_Spans], list[_Spans]]:
+    def find(self, step: LoopNest, buffer: Buffer) -> tuple[list[_Spans], list[_Spans]]:
         """Return the blocks of a buffer that a step writes, and those that it reads."""
         blocks = self._found.setdefault(step, {})
         if buffer not in blocks:
@@ -109,7 +109,7 @@ class _Touched:
             self._found.pop(step, None)
 
 
-def _is_alone(users: Sequence[Step], whole: Buffer, copy: LoopNest, touched: _Touched) -> bool:
+def _has_exclusive_block(users: Sequence[Step], whole: Buffer, copy: LoopNest, cache: _BlockCache) -> bool:
     """Return whether no other step touches the copy's block before the copy, or writes it afterwards.
 
     A fill of the whole buffer that comes first is permitted.
@@ -117,22 +117,22 @@ def _is_alone(users: Sequence[Step], whole: Buffer, copy: LoopNest, touched: _To
     position = users.index(copy)
     block = _spans(copy.sizes, copy.outputs[0])
     for k, step in enumerate(users):
-        if step is copy or (k == 0 and filled_with(step) is not None):
+        if step is copy or (k == 0 and fill_value(step) is not None):
             continue
         if not isinstance(step, LoopNest) or (k < position and any(t.buffer is whole for t in step.tables)):
             return False
-        written, read = touched.of(step, whole)
-        if not all(_apart(spans, block) for spans in (*written, *(read if k < position else []))):
+        written, read = cache.find(step, whole)
+        if not all(_are_disjoint(spans, block) for spans in (*written, *(read if k < position else []))):
             return False
     return True
 
 
-def are_apart(step: LoopNest, access: Access, other_step: LoopNest, other: Access) -> bool:
+def are_disjoint(step: LoopNest, access: Access, other_step: LoopNest, other: Access) -> bool:
     """Return whether no element is touched by both accesses; the ranges of a single dimension have to prove it."""
-    return _apart(_spans(step.sizes, access), _spans(other_step.sizes, other))
+    return _are_disjoint(_spans(step.sizes, access), _spans(other_step.sizes, other))
 
 
-def _apart(spans: _Spans, others: _Spans) -> bool:
+def _are_disjoint(spans: _Spans, others: _Spans) -> bool:
     return any(
         is_positive(its_first - last) or is_positive(first - its_last)
         for (first, last), (its_first, its_last) in zip(spans, others, strict=True)
@@ -149,17 +149,17 @@ def _spans(sizes: Sequence[AnySize], access: Access) -> _Spans:
 def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequence[AffineExpr]) -> None:
     """Redirect every access of ``source`` to its block of ``whole``."""
 
-    def moved(access: Access) -> Access:
+    def map_access(access: Access) -> Access:
         if access.buffer is not source:
             return access
-        return Access(whole, tuple(_composed(index, access.indices) for index in block))
+        return Access(whole, tuple(_compose(index, access.indices) for index in block))
 
     for step in users:
         if isinstance(step, LoopNest):
-            step.map_accesses(moved)
+            step.map_accesses(map_access)
 
 
-def _composed(outer: AffineExpr, inner: Sequence[AffineExpr]) -> AffineExpr:
+def _compose(outer: AffineExpr, inner: Sequence[AffineExpr]) -> AffineExpr:
     """Return ``outer``, an index over dimensions, with ``inner`` substituted for the dimensions."""
     pairs = [(factor, index) for factor, index in zip(outer.factors, inner, strict=True) if factor]
     loops = len(inner[0].factors)
@@ -174,7 +174,7 @@ def _fill_first(
 
     The whole buffer is filled where there may be other blocks.
     """
-    constant = filled_with(fill)
+    constant = fill_value(fill)
     assert constant is not None
     steps.steps.remove(fill)
     first = steps.users(whole)[0]

@@ -8,15 +8,24 @@ adds to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
-from torchmdla.compiler.sizes import AnySize
+from torchmdla.compiler.sizes import AnySize, estimate, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import constant, contents, load, operation, reduced, substituted
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, covers, is_elementwise, may_move
-from torchmdla.devices.cpu.passes.alignment import align
+from torchmdla.devices.cpu.expressions import constant, contents, load, operation, reduced, substitute
+from torchmdla.devices.cpu.loop_program import (
+    Epilogue,
+    LoopNest,
+    LoopProgram,
+    Users,
+    is_bijective,
+    is_elementwise,
+    may_move,
+    split_loop,
+)
 
 # The start of a sum whose original start value is added at the end: adding to -0.0 changes no value.
 _ZERO = {kind: constant(-0.0, kind) for kind in ("f32", "f64")}
@@ -26,20 +35,20 @@ def merge_epilogues(steps: LoopProgram) -> None:
     """Merge every elementwise step that can be fused into the reduction before it, in place."""
     users = Users(steps.steps)
     for step in list(steps.steps):
-        if isinstance(step, LoopNest) and _reduces(step):
+        if isinstance(step, LoopNest) and _is_reduction(step):
             _merge_start(steps, users, step)
     for step in list(steps.steps):
-        if isinstance(step, LoopNest) and _reduces(step) and step.initial is not None:
+        if isinstance(step, LoopNest) and _is_reduction(step) and step.initial is not None:
             while _merge_reader(steps, users, step):
                 pass
 
 
-def _reduces(step: LoopNest) -> bool:
+def _is_reduction(step: LoopNest) -> bool:
     """Return whether a step reduces into one buffer and writes each of its elements once."""
-    return any(step.reduction) and len(step.outputs) == 1 and covers(step, _written(step))
+    return any(step.reduction) and len(step.outputs) == 1 and is_bijective(step, _result_access(step))
 
 
-def _written(step: LoopNest) -> Access:
+def _result_access(step: LoopNest) -> Access:
     return step.written_accesses[0]
 
 
@@ -50,7 +59,7 @@ def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
     """Merge the only reader of the step's result into the step, and move the step to the reader's place."""
     if len(step.written_accesses) != 1:
         return False
-    buffer = _written(step).buffer
+    buffer = _result_access(step).buffer
     users = index.of(buffer)
     if buffer.kind != "temporary" or buffer.fixed or len(users) != 2 or users[0] is not step:
         return False
@@ -61,14 +70,14 @@ def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
         return False
     if not may_move(steps, step, reader) or not _stays_in_place(step, reader):
         return False
-    pairs = align(step, _written, reader, partial(_of_buffer, buffer))
+    pairs = _align_loops(step, _result_access, reader, partial(_input_access, buffer))
     if pairs is None or not _covers_loops(reader, [loop for _, loop in pairs]):
         return False
-    moved = _over_loops_of(step, reader, pairs)
-    index.take_over(reader, step)
-    result = load(_of_buffer(buffer, moved))
+    moved = _map_to_loops(step, reader, pairs)
+    index.replace_step(reader, step)
+    result = load(_input_access(buffer, moved))
     value = step.epilogue.values[0] if step.epilogue else reduced(0, result.type)
-    step.epilogue = Epilogue(moved.outputs, substituted(moved.values, {result: value}))
+    step.epilogue = Epilogue(moved.outputs, substitute(moved.values, {result: value}))
     step.nodes |= reader.nodes
     index.set(buffer, [])
     steps.steps.remove(step)
@@ -76,7 +85,7 @@ def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
     return True
 
 
-def _of_buffer(buffer: Buffer, step: LoopNest) -> Access:
+def _input_access(buffer: Buffer, step: LoopNest) -> Access:
     return next(access for access in step.inputs if access.buffer is buffer)
 
 
@@ -95,23 +104,23 @@ def _covers_loops(step: LoopNest, loops: Sequence[int]) -> bool:
     return all(size == 1 or loop in loops for loop, size in enumerate(step.sizes))
 
 
-def _over_loops_of(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, int]]) -> LoopNest:
+def _map_to_loops(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, int]]) -> LoopNest:
     """Return a copy of ``other`` with its accesses over the loops of ``step``.
 
     Loops that are in no pair have one iteration. The copy's sizes are meaningless.
     """
 
-    def moved_index(index: AffineExpr) -> AffineExpr:
+    def map_index(index: AffineExpr) -> AffineExpr:
         factors: list[AnySize] = [0] * len(step.sizes)
         for loop, other_loop in pairs:
             factors[loop] = index.factors[other_loop]
         return replace(index, factors=tuple(factors))
 
-    def moved(access: Access) -> Access:
-        return replace(access, indices=tuple(map(moved_index, access.indices)))
+    def map_access(access: Access) -> Access:
+        return replace(access, indices=tuple(map(map_index, access.indices)))
 
     result = replace(other)
-    result.map_accesses(moved)
+    result.map_accesses(map_access)
     return result
 
 
@@ -120,7 +129,7 @@ def _over_loops_of(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, i
 
 def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
     """Move the addition of a sum's start value to the end of the sum."""
-    if step.initial is not None or step.epilogue is not None or not _sums(step) or step.values[0].type not in _ZERO:
+    if step.initial is not None or step.epilogue is not None or not _is_sum(step) or step.values[0].type not in _ZERO:
         return
     buffer = step.outputs[0].buffer
     users = index.of(buffer)
@@ -130,26 +139,93 @@ def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
     start = users[0]
     if not isinstance(start, LoopNest) or not is_elementwise(start):
         return
-    if len(start.outputs) != 1 or not covers(start, start.outputs[0]):
+    if len(start.outputs) != 1 or not is_bijective(start, start.outputs[0]):
         return
     between = steps.steps[steps.steps.index(start) + 1 : steps.steps.index(step)]
     written = {b for other in between for b in other.writes}
     if written & set(start.reads) or buffer in start.reads:
         return
-    pairs = align(step, _written, start, _written)
+    pairs = _align_loops(step, _result_access, start, _result_access)
     if pairs is None or not _covers_loops(start, [loop for _, loop in pairs]):
         return
-    (added,), kind = _over_loops_of(step, start, pairs).values, step.values[0].type
+    (added,), kind = _map_to_loops(step, start, pairs).values, step.values[0].type
     step.epilogue = Epilogue(step.outputs, (operation("arith.addf", [reduced(0, kind), added], kind),))
     step.initial = _ZERO[kind]
     step.nodes |= start.nodes
-    index.take_over(start, step)
+    index.replace_step(start, step)
     steps.steps.remove(start)
 
 
-def _sums(step: LoopNest) -> bool:
+def _is_sum(step: LoopNest) -> bool:
     """Return whether a step of one output adds a value to it that does not depend on the accumulator."""
     value = step.values[0]
     added = [operand for operand in value.operands if operand.op != "accumulator"]
     depends = any(e.op == "accumulator" for e in contents(tuple(added)).expressions)
     return value.op == "arith.addf" and len(added) == 1 and not depends
+
+
+# Alignment of the loops of two steps that walk the same buffer.
+
+# A function that returns the same access again after a step's loops were split.
+_Getter = Callable[[LoopNest], Access]
+
+
+def _loops_by_place_value(step: LoopNest, access: Access) -> dict[AnySize, int] | None:
+    """Return the loop of each place value of the access, where element numbers of the buffer are in mixed radix.
+
+    Loops that the access does not vary with have no place value. Return None if some element is touched by no iteration
+    of these loops, or by several.
+    """
+    flat = access.linearise(len(step.sizes))
+    loops = [(factor, loop) for loop, factor in enumerate(flat.factors) if factor and step.sizes[loop] != 1]
+    expected: AnySize = 1
+    for factor, loop in sorted(loops, key=lambda pair: estimate(pair[0])):
+        if factor != expected:
+            return None
+        expected *= step.sizes[loop]
+    return dict(loops) if not flat.constant and expected == access.buffer.count else None
+
+
+def _align_loops(
+    first: LoopNest, of_first: _Getter, second: LoopNest, of_second: _Getter
+) -> list[tuple[int, int]] | None:
+    """Return pairs of loops, outermost first, that walk the accessed buffer alike.
+
+    Loops are split where necessary.
+
+    Returns:
+        None if the accesses do not each touch the whole buffer once (over the loops that they vary with). None also if
+            their loops cannot be split to agree, or if a body uses the index of a loop that needs a split.
+    """
+    sides = [(first, of_first), (second, of_second)]
+    loops_by_value = [_loops_by_place_value(step, get(step)) for step, get in sides]
+    if loops_by_value[0] is None or loops_by_value[1] is None:
+        return None
+    values = sorted(loops_by_value[0].keys() | loops_by_value[1].keys(), key=estimate)
+    if any(quotient(outer, inner) is None for inner, outer in pairwise(values)):
+        return None
+    splits = [
+        _find_splits(step, known, values)
+        for (step, _), known in zip(sides, loops_by_value, strict=True)
+        if known is not None
+    ]
+    for (step, _), splits_of_step in zip(sides, splits, strict=True):
+        if step.indexed_loops & splits_of_step.keys():
+            return None
+    for (step, _), splits_of_step in zip(sides, splits, strict=True):
+        for loop in sorted(splits_of_step, reverse=True):
+            split_loop(step, loop, splits_of_step[loop])
+    aligned = [_loops_by_place_value(step, get(step)) for step, get in sides]
+    assert aligned[0] is not None and aligned[1] is not None and aligned[0].keys() == aligned[1].keys()
+    return [(aligned[0][value], aligned[1][value]) for value in reversed(values)]
+
+
+def _find_splits(step: LoopNest, known: dict[AnySize, int], values: list[AnySize]) -> dict[int, list[AnySize]]:
+    """Return the sizes that each loop has to be split into, outermost first."""
+    splits_of_step = {}
+    for start, loop in known.items():
+        end = start * step.sizes[loop]
+        cuts = [value for value in values if estimate(start) <= estimate(value) < estimate(end)] + [end]
+        if len(cuts) > 2:
+            splits_of_step[loop] = [outer // inner for inner, outer in reversed(list(pairwise(cuts)))]
+    return splits_of_step

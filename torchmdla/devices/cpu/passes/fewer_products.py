@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from torchmdla.compiler.sizes import AnySize
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation, reduced, substituted
-from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, sums_from_zero
+from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation, reduced, substitute
+from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, has_zero_initial
 from torchmdla.devices.cpu.winograd import KIND, ZERO
 
 # The first is the share of the time to fetch weights by which products take longer: most fetches overlap with products.
@@ -23,8 +23,8 @@ _SHARING = 1.7
 
 
 # Requirements of these algorithms for the step of a case.
-CAN_TAKE_FEWER_PRODUCTS: Mapping[str, Callable[[Any], bool]] = {
-    "the sum starts from zero": lambda case: sums_from_zero(case.step),
+BILINEAR_REQUIREMENTS: Mapping[str, Callable[[Any], bool]] = {
+    "the sum starts from zero": lambda case: has_zero_initial(case.step),
     "nothing is checked of the products": lambda case: not case.step.checks,
     "factors and sums are in single precision": lambda case: (
         {access.buffer.element for access in case.step.inputs} | {case.step.values[0].type} == {KIND}
@@ -39,7 +39,7 @@ def time_of_products(computing: float, fetching: float) -> float:
 
 
 @dataclass(frozen=True)
-class OverLoops:
+class NestOverLoops:
     """Nest, and the loop of the contraction for each of its loops (-1: not a loop of the contraction)."""
 
     nest: LoopNest
@@ -51,7 +51,7 @@ def buffer_of(kind: Literal["temporary", "local"], count: int, sizes: Iterable[A
     return Buffer(kind, KIND, (count, *sizes))
 
 
-def of_product(buffer: Buffer, number: int, starts: Sequence[int]) -> Access:
+def product_access(buffer: Buffer, number: int, starts: Sequence[int]) -> Access:
     """Return the access to the data of product ``number``, in a nest with one loop for each other dimension.
 
     The accessed block begins at ``starts``.
@@ -61,13 +61,13 @@ def of_product(buffer: Buffer, number: int, starts: Sequence[int]) -> Access:
     return Access(buffer, (AffineExpr((0,) * loops, number), *walked))
 
 
-def products(
+def multiply_factors(
     step: LoopNest,
     factors: tuple[tuple[Buffer, Sequence[int]], tuple[Buffer, Sequence[int]]],
     result: tuple[Buffer, Sequence[int]],
     sizes: Mapping[int, AnySize],
     numbers: range,
-) -> OverLoops:
+) -> NestOverLoops:
     """Return the nest that computes the products ``numbers`` of two ``factors``.
 
     Each factor, and the result, is a buffer with the loops of the contraction ``step`` that its dimensions after the
@@ -88,10 +88,10 @@ def products(
         values=(operation("arith.addf", [accumulator(0, KIND), product], KIND),),
         initial=ZERO,
     )
-    return OverLoops(nest, loops)
+    return NestOverLoops(nest, loops)
 
 
-def stored(
+def apply_epilogue(
     step: LoopNest, totals: Iterable[tuple[Expression, Callable[[Access], Access]]]
 ) -> tuple[tuple[Access, ...], tuple[Expression, ...]]:
     """Return the outputs and values of a contraction with its epilogue, computed from ``totals``.
@@ -107,11 +107,11 @@ def stored(
             continue
         moved = {load(access): load(placed(access)) for access in step.epilogue.body.loads}
         outputs += map(placed, step.epilogue.outputs)
-        values += substituted(step.epilogue.values, {reduced(0, KIND): total, **moved})
+        values += substitute(step.epilogue.values, {reduced(0, KIND): total, **moved})
     return tuple(outputs), tuple(values)
 
 
-def tile_loop(members: Sequence[OverLoops], axes: Mapping[int, tuple[AnySize, int]]) -> TileLoop:
+def tile_loop(members: Sequence[NestOverLoops], axes: Mapping[int, tuple[AnySize, int]]) -> TileLoop:
     """Return a loop that runs nests tile by tile.
 
     ``axes`` maps the tiled loops of the contraction to their iterations and those of a tile.

@@ -16,12 +16,12 @@ from functools import partial
 
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import Expression, contents, load, operation, reduced, substituted
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, sums_from_zero
+from torchmdla.devices.cpu.expressions import Expression, contents, load, operation, reduced, substitute
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, has_zero_initial
 from torchmdla.devices.cpu.passes.layout import in_memory_order, lay_out
-from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
+from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
 from torchmdla.devices.cpu.passes.roundings import HalfBuffers
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, op, within
+from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, find_matches, op
 
 # Weights that a call uses less often than this stay unchanged: a scaled copy would cost more than it gains.
 _LEAST_USES = 8
@@ -49,38 +49,38 @@ class _Scale:
         return factor
 
 
-def _scale(
+def _match_scale(
     steps: LoopProgram, is_known: IsKnown, halves: HalfBuffers, step: LoopNest, match: Captured
 ) -> _Scale | None:
     weights, other = match["left"].payload, match["right"].payload
-    scaled = next(within(_SCALED_SUM, step.epilogue.values), None) if step.epilogue else None
+    scaled = next(find_matches(_SCALED_SUM, step.epilogue.values), None) if step.epilogue else None
     if step.epilogue is None or scaled is None or not is_known(scaled["factor"].payload):
         return None
     # Scaled weights would no longer be bfloat16.
-    if not is_worth_scaling(step, weights, is_known) or weights.buffer in halves:
+    if not is_scaling_profitable(step, weights, is_known) or weights.buffer in halves:
         return None
     return _Scale(steps, step, step.epilogue, scaled, weights, other)
 
 
 def _fold(case: _Scale) -> None:
-    scale_ahead(case.steps, case.step, case.weights, case.factor)
-    values = substituted(case.epilogue.values, {case.scaled["product"]: case.scaled["total"]})
+    scale_weights(case.steps, case.step, case.weights, case.factor)
+    values = substitute(case.epilogue.values, {case.scaled["product"]: case.scaled["total"]})
     case.step.epilogue = replace(case.epilogue, values=values)
 
 
 def _is_only_use(case: _Scale) -> bool:
     """Return whether an epilogue uses the sum in one product alone."""
     total = case.scaled["total"]
-    is_read_once = case.epilogue.body.readers(total) == [case.scaled["product"]]
+    is_read_once = case.epilogue.body.users(total) == [case.scaled["product"]]
     return is_read_once and total not in case.epilogue.values
 
 
 FOLD_SCALES = Rule(
     SUM_OF_PRODUCTS,
-    lambda steps, _: partial(_scale, steps, known_accesses(steps), HalfBuffers(steps, "bf16")),
+    lambda steps, _: partial(_match_scale, steps, parameter_predicate(steps), HalfBuffers(steps, "bf16")),
     _fold,
     {
-        "the sum starts from zero": lambda case: sums_from_zero(case.step),
+        "the sum starts from zero": lambda case: has_zero_initial(case.step),
         "nothing is checked of the weights": lambda case: not case.step.checks,
         "the sum is used in the scaled one alone": _is_only_use,
         "a weight has one factor": lambda case: case.weights.loops >= case.factor.loops,
@@ -101,18 +101,20 @@ def scale_sum(step: LoopNest, factor: Expression) -> None:
     total = reduced(0, factor.type)
     plain = step.epilogue or Epilogue(step.outputs, (total,))
     scaled = operation("arith.mulf", [total, factor], factor.type)
-    step.epilogue = replace(plain, values=substituted(plain.values, {total: scaled}))
+    step.epilogue = replace(plain, values=substitute(plain.values, {total: scaled}))
 
 
-def is_worth_scaling(step: LoopNest, weights: Access, is_known: IsKnown) -> bool:
+def is_scaling_profitable(step: LoopNest, weights: Access, is_known: IsKnown) -> bool:
     """Return whether an input can be scaled once for many calls, each of which uses a scaled element often."""
     uses = math.prod(n for loop, n in enumerate(step.sizes) if loop not in weights.loops)
     return is_known(weights) and estimate(uses) >= _LEAST_USES
 
 
-def scale_ahead(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
+def scale_weights(steps: LoopProgram, step: LoopNest, weights: Access, factor: Access) -> None:
     """Replace an input of a step by a buffer of scaled weights, which a new step before it fills."""
     order = in_memory_order(step, weights)
-    maker = lay_out(step, weights, order)
-    maker.values = (operation("arith.mulf", [*maker.values, load(factor.over(order))], weights.buffer.element),)
-    steps.steps.insert(steps.steps.index(step), maker)
+    producer = lay_out(step, weights, order)
+    producer.values = (
+        operation("arith.mulf", [*producer.values, load(factor.restrict(order))], weights.buffer.element),
+    )
+    steps.steps.insert(steps.steps.index(step), producer)

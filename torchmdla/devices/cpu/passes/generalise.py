@@ -17,7 +17,7 @@ from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit, static
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.expressions import Expression, constant, operation, size
 from torchmdla.devices.cpu.loop_program import LoopProgram, OutlinedRegion, ScalarStep
-from torchmdla.devices.cpu.passes.precompute import has_sizes
+from torchmdla.devices.cpu.passes.precompute import has_dynamic_sizes
 from torchmdla.errors import CompileError
 
 # Fields whose numbers count elements or iterations. In all other fields, a number is an identifier.
@@ -43,9 +43,9 @@ def generalise(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
     """
     if len(samples) == 1:
         return samples[0]
-    general: LoopProgram = _Generaliser(program).joined([replace(sample, varying=frozenset()) for sample in samples])
+    general: LoopProgram = _Generaliser(program).merge([replace(sample, varying=frozenset()) for sample in samples])
     general.typical = program.symbols
-    if any(has_sizes(step) for packing in general.packings for step in packing.steps):
+    if any(has_dynamic_sizes(step) for packing in general.packings for step in packing.steps):
         raise not_dynamic("what is made of the weights ahead depends on the sizes")
     return general
 
@@ -66,66 +66,66 @@ class _Generaliser:
         self._known: list[dict[int, Any]] = [{} for _ in self._values]
         self._expressions: dict[tuple[Expression, ...], Expression] = {}
 
-    def joined(self, things: Sequence[Any], counts: bool = False) -> Any:
+    def merge(self, things: Sequence[Any], counts: bool = False) -> Any:
         """Return the merged form of the samples' ``things``; ``counts``: integers among them are counts."""
         first = things[0]
         if any(type(thing) is not type(first) for thing in things):
             raise not_dynamic("which operations it runs depends on the sizes")
         if isinstance(first, Buffer | Scalar):
-            return self._identified(things)
+            return self._merge_identity(things)
         if isinstance(first, Expression):
-            return self._expression(tuple(things))
+            return self._merge_expression(tuple(things))
         if isinstance(first, ScalarStep):
-            return self._scalar_step(things)
+            return self._merge_scalar_step(things)
         if isinstance(first, OutlinedRegion) and any(thing.text != first.text for thing in things):
             raise not_dynamic("an op that has no kernels (a scan, a sort, a loop) works on what varies with the sizes")
         if isinstance(first, LoopProgram) and any(thing.globals != first.globals for thing in things):
             raise not_dynamic("the values of a constant tensor depend on the sizes")
         if is_dataclass(first):
-            return self._record(things)
+            return self._merge_record(things)
         if isinstance(first, frozenset):  # of nodes, for debugging
             return first.union(*things)
         if isinstance(first, tuple | list):
-            return type(first)(self._items(things, counts))
+            return type(first)(self._merge_items(things, counts))
         if isinstance(first, dict):
-            return dict(self._items([list(thing.items()) for thing in things], counts))
+            return dict(self._merge_items([list(thing.items()) for thing in things], counts))
         if type(first) is int and counts:
-            return self._count(things)
+            return self._merge_count(things)
         if any(thing != first for thing in things):
             raise not_dynamic(f"a constant depends on the sizes ({first}, {next(t for t in things if t != first)})")
         return first
 
-    def _items(self, things: Sequence[Any], counts: bool) -> list[Any]:
+    def _merge_items(self, things: Sequence[Any], counts: bool) -> list[Any]:
         if len({len(thing) for thing in things}) > 1:
             raise not_dynamic("how many operations it runs depends on the sizes")
-        return [self.joined(items, counts) for items in zip(*things, strict=True)]
+        return [self.merge(items, counts) for items in zip(*things, strict=True)]
 
-    def _identified(self, things: Sequence[Any]) -> Any:
+    def _merge_identity(self, things: Sequence[Any]) -> Any:
         """Return the merged buffer or scalar, and check that identity agrees in all samples."""
         known = [self._known[k].get(id(thing)) for k, thing in enumerate(things)]
         if any(other is not known[0] for other in known):
             raise not_dynamic("which values share memory depends on the sizes")
         if known[0] is None:
-            merged = self._record(things)
+            merged = self._merge_record(things)
             for k, thing in enumerate(things):
                 self._known[k][id(thing)] = merged
             return merged
         return known[0]
 
-    def _record(self, things: Sequence[Any]) -> Any:
+    def _merge_record(self, things: Sequence[Any]) -> Any:
         """Return a merged dataclass, field by field."""
         names = [field.name for field in fields(things[0]) if field.init]
         return type(things[0])(
-            **{name: self.joined([getattr(thing, name) for thing in things], name in _COUNTS) for name in names}
+            **{name: self.merge([getattr(thing, name) for thing in things], name in _COUNTS) for name in names}
         )
 
-    def _count(self, numbers: Sequence[int]) -> int | Size:
+    def _merge_count(self, numbers: Sequence[int]) -> int | Size:
         try:
             return fit(self._values, numbers)
         except NoPolynomial:
-            raise not_dynamic(f"a count is no polynomial of the sizes: {_table(self._values, numbers)}") from None
+            raise not_dynamic(f"a count is not a polynomial of the sizes: {_table(self._values, numbers)}") from None
 
-    def _expression(self, things: tuple[Expression, ...]) -> Expression:
+    def _merge_expression(self, things: tuple[Expression, ...]) -> Expression:
         """Return a merged expression; a constant that varies becomes an expression that reads a size."""
         waiting = [things]
         while waiting:
@@ -137,10 +137,10 @@ class _Generaliser:
                 continue
             waiting.pop()
             if group not in self._expressions:
-                self._expressions[group] = self._joined(group, tuple(self._expressions[each] for each in operands))
+                self._expressions[group] = self._merge_node(group, tuple(self._expressions[each] for each in operands))
         return self._expressions[things]
 
-    def _joined(self, group: Sequence[Expression], operands: tuple[Expression, ...]) -> Expression:
+    def _merge_node(self, group: Sequence[Expression], operands: tuple[Expression, ...]) -> Expression:
         first = group[0]
         forms = {(e.op, len(e.operands), e.type, e.attributes) for e in group}
         if len(forms) > 1:
@@ -149,9 +149,9 @@ class _Generaliser:
             if all(expression is first for expression in group):
                 return first
             numbers = [expression.payload for expression in group]
-            return self._quotient(numbers, first.type) or size(self._constant(numbers), first.type)
-        payload = self.joined([expression.payload for expression in group])
-        return first.of(operands, payload)
+            return self._quotient(numbers, first.type) or size(self._merge_constants(numbers), first.type)
+        payload = self.merge([expression.payload for expression in group])
+        return first.replace(operands, payload)
 
     def _quotient(self, numbers: Sequence[float], type: str) -> Expression | None:
         """Return the quotient of sizes that all numbers agree with, or None.
@@ -168,21 +168,21 @@ class _Generaliser:
                 return operation("arith.divf", operands, type)
         return None
 
-    def _scalar_step(self, things: Sequence[ScalarStep]) -> ScalarStep:
+    def _merge_scalar_step(self, things: Sequence[ScalarStep]) -> ScalarStep:
         first = things[0]
         if first.name != "constant" or all(thing.value == first.value for thing in things):
-            step: ScalarStep = self._record(things)
+            step: ScalarStep = self._merge_record(things)
             return step
-        result = self.joined([thing.result for thing in things])
-        return ScalarStep("constant", (), "", result, self._constant([thing.value for thing in things]))
+        result = self.merge([thing.result for thing in things])
+        return ScalarStep("constant", (), "", result, self._merge_constants([thing.value for thing in things]))
 
-    def _constant(self, constants: Sequence[object]) -> Size:
+    def _merge_constants(self, constants: Sequence[object]) -> Size:
         """Return the polynomial of constants that differ."""
         numbers = [int(n) for n in constants if isinstance(n, int | float) and float(n).is_integer()]
         shown = ", ".join(map(str, constants))
         if len(numbers) < len(constants) or any(isinstance(n, bool) for n in constants):
             raise not_dynamic(f"a number is computed from the sizes ahead: {shown}")
-        size = self._count(numbers)
+        size = self._merge_count(numbers)
         if not isinstance(size, Size):
             raise not_dynamic(f"a constant has several names: {shown}")
         return size

@@ -19,15 +19,15 @@ from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import (
     Expression,
-    accessing,
     accumulator,
     constant,
     contents,
     load,
+    map_loads,
     operation,
     reduced,
-    rewritten,
-    substituted,
+    rewrite,
+    substitute,
 )
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
 
@@ -53,17 +53,17 @@ def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
     # Values that are known ahead come first: z * (sum(p) - n * y).
     total = reduced(0, _SUM)
     if not _is_zero(left_zero):
-        sums = _minus(_summed(step, weights, before), _times(right_zero, constant(terms, _SUM)))
-        total = _minus(total, ahead(step, _times(left_zero, sums), before))
+        sums = _subtract(_sum_elements(step, weights, before), _multiply(right_zero, constant(terms, _SUM)))
+        total = _subtract(total, hoist(step, _multiply(left_zero, sums), before))
     if not _is_zero(right_zero):
-        sums = _summed_by_windows(step, values, before)
-        total = _minus(total, _times(ahead(step, right_zero, before), sums))
+        sums = _sum_by_windows(step, values, before)
+        total = _subtract(total, _multiply(hoist(step, right_zero, before), sums))
     products = operation("dot", [load(left_words), load(right_words)], _SUM)
     if (kind := step.values[0].type) != _WIDE:
-        _go_on(step, reduced(0, kind), operation("arith.extsi", [total], kind))
-        step.map_expressions(lambda roots: rewritten(roots, _without_extension))
+        _replace_in_epilogue(step, reduced(0, kind), operation("arith.extsi", [total], kind))
+        step.map_expressions(lambda roots: rewrite(roots, _without_extension))
     else:
-        scale = ahead(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
+        scale = hoist(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
         scale_result(step, operation("arith.sitofp", [total], _WIDE), scale)
     step.values = (operation("arith.addi", [accumulator(0, _SUM), products], _SUM),)
     step.initial = constant(0, _SUM)
@@ -92,18 +92,18 @@ def scale_result(step: LoopNest, total: Expression, scale: Expression) -> None:
         first, second = expression.operands
         return operation("math.fma", [total, scale, second if first is scaled else first], _WIDE)
 
-    _go_on(step, reduced(0, _WIDE), scaled)
+    _replace_in_epilogue(step, reduced(0, _WIDE), scaled)
     assert step.epilogue is not None
-    step.epilogue = replace(step.epilogue, values=rewritten(step.epilogue.values, with_one_rounding))
+    step.epilogue = replace(step.epilogue, values=rewrite(step.epilogue.values, with_one_rounding))
 
 
-def _go_on(step: LoopNest, total: Expression, other: Expression) -> None:
+def _replace_in_epilogue(step: LoopNest, total: Expression, other: Expression) -> None:
     """Replace ``total`` by ``other`` in the step's epilogue."""
     epilogue = step.epilogue or Epilogue(step.outputs, (total,))
-    step.epilogue = replace(epilogue, values=substituted(epilogue.values, {total: other}))
+    step.epilogue = replace(epilogue, values=substitute(epilogue.values, {total: other}))
 
 
-def ahead(step: LoopNest, value: Expression, before: list[LoopNest], order: Sequence[int] | None = None) -> Expression:
+def hoist(step: LoopNest, value: Expression, before: list[LoopNest], order: Sequence[int] | None = None) -> Expression:
     """Return a load of ``value``, which a step in ``before`` computes ahead of ``step``.
 
     The value is packed where it depends on parameters alone. It is converted, so that wider types do not use up lanes
@@ -118,8 +118,8 @@ def ahead(step: LoopNest, value: Expression, before: list[LoopNest], order: Sequ
     loops = sorted(varying) if order is None else [loop for loop in order if loop in varying]
     sizes = tuple(step.sizes[loop] for loop in loops)
     buffer = Buffer("temporary", value.type, sizes)
-    (moved,) = accessing((value,), lambda access: access.over(loops))
-    before.append(replace(LoopNest.elementwise(sizes, Access.whole(buffer), moved), nodes=step.nodes))
+    (moved,) = map_loads((value,), lambda access: access.restrict(loops))
+    before.append(replace(LoopNest.elementwise(sizes, Access.identity(buffer), moved), nodes=step.nodes))
     return load(Access.of_loops(buffer, loops, len(step.sizes)))
 
 
@@ -127,11 +127,11 @@ def _is_zero(value: Expression) -> bool:
     return value.op == "constant" and value.payload == 0
 
 
-def _minus(left: Expression, right: Expression) -> Expression:
+def _subtract(left: Expression, right: Expression) -> Expression:
     return left if _is_zero(right) else operation("arith.subi", [left, right], _SUM)
 
 
-def _times(left: Expression, right: Expression) -> Expression:
+def _multiply(left: Expression, right: Expression) -> Expression:
     if left.op == "constant" and right.op == "constant":
         return constant(left.payload * right.payload, _SUM)
     if _is_zero(left) or _is_zero(right):
@@ -139,12 +139,12 @@ def _times(left: Expression, right: Expression) -> Expression:
     return operation("arith.muli", [left, right], _SUM)
 
 
-def _summed(step: LoopNest, access: Access, before: list[LoopNest], is_signed: bool = True) -> Expression:
+def _sum_elements(step: LoopNest, access: Access, before: list[LoopNest], is_signed: bool = True) -> Expression:
     """Return the sum of the elements that a step reads at ``access``, over the step's reduced loops."""
     loops = sorted(access.loops)
     retained = [loop for loop in loops if not step.reduction[loop]]
     buffer = Buffer("temporary", _SUM, tuple(step.sizes[loop] for loop in retained))
-    read = load(access.over(loops))
+    read = load(access.restrict(loops))
     term = read if read.type == _SUM else operation("arith.extsi" if is_signed else "arith.extui", [read], _SUM)
     before.append(
         LoopNest(
@@ -159,17 +159,17 @@ def _summed(step: LoopNest, access: Access, before: list[LoopNest], is_signed: b
     return load(Access.of_loops(buffer, retained, len(step.sizes)))
 
 
-def _summed_by_windows(step: LoopNest, access: Access, before: list[LoopNest]) -> Expression:
+def _sum_by_windows(step: LoopNest, access: Access, before: list[LoopNest]) -> Expression:
     """Return the same sum in two stages: over dimensions that are only summed, then over windows."""
     is_summed = [bool(i.loops) and all(step.reduction[loop] for loop in i.loops) for i in access.indices]
     inner = {loop for i, flag in zip(access.indices, is_summed, strict=True) if flag for loop in i.loops}
     retained = [d for d, flag in enumerate(is_summed) if not flag]
     windows = {loop for d in retained for loop in access.indices[d].loops}
     if not inner or inner & windows or len(access.indices) != len(access.buffer.sizes):
-        return _summed(step, access, before, is_signed=False)
+        return _sum_elements(step, access, before, is_signed=False)
     walked, first = sorted(inner), len(retained)
     along = {loop: AffineExpr.of_loop(first + k, first + len(walked)) for k, loop in enumerate(walked)}
-    indices = [index.along(along, first + len(walked)) for index in access.indices]
+    indices = [index.substitute(along, first + len(walked)) for index in access.indices]
     for k, d in enumerate(retained):
         indices[d] = AffineExpr.of_loop(k, first + len(walked))
     rows = replace(
@@ -177,6 +177,6 @@ def _summed_by_windows(step: LoopNest, access: Access, before: list[LoopNest]) -
         sizes=(*(access.buffer.sizes[d] for d in retained), *(step.sizes[loop] for loop in walked)),
         reduction=(*(False for _ in retained), *(True for _ in walked)),
     )
-    sums = _summed(rows, replace(access, indices=tuple(indices)), before, is_signed=False).payload
+    sums = _sum_elements(rows, replace(access, indices=tuple(indices)), before, is_signed=False).payload
     read = Access(sums.buffer, tuple(access.indices[d] for d in retained))
-    return _summed(step, read, before) if any(step.reduction[loop] for loop in windows) else load(read)
+    return _sum_elements(step, read, before) if any(step.reduction[loop] for loop in windows) else load(read)

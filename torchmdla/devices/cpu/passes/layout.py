@@ -15,7 +15,7 @@ from functools import partial
 from torchmdla.compiler.sizes import estimate, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import load
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, contracts, split_loop
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
 
 # Channels are the second dimension, by PyTorch's convention.
 _CHANNEL = 1
@@ -30,29 +30,29 @@ def block_channels(steps: LoopProgram, lanes: Sequence[int]) -> None:
     blocked: dict[Buffer, Buffer] = {}
     for count in lanes:
         _detach_results(steps, count)
-        candidates = _candidates(steps, count).difference(_beside(steps, blocked))
-        sliding = [s for s in steps.nests() if slides(s)]
+        candidates = _candidates(steps, count).difference(_sharing_channels(steps, blocked))
+        sliding = [s for s in steps.nests() if has_sliding_window(s)]
         if count != lanes[0]:
             sliding = [s for s in sliding if candidates.union(blocked).issuperset(_images(s))]
-        chosen = _connected(steps, candidates, sliding)
-        blocked |= {buffer: _blocked(buffer, count) for buffer in chosen}
+        chosen = _collect_connected(steps, candidates, sliding)
+        blocked |= {buffer: _block_buffer(buffer, count) for buffer in chosen}
     if not blocked:
         return
-    _read_plain_where_flattened(steps, list(blocked))
+    _copy_flattened_inputs(steps, list(blocked))
     for step in steps.nests():
         _split_channels(step, blocked)
-        step.map_accesses(lambda access: _in_blocks(access, blocked))
-    for step in [s for s in steps.nests() if slides(s)]:
+        step.map_accesses(lambda access: _block_access(access, blocked))
+    for step in [s for s in steps.nests() if has_sliding_window(s)]:
         if step.outputs[0].buffer in blocked.values():
             _lay_out_weights(steps, step)
 
 
-def slides(step: LoopNest) -> bool:
+def has_sliding_window(step: LoopNest) -> bool:
     """Return whether a step reduces over a window that moves with its output: a convolution or a pooling.
 
     The mean of a group of channels does not qualify.
     """
-    first = 0 if contracts(step) else _CHANNEL + 1
+    first = 0 if is_contraction(step) else _CHANNEL + 1
     return any(_is_window(step, index) for access in step.inputs for index in access.indices[first:])
 
 
@@ -72,7 +72,7 @@ def _detach_results(steps: LoopProgram, lanes: int) -> None:
 
     The copy becomes part of an epilogue: that of the step itself, or the next one.
     """
-    for step in [s for s in steps.nests() if slides(s)]:
+    for step in [s for s in steps.nests() if has_sliding_window(s)]:
         result = step.outputs[0].buffer
         if result.kind != "result" or not _is_only_accessed(steps, result):
             continue
@@ -81,7 +81,7 @@ def _detach_results(steps: LoopProgram, lanes: int) -> None:
             continue
         last = max(k for k, s in enumerate(steps.steps) if result in s.writes)
         for other in steps.nests():
-            other.map_accesses(partial(Access.instead, old=result, new=inside))
+            other.map_accesses(partial(Access.replace_buffer, old=result, new=inside))
         steps.steps.insert(last + 1, _copy(inside, result))
 
 
@@ -133,18 +133,18 @@ def _channel_loop(access: Access) -> int:
     return loops[0] if len(loops) == 1 else -1
 
 
-def _connected(steps: LoopProgram, candidates: set[Buffer], sliding: Sequence[LoopNest]) -> list[Buffer]:
+def _collect_connected(steps: LoopProgram, candidates: set[Buffer], sliding: Sequence[LoopNest]) -> list[Buffer]:
     """Return the candidates that ``sliding`` steps touch, and those that share channels with them in a step."""
     touched = [access.buffer for step in sliding for access in _accesses(step)]
     chosen = dict.fromkeys(buffer for buffer in touched if buffer in candidates)
     size = -1
     while size != len(chosen):
         size = len(chosen)
-        chosen.update(dict.fromkeys(b for b in _beside(steps, chosen) if b in candidates))
+        chosen.update(dict.fromkeys(b for b in _sharing_channels(steps, chosen) if b in candidates))
     return list(chosen)
 
 
-def _beside(steps: LoopProgram, chosen: Collection[Buffer]) -> list[Buffer]:
+def _sharing_channels(steps: LoopProgram, chosen: Collection[Buffer]) -> list[Buffer]:
     """Return all buffers that share channels with some of ``chosen`` in a step, including these."""
     buffers: list[Buffer] = []
     for step in steps.nests():
@@ -154,16 +154,16 @@ def _beside(steps: LoopProgram, chosen: Collection[Buffer]) -> list[Buffer]:
     return buffers
 
 
-def _read_plain_where_flattened(steps: LoopProgram, chosen: Sequence[Buffer]) -> None:
+def _copy_flattened_inputs(steps: LoopProgram, chosen: Sequence[Buffer]) -> None:
     """Copy inputs of products that sum over channels and pixels to plain buffers, as their weights have plain order."""
     for step in steps.nests():
-        if slides(step):
+        if has_sliding_window(step):
             continue
         for access in step.inputs:
             if access.buffer in chosen and len(step.inputs) > 1 and _sums_over_pixels(step, access):
                 plain = Buffer("temporary", access.buffer.element, access.buffer.sizes)
                 steps.steps.insert(steps.steps.index(step), _copy(access.buffer, plain))
-                step.read_instead(access, replace(access, buffer=plain))
+                step.replace_load(access, replace(access, buffer=plain))
 
 
 def _sums_over_pixels(step: LoopNest, access: Access) -> bool:
@@ -172,13 +172,13 @@ def _sums_over_pixels(step: LoopNest, access: Access) -> bool:
 
 
 def _copy(source: Buffer, destination: Buffer) -> LoopNest:
-    return LoopNest.elementwise(source.sizes, Access.whole(destination), load(Access.whole(source)))
+    return LoopNest.elementwise(source.sizes, Access.identity(destination), load(Access.identity(source)))
 
 
 # The change of layout.
 
 
-def _blocked(buffer: Buffer, lanes: int) -> Buffer:
+def _block_buffer(buffer: Buffer, lanes: int) -> Buffer:
     sizes = list(buffer.sizes)
     sizes[_CHANNEL] //= lanes
     return Buffer("temporary", buffer.element, (*sizes, lanes))
@@ -191,7 +191,7 @@ def _split_channels(step: LoopNest, blocked: dict[Buffer, Buffer]) -> None:
         split_loop(step, loop, (step.sizes[loop] // lanes_by_loop[loop], lanes_by_loop[loop]))
 
 
-def _in_blocks(access: Access, blocked: dict[Buffer, Buffer]) -> Access:
+def _block_access(access: Access, blocked: dict[Buffer, Buffer]) -> Access:
     if access.buffer not in blocked:
         return access
     buffer = blocked[access.buffer]
@@ -212,19 +212,19 @@ def _lay_out_weights(steps: LoopProgram, step: LoopNest) -> None:
     """
     lane = step.outputs[0].indices[-1].loops[0]
     loops = len(step.sizes)
-    images = [a.flat(loops) for a in step.inputs if any(_is_window(step, index) for index in a.indices)]
+    images = [a.linearise(loops) for a in step.inputs if any(_is_window(step, index) for index in a.indices)]
     order = [d for d in range(loops) if not step.reduction[d] and d != lane]
     order += sorted((d for d in range(loops) if step.reduction[d]), key=lambda d: -estimate(images[0].factors[d]))
     order.append(lane)
     for access in step.inputs:
-        if any(_is_window(step, index) for index in access.indices) or not access.flat(loops).loops:
+        if any(_is_window(step, index) for index in access.indices) or not access.linearise(loops).loops:
             continue
         steps.steps.insert(steps.steps.index(step), lay_out(step, access, order))
 
 
 def in_memory_order(step: LoopNest, access: Access) -> tuple[int, ...]:
     """Return the loops of a step that an access varies with, in the order of its buffer's memory."""
-    flat = access.flat(len(step.sizes))
+    flat = access.linearise(len(step.sizes))
     moving = [loop for loop in access.loops if flat.factors[loop]]
     return tuple(sorted(moving, key=lambda loop: -estimate(flat.factors[loop])))
 
@@ -242,7 +242,7 @@ def lay_out(step: LoopNest, access: Access, order: Sequence[int]) -> LoopNest:
     """
     walked = [d for d in order if any(index.factors[d] for index in access.indices)]
     buffer = Buffer("temporary", access.element, tuple(step.sizes[d] for d in walked))
-    step.read_instead(access, Access.of_loops(buffer, walked, len(step.sizes)))
-    fill = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), load(access.over(walked)))
+    step.replace_load(access, Access.of_loops(buffer, walked, len(step.sizes)))
+    fill = LoopNest.elementwise(buffer.sizes, Access.identity(buffer), load(access.restrict(walked)))
     fill.nodes = step.nodes
     return fill

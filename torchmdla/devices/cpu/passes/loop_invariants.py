@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, accessing, contents, load, substituted
+from torchmdla.devices.cpu.expressions import Expression, contents, load, map_loads, substitute
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_elementwise
 
 # A separate step pays off if its work was repeated at least this many times.
@@ -30,12 +30,12 @@ def hoist_loop_invariants(steps: LoopProgram) -> None:
         if known.issuperset(step.writes):
             continue
         values = _values(step)
-        makers = {value: _maker(value, step) for value in _hoisted(values, known, step)}
-        if makers:
+        producers = {value: _build_producer(value, step) for value in _invariant_values(values, known, step)}
+        if producers:
             position = steps.steps.index(step)
-            steps.steps[position:position] = makers.values()
-            read = {value: load(_read(maker, value, step)) for value, maker in makers.items()}
-            _set_values(step, substituted(values, read))
+            steps.steps[position:position] = producers.values()
+            read = {value: load(_result_access(producer, value, step)) for value, producer in producers.items()}
+            _set_values(step, substitute(values, read))
 
 
 def _argument_values(steps: LoopProgram) -> set[Buffer]:
@@ -66,7 +66,7 @@ def _set_values(step: LoopNest, values: tuple[Expression, ...]) -> None:
         step.values = values
 
 
-def _hoisted(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -> list[Expression]:
+def _invariant_values(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -> list[Expression]:
     """Return the operations that depend on arguments alone, and whose result another operation uses."""
     constants: set[Expression] = set()
     ours: set[Expression] = set()
@@ -81,7 +81,7 @@ def _hoisted(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -
             depends = _is_known(expression.payload.buffer, known)
         else:
             depends = bool(operands) and all(operand in constants or operand in ours for operand in operands)
-        if depends and _pays(step, _loops(expression)):
+        if depends and _is_profitable(step, _loops(expression)):
             ours.add(expression)
         else:
             others.append(expression)
@@ -89,7 +89,7 @@ def _hoisted(values: Sequence[Expression], known: set[Buffer], step: LoopNest) -
     return [e for e in contents(tuple(values)).expressions if e in read and e in ours and e.op != "load"]
 
 
-def _pays(step: LoopNest, loops: Sequence[int]) -> bool:
+def _is_profitable(step: LoopNest, loops: Sequence[int]) -> bool:
     """Return whether the other loops that do not reduce repeat a value that varies with ``loops`` often enough."""
     others = [n for k, n in enumerate(step.sizes) if k not in loops and not step.reduction[k]]
     return bool(loops) and estimate(math.prod(others)) >= _LEAST_REPEATED
@@ -100,14 +100,14 @@ def _loops(value: Expression) -> list[int]:
     return sorted({loop for access in contents((value,)).loads for loop in access.loops})
 
 
-def _maker(value: Expression, step: LoopNest) -> LoopNest:
+def _build_producer(value: Expression, step: LoopNest) -> LoopNest:
     """Return a step that computes ``value`` into a new buffer, over the loops that it varies with."""
     loops = _loops(value)
     buffer = Buffer("temporary", value.type, tuple(step.sizes[loop] for loop in loops))
-    (stored,) = accessing((value,), lambda access: access.over(loops))
-    return LoopNest.elementwise(buffer.sizes, Access.whole(buffer), stored)
+    (stored,) = map_loads((value,), lambda access: access.restrict(loops))
+    return LoopNest.elementwise(buffer.sizes, Access.identity(buffer), stored)
 
 
-def _read(maker: LoopNest, value: Expression, step: LoopNest) -> Access:
-    """Return the access by which ``step`` reads the result of ``maker``."""
-    return Access.of_loops(maker.writes[0], _loops(value), len(step.sizes))
+def _result_access(producer: LoopNest, value: Expression, step: LoopNest) -> Access:
+    """Return the access by which ``step`` reads the result of ``producer``."""
+    return Access.of_loops(producer.writes[0], _loops(value), len(step.sizes))

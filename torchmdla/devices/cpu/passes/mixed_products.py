@@ -17,9 +17,11 @@ from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.loop_program import LoopNest, split_loop
 from torchmdla.devices.cpu.passes.precompute import IsKnown
-from torchmdla.devices.cpu.patterns import anything, op
+from torchmdla.devices.cpu.patterns import any_expression, op
 
-SUM_OF_MIXED_PRODUCTS = op("arith.addf", op("accumulator"), op("arith.mulf", anything("floats"), anything("weights")))
+SUM_OF_MIXED_PRODUCTS = op(
+    "arith.addf", op("accumulator"), op("arith.mulf", any_expression("floats"), any_expression("weights"))
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class MixedProduct:
         loops = [
             d for d in sorted(self.weights.integer.loops) if not self.step.reduction[d] and self.step.sizes[d] != 1
         ]
-        distances = self.step.written_accesses[0].flat(len(self.step.sizes)).factors
+        distances = self.step.written_accesses[0].linearise(len(self.step.sizes)).factors
         return sorted(loops, key=lambda loop: -estimate(distances[loop]))
 
     def split(self, loop: int, sizes: Sequence[AnySize]) -> None:
@@ -72,10 +74,14 @@ class MixedProduct:
         split_loop(self.step, loop, sizes)
         ((self.floats, self.weights),) = _factors(self.step)
 
-        def moved(index: int) -> int:
+        def map_loop(index: int) -> int:
             return index + (len(sizes) - 1) * (index > loop)
 
-        self.rows, self.groups, self.terms = [*map(moved, self.rows)], [*map(moved, self.groups)], moved(self.terms)
+        self.rows, self.groups, self.terms = (
+            [*map(map_loop, self.rows)],
+            [*map(map_loop, self.groups)],
+            map_loop(self.terms),
+        )
 
 
 def mixed_product(step: LoopNest, is_known: IsKnown) -> MixedProduct | None:
@@ -90,7 +96,7 @@ def mixed_product(step: LoopNest, is_known: IsKnown) -> MixedProduct | None:
     are_plain = len(body.loads) == 1 and len(body.expressions) <= 2
     if not are_plain or not is_known(weights.integer) or is_known(body.loads[0]):
         return None
-    return _by_groups(step, floats, weights)
+    return _find_groups(step, floats, weights)
 
 
 def _factors(step: LoopNest) -> list[tuple[Expression, Weights]]:
@@ -115,7 +121,7 @@ def _weights(value: Expression) -> Weights | None:
     return Weights(integer.payload, zero, scale) if integer.op == "load" and integer.type == "i8" else None
 
 
-def _by_groups(step: LoopNest, floats: Expression, weights: Weights) -> MixedProduct | None:
+def _find_groups(step: LoopNest, floats: Expression, weights: Weights) -> MixedProduct | None:
     (read,) = contents((floats,)).loads
     loops = [d for d, size in enumerate(step.sizes) if size != 1]
     rows = [d for d in loops if d in read.loops and not step.reduction[d]]

@@ -25,18 +25,18 @@ from functools import partial
 
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, accessing, accumulator, constant, load, operation, substituted
+from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, map_loads, operation, substitute
 from torchmdla.devices.cpu.loop_program import (
     LoopNest,
     LoopProgram,
     Users,
-    is_found_by_index,
+    has_zero_initial,
+    is_permutation,
     may_move,
     split_loop,
-    sums_from_zero,
 )
-from torchmdla.devices.cpu.passes.makers import CAN_LOOK_THROUGH, reduces, writer_of, writers_of
-from torchmdla.devices.cpu.passes.rematerialise import through
+from torchmdla.devices.cpu.passes.producers import INLINING_REQUIREMENTS, find_writer, find_writers, is_reduced_from
+from torchmdla.devices.cpu.passes.rematerialise import operand_access
 from torchmdla.devices.cpu.patterns import Captured, Rule, op
 
 # One in this many elements of a row is summed ahead, which lengthens the walk by that fraction. They are the first
@@ -69,8 +69,8 @@ class _Row:
         users: The users of its buffers.
         squares: The step that sums, over its loops, the squares of the elements that it reads as ``read``.
         read: The access to the differences of the row from a mean.
-        maker: The nest that stores the differences.
-        difference: The parts of a difference, over the maker's loops.
+        producer: The nest that stores the differences.
+        difference: The parts of a difference, over the producer's loops.
         summing: The nest that sums the row for the mean.
         row: The access to the row over the loops of ``squares``.
         total: The access to the sum over the loops of ``squares``.
@@ -81,7 +81,7 @@ class _Row:
     users: Users
     squares: LoopNest
     read: Access
-    maker: LoopNest
+    producer: LoopNest
     difference: Captured
     summing: LoopNest
     row: Access
@@ -93,48 +93,48 @@ class _Row:
         return [loop for loop, reduced in enumerate(self.squares.reduction) if not reduced]
 
 
-def _row(steps: LoopProgram, step: LoopNest, squared: Captured) -> _Row | None:
+def _match_row(steps: LoopProgram, step: LoopNest, squared: Captured) -> _Row | None:
     """Return the row whose variance a step sums, or None."""
     users, read = Users(steps.steps), squared["term"].payload
-    maker = writer_of(users, read)
-    match = next(_CENTRED.matches(maker.values[0]), None) if maker else None
-    if maker is None or match is None or step.values[0].type not in _LARGEST:
+    producer = find_writer(users, read)
+    match = next(_CENTRED.matches(producer.values[0]), None) if producer else None
+    if producer is None or match is None or step.values[0].type not in _LARGEST:
         return None
-    summing = writer_of(users, match["sum"].payload)
-    row, total = (through(match[name].payload, maker, read) for name in ("term", "sum"))
+    summing = find_writer(users, match["sum"].payload)
+    row, total = (operand_access(match[name].payload, producer, read) for name in ("term", "sum"))
     cut = _cut(step, row)
     if summing is None or cut is None:
         return None
-    return _Row(steps, users, step, read, maker, match, summing, row, total, cut)
+    return _Row(steps, users, step, read, producer, match, summing, row, total, cut)
 
 
-def _in_one_walk(case: _Row) -> None:
+def _use_one_walk(case: _Row) -> None:
     steps = case.steps.steps
     place = steps.index(case.summing)
     steps.remove(case.squares)
-    steps[place : place + 1] = _walks(case)
+    steps[place : place + 1] = _build_nests(case)
     mean = load(case.difference["sum"].payload)
-    case.maker.map_body(lambda roots: substituted(roots, {case.difference["mean"]: mean}))
+    case.producer.map_body(lambda roots: substitute(roots, {case.difference["mean"]: mean}))
 
 
 def _is_for_mean_alone(case: _Row) -> bool:
     """Return whether only the mean is computed from the sum, in whose place the mean is stored."""
     buffer = case.total.buffer
-    return buffer.kind == "temporary" and case.users.of(buffer) == [case.summing, case.maker]
+    return buffer.kind == "temporary" and case.users.of(buffer) == [case.summing, case.producer]
 
 
 def _is_mean(case: _Row) -> bool:
     """Return whether the sum has each element of the row once, and is divided by their number."""
-    is_sum = reduces(case.users, _SUM, 0.0, case.difference["sum"].payload, case.difference["term"].payload)
-    return is_sum and all(map(case.summing.walks, case.summing.inputs))
+    is_sum = is_reduced_from(case.users, _SUM, 0.0, case.difference["sum"].payload, case.difference["term"].payload)
+    return is_sum and all(map(case.summing.is_indexed_by_all_loops, case.summing.inputs))
 
 
 def _squares_each_once(case: _Row) -> bool:
     """Return whether the step reads each element that it squares once."""
-    return is_found_by_index(replace(case.squares, reduction=(False,) * len(case.squares.sizes)), case.read)
+    return is_permutation(replace(case.squares, reduction=(False,) * len(case.squares.sizes)), case.read)
 
 
-def _is_one_length(case: _Row) -> bool:
+def _has_equal_lengths(case: _Row) -> bool:
     """Return whether a row has as many elements for the mean as for the variance."""
     count: float = case.difference["count"].payload
     return _length(case.squares) == _length(case.summing) == count
@@ -142,21 +142,21 @@ def _is_one_length(case: _Row) -> bool:
 
 MOMENTS = Rule(
     _SQUARES,
-    lambda steps, _: partial(_row, steps),
-    _in_one_walk,
+    lambda steps, _: partial(_match_row, steps),
+    _use_one_walk,
     {
-        **CAN_LOOK_THROUGH,
+        **INLINING_REQUIREMENTS,
         "nothing between overwrites the row": lambda case: may_move(case.steps, case.summing, case.squares),
-        "the sum of squares starts from zero": lambda case: sums_from_zero(case.squares),
+        "the sum of squares starts from zero": lambda case: has_zero_initial(case.squares),
         "nothing is checked of the differences": lambda case: not case.squares.checks,
         "nothing else is made of the squares at once": lambda case: case.squares.epilogue is None,
         "nothing else writes the sums of squares": lambda case: (
-            writers_of(case.users, case.squares.outputs[0].buffer) == [case.squares]
+            find_writers(case.users, case.squares.outputs[0].buffer) == [case.squares]
         ),
         "the sum is for the mean alone": _is_for_mean_alone,
         "the mean is that of the row": _is_mean,
         "each difference is squared once": _squares_each_once,
-        "mean and variance are of as many elements": _is_one_length,
+        "mean and variance are of as many elements": _has_equal_lengths,
         "a variance has one mean": lambda case: case.total.loops <= set(case.retained),
     },
 )
@@ -175,7 +175,7 @@ def _cut(step: LoopNest, row: Access) -> _Cut | None:
         The loop, the number of blocks, and their iterations. None if the row is short, or its length varies.
     """
     run = 1
-    distances = row.flat(len(step.sizes)).factors
+    distances = row.linearise(len(step.sizes)).factors
     loops = [loop for loop, reduced in enumerate(step.reduction) if reduced]
     for loop in sorted(loops, key=lambda loop: estimate(distances[loop])):
         size = step.sizes[loop]
@@ -189,9 +189,9 @@ def _cut(step: LoopNest, row: Access) -> _Cut | None:
     return None
 
 
-def _ahead(row: _Row, output: Access) -> LoopNest:
+def _partial_sum(row: _Row, output: Access) -> LoopNest:
     """Return the nest that sums the first part of each block of a row."""
-    values = (_added(0, load(row.row)),)
+    values = (_accumulate(0, load(row.row)),)
     step = replace(row.squares, outputs=(output,), values=values, nodes=row.summing.nodes)
     loop, (blocks, size) = row.cut
     split_loop(step, loop, (blocks, size))
@@ -199,43 +199,43 @@ def _ahead(row: _Row, output: Access) -> LoopNest:
     return step
 
 
-def _walks(row: _Row) -> list[LoopNest]:
+def _build_nests(row: _Row) -> list[LoopNest]:
     """Return the nests that sum a part of a row and all of it, and combine these to mean and squares."""
     step, term = row.squares, load(row.row)
     (squares,) = step.outputs
     sums = [replace(squares, buffer=Buffer("temporary", term.type, squares.buffer.sizes)) for _ in range(3)]
     part, first, second = map(load, sums)
-    ahead = _ahead(row, sums[0])
-    near = _over(part, _length(ahead))
-    difference = _of("subf", term, near)
-    values = _added(0, difference), _added(1, _of("mulf", difference, difference))
+    ahead = _partial_sum(row, sums[0])
+    near = _divide(part, _length(ahead))
+    difference = _binary("subf", term, near)
+    values = _accumulate(0, difference), _accumulate(1, _binary("mulf", difference, difference))
     both = replace(step, outputs=tuple(sums[1:]), values=values, nodes=step.nodes | row.summing.nodes)
-    offset, mean_square = (_over(total, _length(step)) for total in (first, second))
+    offset, mean_square = (_divide(total, _length(step)) for total in (first, second))
     # The square stays finite, so an infinite mean of squares stays infinite in the difference.
-    square = _of("minimumf", _of("mulf", offset, offset), constant(_LARGEST[term.type], term.type))
+    square = _binary("minimumf", _binary("mulf", offset, offset), constant(_LARGEST[term.type], term.type))
     # The rounded difference may be less than zero.
-    variance = _of("maximumf", _of("subf", mean_square, square), constant(0.0, term.type))
-    results = _of("addf", near, offset), _of("mulf", variance, constant(_length(step), term.type))
-    return [ahead, both, _of_rows(both, row.retained, (row.total, squares), results)]
+    variance = _binary("maximumf", _binary("subf", mean_square, square), constant(0.0, term.type))
+    results = _binary("addf", near, offset), _binary("mulf", variance, constant(_length(step), term.type))
+    return [ahead, both, _store_per_row(both, row.retained, (row.total, squares), results)]
 
 
-def _of_rows(
+def _store_per_row(
     step: LoopNest, loops: Sequence[int], outputs: Sequence[Access], values: tuple[Expression, ...]
 ) -> LoopNest:
     """Return the nest that stores ``values`` once for each row, over the given loops of ``step``."""
     sizes = tuple(step.sizes[loop] for loop in loops)
-    values = accessing(values, lambda access: access.over(loops))
-    targets = tuple(access.over(loops) for access in outputs)
+    values = map_loads(values, lambda access: access.restrict(loops))
+    targets = tuple(access.restrict(loops) for access in outputs)
     return LoopNest(sizes, (False,) * len(sizes), targets, values, nodes=step.nodes)
 
 
-def _of(name: str, left: Expression, right: Expression) -> Expression:
+def _binary(name: str, left: Expression, right: Expression) -> Expression:
     return operation(f"arith.{name}", [left, right], left.type)
 
 
-def _over(value: Expression, count: int) -> Expression:
-    return _of("divf", value, constant(count, value.type))
+def _divide(value: Expression, count: int) -> Expression:
+    return _binary("divf", value, constant(count, value.type))
 
 
-def _added(output: int, value: Expression) -> Expression:
-    return _of("addf", value, accumulator(output, value.type))
+def _accumulate(output: int, value: Expression) -> Expression:
+    return _binary("addf", value, accumulator(output, value.type))

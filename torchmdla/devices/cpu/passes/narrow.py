@@ -12,12 +12,12 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
 from torchmdla.devices.cpu.expressions import Expression
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.dot_layouts import WORD_BYTES, Product
+from torchmdla.devices.cpu.passes.dot_layouts import WORD_BYTES, WordProduct
 from torchmdla.devices.cpu.passes.precompute import IsKnown
 from torchmdla.devices.cpu.patterns import SUM_OF_INTEGER_PRODUCTS, SUM_OF_PRODUCTS
 
 # A function that returns an access in the new layout of its buffer.
-Moved = Callable[[Access], Access]
+AccessMap = Callable[[Access], Access]
 
 
 def factors_of(step: LoopNest) -> tuple[Access, Access] | None:
@@ -42,7 +42,7 @@ class NarrowBuffers(ABC):
         """Return the steps that read or write a buffer."""
 
     @abstractmethod
-    def multiplies(self, step: LoopNest, product: Product) -> bool:
+    def may_multiply(self, step: LoopNest, product: WordProduct) -> bool:
         """Return whether a product of these buffers can be summed from narrow elements, and is faster that way."""
 
     def sources(self, buffer: Buffer) -> Collection[Buffer]:
@@ -50,7 +50,7 @@ class NarrowBuffers(ABC):
         return ()
 
     @abstractmethod
-    def worth_storing(self, steps: LoopProgram, has_products: bool) -> Iterable[Buffer]:
+    def profitable_buffers(self, steps: LoopProgram, has_products: bool) -> Iterable[Buffer]:
         """Return the buffers that are faster to write and read if narrow, although their words are not multiplied.
 
         ``has_products`` specifies whether words of other buffers are multiplied.
@@ -61,23 +61,23 @@ class NarrowBuffers(ABC):
         """Simplify the computation on widened values in a step, and return the steps that have to run before it."""
 
     @abstractmethod
-    def widened(self, access: Access, moved: Moved) -> Expression:
+    def widen_load(self, access: Access, map_access: AccessMap) -> Expression:
         """Return the value read at ``access``, widened to 32 bits."""
 
     @abstractmethod
-    def narrowed(self, value: Expression, access: Access, moved: Moved) -> Expression:
+    def narrow_value(self, value: Expression, access: Access, map_access: AccessMap) -> Expression:
         """Return the narrow form of a 32-bit value for the store at ``access``.
 
         Buffers that the value reads are narrow already.
         """
 
     @abstractmethod
-    def sum_words(self, step: LoopNest, moved: Moved, words: Moved) -> list[LoopNest]:
+    def sum_words(self, step: LoopNest, map_access: AccessMap, words: AccessMap) -> list[LoopNest]:
         """Rewrite a step to sum the products in words of its factors.
 
         Args:
             step: The step, with loops over the words and over the elements of a word. Its factors are still in 32 bits.
-            moved: Returns the access to an element of a factor.
+            map_access: Returns the access to an element of a factor.
             words: Returns the access to a word.
 
         Returns:
@@ -104,7 +104,7 @@ def streamed_weights(
 def _gains(step: LoopNest, access: Access, element: str, machine: Machine, decoding: int) -> bool:
     others = [d for d, reduces in enumerate(step.reduction) if not reduces and d not in access.loops]
     rows = math.prod(estimate(step.sizes[d]) for d in others)
-    if not machine.streams(estimate(access.buffer.bytes)):
+    if not machine.is_streamed(estimate(access.buffer.bytes)):
         return False
     lanes = machine.vector_bytes // WORD_BYTES
     wide = max(rows * machine.operation, machine.vector_bytes / machine.memory_bytes)

@@ -23,21 +23,21 @@ from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import (
     Expression,
-    accessing,
     accumulator,
     constant,
     load,
+    map_loads,
     operation,
     reduced,
 )
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, is_copy, sums_from_zero
+from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, Users, has_zero_initial, is_copy
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.dot_layouts import WORD, word_along
-from torchmdla.devices.cpu.passes.integer_sums import ahead
-from torchmdla.devices.cpu.passes.makers import elementwise_maker
+from torchmdla.devices.cpu.passes.dot_layouts import WORD, word_access
+from torchmdla.devices.cpu.passes.integer_sums import hoist
 from torchmdla.devices.cpu.passes.mixed_products import SUM_OF_MIXED_PRODUCTS, MixedProduct, mixed_product
-from torchmdla.devices.cpu.passes.precompute import known_accesses
-from torchmdla.devices.cpu.passes.rematerialise import through
+from torchmdla.devices.cpu.passes.precompute import parameter_predicate
+from torchmdla.devices.cpu.passes.producers import find_elementwise_producer
+from torchmdla.devices.cpu.passes.rematerialise import operand_access
 from torchmdla.devices.cpu.patterns import Captured, Rule
 
 _WIDE, _NARROW = "f32", "i8"
@@ -66,29 +66,29 @@ class _Candidate:
     lanes: int
 
 
-def _reader(steps: LoopProgram, machine: Machine) -> Callable[[LoopNest, Captured], _Candidate | None]:
-    is_known, users = known_accesses(steps), Users(steps.steps)
+def _match_product(steps: LoopProgram, machine: Machine) -> Callable[[LoopNest, Captured], _Candidate | None]:
+    is_known, users = parameter_predicate(steps), Users(steps.steps)
 
     def candidate(step: LoopNest, _: Captured) -> _Candidate | None:
         product = mixed_product(step, is_known) if machine.fused else None
-        if product is None or _bits(product.weights.integer, users) != _BITS or not _is_worth_it(product, machine):
+        if product is None or _bits(product.weights.integer, users) != _BITS or not _is_profitable(product, machine):
             return None
         return _Candidate(steps, users, product, machine.vector_bytes // 4)
 
     return candidate
 
 
-def _use(case: _Candidate) -> None:
+def _use_nibbles(case: _Candidate) -> None:
     before = _Rewriter(case.product, case.users, case.lanes).rewrite()
     case.steps.replace_step(case.product.step, [*before, case.product.step])
 
 
 USE_NIBBLES = Rule(
     SUM_OF_MIXED_PRODUCTS,
-    _reader,
-    _use,
+    _match_product,
+    _use_nibbles,
     {
-        "the sum starts from zero": lambda case: sums_from_zero(case.product.step),
+        "the sum starts from zero": lambda case: has_zero_initial(case.product.step),
         "nothing is checked of the products": lambda case: not case.product.step.checks,
     },
 )
@@ -96,12 +96,12 @@ USE_NIBBLES = Rule(
 
 def _bits(access: Access, users: Users) -> int:
     """Return the number of bits that the values read at ``access`` need; 0 if that is unknown."""
-    while (maker := elementwise_maker(users, access)) is not None and is_copy(maker):
-        (access,) = maker.inputs
+    while (producer := find_elementwise_producer(users, access)) is not None and is_copy(producer):
+        (access,) = producer.inputs
     return access.buffer.bits
 
 
-def _is_worth_it(product: MixedProduct, machine: Machine) -> bool:
+def _is_profitable(product: MixedProduct, machine: Machine) -> bool:
     """Return whether few rows walk many weights, whose terms fill words."""
     sizes = product.step.sizes
     count = math.prod(estimate(sizes[d]) for d in product.weights.integer.loops)
@@ -122,7 +122,7 @@ class _Rewriter:
         """Rewrite the step and return the steps that have to run before it."""
         product, step = self._product, self._step
         self._split_columns()
-        self._divide_sum()
+        self._split_sum()
         product.split(product.terms, (static(step.sizes[product.terms]) // _IN_WORD, _BYTES, _IN_BYTE))
         self._terms = [product.terms, product.terms + 1, product.terms + 2]
         *panels, lane = self._product.columns()
@@ -133,8 +133,8 @@ class _Rewriter:
             sizes=tuple(1 if loop in self._terms[1:] else size for loop, size in enumerate(step.sizes)),
             reduction=tuple(loop in self._terms for loop in range(len(step.sizes))),
             outputs=(Access.of_loops(replace(sums), order, len(step.sizes)),),
-            values=(self._accumulated(load(self._packed())),),
-            epilogue=Epilogue((Access.of_loops(sums, order, len(step.sizes)),), (self._scaled(),)),
+            values=(self._accumulate(load(self._pack_weights())),),
+            epilogue=Epilogue((Access.of_loops(sums, order, len(step.sizes)),), (self._scale_sum(),)),
         )
         self._before.append(by_group)
         step.sizes = tuple(1 if loop in self._terms else size for loop, size in enumerate(step.sizes))
@@ -149,7 +149,7 @@ class _Rewriter:
         widths = [n * self._lanes for n in _VECTORS if quotient(count, n * self._lanes) is not None]
         self._product.split(column, (count // widths[0], widths[0]) if widths else (1, count))
 
-    def _divide_sum(self) -> None:
+    def _split_sum(self) -> None:
         product = self._product
         terms = static(self._step.sizes[product.terms])
         parts = [part for part in range(_PART, 0, -_IN_WORD) if terms % part == 0]
@@ -158,34 +158,34 @@ class _Rewriter:
         product.split(product.terms, (terms // parts[0], parts[0]))
         product.groups, product.terms = [product.terms], product.terms + 1
 
-    def _accumulated(self, word: Expression) -> Expression:
+    def _accumulate(self, word: Expression) -> Expression:
         """Return the accumulator after the products of a word's weights were added."""
         value = accumulator(0, _WIDE)
         for number in range(_IN_WORD):
-            (floats,) = accessing((self._product.floats,), partial(self._of_term, number=number))
+            (floats,) = map_loads((self._product.floats,), partial(self._term_access, number=number))
             value = operation("math.fma", [floats, _weight(word, number), value], _WIDE)
         return value
 
-    def _of_term(self, access: Access, number: int) -> Access:
+    def _term_access(self, access: Access, number: int) -> Access:
         """Return an access at term ``number`` of a word."""
         _, byte, half = self._terms
-        return access.at(byte, number // _IN_BYTE).at(half, number % _IN_BYTE)
+        return access.at_iteration(byte, number // _IN_BYTE).at_iteration(half, number % _IN_BYTE)
 
-    def _scaled(self) -> Expression:
+    def _scale_sum(self) -> Expression:
         """Return the sum of a group with the zeros and scales of the weights applied."""
         weights, total = self._product.weights, reduced(0, _WIDE)
         if weights.zero is not None:
-            excess = operation("arith.mulf", [self._in_panels(weights.zero), self._sum_of_floats()], _WIDE)
+            excess = operation("arith.mulf", [self._read_in_panels(weights.zero), self._sum_of_floats()], _WIDE)
             total = operation("arith.subf", [total, excess], _WIDE)
         if weights.scale is not None:
-            total = operation("arith.mulf", [total, self._in_panels(weights.scale)], _WIDE)
+            total = operation("arith.mulf", [total, self._read_in_panels(weights.scale)], _WIDE)
         return total
 
     def _sum_of_floats(self) -> Expression:
         """Return the sum of a group's floats."""
         outer = [*self._product.rows, *self._product.groups]
         loops = [*outer, *self._terms]
-        (floats,) = accessing((self._product.floats,), lambda access: access.over(loops))
+        (floats,) = map_loads((self._product.floats,), lambda access: access.restrict(loops))
         sums = Buffer("temporary", _WIDE, self._sizes(outer))
         self._before.append(
             LoopNest(
@@ -199,7 +199,7 @@ class _Rewriter:
         )
         return load(Access.of_loops(sums, outer, len(self._step.sizes)))
 
-    def _packed(self) -> Access:
+    def _pack_weights(self) -> Access:
         """Return the access to a word of the weights, which are stored panel by panel.
 
         A weight of more than 4 bits fails the call.
@@ -208,26 +208,28 @@ class _Rewriter:
         *panels, lane = self._product.columns()
         order = [*panels, *self._product.groups, word, lane, byte]
         buffer = Buffer("temporary", _NARROW, self._sizes(order))
-        low, high = (load(self._product.weights.integer.at(half, k).over(order)) for k in range(_IN_BYTE))
+        low, high = (load(self._product.weights.integer.at_iteration(half, k).restrict(order)) for k in range(_IN_BYTE))
         lower = operation("arith.andi", [low, constant((1 << _BITS) - 1, _NARROW)], _NARROW)
         upper = operation("arith.shli", [high, constant(_BITS, _NARROW)], _NARROW)
-        nest = LoopNest.elementwise(buffer.sizes, Access.whole(buffer), operation("arith.ori", [lower, upper], _NARROW))
+        nest = LoopNest.elementwise(
+            buffer.sizes, Access.identity(buffer), operation("arith.ori", [lower, upper], _NARROW)
+        )
         self._before.append(replace(nest, checks=(_has_few_bits(low), _has_few_bits(high)), nodes=self._step.nodes))
-        return word_along(Access.of_loops(buffer, order, len(self._step.sizes)), byte)
+        return word_access(Access.of_loops(buffer, order, len(self._step.sizes)), byte)
 
-    def _in_panels(self, number: Expression) -> Expression:
+    def _read_in_panels(self, number: Expression) -> Expression:
         """Return a zero or a scale in the order in which packed weights are read, if possible as an 8-bit integer."""
         *panels, lane = self._product.columns()
         order = [*panels, *self._product.groups, lane]
         integer = self._integer(number)
         if integer is None:
-            return ahead(self._step, number, self._before, order)
-        return operation("arith.sitofp", [ahead(self._step, integer, self._before, order)], _WIDE)
+            return hoist(self._step, number, self._before, order)
+        return operation("arith.sitofp", [hoist(self._step, integer, self._before, order)], _WIDE)
 
     def _integer(self, number: Expression) -> Expression | None:
         """Return the integer of 8 bits that a number was converted from, or None."""
-        if number.op == "load" and (maker := elementwise_maker(self._users, number.payload)) is not None:
-            (number,) = accessing(maker.values, partial(through, maker=maker, read=number.payload))
+        if number.op == "load" and (producer := find_elementwise_producer(self._users, number.payload)) is not None:
+            (number,) = map_loads(producer.values, partial(operand_access, producer=producer, read=number.payload))
         while number.op in ("arith.sitofp", "arith.extsi"):
             (number,) = number.operands
         return number if number.op == "load" and number.type == _NARROW else None

@@ -11,29 +11,26 @@ from torchmdla.compiler import dump
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.broadcasts import shrink_broadcasts
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
-from torchmdla.devices.cpu.passes.copies import merge_copies
+from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
-from torchmdla.devices.cpu.passes.dot_products import blocks_of_channels, use_dot_products
+from torchmdla.devices.cpu.passes.dot_products import channel_block_sizes, use_dot_products
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying
 from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
-from torchmdla.devices.cpu.passes.merge_equal import merge_equal
 from torchmdla.devices.cpu.passes.moments import MOMENTS
 from torchmdla.devices.cpu.passes.nibbles import USE_NIBBLES
-from torchmdla.devices.cpu.passes.pack_activations import pack_activations
-from torchmdla.devices.cpu.passes.pack_weights import pack_weights
+from torchmdla.devices.cpu.passes.packing import pack_activations, pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
 from torchmdla.devices.cpu.passes.requantised import keep_floats
 from torchmdla.devices.cpu.passes.reroll import reroll_loops
 from torchmdla.devices.cpu.passes.roundings import drop_roundings
-from torchmdla.devices.cpu.passes.share_buffers import share_buffers
+from torchmdla.devices.cpu.passes.share_buffers import merge_equal, share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
 from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
@@ -42,7 +39,7 @@ from torchmdla.devices.cpu.passes.winograd import USE_WINOGRAD
 from torchmdla.devices.cpu.patterns import Rule, apply
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.reference import validation
-from torchmdla.devices.cpu.verifier import is_asked_for, verify
+from torchmdla.devices.cpu.verifier import is_enabled, verify
 from torchmdla.errors import CompileError, unknown_name
 from torchmdla.support import trace
 
@@ -94,7 +91,7 @@ REWRITES = (
     _plain(shrink_broadcasts),
     _rules("store-constant-factors", is_exact=True),
     _plain(elide_insert_copies),
-    Pass("block-channels", lambda steps, machine: block_channels(steps, blocks_of_channels(steps, machine))),
+    Pass("block-channels", lambda steps, machine: block_channels(steps, channel_block_sizes(steps, machine))),
     _plain(merge_copies),
     _plain(separate_slices),
     _rules("defer-softmax"),
@@ -120,7 +117,7 @@ REWRITES = (
 Tiles = Sequence[Sequence[int]]
 
 
-def _by_tiles(tiles: Tiles | None = None) -> tuple[Pass, ...]:
+def _tiling_passes(tiles: Tiles | None = None) -> tuple[Pass, ...]:
     """Return the passes that fuse steps and assign their memory."""
     return Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), _plain(share_buffers)
 
@@ -129,10 +126,10 @@ def _by_tiles(tiles: Tiles | None = None) -> tuple[Pass, ...]:
 REDUCTIONS = (_rules("one-walk-moments"), _rules("split-reductions"))
 
 # All passes, in the order in which they run.
-PASSES = (*REWRITES, *REDUCTIONS, *_by_tiles())
+PASSES = (*REWRITES, *REDUCTIONS, *_tiling_passes())
 
 
-def named(names: Sequence[str]) -> list[Pass]:
+def find_passes(names: Sequence[str]) -> list[Pass]:
     """Return the passes with the given names.
 
     Raises:
@@ -173,33 +170,33 @@ def transform(
     """
     machine = Machine.of(program.target, program.options)
     if len({len(sample.steps) for sample in samples}) == 1:
-        samples = [_generalised(program, samples)]
+        samples = [_generalise(program, samples)]
     else:
         mark_varying(samples)
     for k, sample in enumerate(samples):
         name = f"sample{k}" if len(samples) > 1 else ""
         sample.measured = measured or {}
         observe("read-steps", sample, name)
-        if validation.is_asked_for():
+        if validation.is_enabled():
             validation.note("program")
-        check = _check_of(sample)
+        check = _start_check(sample)
         for pass_ in REWRITES:
             run(pass_, sample, machine, name, check)
-    steps = _generalised(program, samples)
+    steps = _generalise(program, samples)
     if len(samples) > 1:
         observe("generalise", steps)
-    check = _check_of(steps)
+    check = _start_check(steps)
     for pass_ in REDUCTIONS:
         run(pass_, steps, machine, check=check)
     before = set(steps.steps)
-    for pass_ in _by_tiles(tiles):
+    for pass_ in _tiling_passes(tiles):
         run(pass_, steps, machine, check=check)
     return steps, [step.tile for step in steps.steps if isinstance(step, TileLoop) and step not in before]
 
 
-def _generalised(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
+def _generalise(program: Program, samples: Sequence[LoopProgram]) -> LoopProgram:
     """Return the steps for all sizes, which compute the same as the first sample at its sizes."""
-    is_checked = validation.is_asked_for() and len(samples) > 1
+    is_checked = validation.is_enabled() and len(samples) > 1
     check = validation.Check(samples[0], program.samples[0].values) if is_checked else None
     steps = generalise(program, samples)
     if check is not None:
@@ -207,8 +204,8 @@ def _generalised(program: Program, samples: Sequence[LoopProgram]) -> LoopProgra
     return steps
 
 
-def _check_of(steps: LoopProgram) -> validation.Check | None:
-    return validation.Check(steps) if validation.is_asked_for() else None
+def _start_check(steps: LoopProgram) -> validation.Check | None:
+    return validation.Check(steps) if validation.is_enabled() else None
 
 
 def run(
@@ -224,7 +221,7 @@ def run(
         check: The check with the results before this pass. Without it, a new check is made.
     """
     dump.begin(f"{pass_.name} {name}".rstrip())
-    check = check or _check_of(steps)
+    check = check or _start_check(steps)
     with trace.span(pass_.name, "pass"):
         pass_.run(steps, machine)
     observe(pass_.name, steps, name)
@@ -239,5 +236,5 @@ def observe(stage: str, steps: LoopProgram, name: str = "") -> None:
         CompileError: The steps are not valid; the message names the stage.
     """
     dump.write(f"{stage}{'-' if name else ''}{name}.steps", lambda: program_text(steps), series=f"steps {name}")
-    if is_asked_for():
+    if is_enabled():
         verify(steps, stage)

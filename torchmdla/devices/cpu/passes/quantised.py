@@ -19,23 +19,23 @@ from functools import partial
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import (
     Expression,
-    accessing,
     accumulator,
     constant,
     contents,
     load,
+    map_loads,
     operation,
     reduced,
-    substituted,
+    substitute,
 )
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, starts_from_zero
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.dot_layouts import Product
-from torchmdla.devices.cpu.passes.integer_sums import MOST_TERMS, ahead, scale_result, sum_of_words
+from torchmdla.devices.cpu.passes.dot_layouts import WordProduct
+from torchmdla.devices.cpu.passes.integer_sums import MOST_TERMS, hoist, scale_result, sum_of_words
 from torchmdla.devices.cpu.passes.layout import in_memory_order
-from torchmdla.devices.cpu.passes.narrow import Moved, NarrowBuffers, factors_of, streamed_weights
-from torchmdla.devices.cpu.passes.precompute import known_accesses, written_after_reading
-from torchmdla.devices.cpu.patterns import anything, op
+from torchmdla.devices.cpu.passes.narrow import AccessMap, NarrowBuffers, factors_of, streamed_weights
+from torchmdla.devices.cpu.passes.precompute import overwritten_buffers, parameter_predicate
+from torchmdla.devices.cpu.patterns import any_expression, op
 
 _SUM, _WIDE, _NARROW = "i32", "f32", "i8"
 
@@ -48,7 +48,7 @@ _NO_ZERO, _NO_SCALE = constant(0, _SUM), constant(1.0, _WIDE)
 _SCALED_PRODUCTS = op(
     "arith.addf",
     op("accumulator"),
-    op("arith.mulf", op("arith.mulf", anything("integer"), anything("scale")), anything("other")),
+    op("arith.mulf", op("arith.mulf", any_expression("integer"), any_expression("scale")), any_expression("other")),
 )
 
 
@@ -62,21 +62,21 @@ class Quantised:
     scale: Expression
 
 
-def quantised(value: Expression) -> Quantised | None:
+def match_quantised(value: Expression) -> Quantised | None:
     """Return the parts of a float32 that is a quantised integer, or of an ``i32`` that is one of 8 bits, else None."""
     if value.type == _SUM:
-        return _extended(value, _NO_ZERO, _NO_SCALE)
+        return _match_extended(value, _NO_ZERO, _NO_SCALE)
     if value.op != "arith.mulf":
-        return _difference(value, _NO_SCALE)
+        return _match_difference(value, _NO_SCALE)
     first, second = value.operands
-    return _difference(first, second) or _difference(second, first)
+    return _match_difference(first, second) or _match_difference(second, first)
 
 
-def _difference(value: Expression, scale: Expression) -> Quantised | None:
+def _match_difference(value: Expression, scale: Expression) -> Quantised | None:
     zero = _NO_ZERO
     if value.op == "arith.subf":
         value, subtracted = value.operands
-        zero_point = _as_sum(subtracted)
+        zero_point = _match_sum(subtracted)
         if zero_point is None:
             return None
         zero = zero_point
@@ -85,11 +85,11 @@ def _difference(value: Expression, scale: Expression) -> Quantised | None:
     (integer,) = value.operands
     if integer.op == "arith.subi" and zero is _NO_ZERO:
         integer, subtracted = integer.operands
-        zero = _in_bits(subtracted)
-    return _extended(integer, zero, scale)
+        zero = _to_i32(subtracted)
+    return _match_extended(integer, zero, scale)
 
 
-def _extended(integer: Expression, zero: Expression, scale: Expression) -> Quantised | None:
+def _match_extended(integer: Expression, zero: Expression, scale: Expression) -> Quantised | None:
     if integer.type == _NARROW:
         return Quantised(integer, True, zero, scale)
     is_signed = True
@@ -104,14 +104,14 @@ def _extended(integer: Expression, zero: Expression, scale: Expression) -> Quant
     return Quantised(integer.operands[0], is_signed and integer.op == "arith.extsi", zero, scale)
 
 
-def _as_sum(value: Expression) -> Expression | None:
+def _match_sum(value: Expression) -> Expression | None:
     """Return a float32 that is an integer as an ``i32``, else None."""
     if value.op == "constant" and math.isfinite(value.payload) and value.payload == int(value.payload):
         return constant(int(value.payload), _SUM)
-    return _in_bits(value.operands[0]) if value.op == "arith.sitofp" else None
+    return _to_i32(value.operands[0]) if value.op == "arith.sitofp" else None
 
 
-def _in_bits(integer: Expression) -> Expression:
+def _to_i32(integer: Expression) -> Expression:
     """Return an integer as an ``i32``."""
     if integer.type == _SUM:
         return integer
@@ -120,7 +120,7 @@ def _in_bits(integer: Expression) -> Expression:
     return operation("arith.extsi" if integer.type in ("i8", "i16") else "arith.trunci", [integer], _SUM)
 
 
-def plus(value: Expression, number: int) -> Expression:
+def add_number(value: Expression, number: int) -> Expression:
     """Return the sum of an ``i32`` and a number."""
     if value.op == "constant":
         return constant(value.payload + number, _SUM)
@@ -135,7 +135,7 @@ def _is_constant_along(step: LoopNest, value: Expression) -> bool:
 
 
 @dataclass(frozen=True)
-class Form:
+class QuantisationForm:
     """Common form of the values of a buffer; ``zero`` and ``scale`` are over the buffer's dimensions as loops."""
 
     is_signed: bool
@@ -145,12 +145,12 @@ class Form:
     def at(self, access: Access) -> tuple[Expression, Expression]:
         """Return zero and scale of the element at an access of a nest."""
         loops = len(access.indices[0].factors) if access.indices else 0
-        along = partial(Access.along, indices=dict(enumerate(access.indices)), loops=loops)
-        zero, scale = accessing((self.zero, self.scale), along)
+        along = partial(Access.substitute, indices=dict(enumerate(access.indices)), loops=loops)
+        zero, scale = map_loads((self.zero, self.scale), along)
         return zero, scale
 
 
-def _has_zero(form: Form) -> bool:
+def _has_zero(form: QuantisationForm) -> bool:
     """Return whether an integer of 8 bits represents 0, the border of an image."""
     lowest = -128 if form.is_signed else 0
     return form.zero.op == "constant" and lowest <= form.zero.payload <= lowest + 255
@@ -168,10 +168,10 @@ class QuantisedBuffers(NarrowBuffers):
     def __init__(self, steps: LoopProgram, machine: Machine) -> None:
         self._machine = machine
         self._users = Users(steps.steps)
-        self._overwritten = written_after_reading(steps)
-        self._is_known = known_accesses(steps)
+        self._overwritten = overwritten_buffers(steps)
+        self._is_known = parameter_predicate(steps)
         self._weights: set[Buffer] = set()  # in their layouts
-        self._forms: dict[Buffer, Form | None] = {}
+        self._forms: dict[Buffer, QuantisationForm | None] = {}
 
     def __contains__(self, buffer: Buffer) -> bool:
         return self._form(buffer) is not None
@@ -180,9 +180,9 @@ class QuantisedBuffers(NarrowBuffers):
         return self._users.of(buffer)
 
     def sources(self, buffer: Buffer) -> Collection[Buffer]:
-        return [v.payload.buffer for _, _, v in self._written(buffer) if v.op == "load"]
+        return [v.payload.buffer for _, _, v in self._find_stores(buffer) if v.op == "load"]
 
-    def multiplies(self, step: LoopNest, product: Product) -> bool:
+    def may_multiply(self, step: LoopNest, product: WordProduct) -> bool:
         """Return whether exactly one factor is known, and the sum and its corrections fit into 32 bits."""
         factors = factors_of(replace(step, values=product.values)) or ()
         if not self._machine.dots_bytes:
@@ -201,11 +201,11 @@ class QuantisedBuffers(NarrowBuffers):
             return False
         return not any(step.reduction[loop] for operand in contents(form.at(access)).loads for loop in operand.loops)
 
-    def worth_storing(self, steps: LoopProgram, has_products: bool) -> Iterable[Buffer]:
+    def profitable_buffers(self, steps: LoopProgram, has_products: bool) -> Iterable[Buffer]:
         """Return all computed quantised buffers if products are in use, and the weights that few rows walk."""
         outputs = dict.fromkeys(buffer for step in steps.nests() for buffer in step.writes if has_products)
         return [
-            *(buffer for buffer in outputs if buffer in self and not self._is_known(Access.whole(buffer))),
+            *(buffer for buffer in outputs if buffer in self and not self._is_known(Access.identity(buffer))),
             *streamed_weights(steps, self, self._is_known, self._machine, _DECODING),
         ]
 
@@ -218,16 +218,16 @@ class QuantisedBuffers(NarrowBuffers):
             return []
         before: list[LoopNest] = []
         for value in contents(step.values).expressions:
-            parts = quantised(value) if value.type == _WIDE else None
+            parts = match_quantised(value) if value.type == _WIDE else None
             if parts is None or parts.integer.op != "load" or parts.integer.payload.buffer not in self._weights:
                 continue
             order = in_memory_order(step, parts.integer.payload)
-            for number in (_as_float(parts.zero), parts.scale):
+            for number in (_to_float(parts.zero), parts.scale):
                 # Products of unscaled weights with other floats have the same form as scaled weights.
                 loads = contents((number,)).loads
                 is_of_weights = all(access.loops <= set(order) for access in loads)
                 if loads and is_of_weights and (number.op != "load" or not _is_constant_along(step, number)):
-                    step.values = substituted(step.values, {number: ahead(step, number, before, order)})
+                    step.values = substitute(step.values, {number: hoist(step, number, before, order)})
         for match in _SCALED_PRODUCTS.matches(step.values[0]):
             if _is_constant_along(step, match["scale"]) and match["integer"].op in ("arith.sitofp", "arith.subf"):
                 product = operation("arith.mulf", [match["integer"], match["other"]], _WIDE)
@@ -236,56 +236,56 @@ class QuantisedBuffers(NarrowBuffers):
                 break
         return before
 
-    def widened(self, access: Access, moved: Moved) -> Expression:
+    def widen_load(self, access: Access, map_access: AccessMap) -> Expression:
         zero, scale = self._stored_form(access)
         extend = "arith.extsi" if self._is_stored_signed(access) else "arith.extui"
         if self._is_known(access):
-            self._weights.add(moved(access).buffer)
-        value = operation(extend, [load(moved(access))], _SUM)
+            self._weights.add(map_access(access).buffer)
+        value = operation(extend, [load(map_access(access))], _SUM)
         if access.buffer.element == _SUM:
-            return plus(value, -zero.payload)
+            return add_number(value, -zero.payload)
         value = operation("arith.sitofp", [value], _WIDE)
         if zero is not _NO_ZERO:
-            value = operation("arith.subf", [value, _as_float(zero)], _WIDE)
+            value = operation("arith.subf", [value, _to_float(zero)], _WIDE)
         return value if scale is _NO_SCALE else operation("arith.mulf", [value, scale], _WIDE)
 
-    def narrowed(self, value: Expression, access: Access, moved: Moved) -> Expression:
+    def narrow_value(self, value: Expression, access: Access, map_access: AccessMap) -> Expression:
         is_signed = self._is_stored_signed(access)
         if value.op == "constant":
             zero, _ = self._stored_form(access)
-            return _as_byte(zero)
-        parts = quantised(value)
+            return _to_i8(zero)
+        parts = match_quantised(value)
         assert parts is not None, "all that is written to a buffer is in its form"
-        return parts.integer if parts.is_signed == is_signed else _with_other_sign(parts.integer)
+        return parts.integer if parts.is_signed == is_signed else _flip_sign(parts.integer)
 
-    def sum_words(self, step: LoopNest, moved: Moved, words: Moved) -> list[LoopNest]:
+    def sum_words(self, step: LoopNest, map_access: AccessMap, words: AccessMap) -> list[LoopNest]:
         values, weights = sorted(factors_of(step) or (), key=self._is_known)
-        factors = ((moved(access), words(access), *self._stored_form(access)) for access in (values, weights))
+        factors = ((map_access(access), words(access), *self._stored_form(access)) for access in (values, weights))
         return sum_of_words(step, *factors)
 
-    def _form(self, buffer: Buffer) -> Form | None:
+    def _form(self, buffer: Buffer) -> QuantisationForm | None:
         if buffer not in self._forms:
             self._forms[buffer] = None  # The result for a buffer that is computed from itself.
             self._forms[buffer] = self._common_form(buffer)
         return self._forms[buffer]
 
-    def _form_of(self, buffer: Buffer) -> Form:
+    def _form_of(self, buffer: Buffer) -> QuantisationForm:
         form = self._form(buffer)
         assert form is not None
         return form
 
-    def _common_form(self, buffer: Buffer) -> Form | None:
+    def _common_form(self, buffer: Buffer) -> QuantisationForm | None:
         if buffer.kind != "temporary" or buffer.element not in (_WIDE, _SUM) or buffer.fixed:
             return None
         if any(not isinstance(s, LoopNest) or buffer in [t.buffer for t in s.tables] for s in self.users(buffer)):
             return None
-        written = self._written(buffer)
+        written = self._find_stores(buffer)
         others = [(s, a, v) for s, a, v in written if v.op != "constant" or v.payload != 0.0]
         forms = {self._form_written(*store) for store in others}
         form = forms.pop() if len(forms) == 1 else None
         return form if form is None or len(others) == len(written) or _has_zero(form) else None
 
-    def _written(self, buffer: Buffer) -> list[tuple[LoopNest, Access, Expression]]:
+    def _find_stores(self, buffer: Buffer) -> list[tuple[LoopNest, Access, Expression]]:
         """Return all writes to a buffer, each with its step, access and value."""
         stores = []
         for step in self.users(buffer):
@@ -295,7 +295,7 @@ class QuantisedBuffers(NarrowBuffers):
             stores += [(step, access, value) for access, value in pairs if access.buffer is buffer]
         return stores
 
-    def _form_written(self, step: LoopNest, access: Access, value: Expression) -> Form | None:
+    def _form_written(self, step: LoopNest, access: Access, value: Expression) -> QuantisationForm | None:
         """Return the form of a value that a step writes, over the dimensions of the destination."""
         if value.op == "load":
             source = self._form(value.payload.buffer)
@@ -303,7 +303,7 @@ class QuantisedBuffers(NarrowBuffers):
                 return None
             is_signed, (zero, scale) = source.is_signed, source.at(value.payload)
         else:
-            parts = quantised(value)
+            parts = match_quantised(value)
             if parts is None:
                 return None
             is_signed, zero, scale = parts.is_signed, parts.zero, parts.scale
@@ -313,8 +313,8 @@ class QuantisedBuffers(NarrowBuffers):
             return None
         if any(expression.op in ("accumulator", "reduced") for expression in body.expressions):
             return None
-        along = partial(Access.along, indices=dimensions, loops=count)
-        return Form(is_signed, *accessing((zero, scale), along))
+        along = partial(Access.substitute, indices=dimensions, loops=count)
+        return QuantisationForm(is_signed, *map_loads((zero, scale), along))
 
     def _may_be_read_later(self, access: Access, loops: Mapping[int, AffineExpr]) -> bool:
         return access.buffer not in self._overwritten and loops.keys() >= access.loops
@@ -327,19 +327,19 @@ class QuantisedBuffers(NarrowBuffers):
         form = self._form_of(access.buffer)
         zero, scale = form.at(access)
         is_signed = self._is_stored_signed(access)
-        return (zero if form.is_signed == is_signed else plus(zero, -128 if is_signed else 128)), scale
+        return (zero if form.is_signed == is_signed else add_number(zero, -128 if is_signed else 128)), scale
 
 
-def _as_float(zero: Expression) -> Expression:
+def _to_float(zero: Expression) -> Expression:
     return constant(zero.payload, _WIDE) if zero.op == "constant" else operation("arith.sitofp", [zero], _WIDE)
 
 
-def _as_byte(zero: Expression) -> Expression:
+def _to_i8(zero: Expression) -> Expression:
     if zero.op == "constant":
         return constant((zero.payload + 128) % 256 - 128, _NARROW)
     return operation("arith.trunci", [zero], _NARROW)
 
 
-def _with_other_sign(integer: Expression) -> Expression:
+def _flip_sign(integer: Expression) -> Expression:
     """Return the integer of 8 bits with the same distance from the least value of the other signedness."""
     return operation("arith.xori", [integer, constant(-128, _NARROW)], _NARROW)

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, accessing, load, substituted
-from torchmdla.devices.cpu.loop_program import LONGEST_BODY, LoopNest, is_elementwise, is_found_by_index
+from torchmdla.devices.cpu.expressions import Expression, load, map_loads, substitute
+from torchmdla.devices.cpu.loop_program import MAX_BODY_OPERATIONS, LoopNest, is_elementwise, is_permutation
 
 # Instructions that take no longer than half a load. Divisions, roots and functions are not among them.
 _CHEAP = frozenset(
@@ -51,7 +51,7 @@ def rematerialise(members: Sequence[LoopNest], local: Sequence[Buffer]) -> list[
         if readers and _is_cheaper(member, len(readers)) and _may_follow(member, following, readers.values()):
             results[position] = None
             for place, reader in readers.items():
-                moved = results[place] = _with_maker(reader, member)
+                moved = results[place] = _inline_producer(reader, member)
                 reads[place] = set(moved.reads)
     return results
 
@@ -64,16 +64,16 @@ def _may_move(member: LoopNest, local: Collection[Buffer]) -> bool:
     if not is_elementwise(member) or len(member.outputs) != 1 or member.outputs[0] in member.read_accesses:
         return False
     output = member.outputs[0]
-    return output.buffer in local and is_found_by_index(member, output)
+    return output.buffer in local and is_permutation(member, output)
 
 
 def _is_cheaper(member: LoopNest, readers: int) -> bool:
     """Return whether it is cheaper for ``readers`` nests to compute the member's value than to read it.
 
-    A value that does not vary along the innermost dimension is computed once for many elements. The maker's other work
-    hides the time of a store.
+    A value that does not vary along the innermost dimension is computed once for many elements. The producer's other
+    work hides the time of a store.
     """
-    factors = member.outputs[0].flat(len(member.sizes)).factors
+    factors = member.outputs[0].linearise(len(member.sizes)).factors
     varying: set[Expression] = set()
     cost = 0.0
     for expression in member.body.expressions:
@@ -98,27 +98,27 @@ def _may_follow(member: LoopNest, following: Iterable[LoopNest], readers: Iterab
     overwritten = {b for m in following for b in m.writes}
     if overwritten & {*member.reads, *member.writes}:
         return False
-    room = LONGEST_BODY - len(member.body.expressions)
+    room = MAX_BODY_OPERATIONS - len(member.body.expressions)
     return all(len(reader.body.expressions) <= room and _reads_once(reader, member.writes[0]) for reader in readers)
 
 
 def _reads_once(reader: LoopNest, buffer: Buffer) -> bool:
     reads = [access for access in reader.inputs if access.buffer is buffer]
     others = sum(access.buffer is buffer for access in reader.accesses) - len(reads)
-    return len(set(reads)) == 1 and not others and not reads[0].word and reader.walks(reads[0])
+    return len(set(reads)) == 1 and not others and not reads[0].word and reader.is_indexed_by_all_loops(reads[0])
 
 
-def _with_maker(reader: LoopNest, maker: LoopNest) -> LoopNest:
-    """Return a copy of the reader in which the maker's value replaces the load of the maker's result."""
-    read = next(access for access in reader.inputs if access.buffer is maker.writes[0])
-    (value,) = accessing(maker.values, lambda access: through(access, maker, read))
+def _inline_producer(reader: LoopNest, producer: LoopNest) -> LoopNest:
+    """Return a copy of the reader in which the producer's value replaces the load of the producer's result."""
+    read = next(access for access in reader.inputs if access.buffer is producer.writes[0])
+    (value,) = map_loads(producer.values, lambda access: operand_access(access, producer, read))
     fused = replace(reader)
-    fused.map_body(lambda roots: substituted(roots, {load(read): value}))
-    fused.nodes |= maker.nodes
+    fused.map_body(lambda roots: substitute(roots, {load(read): value}))
+    fused.nodes |= producer.nodes
     return fused
 
 
-def through(access: Access, maker: LoopNest, read: Access) -> Access:
-    """Return the maker's access for the element that another step reads as ``read``, over that step's loops."""
-    along = dict(zip((i.loops[0] if i.loops else -1 for i in maker.outputs[0].indices), read.indices, strict=True))
-    return access.along(along, len(read.indices[0].factors) if read.indices else 0)
+def operand_access(access: Access, producer: LoopNest, read: Access) -> Access:
+    """Return the producer's access for the element that another step reads as ``read``, over that step's loops."""
+    along = dict(zip((i.loops[0] if i.loops else -1 for i in producer.outputs[0].indices), read.indices, strict=True))
+    return access.substitute(along, len(read.indices[0].factors) if read.indices else 0)

@@ -17,22 +17,22 @@ from __future__ import annotations
 
 import math
 
-from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten
+from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewrite
 from torchmdla.devices.cpu.loop_program import LoopProgram
-from torchmdla.devices.cpu.passes.quantised import quantised
+from torchmdla.devices.cpu.passes.quantised import match_quantised
 
 
 def keep_floats(steps: LoopProgram) -> None:
     """Replace conversions to integers and back by the rounded floats, in place."""
     for step in steps.nests():
-        step.map_expressions(lambda roots: rewritten(roots, _as_float))
+        step.map_expressions(lambda roots: rewrite(roots, _match_float))
 
 
-def _as_float(value: Expression) -> Expression | None:
-    parts = quantised(value) if value.op in ("arith.subf", "arith.sitofp") else None
+def _match_float(value: Expression) -> Expression | None:
+    parts = match_quantised(value) if value.op in ("arith.subf", "arith.sitofp") else None
     if parts is None or parts.integer.op != "arith.trunci" or parts.zero.op != "constant":
         return None
-    integer, moved = _and_constant(parts.integer.operands[0], "arith.addi", 0)
+    integer, moved = _split_constant(parts.integer.operands[0], "arith.addi", 0)
     if integer.op != "arith.fptosi" or integer.type != "i32" or moved != parts.zero.payload:
         return None
     (rounded,) = integer.operands
@@ -45,7 +45,7 @@ def _as_float(value: Expression) -> Expression | None:
     return operation("arith.addf", [rounded, constant(0.0, "f32")], "f32")
 
 
-def _and_constant(value: Expression, op: str, otherwise: float) -> tuple[Expression, float]:
+def _split_constant(value: Expression, op: str, otherwise: float) -> tuple[Expression, float]:
     """Return the other operand and the constant of operation ``op``, else ``value`` and ``otherwise``."""
     if value.op != op:
         return value, otherwise
@@ -75,6 +75,6 @@ def _bounds(value: Expression) -> tuple[float, float]:
             continue
         if op not in bounds or math.isfinite(bounds[op]):
             break
-        value, bounds[op] = _and_constant(value, op, bounds[op])
+        value, bounds[op] = _split_constant(value, op, bounds[op])
     least, most = bounds.values()
     return least, most

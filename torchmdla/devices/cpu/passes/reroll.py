@@ -21,7 +21,7 @@ from itertools import pairwise
 
 from torchmdla.compiler.sizes import AnySize, estimate, static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import accessing
+from torchmdla.devices.cpu.expressions import map_loads
 from torchmdla.devices.cpu.loop_program import (
     Epilogue,
     LoopNest,
@@ -31,7 +31,7 @@ from torchmdla.devices.cpu.loop_program import (
     TileLoop,
     Users,
     View,
-    by_number,
+    number_leaves,
 )
 
 # The least number of iterations of a loop, and the largest number of steps of an iteration.
@@ -49,17 +49,17 @@ def reroll_loops(steps: LoopProgram) -> None:
     repeats = _Repeats(steps.steps, forms)
     start = 0
     while start < len(steps.steps):
-        match = _longest(steps.steps, repeats, start)
+        match = _longest_loop(steps.steps, repeats, start)
         if match is not None:
             loop, start, end = match
-            _rename([*steps.steps[:start], *steps.steps[end:]], loop.renamed())
-            step = loop.repeated()
+            _rename([*steps.steps[:start], *steps.steps[end:]], loop.rows_by_buffer())
+            step = loop.build()
             steps.steps[start:end], forms[start:end] = [step], [numbers.setdefault(step, len(numbers))]
             repeats = _Repeats(steps.steps, forms)
         start += 1
 
 
-def _longest(steps: Sequence[Step], repeats: _Repeats, start: int) -> tuple[_Loop, int, int] | None:
+def _longest_loop(steps: Sequence[Step], repeats: _Repeats, start: int) -> tuple[_Loop, int, int] | None:
     """Return the loop with the shortest period from ``start`` on, and the range of steps that it replaces."""
     tried: list[int] = []
     for period in range(1, min(_LONGEST_PERIOD, (len(steps) - start) // _LEAST_COUNT) + 1):
@@ -106,12 +106,12 @@ class _Repeats:
         """
         last = behind - _LEAST_COUNT * period
         for place in (last, begin):
-            self._made(period, place, place + _LEAST_COUNT * period)
-        if self._reached(period, begin, last) <= last:
+            self._build(period, place, place + _LEAST_COUNT * period)
+        if self._first_without_loop(period, begin, last) <= last:
             raise _NoLoop
-        return self._made(period, begin, behind)
+        return self._build(period, begin, behind)
 
-    def _reached(self, period: int, begin: int, last: int) -> int:
+    def _first_without_loop(self, period: int, begin: int, last: int) -> int:
         """Return the first place from ``begin`` to ``last``, in periods, where a loop of few iterations does not begin.
 
         If there is not any, return the place one period after the last.
@@ -127,12 +127,12 @@ class _Repeats:
 
     def _is_loop(self, period: int, place: int) -> bool:
         try:
-            self._made(period, place, place + _LEAST_COUNT * period)
+            self._build(period, place, place + _LEAST_COUNT * period)
         except _NoLoop:
             return False
         return True
 
-    def _made(self, period: int, begin: int, behind: int) -> _Loop:
+    def _build(self, period: int, begin: int, behind: int) -> _Loop:
         return _Loop([self._steps[k : k + period] for k in range(begin, behind, period)], self._operands)
 
 
@@ -162,12 +162,12 @@ def _nest_form(step: LoopNest, local: Sequence[Buffer]) -> object:
     loops = len(step.sizes)
     operands = []
     for access in step.accesses:
-        flat = access.flat(loops)
+        flat = access.linearise(loops)
         place = (local.index(access.buffer), flat.constant) if access.buffer in local else None
         operands.append((access.buffer.element, flat.factors, place))
     epilogue = step.epilogue
-    end = (epilogue.body.scalars, by_number(epilogue.values)) if epilogue else None
-    body = by_number((*step.values, *step.checks))
+    end = (epilogue.body.scalars, number_leaves(epilogue.values)) if epilogue else None
+    body = number_leaves((*step.values, *step.checks))
     header = (step.sizes, step.reduction, len(step.outputs), step.scalars, body, step.initial)
     return header, tuple(operands), end
 
@@ -191,11 +191,11 @@ class _Operands:
     def __init__(self) -> None:
         self._of_step: dict[int, list[_Operand]] = {}
 
-    def of(self, steps: Sequence[Step]) -> list[_Operand]:
+    def find(self, steps: Sequence[Step]) -> list[_Operand]:
         """Return the operands of all nests in the order of their accesses, except for those in local buffers."""
-        return [operand for step in steps for operand in self._of(step)]
+        return [operand for step in steps for operand in self._find_of_step(step)]
 
-    def _of(self, step: Step) -> list[_Operand]:
+    def _find_of_step(self, step: Step) -> list[_Operand]:
         operands = self._of_step.get(id(step))
         if operands is None:
             operands = self._of_step[id(step)] = [operand for nest in _nests([step]) for operand in _operands(nest)]
@@ -206,7 +206,7 @@ def _operands(nest: LoopNest) -> Iterator[_Operand]:
     first_written = len(nest.accesses) - len(nest.written_accesses)
     for k, access in enumerate(nest.accesses):
         if access.buffer.kind != "local":
-            yield _Operand(access.buffer, access.flat(len(nest.sizes)).constant, k >= first_written)
+            yield _Operand(access.buffer, access.linearise(len(nest.sizes)).constant, k >= first_written)
 
 
 @dataclass
@@ -256,10 +256,10 @@ class _Loop:
 
     def __init__(self, iterations: Sequence[Sequence[Step]], operands: _Operands) -> None:
         self._iterations = iterations
-        _check_neighbours(*map(operands.of, iterations[:2]))
-        columns = list(zip(*map(operands.of, iterations), strict=True))
+        _check_neighbours(*map(operands.find, iterations[:2]))
+        columns = list(zip(*map(operands.find, iterations), strict=True))
         self._values: list[_Values] = []
-        self._made: dict[Buffer, tuple[_Values, int]] = {}
+        self._values_by_buffer: dict[Buffer, tuple[_Values, int]] = {}
         for column in columns:
             self._find_values(column)
         self._sources = [self._source(column) for column in columns]
@@ -267,13 +267,15 @@ class _Loop:
 
     def _find_values(self, column: Sequence[_Operand]) -> None:
         buffers = [operand.buffer for operand in column]
-        if not column[0].is_written or len(set(buffers)) == 1 or buffers[0] in self._made:
+        if not column[0].is_written or len(set(buffers)) == 1 or buffers[0] in self._values_by_buffer:
             return
         values = _Values(buffers)
-        if len(set(buffers)) < len(buffers) or not all(b not in self._made and values.accepts(b) for b in buffers):
+        if len(set(buffers)) < len(buffers) or not all(
+            b not in self._values_by_buffer and values.accepts(b) for b in buffers
+        ):
             raise _NoLoop
         self._values.append(values)
-        self._made.update((buffer, (values, k)) for k, buffer in enumerate(buffers))
+        self._values_by_buffer.update((buffer, (values, k)) for k, buffer in enumerate(buffers))
 
     def _source(self, column: Sequence[_Operand]) -> _Source:
         first, last = column[0], column[-1]
@@ -283,9 +285,9 @@ class _Loop:
         (distance,) = distances
         if all(operand.buffer is first.buffer for operand in column):
             return first.buffer, distance
-        if distance or last.buffer not in self._made:
+        if distance or last.buffer not in self._values_by_buffer:
             raise _NoLoop
-        values, iteration = self._made[last.buffer]
+        values, iteration = self._values_by_buffer[last.buffer]
         back = len(column) - 1 - iteration
         for k, operand in enumerate(column, -back):
             known = values.written[k] if k >= 0 else values.initial.setdefault(k, operand.buffer)
@@ -307,32 +309,32 @@ class _Loop:
             _NoLoop: Such a step relies on the place of a value, or the rows need too much memory.
         """
         users = Users(others)
-        taken: set[Buffer] = {buffer for buffer, _ in self._sources if isinstance(buffer, Buffer)}
+        seen: set[Buffer] = {buffer for buffer, _ in self._sources if isinstance(buffer, Buffer)}
         for values in self._values:
             everything = values.all().values()
-            if taken & set(everything):
+            if seen & set(everything):
                 raise _NoLoop
-            taken.update(everything)
-            around = [(b, step) for b in everything for step in users.of(b)]
-            if any(_is_needed_as_it_is(buffer, step) for buffer, step in around):
+            seen.update(everything)
+            uses = [(b, step) for b in everything for step in users.of(b)]
+            if any(_has_fixed_place(buffer, step) for buffer, step in uses):
                 raise _NoLoop
-            if values.initial or around:
+            if values.initial or uses:
                 values.lay_out()
         # Rows exist until the loop ends. They may need as much memory as the loop walks anyway.
         walked = {b: abs(estimate(number)) for b, number in self._sources if number and isinstance(b, Buffer)}
         if sum(estimate(v.written[0].count) for v in self._values if v.rows is not None) > sum(walked.values()):
             raise _NoLoop
 
-    def renamed(self) -> dict[Buffer, tuple[Buffer, AnySize]]:
+    def rows_by_buffer(self) -> dict[Buffer, tuple[Buffer, AnySize]]:
         """Return the row of each buffer that became one, as the buffer of rows and the first element."""
         laid_out = [(v, v.rows) for v in self._values if v.rows is not None]
         return {buffer: (rows, v.row(k)) for v, rows in laid_out for k, buffer in v.all().items()}
 
-    def repeated(self) -> RepeatLoop:
+    def build(self) -> RepeatLoop:
         views: dict[object, View] = {}
         sources = iter(self._sources)
 
-        def moved(access: Access) -> Access:
+        def map_access(access: Access) -> Access:
             if access.buffer.kind == "local":
                 return access
             source, number = next(sources)
@@ -350,7 +352,7 @@ class _Loop:
 
         first = self._iterations[0]
         for nest in _nests(first):
-            _replace_accesses(nest, [moved(access) for access in nest.accesses])
+            _replace_accesses(nest, [map_access(access) for access in nest.accesses])
         steps = tuple(step for step in first if isinstance(step, LoopNest | TileLoop))
         return RepeatLoop(len(self._iterations), steps, tuple(views.values()))
 
@@ -366,7 +368,7 @@ class _NoLoop(Exception):
     """The steps are not a loop."""
 
 
-def _is_needed_as_it_is(buffer: Buffer, step: Step) -> bool:
+def _has_fixed_place(buffer: Buffer, step: Step) -> bool:
     """Return whether a step relies on the place of a buffer."""
     tables = [t.buffer for nest in _nests([step]) for t in nest.tables]
     return not isinstance(step, LoopNest | TileLoop) or buffer in tables
@@ -380,23 +382,23 @@ def _replace_accesses(nest: LoopNest, accesses: Sequence[Access]) -> None:
     """Replace the accesses of a nest, in their order."""
     inputs = dict(zip(nest.inputs, accesses, strict=False))
     rest = tuple(accesses[len(inputs) :])
-    nest.map_body(lambda roots: accessing(roots, inputs.__getitem__))
+    nest.map_body(lambda roots: map_loads(roots, inputs.__getitem__))
     if nest.epilogue is None:
         nest.outputs = rest
         return
     read = dict(zip(nest.epilogue.body.loads, rest, strict=False))
-    nest.epilogue = Epilogue(rest[len(read) :], accessing(nest.epilogue.values, read.__getitem__))
+    nest.epilogue = Epilogue(rest[len(read) :], map_loads(nest.epilogue.values, read.__getitem__))
 
 
-def _rename(steps: Sequence[Step], renamed: dict[Buffer, tuple[Buffer, AnySize]]) -> None:
+def _rename(steps: Sequence[Step], rows_by_buffer: dict[Buffer, tuple[Buffer, AnySize]]) -> None:
     """Redirect nests to the rows that replace buffers."""
     for nest in _nests(steps):
 
-        def moved(access: Access, loops: int = len(nest.sizes)) -> Access:
-            if access.buffer not in renamed:
+        def map_access(access: Access, loops: int = len(nest.sizes)) -> Access:
+            if access.buffer not in rows_by_buffer:
                 return access
-            rows, offset = renamed[access.buffer]
-            flat = access.flat(loops)
+            rows, offset = rows_by_buffer[access.buffer]
+            flat = access.linearise(loops)
             return Access(rows, (AffineExpr(flat.factors, flat.constant + offset),))
 
-        nest.map_accesses(moved)
+        nest.map_accesses(map_access)

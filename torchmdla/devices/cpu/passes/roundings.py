@@ -17,13 +17,13 @@ import struct
 from collections.abc import Callable, Mapping
 
 from torchmdla.devices.cpu.accesses import Buffer
-from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewritten
+from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewrite
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users
 
 WIDE = "f32"
 
 # Ops whose value is, up to its sign, one of their operands from this position on.
-_CHOOSING: Mapping[str, int] = {
+_SELECTING: Mapping[str, int] = {
     "arith.select": 1,
     "arith.maximumf": 0,
     "arith.minimumf": 0,
@@ -37,10 +37,10 @@ _CHOOSING: Mapping[str, int] = {
 def drop_roundings(steps: LoopProgram) -> None:
     """Remove roundings of values that are already rounded, in place."""
     for step in steps.nests():
-        step.map_expressions(lambda roots: rewritten(roots, _without_rounding))
+        step.map_expressions(lambda roots: rewrite(roots, _drop_rounding))
 
 
-def _without_rounding(expression: Expression) -> Expression | None:
+def _drop_rounding(expression: Expression) -> Expression | None:
     if expression.op != "arith.extf" or expression.operands[0].op != "arith.truncf":
         return None
     (rounded,) = expression.operands
@@ -53,8 +53,8 @@ def is_half(value: Expression, kind: str, is_known: Callable[[Expression], bool]
 
     ``is_known`` returns whether another expression, such as a load, is one.
     """
-    if value.op in _CHOOSING:
-        return all(is_half(operand, kind, is_known) for operand in value.operands[_CHOOSING[value.op] :])
+    if value.op in _SELECTING:
+        return all(is_half(operand, kind, is_known) for operand in value.operands[_SELECTING[value.op] :])
     if value.op == "constant":
         return value.type == WIDE and _is_representable(value.payload, kind)
     widens = value.op == "arith.extf" and value.type == WIDE and value.operands[0].type == kind
@@ -70,7 +70,7 @@ def _is_representable(number: float, kind: str) -> bool:
         return False
 
 
-def rounded(value: Expression, kind: str) -> Expression:
+def truncate(value: Expression, kind: str) -> Expression:
     """Return a float32 as a float of 16 bits."""
     if value.op == "arith.extf" and value.operands[0].type == kind:
         return value.operands[0]
@@ -101,14 +101,14 @@ class HalfBuffers:
             is_half(value, self._kind, self._is_read)
             for step in self.users(buffer)
             if buffer in step.writes
-            for value in _stored(step, buffer)
+            for value in _written_values(step, buffer)
         )
 
     def _is_read(self, value: Expression) -> bool:
         return value.op == "load" and value.payload.buffer in self
 
 
-def _stored(step: Step, buffer: Buffer) -> list[Expression]:
+def _written_values(step: Step, buffer: Buffer) -> list[Expression]:
     """Return the values that a step writes to a buffer."""
     assert isinstance(step, LoopNest)
     values = step.epilogue.values if step.epilogue else step.values

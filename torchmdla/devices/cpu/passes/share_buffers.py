@@ -1,18 +1,84 @@
-"""Reuse of an input's buffer for a step's output, so that fewer bytes stay in the caches."""
+"""Fewer buffers: equal factors of products share one, and outputs overwrite inputs that are not used afterwards.
+
+Several layers with fewer products may each compute the sums of one image, or of one left factor. These sums are
+computed once.
+
+::
+
+    nest d0:64 d1:32 { x[0..6, d0, d1] = … input0 }        nest d0:64 d1:32 { x[0..6, d0, d1] = … input0 }
+    nest d0:7 d1:64 d2:48 d3:32+ { … x * query }      →    nest d0:7 d1:64 d2:48 d3:32+ { … x * query }
+    nest d0:64 d1:32 { y[0..6, d0, d1] = … input0 }        nest d0:7 d1:64 d2:48 d3:32+ { … x * key }
+    nest d0:7 d1:64 d2:48 d3:32+ { … y * key }
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from torchmdla.devices.cpu.accesses import Buffer
+from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.loop_program import (
     LoopNest,
     LoopProgram,
     RepeatLoop,
+    Step,
     TileLoop,
-    covers,
+    Users,
     first_and_last_uses,
+    is_bijective,
+    is_contraction,
 )
+
+# Equal factors of products.
+
+
+def merge_equal(steps: LoopProgram) -> None:
+    """Replace buffers with equal contents by one buffer in the products that read them, in place."""
+    users, position = Users(steps.steps), {step: k for k, step in enumerate(steps.steps)}
+    known: dict[Hashable, tuple[Buffer, int]] = {}
+    removed: set[Step] = set()
+    for buffer in steps.buffers():
+        producers, readers = _producers_and_readers(users.of(buffer), buffer)
+        if not producers or not readers:
+            continue
+        key = (buffer.element, buffer.sizes, tuple(map(_computation, producers)))
+        first, since = known.setdefault(key, (buffer, position[producers[0]]))
+        read = {other for producer in producers for other in producer.reads}
+        is_stable = all(position[step] < since for other in read for step in users.of(other) if other in step.writes)
+        if first is not buffer and is_stable:
+            for reader in readers:
+                reader.map_accesses(partial(Access.replace_buffer, old=buffer, new=first))
+            removed.update(producers)
+    steps.steps = [step for step in steps.steps if step not in removed]
+
+
+def _producers_and_readers(
+    users: Sequence[Step], buffer: Buffer
+) -> tuple[Sequence[LoopNest], Sequence[LoopNest | TileLoop]]:
+    """Return the steps that write only a temporary, and the later steps that read it, if these are all products."""
+    producers = [step for step in users if isinstance(step, LoopNest) and _only_writes(step, buffer)]
+    readers = [step for step in users if isinstance(step, LoopNest | TileLoop) and _multiplies(step, buffer)]
+    is_free = buffer.kind == "temporary" and not buffer.fixed
+    return (producers, readers) if is_free and [*producers, *readers] == list(users) else ((), ())
+
+
+def _only_writes(step: LoopNest, buffer: Buffer) -> bool:
+    return set(step.writes) == {buffer} and buffer not in step.reads and not (step.checks or step.tables)
+
+
+def _multiplies(step: LoopNest | TileLoop, buffer: Buffer) -> bool:
+    nests = step.members if isinstance(step, TileLoop) else (step,)
+    return buffer not in step.writes and all(is_contraction(nest) for nest in nests if buffer in nest.reads)
+
+
+def _computation(step: LoopNest) -> Hashable:
+    """Return the computation of a step, independent of the buffer that it writes."""
+    places = tuple(access.indices for access in step.written_accesses)
+    return step.sizes, step.reduction, step.values, step.initial, step.epilogue and step.epilogue.values, places
+
+
+# Outputs in the buffers of inputs, so that fewer bytes stay in the caches.
 
 
 def share_buffers(steps: LoopProgram) -> None:
@@ -31,7 +97,7 @@ def share_buffers(steps: LoopProgram) -> None:
         if isinstance(step, RepeatLoop):
             step.rename(resolved)
         if isinstance(step, LoopNest):
-            pair = _replaceable(step, position, first, last)
+            pair = _find_reuse(step, position, first, last)
             if pair is not None:
                 old, new = pair
                 merged[new] = old
@@ -39,7 +105,7 @@ def share_buffers(steps: LoopProgram) -> None:
                 step.map_accesses(lambda access: replace(access, buffer=resolved(access.buffer)))
 
 
-def _replaceable(
+def _find_reuse(
     step: LoopNest, position: int, first: dict[Buffer, int], last: dict[Buffer, int]
 ) -> tuple[Buffer, Buffer] | None:
     """Return an input whose lifetime ends with a step and an output whose lifetime begins with it, or None.
@@ -50,7 +116,7 @@ def _replaceable(
         return None
     output = step.outputs[0]
     new = output.buffer
-    if not _is_free(new) or first[new] != position or not covers(step, output):
+    if not _is_free(new) or first[new] != position or not is_bijective(step, output):
         return None
     for candidate in step.inputs:
         old = candidate.buffer

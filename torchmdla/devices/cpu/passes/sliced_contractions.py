@@ -18,19 +18,19 @@ from itertools import pairwise
 
 from torchmdla.compiler.sizes import AnySize, estimate, is_positive, quotient, static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.loop_program import (
     LoopNest,
     LoopProgram,
     Step,
     TileLoop,
     Users,
-    covers,
+    is_bijective,
     is_elementwise,
     split_loop,
 )
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.elide_inserts import are_apart
+from torchmdla.devices.cpu.passes.elide_inserts import are_disjoint
 
 # The share of the first-level cache that one tile's slices may fill, as their readers need room, too.
 _LOCAL_PART = 0.5
@@ -103,7 +103,7 @@ def _split_writer(writer: LoopNest, buffer: Buffer, dimension: int, extent: AnyS
     """Split the loop over ``dimension`` of the step that writes a buffer, and return whether it could be split."""
     access = next(a for a in writer.written_accesses if a.buffer is buffer)
     index = access.indices[dimension]
-    if buffer in [a.buffer for a in writer.inputs] or not covers(writer, access) or not index.is_loop():
+    if buffer in [a.buffer for a in writer.inputs] or not is_bijective(writer, access) or not index.is_loop():
         return False
     loop = index.loops[0]
     if loop in writer.indexed_loops or any(loop in i.loops for k, i in enumerate(access.indices) if k != dimension):
@@ -120,7 +120,7 @@ def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: 
     sizes = buffer.sizes
     buffer.sizes = (*sizes[:dimension], sizes[dimension] // extent, extent, *sizes[dimension + 1 :])
 
-    def moved(access: Access) -> Access:
+    def map_access(access: Access) -> Access:
         if access.buffer is not buffer:
             return access
         index = access.indices[dimension]
@@ -131,7 +131,7 @@ def _reshape(buffer: Buffer, users: Sequence[LoopNest], dimension: int, extent: 
         return replace(access, indices=(*access.indices[:dimension], block, place, *access.indices[dimension + 1 :]))
 
     for step in users:
-        step.map_accesses(moved)
+        step.map_accesses(map_access)
 
 
 def fuse_slices(steps: LoopProgram, machine: Machine) -> None:
@@ -144,7 +144,7 @@ def fuse_slices(steps: LoopProgram, machine: Machine) -> None:
     position = 0
     while position < len(steps.steps):
         end = _end_of_readers(steps, position, places)
-        chain = _chained(steps.steps[position:end], machine) if end else None
+        chain = _match_chain(steps.steps[position:end], machine) if end else None
         result.append(chain or steps.steps[position])
         position = end if chain else position + 1
     steps.steps = result
@@ -160,7 +160,7 @@ def _end_of_readers(steps: LoopProgram, position: int, places: Mapping[Buffer, S
     if not isinstance(product, LoopNest) or not any(product.reduction) or len(product.written_accesses) != 1:
         return 0
     (buffer,) = product.writes
-    is_local = buffer.kind == "temporary" and not buffer.fixed and not any(map(steps.varies, buffer.sizes))
+    is_local = buffer.kind == "temporary" and not buffer.fixed and not any(map(steps.is_varying, buffer.sizes))
     if product.tables or not is_local or buffer in product.reads:
         return 0
     users = places[buffer]
@@ -168,7 +168,7 @@ def _end_of_readers(steps: LoopProgram, position: int, places: Mapping[Buffer, S
     return end if end - position > 1 and users[-1] == end - 1 else 0
 
 
-def _chained(candidates: Sequence[Step], machine: Machine) -> TileLoop | None:
+def _match_chain(candidates: Sequence[Step], machine: Machine) -> TileLoop | None:
     """Return a chain of a product and all the steps that read its result, or None."""
     product, *readers = [s for s in candidates if isinstance(s, LoopNest)]
     (buffer,) = product.writes
@@ -182,10 +182,10 @@ def _chained(candidates: Sequence[Step], machine: Machine) -> TileLoop | None:
     dimension, width = tiling
     if static(buffer.bytes) // static(buffer.sizes[dimension]) * width > _LOCAL_PART * machine.first_level:
         return None
-    members, loops = zip(*(_with_axis(s, buffer, dimension, width) for s in (product, *readers)), strict=True)
-    if not _run_by_tile(members, loops, buffer):
+    members, loops = zip(*(_split_axis(s, buffer, dimension, width) for s in (product, *readers)), strict=True)
+    if not _may_tile(members, loops, buffer):
         return None
-    return _chain(members, loops, buffer, dimension, width)
+    return _build_chain(members, loops, buffer, dimension, width)
 
 
 def _axis(product: LoopNest, readers: Sequence[LoopNest], machine: Machine) -> tuple[int, int] | None:
@@ -203,22 +203,22 @@ def _axis(product: LoopNest, readers: Sequence[LoopNest], machine: Machine) -> t
     if not accesses or not slices:
         return None
     size = static(buffer.sizes[dimension])
-    whole = all(_slice_extent(s, a.indices[dimension]) == size and _alone(a, dimension) for s, a in accesses)
-    if not whole or not _alone(output, dimension):
+    whole = all(_slice_extent(s, a.indices[dimension]) == size and _has_own_loops(a, dimension) for s, a in accesses)
+    if not whole or not _has_own_loops(output, dimension):
         return None
     factors = sorted(static(f) for f in output.indices[dimension].factors if f)
-    lanes = machine.vector_bytes // ELEMENT_BYTES[stored(buffer.element)]
+    lanes = machine.vector_bytes // ELEMENT_BYTES[storage_type(buffer.element)]
     widths = [factors[1]] if len(factors) == 2 else [lanes * n for n in _VECTORS if size % (lanes * n) == 0]
     return (dimension, widths[0]) if widths and len(factors) < 3 and factors[0] == 1 and widths[0] < size else None
 
 
-def _alone(access: Access, dimension: int) -> bool:
+def _has_own_loops(access: Access, dimension: int) -> bool:
     """Return whether other indices do not use the loops of a dimension's index."""
     loops = set(access.indices[dimension].loops)
     return all(loops.isdisjoint(index.loops) for d, index in enumerate(access.indices) if d != dimension)
 
 
-def _with_axis(step: LoopNest, buffer: Buffer, dimension: int, width: int) -> tuple[LoopNest, int]:
+def _split_axis(step: LoopNest, buffer: Buffer, dimension: int, width: int) -> tuple[LoopNest, int]:
     """Return a copy of a step with a loop over tiles of ``width`` along a dimension of ``buffer``, and that loop."""
     copy = replace(step)
     index = next(a for a in copy.accesses if a.buffer is buffer).indices[dimension]
@@ -234,7 +234,7 @@ def _with_axis(step: LoopNest, buffer: Buffer, dimension: int, width: int) -> tu
 _Part = tuple[AnySize, list[tuple[AnySize, AnySize, bool]]]
 
 
-def _run_by_tile(members: Sequence[LoopNest], loops: Sequence[int], result: Buffer) -> bool:
+def _may_tile(members: Sequence[LoopNest], loops: Sequence[int], result: Buffer) -> bool:
     """Return whether tiles of the members are independent.
 
     Each tile has to write its own part of a buffer. Other accesses of that buffer must touch the same part in the same
@@ -250,21 +250,23 @@ def _run_by_tile(members: Sequence[LoopNest], loops: Sequence[int], result: Buff
             return False
         for member, loop, access in touched:
             same = member is not members[0] and _part(member, loop, access) == part
-            if access.buffer is written.buffer and not same and not are_apart(writer, written, member, access):
+            if access.buffer is written.buffer and not same and not are_disjoint(writer, written, member, access):
                 return False
     return True
 
 
 def _part(step: LoopNest, axis: int, access: Access) -> _Part | None:
     """Return the part of a buffer that one tile touches; None if parts of tiles may overlap."""
-    flat = access.flat(len(step.sizes))
+    flat = access.linearise(len(step.sizes))
     loops = ((flat.factors[d], size, d == axis) for d, size in enumerate(step.sizes) if size != 1)
     walked = sorted(loops, key=lambda loop: (estimate(loop[0]), estimate(loop[1]), loop[2]))
     apart = all(is_positive(outer - inner * size + 1) for (inner, size, _), (outer, _, _) in pairwise(walked))
     return (flat.constant, walked) if apart and walked and is_positive(walked[0][0]) else None
 
 
-def _chain(members: Sequence[LoopNest], loops: Sequence[int], buffer: Buffer, dimension: int, width: int) -> TileLoop:
+def _build_chain(
+    members: Sequence[LoopNest], loops: Sequence[int], buffer: Buffer, dimension: int, width: int
+) -> TileLoop:
     """Return the chain of members over tiles along ``loops``; one tile of ``buffer`` is local."""
     sizes = buffer.sizes
     local = Buffer("local", buffer.element, (*sizes[:dimension], width, *sizes[dimension + 1 :]))

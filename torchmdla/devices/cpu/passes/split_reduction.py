@@ -13,10 +13,10 @@ from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import accessing, accumulator, load, reindexed
+from torchmdla.devices.cpu.expressions import accumulator, load, map_loads, reindex
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, split_loop
 from torchmdla.devices.cpu.patterns import Captured, Rule
-from torchmdla.devices.cpu.schedule import NEUTRAL, combines_in_any_order
+from torchmdla.devices.cpu.schedule import NEUTRAL, is_reorderable
 
 # A reduction of fewer elements ends before a second thread has begun.
 _LEAST_ELEMENTS = 1 << 18
@@ -32,7 +32,7 @@ _IDEMPOTENT = frozenset(f"arith.{name}" for name in ("maximumf", "minimumf", "ma
 
 
 @dataclass(frozen=True)
-class _Division:
+class _SplitReduction:
     """Nest, and the number of parts of each loop that is split."""
 
     steps: LoopProgram
@@ -40,9 +40,9 @@ class _Division:
     parts: dict[int, int]
 
 
-def _division(steps: LoopProgram, step: LoopNest, _: Captured) -> _Division | None:
+def _match_reduction(steps: LoopProgram, step: LoopNest, _: Captured) -> _SplitReduction | None:
     parts = {} if step.initial is None or step.tables else _parts(step)
-    return _Division(steps, step, parts) if parts else None
+    return _SplitReduction(steps, step, parts) if parts else None
 
 
 def _parts(step: LoopNest) -> dict[int, int]:
@@ -55,13 +55,13 @@ def _parts(step: LoopNest) -> dict[int, int]:
     parts: dict[int, int] = {}
     total = 1
     for loop in _outermost_first(step):
-        if total < _FEWEST_PARTS and (count := _cut(step.sizes[loop], _MOST_PARTS // total)) > 1:
+        if total < _FEWEST_PARTS and (count := _count_parts(step.sizes[loop], _MOST_PARTS // total)) > 1:
             parts[loop] = count
             total *= count
     return parts
 
 
-def _may_start_twice(step: LoopNest) -> bool:
+def _has_idempotent_start(step: LoopNest) -> bool:
     """Return whether partial results that each begin with the start value may be combined from it on."""
     assert step.initial is not None
     # A sum may start from either zero.
@@ -71,42 +71,47 @@ def _may_start_twice(step: LoopNest) -> bool:
 def _outermost_first(step: LoopNest) -> list[int]:
     """Return the reduced loops by falling stride in the inputs."""
     loops = [loop for loop, reduced in enumerate(step.reduction) if reduced]
-    flats = [access.flat(len(step.sizes)).factors for access in step.inputs]
+    flats = [access.linearise(len(step.sizes)).factors for access in step.inputs]
     return sorted(loops, key=lambda loop: -max((estimate(factors[loop]) for factors in flats), default=0))
 
 
-def _cut(size: AnySize, most: int) -> int:
+def _count_parts(size: AnySize, most: int) -> int:
     """Return the number of parts of one loop: the largest divisor up to ``most``."""
     return next(count for count in range(min(estimate(size), most), 0, -1) if quotient(size, count) is not None)
 
 
-def _split(case: _Division) -> None:
+def _split(case: _SplitReduction) -> None:
     """Replace a step by the step of the partial results and the step that combines them."""
     step, parts = case.step, case.parts
     cut, retained = sorted(parts), [loop for loop, reduced in enumerate(step.reduction) if not reduced]
     sizes = (*(parts[loop] for loop in cut), *(step.sizes[loop] for loop in retained))
     # They have one dimension, so that both steps are not run tile by tile along the retained loops.
     buffers = [Buffer("temporary", output.buffer.element, (math.prod(sizes),)) for output in step.outputs]
-    making, combining = _making(step, parts, buffers, retained), _combining(step, cut, retained, sizes, buffers)
+    making, combining = (
+        _partial_step(step, parts, buffers, retained),
+        _combining_step(step, cut, retained, sizes, buffers),
+    )
     case.steps.replace_step(step, [making, combining])
 
 
-def _making(step: LoopNest, parts: dict[int, int], buffers: Sequence[Buffer], retained: Sequence[int]) -> LoopNest:
+def _partial_step(
+    step: LoopNest, parts: dict[int, int], buffers: Sequence[Buffer], retained: Sequence[int]
+) -> LoopNest:
     nest = replace(step, epilogue=None)
     for loop in sorted(parts, reverse=True):
         split_loop(nest, loop, (parts[loop], nest.sizes[loop] // parts[loop]))
     # A split loop has become two loops, of which the first one walks the parts.
     places = [loop + sum(other < loop for other in parts) for loop in [*sorted(parts), *retained]]
     nest.reduction = tuple(reduced and loop not in places for loop, reduced in enumerate(nest.reduction))
-    nest.outputs = tuple(Access(buffer, _across(places, nest.sizes)) for buffer in buffers)
+    nest.outputs = tuple(Access(buffer, _linearise(places, nest.sizes)) for buffer in buffers)
     return nest
 
 
-def _combining(
+def _combining_step(
     step: LoopNest, cut: Sequence[int], retained: Sequence[int], sizes: tuple[AnySize, ...], buffers: Sequence[Buffer]
 ) -> LoopNest:
     """Return the step that combines the parts; its loops, of ``sizes``, are the parts of ``cut``, then ``retained``."""
-    parts = [load(Access(buffer, _across(range(len(sizes)), sizes))) for buffer in buffers]
+    parts = [load(Access(buffer, _linearise(range(len(sizes)), sizes))) for buffer in buffers]
     combined = LoopNest(
         sizes=sizes,
         reduction=(True,) * len(cut) + (False,) * len(retained),
@@ -133,11 +138,11 @@ def _keep_loops(step: LoopNest, cut: Sequence[int], retained: Sequence[int]) -> 
 
     step.outputs = tuple(map(over, step.outputs))
     if step.epilogue:
-        values = reindexed(accessing(step.epilogue.values, over), lambda loop: len(cut) + retained.index(loop))
+        values = reindex(map_loads(step.epilogue.values, over), lambda loop: len(cut) + retained.index(loop))
         step.epilogue = Epilogue(tuple(map(over, step.epilogue.outputs)), values)
 
 
-def _across(loops: Sequence[int], sizes: Sequence[AnySize]) -> tuple[AffineExpr]:
+def _linearise(loops: Sequence[int], sizes: Sequence[AnySize]) -> tuple[AffineExpr]:
     """Return a dense index over ``loops``, among those of ``sizes``; the last loop has stride 1."""
     distance: AnySize = 1
     factors: list[AnySize] = [0] * len(sizes)
@@ -149,10 +154,10 @@ def _across(loops: Sequence[int], sizes: Sequence[AnySize]) -> tuple[AffineExpr]
 
 SPLIT_REDUCTIONS = Rule(
     None,
-    lambda steps, _: partial(_division, steps),
+    lambda steps, _: partial(_match_reduction, steps),
     _split,
     {
-        "results may be combined in any order": lambda case: combines_in_any_order(case.step.kernel),
-        "a second start changes no result": lambda case: _may_start_twice(case.step),
+        "results may be combined in any order": lambda case: is_reorderable(case.step.kernel),
+        "a second start changes no result": lambda case: _has_idempotent_start(case.step),
     },
 )

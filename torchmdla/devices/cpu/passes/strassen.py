@@ -26,17 +26,17 @@ from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.algorithms import algorithm_for, note
-from torchmdla.devices.cpu.passes.fewer_products import CAN_TAKE_FEWER_PRODUCTS, time_of_products
+from torchmdla.devices.cpu.passes.algorithms import record_algorithm, select_algorithm
+from torchmdla.devices.cpu.passes.fewer_products import BILINEAR_REQUIREMENTS, time_of_products
 from torchmdla.devices.cpu.passes.layout import in_memory_order
-from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
-from torchmdla.devices.cpu.passes.strassen_nests import Product, Tiles, strassen_steps
-from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
+from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
+from torchmdla.devices.cpu.passes.strassen_nests import Product, RowTiles, strassen_steps
+from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, choose_extent
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule
 from torchmdla.devices.cpu.strassen import PRODUCTS
 
 # The algorithm settings under which some products use Strassen's algorithm, and under which all possible ones do.
-_CHOOSING, _FORCED = "fast", "strassen"
+_COST_MODEL, _FORCED = "fast", "strassen"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Candidate:
         return self.product.step
 
 
-def _candidate(
+def _match_product(
     steps: LoopProgram, machine: Machine, is_known: IsKnown, step: LoopNest, match: Captured
 ) -> _Candidate | None:
     """Return the product with the outermost loop of each kind to split, or None.
@@ -68,9 +68,9 @@ def _candidate(
     # Half of the loop across vector lanes might not be a whole number of vectors.
     if not (rows and columns and terms) or columns[0] == order[-1]:
         return None
-    apart = [loop for loop in rows if len(left.indices) < 3 or loop not in left.indices[0].loops]
-    product = Product(step, left, right, (apart or rows)[0], columns[0], terms[0], tuple(rows))
-    if any(steps.varies(step.sizes[loop]) for loop in (product.row, product.column, product.term)):
+    separate = [loop for loop in rows if len(left.indices) < 3 or loop not in left.indices[0].loops]
+    product = Product(step, left, right, (separate or rows)[0], columns[0], terms[0], tuple(rows))
+    if any(steps.is_varying(step.sizes[loop]) for loop in (product.row, product.column, product.term)):
         return None
     return _Candidate(steps, machine, product)
 
@@ -81,7 +81,7 @@ def _slides(step: LoopNest, access: Access) -> bool:
     return any(len(kind) > 1 for kind in kinds)
 
 
-def _sums_what_both_have(product: Product) -> bool:
+def _reduces_common_loops(product: Product) -> bool:
     step, both = product.step, product.left.loops & product.right.loops
     return all(step.reduction[loop] == (loop in both) for loop, size in enumerate(step.sizes) if size != 1)
 
@@ -90,23 +90,23 @@ def _has_halves(product: Product) -> bool:
     return all(static(product.step.sizes[loop]) % 2 == 0 for loop in (product.column, product.term))
 
 
-def _use(case: _Candidate) -> None:
+def _use_strassen(case: _Candidate) -> None:
     """Use Strassen's algorithm if it is faster, or if the setting requires it for all possible products."""
     steps, step, tiles = case.steps, case.step, _tiles(case.product, case.machine)
-    algorithm = algorithm_for(steps, step, case.machine)
-    takes = algorithm == _FORCED or (algorithm == _CHOOSING and _pays(case.product, tiles, case.machine))
-    note(steps, step, _FORCED if takes else "direct")
+    algorithm = select_algorithm(steps, step, case.machine)
+    takes = algorithm == _FORCED or (algorithm == _COST_MODEL and _is_profitable(case.product, tiles, case.machine))
+    record_algorithm(steps, step, _FORCED if takes else "direct")
     if takes:
         steps.replace_step(step, strassen_steps(case.product, tiles))
 
 
 USE_STRASSEN = Rule(
     SUM_OF_PRODUCTS,
-    lambda steps, machine: partial(_candidate, steps, machine, known_accesses(steps)),
-    _use,
+    lambda steps, machine: partial(_match_product, steps, machine, parameter_predicate(steps)),
+    _use_strassen,
     {
-        **CAN_TAKE_FEWER_PRODUCTS,
-        "loops of both factors are summed, and no others": lambda case: _sums_what_both_have(case.product),
+        **BILINEAR_REQUIREMENTS,
+        "loops of both factors are summed, and no others": lambda case: _reduces_common_loops(case.product),
         "columns and terms have two halves": lambda case: _has_halves(case.product),
     },
 )
@@ -140,11 +140,11 @@ def _count(product: Product, loops: Iterable[int]) -> int:
     return math.prod(size for loop in loops if isinstance(size := sizes[loop], int))
 
 
-def _pays(product: Product, tiles: Tiles, machine: Machine) -> bool:
+def _is_profitable(product: Product, tiles: RowTiles, machine: Machine) -> bool:
     """Return whether Strassen's algorithm takes less time than a plain sum."""
 
     def far(elements: float) -> float:
-        return machine.far(elements * _BYTES)
+        return machine.memory_time(elements * _BYTES)
 
     lanes = machine.vector_bytes // _BYTES
     plain, weights = _count(product, range(len(product.step.sizes))) / lanes, _count(product, product.right.loops)
@@ -160,7 +160,7 @@ def _pays(product: Product, tiles: Tiles, machine: Machine) -> bool:
     return plain >= _LEAST_VECTORS and fewer < least and (fits or bool(tiles.axes))
 
 
-def _tiles(product: Product, machine: Machine) -> Tiles:
+def _tiles(product: Product, machine: Machine) -> RowTiles:
     """Return tiles of rows whose sums and products fit in a cache beside the sums of weights.
 
     If the cache cannot hold the sums of weights, all rows are one tile.
@@ -168,17 +168,17 @@ def _tiles(product: Product, machine: Machine) -> Tiles:
     whole = {loop: product.half(loop) for loop in range(len(product.step.sizes))}
     weights = _count(product, product.right.loops) * PRODUCTS // 4 * _BYTES
     if weights > machine.second_level // 2:
-        return Tiles(whole, ())
+        return RowTiles(whole, ())
     columns = _count(product, product.step.outputs[0].loops) // _count(product, product.rows) // 2
     terms = _count(product, product.left.loops) // _count(product, product.rows) // 2
     room = min(MOST_LOCAL_BYTES, machine.second_level // 4) // (PRODUCTS * (columns + terms) * _BYTES)
     sizes = dict(whole)
     for loop in reversed(product.rows):
         size = whole[loop]
-        sizes[loop] = cut(size, max(1, min(size, room)), 1) if isinstance(size, int) else 1
+        sizes[loop] = choose_extent(size, max(1, min(size, room)), 1) if isinstance(size, int) else 1
         room //= static(sizes[loop])
     # The last of an odd number of rows does not have its other half in the same tile.
     is_odd = static(product.step.sizes[product.row]) % 2 == 1
     cuts_odd = is_odd and sizes[product.row] != whole[product.row]
     axes = tuple(loop for loop in product.rows if sizes[loop] != whole[loop])
-    return Tiles(whole, ()) if cuts_odd or not axes else Tiles(sizes, axes)
+    return RowTiles(whole, ()) if cuts_odd or not axes else RowTiles(sizes, axes)

@@ -17,11 +17,11 @@ from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, load
 from torchmdla.devices.cpu.loop_program import LoopNest, Step
 from torchmdla.devices.cpu.passes.fewer_products import (
-    OverLoops,
+    NestOverLoops,
+    apply_epilogue,
     buffer_of,
-    of_product,
-    products,
-    stored,
+    multiply_factors,
+    product_access,
     tile_loop,
 )
 from torchmdla.devices.cpu.passes.layout import in_memory_order
@@ -52,7 +52,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Tiles:
+class RowTiles:
     """Tiles of rows, with ``sizes``, the iterations of each loop of the product in a tile.
 
     ``axes`` are the loops over tiles.
@@ -62,9 +62,9 @@ class Tiles:
     axes: tuple[int, ...]
 
 
-def strassen_steps(product: Product, tiles: Tiles) -> list[Step]:
+def strassen_steps(product: Product, tiles: RowTiles) -> list[Step]:
     """Return the steps that replace a product."""
-    return _Writer(product, tiles).steps()
+    return _NestBuilder(product, tiles).steps()
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Writer:
+class _NestBuilder:
     product: Product
-    tiles: Tiles
+    tiles: RowTiles
 
     def steps(self) -> list[Step]:
         """Return the steps that replace the product."""
@@ -88,11 +88,11 @@ class _Writer:
         weights, left = self._weights(), self._left()
         local = buffer_of(self._kind, PRODUCTS, (tile[loop] for loop in order))
         left_factor, right_factor = ((member.nest.writes[0], member.loops) for member in (left[0], weights))
-        product_nest = products(step, (left_factor, right_factor), (local, order), tile, range(PRODUCTS))
+        product_nest = multiply_factors(step, (left_factor, right_factor), (local, order), tile, range(PRODUCTS))
         results = [self._results(order, local, part) for part in self._parts()]
         for member in (weights, *left, product_nest, *results):
             member.nest.nodes = step.nodes
-        return [weights.nest, *self._by_tiles([*left, product_nest, *results])]
+        return [weights.nest, *self._tile([*left, product_nest, *results])]
 
     @property
     def _kind(self) -> Literal["local", "temporary"]:
@@ -111,14 +111,14 @@ class _Writer:
         step = self.product.step
         return tuple(loop for loop in in_memory_order(step, access) if step.sizes[loop] != 1)
 
-    def _weights(self) -> OverLoops:
+    def _weights(self) -> NestOverLoops:
         sizes = {loop: self.product.half(loop) for loop in self.tiles.sizes}
         halved, part = (self.product.term, self.product.column), _Part(0, static(sizes[self.product.term]), 2)
         order = self._order(self.product.right)
         target = buffer_of("temporary", PRODUCTS, (sizes[loop] for loop in order))
         return self._sums(self.product.right, halved, strassen.right_sums, target, part, sizes)
 
-    def _left(self) -> list[OverLoops]:
+    def _left(self) -> list[NestOverLoops]:
         sizes = self.tiles.sizes
         halved, order = (self.product.row, self.product.term), self._order(self.product.left)
         target = buffer_of(self._kind, PRODUCTS, (sizes[loop] for loop in order))
@@ -134,7 +134,7 @@ class _Writer:
         target: Buffer,
         part: _Part,
         sizes: Mapping[int, AnySize],
-    ) -> OverLoops:
+    ) -> NestOverLoops:
         """Return the nest of sums of quarters of a factor, whose loops ``halved`` are split.
 
         The nest walks one part of the first of these loops.
@@ -145,23 +145,23 @@ class _Writer:
             for quarter in QUARTERS
         }
         starts = [part.first if loop == halved[0] else 0 for loop in order]
-        outputs = tuple(of_product(target, number, starts) for number in range(PRODUCTS))
+        outputs = tuple(product_access(target, number, starts) for number in range(PRODUCTS))
         extents = tuple(part.count if loop == halved[0] else sizes[loop] for loop in order)
-        return OverLoops(LoopNest(extents, (False,) * len(extents), outputs, tuple(function(quarters))), order)
+        return NestOverLoops(LoopNest(extents, (False,) * len(extents), outputs, tuple(function(quarters))), order)
 
-    def _results(self, order: tuple[int, ...], local: Buffer, part: _Part) -> OverLoops:
+    def _results(self, order: tuple[int, ...], local: Buffer, part: _Part) -> NestOverLoops:
         """Return the nest that computes the results from the products, with the epilogue."""
         halved = self.product.row, self.product.column
         starts = [part.first if loop == halved[0] else 0 for loop in order]
-        quarters = strassen.results([load(of_product(local, k, starts)) for k in range(PRODUCTS)])
+        quarters = strassen.results([load(product_access(local, k, starts)) for k in range(PRODUCTS)])
         totals = [
             (total, partial(self._at, order=order, halved=halved, quarter=quarter, part=part))
             for quarter, total in quarters.items()
             if quarter[0] < part.halves
         ]
-        outputs, values = stored(self.product.step, totals)
+        outputs, values = apply_epilogue(self.product.step, totals)
         sizes = tuple(part.count if loop == halved[0] else self.tiles.sizes[loop] for loop in order)
-        return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
+        return NestOverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
 
     def _at(
         self, access: Access, order: Sequence[int], halved: tuple[int, int], quarter: Quarter, part: _Part
@@ -173,13 +173,13 @@ class _Writer:
         starts = {loop: static(self.product.half(loop)) * k for loop, k in zip(halved, quarter, strict=True)}
         starts[halved[0]] += part.first
 
-        def moved(index: AffineExpr) -> AffineExpr:
+        def map_index(index: AffineExpr) -> AffineExpr:
             start = sum(index.factors[loop] * start for loop, start in starts.items())
             return AffineExpr(tuple(index.factors[loop] for loop in order), index.constant + start)
 
-        return replace(access, indices=tuple(map(moved, access.indices)))
+        return replace(access, indices=tuple(map(map_index, access.indices)))
 
-    def _by_tiles(self, members: Sequence[OverLoops]) -> list[Step]:
+    def _tile(self, members: Sequence[NestOverLoops]) -> list[Step]:
         if not self.tiles.axes:
             return [member.nest for member in members]
         axes = {axis: (self.product.half(axis), static(self.tiles.sizes[axis])) for axis in self.tiles.axes}

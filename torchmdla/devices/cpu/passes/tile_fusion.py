@@ -15,7 +15,7 @@ from functools import cached_property
 
 from torchmdla.compiler.sizes import AnySize, at
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, Users, contracts, is_copy
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, Users, is_contraction, is_copy
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.rematerialise import rematerialise
 
@@ -53,7 +53,7 @@ def fuse_by_tiles(steps: LoopProgram, machine: Machine, tiles: Sequence[Sequence
     remaining = None if tiles is None else deque(tiles)
     start = 0
     while start < len(steps.steps):
-        chain, fused = _longest(users, sequence, start, _Costs(machine, steps.typical), remaining)
+        chain, fused = _longest_chain(users, sequence, start, _Costs(machine, steps.typical), remaining)
         if chain is None or fused is None:
             result.append(steps.steps[start])
             start += 1
@@ -80,7 +80,7 @@ class _Sequence:
             for buffer in written:
                 self._writing[buffer].append(place)
 
-    def next_waiting(self, reads: Collection[Buffer], writes: Collection[Buffer], place: int) -> int | None:
+    def next_dependent(self, reads: Collection[Buffer], writes: Collection[Buffer], place: int) -> int | None:
         """Return the position of the first step after ``place`` that depends on steps with these buffers."""
         used = [self._touching[b] for b in writes] + [self._writing[b] for b in reads if b in self._writing]
         following = [places[k] for places in used if (k := bisect_right(places, place)) < len(places)]
@@ -98,27 +98,27 @@ class _Costs:
         return at(size, self.typical)
 
 
-def _longest(
+def _longest_chain(
     users: Users, sequence: _Sequence, start: int, costs: _Costs, remaining: deque[Sequence[int]] | None
 ) -> tuple[_Candidate | None, TileLoop | None]:
     """Return the longest chain from a step on whose local buffers fit, with the next of the remaining tiles."""
-    for chain in reversed(_growth(sequence, start)):
-        fused = chain.finished(users, costs, remaining)
+    for chain in reversed(_grow_chains(sequence, start)):
+        fused = chain.fuse(users, costs, remaining)
         if fused is not None:
             return chain, fused
     return None, None
 
 
-def _growth(sequence: _Sequence, start: int) -> list[_Candidate]:
+def _grow_chains(sequence: _Sequence, start: int) -> list[_Candidate]:
     """Return the chains that start with a step, each one member longer than the one before."""
     first = sequence.steps[start]
     if not isinstance(first, LoopNest) or not _may_join(first) or is_copy(first):
         return []
-    chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], start + 1, contracts(first))]
+    chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], start + 1, is_contraction(first))]
     reads, writes = set(first.reads), set(first.writes)
     while len(chains) < _MOST_MEMBERS and len(reads) + len(writes) < _MOST_BUFFERS:
         # Steps in between do not depend on members, nor members on them.
-        place = sequence.next_waiting(reads, writes, chains[-1].end - 1)
+        place = sequence.next_dependent(reads, writes, chains[-1].end - 1)
         if place is None:
             break
         step = sequence.steps[place]
@@ -171,7 +171,7 @@ class _Candidate:
         axes = [(*axis, loop) for axis, loop in loops if loop is not None]
         if not axes:
             return None
-        return _Candidate([*self.members, step], axes, end, self.contracts or contracts(step))
+        return _Candidate([*self.members, step], axes, end, self.contracts or is_contraction(step))
 
     def _loop_in(
         self,
@@ -187,7 +187,7 @@ class _Candidate:
             return None
         return loop if step.sizes[loop] == self.members[0].sizes[axis[0]] else None
 
-    def finished(self, users: Users, costs: _Costs, remaining: deque[Sequence[int]] | None) -> TileLoop | None:
+    def fuse(self, users: Users, costs: _Costs, remaining: deque[Sequence[int]] | None) -> TileLoop | None:
         """Return the chain with the next of the remaining tiles, or with a chosen one.
 
         Return None if all intermediate values leave the tile, or if the local buffers do not fit.
@@ -195,14 +195,14 @@ class _Candidate:
         Raises:
             ValueError: No tile is left, or the next one does not have the same number of axes.
         """
-        local = self._locals(users)
+        local = self._local_buffers(users)
         if not local:
             return None
-        chain = self._recomputing(local)
+        chain = self._rematerialise(local)
         written = {b for m in chain.members for b in m.writes}
-        return chain._of_tiles([b for b in local if b in written], costs, remaining)
+        return chain._fuse([b for b in local if b in written], costs, remaining)
 
-    def _recomputing(self, local: Sequence[Buffer]) -> _Candidate:
+    def _rematerialise(self, local: Sequence[Buffer]) -> _Candidate:
         """Return the chain without members whose values are computed where they are read.
 
         If no local buffer would remain, return the chain itself.
@@ -214,21 +214,19 @@ class _Candidate:
         axes = [tuple(loop for loop, m in zip(axis, results, strict=True) if m is not None) for axis in self.axes]
         return replace(self, members=members, axes=axes)
 
-    def _of_tiles(
-        self, local: Sequence[Buffer], costs: _Costs, remaining: deque[Sequence[int]] | None
-    ) -> TileLoop | None:
-        """Return the same as :meth:`finished`, for a chain with the local buffers ``local``."""
-        tile = self._tile(local, costs) if remaining is None else self._next(remaining)
+    def _fuse(self, local: Sequence[Buffer], costs: _Costs, remaining: deque[Sequence[int]] | None) -> TileLoop | None:
+        """Return the same as :meth:`fuse`, for a chain with the local buffers ``local``."""
+        tile = self._choose_tile(local, costs) if remaining is None else self._next_tile(remaining)
         if remaining is not None:
             remaining.popleft()
         elif sum(self._bytes(buffer, tile, costs) for buffer in local) > MOST_LOCAL_BYTES:
             return None
-        shrunk = {buffer: self._shrunk(buffer, tile) for buffer in local}
-        members = tuple(self._tiled(k, tile, shrunk) for k in range(len(self.members)))
+        shrunk = {buffer: self._local_buffer(buffer, tile) for buffer in local}
+        members = tuple(self._tile_member(k, tile, shrunk) for k in range(len(self.members)))
         loops = tuple(tuple(axis[k] for axis in self.axes) for k in range(len(self.members)))
         return TileLoop(members, loops, tuple(self._sizes()), tuple(tile), tuple(shrunk.values()))
 
-    def _next(self, remaining: deque[Sequence[int]]) -> list[int]:
+    def _next_tile(self, remaining: deque[Sequence[int]]) -> list[int]:
         if not remaining or len(remaining[0]) != len(self.axes):
             raise ValueError(f"the next tile is not of a chain of {len(self.axes)} axes")
         return list(remaining[0])
@@ -236,7 +234,7 @@ class _Candidate:
     def _sizes(self) -> list[AnySize]:
         return [self.members[0].sizes[axis[0]] for axis in self.axes]
 
-    def _locals(self, users: Users) -> list[Buffer]:
+    def _local_buffers(self, users: Users) -> list[Buffer]:
         """Return the buffers that only members use."""
         inside: set[Step] = set(self.members)
         written = dict.fromkeys(b for member in self.members for b in member.writes)
@@ -244,11 +242,11 @@ class _Candidate:
 
     # Tiles.
 
-    def _tile(self, local: Sequence[Buffer], costs: _Costs) -> list[int]:
+    def _choose_tile(self, local: Sequence[Buffer], costs: _Costs) -> list[int]:
         """Return the extent of each axis: the largest that fits, reduced from the outermost loop on."""
         sizes = list(map(costs.at, self._sizes()))
         tile = list(sizes)
-        counted, limit = self._counted(local, costs)
+        counted, limit = self._limited_buffers(local, costs)
 
         def fits(axis: int, extent: int) -> bool:
             cut = [*tile[:axis], extent, *tile[axis + 1 :]]
@@ -260,23 +258,23 @@ class _Candidate:
             least = min(sizes[axis], _LEAST_INNERMOST) if innermost else 1
             # Bytes grow with the extent.
             most = bisect_left(range(least, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + least
-            tile[axis] = cut(sizes[axis], most, costs.machine.vector_bytes // 4 if innermost else 1)
+            tile[axis] = choose_extent(sizes[axis], most, costs.machine.vector_bytes // 4 if innermost else 1)
         return tile
 
-    def _counted(self, local: Sequence[Buffer], costs: _Costs) -> tuple[list[Buffer], int]:
+    def _limited_buffers(self, local: Sequence[Buffer], costs: _Costs) -> tuple[list[Buffer], int]:
         """Return the buffers that count for a tile's size, and the most bytes of them that a tile may touch."""
         machine = costs.machine
         if self.contracts:
             return list(local), min(MOST_LOCAL_BYTES, machine.second_level // 4)
         every = list(dict.fromkeys(a.buffer for m in self.members for a in m.accesses))
         passing = [b for b in every if b not in local]
-        if machine.streams(sum(costs.at(b.bytes) for b in passing)):
+        if machine.is_streamed(sum(costs.at(b.bytes) for b in passing)):
             return passing, int(machine.first_level * _STREAMED_PART)
         return every, machine.first_level
 
     def _outermost_first(self, costs: _Costs) -> list[int]:
         first = self.members[0]
-        flat = first.written_accesses[0].flat(len(first.sizes))
+        flat = first.written_accesses[0].linearise(len(first.sizes))
         return sorted(range(len(self.axes)), key=lambda a: -costs.at(flat.factors[self.axes[a][0]]))
 
     def _is_innermost(self, axis: int, costs: _Costs) -> bool:
@@ -284,17 +282,17 @@ class _Candidate:
         accesses = [(k, a) for k, member in enumerate(self.members) for a in member.accesses]
         largest = max(costs.at(a.buffer.count) for _, a in accesses)
         return any(
-            a.flat(len(self.members[k].sizes)).factors[self.axes[axis][k]] == 1
+            a.linearise(len(self.members[k].sizes)).factors[self.axes[axis][k]] == 1
             for k, a in accesses
             if costs.at(a.buffer.count) == largest
         )
 
     def _bytes(self, buffer: Buffer, tile: Sequence[int], costs: _Costs) -> int:
         """Return the bytes of the part of a buffer that one tile touches, 0 if every tile touches all of it."""
-        least = self._shrunk(buffer, [1] * len(tile))
-        return costs.at(self._shrunk(buffer, tile).bytes) if costs.at(least.count) < costs.at(buffer.count) else 0
+        least = self._local_buffer(buffer, [1] * len(tile))
+        return costs.at(self._local_buffer(buffer, tile).bytes) if costs.at(least.count) < costs.at(buffer.count) else 0
 
-    def _shrunk(self, buffer: Buffer, tile: Sequence[int]) -> Buffer:
+    def _local_buffer(self, buffer: Buffer, tile: Sequence[int]) -> Buffer:
         """Return a buffer for one tile's part of ``buffer``."""
         sizes = list(buffer.sizes)
         for k, access, _ in self._accesses.get(buffer, ()):
@@ -304,7 +302,7 @@ class _Candidate:
                     sizes[d] = extent
         return Buffer("local", buffer.element, tuple(sizes))
 
-    def _tiled(self, position: int, tile: Sequence[int], shrunk: dict[Buffer, Buffer]) -> LoopNest:
+    def _tile_member(self, position: int, tile: Sequence[int], shrunk: dict[Buffer, Buffer]) -> LoopNest:
         """Return a member over one tile, with its local buffers replaced."""
         member = replace(self.members[position])
         sizes = list(member.sizes)
@@ -322,7 +320,7 @@ def _may_join(step: LoopNest) -> bool:
     """
     if step.tables or not 0 < len(step.written_accesses) <= _MOST_RESULTS:
         return False
-    return not (contracts(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
+    return not (is_contraction(step) and any(b.kind in ("parameter", "packed") for b in step.reads))
 
 
 def _free_loops(step: LoopNest) -> list[int]:
@@ -346,7 +344,7 @@ def _dimension(access: Access, loop: int) -> int | None:
     return dims[0] if len(dims) == 1 and access.indices[dims[0]].is_loop() else None
 
 
-def cut(size: int, most: int, granule: int) -> int:
+def choose_extent(size: int, most: int, granule: int) -> int:
     """Return the extent of the tiles of an axis, at most ``most``.
 
     It is a divisor if one is not far below ``most``, as the last tile then needs no separate code. Otherwise tiles are

@@ -27,10 +27,10 @@ from torchmdla.compiler.sizes import estimate, static
 from torchmdla.devices.cpu.accesses import AffineExpr
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.algorithms import algorithm_for, note
-from torchmdla.devices.cpu.passes.fewer_products import CAN_TAKE_FEWER_PRODUCTS, time_of_products
-from torchmdla.devices.cpu.passes.precompute import IsKnown, known_accesses
-from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, cut
+from torchmdla.devices.cpu.passes.algorithms import record_algorithm, select_algorithm
+from torchmdla.devices.cpu.passes.fewer_products import BILINEAR_REQUIREMENTS, time_of_products
+from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
+from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, choose_extent
 from torchmdla.devices.cpu.passes.winograd_nests import Convolution, Window, spans_by_places, winograd_steps
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule
 from torchmdla.devices.cpu.winograd import Transforms, has_transforms, transforms
@@ -39,9 +39,9 @@ from torchmdla.devices.cpu.winograd import Transforms, has_transforms, transform
 _MOST_WINDOWS = 2
 
 
-def takes_less(steps: LoopProgram, step: LoopNest, is_known: IsKnown, machine: Machine, part: float) -> bool:
+def is_faster_by_winograd(steps: LoopProgram, step: LoopNest, is_known: IsKnown, machine: Machine, part: float) -> bool:
     """Return whether Winograd's algorithm computes a step in less than ``part`` of its time."""
-    case = USE_WINOGRAD.case(partial(_candidate, steps, machine, is_known), step)
+    case = USE_WINOGRAD.case(partial(_match_convolution, steps, machine, is_known), step)
     return case is not None and bool(case.costs.best(machine.algorithms, part))
 
 
@@ -57,16 +57,16 @@ class _Candidate:
 
     @property
     def costs(self) -> _Costs:
-        sizes = [1 if self.steps.varies(size) else static(size) for size in self.step.sizes]
+        sizes = [1 if self.steps.is_varying(size) else static(size) for size in self.step.sizes]
         return _Costs(self.convolution, sizes, self.machine)
 
 
-def _candidate(
+def _match_convolution(
     steps: LoopProgram, machine: Machine, is_known: IsKnown, step: LoopNest, match: Captured
 ) -> _Candidate | None:
     """Return the step as a convolution over channels, with taps that are known ahead, if it is one."""
     image, weights = match["left"].payload, match["right"].payload
-    windows = [_window(steps, step, index) for index in image.indices if len(_moving(step, index)) > 1]
+    windows = [_window(steps, step, index) for index in image.indices if len(_iterating_loops(step, index)) > 1]
     if not is_known(weights) or not 0 < len(windows) <= _MOST_WINDOWS:
         return None
     overlapping = tuple(window for window in windows if window is not None)
@@ -77,15 +77,15 @@ def _candidate(
     return _Candidate(steps, machine, Convolution(step, image, weights, overlapping))
 
 
-def _moving(step: LoopNest, index: AffineExpr) -> list[int]:
+def _iterating_loops(step: LoopNest, index: AffineExpr) -> list[int]:
     return [loop for loop in index.loops if step.sizes[loop] != 1]
 
 
 def _window(steps: LoopProgram, step: LoopNest, index: AffineExpr) -> Window | None:
     """Return the window of an image dimension along which overlapping taps slide, else None."""
-    loops = _moving(step, index)
+    loops = _iterating_loops(step, index)
     taps, results = ([loop for loop in loops if step.reduction[loop] is reduces] for reduces in (True, False))
-    if len(taps) != 1 or len(results) != 1 or steps.varies(step.sizes[results[0]]):
+    if len(taps) != 1 or len(results) != 1 or steps.is_varying(step.sizes[results[0]]):
         return None
     count, stride = step.sizes[taps[0]], index.factors[results[0]]
     if not isinstance(count, int) or not isinstance(stride, int) or not 0 < stride < count:
@@ -93,13 +93,13 @@ def _window(steps: LoopProgram, step: LoopNest, index: AffineExpr) -> Window | N
     return Window(results[0], taps[0], count, stride)
 
 
-def _moves_by_one(convolution: Convolution) -> bool:
+def _has_unit_steps(convolution: Convolution) -> bool:
     return all(
         index.factors[window.taps] in (0, 1) for index in convolution.image.indices for window in convolution.windows
     )
 
 
-def _has_taps_of_its_own(convolution: Convolution) -> bool:
+def _has_separate_taps(convolution: Convolution) -> bool:
     return all(
         w.taps in convolution.weights.loops and w.results not in convolution.weights.loops for w in convolution.windows
     )
@@ -112,23 +112,23 @@ def _slides_along_one_dimension(convolution: Convolution) -> bool:
     )
 
 
-def _use(case: _Candidate) -> None:
+def _use_winograd(case: _Candidate) -> None:
     """Use Winograd's algorithm if it is faster, or if the setting requires it for all possible convolutions."""
     steps, step, costs = case.steps, case.step, case.costs
-    tiling = costs.best(algorithm_for(steps, step, case.machine))
-    note(steps, step, _name(tiling) if tiling else "direct", _is_exact(tiling))
+    tiling = costs.best(select_algorithm(steps, step, case.machine))
+    record_algorithm(steps, step, _name(tiling) if tiling else "direct", _is_exact(tiling))
     if tiling:
         steps.replace_step(step, winograd_steps(case.convolution, tiling, case.machine.fused, costs.block(tiling)))
 
 
 USE_WINOGRAD = Rule(
     SUM_OF_PRODUCTS,
-    lambda steps, machine: partial(_candidate, steps, machine, known_accesses(steps)),
-    _use,
+    lambda steps, machine: partial(_match_convolution, steps, machine, parameter_predicate(steps)),
+    _use_winograd,
     {
-        **CAN_TAKE_FEWER_PRODUCTS,
-        "a tap is the next element of the image": lambda case: _moves_by_one(case.convolution),
-        "each tap has a weight, the same for all results": lambda case: _has_taps_of_its_own(case.convolution),
+        **BILINEAR_REQUIREMENTS,
+        "a tap is the next element of the image": lambda case: _has_unit_steps(case.convolution),
+        "each tap has a weight, the same for all results": lambda case: _has_separate_taps(case.convolution),
         "a window slides along one dimension": lambda case: _slides_along_one_dimension(case.convolution),
     },
 )
@@ -195,15 +195,18 @@ class _Costs:
 
         Return an empty tiling if the plain sum takes no longer, where ``part`` scales the time of the plain sum.
         """
-        tried = [*self._tried(_FORCED.get(algorithm, _TILES))]
+        tried = [*self._candidate_tilings(_FORCED.get(algorithm, _TILES))]
         if algorithm in _FORCED:
             return tried[0] if tried else ()
         if math.prod(self._sizes) < _LEAST_VECTORS * self._lanes:
             return ()
-        costs = {(): self._plain() * part, **{tiling: self._of(tiling) for tiling in tried if _is_exact(tiling)}}
+        costs = {
+            (): self._direct_time() * part,
+            **{tiling: self._winograd_time(tiling) for tiling in tried if _is_exact(tiling)},
+        }
         return next(tiling for tiling, cost in costs.items() if cost <= (1 + _LEAST_GAIN) * min(costs.values()))
 
-    def _tried(self, tiles: Sequence[int]) -> Iterator[_Tiling]:
+    def _candidate_tilings(self, tiles: Sequence[int]) -> Iterator[_Tiling]:
         taps = [window.most_taps for window in self.convolution.windows]
         along = [[transforms(results, count) for results in tiles if has_transforms(results, count)] for count in taps]
         return itertools.product(*along)
@@ -214,7 +217,7 @@ class _Costs:
         Return an empty tuple if the second-level cache holds all tiles, or cannot hold the weights beside a block.
         """
         images = math.prod(self._sizes[loop] for loop in self.convolution.images)
-        tile = self._moved(tiling) // images * _BYTES
+        tile = self._transformed_elements(tiling) // images * _BYTES
         counts = self._counts(tiling)
         most = MOST_LOCAL_BYTES // tile
         fits = tile * math.prod(counts) * images <= self._machine.second_level
@@ -222,15 +225,15 @@ class _Costs:
             return ()
         block: list[int] = []
         for count in reversed(counts):
-            block.insert(0, cut(count, min(count, most // math.prod(block)), 1))
+            block.insert(0, choose_extent(count, min(count, most // math.prod(block)), 1))
         return tuple(block)
 
-    def _plain(self) -> float:
+    def _direct_time(self) -> float:
         """Return the time of the plain sum, in operations on whole vectors."""
         return self._products(math.prod(self._sizes), self._product(self.convolution.weights.loops))
 
-    def _of(self, tiling: _Tiling) -> float:
-        """Return the time of Winograd's algorithm, in the unit of :meth:`_plain`.
+    def _winograd_time(self, tiling: _Tiling) -> float:
+        """Return the time of Winograd's algorithm, in the unit of :meth:`_direct_time`.
 
         Stores of results do not overlap with products.
         """
@@ -238,16 +241,16 @@ class _Costs:
         every = self._product(
             frozenset(range(len(self._sizes))) - self.convolution.slid.keys() - self.convolution.taps.keys()
         )
-        moved = tiles * self._moved(tiling)
+        moved = tiles * self._transformed_elements(tiling)
         time = self._products(tiles * self._terms(tiling) * every, self._weights(tiling))
         time += _TRANSFORM_COST * max(transform.products for transform in tiling) * moved / self._lanes
-        time += self._far(self._product(self.convolution.step.outputs[0].loops))
-        if not self.block(tiling) and self._machine.streams(moved * _BYTES):
-            time += 2 * self._far(moved)
+        time += self._memory_time(self._product(self.convolution.step.outputs[0].loops))
+        if not self.block(tiling) and self._machine.is_streamed(moved * _BYTES):
+            time += 2 * self._memory_time(moved)
         return time if self._divides(tiling) else time * _PARTIAL_COST
 
     def _products(self, count: int, weights: int) -> float:
-        return time_of_products(count / self._lanes, self._far(weights))
+        return time_of_products(count / self._lanes, self._memory_time(weights))
 
     def _divides(self, tiling: _Tiling) -> bool:
         return all(self._sizes[loop] % tiling[k].results == 0 for loop, k in self.convolution.slid.items())
@@ -260,7 +263,7 @@ class _Costs:
         spans = [spans_by_places(*pair) for pair in zip(self.convolution.windows, tiling, strict=True)]
         return math.prod(sum(len(span.places) * len(span.phases) for span in each) for each in spans)
 
-    def _moved(self, tiling: _Tiling) -> int:
+    def _transformed_elements(self, tiling: _Tiling) -> int:
         """Return the number of elements of a tile of all images, and of its products."""
         convolution = self.convolution
         still = convolution.slid.keys() | convolution.taps.keys()
@@ -275,5 +278,5 @@ class _Costs:
     def _product(self, loops: frozenset[int]) -> int:
         return math.prod(self._sizes[loop] for loop in loops)
 
-    def _far(self, elements: int) -> float:
-        return self._machine.far(elements * _BYTES)
+    def _memory_time(self, elements: int) -> float:
+        return self._machine.memory_time(elements * _BYTES)

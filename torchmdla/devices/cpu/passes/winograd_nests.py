@@ -23,15 +23,15 @@ from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, load
 from torchmdla.devices.cpu.loop_program import LoopNest, Step
 from torchmdla.devices.cpu.passes.fewer_products import (
-    OverLoops,
+    NestOverLoops,
+    apply_epilogue,
     buffer_of,
-    of_product,
-    products,
-    stored,
+    multiply_factors,
+    product_access,
     tile_loop,
 )
 from torchmdla.devices.cpu.passes.layout import in_memory_order
-from torchmdla.devices.cpu.winograd import ZERO, Matrix, Transforms, transformed
+from torchmdla.devices.cpu.winograd import ZERO, Matrix, Transforms, apply_matrices
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def winograd_steps(
     sizes = {
         loop: size for loop, size in enumerate(convolution.step.sizes) if loop not in convolution.taps
     } | convolution.phases
-    writer = _Writer(convolution, tuple(tiling), fused, sizes)
+    writer = _NestBuilder(convolution, tuple(tiling), fused, sizes)
     weights = writer.weights()
     nests: list[Step] = [member.nest for member in weights]
     along = [_parts(static(convolution.step.sizes[loop]), tiling[k].results) for loop, k in convolution.slid.items()]
@@ -135,7 +135,7 @@ def winograd_steps(
     if not block:
         return nests + [member.nest for member in writer.steps(every, weights[0], "temporary")]
     for parts in every:
-        nests += writer.in_blocks({loop: replace(part, place=0) for loop, part in parts.items()}, weights[0], block)
+        nests += writer.tile_blocks({loop: replace(part, place=0) for loop, part in parts.items()}, weights[0], block)
     return nests
 
 
@@ -169,7 +169,7 @@ def _parts(size: int, results: int) -> list[_Part]:
 
 
 @dataclass(frozen=True)
-class _Writer:
+class _NestBuilder:
     """Writer of the steps of a convolution.
 
     ``sizes`` has the iterations of the steps' loops, except for those over tiles.
@@ -180,7 +180,7 @@ class _Writer:
     fused: bool
     sizes: Mapping[int, AnySize]
 
-    def in_blocks(self, parts: _Parts, weights: OverLoops, block: Sequence[int]) -> list[Step]:
+    def tile_blocks(self, parts: _Parts, weights: NestOverLoops, block: Sequence[int]) -> list[Step]:
         """Return the steps over ``parts``, with ``block`` tiles of one image at a time."""
         images = [loop for loop in self._order(self.convolution.step.outputs[0]) if loop in self.convolution.images]
         tile = {loop: min(block[k], parts[loop].count) for loop, k in self.convolution.slid.items()}
@@ -193,8 +193,8 @@ class _Writer:
         return [tile_loop(of_one.steps([cut], weights, "local"), axes)]
 
     def steps(
-        self, parts: Sequence[_Parts], weights: OverLoops, kind: Literal["temporary", "local"]
-    ) -> list[OverLoops]:
+        self, parts: Sequence[_Parts], weights: NestOverLoops, kind: Literal["temporary", "local"]
+    ) -> list[NestOverLoops]:
         """Return the steps over all of ``parts``, with buffers of ``kind`` between them."""
         counts = {loop: max(each[loop].place + each[loop].count for each in parts) for loop in self.convolution.slid}
         sizes = {**self.sizes, **counts}
@@ -246,7 +246,7 @@ class _Writer:
             kind, math.prod(transforms.products for transforms in self.tiling), (sizes[loop] for loop in order)
         )
 
-    def weights(self) -> list[OverLoops]:
+    def weights(self) -> list[NestOverLoops]:
         """Return the nests that transform the weights."""
         order = self._order(self.convolution.weights)
         target = self._buffer("temporary", order, self.sizes)
@@ -255,13 +255,13 @@ class _Writer:
             member.nest.nodes = self.convolution.step.nodes
         return members
 
-    def _weights(self, order: tuple[int, ...], target: Buffer, spans: _Spans) -> OverLoops:
+    def _weights(self, order: tuple[int, ...], target: Buffer, spans: _Spans) -> NestOverLoops:
         windows = self.convolution.windows
 
         def at(places: tuple[int, ...]) -> Expression:
             pairs = zip(windows, places, strict=True)
             starts = {window.taps: window.stride * place + spans[window.taps].phases.start for window, place in pairs}
-            return load(self._moved(self.convolution.weights, order, {}, starts))
+            return load(self._restrict_access(self.convolution.weights, order, {}, starts))
 
         return self._transform(
             order, target, [transforms.taps for transforms in self._transforms(spans)], at, {}, spans
@@ -271,11 +271,11 @@ class _Writer:
         """Return the transforms of the phases of ``spans``, for each window."""
         pairs = zip(self.tiling, spans.values(), strict=True)
         return [
-            transforms if len(span.places) == transforms.products else transforms.of_fewer_taps()
+            transforms if len(span.places) == transforms.products else transforms.drop_tap()
             for transforms, span in pairs
         ]
 
-    def _image(self, order: tuple[int, ...], target: Buffer, parts: _Parts, spans: _Spans) -> OverLoops:
+    def _image(self, order: tuple[int, ...], target: Buffer, parts: _Parts, spans: _Spans) -> NestOverLoops:
         """Return the nest that transforms tiles of the image, with zeros outside of it."""
         chosen = self._transforms(spans)
         inputs = [
@@ -285,7 +285,7 @@ class _Writer:
         def at(places: tuple[int, ...]) -> Expression:
             if any(place >= count for place, count in zip(places, inputs, strict=True)):
                 return ZERO
-            return load(self._in_tiles(self.convolution.image, order, parts, places, spans))
+            return load(self._access_at_places(self.convolution.image, order, parts, places, spans))
 
         return self._transform(order, target, [transforms.inputs for transforms in chosen], at, parts, spans)
 
@@ -297,16 +297,16 @@ class _Writer:
         at: Callable[[tuple[int, ...]], Expression],
         parts: _Parts,
         spans: _Spans,
-    ) -> OverLoops:
+    ) -> NestOverLoops:
         """Return a nest over ``order`` that stores the transform of ``at`` by ``matrices`` at each place in a tile.
 
         ``at`` returns the value at a place.
         """
         places = itertools.product(*(range(len(matrix[0])) for matrix in matrices))
-        values = transformed(matrices, {each: at(each) for each in places}, self.fused)
-        outputs = tuple(self._of_tile(target, place, order, parts, spans) for place in values)
+        values = apply_matrices(matrices, {each: at(each) for each in places}, self.fused)
+        outputs = tuple(self._tile_access(target, place, order, parts, spans) for place in values)
         sizes = self._sizes(order, parts, spans)
-        return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, tuple(values.values())), order)
+        return NestOverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, tuple(values.values())), order)
 
     def _products(
         self,
@@ -314,27 +314,27 @@ class _Writer:
         result: tuple[Buffer, Sequence[int]],
         sizes: Mapping[int, AnySize],
         spans: _Spans,
-    ) -> OverLoops:
+    ) -> NestOverLoops:
         """Return the nest of the products at the places of ``spans``."""
         first = self._numbers[tuple(span.places.start for span in spans.values())]
         numbers = range(first, first + math.prod(len(span.places) for span in spans.values()))
         phases = {loop: len(spans[loop].phases) for loop in self.convolution.phases}
-        return products(self.convolution.step, factors, result, {**sizes, **phases}, numbers)
+        return multiply_factors(self.convolution.step, factors, result, {**sizes, **phases}, numbers)
 
-    def _results(self, order: tuple[int, ...], source: Buffer, parts: _Parts) -> OverLoops:
+    def _results(self, order: tuple[int, ...], source: Buffer, parts: _Parts) -> NestOverLoops:
         """Return the nest that transforms products back, and computes the epilogue of the results that exist."""
         places = itertools.product(*(range(transforms.products) for transforms in self.tiling))
-        sums = {each: load(self._of_tile(source, each, order, parts, {})) for each in places}
+        sums = {each: load(self._tile_access(source, each, order, parts, {})) for each in places}
         totals = [
-            (total, partial(self._in_tiles, order=order, parts=parts, places=place, spans={}))
-            for place, total in transformed(
+            (total, partial(self._access_at_places, order=order, parts=parts, places=place, spans={}))
+            for place, total in apply_matrices(
                 [transforms.outputs for transforms in self.tiling], sums, self.fused
             ).items()
             if all(k < part.results for k, part in zip(place, parts.values(), strict=True))
         ]
-        outputs, values = stored(self.convolution.step, totals)
+        outputs, values = apply_epilogue(self.convolution.step, totals)
         sizes = self._sizes(order, parts, {})
-        return OverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
+        return NestOverLoops(LoopNest(sizes, (False,) * len(sizes), outputs, values), order)
 
     # Accesses in tiles of parts and phases of spans, for nests over the loops ``order``.
 
@@ -343,15 +343,15 @@ class _Writer:
         iterations |= {loop: len(span.phases) for loop, span in spans.items()}
         return tuple(iterations.get(loop, self.sizes[loop]) for loop in order)
 
-    def _of_tile(
+    def _tile_access(
         self, buffer: Buffer, place: tuple[int, ...], order: Sequence[int], parts: _Parts, spans: _Spans
     ) -> Access:
         """Return the access to one place of each tile."""
         starts = {loop: part.place for loop, part in parts.items()}
         starts |= {loop: span.phases.start for loop, span in spans.items()}
-        return of_product(buffer, self._numbers[place], [starts.get(loop, 0) for loop in order])
+        return product_access(buffer, self._numbers[place], [starts.get(loop, 0) for loop in order])
 
-    def _in_tiles(
+    def _access_at_places(
         self, access: Access, order: Sequence[int], parts: _Parts, places: Sequence[int], spans: _Spans
     ) -> Access:
         """Return an access of the convolution at ``places`` of each tile."""
@@ -359,15 +359,15 @@ class _Writer:
         scales = {loop: self.tiling[k].results for loop, k in slid.items()}
         starts = {loop: scales[loop] * parts[loop].first + places[k] for loop, k in slid.items()}
         starts |= {loop: span.phases.start for loop, span in spans.items()}
-        return self._moved(access, order, scales, starts)
+        return self._restrict_access(access, order, scales, starts)
 
-    def _moved(
+    def _restrict_access(
         self, access: Access, order: Sequence[int], scales: Mapping[int, int], starts: Mapping[int, int]
     ) -> Access:
         """Return an access of the convolution whose loops start at ``starts`` with steps of ``scales``, if given."""
 
-        def moved(index: AffineExpr) -> AffineExpr:
+        def map_index(index: AffineExpr) -> AffineExpr:
             factors = tuple(index.factors[loop] * scales.get(loop, 1) for loop in order)
             return AffineExpr(factors, index.constant + sum(index.factors[loop] * k for loop, k in starts.items()))
 
-        return replace(access, indices=tuple(map(moved, access.indices)))
+        return replace(access, indices=tuple(map(map_index, access.indices)))

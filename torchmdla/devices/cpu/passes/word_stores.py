@@ -21,14 +21,14 @@ from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
 from torchmdla.devices.cpu.expressions import (
     Expression,
-    accessing,
     accumulator,
     constant,
     contents,
     index,
+    map_loads,
     operation,
     reduced,
-    substituted,
+    substitute,
 )
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
 from torchmdla.devices.cpu.passes.dot_layouts import WORD
@@ -50,13 +50,13 @@ def store_words(step: LoopNest, buffer: Buffer, used: int) -> bool:
     is_reduction, epilogue = any(step.reduction), step.epilogue
     stored = epilogue.values if epilogue else step.values
     bits = 8 * ELEMENT_BYTES[buffer.element]
-    word = _joined([_of_element(step, stored, loop, k)[0] for k in elements], bits)
-    written = step.written_accesses[0].at(loop, 0)
+    word = _pack_word([_select_element(step, stored, loop, k)[0] for k in elements], bits)
+    written = step.written_accesses[0].at_iteration(loop, 0)
     written = replace(written, word=WORD)
     if is_reduction:
-        step.values = tuple(_of_element(step, step.values, loop, k)[0] for k in elements)
+        step.values = tuple(_select_element(step, step.values, loop, k)[0] for k in elements)
         step.outputs = tuple(
-            replace(step.outputs[0], buffer=replace(step.outputs[0].buffer)).at(loop, 0) for _ in elements
+            replace(step.outputs[0], buffer=replace(step.outputs[0].buffer)).at_iteration(loop, 0) for _ in elements
         )
         step.epilogue = Epilogue((written,), (word,))
     else:
@@ -78,32 +78,32 @@ def _loop_within_words(step: LoopNest, buffer: Buffer) -> int | None:
     return last.loops[0] if expressions <= _MOST_EXPRESSIONS and not step.reduction[last.loops[0]] else None
 
 
-def _of_element(step: LoopNest, roots: Sequence[Expression], loop: int, number: int) -> tuple[Expression, ...]:
+def _select_element(step: LoopNest, roots: Sequence[Expression], loop: int, number: int) -> tuple[Expression, ...]:
     """Return ``roots`` for one element of a word, which has its own output if the step reduces."""
-    moved = accessing(roots, lambda access: access.at(loop, number))
+    moved = map_loads(roots, lambda access: access.at_iteration(loop, number))
     numbered = {index(loop): constant(number, "i64")}
     for e in contents(tuple(moved)).expressions:
         if e.op in ("accumulator", "reduced"):
             numbered[e] = (accumulator if e.op == "accumulator" else reduced)(number, e.type)
-    return substituted(moved, numbered)
+    return substitute(moved, numbered)
 
 
-def _joined(elements: Sequence[Expression], bits: int) -> Expression:
+def _pack_word(elements: Sequence[Expression], bits: int) -> Expression:
     """Return a word of elements, the first in the lowest bits."""
     if all(element.op == "constant" and element.type.startswith("i") for element in elements):
         word = sum((element.payload % (1 << bits)) << (bits * k) for k, element in enumerate(elements))
         return constant((word + 2**31) % 2**32 - 2**31, WORD)
-    return reduce(partial(_op, "ori"), (_shifted(_extended(e), bits * k) for k, e in enumerate(elements)))
+    return reduce(partial(_op, "ori"), (_shift_left(_zero_extend(e), bits * k) for k, e in enumerate(elements)))
 
 
-def _extended(element: Expression) -> Expression:
+def _zero_extend(element: Expression) -> Expression:
     if not element.type.startswith("i"):
         bits = 8 * ELEMENT_BYTES[element.type]
         element = operation("arith.bitcast", [element], f"i{bits}")
     return operation("arith.extui", [element], WORD)
 
 
-def _shifted(word: Expression, bits: int) -> Expression:
+def _shift_left(word: Expression, bits: int) -> Expression:
     return _op("shli", word, constant(bits, WORD)) if bits else word
 
 

@@ -3,7 +3,7 @@
 Iterations of loops that do not reduce are unordered. Each iteration reads the values from before the nest, and it is an
 error if another iteration writes them. The same holds for the tiles of a tile loop. Loops that reduce run in order.
 
-Unwritten memory has values that programs do not expect (:func:`_unwritten`). An access outside of its buffer is an
+Unwritten memory has values that programs do not expect (:func:`_uninitialised`). An access outside of its buffer is an
 error.
 """
 
@@ -41,10 +41,10 @@ from torchmdla.devices.cpu.reference.operations import (
     Array,
     apply,
     from_bits,
-    rounded,
+    round_to_type,
     to_bits,
 )
-from torchmdla.devices.cpu.reference.regions import OutsideOfBuffer, region_of
+from torchmdla.devices.cpu.reference.regions import OutOfBounds, parse_region
 
 
 class InvalidProgram(Exception):
@@ -56,7 +56,7 @@ class _CallFails(Exception):
 
 
 @dataclass(frozen=True)
-class Given:
+class CallArguments:
     """Arguments of a call.
 
     Attributes:
@@ -76,11 +76,11 @@ class Footprint:
 
     Attributes:
         places: the access and its element offsets, by access, sizes of the loops, first iterations and first element.
-        is_apart: whether iterations of all nests are known to be independent, since a complete call was checked.
+        is_independent: whether iterations of all nests are known to be independent, since a complete call was checked.
     """
 
     places: dict[tuple[Hashable, ...], tuple[Access, Array]] = field(default_factory=dict)
-    is_apart: bool = False
+    is_independent: bool = False
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Outcome:
         return {buffer.position: array for buffer, array in self.memory.items() if buffer.kind == "result"}
 
 
-def run(program: LoopProgram, arguments: Given, footprint: Footprint | None = None) -> Outcome:
+def run(program: LoopProgram, arguments: CallArguments, footprint: Footprint | None = None) -> Outcome:
     """Run a program, including its packings.
 
     Args:
@@ -111,7 +111,7 @@ def run(program: LoopProgram, arguments: Given, footprint: Footprint | None = No
 
     Raises:
         InvalidProgram: an access is outside of its buffer, or iterations depend on each other.
-        NotInterpreted: the program has an operation that is not supported.
+        UnsupportedOperation: the program has an operation that is not supported.
     """
     machine = _Machine(arguments, program.globals, footprint or Footprint())
     with np.errstate(all="ignore"):
@@ -119,7 +119,7 @@ def run(program: LoopProgram, arguments: Given, footprint: Footprint | None = No
             for packing in program.packings:
                 machine.run(packing.steps)
             machine.run(program.steps)
-            machine.footprint.is_apart = True
+            machine.footprint.is_independent = True
         except _CallFails:
             machine.outcome.fails = True
     return machine.outcome
@@ -138,7 +138,7 @@ def _iterations(step: Step, symbols: Sequence[int]) -> int:
             return 1 + math.prod(sizes) // _PRODUCTS_IN_ITERATION
         reduced = math.prod(size for size, reduces in zip(sizes, step.reduction, strict=True) if reduces)
         in_turn = reduced if any(step.reduction) and _terms(step) is None else 0
-        return 1 + math.prod(sizes) + _TURN * in_turn
+        return 1 + math.prod(sizes) + _SEQUENTIAL_COST * in_turn
     if isinstance(step, TileLoop):
         whole = (step.part(member, step.extents) for member in range(len(step.members)))
         return sum(_iterations(nest, symbols) for nest in whole)
@@ -148,7 +148,7 @@ def _iterations(step: Step, symbols: Sequence[int]) -> int:
 
 
 # The cost of an iteration of a sequential reduction, relative to other iterations.
-_TURN = 100
+_SEQUENTIAL_COST = 100
 
 # The products of a sum of products that cost as much as one iteration of another nest.
 _PRODUCTS_IN_ITERATION = 32
@@ -161,10 +161,10 @@ _Values = dict[Expression, Array]
 class _Machine:
     """State of a call."""
 
-    def __init__(self, arguments: Given, texts: Mapping[str, str], footprint: Footprint) -> None:
+    def __init__(self, arguments: CallArguments, texts: Mapping[str, str], footprint: Footprint) -> None:
         self.outcome = Outcome()
         self.footprint = footprint
-        self._given = arguments
+        self._arguments = arguments
         self._globals = texts
         self._scalars: dict[Scalar, Array] = {}
         # The base and the first element of each view of a repeat loop, in its current iteration.
@@ -184,8 +184,8 @@ class _Machine:
         for step in steps:
             self._steps[type(step)](step)
 
-    def _at(self, size: AnySize) -> int:
-        return at(size, self._given.symbols)
+    def _evaluate_size(self, size: AnySize) -> int:
+        return at(size, self._arguments.symbols)
 
     # Memory.
 
@@ -194,13 +194,13 @@ class _Machine:
         if buffer in self._views:
             return self._memory(self._views[buffer][0])
         if buffer not in self.outcome.memory:
-            count = self._at(buffer.count)
+            count = self._evaluate_size(buffer.count)
             if buffer.kind == "global":
                 content = _constant(self._globals[buffer.symbol], buffer.element)
             elif buffer.kind in ("input", "parameter"):
-                content = self._given.elements(buffer, count)
+                content = self._arguments.elements(buffer, count)
             else:
-                content = _unwritten(count, buffer.element)
+                content = _uninitialised(count, buffer.element)
             self.outcome.memory[buffer] = content
         return self.outcome.memory[buffer]
 
@@ -218,14 +218,14 @@ class _Machine:
         # reused.
         key = (id(access), first, *sizes, *origin)
         if key not in self.footprint.places:
-            self.footprint.places[key] = access, self._new_places(access, first, sizes, origin)
+            self.footprint.places[key] = access, self._compute_places(access, first, sizes, origin)
         return self.footprint.places[key][1]
 
-    def _new_places(self, access: Access, first: int, sizes: Sequence[int], origin: Sequence[int]) -> Array:
-        flat = access.flat(len(sizes))
-        places = np.full((1,) * len(sizes), first + self._at(flat.constant), np.int64)
+    def _compute_places(self, access: Access, first: int, sizes: Sequence[int], origin: Sequence[int]) -> Array:
+        flat = access.linearise(len(sizes))
+        places = np.full((1,) * len(sizes), first + self._evaluate_size(flat.constant), np.int64)
         for loop, factor in enumerate(flat.factors):
-            places = places + self._at(factor) * (origin[loop] + _indices(loop, sizes)) if factor else places
+            places = places + self._evaluate_size(factor) * (origin[loop] + _indices(loop, sizes)) if factor else places
         count = len(self._memory(access.buffer))
         if 0 not in sizes and (places.min() < 0 or places.max() + access.width > count):
             touched = f"elements {places.min()} to {places.max() + access.width - 1}"
@@ -244,7 +244,7 @@ class _Machine:
         shape = np.broadcast_shapes(places.shape, value.shape)
         places, value = np.broadcast_to(places, shape), np.broadcast_to(value, shape)
         if not access.word:
-            memory[places] = rounded(value, element)
+            memory[places] = round_to_type(value, element)
             return
         words = np.ascontiguousarray(to_bits(value, access.word))[..., None]
         parts = words.view(f"u{words.itemsize // access.width}")
@@ -255,22 +255,24 @@ class _Machine:
 
     def _nest(self, step: LoopNest, origin: Sequence[int] = ()) -> None:
         """Run a nest. For a part of a nest, ``origin`` are the iterations of its loops that it begins with."""
-        sizes = [self._at(size) for size in step.sizes]
+        sizes = [self._evaluate_size(size) for size in step.sizes]
         origin = origin or [0] * len(sizes)
         result_sizes = [1 if reduces else size for size, reduces in zip(sizes, step.reduction, strict=True)]
         if 0 in result_sizes:
             return
-        self._hold_apart([(step, origin, np.arange(math.prod(result_sizes)).reshape(result_sizes))])
-        evaluate = partial(self._evaluated, origin=origin)
+        self._check_independence([(step, origin, np.arange(math.prod(result_sizes)).reshape(result_sizes))])
+        evaluate = partial(self._evaluate, origin=origin)
         stored, outputs = step.values, step.outputs
         has_results = any(step.reduction) or step.initial is not None or step.epilogue is not None
         values: _Values = {}
         if not has_results:
-            old = {e: self._old(step.outputs[e.payload], sizes, origin) for e in _accumulators(step.body.expressions)}
+            old = {
+                e: self._read_old(step.outputs[e.payload], sizes, origin) for e in _accumulators(step.body.expressions)
+            }
             values = evaluate(step.body.expressions, sizes, old)
-            self._hold(step.checks, values)
+            self._check_all(step.checks, values)
         else:
-            values = self._reduced(step, sizes, result_sizes, origin)
+            values = self._reduce(step, sizes, result_sizes, origin)
         if step.epilogue is not None:
             expressions = contents(step.epilogue.values).expressions
             results = {e: values[step.values[e.payload]] for e in expressions if e.op == "reduced"}
@@ -284,14 +286,14 @@ class _Machine:
         """Return the origin of an access. Locals contain only the current tile, so they begin at 0."""
         return [0] * len(origin) if access.buffer.kind == "local" else origin
 
-    def _old(self, access: Access, sizes: Sequence[int], origin: Sequence[int]) -> Array:
+    def _read_old(self, access: Access, sizes: Sequence[int], origin: Sequence[int]) -> Array:
         return self._read(access, self._places(access, sizes, self._origin(access, origin)))
 
-    def _hold(self, checks: Iterable[Expression], values: _Values) -> None:
+    def _check_all(self, checks: Iterable[Expression], values: _Values) -> None:
         if not all(values[check].all() for check in checks):
             self.outcome.fails = True
 
-    def _evaluated(
+    def _evaluate(
         self, expressions: Iterable[Expression], sizes: Sequence[int], known: _Values, origin: Sequence[int]
     ) -> _Values:
         """Return the values of expressions in the given order, beside those that are ``known``."""
@@ -306,29 +308,29 @@ class _Machine:
         if e.op == "load":
             return self._read(e.payload, self._places(e.payload, sizes, self._origin(e.payload, origin)))
         if e.op == "gather":
-            return self._looked_up(e.payload, operands)
+            return self._gather(e.payload, operands)
         if e.op == "scalar":
             return self._scalar(e.payload).reshape((1,) * len(sizes))
         if e.op == "index":
             return _indices(e.payload, sizes)
         if e.op in ("constant", "size"):
-            number = self._at(e.payload) if isinstance(e.payload, Size) else e.payload
-            return rounded(np.full((1,) * len(sizes), number), e.type)
+            number = self._evaluate_size(e.payload) if isinstance(e.payload, Size) else e.payload
+            return round_to_type(np.full((1,) * len(sizes), number), e.type)
         return apply(e.op, operands, e.type, e.attributes, e.operands[0].type)
 
-    def _looked_up(self, access: TableAccess, indices: Sequence[Array]) -> Array:
+    def _gather(self, access: TableAccess, indices: Sequence[Array]) -> Array:
         """Return elements of a table. The call fails if an index is out of range."""
-        places = np.asarray(self._first(access.buffer) + self._at(access.offset))
+        places = np.asarray(self._first(access.buffer) + self._evaluate_size(access.offset))
         for index, size, stride in zip(indices, access.table.sizes, access.table.strides, strict=True):
-            is_inside = (index >= 0) & (index < self._at(size))
+            is_inside = (index >= 0) & (index < self._evaluate_size(size))
             self.outcome.fails |= not is_inside.all()
-            places = places + np.where(is_inside, index, 0) * self._at(stride)
+            places = places + np.where(is_inside, index, 0) * self._evaluate_size(stride)
         memory = self._memory(access.buffer)
         if places.size and not 0 <= places.min() <= places.max() < len(memory):
             raise InvalidProgram(f"element {places.max()} of a table of {len(memory)} is looked up")
         return _elements(memory, places)
 
-    def _hold_apart(self, parts: Sequence[tuple[LoopNest, Sequence[int], Array]]) -> None:
+    def _check_independence(self, parts: Sequence[tuple[LoopNest, Sequence[int], Array]]) -> None:
         """Check that iterations with different numbers are independent.
 
         ``parts`` are nests, their origins, and a number for each of their iterations. Iterations with different numbers
@@ -337,11 +339,11 @@ class _Machine:
         Raises:
             InvalidProgram: an iteration does.
         """
-        if self.footprint.is_apart:
+        if self.footprint.is_independent:
             return
         owners: dict[Buffer, Array] = {}
         for step, origin, numbers in parts:
-            for access, places in self._touched(step, step.written_accesses, origin):
+            for access, places in self._accessed_places(step, step.written_accesses, origin):
                 buffer = self._base(access.buffer)
                 owner = owners.setdefault(buffer, np.full(len(self._memory(buffer)), -1))
                 places, iterations = np.broadcast_arrays(places, numbers)
@@ -350,16 +352,16 @@ class _Machine:
                 if is_other.any() or (owner[places] != iterations).any():
                     raise InvalidProgram(f"two iterations write one element of a {buffer.kind} buffer")
         for step, origin, numbers in parts:
-            for access, places in self._touched(step, step.read_accesses, origin):
+            for access, places in self._accessed_places(step, step.read_accesses, origin):
                 owned = owners.get(self._base(access.buffer))
                 if owned is not None and ((owned[places] != -1) & (owned[places] != numbers)).any():
                     raise InvalidProgram(f"an iteration reads what another writes to a {access.buffer.kind} buffer")
 
-    def _touched(
+    def _accessed_places(
         self, step: LoopNest, accesses: Iterable[Access], origin: Sequence[int]
     ) -> Iterator[tuple[Access, Array]]:
         """Yield the element offsets of a nest's accesses, except those to locals of a tile."""
-        sizes = [self._at(size) for size in step.sizes]
+        sizes = [self._evaluate_size(size) for size in step.sizes]
         result_sizes = [1 if reduces else size for size, reduces in zip(sizes, step.reduction, strict=True)]
         for access in accesses:
             if access.buffer.kind != "local":
@@ -371,13 +373,13 @@ class _Machine:
 
     # Reductions.
 
-    def _reduced(
+    def _reduce(
         self, step: LoopNest, sizes: Sequence[int], result_sizes: Sequence[int], origin: Sequence[int]
     ) -> _Values:
         """Return the values of a nest after its loops that reduce."""
         if (factors := _factors(step)) is not None:
-            known = self._evaluated(contents(factors).expressions, sizes, {}, origin)
-            start = self._start(step, 0, result_sizes, origin)
+            known = self._evaluate(contents(factors).expressions, sizes, {}, origin)
+            start = self._initial_accumulator(step, 0, result_sizes, origin)
             if 0 in sizes:
                 return {step.values[0]: start}
             left, right = (known[factor] for factor in factors)
@@ -387,47 +389,51 @@ class _Machine:
         for expression in body:
             if carried.intersection(expression.operands):
                 carried.add(expression)
-        known = self._evaluated([e for e in body if e not in carried], sizes, {}, origin)
-        totals = [self._start(step, k, result_sizes, origin) for k in range(len(step.outputs))]
+        known = self._evaluate([e for e in body if e not in carried], sizes, {}, origin)
+        totals = [self._initial_accumulator(step, k, result_sizes, origin) for k in range(len(step.outputs))]
         if (terms := _terms(step)) is not None:
-            return {step.values[0]: self._in_any_order(step, known[terms], totals[0], sizes)}
+            return {step.values[0]: self._reduce_in_any_order(step, known[terms], totals[0], sizes)}
         loops = [loop for loop, reduces in enumerate(step.reduction) if reduces]
-        self._hold([check for check in step.checks if check not in carried], known)
+        self._check_all([check for check in step.checks if check not in carried], known)
         for iteration in itertools.product(*(range(sizes[loop]) for loop in loops)):
             values = {e: _part(value, loops, iteration) for e, value in known.items()}
             values |= {e: totals[e.payload] for e in _accumulators(body)}
-            values = self._evaluated(body, result_sizes, values, origin)
-            self._hold([check for check in step.checks if check in carried], values)
+            values = self._evaluate(body, result_sizes, values, origin)
+            self._check_all([check for check in step.checks if check in carried], values)
             totals = [values[value] for value in step.values]
         # Two outputs with the same expression have different initial accumulators if there were zero iterations.
         return dict(zip(step.values, totals, strict=True))
 
-    def _start(self, step: LoopNest, output: int, result_sizes: Sequence[int], origin: Sequence[int]) -> Array:
+    def _initial_accumulator(
+        self, step: LoopNest, output: int, result_sizes: Sequence[int], origin: Sequence[int]
+    ) -> Array:
         """Return the initial accumulator of an output."""
         if step.initial is not None:
-            (number,) = self._evaluated([step.initial], result_sizes, {}, origin).values()
+            (number,) = self._evaluate([step.initial], result_sizes, {}, origin).values()
             return np.broadcast_to(number, result_sizes)
         if step.outputs[output] in step.carried:
-            return self._old(step.outputs[output], result_sizes, origin)
-        return np.broadcast_to(_unwritten(1, step.values[output].type).reshape((1,) * len(result_sizes)), result_sizes)
+            return self._read_old(step.outputs[output], result_sizes, origin)
+        return np.broadcast_to(
+            _uninitialised(1, step.values[output].type).reshape((1,) * len(result_sizes)), result_sizes
+        )
 
-    def _in_any_order(self, step: LoopNest, terms: Array, start: Array, sizes: Sequence[int]) -> Array:
+    def _reduce_in_any_order(self, step: LoopNest, terms: Array, start: Array, sizes: Sequence[int]) -> Array:
         """Return the result of an associative reduction, computed by halves."""
         (total,) = step.values
         terms, combine = np.broadcast_to(terms, sizes), ASSOCIATIVE[total.op]
         for loop in (loop for loop, reduces in enumerate(step.reduction) if reduces):
             if not sizes[loop]:
                 return start
-            terms = _folded(combine, terms, loop)
-        return rounded(combine(start, terms), total.type)
+            terms = _fold(combine, terms, loop)
+        return round_to_type(combine(start, terms), total.type)
 
     # Other steps.
 
     def _tile_loop(self, step: TileLoop) -> None:
-        extents = [self._at(extent) for extent in step.extents]
+        extents = [self._evaluate_size(extent) for extent in step.extents]
         starts = itertools.product(*(range(0, extent, tile) for extent, tile in zip(extents, step.tile, strict=True)))
         tiles = [self._tile(step, extents, start) for start in starts]
-        self._hold_apart([(*part, np.asarray(number)) for number, tile in enumerate(tiles) for part in tile])
+        self._check_independence([(*part, np.asarray(number)) for number, tile in enumerate(tiles) for part in tile])
         for tile in tiles:
             for buffer in step.locals:
                 self.outcome.memory.pop(buffer, None)
@@ -447,22 +453,25 @@ class _Machine:
         return nests
 
     def _repeat(self, step: RepeatLoop) -> None:
-        for iteration in range(self._at(step.count)):
+        for iteration in range(self._evaluate_size(step.count)):
             for view in step.views:
-                self._views[view.buffer] = view.base, self._at(view.offset) + iteration * self._at(view.distance)
+                self._views[view.buffer] = (
+                    view.base,
+                    self._evaluate_size(view.offset) + iteration * self._evaluate_size(view.distance),
+                )
             self.run(step.steps)
 
     def _region(self, step: OutlinedRegion) -> None:
         """Run a region. Its function determines the types and shapes of temporaries."""
-        region, buffers = region_of(step.text), [*step.inputs, *step.outputs]
+        region, buffers = parse_region(step.text), [*step.inputs, *step.outputs]
         views = [np.zeros(0)] * len(buffers + list(step.temporaries))
         for number, (kind, shape) in region.buffers.items():
             is_given = number < len(buffers)
-            memory = self._memory(buffers[number]) if is_given else _unwritten(math.prod(shape), kind)
+            memory = self._memory(buffers[number]) if is_given else _uninitialised(math.prod(shape), kind)
             views[number] = memory.reshape(shape)
         try:
             results = region.run([*views, *map(self._scalar, step.scalars)])
-        except OutsideOfBuffer:
+        except OutOfBounds:
             if self.outcome.fails:
                 raise _CallFails from None
             raise InvalidProgram(f"an index in @{step.symbol} is outside of its buffer") from None
@@ -470,12 +479,15 @@ class _Machine:
 
     def _scalar(self, value: Scalar) -> Array:
         if value.argument >= 0:
-            return np.asarray(self._given.scalar(value.argument))
+            return np.asarray(self._arguments.scalar(value.argument))
         return self._scalars[value]
 
     def _place(self, step: ElementStep) -> int:
-        indices = (int(self._scalar(index)) * self._at(s) for index, s in zip(step.indices, step.strides, strict=True))
-        place = self._at(step.offset) + sum(indices)
+        indices = (
+            int(self._scalar(index)) * self._evaluate_size(s)
+            for index, s in zip(step.indices, step.strides, strict=True)
+        )
+        place = self._evaluate_size(step.offset) + sum(indices)
         if not 0 <= place < len(self._memory(step.buffer)):
             raise InvalidProgram(f"element {place} of a {step.buffer.kind} buffer is touched")
         return place
@@ -484,12 +496,12 @@ class _Machine:
         self._scalars[step.scalar] = self._memory(step.buffer)[self._place(step)].reshape(())
 
     def _store_element(self, step: StoreStep) -> None:
-        self._memory(step.buffer)[self._place(step)] = rounded(self._scalar(step.scalar), step.buffer.element)
+        self._memory(step.buffer)[self._place(step)] = round_to_type(self._scalar(step.scalar), step.buffer.element)
 
     def _compute(self, step: ScalarStep) -> None:
         if step.value is not None:
-            number = self._at(step.value) if isinstance(step.value, Size) else step.value
-            self._scalars[step.result] = rounded(np.asarray(number), step.result.type)
+            number = self._evaluate_size(step.value) if isinstance(step.value, Size) else step.value
+            self._scalars[step.result] = round_to_type(np.asarray(number), step.result.type)
             return
         operands = [self._scalar(operand) for operand in step.operands]
         result = apply(step.name, operands, step.result.type, step.attributes, step.operands[0].type)
@@ -565,7 +577,7 @@ def _part(value: Array, loops: Sequence[int], iteration: Sequence[int]) -> Array
     return _elements(value, tuple(cut))
 
 
-def _folded(combine: Callable[[Array, Array], Array], terms: Array, loop: int) -> Array:
+def _fold(combine: Callable[[Array, Array], Array], terms: Array, loop: int) -> Array:
     """Return all terms along a loop combined into one."""
     while (count := terms.shape[loop]) > 1:
         first, second, rest = np.split(terms, [count // 2, count // 2 * 2], axis=loop)
@@ -573,7 +585,7 @@ def _folded(combine: Callable[[Array, Array], Array], terms: Array, loop: int) -
     return terms
 
 
-def _unwritten(count: int, kind: str) -> Array:
+def _uninitialised(count: int, kind: str) -> Array:
     """Return the content of memory that was never written."""
     dtype = np.dtype(DTYPES[kind])
     if dtype.kind == "f":

@@ -23,11 +23,11 @@ DTYPES: Mapping[str, type[np.generic]] = {
 }
 
 
-class NotInterpreted(Exception):
+class UnsupportedOperation(Exception):
     """Operation that the interpreter does not support. The message names it."""
 
 
-def rounded(value: Array, kind: str) -> Array:
+def round_to_type(value: Array, kind: str) -> Array:
     """Return values rounded to type ``kind``. Only 16-bit floats are rounded."""
     value = np.asarray(value, DTYPES[kind])
     if kind in ("f16", "bf16"):
@@ -72,30 +72,30 @@ def apply(op: str, operands: list[Array], type: str, attributes: str, from_type:
     ``from_type`` is the type of the first operand.
 
     Raises:
-        NotInterpreted: the operation is not supported.
+        UnsupportedOperation: the operation is not supported.
     """
     if op in _CASTS:
-        return rounded(_CASTS[op](operands[0], type, from_type), type)
+        return round_to_type(_CASTS[op](operands[0], type, from_type), type)
     if op in _COMPARISONS:
         match = re.search(r"predicate = (\d+)", attributes)
         if match is None:
-            raise NotInterpreted(f"{op} {attributes}")
+            raise UnsupportedOperation(f"{op} {attributes}")
         return _COMPARISONS[op][int(match[1])](*operands)
     if op == "dot":
         return _dot(*operands, type=type)
     if op not in _FUNCTIONS:
-        raise NotInterpreted(op)
+        raise UnsupportedOperation(op)
     if type == "i1" and op in ("arith.addi", "arith.subi"):
         op = "arith.xori"
-    return rounded(_FUNCTIONS[op](*operands), type)
+    return round_to_type(_FUNCTIONS[op](*operands), type)
 
 
-def _resized(value: Array, type: str, from_type: str) -> Array:
+def _resize(value: Array, type: str, from_type: str) -> Array:
     """Return an integer converted to another width: its lowest bits are preserved."""
     return (value & 1).astype(np.bool_) if type == "i1" else value.astype(DTYPES[type])
 
 
-def _integer(value: Array, type: str, least: float, most: float, otherwise: int) -> Array:
+def _truncate(value: Array, type: str, least: float, most: float, otherwise: int) -> Array:
     """Return floats truncated to integers, and ``otherwise`` for those that are out of bounds."""
     whole = np.trunc(value)
     fits = (whole >= least) & (whole < most)
@@ -106,21 +106,21 @@ def _integer(value: Array, type: str, least: float, most: float, otherwise: int)
 
 def _to_signed(value: Array, type: str, from_type: str) -> Array:
     most = 2.0 ** (int(type[1:]) - 1)
-    return _integer(value, type, -most, most, -(2 ** (int(type[1:]) - 1)))
+    return _truncate(value, type, -most, most, -(2 ** (int(type[1:]) - 1)))
 
 
 def _to_unsigned(value: Array, type: str, from_type: str) -> Array:
-    return _integer(value, type, 0.0, 2.0 ** int(type[1:]), -1)
+    return _truncate(value, type, 0.0, 2.0 ** int(type[1:]), -1)
 
 
 _CASTS: Mapping[str, Callable[[Array, str, str], Array]] = {
     "arith.extf": lambda value, type, _: value,
     "arith.truncf": lambda value, type, _: value,
-    "arith.extsi": lambda value, type, _: _resized(_signed(value), type, _),
-    "arith.extui": lambda value, type, _: _resized(_unsigned(value), type, _),
-    "arith.trunci": _resized,
-    "arith.index_cast": lambda value, type, _: _resized(_signed(value), type, _),
-    "arith.index_castui": lambda value, type, _: _resized(_unsigned(value), type, _),
+    "arith.extsi": lambda value, type, _: _resize(_signed(value), type, _),
+    "arith.extui": lambda value, type, _: _resize(_unsigned(value), type, _),
+    "arith.trunci": _resize,
+    "arith.index_cast": lambda value, type, _: _resize(_signed(value), type, _),
+    "arith.index_castui": lambda value, type, _: _resize(_unsigned(value), type, _),
     "arith.sitofp": lambda value, type, _: _signed(value).astype(np.float64),
     "arith.uitofp": lambda value, type, _: _unsigned(value).astype(np.float64),
     "arith.fptosi": _to_signed,
@@ -129,19 +129,21 @@ _CASTS: Mapping[str, Callable[[Array, str, str], Array]] = {
 }
 
 
-def _ordered(compare: Callable[[Array, Array], Array], value: bool) -> Callable[[Array, Array], Array]:
+def _compare_ordered(compare: Callable[[Array, Array], Array], value: bool) -> Callable[[Array, Array], Array]:
     """Return a comparison of floats that is ``value`` if one of them is NaN."""
     return lambda left, right: np.where(np.isnan(left) | np.isnan(right), value, compare(left, right))
 
 
-def _as(convert: Callable[[Array], Array], compare: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+def _compare_as(
+    convert: Callable[[Array], Array], compare: Callable[[Array, Array], Array]
+) -> Callable[[Array, Array], Array]:
     return lambda left, right: compare(convert(left), convert(right))
 
 
 _ORDER: tuple[Callable[[Array, Array], Array], ...] = (np.less, np.less_equal, np.greater, np.greater_equal)
 
 
-def _always(value: bool) -> Callable[[Array, Array], Array]:
+def _constant_comparison(value: bool) -> Callable[[Array, Array], Array]:
     return lambda left, right: np.full(np.broadcast_shapes(left.shape, right.shape), value)
 
 
@@ -150,16 +152,22 @@ _COMPARISONS: Mapping[str, tuple[Callable[[Array, Array], Array], ...]] = {
     "arith.cmpi": (
         np.equal,
         np.not_equal,
-        *(_as(_signed, compare) for compare in _ORDER),
-        *(_as(_unsigned, compare) for compare in _ORDER),
+        *(_compare_as(_signed, compare) for compare in _ORDER),
+        *(_compare_as(_unsigned, compare) for compare in _ORDER),
     ),
     "arith.cmpf": (
-        _always(False),
-        *(_ordered(f, False) for f in (np.equal, np.greater, np.greater_equal, np.less, np.less_equal, np.not_equal)),
-        _ordered(_always(True), False),
-        *(_ordered(f, True) for f in (np.equal, np.greater, np.greater_equal, np.less, np.less_equal, np.not_equal)),
-        _ordered(_always(False), True),
-        _always(True),
+        _constant_comparison(False),
+        *(
+            _compare_ordered(f, False)
+            for f in (np.equal, np.greater, np.greater_equal, np.less, np.less_equal, np.not_equal)
+        ),
+        _compare_ordered(_constant_comparison(True), False),
+        *(
+            _compare_ordered(f, True)
+            for f in (np.equal, np.greater, np.greater_equal, np.less, np.less_equal, np.not_equal)
+        ),
+        _compare_ordered(_constant_comparison(False), True),
+        _constant_comparison(True),
     ),
 }
 
@@ -171,7 +179,7 @@ def _dot(left: Array, right: Array, *added: Array, type: str) -> Array:
     for shift in shifts:
         first, second = (_part(word, kind, shift) for word, kind in zip((left, right), kinds, strict=True))
         total = total + first * second
-    return rounded(total, type)
+    return round_to_type(total, type)
 
 
 def _part(word: Array, kind: str, shift: int) -> Array:
@@ -181,7 +189,7 @@ def _part(word: Array, kind: str, shift: int) -> Array:
     return bits.astype(np.uint8).view(np.uint8 if kind == "u8" else np.int8).astype(np.int32)
 
 
-def _chosen(condition: Array, left: Array, right: Array) -> Array:
+def _select(condition: Array, left: Array, right: Array) -> Array:
     return np.where(condition, left, right)
 
 
@@ -197,7 +205,7 @@ def _quotient(left: Array, right: Array) -> Array:
     return whole
 
 
-def _of_unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
+def _on_unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     def apply_to(left: Array, right: Array) -> Array:
         result: Array = function(_unsigned(left), _unsigned(right))
         return result.view(left.dtype)
@@ -205,7 +213,7 @@ def _of_unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, 
     return apply_to
 
 
-def _by_element(function: Callable[..., float]) -> Callable[..., Array]:
+def _vectorise(function: Callable[..., float]) -> Callable[..., Array]:
     return np.vectorize(function, otypes=[np.float64])
 
 
@@ -218,7 +226,7 @@ def _count_bits(count: Callable[[int, int], int]) -> Callable[[Array], Array]:
     return counted
 
 
-def _half_away(value: Array) -> Array:
+def _round_half_away(value: Array) -> Array:
     return np.copysign(np.floor(np.abs(value) + 0.5), value)
 
 
@@ -229,27 +237,27 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "arith.ceildivsi": lambda left, right: -(-left // right),
     "arith.divf": np.divide,
     "arith.divsi": _quotient,
-    "arith.divui": _of_unsigned(np.floor_divide),
+    "arith.divui": _on_unsigned(np.floor_divide),
     "arith.floordivsi": np.floor_divide,
     "arith.maximumf": _maximum,
     "arith.maxnumf": np.fmax,
-    "arith.maxsi": lambda left, right: _chosen(_signed(left) >= _signed(right), left, right),
-    "arith.maxui": lambda left, right: _chosen(_unsigned(left) >= _unsigned(right), left, right),
+    "arith.maxsi": lambda left, right: _select(_signed(left) >= _signed(right), left, right),
+    "arith.maxui": lambda left, right: _select(_unsigned(left) >= _unsigned(right), left, right),
     "arith.minimumf": lambda left, right: -_maximum(-left, -right),
     "arith.minnumf": np.fmin,
-    "arith.minsi": lambda left, right: _chosen(_signed(left) <= _signed(right), left, right),
-    "arith.minui": lambda left, right: _chosen(_unsigned(left) <= _unsigned(right), left, right),
+    "arith.minsi": lambda left, right: _select(_signed(left) <= _signed(right), left, right),
+    "arith.minui": lambda left, right: _select(_unsigned(left) <= _unsigned(right), left, right),
     "arith.mulf": np.multiply,
     "arith.muli": np.multiply,
     "arith.negf": np.negative,
     "arith.ori": np.bitwise_or,
     "arith.remf": np.fmod,
     "arith.remsi": np.fmod,
-    "arith.remui": _of_unsigned(np.remainder),
-    "arith.select": _chosen,
+    "arith.remui": _on_unsigned(np.remainder),
+    "arith.select": _select,
     "arith.shli": np.left_shift,
     "arith.shrsi": np.right_shift,
-    "arith.shrui": _of_unsigned(np.right_shift),
+    "arith.shrui": _on_unsigned(np.right_shift),
     "arith.subf": np.subtract,
     "arith.subi": np.subtract,
     "arith.xori": np.bitwise_xor,
@@ -270,8 +278,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "math.ctlz": _count_bits(lambda value, width: width - value.bit_length()),
     "math.ctpop": _count_bits(lambda value, width: value.bit_count()),
     "math.cttz": _count_bits(lambda value, width: (value & -value).bit_length() - 1 if value else width),
-    "math.erf": _by_element(math.erf),
-    "math.erfc": _by_element(math.erfc),
+    "math.erf": _vectorise(math.erf),
+    "math.erfc": _vectorise(math.erfc),
     "math.exp": np.exp,
     "math.exp2": np.exp2,
     "math.expm1": np.expm1,
@@ -286,7 +294,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "math.log1p": np.log1p,
     "math.log2": np.log2,
     "math.powf": np.power,
-    "math.round": _half_away,
+    "math.round": _round_half_away,
     "math.roundeven": np.rint,
     "math.rsqrt": lambda value: 1 / np.sqrt(value),
     "math.sin": np.sin,

@@ -12,9 +12,9 @@ from torch_mlir import ir
 
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.mlir import run as run_passes
-from torchmdla.devices.cpu.element_types import computed
+from torchmdla.devices.cpu.element_types import register_type
 from torchmdla.devices.cpu.linalg.bodies import attributes_text, constant_of
-from torchmdla.devices.cpu.reference.operations import Array, NotInterpreted, apply, rounded
+from torchmdla.devices.cpu.reference.operations import Array, UnsupportedOperation, apply, round_to_type
 
 # Passes that lower the remaining operations to loops.
 _TO_LOOPS = ("func.func(tm-tensor-to-loops,convert-linalg-to-loops)", "lower-affine")
@@ -23,7 +23,7 @@ _TO_LOOPS = ("func.func(tm-tensor-to-loops,convert-linalg-to-loops)", "lower-aff
 _MOST_OPERATIONS = 100_000
 
 
-class OutsideOfBuffer(Exception):
+class OutOfBounds(Exception):
     """Index outside of a buffer."""
 
 
@@ -46,11 +46,11 @@ _Operation = Callable[[_Values], None]
 
 
 @lru_cache(maxsize=64)
-def region_of(text: str) -> Region:
+def parse_region(text: str) -> Region:
     """Return the region with the text ``text``.
 
     Raises:
-        NotInterpreted: an operation is not supported.
+        UnsupportedOperation: an operation is not supported.
     """
     with new_context(), ir.Location.unknown():
         # This pass loads the dialect of scans and scatters.
@@ -93,7 +93,7 @@ class _Reader:
         def run(values: _Values) -> list[Any]:
             self._left -= len(operations) + 1
             if self._left < 0:
-                raise NotInterpreted("a region of many operations")
+                raise UnsupportedOperation("a region of many operations")
             for operation in operations:
                 operation(values)
             return [values[number] for number in yielded]
@@ -105,12 +105,12 @@ class _Reader:
         if read is not None:
             return read(self, op)
         if op.name.startswith(("arith.", "math.")) and len(op.results) == 1:
-            return self._computed(op)
-        raise NotInterpreted(f"{op.name} in a region")
+            return self._compute(op)
+        raise UnsupportedOperation(f"{op.name} in a region")
 
-    def _computed(self, op: Any) -> _Operation:
+    def _compute(self, op: Any) -> _Operation:
         result, operands = self._number(op.results[0]), [self._number(value) for value in op.operands]
-        kind, source = (computed(str(value.type)) for value in (op.results[0], op.operands[0]))
+        kind, source = (register_type(str(value.type)) for value in (op.results[0], op.operands[0]))
         text, name = attributes_text(op), op.name
 
         def run(values: _Values) -> None:
@@ -121,7 +121,7 @@ class _Reader:
     def _constant(self, op: Any) -> _Operation:
         result, literal = self._number(op.results[0]), constant_of(op.results[0])
         assert literal is not None
-        number = rounded(np.asarray(literal.payload), literal.type)
+        number = round_to_type(np.asarray(literal.payload), literal.type)
         return lambda values: values.update({result: number})
 
     # Buffers.
@@ -135,7 +135,7 @@ class _Reader:
     def _buffer(self, op: Any) -> None:
         number = self._pointers[op.operands[0]]
         kind = ir.MemRefType(op.results[0].type)
-        self._buffers[number] = computed(str(kind.element_type)), tuple(kind.shape)
+        self._buffers[number] = register_type(str(kind.element_type)), tuple(kind.shape)
         self._numbers[op.results[0]] = number
 
     def _load(self, op: Any) -> _Operation:
@@ -215,7 +215,7 @@ class _Reader:
 def _place(values: _Values, buffer: int, indices: Sequence[int]) -> tuple[int, ...]:
     place = tuple(int(values[index]) for index in indices)
     if not all(0 <= index < size for index, size in zip(place, values[buffer].shape, strict=True)):
-        raise OutsideOfBuffer
+        raise OutOfBounds
     return place
 
 

@@ -20,18 +20,18 @@ import numpy as np
 
 from torchmdla.compiler.sizes import at
 from torchmdla.devices.cpu.accesses import Buffer
-from torchmdla.devices.cpu.loop_program import LoopProgram, flattened
+from torchmdla.devices.cpu.loop_program import LoopProgram, flatten
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.printer import StepsPrinter, program_text
 from torchmdla.devices.cpu.reference.interpreter import (
+    CallArguments,
     Footprint,
-    Given,
     InvalidProgram,
     Outcome,
     count_iterations,
     run,
 )
-from torchmdla.devices.cpu.reference.operations import DTYPES, Array, NotInterpreted, rounded
+from torchmdla.devices.cpu.reference.operations import DTYPES, Array, UnsupportedOperation, round_to_type
 from torchmdla.errors import CompileError
 
 VARIABLE, COUNTS = "TORCHMDLA_VERIFY", "TORCHMDLA_VERIFY_COUNTS"
@@ -83,7 +83,7 @@ class Sample:
             chosen = generator.random(count) < _SPECIAL_PART
             chosen[: count and 1] = True
             values = np.where(chosen, generator.choice(np.array(special, dtype), count), values)
-        values = rounded(values, kind)
+        values = round_to_type(values, kind)
         if self.noise and dtype.kind == "f":
             values = values * (1 + _NOISE * np.random.default_rng([buffer.position, self.noise]).standard_normal(count))
         return values
@@ -118,7 +118,7 @@ SAMPLES: Mapping[str, Sample] = {
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """Results of a program.
 
     Attributes:
@@ -136,16 +136,16 @@ class Skipped(Exception):
     """Program that is not run. The message is the reason."""
 
 
-def is_asked_for() -> bool:
+def is_enabled() -> bool:
     """Return whether the environment requests the comparison of values."""
     return os.environ.get(VARIABLE) == "values"
 
 
 # The latest results. Most passes do not change most programs.
-_latest: list[Observed] = []
+_latest: list[Observation] = []
 
 
-def observed(steps: LoopProgram, symbols: Sequence[int] | None = None) -> Observed:
+def observe(steps: LoopProgram, symbols: Sequence[int] | None = None) -> Observation:
     """Return the results of a program.
 
     ``symbols`` are the values of its symbols. Without them, small values are chosen.
@@ -158,23 +158,25 @@ def observed(steps: LoopProgram, symbols: Sequence[int] | None = None) -> Observ
     for known in _latest:
         if known.text == text and (symbols is None or known.symbols == tuple(symbols)):
             return known
-    values = tuple(_small_symbols(steps) if symbols is None else symbols)
+    values = tuple(_choose_symbols(steps) if symbols is None else symbols)
     if count_iterations(steps, values) > MOST_ITERATIONS:
         raise Skipped("too large")
     footprint = Footprint()
     try:
-        outcomes = {name: _outcome(steps, values, sample, footprint) for name, sample in SAMPLES.items()}
-    except NotInterpreted as error:
+        outcomes = {name: _run_sample(steps, values, sample, footprint) for name, sample in SAMPLES.items()}
+    except UnsupportedOperation as error:
         raise Skipped(f"not interpreted: {error}") from None
-    _latest[:] = [*_latest[-1:], Observed(text, values, outcomes)]
+    _latest[:] = [*_latest[-1:], Observation(text, values, outcomes)]
     return _latest[-1]
 
 
-def _outcome(steps: LoopProgram, symbols: Sequence[int], sample: Sample, footprint: Footprint | None = None) -> Outcome:
-    return run(steps, Given(symbols, sample.elements, sample.scalar), footprint)
+def _run_sample(
+    steps: LoopProgram, symbols: Sequence[int], sample: Sample, footprint: Footprint | None = None
+) -> Outcome:
+    return run(steps, CallArguments(symbols, sample.elements, sample.scalar), footprint)
 
 
-def _small_symbols(steps: LoopProgram) -> Sequence[int]:
+def _choose_symbols(steps: LoopProgram) -> Sequence[int]:
     """Return values of the symbols for which all accesses are inside buffers, and few iterations run."""
     if not steps.typical:
         return ()
@@ -199,9 +201,9 @@ class Check:
 
     def __init__(self, steps: LoopProgram, symbols: Sequence[int] | None = None) -> None:
         self._symbols = symbols
-        self._before: Observed | None = None
+        self._before: Observation | None = None
         try:
-            self._before = observed(steps, symbols)
+            self._before = observe(steps, symbols)
         except Skipped as error:
             note(f"skipped {error}")
         except InvalidProgram as error:
@@ -215,7 +217,7 @@ class Check:
         """
         before, self._before = self._before, None
         try:
-            after = observed(steps, before.symbols if before else self._symbols)
+            after = observe(steps, before.symbols if before else self._symbols)
         except InvalidProgram as error:
             raise _fault(f"{stage} makes a program that is not valid: {error}") from None
         except Skipped as error:
@@ -237,14 +239,14 @@ def note(line: str) -> None:
             file.write(f"{line}\n")
 
 
-def _compare(stage: str, before: Observed, after: Observed, steps: LoopProgram, is_exact: bool) -> None:
+def _compare(stage: str, before: Observation, after: Observation, steps: LoopProgram, is_exact: bool) -> None:
     for name, old in before.outcomes.items():
         if SAMPLES[name].is_special and not is_exact:
             continue
         new = after.outcomes[name]
-        fault = _difference(old, new, is_exact, partial(_doubt, steps, after, name))
+        fault = _difference(old, new, is_exact, partial(_extra_tolerance, steps, after, name))
         if fault is not None:
-            raise _fault(f"{stage} changes what {fault}, of {name}", _suspect(steps, old, new))
+            raise _fault(f"{stage} changes what {fault}, of {name}", _find_first_difference(steps, old, new))
 
 
 def _fault(message: str, nest: str = "") -> CompileError:
@@ -284,11 +286,11 @@ def _difference(old: Outcome, new: Outcome, is_exact: bool, doubt: Callable[[int
     return None
 
 
-def _doubt(steps: LoopProgram, after: Observed, name: str, position: int) -> Array:
+def _extra_tolerance(steps: LoopProgram, after: Observation, name: str, position: int) -> Array:
     """Return the extra tolerance of each element of a result, for one sample."""
     exact = after.outcomes[name].results[position]
     shifted = (replace(SAMPLES[name], noise=number) for number in range(1, 1 + _NOISES))
-    others = [_outcome(steps, after.symbols, sample).results[position] for sample in shifted]
+    others = [_run_sample(steps, after.symbols, sample).results[position] for sample in shifted]
     with np.errstate(invalid="ignore"):
         most: Array = np.max([np.abs(other - exact) for other in others], axis=0)
     return _DOUBT * most
@@ -306,9 +308,9 @@ def _agree(actual: Array, expected: Array, tolerance: float) -> Array:
     return agree
 
 
-def _suspect(steps: LoopProgram, old: Outcome, new: Outcome) -> str:
+def _find_first_difference(steps: LoopProgram, old: Outcome, new: Outcome) -> str:
     """Return the text of the first step that writes different values to a buffer than before."""
-    for step in flattened(steps.steps):
+    for step in flatten(steps.steps):
         for buffer in step.writes:
             if buffer in old.memory and buffer in new.memory:
                 actual, expected = new.memory[buffer], old.memory[buffer]

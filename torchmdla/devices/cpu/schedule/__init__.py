@@ -14,9 +14,9 @@ from functools import lru_cache
 
 from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu import math_library
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.expressions import Expression, contents
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, static
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch
 from torchmdla.devices.cpu.schedule.dataflow import varying_loops
@@ -160,29 +160,29 @@ class Schedule:
 
 
 @lru_cache(maxsize=4096)
-def choose(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead: Ahead = ()) -> Schedule:
+def choose_schedule(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = (), ahead: Ahead = ()) -> Schedule:
     """Return a schedule for ``nest``, by a simple cost model.
 
     ``typical`` are common values of the symbols of a dynamic nest. ``ahead`` is the data that the kernel prefetches.
     """
-    known, unknown = at_typical(nest, typical)
+    known, unknown = assume_typical(nest, typical)
     vector, lanes = _choose_vector(known, machine, unknown)
     reduction = reduction_order(known, vector)
     order = parallel_order(known, vector, machine)
     if reduction:
         tiles, cycles = choose_tile(known, machine, vector, lanes, unknown)
         levels = choose_levels(known, machine, order, reduction, tiles, cycles)
-        levels = _with_bounded_scratch(nest, known, levels, unknown)
+        levels = _bound_scratch(nest, known, levels, unknown)
     else:
         tiles = _tile_elementwise(known, vector, lanes, unknown)
         cycles = elementwise_cycles(known, machine, vector, lanes)
-        levels = tuple(Level(loop, tiles[loop]) for loop in _by_pages(known, vector, order))
-    return completed(Around(nest, machine, typical, ahead), vector, lanes, tiles, levels, cycles)
+        levels = tuple(Level(loop, tiles[loop]) for loop in _order_for_tlb(known, vector, order))
+    return complete_schedule(ScheduleContext(nest, machine, typical, ahead), vector, lanes, tiles, levels, cycles)
 
 
 @dataclass(frozen=True)
-class Around:
-    """Context of a schedule: the arguments of :func:`choose`."""
+class ScheduleContext:
+    """Context of a schedule: the arguments of :func:`choose_schedule`."""
 
     nest: AnyNest
     machine: Machine
@@ -190,33 +190,33 @@ class Around:
     ahead: Ahead = ()
 
 
-def completed(
-    around: Around, vector: int, lanes: int, tiles: tuple[int, ...], levels: tuple[Level, ...], cycles: float
+def complete_schedule(
+    context: ScheduleContext, vector: int, lanes: int, tiles: tuple[int, ...], levels: tuple[Level, ...], cycles: float
 ) -> Schedule:
     """Return the schedule with the given tiles and levels. The other decisions follow from them.
 
     ``cycles`` is the time of the nest's arithmetic.
     """
-    nest, (known, unknown) = around.nest, at_typical(around.nest, around.typical)
+    nest, (known, unknown) = context.nest, assume_typical(context.nest, context.typical)
     reduction = reduction_order(known, vector)
     ranged, iterations = _choose_range(known, levels)
     cycles = max(cycles, _bytes(known) * _BYTE_COST)
     grain = max(1, math.ceil(_TASK_COST * iterations / cycles))
-    if not _worth_sharing(nest, levels[:ranged], iterations, cycles):
+    if not _is_worth_sharing(nest, levels[:ranged], iterations, cycles):
         # Loops inside the kernel cost less than levels of the range, and values that outer loops determine stay
         # hoisted.
         grain = 0
         ranged, iterations = _choose_range(known, levels[:1])
-    whole = UNROLLED_WINDOW if not around.ahead else _UNROLLED_LOOP
+    whole = UNROLLED_WINDOW if not context.ahead else _UNROLLED_LOOP
     unroll = _choose_unroll(known, reduction, tiles, lanes, unknown, whole)
-    prefetch = choose_prefetch(nest, known, around.machine, levels) if reduction else None
-    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch, around.ahead)
+    prefetch = choose_prefetch(nest, known, context.machine, levels) if reduction else None
+    return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch, context.ahead)
 
 
-def at_typical(nest: AnyNest, typical: Sequence[int]) -> tuple[KernelSpec, Unknown]:
+def assume_typical(nest: AnyNest, typical: Sequence[int]) -> tuple[KernelSpec, Unknown]:
     """Return the nest at typical sizes, which are replaced by 1 where they are 0, and the loops of dynamic size."""
     unknown = frozenset(d for d, size in enumerate(nest.sizes) if isinstance(size, Size))
-    known = static(nest, typical)
+    known = specialise(nest, typical)
     return replace(known, sizes=tuple(max(1, s) if d in unknown else s for d, s in enumerate(known.sizes))), unknown
 
 
@@ -241,7 +241,7 @@ def scratch_extents(nest: AnyNest, schedule: Schedule) -> dict[int, int]:
     extents: dict[int, int] = {}
     for loop in inside:
         extent = outside.get(loop, nest.sizes[loop])
-        assert isinstance(extent, int), "a dynamic loop inside blocks of a reduction lies in blocks itself"
+        assert isinstance(extent, int), "a dynamic loop inside blocks of a reduction is itself in blocks"
         extents[loop] = extent
     extents.update({d: tile for d, tile in enumerate(schedule.tiles) if d not in extents and not nest.reduction[d]})
     if schedule.vector >= 0:
@@ -254,7 +254,7 @@ def scratch_elements(nest: AnyNest, schedule: Schedule) -> int:
     return math.prod(scratch_extents(nest, schedule).values())
 
 
-def combines_in_any_order(nest: AnyNest) -> bool:
+def is_reorderable(nest: AnyNest) -> bool:
     """Return whether iterations may run in any order.
 
     Then the value of each output is an op that combines the accumulator with a new value.
@@ -264,7 +264,7 @@ def combines_in_any_order(nest: AnyNest) -> bool:
         old = [operand for operand in value.operands if operand.op == "accumulator" and operand.payload == position]
         if value.op not in NEUTRAL or len(old) != 1:
             return False
-        if body.readers(old[0]) != [value] or body.readers(value) or value in nest.checks:
+        if body.users(old[0]) != [value] or body.users(value) or value in nest.checks:
             return False
     return True
 
@@ -296,19 +296,19 @@ def _lanes(nest: KernelSpec, machine: Machine, loop: int, unknown: Unknown) -> S
     They are limited by the widest type that varies with the loop and by its iterations. Half of the full vector is
     included where it is as fast, since fewer of its lanes may be empty.
     """
-    whole = _whole(nest, machine, loop)
+    whole = _full_lanes(nest, machine, loop)
     if loop in unknown:
         return (whole,)
     lanes = min(whole, 1 << (nest.sizes[loop] - 1).bit_length())
     return (lanes, lanes // 2) if machine.splits and lanes == whole else (lanes,)
 
 
-def _whole(nest: KernelSpec, machine: Machine, loop: int) -> int:
+def _full_lanes(nest: KernelSpec, machine: Machine, loop: int) -> int:
     """Return the lanes of the widest vector, of the widest type that varies with ``loop``."""
     types = [o.element for o in nest.operands if o.strides[loop] != 0]
     types += [o.element for o in nest.outputs if any(nest.reduction)]
     types += [e.type for e in _computed_along(nest, loop)]
-    widths = [ELEMENT_BYTES[stored(t)] for t in types]
+    widths = [ELEMENT_BYTES[storage_type(t)] for t in types]
     return machine.vector_bytes // max(widths, default=1)
 
 
@@ -319,7 +319,7 @@ def may_vectorise(nest: AnyNest, loop: int) -> bool:
     """
     if any(e.op in _TRAPPING for e in _computed_along(nest, loop)):
         return False
-    return not nest.reduction[loop] or combines_in_any_order(nest)
+    return not nest.reduction[loop] or is_reorderable(nest)
 
 
 def _computed_along(nest: AnyNest, loop: int) -> Iterator[Expression]:
@@ -331,7 +331,7 @@ def _computed_along(nest: AnyNest, loop: int) -> Iterator[Expression]:
 def _element_cost(nest: KernelSpec, machine: Machine, loop: int, lanes: int, unknown: Unknown = _NONE) -> float:
     """Return the cycles per innermost iteration if ``loop`` is across ``lanes`` lanes (-1: scalars)."""
     repeats = math.prod(size for size, reduced in zip(nest.sizes, nest.reduction, strict=True) if reduced)
-    is_half = machine.splits and 1 < lanes < _whole(nest, machine, loop)
+    is_half = machine.splits and 1 < lanes < _full_lanes(nest, machine, loop)
     vector = _HALF if is_half else 1.0
     cost = sum(_access_cost(o.strides[loop] if loop >= 0 else 1, lanes, _GATHER_LANE_COST, vector) for o in nest.inputs)
     for output in nest.outputs:
@@ -391,7 +391,7 @@ def _tile_elementwise(nest: KernelSpec, vector: int, lanes: int, unknown: Unknow
     return tuple(tiles)
 
 
-def _by_pages(nest: KernelSpec, vector: int, order: Sequence[int]) -> list[int]:
+def _order_for_tlb(nest: KernelSpec, vector: int, order: Sequence[int]) -> list[int]:
     """Return the order of the loops of an elementwise nest, chosen by the number of memory pages.
 
     If all inputs are transposed, and the innermost loop touches more pages than the TLB holds, the input's contiguous
@@ -407,7 +407,7 @@ def _by_pages(nest: KernelSpec, vector: int, order: Sequence[int]) -> list[int]:
 
 def _pages(nest: KernelSpec, operands: Sequence[Operand], loop: int) -> float:
     """Return the number of pages that a loop touches."""
-    spans = (o.strides[loop] * ELEMENT_BYTES[stored(o.element)] / _PAGE for o in operands)
+    spans = (o.strides[loop] * ELEMENT_BYTES[storage_type(o.element)] / _PAGE for o in operands)
     return sum(nest.sizes[loop] * min(1.0, span) for span in spans)
 
 
@@ -467,9 +467,7 @@ def _elements(nest: KernelSpec, operand: Operand) -> int:
     return math.prod(size for size, stride in zip(nest.sizes, operand.strides, strict=True) if stride != 0)
 
 
-def _with_bounded_scratch(
-    nest: AnyNest, known: KernelSpec, levels: tuple[Level, ...], unknown: Unknown
-) -> tuple[Level, ...]:
+def _bound_scratch(nest: AnyNest, known: KernelSpec, levels: tuple[Level, ...], unknown: Unknown) -> tuple[Level, ...]:
     """Return levels for which the scratch buffer of a blocked reduction has a bounded size.
 
     Dynamic loops inside the blocks get blocks, too. A loop that may have zero iterations is not blocked, since its last
@@ -493,7 +491,7 @@ def _with_bounded_scratch(
     return (*blocks, *levels)
 
 
-def _worth_sharing(nest: AnyNest, ranged: Sequence[Level], iterations: int, cycles: float) -> bool:
+def _is_worth_sharing(nest: AnyNest, ranged: Sequence[Level], iterations: int, cycles: float) -> bool:
     """Return whether threads may share a nest.
 
     The runtime does not share a nest with only one task, so any nest of dynamic size is worth sharing.
@@ -521,4 +519,4 @@ def elementwise_cycles(nest: KernelSpec, machine: Machine, vector: int, lanes: i
 
 def _bytes(nest: KernelSpec) -> int:
     """Return the bytes of all operands."""
-    return sum(_elements(nest, o) * ELEMENT_BYTES[stored(o.element)] for o in nest.operands)
+    return sum(_elements(nest, o) * ELEMENT_BYTES[storage_type(o.element)] for o in nest.operands)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule.streams import streams
@@ -91,7 +91,7 @@ def choose_levels(
     best, least = plain, _cost(nest, machine, plain)
     if least <= _HIDDEN * cycles:
         return best
-    for candidates in (_orders(nest, plain), _blocked(nest, plain, reduction, tiles)):
+    for candidates in (_orders(nest, plain), _blocked_orders(nest, plain, reduction, tiles)):
         for levels in candidates:
             cost = _cost(nest, machine, levels)
             if cost < min(least - _GAIN * cycles, _BETTER * least):
@@ -109,7 +109,9 @@ def levels_by_cost(
     They are the orders of the loops around a register tile, without and with blocks of a reduction.
     """
     plain = tuple(Level(loop, tiles[loop]) for loop in order)
-    candidates = dict.fromkeys([*_orders(nest, plain), *(_blocked(nest, plain, reduction, tiles) if reduction else ())])
+    candidates = dict.fromkeys(
+        [*_orders(nest, plain), *(_blocked_orders(nest, plain, reduction, tiles) if reduction else ())]
+    )
     return sorted(candidates, key=lambda levels: _cost(nest, machine, levels))
 
 
@@ -131,10 +133,12 @@ def choose_prefetch(nest: AnyNest, known: KernelSpec, machine: Machine, levels: 
     blocks = [_blocks_of(nest, k, levels, trips) for k, count in enumerate(uses) if count >= _FEWEST_USES]
     smallest, largest = _LEAST_BLOCK * machine.first_level, machine.second_level
     sizes = {each: size for each, size in filter(None, blocks) if smallest <= each.block <= largest}
-    return max(sizes, key=lambda each: sizes[each], default=None) or _of_stream(nest, known, machine, levels, trips)
+    return max(sizes, key=lambda each: sizes[each], default=None) or _prefetch_stream(
+        nest, known, machine, levels, trips
+    )
 
 
-def _of_stream(
+def _prefetch_stream(
     nest: AnyNest, known: KernelSpec, machine: Machine, levels: Sequence[Level], trips: Sequence[int]
 ) -> Prefetch | None:
     """Return the prefetch of a stream: an input that is read once and comes from memory.
@@ -147,14 +151,14 @@ def _of_stream(
         blocks = _blocks_of(nest, number, levels, trips)
         if not blocks or blocks[0].parts != 1 or operand not in streams(known, machine):
             continue
-        if _rises(known, operand, levels):
+        if _is_ascending(known, operand, levels):
             return replace(blocks[0], distance=_AHEAD)
-        if ELEMENT_BYTES[stored(operand.element)] == 1:
+        if ELEMENT_BYTES[storage_type(operand.element)] == 1:
             return blocks[0]
     return None
 
 
-def _rises(nest: KernelSpec, operand: Operand, levels: Sequence[Level]) -> bool:
+def _is_ascending(nest: KernelSpec, operand: Operand, levels: Sequence[Level]) -> bool:
     """Return whether each step of a reduction reads data after the data of the previous step."""
     steps = [s for s, reduces, n in zip(operand.strides, nest.reduction, nest.sizes, strict=True) if reduces and n > 1]
     extents = {level.loop: level.step for level in levels}
@@ -171,12 +175,12 @@ def _blocks_of(
     """
     operand = nest.inputs[number]
     moving = [k for k, level in enumerate(levels) if trips[k] > 1 and operand.strides[level.loop]]
-    if not moving or not lies_alike(nest, operand):
+    if not moving or not has_static_layout(nest, operand):
         return None
     extents = list(nest.sizes)
     for level in (levels[k] for k in moving):
         extents[level.loop] = level.step
-    size, depth = ELEMENT_BYTES[stored(operand.element)], moving[-1]
+    size, depth = ELEMENT_BYTES[storage_type(operand.element)], moving[-1]
     block = size * math.prod(e for e, stride in zip(extents, operand.strides, strict=True) if stride)
     follows = size * operand.strides[levels[depth].loop] * levels[depth].step == block
     if not follows or not isinstance(block, int):
@@ -186,7 +190,7 @@ def _blocks_of(
     return Prefetch(number, depth, block, parts), block * math.prod(trips[k] for k in moving)
 
 
-def lies_alike(nest: AnyNest, operand: AnyOperand) -> bool:
+def has_static_layout(nest: AnyNest, operand: AnyOperand) -> bool:
     """Return whether the elements of an operand that one tile reads have the same layout at all sizes."""
     return all(
         isinstance(stride, int) and (not stride or not reduces or isinstance(size, int))
@@ -203,7 +207,7 @@ def _orders(nest: KernelSpec, plain: Sequence[Level]) -> Iterator[tuple[Level, .
             yield (*order, *still)
 
 
-def _blocked(
+def _blocked_orders(
     nest: KernelSpec, plain: Sequence[Level], reduction: Sequence[int], tiles: Sequence[int]
 ) -> Iterator[tuple[Level, ...]]:
     """Yield every order with blocks of the outermost loop that reduces.
@@ -231,16 +235,18 @@ def _cost(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> float:
 
     The first read of each byte is not counted, since it comes from memory in any order.
     """
-    operands = _touched(nest, levels)
-    first = _missed(nest, machine, levels, operands, machine.first_level, machine.first_level // (8 * machine.line))
-    second = _missed(
+    operands = _cached_operands(nest, levels)
+    first = _missed_bytes(
+        nest, machine, levels, operands, machine.first_level, machine.first_level // (8 * machine.line)
+    )
+    second = _missed_bytes(
         nest, machine, levels, operands, machine.second_level, machine.second_level // (machine.ways * machine.line)
     )
     once = sum(_lines(operand, nest.sizes, machine)[0] for operand in nest.operands) * machine.line
     return (first - once) * _SECOND_LEVEL_BYTE + (second - once) / machine.memory_bytes
 
 
-def _touched(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:
+def _cached_operands(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:
     """Return the operands, and the scratch of partial results if the reduction has blocks.
 
     The scratch is included twice for each output, since it is read and written.
@@ -255,7 +261,7 @@ def _touched(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:
     return operands
 
 
-def _missed(
+def _missed_bytes(
     nest: KernelSpec, machine: Machine, levels: Sequence[Level], operands: Sequence[Operand], capacity: int, sets: int
 ) -> float:
     """Return the bytes that are fetched into a cache of ``capacity`` bytes.
@@ -265,32 +271,34 @@ def _missed(
     """
     extents = list(nest.sizes)
     depth = 0
-    while depth < len(levels) and sum(_room(o, extents, machine, sets) for o in operands) > _FILLED * capacity:
+    while (
+        depth < len(levels) and sum(_occupied_bytes(o, extents, machine, sets) for o in operands) > _FILLED * capacity
+    ):
         extents[levels[depth].loop] = min(levels[depth].step, extents[levels[depth].loop])
         depth += 1
     total = 0.0
     for operand in operands:
-        stays = _room(operand, extents, machine, sets) <= capacity
+        stays = _occupied_bytes(operand, extents, machine, sets) <= capacity
         moving = [
             k for k in range(depth) if not stays or operand.strides[levels[k].loop] or nest.reduction[levels[k].loop]
         ]
         last = max(moving, default=-1)
         widened = list(extents)
         if stays and moving and operand.strides[levels[last].loop]:
-            widened[levels[last].loop] = _around(nest, levels, last)
+            widened[levels[last].loop] = _enclosing_extent(nest, levels, last)
             last -= 1
-        trips = math.prod(-(-_around(nest, levels, k) // levels[k].step) for k in range(last + 1))
+        trips = math.prod(-(-_enclosing_extent(nest, levels, k) // levels[k].step) for k in range(last + 1))
         total += trips * _lines(operand, widened, machine)[0] * machine.line
     return total
 
 
-def _around(nest: KernelSpec, levels: Sequence[Level], depth: int) -> int:
+def _enclosing_extent(nest: KernelSpec, levels: Sequence[Level], depth: int) -> int:
     """Return the iterations of a level's loop in the block around that level."""
     outer = [other.step for other in levels[:depth] if other.loop == levels[depth].loop]
     return outer[-1] if outer else nest.sizes[levels[depth].loop]
 
 
-def _room(operand: Operand, extents: Sequence[int], machine: Machine, sets: int) -> float:
+def _occupied_bytes(operand: Operand, extents: Sequence[int], machine: Machine, sets: int) -> float:
     """Return the bytes that an operand occupies in a cache of ``sets`` sets.
 
     Conflicts count: its lines may share few sets.
@@ -308,7 +316,7 @@ def _lines(operand: Operand, extents: Sequence[int], machine: Machine) -> tuple[
 
     Each row is a count and a distance in lines. The distance is 0 if it is not a whole number of lines.
     """
-    size = ELEMENT_BYTES[stored(operand.element)]
+    size = ELEMENT_BYTES[storage_type(operand.element)]
     rows: list[tuple[int, int]] = []
     for distance, count in _runs(operand, extents):
         span = distance * size

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.kernel_spec import AnyNest
-from torchmdla.devices.cpu.patterns import op, within
+from torchmdla.devices.cpu.patterns import find_matches, op
 
 # Represents the reduction among the loops that a value varies with, even if all reduction loops were removed.
 ACCUMULATION = -1
@@ -51,10 +51,10 @@ def multiply_adds(nest: AnyNest) -> Mapping[Expression, Expression]:
     """
     fusible: dict[Expression, Expression] = {}
     for roots in ((*nest.values, *nest.asserts), nest.epilogue.values if nest.epilogue else ()):
-        for match in (match for pattern in _PRODUCTS for match in within(pattern, roots)):
+        for match in (match for pattern in _PRODUCTS for match in find_matches(pattern, roots)):
             addition, product = match["sum"], match["product"]
             if product.type not in ("f32", "f64", "i32") or not any(o.op in _REDUCED for o in addition.operands):
                 continue
-            if contents(roots).readers(product) == [addition] and product not in roots:
+            if contents(roots).users(product) == [addition] and product not in roots:
                 fusible[addition] = product
     return fusible

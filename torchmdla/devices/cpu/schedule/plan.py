@@ -23,13 +23,13 @@ from typing import Any, get_args
 from torchmdla.compiler import records
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.kernel_spec import AnyNest
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, flattened
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, flatten
 from torchmdla.devices.cpu.machine import Algorithms, Machine
 from torchmdla.devices.cpu.printer import nest_text
-from torchmdla.devices.cpu.schedule import Ahead, Schedule, Symbols, choose, count, ranges
+from torchmdla.devices.cpu.schedule import Ahead, Schedule, Symbols, choose_schedule, count, ranges
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch
 from torchmdla.devices.cpu.schedule.tile_loops import TileSchedule, schedule_tiles
-from torchmdla.devices.cpu.schedule.validity import faults
+from torchmdla.devices.cpu.schedule.validity import find_faults
 from torchmdla.devices.cpu.vector_math import expand
 from torchmdla.errors import CompileError
 
@@ -52,7 +52,7 @@ class ScheduledKernel:
 
 
 @dataclass(frozen=True)
-class Given:
+class Decisions:
     """Decisions that are specified by the program's options.
 
     Decisions that are missing are taken from ``measured``, or else from the cost model.
@@ -68,14 +68,14 @@ class Given:
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program) -> Given:
+    def of(cls, program: Program) -> Decisions:
         """Return the decisions in a program's options.
 
         Raises:
             CompileError: the option is not JSON of that form.
         """
         options = dict(program.options)
-        text, measured = options.get(OPTION, ""), _object(options.get(records.OPTION, ""))
+        text, measured = options.get(OPTION, ""), _parse_object(options.get(records.OPTION, ""))
         if not text:
             return cls(measured=measured)
         try:
@@ -84,7 +84,7 @@ class Given:
             kernels = {str(name): dict(kernel) for name, kernel in raw.get("kernels", {}).items()}
             return cls(tiles and [[int(size) for size in tile] for tile in tiles], kernels, measured)
         except (ValueError, TypeError, AttributeError) as error:
-            raise CompileError(f"the option {OPTION} is no plan, as TORCHMDLA_DUMP writes one: {error}") from None
+            raise CompileError(f"the option {OPTION} is not a plan as TORCHMDLA_DUMP writes it: {error}") from None
 
     @property
     def algorithms(self) -> Mapping[str, str]:
@@ -124,7 +124,7 @@ class Plan:
         """
         kernels = {
             kernel_name(kernel.nest, ahead): _lines(
-                {"nest": nest_text(kernel.nest).splitlines(), **to_raw(kernel.schedule)}, "    "
+                {"nest": nest_text(kernel.nest).splitlines(), **to_json_data(kernel.schedule)}, "    "
             )
             for (_, ahead), kernel in self.kernels.items()
         }
@@ -132,7 +132,7 @@ class Plan:
         return f'{{\n"tiles": {json.dumps(tiles)},\n"kernels": {{\n{inner}\n}}\n}}\n'
 
 
-def plan_schedules(steps: LoopProgram, machine: Machine, symbols: Symbols, decisions: Given) -> Plan:
+def plan_schedules(steps: LoopProgram, machine: Machine, symbols: Symbols, decisions: Decisions) -> Plan:
     """Choose the schedules of a loop program.
 
     Raises:
@@ -151,14 +151,14 @@ def plan_schedules(steps: LoopProgram, machine: Machine, symbols: Symbols, decis
 
 
 class _Planner:
-    def __init__(self, machine: Machine, symbols: Symbols, decisions: Given) -> None:
+    def __init__(self, machine: Machine, symbols: Symbols, decisions: Decisions) -> None:
         self.plan = Plan(symbols)
         self.names: set[str] = set()
         self._machine = machine
-        self._given = decisions
+        self._decisions = decisions
 
     def add_all(self, steps: Iterable[Step]) -> None:
-        for step in flattened(steps):
+        for step in flatten(steps):
             if isinstance(step, LoopNest):
                 self._add(step, ())
             elif isinstance(step, TileLoop):
@@ -175,25 +175,25 @@ class _Planner:
         if key in self.plan.kernels:
             return
         nest = expand(key[0], self._machine)
-        schedule = choose(nest, self._machine, self.plan.symbols.typical, ahead)
-        if self._given.kernels or self._given.measured:
-            schedule = self._replaced(nest, schedule)
+        schedule = choose_schedule(nest, self._machine, self.plan.symbols.typical, ahead)
+        if self._decisions.kernels or self._decisions.measured:
+            schedule = self._override(nest, schedule)
         self.plan.kernels[key] = ScheduledKernel(nest, schedule)
 
-    def _replaced(self, nest: AnyNest, chosen: Schedule) -> Schedule:
+    def _override(self, nest: AnyNest, chosen: Schedule) -> Schedule:
         """Return the specified or measured schedule of a nest if there is one, else ``chosen``."""
         name = kernel_name(nest, chosen.ahead)
         self.names.add(name)
         typical = self.plan.symbols.typical
-        if name in self._given.kernels:
+        if name in self._decisions.kernels:
             try:
-                return given_schedule(nest, chosen, self._given.kernels[name], self._machine, typical)
+                return override_schedule(nest, chosen, self._decisions.kernels[name], self._machine, typical)
             except ValueError as error:
                 reason = f"the schedule given for kernel {name} {error}"
                 raise CompileError(reason, diagnostic=nest_text(nest)) from None
-        if name in self._given.measured:
+        if name in self._decisions.measured:
             try:
-                schedule = given_schedule(nest, chosen, self._given.measured[name], self._machine, typical)
+                schedule = override_schedule(nest, chosen, self._decisions.measured[name], self._machine, typical)
                 if points(schedule) > MOST_POINTS:
                     raise ValueError("has too large a tile")
                 self.plan.measured.add(name)
@@ -203,7 +203,7 @@ class _Planner:
         return chosen
 
 
-def given_schedule(
+def override_schedule(
     nest: AnyNest, chosen: Schedule, raw: Mapping[str, Any], machine: Machine, typical: Sequence[int] = ()
 ) -> Schedule:
     """Return the schedule ``chosen`` of a nest, with the fields in ``raw`` replaced.
@@ -212,10 +212,10 @@ def given_schedule(
         ValueError: the schedule is invalid. The message continues a sentence that begins with the kernel's name.
     """
     try:
-        schedule = _from_raw(chosen, raw)
+        schedule = _from_json_data(chosen, raw)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise ValueError(f"is none: {error!r}") from None
-    for fault in faults(nest, schedule, machine):
+        raise ValueError(f"is malformed: {error!r}") from None
+    for fault in find_faults(nest, schedule, machine):
         raise ValueError(fault)
     return replace(schedule, iterations=count(ranges(nest, schedule), typical))
 
@@ -230,7 +230,7 @@ def kernel_name(nest: AnyNest, ahead: Ahead) -> str:
     return hashlib.sha256(f"{nest_text(nest)} {ahead}".encode()).hexdigest()[:16]
 
 
-def _object(text: str) -> Mapping[str, Any]:
+def _parse_object(text: str) -> Mapping[str, Any]:
     """Return the object in a JSON text; empty if the text is damaged."""
     try:
         raw = json.loads(text) if text else {}
@@ -241,15 +241,15 @@ def _object(text: str) -> Mapping[str, Any]:
 
 # The fields of a schedule that are written as they are. The tile loop of a kernel decides its ``ahead``, and
 # ``iterations`` follow from the other fields.
-_PLAIN = ("reduction", "tiles", "unroll", "vector", "lanes", "ranged", "grain")
+_FIELDS = ("reduction", "tiles", "unroll", "vector", "lanes", "ranged", "grain")
 
 
-def to_raw(schedule: Schedule) -> dict[str, Any]:
-    """Return a schedule as JSON data, the inverse of :func:`given_schedule`."""
+def to_json_data(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule as JSON data, the inverse of :func:`override_schedule`."""
     prefetch = schedule.prefetch
     return {
         "levels": [[level.loop, level.step] for level in schedule.levels],
-        **{name: getattr(schedule, name) for name in _PLAIN},
+        **{name: getattr(schedule, name) for name in _FIELDS},
         "prefetch": prefetch
         and {name: getattr(prefetch, name) for name in ("operand", "depth", "block", "parts", "distance")},
     }
@@ -266,10 +266,10 @@ def _lines(fields: Mapping[str, Any], indent: str) -> str:
     return "{\n" + ",\n".join(f"{indent}{json.dumps(name)}: {text(value)}" for name, value in fields.items()) + "}"
 
 
-def _from_raw(chosen: Schedule, raw: Mapping[str, Any]) -> Schedule:
+def _from_json_data(chosen: Schedule, raw: Mapping[str, Any]) -> Schedule:
     """Return ``chosen`` with the fields in ``raw`` replaced."""
     fields: dict[str, Any] = {}
-    for name in _PLAIN:
+    for name in _FIELDS:
         if name in raw:
             value = raw[name]
             fields[name] = tuple(map(int, value)) if isinstance(value, list) else int(value)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu import math_library
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
@@ -108,14 +108,14 @@ class _Term:
     memory: float = 0.0
     streams: int = _STREAMS
 
-    def loaded(self, tile: Sequence[int]) -> float:
+    def loads_per_step(self, tile: Sequence[int]) -> float:
         """Return the loads in a step, on average over a window."""
         points = float(math.prod(tile[k] for k in self.axes))
-        for axis, step, length in self.windows or (self.slides if self.kept(tile) else ()):
+        for axis, step, length in self.windows or (self.slides if self.live_values(tile) else ()):
             points *= min(1.0, ((tile[axis] - 1) * step + length) / (tile[axis] * length))
         return points
 
-    def kept(self, tile: Sequence[int]) -> int:
+    def live_values(self, tile: Sequence[int]) -> int:
         """Return the number of broadcast values that stay in registers while a window slides over them."""
         for axis, step, length in self.slides:
             if step < length and tile[axis] > 1 and math.prod(tile) * length <= UNROLLED_WINDOW:
@@ -123,11 +123,11 @@ class _Term:
                 return others * ((tile[axis] - 1) * step + length)
         return 0
 
-    def hidden(self, tile: Sequence[int]) -> float:
+    def hidden_cycles(self, tile: Sequence[int]) -> float:
         """Return the cost in cycles of a step's loads that arithmetic hides."""
         axis, length = self.run
         each = _HIDDEN_VECTOR * length / min(length, tile[axis]) if self.is_vector else _HIDDEN_BROADCAST
-        return self.loaded(tile) * self.loads * each
+        return self.loads_per_step(tile) * self.loads * each
 
 
 def choose_tile(
@@ -141,7 +141,7 @@ def choose_tile(
     if vector < 0:
         return (1,) * len(nest.sizes), _LATENCY * math.prod(nest.sizes)
     search = _Search(nest, machine, vector, lanes, unknown)
-    return search.of_loops(*search.best())
+    return search.to_loops(*search.best())
 
 
 def tiles_by_cost(
@@ -149,7 +149,7 @@ def tiles_by_cost(
 ) -> Iterator[tuple[tuple[int, ...], float]]:
     """Return every register tile of a static nest that fits the registers, as :func:`choose_tile` does, best first."""
     search = _Search(nest, machine, vector, lanes, frozenset())
-    return itertools.starmap(search.of_loops, search.ranked())
+    return itertools.starmap(search.to_loops, search.rank())
 
 
 class _Search:
@@ -191,12 +191,12 @@ class _Search:
                 chosen, least = tile, total
         return chosen, least
 
-    def ranked(self) -> list[tuple[tuple[int, ...], float]]:
+    def rank(self) -> list[tuple[tuple[int, ...], float]]:
         """Return every tile that fits, and its cost, best first."""
         costed = [(tile, self._total(tile)) for tile in self._candidates() if self._fits(tile)]
         return sorted(costed, key=lambda pair: pair[1])
 
-    def of_loops(self, tile: tuple[int, ...], cycles: float) -> tuple[tuple[int, ...], float]:
+    def to_loops(self, tile: tuple[int, ...], cycles: float) -> tuple[tuple[int, ...], float]:
         """Return the iterations of each loop in a tile, and the cycles of the whole nest.
 
         ``cycles`` is the total of all tiles.
@@ -215,7 +215,7 @@ class _Search:
             if axis == len(self.axes):
                 yield ()
                 return
-            for points in _balanced(self._sizes[axis], limit // product, self._most[axis]):
+            for points in _balanced_sizes(self._sizes[axis], limit // product, self._most[axis]):
                 for rest in extend(axis + 1, product * points):
                     yield (points, *rest)
 
@@ -235,7 +235,7 @@ class _Search:
                     live += points
                 elif term.is_vector:
                     shared.append(points)
-                resident += term.kept(tile)
+                resident += term.live_values(tile)
                 reused += term.is_vector is False and accumulators // points > 1
             elif term.is_vector and accumulators > 1:
                 single.append(points if term.loads else 1)
@@ -245,17 +245,17 @@ class _Search:
     def _cost(self, tile: tuple[int, ...]) -> float:
         """Return the cycles of one whole tile."""
         if tile not in self._costs:
-            arithmetic = loads = hidden = memory = 0.0
+            arithmetic = loads = hidden_cycles = memory = 0.0
             for term in self._terms:
                 points = math.prod(tile[k] for k in term.axes)
                 arithmetic += points * term.arithmetic
                 memory += points * term.memory
-                loads += term.loaded(tile) * term.loads
-                hidden += term.hidden(tile)
+                loads += term.loads_per_step(tile) * term.loads
+                hidden_cycles += term.hidden_cycles(tile)
                 if term.loads and points == math.prod(tile):
-                    hidden += _STREAM * max(0, points - term.streams)
-                hidden += sum(_EVICTED * max(0, tile[axis] - most) for axis, most in term.crowded)
-            step = max(arithmetic, loads, memory, _LATENCY) + hidden
+                    hidden_cycles += _STREAM * max(0, points - term.streams)
+                hidden_cycles += sum(_EVICTED * max(0, tile[axis] - most) for axis, most in term.crowded)
+            step = max(arithmetic, loads, memory, _LATENCY) + hidden_cycles
             steps, accumulators = self._steps, math.prod(tile) * self._outputs
             if self._across:
                 vectors, taken = next((s, t) for s, t, r in zip(self._sizes, tile, self._reduced, strict=True) if r)
@@ -320,7 +320,7 @@ def _axes(nest: KernelSpec, vector: int, machine: Machine) -> list[int]:
     return sorted([vector, *reused[: _MOST_AXES - 1]])
 
 
-def _balanced(size: int, limit: int, most: int) -> list[int]:
+def _balanced_sizes(size: int, limit: int, most: int) -> list[int]:
     """Return the tile sizes of a loop, without those that need as many tiles as a smaller one.
 
     A loop of unknown size has tiles of at most ``most`` points (0: the size is known).
@@ -353,10 +353,10 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
             short = math.prod(nest.sizes[d] for d in reduction) <= _WINDOW
             windows = tuple(_windows(nest, operand.strides, axes, vector, sorted(reduction))) if short else ()
             slides = () if stride else tuple(_windows(nest, operand.strides, axes, vector, innermost))
-            crowded = tuple(_crowded(operand, axes, vector, machine))
-            run = axes.index(vector), _run(nest, operand, vector, lanes)
+            crowded = tuple(_conflicting_axes(operand, axes, vector, machine))
+            run = axes.index(vector), _contiguous_vectors(nest, operand, vector, lanes)
             memory = _memory(nest, operand, machine) if stride == 1 else 0.0
-            foreseen = _STREAM_BYTES // (lanes * ELEMENT_BYTES[stored(operand.element)])
+            foreseen = _STREAM_BYTES // (lanes * ELEMENT_BYTES[storage_type(operand.element)])
             foreseen = min(_STREAMS, foreseen) if memory else _STREAMS
             terms.append(
                 _Term(term_axes, 0.0, cost, stride != 0, windows, crowded, run, slides, memory * lanes, foreseen)
@@ -367,7 +367,7 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
 def _memory(nest: KernelSpec, operand: Operand, machine: Machine) -> float:
     """Return the cycles to read an element from memory, or 0 if it is not a stream that is read once."""
     comes = operand in streams(nest, machine) and is_read_once(nest, operand)
-    return ELEMENT_BYTES[stored(operand.element)] / machine.memory_bytes if comes else 0.0
+    return ELEMENT_BYTES[storage_type(operand.element)] / machine.memory_bytes if comes else 0.0
 
 
 def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:
@@ -375,7 +375,7 @@ def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:
     return operand.strides[vector] == 1 and operand.strides[loop] == (1 if loop == vector else lanes)
 
 
-def _run(nest: KernelSpec, operand: Operand, vector: int, lanes: int) -> int:
+def _contiguous_vectors(nest: KernelSpec, operand: Operand, vector: int, lanes: int) -> int:
     """Return the number of contiguous vectors of an operand in one step of a reduction, at most _RUN."""
     if operand.strides[vector] != 1:
         return 1
@@ -383,10 +383,12 @@ def _run(nest: KernelSpec, operand: Operand, vector: int, lanes: int) -> int:
     return max(1, min(_RUN, -(-nest.sizes[vector] // lanes), *(step // lanes for step in steps)))
 
 
-def _crowded(operand: Operand, axes: Sequence[int], vector: int, machine: Machine) -> Iterator[tuple[int, int]]:
+def _conflicting_axes(
+    operand: Operand, axes: Sequence[int], vector: int, machine: Machine
+) -> Iterator[tuple[int, int]]:
     sets = machine.first_level // (_WAYS * machine.line)
     for axis, loop in enumerate(axes):
-        distance, rest = divmod(operand.strides[loop] * ELEMENT_BYTES[stored(operand.element)], machine.line)
+        distance, rest = divmod(operand.strides[loop] * ELEMENT_BYTES[storage_type(operand.element)], machine.line)
         if loop != vector and distance and not rest:
             yield axis, _WAYS * (sets // math.gcd(sets, distance))
 

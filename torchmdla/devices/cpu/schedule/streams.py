@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 
@@ -28,8 +28,8 @@ def _is_stream(nest: KernelSpec, operand: Operand, machine: Machine) -> bool:
         if stride < elements:
             return False
         elements = stride * size
-    size = ELEMENT_BYTES[stored(operand.element)]
-    return rows <= _MOST_ROWS and machine.streams(size * math.prod(n for stride, n in loops if stride))
+    size = ELEMENT_BYTES[storage_type(operand.element)]
+    return rows <= _MOST_ROWS and machine.is_streamed(size * math.prod(n for stride, n in loops if stride))
 
 
 def is_read_once(nest: KernelSpec, operand: Operand) -> bool:

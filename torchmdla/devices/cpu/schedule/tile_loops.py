@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.accesses import Buffer
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop, flattened
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop, flatten
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import Ahead, Blocks, Fetch, Symbols, choose, count
+from torchmdla.devices.cpu.schedule import Ahead, Blocks, Fetch, Symbols, choose_schedule, count
 from torchmdla.devices.cpu.vector_math import expand
 
 # An operand of a member, by the numbers of the member and the operand.
@@ -34,7 +34,7 @@ def symbols_of(steps: LoopProgram, symbols: int) -> Symbols:
     """Return the ``symbols`` of a program, and the symbols for the sizes of last tiles."""
     if not symbols:
         return Symbols()
-    axes = [len(step.tile) for step in flattened(steps.steps) if isinstance(step, TileLoop)]
+    axes = [len(step.tile) for step in flatten(steps.steps) if isinstance(step, TileLoop)]
     return Symbols(symbols, (*steps.typical, *[_TYPICAL_REST] * max(axes, default=0)))
 
 
@@ -45,7 +45,7 @@ _LONG_CHAIN = 96
 
 
 @dataclass(frozen=True)
-class Fetched:
+class MemberPrefetches:
     """Prefetches of a member.
 
     Attributes:
@@ -70,7 +70,7 @@ class TileSchedule:
 
     cut: Mapping[int, Size]
     choices: tuple[Extents, ...]
-    fetched: tuple[Fetched, ...]
+    fetched: tuple[MemberPrefetches, ...]
     grain: int
 
     def parts(self, step: TileLoop) -> Iterator[Extents]:
@@ -97,7 +97,7 @@ def schedule_tiles(step: TileLoop, machine: Machine, symbols: Symbols) -> TileSc
         if isinstance(extent, Size) and tile > 1:
             cut[axis] = Size.symbol(symbols.count + len(cut))
     choices = tuple(_choices(extent, tile, cut.get(axis)) for axis, (extent, tile) in enumerate(blocks_of(step)))
-    fetched = tuple(fetched_ahead(step, machine, symbols.typical))
+    fetched = tuple(plan_prefetches(step, machine, symbols.typical))
     return TileSchedule(cut, choices, fetched, _grain(step, machine, symbols.typical))
 
 
@@ -112,12 +112,12 @@ def _grain(step: TileLoop, machine: Machine, typical: tuple[int, ...]) -> int:
     """Return the number of tiles in a task, derived from the grains of the members' own schedules."""
     tasks = 0.0
     for position in range(len(step.members)):
-        schedule = choose(step.part(position, step.extents).kernel, machine, typical)
+        schedule = choose_schedule(step.part(position, step.extents).kernel, machine, typical)
         tasks += schedule.iterations / schedule.grain if schedule.grain else 0.0
     return max(1, math.ceil(count(blocks_of(step), typical) / tasks)) if tasks else 0
 
 
-def fetched_ahead(step: TileLoop, machine: Machine, typical: Sequence[int] = ()) -> list[Fetched]:
+def plan_prefetches(step: TileLoop, machine: Machine, typical: Sequence[int] = ()) -> list[MemberPrefetches]:
     """Return the prefetches of each member, for later tiles and members.
 
     Hardware prefetches within one tile, but it does not foresee the next tile. Memory would be idle while members
@@ -137,29 +137,29 @@ def fetched_ahead(step: TileLoop, machine: Machine, typical: Sequence[int] = ())
     lengths = [len(expand(member.kernel, machine).body) for member in step.members]
     read, written = _streams(step, lengths)
     buffers = {step.members[k].accesses[number].buffer for k, number in [*read, *written]}
-    foreseen = machine.foresees and sum(lengths) < _LONG_CHAIN
-    if foreseen or not moving or not machine.streams(sum(at(buffer.bytes, typical) for buffer in buffers)):
-        return [Fetched()] * len(step.members)
+    foreseen = machine.has_strong_prefetcher and sum(lengths) < _LONG_CHAIN
+    if foreseen or not moving or not machine.is_streamed(sum(at(buffer.bytes, typical) for buffer in buffers)):
+        return [MemberPrefetches()] * len(step.members)
     ahead: list[list[Fetch]] = [[] for _ in step.members]
     beside: list[list[Place]] = [[] for _ in step.members]
     tiles = _tiles_ahead(step, read, machine, typical)
     busy = {position for position, _ in read}
     for place in read:
-        ahead[place[0]] += _of_later_tile(step, place, moving[-1], tiles)
+        ahead[place[0]] += _prefetch_later_tile(step, place, moving[-1], tiles)
     for place in written:
-        alike = _walked_alike(step, place, typical)
+        alike = _find_same_pattern(step, place, typical)
         member, fetched = max(
             alike, key=lambda candidate: (candidate[0] not in busy, lengths[candidate[0]], candidate[0])
         )
         if member == place[0]:
-            ahead[member] += _of_later_tile(step, place, moving[-1], 1)
+            ahead[member] += _prefetch_later_tile(step, place, moving[-1], 1)
         else:
             ahead[member].append(Fetch(fetched, beside=len(beside[member])))
             beside[member].append(place)
-    return [Fetched(tuple(fetched), tuple(places)) for fetched, places in zip(ahead, beside, strict=True)]
+    return [MemberPrefetches(tuple(fetched), tuple(places)) for fetched, places in zip(ahead, beside, strict=True)]
 
 
-def _of_later_tile(step: TileLoop, place: Place, axis: int, tiles: int) -> list[Fetch]:
+def _prefetch_later_tile(step: TileLoop, place: Place, axis: int, tiles: int) -> list[Fetch]:
     """Return the prefetch of the tile that is ``tiles`` further along an axis, if it is at another address."""
     distance = step.strides(*place)[axis] * tiles
     return [Fetch(place[1], distance)] if distance else []
@@ -176,7 +176,7 @@ def _streams(step: TileLoop, lengths: Sequence[int]) -> tuple[list[Place], list[
     for position, member in enumerate(step.members):
         for number, access in enumerate(member.accesses):
             buffer = access.buffer
-            if buffer.kind == "local" or not member.walks(access) or buffer in written:
+            if buffer.kind == "local" or not member.is_indexed_by_all_loops(access) or buffer in written:
                 continue
             if buffer not in member.reads and buffer not in read:
                 written[buffer] = position, number
@@ -194,33 +194,33 @@ def _tiles_ahead(step: TileLoop, read: Sequence[Place], machine: Machine, typica
     for position, number in read:
         member = step.members[position]
         iterations = math.prod(at(size, typical) for size in member.sizes)
-        part += iterations * ELEMENT_BYTES[stored(member.accesses[number].buffer.element)]
+        part += iterations * ELEMENT_BYTES[storage_type(member.accesses[number].buffer.element)]
     return 2 if 4 * part <= machine.first_level else 1
 
 
-def _walked_alike(step: TileLoop, place: Place, typical: Sequence[int]) -> list[Place]:
+def _find_same_pattern(step: TileLoop, place: Place, typical: Sequence[int]) -> list[Place]:
     """Return one operand of each member up to that of ``place`` with the same access pattern.
 
     Such an operand touches as many bytes, at the same distances, as the operand at ``place``.
     """
     last, number = place
-    wanted = _walk(step.members[last], number, typical)
+    pattern = _access_pattern(step.members[last], number, typical)
     places: dict[int, Place] = {last: place}
     for position, member in enumerate(step.members[:last]):
         for operand, access in enumerate(member.accesses):
-            if member.walks(access) and _walk(member, operand, typical) == wanted:
+            if member.is_indexed_by_all_loops(access) and _access_pattern(member, operand, typical) == pattern:
                 places.setdefault(position, (position, operand))
     return list(places.values())
 
 
-def _walk(member: LoopNest, number: int, typical: Sequence[int]) -> list[tuple[int, int]]:
+def _access_pattern(member: LoopNest, number: int, typical: Sequence[int]) -> list[tuple[int, int]]:
     """Return the access pattern of a member's operand, independent of the order of loops.
 
     It is a list of distances in bytes, each with a count.
     """
     access = member.accesses[number]
-    size = ELEMENT_BYTES[stored(access.buffer.element)]
-    factors = access.flat(len(member.sizes)).factors
+    size = ELEMENT_BYTES[storage_type(access.buffer.element)]
+    factors = access.linearise(len(member.sizes)).factors
     loops = [(at(f, typical) * size, at(n, typical)) for f, n in zip(factors, member.sizes, strict=True)]
     walk: list[tuple[int, int]] = []
     for distance, steps in sorted(loop for loop in loops if loop[1] != 1):

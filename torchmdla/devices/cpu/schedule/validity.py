@@ -9,10 +9,10 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.kernel_spec import AnyNest
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Schedule, may_vectorise
-from torchmdla.devices.cpu.schedule.blocking import lies_alike
+from torchmdla.devices.cpu.schedule.blocking import has_static_layout
 
 
-def faults(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+def find_faults(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
     """Yield the faults of a schedule of ``nest``, up to the first kind of fault.
 
     Each text continues a sentence that begins with the schedule's name.
@@ -42,9 +42,9 @@ def _lanes(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]
             yield "has lanes, but no loop across them"
         return
     if lanes & (lanes - 1) or not 1 < lanes <= machine.vector_bytes:
-        yield f"has {lanes} lanes, which is no power of two from 2 to {machine.vector_bytes}"
+        yield f"has {lanes} lanes, which is not a power of two from 2 to {machine.vector_bytes}"
     elif schedule.tiles[vector] % lanes:
-        yield f"has a tile of loop {vector} that is no multiple of its lanes"
+        yield f"has a tile of loop {vector} that is not a multiple of its lanes"
     if not may_vectorise(nest, vector):
         yield f"has loop {vector} across lanes, whose iterations must run one by one"
 
@@ -85,7 +85,7 @@ def _blocks(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str
         yield "has blocks of a reduction to a single number"
     blocked = [level.loop for level in schedule.levels if nest.reduction[level.loop]]
     if schedule.vector >= 0 and nest.reduction[schedule.vector]:
-        yield "has blocks of a reduction that lies across lanes"
+        yield "has blocks of a reduction across lanes"
     if len(set(blocked)) < len(blocked):
         yield "has blocks of a loop that reduces in blocks of it"
     for d in blocked:
@@ -108,8 +108,8 @@ def _prefetch(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[s
         yield "fetches an input or at a level that is not there"
     elif min(prefetch.block, prefetch.parts) < 1:
         yield "fetches nothing ahead"
-    elif not lies_alike(nest, nest.inputs[prefetch.operand]):
-        yield "fetches ahead what lies elsewhere at other sizes"
+    elif not has_static_layout(nest, nest.inputs[prefetch.operand]):
+        yield "prefetches data whose address differs between sizes"
 
 
 def _repeats(loops: Sequence[int]) -> bool:

@@ -19,26 +19,26 @@ from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
 from torchmdla.compiler.sizes import static as static_size
-from torchmdla.devices.cpu.kernel_spec import AnyNest, static
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, TileLoop, flattened
+from torchmdla.devices.cpu.kernel_spec import AnyNest, specialise
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, TileLoop, flatten
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Schedule, Symbols
 from torchmdla.devices.cpu.schedule.plan import (
-    Given,
+    Decisions,
     Plan,
     ScheduledKernel,
-    given_schedule,
     kernel_name,
+    override_schedule,
     plan_schedules,
-    to_raw,
+    to_json_data,
 )
 from torchmdla.devices.cpu.tuning.algorithms import tune_algorithms
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import Search
-from torchmdla.devices.cpu.tuning.whole import Running, in_turn, with_records
+from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn, with_records
 from torchmdla.devices.cpu.work import work_of
-from torchmdla.devices.device import Tell
+from torchmdla.devices.device import Progress
 from torchmdla.errors import CompileError
 
 # The least share of a program's time for which a kernel is measured. Then the least and the most seconds for one
@@ -82,13 +82,13 @@ class _Use:
     seconds: float = 0.0
     places: list[int] = field(default_factory=list)
 
-    def described(self) -> TunedKernel:
+    def describe(self) -> TunedKernel:
         name = kernel_name(self.kernel.nest, self.kernel.schedule.ahead)
         return TunedKernel(name, self.loops, self.count, self.seconds)
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _PlannedProgram:
     """Static program, its steps, and its plan."""
 
     program: Program
@@ -96,13 +96,13 @@ class _Planned:
     plan: Plan
 
     @classmethod
-    def of(cls, program: Program) -> _Planned:
+    def of(cls, program: Program) -> _PlannedProgram:
         with new_context(), ir.Location.unknown():
             steps, _ = loop_program(program, {})
             return cls(
                 program,
                 steps,
-                plan_schedules(steps, Machine.of(program.target, program.options), Symbols(), Given.of(program)),
+                plan_schedules(steps, Machine.of(program.target, program.options), Symbols(), Decisions.of(program)),
             )
 
 
@@ -112,60 +112,60 @@ def tune(
     seconds: float,
     known: Mapping[str, Record],
     skip: Sequence[str],
-    tell: Tell,
+    progress: Progress,
 ) -> Iterator[TunedKernel]:
     """Yield tuned kernels, as :meth:`torchmdla.devices.device.Device.tune` specifies."""
     if program.symbols:
         raise CompileError("kernels for any sizes are left to the cost model")
-    begin, compiled = time.monotonic(), _Planned.of(program)
-    planned = _Planned.of(with_records(program, ()))
+    begin, compiled = time.monotonic(), _PlannedProgram.of(program)
+    planned = _PlannedProgram.of(with_records(program, ()))
     now = time.monotonic()
     compiling = _COMPILES * (now - begin) / 2
     until = now + _ALGORITHMS_PART * seconds
-    algorithms = yield from tune_algorithms(planned.program, planned.steps, compiling, until, known, skip, tell)
+    algorithms = yield from tune_algorithms(planned.program, planned.steps, compiling, until, known, skip, progress)
     if algorithms:
-        planned = _Planned.of(with_records(program, algorithms))
+        planned = _PlannedProgram.of(with_records(program, algorithms))
     if planned.steps.contractions != compiled.steps.contractions:
-        places = Running(planned.program).seconds()
+        places = RunningProgram(planned.program).seconds()
     until = begin + max(seconds - compiling, _LEAST_PART * seconds)
-    yield from _tune_schedules(planned, algorithms, places, until, known, skip, tell)
+    yield from _tune_schedules(planned, algorithms, places, until, known, skip, progress)
 
 
 def _tune_schedules(
-    planned: _Planned,
+    planned: _PlannedProgram,
     algorithms: Sequence[Record],
     places: Sequence[float],
     until: float,
     known: Mapping[str, Record],
     skip: Sequence[str],
-    tell: Tell,
+    progress: Progress,
 ) -> Iterator[TunedKernel]:
     """Yield the tuned kernels of a program whose contractions use ``algorithms``."""
     program = planned.program
     uses = sorted(_uses(planned.steps, planned.plan, places), key=lambda use: -use.seconds)
     least = _LEAST_SHARE * sum(places)
     new: list[tuple[_Use, TunedKernel]] = []
-    for use, tuned in _each(program, uses, until, least, known, skip, tell):
+    for use, tuned in _tune_kernels(program, uses, until, least, known, skip, progress):
         yield tuned
         if tuned.record is not None and tuned.record.decisions:
             new.append((use, tuned))
     if any(tuned.record != known.get(tuned.kernel) for _, tuned in new):
-        yield from _among_others(program, algorithms, new)
+        yield from _confirm_in_program(program, algorithms, new)
 
 
-def _each(
+def _tune_kernels(
     program: Program,
     uses: Sequence[_Use],
     until: float,
     least: float,
     known: Mapping[str, Record],
     skip: Sequence[str],
-    tell: Tell,
+    progress: Progress,
 ) -> Iterator[tuple[_Use, TunedKernel]]:
     """Yield kernels that are measured alone, each in its share of the remaining time."""
     rest = sum(use.seconds for use in uses)
     for use in uses:
-        description, left = use.described(), until - time.monotonic()
+        description, left = use.describe(), until - time.monotonic()
         share = left * use.seconds / rest if rest else 0.0
         rest -= use.seconds
         if description.kernel in skip:
@@ -178,10 +178,10 @@ def _each(
             yield use, replace(description, record=known.get(description.kernel), reason="the time was over")
         else:
             end = time.monotonic() + min(left, max(_LEAST_SECONDS, min(_MOST_SECONDS, share)))
-            yield use, _measured(use, program, end, known.get(description.kernel), tell)
+            yield use, _measure_kernel(use, program, end, known.get(description.kernel), progress)
 
 
-def _among_others(
+def _confirm_in_program(
     program: Program, algorithms: Sequence[Record], tuned_uses: Sequence[tuple[_Use, TunedKernel]]
 ) -> Iterator[TunedKernel]:
     """Yield the kernels with measured decisions, after a run of the whole program.
@@ -189,8 +189,8 @@ def _among_others(
     Decisions that are not faster in the whole program are dropped.
     """
     measured_records = [tuned.record for _, tuned in tuned_uses if tuned.record is not None]
-    programs = [Running(program), Running(with_records(program, [*algorithms, *measured_records]))]
-    before, after = in_turn(programs, _ROUNDS)
+    programs = [RunningProgram(program), RunningProgram(with_records(program, [*algorithms, *measured_records]))]
+    before, after = measure_in_turn(programs, _ROUNDS)
     for use, tuned in tuned_uses:
         assert tuned.record is not None
         slower, faster = (sum(seconds[place] for place in use.places) for seconds in (before, after))
@@ -205,7 +205,7 @@ def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]
 
     ``places`` are the times in seconds of the steps that its entry runs, in order.
     """
-    called = [s for s in flattened(steps.steps) if isinstance(s, LoopNest | TileLoop | OutlinedRegion)]
+    called = [s for s in flatten(steps.steps) if isinstance(s, LoopNest | TileLoop | OutlinedRegion)]
     if len(called) != len(places):
         raise CompileError("the times are those of another program")
     uses: dict[int, _Use] = {}
@@ -245,18 +245,18 @@ def _weight(member: LoopNest) -> float:
     return 1.0 + work.flops + work.bytes
 
 
-def _measured(use: _Use, program: Program, until: float, known: Record | None, tell: Tell) -> TunedKernel:
-    description, nest, chosen = use.described(), static(use.kernel.nest, ()), use.kernel.schedule
+def _measure_kernel(use: _Use, program: Program, until: float, known: Record | None, progress: Progress) -> TunedKernel:
+    description, nest, chosen = use.describe(), specialise(use.kernel.nest, ()), use.kernel.schedule
     places = use.step.places[: len(nest.operands)]
-    tell(description, 0, 1.0)
+    progress(description, 0, 1.0)
     try:
         cold = [k for k, (buffer, _) in enumerate(places) if buffer.kind in _COLD and not use.is_warm]
         bench = Bench(nest, cold, chosen.ahead)
-        search = Search(nest, chosen, program, bench, until, lambda tried, gain: tell(description, tried, gain))
-        result = search.run(_recorded(nest, chosen, known, Machine.of(program.target, program.options)))
+        search = Search(nest, chosen, program, bench, until, lambda tried, gain: progress(description, tried, gain))
+        result = search.run(_recorded_schedules(nest, chosen, known, Machine.of(program.target, program.options)))
     except (Unmeasurable, CompileError) as error:
         return replace(description, reason=str(error).partition("\n")[0])
-    decisions = "" if result.best == chosen else json.dumps(to_raw(result.best))
+    decisions = "" if result.best == chosen else json.dumps(to_json_data(result.best))
     tried = max(result.tried, known.tried if known else 0)
     record = Record(
         description.kernel,
@@ -270,11 +270,11 @@ def _measured(use: _Use, program: Program, until: float, known: Record | None, t
     return replace(description, record=record)
 
 
-def _recorded(nest: AnyNest, chosen: Schedule, known: Record | None, machine: Machine) -> list[Schedule]:
+def _recorded_schedules(nest: AnyNest, chosen: Schedule, known: Record | None, machine: Machine) -> list[Schedule]:
     """Return the schedule in an unfinished record, or an empty list."""
     if known is None or not known.decisions:
         return []
     try:
-        return [given_schedule(nest, chosen, json.loads(known.decisions), machine)]
+        return [override_schedule(nest, chosen, json.loads(known.decisions), machine)]
     except ValueError:
         return []

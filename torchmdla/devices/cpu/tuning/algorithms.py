@@ -23,12 +23,12 @@ from torchmdla.devices.cpu.loop_program import Contraction, LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import ALGORITHMS, Algorithms, Machine
 from torchmdla.devices.cpu.schedule.plan import ALGORITHM
-from torchmdla.devices.cpu.tuning.whole import Running, in_turn, with_records
-from torchmdla.devices.device import Tell
+from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn, with_records
+from torchmdla.devices.device import Progress
 from torchmdla.errors import CompileError
 
 # These are not algorithms themselves: they choose one.
-_CHOOSING = ("fast", "winograd")
+_COST_MODELS = ("fast", "winograd")
 
 # The rounds of two programs in turn. Then the relative time that an algorithm must reach, alone and in the program with
 # all decisions.
@@ -55,7 +55,7 @@ def tune_algorithms(
     until: float,
     known: Mapping[str, Record],
     skip: Sequence[str],
-    tell: Tell,
+    progress: Progress,
 ) -> Generator[TunedKernel, None, list[Record]]:
     """Yield the records of the contractions of a static program, after measuring their algorithms.
 
@@ -72,7 +72,7 @@ def tune_algorithms(
     records = {name: known[name] for name in contractions if name in known}
     is_finished = len(records) == len(contractions) and all(record.finished for record in records.values())
     if not is_finished and time.monotonic() + 2 * compiling < until:
-        records = _measured(program, contractions, compiling, until, skip, tell)
+        records = _measure_algorithms(program, contractions, compiling, until, skip, progress)
     for record in records.values():
         yield TunedKernel(
             record.kernel,
@@ -85,34 +85,34 @@ def tune_algorithms(
     return [record for record in records.values() if record.decisions]
 
 
-def _measured(
+def _measure_algorithms(
     program: Program,
     contractions: Mapping[str, Contraction],
     compiling: float,
     until: float,
     skip: Sequence[str],
-    tell: Tell,
+    progress: Progress,
 ) -> dict[str, Record]:
     """Return the records of contractions after each algorithm was tried, as far as time permits."""
-    base, trials_of, is_finished = Running(program), {name: list[_Trial]() for name in contractions}, True
-    for algorithm in (a for a in get_args(Algorithms) if a not in _CHOOSING):
+    base, trials_of, is_finished = RunningProgram(program), {name: list[_Trial]() for name in contractions}, True
+    for algorithm in (a for a in get_args(Algorithms) if a not in _COST_MODELS):
         variant = TunedKernel(f"{program.key} {algorithm}", f"{algorithm} wherever it applies", 1, 0.0)
         begin = time.monotonic()
         if variant.kernel in skip or begin + _SLOWER * compiling > until:
             is_finished = False
             continue
-        tell(variant, 0, 1.0)
-        for name, trial in _by(algorithm, program, base, contractions):
+        progress(variant, 0, 1.0)
+        for name, trial in _compare_algorithm(algorithm, program, base, contractions):
             trials_of[name].append(trial)
         compiling = max(compiling, (time.monotonic() - begin) / _SLOWER)
     records = {
         name: _record(name, contractions[name], trials, is_finished) for name, trials in trials_of.items() if trials
     }
-    return _together(program, base, contractions, records)
+    return _confirm_in_program(program, base, contractions, records)
 
 
-def _by(
-    algorithm: Algorithms, program: Program, base: Running, contractions: Mapping[str, Contraction]
+def _compare_algorithm(
+    algorithm: Algorithms, program: Program, base: RunningProgram, contractions: Mapping[str, Contraction]
 ) -> Iterator[tuple[str, _Trial]]:
     """Yield the contractions that ``algorithm`` computes differently from the cost model's choice, with their times.
 
@@ -127,16 +127,16 @@ def _by(
     if not differing:
         return
     try:
-        running = Running(forced)
+        running = RunningProgram(forced)
     except CompileError:
         return
-    before, after = in_turn([base, running], _ROUNDS)
+    before, after = measure_in_turn([base, running], _ROUNDS)
     for name, contraction in differing.items():
         pair = [_seconds(contraction, timed, seconds) for timed, seconds in ((base, before), (running, after))]
         yield name, _Trial(others[name].algorithm, *pair)
 
 
-def _seconds(contraction: Contraction, running: Running, seconds: Sequence[float]) -> float:
+def _seconds(contraction: Contraction, running: RunningProgram, seconds: Sequence[float]) -> float:
     """Return the seconds of the kernels that compute the contraction's nodes."""
     pairs = zip(running.kernels, seconds, strict=True)
     return sum(kernel_seconds for kernel, kernel_seconds in pairs if contraction.nodes.intersection(kernel.nodes))
@@ -153,8 +153,8 @@ def _record(name: str, contraction: Contraction, trials: Sequence[_Trial], is_fi
     return replace(record, loops=f"{loops} → {best.algorithm}", decisions=decisions, best_seconds=best.seconds)
 
 
-def _together(
-    program: Program, base: Running, contractions: Mapping[str, Contraction], records: Mapping[str, Record]
+def _confirm_in_program(
+    program: Program, base: RunningProgram, contractions: Mapping[str, Contraction], records: Mapping[str, Record]
 ) -> dict[str, Record]:
     """Return the records after running the program with all decisions.
 
@@ -163,16 +163,16 @@ def _together(
     won = [record for record in records.values() if record.decisions]
     gains: dict[str, float] = {}
     if won:
-        running = Running(with_records(program, won))
-        before, after = in_turn([base, running], _ROUNDS)
+        running = RunningProgram(with_records(program, won))
+        before, after = measure_in_turn([base, running], _ROUNDS)
         if sum(after) < sum(before):
             for record in won:
                 contraction = contractions[record.kernel]
                 gains[record.kernel] = _seconds(contraction, base, before) / _seconds(contraction, running, after)
-    return {name: _confirmed(record, gains.get(name, 0.0)) for name, record in records.items()}
+    return {name: _confirm_record(record, gains.get(name, 0.0)) for name, record in records.items()}
 
 
-def _confirmed(record: Record, gain: float) -> Record:
+def _confirm_record(record: Record, gain: float) -> Record:
     """Return a record with its ``gain`` in the program with all decisions.
 
     If the gain is too small, the decisions are dropped.

@@ -14,11 +14,11 @@ from functools import cached_property, partial
 
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Number
-from torchmdla.devices.cpu.expressions import accumulator, constant, numbered, operation
+from torchmdla.devices.cpu.expressions import accumulator, constant, numbered_value, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.processors import second_cache
-from torchmdla.devices.cpu.schedule import Around, Schedule, choose, completed, parallel_order
+from torchmdla.devices.cpu.schedule import Schedule, ScheduleContext, choose_schedule, complete_schedule, parallel_order
 from torchmdla.devices.cpu.schedule.blocking import Level
 from torchmdla.devices.cpu.schedule.register_tile import choose_tile
 from torchmdla.devices.cpu.tuning.measuring import Bench, Kernel
@@ -81,7 +81,7 @@ class _Kernels:
         They are rounded, so that another measurement has the same result and programs stay the same.
         """
         nest = _product((_PANELS, _PANEL, _PANEL_TERMS), (0, 0, 1), (_PANEL * _PANEL_TERMS, 1, _PANEL), (_PANEL, 1, 0))
-        (seconds,) = self._times(nest, [choose(nest, self._machine)], cold=[1])
+        (seconds,) = self._times(nest, [choose_schedule(nest, self._machine)], cold=[1])
         return float(max(1, round(4 * math.prod(nest.sizes) / seconds * self._cycle)))
 
     @property
@@ -94,13 +94,13 @@ class _Kernels:
     def _products(self) -> Sequence[float]:
         """Return the seconds of a product with full vectors, and with half vectors."""
         nest = _product((_ROWS, _COLUMNS, _TERMS), (_TERMS, 0, 1), (0, 1, _COLUMNS), (_COLUMNS, 1, 0))
-        return self._times(nest, [self._across(nest, lanes) for lanes in (self._lanes, self._lanes // 2)])
+        return self._times(nest, [self._best_across(nest, lanes) for lanes in (self._lanes, self._lanes // 2)])
 
-    def _across(self, nest: KernelSpec, lanes: int) -> Schedule:
+    def _best_across(self, nest: KernelSpec, lanes: int) -> Schedule:
         """Return the best schedule with columns across ``lanes`` lanes."""
         tiles, cycles = choose_tile(nest, self._machine, 1, lanes)
         levels = tuple(Level(loop, tiles[loop]) for loop in parallel_order(nest, 1, self._machine))
-        return completed(Around(nest, self._machine), 1, lanes, tiles, levels, cycles)
+        return complete_schedule(ScheduleContext(nest, self._machine), 1, lanes, tiles, levels, cycles)
 
     def _times(self, nest: KernelSpec, schedules: Sequence[Schedule], cold: Sequence[int] = ()) -> list[float]:
         """Return the seconds of a call with each schedule, timed in turn."""
@@ -114,7 +114,7 @@ class _Kernels:
 def _product(sizes: _Numbers, left: _Numbers, right: _Numbers, result: _Numbers) -> KernelSpec:
     """Return a nest that sums products over the last of three loops. Factors and result are given by their strides."""
     kind = "f32"
-    factors = operation("arith.mulf", [numbered("operand", kind, k) for k in range(2)], kind)
+    factors = operation("arith.mulf", [numbered_value("operand", kind, k) for k in range(2)], kind)
     return KernelSpec(
         sizes=sizes,
         reduction=(False, False, True),

@@ -1,7 +1,7 @@
 """Candidate schedules of a nest: neighbours of a given schedule.
 
 Each stage changes one kind of decision, best first by the cost model. Candidates may be invalid;
-:func:`torchmdla.devices.cpu.schedule.validity.faults` detects that.
+:func:`torchmdla.devices.cpu.schedule.validity.find_faults` detects that.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from functools import lru_cache
 from torchmdla.devices.cpu.kernel_spec import KernelSpec
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import (
-    Around,
     Schedule,
-    completed,
+    ScheduleContext,
+    complete_schedule,
     elementwise_cycles,
     parallel_order,
     vectors_by_cost,
@@ -56,7 +56,7 @@ def orders(nest: KernelSpec, machine: Machine, best: Schedule) -> Iterator[Sched
     known = dict(ranked_tiles(nest, machine, best.vector, best.lanes))
     cycles = known.get(best.tiles, min(known.values(), default=0.0))
     for levels in _levels(nest, machine, best.vector, best.tiles):
-        schedule = _made(nest, machine, best, best.vector, best.lanes, best.tiles, levels, cycles)
+        schedule = _complete(nest, machine, best, best.vector, best.lanes, best.tiles, levels, cycles)
         yield replace(schedule, unroll=best.unroll)
 
 
@@ -79,7 +79,7 @@ def prefetching(nest: KernelSpec, machine: Machine, best: Schedule) -> Iterator[
         yield replace(best, prefetch=None)
         return
     cycles = ranked_tiles(nest, machine, best.vector, best.lanes)[0][1]
-    schedule = _made(nest, machine, best, best.vector, best.lanes, best.tiles, best.levels, cycles)
+    schedule = _complete(nest, machine, best, best.vector, best.lanes, best.tiles, best.levels, cycles)
     yield replace(best, prefetch=schedule.prefetch)
 
 
@@ -116,7 +116,7 @@ def _with_tiles(
 ) -> Iterator[Schedule]:
     for tile, cycles in tiles:
         for levels in _levels(nest, machine, vector, tile)[:_ORDERS_OF_A_TILE]:
-            yield _made(nest, machine, best, vector, lanes, tile, levels, cycles)
+            yield _complete(nest, machine, best, vector, lanes, tile, levels, cycles)
 
 
 @lru_cache(maxsize=4096)
@@ -125,7 +125,7 @@ def _levels(nest: KernelSpec, machine: Machine, vector: int, tile: Tile) -> Sequ
     return levels_by_cost(nest, machine, order, reduction, tile)
 
 
-def _made(
+def _complete(
     nest: KernelSpec,
     machine: Machine,
     best: Schedule,
@@ -135,4 +135,4 @@ def _made(
     levels: tuple[Level, ...],
     cycles: float,
 ) -> Schedule:
-    return completed(Around(nest, machine, ahead=best.ahead), vector, lanes, tile, levels, cycles)
+    return complete_schedule(ScheduleContext(nest, machine, ahead=best.ahead), vector, lanes, tile, levels, cycles)

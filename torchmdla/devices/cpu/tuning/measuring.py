@@ -22,7 +22,7 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.code.emit import to_llvm, to_object
 from torchmdla.devices.cpu.code.entry import declaration, function_attributes
 from torchmdla.devices.cpu.code.kernels import write_kernel
-from torchmdla.devices.cpu.element_types import stored
+from torchmdla.devices.cpu.element_types import storage_type
 from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand
 from torchmdla.devices.cpu.loader import address_of
 from torchmdla.devices.cpu.machine import Machine
@@ -98,17 +98,18 @@ class Bench:
     def __init__(self, nest: KernelSpec, cold: Collection[int], ahead: Ahead = ()) -> None:
         if nest.may_fail:
             raise Unmeasurable("it looks up, or checks, what depends on the data")
-        if unknown := {stored(o.element) for o in nest.operands} - _DTYPES.keys():
+        if unknown := {storage_type(o.element) for o in nest.operands} - _DTYPES.keys():
             raise Unmeasurable(f"it has elements of type {min(unknown)}")
         self._generator = np.random.default_rng(0)
         first_output = len(nest.operands) - _outputs(nest)
-        self._written = [position for position, number in enumerate(nest.pointed) if number >= first_output]
-        size = sum(_span(nest, k)[1] * _bytes(nest.operands[k]) for k in nest.pointed if k in cold)
+        self._written = [position for position, number in enumerate(nest.pointer_operands) if number >= first_output]
+        size = sum(_span(nest, k)[1] * _bytes(nest.operands[k]) for k in nest.pointer_operands if k in cold)
         copies = max(1, min(_MOST_COPIES, -(-_COLD_BYTES // size))) if size else 1
         self._buffers = [
-            [_Buffer(nest, k, self._generator) for _ in range(copies if k in cold else 1)] for k in nest.pointed
+            [_Buffer(nest, k, self._generator) for _ in range(copies if k in cold else 1)]
+            for k in nest.pointer_operands
         ]
-        self._scalars: list[np.ndarray] = [np.ones(1, _DTYPES[stored(kind)]) for kind in nest.all_scalars]
+        self._scalars: list[np.ndarray] = [np.ones(1, _DTYPES[storage_type(kind)]) for kind in nest.all_scalars]
         # The buffers beside the operands that the kernel prefetches are represented by the first result.
         pointers = max((fetch.beside + 1 for fetch in ahead if fetch.beside is not None), default=0)
         beside = [self._buffers[self._written[0]][0].address] * pointers
@@ -145,7 +146,7 @@ class Bench:
         return max(1, math.ceil(span / max(self.seconds(kernel, 1), 1e-7)))
 
 
-def differ(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
+def are_different(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
     """Return whether results differ by more than the reordering of sums explains."""
     return not all(
         np.allclose(result, wanted, rtol=1e-3, atol=1e-4 * float(np.max(np.abs(wanted), initial=0)), equal_nan=True)
@@ -162,7 +163,7 @@ class _Buffer:
     """
 
     def __init__(self, nest: KernelSpec, number: int, generator: np.random.Generator) -> None:
-        dtype = np.dtype(_DTYPES[stored(nest.operands[number].element)])
+        dtype = np.dtype(_DTYPES[storage_type(nest.operands[number].element)])
         before, count = _span(nest, number)
         self._memory = np.zeros(count * dtype.itemsize + 2 * _GUARD + _ALIGNMENT, np.uint8)
         first = -(-(self._memory.ctypes.data + _GUARD) // _ALIGNMENT) * _ALIGNMENT
@@ -184,7 +185,7 @@ def _span(nest: KernelSpec, number: int) -> tuple[int, int]:
 
 
 def _bytes(operand: Operand) -> int:
-    return np.dtype(_DTYPES[stored(operand.element)]).itemsize
+    return np.dtype(_DTYPES[storage_type(operand.element)]).itemsize
 
 
 def _outputs(nest: KernelSpec) -> int:

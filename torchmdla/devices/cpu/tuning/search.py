@@ -16,9 +16,9 @@ from torchmdla.devices.cpu.kernel_spec import KernelSpec
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Schedule
 from torchmdla.devices.cpu.schedule.plan import MOST_POINTS, points
-from torchmdla.devices.cpu.schedule.validity import faults
+from torchmdla.devices.cpu.schedule.validity import find_faults
 from torchmdla.devices.cpu.tuning.candidates import STAGES
-from torchmdla.devices.cpu.tuning.measuring import Bench, Kernel, differ
+from torchmdla.devices.cpu.tuning.measuring import Bench, Kernel, are_different
 from torchmdla.errors import CompileError
 
 # The relative time that a schedule must reach to replace another: during the search, and at the end.
@@ -38,7 +38,7 @@ _LEAST_TASKS = 8
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of a search.
 
     Attributes:
@@ -88,7 +88,7 @@ class Search:
         self._gain = 1.0
         self._finished = False
 
-    def run(self, others: Iterable[Schedule] = ()) -> Found:
+    def run(self, others: Iterable[Schedule] = ()) -> SearchResult:
         self._try(others)
         for _ in range(_PASSES):
             before = self._best
@@ -97,7 +97,7 @@ class Search:
             if self._best is before or self._is_over:
                 break
         self._finished = not self._is_over
-        return self._decided()
+        return self._decide()
 
     @property
     def _is_over(self) -> bool:
@@ -110,7 +110,7 @@ class Search:
         kernels = [self._best]
         for schedule in islice(filter(self._is_worth_trying, schedules), _WIDTH):
             self._seen.add(schedule)
-            if (kernel := self._made(schedule)) is not None:
+            if (kernel := self._compile(schedule)) is not None:
                 kernels.append(kernel)
             if self._is_over:
                 break
@@ -130,15 +130,15 @@ class Search:
             return False
         if schedule in self._seen or points(schedule) > MOST_POINTS:
             return False
-        return not any(faults(self._nest, schedule, self._machine))
+        return not any(find_faults(self._nest, schedule, self._machine))
 
-    def _made(self, schedule: Schedule) -> Kernel | None:
+    def _compile(self, schedule: Schedule) -> Kernel | None:
         """Return the kernel of a schedule; None if its results are wrong or it cannot be compiled."""
         try:
             kernel = Kernel(self._nest, schedule, self._program)
         except CompileError:
             return None
-        return None if differ(self._bench.results(kernel), self._expected) else kernel
+        return None if are_different(self._bench.results(kernel), self._expected) else kernel
 
     def _times(self, kernels: Sequence[Kernel], rounds: int) -> list[float]:
         """Return the least seconds of a call for each kernel. Slow ones are left out after the first round."""
@@ -152,10 +152,10 @@ class Search:
                 times[k] = min(times[k], self._bench.seconds(kernels[k], calls))
         return times
 
-    def _decided(self) -> Found:
+    def _decide(self) -> SearchResult:
         chosen, best = self._chosen, self._best
         pairs = [self._times([chosen, best], _DECIDING_ROUNDS) for _ in range(2 if best is not chosen else 1)]
         least = [min(times) for times in zip(*pairs, strict=True)]
         if best is chosen or any(faster > NOISE * slower for slower, faster in pairs):
             best, least[1:] = chosen, least[:1]
-        return Found(chosen.schedule, best.schedule, least[0], least[1], len(self._seen), self._finished)
+        return SearchResult(chosen.schedule, best.schedule, least[0], least[1], len(self._seen), self._finished)

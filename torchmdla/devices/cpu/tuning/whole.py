@@ -26,7 +26,7 @@ def with_records(program: Program, new: Sequence[Record]) -> Program:
     return replace(program, options=(*others, *records.option_of(new)))
 
 
-class Running:
+class RunningProgram:
     """Static program of the CPU device that can be called.
 
     Raises:
@@ -56,7 +56,7 @@ class Running:
         return sums["entry"][1] * 1e-9, [least * 1e-9 for _, least in sums["kernels"]]
 
 
-def in_turn(programs: Sequence[Running], rounds: int) -> list[list[float]]:
+def measure_in_turn(programs: Sequence[RunningProgram], rounds: int) -> list[list[float]]:
     """Return the seconds of each kernel of each program, the least of ``rounds`` rounds through all programs."""
     _C.observe_kernels(times=True, ranges=False)
     try:

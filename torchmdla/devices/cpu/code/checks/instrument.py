@@ -90,9 +90,9 @@ def check_bounds(
     lanes: dict[_Lanes, None] = {}
     for function in functions:
         if _name(function) in regions:
-            _take_records(function)
-            _drop_promises(function)
-        _Instrumented(function, regions, lanes).write()
+            _add_record_arguments(function)
+            _drop_inbounds(function)
+        _Instrumenter(function, regions, lanes).write()
     texts = [support_text(attributes), *(lanes_text(*key, attributes) for key in lanes)]
     texts += [global_text(_label(function), _name(function)) for function in functions]
     support = ir.Module.parse("\n".join(texts))
@@ -137,7 +137,7 @@ def _pointers(values: Any) -> list[int]:
     return [k for k, value in enumerate(values) if str(value.type) == _POINTER]
 
 
-def _take_records(function: Any) -> None:
+def _add_record_arguments(function: Any) -> None:
     """Append one record argument for each pointer argument of a region's function."""
     block = function.regions[0].blocks[0]
     count = len(_pointers(block.arguments))
@@ -147,7 +147,7 @@ def _take_records(function: Any) -> None:
     function.attributes["function_type"] = ir.Attribute.parse(kind.removesuffix(")>") + ", ptr" * count + ")>")
 
 
-def _drop_promises(function: Any) -> None:
+def _drop_inbounds(function: Any) -> None:
     """Recreate address computations without upstream's promise that addresses are inside their buffers.
 
     LLVM would remove the checks of addresses that have this promise.
@@ -168,7 +168,7 @@ def _bytes_of(kind: str) -> int:
     return _SIZES[kind]
 
 
-class _Instrumented:
+class _Instrumenter:
     """Function that receives checks."""
 
     def __init__(self, function: Any, regions: Collection[str], lanes: dict[_Lanes, None]) -> None:
@@ -195,13 +195,13 @@ class _Instrumented:
             half = len(pointers) // 2
             self._records = {arguments[k]: arguments[j] for k, j in zip(pointers[:half], pointers[half:], strict=True)}
         elif str(ir.TypeAttr(function.attributes["function_type"]).value) == _KERNEL:
-            self._take_array(arguments[0])
+            self._register_array(arguments[0])
 
     def write(self) -> None:
         arrays = [op for op in self._ops if op.name == "llvm.alloca" and _element(op) == _POINTER]
         ops = [op for op in self._ops if op not in arrays]
         for op in arrays:
-            self._widen(op)
+            self._widen_array(op)
         for op in ops:
             if op.name == "llvm.getelementptr" and self._is_in_array(op.results[0]):
                 op.attributes["elem_type"] = ir.TypeAttr.get(ir.Type.parse(SLOT))
@@ -225,22 +225,22 @@ class _Instrumented:
 
     # Arrays of operands. An additional element before the others holds the record of the array itself.
 
-    def _take_array(self, array: Any) -> None:
+    def _register_array(self, array: Any) -> None:
         """Register the array that a kernel receives, with its record."""
         with self._head():
-            self._records[array] = _call(RECORD_IN, _POINTER, _moved(array, SLOT, -1))
+            self._records[array] = _call(RECORD_IN, _POINTER, _offset(array, SLOT, -1))
         self._arrays.add(array)
 
-    def _widen(self, op: Any) -> None:
+    def _widen_array(self, op: Any) -> None:
         """Replace an array of pointers by an array of pointers and records."""
         count = op.operands[0]
         with ir.InsertionPoint(op):
             whole = _op("llvm.add", ["i64"], [count, self._one])
             memory = _op("llvm.alloca", [_POINTER], [whole], elem_type=SLOT)
-            array = _moved(memory, SLOT, 1)
+            array = _offset(memory, SLOT, 1)
             size = _op("llvm.mul", ["i64"], [count, self._constant(_SIZES[SLOT])])
             self._records[array] = self._new_record(array, size, self._stack, None)
-            _op("llvm.store", [], [self._records[array], _moved(memory, SLOT, 0, 1)], ordering="0 : i64")
+            _op("llvm.store", [], [self._records[array], _offset(memory, SLOT, 0, 1)], ordering="0 : i64")
         self._arrays.add(array)
         op.results[0].replace_all_uses_with(array)
         op.erase()
@@ -257,10 +257,10 @@ class _Instrumented:
     def _record(self, pointer: Any) -> Any:
         """Return the record of the buffer that a pointer or a vector of pointers refers to, or None if unknown."""
         if pointer not in self._records:
-            self._records[pointer] = self._found_record(pointer)
+            self._records[pointer] = self._derive_record(pointer)
         return self._records[pointer]
 
-    def _found_record(self, pointer: Any) -> Any:
+    def _derive_record(self, pointer: Any) -> Any:
         if not isinstance(pointer, ir.OpResult):
             return None
         op = pointer.owner.operation
@@ -327,10 +327,10 @@ class _Instrumented:
         with ir.InsertionPoint(op):
             if access.mask >= 0:
                 mask = op.operands[access.mask]
-                op.operands[access.mask] = self._checked_mask(access.kind, mask, address, data, record)
+                op.operands[access.mask] = self._check_mask(access.kind, mask, address, data, record)
             else:
                 size = self._constant(_bytes_of(str(data.type)))
-                op.operands[access.address] = self._checked(access.kind, _POINTER, address, size, record)
+                op.operands[access.address] = self._emit_check(access.kind, _POINTER, address, size, record)
         if is_pointer:
             self._store_record(data, op)
 
@@ -338,26 +338,26 @@ class _Instrumented:
         """Store a pointer's record beside the pointer."""
         record = self._known_record(pointer, op)
         with ir.InsertionPoint.after(op):
-            _op("llvm.store", [], [record, _moved(op.operands[1], SLOT, 0, 1)], ordering="0 : i64")
+            _op("llvm.store", [], [record, _offset(op.operands[1], SLOT, 0, 1)], ordering="0 : i64")
 
-    def _checked_mask(self, kind: str, mask: Any, address: Any, data: Any, record: Any) -> Any:
+    def _check_mask(self, kind: str, mask: Any, address: Any, data: Any, record: Any) -> Any:
         """Return ``mask`` without the lanes whose accesses are outside the buffer."""
         count = ir.VectorType(mask.type).shape[0]
         size = _bytes_of(str(data.type)) // count
         self._lanes[kind, count, size] = None
-        way = "row"
+        layout = "row"
         if str(address.type) != _POINTER:
-            way, address = "lanes", _op("llvm.ptrtoint", [f"vector<{count}xi64>"], [address])
-        return self._checked(f"{kind}_{way}_{count}x{size}", str(mask.type), address, mask, record)
+            layout, address = "lanes", _op("llvm.ptrtoint", [f"vector<{count}xi64>"], [address])
+        return self._emit_check(f"{kind}_{layout}_{count}x{size}", str(mask.type), address, mask, record)
 
     def _check_run(self, op: Any, kinds: Mapping[int, str]) -> None:
         for position, kind in kinds.items():
             record = self._known_record(op.operands[position], op)
             with ir.InsertionPoint(op):
                 operands = op.operands[position], op.operands[_LENGTH], record
-                op.operands[_LENGTH] = self._checked(f"{kind}_bytes", "i64", *operands)
+                op.operands[_LENGTH] = self._emit_check(f"{kind}_bytes", "i64", *operands)
 
-    def _checked(self, check: str, kind: str, *operands: Any) -> Any:
+    def _emit_check(self, check: str, kind: str, *operands: Any) -> Any:
         """Return the address, mask or length that a support function returns for an access."""
         return _call(f"mdla_{check}", kind, *operands, self._name)
 
@@ -394,7 +394,7 @@ def _address(symbol: str) -> Any:
     return _op("llvm.mlir.addressof", [_POINTER], [], global_name=f"@{symbol}")
 
 
-def _moved(pointer: Any, element: str, *indices: int) -> Any:
+def _offset(pointer: Any, element: str, *indices: int) -> Any:
     places = f"array<i32: {', '.join(map(str, indices))}>"
     return _op("llvm.getelementptr", [_POINTER], [pointer], elem_type=element, rawConstantIndices=places)
 

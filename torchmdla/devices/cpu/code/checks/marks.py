@@ -20,7 +20,7 @@ class Marks:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
-    def marked(self, define: Callable[[str], str], pointer: str, size: str, name: str) -> str:
+    def mark(self, define: Callable[[str], str], pointer: str, size: str, name: str) -> str:
         """Return ``pointer``, marked as the start of ``size`` bytes.
 
         ``define`` adds an op to the function and returns the name of its result.

@@ -2,11 +2,10 @@
 
 ``module.py`` assembles the module. ``function.py`` writes a function step by step: calls of kernels (``calls.py``) and
 scalar code (``scalar_code.py``). The module contains equal kernels only once (``kernel_functions.py``). The function's
-frame holds the buffers, scalars and sizes that steps refer to (``frame.py``, ``workspace.py``).
+frame holds the buffers, scalars and sizes that steps refer to (``frame.py``).
 """
 
 from torchmdla.devices.cpu.code.entry.abi import ENTRY, KERNEL_TYPE
-from torchmdla.devices.cpu.code.entry.attributes import function_attributes
-from torchmdla.devices.cpu.code.entry.module import Code, declaration, write_module
+from torchmdla.devices.cpu.code.entry.module import Code, declaration, function_attributes, write_module
 
 __all__ = ["ENTRY", "KERNEL_TYPE", "Code", "declaration", "function_attributes", "write_module"]

@@ -33,8 +33,8 @@ class CallWriter:
         symbol, kernel = self._kernels.nest(step)
         nest, schedule = kernel.nest, kernel.schedule
         places = step.places
-        pointers = [self._frame.pointer(*places[number]) for number in step.pointed]
-        pointers += self.spilled(step.all_scalars)
+        pointers = [self._frame.pointer(*places[number]) for number in step.pointer_places]
+        pointers += self.spill(step.all_scalars)
         pointers += [self._frame.status()] if nest.may_fail else []
         pointers += [self._frame.symbols] if nest.is_dynamic else []
         self._begin(symbol, step)
@@ -43,7 +43,7 @@ class CallWriter:
     def tile_loop(self, step: TileLoop) -> None:
         symbol, code, grain = self._kernels.tile_loop(step)
         pointers = [self._frame.pointer(buffer, offset) for buffer, offset in code.places]
-        pointers += self.spilled(code.scalars)
+        pointers += self.spill(code.scalars)
         pointers += [self._frame.status()] if code.may_fail else []
         pointers += [self._frame.symbols] if self._frame.symbols else []
         self._begin(symbol, step)
@@ -64,9 +64,9 @@ class CallWriter:
         self._text.add(f"{name}:{len(results)} = {call}")
         self._frame.values.update((result, f"{name}#{k}") for k, result in enumerate(step.results))
 
-    def spilled(self, scalars: Sequence[Scalar]) -> list[str]:
+    def spill(self, scalars: Sequence[Scalar]) -> list[str]:
         """Return the addresses of slots that hold the scalars."""
-        return [self._frame.spilled(scalar) for scalar in scalars]
+        return [self._frame.spill(scalar) for scalar in scalars]
 
     def _begin(self, symbol: str, step: LoopNest | TileLoop | OutlinedRegion) -> None:
         """Notify the runtime that a kernel begins. Packs do not notify it."""

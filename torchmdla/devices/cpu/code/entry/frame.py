@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.entry.abi import ARGUMENTS, DESTINATION, PACK_ARGUMENTS, PACKED, SIZES, WORD, Abi
 from torchmdla.devices.cpu.code.entry.text import FunctionText
-from torchmdla.devices.cpu.code.entry.workspace import Place, lay_out
 from torchmdla.devices.cpu.code.sizes import SizeCode
-from torchmdla.devices.cpu.code.tile_loops import described
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.loop_program import Packing, Step
+from torchmdla.devices.cpu.code.tile_loops import describe_buffer
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.loop_program import Packing, Step, first_and_last_uses
 from torchmdla.devices.cpu.schedule import Symbols
-from torchmdla.devices.cpu.workspace import ALIGNMENT
+from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime, plan
 
 # A kernel's scalars are passed in slots after the temporaries.
 _SLOT_BYTES = 8
@@ -47,8 +47,8 @@ class Frame:
         self._abi = abi
         self._slots: dict[object, int] = {}
         used = Symbols() if packing else abi.symbols
-        self.symbols = self._marked_sizes(self.text.pointer_in("%buffers", SIZES)) if used.is_used else ""
-        self.sizes = SizeCode.loading(self.text.define, self.symbols, used.count)
+        self.symbols = self._mark_sizes(self.text.pointer_in("%buffers", SIZES)) if used.is_used else ""
+        self.sizes = SizeCode.from_pointer(self.text.define, self.symbols, used.count)
         self._layout = lay_out(steps, used, self.sizes)
         self._prologue = self.text.take()
 
@@ -65,7 +65,7 @@ class Frame:
         In the function that is written, ``sizes`` points to the values of the symbols.
         """
         symbols = self._abi.symbols
-        code = SizeCode.loading(self.text.define, self._marked_sizes(sizes), symbols.count)
+        code = SizeCode.from_pointer(self.text.define, self._mark_sizes(sizes), symbols.count)
         end = lay_out(self._steps, symbols, code).end.base
         return code.op("addi", end, code.value(self._slot_bytes))
 
@@ -76,25 +76,27 @@ class Frame:
     def _in_workspace(self, place: Place, distance: int | Size = 0) -> str:
         """Return the address of the byte at a distance after a place of the workspace."""
         pointer = "%workspace" if self.marks else self.text.pointer_in("%buffers", 0)
-        return self._at(self.text.moved(pointer, place.base) if place.base else pointer, distance + place.offset)
+        return self._offset(
+            self.text.offset_pointer(pointer, place.base) if place.base else pointer, distance + place.offset
+        )
 
     # Buffers.
 
     def pointer(self, buffer: Buffer, offset: int | Size = 0) -> str:
         """Return the address of a buffer's element ``offset``."""
-        distance = offset * ELEMENT_BYTES[stored(buffer.element)]
+        distance = offset * ELEMENT_BYTES[storage_type(buffer.element)]
         if buffer.kind == "temporary" and not self.marks:
             return self._in_workspace(self._layout.places[buffer], distance)
-        return self._at(self.views[buffer] if buffer.kind == "view" else self._base(buffer), distance)
+        return self._offset(self.views[buffer] if buffer.kind == "view" else self._base(buffer), distance)
 
     def number(self, number: int | Size) -> str:
         """Return the name of the value of ``number``."""
         return self.sizes.value(number) if isinstance(number, Size) else self.text.constant(number)
 
-    def _at(self, pointer: str, offset: int | Size) -> str:
+    def _offset(self, pointer: str, offset: int | Size) -> str:
         if not offset:
             return pointer
-        return self.text.moved(pointer, self.sizes.value(offset) if isinstance(offset, Size) else offset)
+        return self.text.offset_pointer(pointer, self.sizes.value(offset) if isinstance(offset, Size) else offset)
 
     def _base(self, buffer: Buffer) -> str:
         """Return the address of a buffer."""
@@ -103,17 +105,17 @@ class Frame:
         elif buffer.kind == "global":
             pointer = self.text.define(f"llvm.mlir.addressof @{buffer.symbol} : !llvm.ptr")
         elif self.packing is None:
-            pointer = self._given_to_entry(buffer)
+            pointer = self._argument_pointer(buffer)
         else:
             pointer = self.text.pointer_in("%buffers", _place_in_pack(buffer, self.packing))
-        return self._marked(pointer, buffer.bytes, self._label(buffer)) if self.marks else pointer
+        return self._mark(pointer, buffer.bytes, self._label(buffer)) if self.marks else pointer
 
-    def _given_to_entry(self, buffer: Buffer) -> str:
+    def _argument_pointer(self, buffer: Buffer) -> str:
         if buffer.kind != "packed":
             self.arguments.add(buffer.position)
             return self.text.pointer_in("%buffers", buffer.position + ARGUMENTS)
         pointer = self.text.pointer_in("%buffers", PACKED)
-        packed = self._marked(pointer, WORD * self._abi.packed, "the packed buffers")
+        packed = self._mark(pointer, WORD * self._abi.packed, "the packed buffers")
         return self.text.pointer_in(packed, buffer.position)
 
     # Scalars.
@@ -122,26 +124,26 @@ class Frame:
         """Return the name of the value of a scalar. Arguments are loaded at their first use."""
         if scalar not in self.values:
             pointer = self.text.pointer_in("%buffers", scalar.argument + ARGUMENTS)
-            pointer = self._marked(pointer, WORD, f"scalar {scalar.argument}")
+            pointer = self._mark(pointer, WORD, f"scalar {scalar.argument}")
             load = f"llvm.load {pointer} {{alignment = 8 : i64}} : !llvm.ptr -> {scalar.type}"
             self.values[scalar] = self.text.define(load)
         return self.values[scalar]
 
-    def spilled(self, scalar: Scalar) -> str:
+    def spill(self, scalar: Scalar) -> str:
         """Return the address of a slot that holds a scalar."""
         known = scalar in self._slots
         pointer = self._slot(scalar)
         if not known:
             value = self.to_memory(self.value(scalar), scalar.type)
-            self.text.add(f"llvm.store {value}, {pointer} : {stored(scalar.type)}, !llvm.ptr")
+            self.text.add(f"llvm.store {value}, {pointer} : {storage_type(scalar.type)}, !llvm.ptr")
         return pointer
 
     def to_memory(self, value: str, kind: str) -> str:
         """Return a value of type ``kind``, converted to its type in memory."""
-        if stored(kind) == kind:
+        if storage_type(kind) == kind:
             return value
         convert = "llvm.zext" if kind == "i1" else "llvm.bitcast"
-        return self.text.define(f"{convert} {value} : {kind} to {stored(kind)}")
+        return self.text.define(f"{convert} {value} : {kind} to {storage_type(kind)}")
 
     def status(self) -> str:
         """Return the address of the slot that kernels write to if they fail."""
@@ -156,7 +158,7 @@ class Frame:
         """Return the address of the slot in the workspace for ``key``."""
         end, number = self._layout.end, self._slots.setdefault(key, len(self._slots))
         pointer = self._in_workspace(Place(end.base, end.offset + _SLOT_BYTES * number))
-        return self._marked(pointer, _SLOT_BYTES, f"slot {number}")
+        return self._mark(pointer, _SLOT_BYTES, f"slot {number}")
 
     # Checks.
 
@@ -170,21 +172,21 @@ class Frame:
         text, count = self.text, ARGUMENTS + self._abi.arguments
         if self.packing:
             count = PACK_ARGUMENTS + len(self.packing.arguments)
-        text.add(f"%buffers = {_renamed(self._marked('%given', WORD * count, 'the buffers'))}")
+        text.add(f"%buffers = {_rename(self._mark('%given', WORD * count, 'the buffers'))}")
         first, end = text.take(), self._layout.end
         size = text.constant(self.workspace_bytes)
         if end.base:
             size = self.sizes.op("addi", end.base, size)
-        workspace = self.marks.marked(text.define, text.pointer_in("%buffers", 0), size, "the workspace")
-        text.add(f"%workspace = {_renamed(workspace)}")
+        workspace = self.marks.mark(text.define, text.pointer_in("%buffers", 0), size, "the workspace")
+        text.add(f"%workspace = {_rename(workspace)}")
         return [*first, *text.head, *self._prologue, *text.take()]
 
-    def _marked(self, pointer: str, size: int | Size, name: str) -> str:
+    def _mark(self, pointer: str, size: int | Size, name: str) -> str:
         """Return a pointer to ``size`` bytes, marked if accesses are checked."""
-        return self.marks.marked(self.text.define, pointer, self.number(size), name) if self.marks else pointer
+        return self.marks.mark(self.text.define, pointer, self.number(size), name) if self.marks else pointer
 
-    def _marked_sizes(self, pointer: str) -> str:
-        return self._marked(pointer, WORD * self._abi.symbols.count, "the sizes")
+    def _mark_sizes(self, pointer: str) -> str:
+        return self._mark(pointer, WORD * self._abi.symbols.count, "the sizes")
 
     def _label(self, buffer: Buffer) -> str:
         """Return the name of a buffer in messages."""
@@ -193,7 +195,7 @@ class Frame:
             number = list(self._layout.places).index(buffer)
         elif self.packing and buffer is not self.packing.buffer:
             number = self.packing.arguments.index(buffer.position)
-        return f"{buffer.kind} {number} {described(buffer)}"
+        return f"{buffer.kind} {number} {describe_buffer(buffer)}"
 
 
 def _place_in_pack(buffer: Buffer, packing: Packing) -> int:
@@ -203,6 +205,50 @@ def _place_in_pack(buffer: Buffer, packing: Packing) -> int:
     return PACK_ARGUMENTS + packing.arguments.index(buffer.position)
 
 
-def _renamed(pointer: str) -> str:
+def _rename(pointer: str) -> str:
     """Return an op whose result is ``pointer``."""
     return f"llvm.getelementptr {pointer}[0] : (!llvm.ptr) -> !llvm.ptr, i8"
+
+
+# Layout of the temporaries in the workspace.
+
+
+@dataclass(frozen=True)
+class Place:
+    """Byte of the workspace: ``offset`` bytes after its start, or after the value ``base`` if that is not empty."""
+
+    base: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places of temporaries, and the end of the last one."""
+
+    places: dict[Buffer, Place]
+    end: Place
+
+
+def lay_out(steps: Sequence[Step], symbols: Symbols, sizes: SizeCode) -> Layout:
+    """Return the places of the steps' temporaries.
+
+    They are planned at compile time. In a program with ``symbols``, the function of ``sizes`` computes them.
+    """
+    if symbols.is_used:
+        values, last = sizes.lay_out(lifetimes(steps), symbols.typical)
+        return Layout({buffer: Place(value, 0) for buffer, value in values.items()}, Place(last, 0))
+    offsets, size = plan_workspace(steps)
+    return Layout({buffer: Place("", offset) for buffer, offset in offsets.items()}, Place("", size))
+
+
+def plan_workspace(steps: Sequence[Step]) -> tuple[dict[Buffer, int], int]:
+    """Return the byte offsets of the steps' temporaries in one workspace, and the size of the workspace."""
+    used = lifetimes(steps)
+    offsets, size = plan(list(used.values()))
+    return dict(zip(used, offsets, strict=True)), size
+
+
+def lifetimes(steps: Sequence[Step]) -> dict[Buffer, Lifetime]:
+    """Return the lifetimes of the steps' temporaries."""
+    first, last = first_and_last_uses(steps)
+    return {b: Lifetime(b.bytes, first[b], last[b]) for b in first if b.kind == "temporary"}

@@ -12,7 +12,7 @@ from torchmdla.devices.cpu.code.entry.frame import Frame
 from torchmdla.devices.cpu.code.entry.kernel_functions import KernelFunctions
 from torchmdla.devices.cpu.code.entry.manifest import KernelList
 from torchmdla.devices.cpu.code.entry.scalar_code import ScalarCode
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
     LoadStep,
@@ -94,16 +94,16 @@ class FunctionWriter:
         """Write a loop. The addresses of its views are computed at the start of each iteration."""
         frame, text = self._frame, self._frame.text
         for nest in step.nests:
-            self._calls.spilled(nest.all_scalars)
+            self._calls.spill(nest.all_scalars)
         bases = [frame.pointer(view.base, view.offset) for view in step.views]
-        distances = [frame.number(v.distance * ELEMENT_BYTES[stored(v.base.element)]) for v in step.views]
+        distances = [frame.number(v.distance * ELEMENT_BYTES[storage_type(v.base.element)]) for v in step.views]
         begin, end, increment = text.constant(0), frame.number(step.count), text.constant(1)
         iteration = text.fresh()
         text.add(f"scf.for {iteration} = {begin} to {end} step {increment} : i64 {{")
         for view, base, distance in zip(step.views, bases, distances, strict=True):
             moved = text.define(f"llvm.mul {iteration}, {distance} : i64")
-            frame.views[view.buffer] = text.moved(base, moved)
-        with self.listed.repeated(step):
+            frame.views[view.buffer] = text.offset_pointer(base, moved)
+        with self.listed.repeat(step):
             self._run(step.steps)
         text.add("}")
 

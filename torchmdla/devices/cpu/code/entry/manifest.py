@@ -32,7 +32,7 @@ class KernelList:
         """Add a call of the kernel of ``step`` and return the number of the call."""
         number = len(self.calls)
         self.nests += len(step.members) if isinstance(step, TileLoop) else 1
-        after = self._writers.of_read(step, number)
+        after = self._writers.update(step, number)
         work = work_of(step, self._repeats)
         flops, moved = terms(work.flops), terms(work.bytes)
         is_result = any(buffer.kind == "result" for buffer in step.writes)
@@ -40,7 +40,7 @@ class KernelList:
         return number
 
     @contextmanager
-    def repeated(self, step: RepeatLoop) -> Iterator[None]:
+    def repeat(self, step: RepeatLoop) -> Iterator[None]:
         """Record the calls that are added in the block as calls in the loop ``step``."""
         self._writers.bases.update((view.buffer, view.base) for view in step.views)
         self._repeats = step.count
@@ -56,7 +56,7 @@ class _Writers:
         self._writers: dict[Buffer, list[int]] = {}
         self._was_read: set[Buffer] = set()
 
-    def of_read(self, step: LoopNest | TileLoop | OutlinedRegion, number: int) -> tuple[int, ...]:
+    def update(self, step: LoopNest | TileLoop | OutlinedRegion, number: int) -> tuple[int, ...]:
         """Return the kernels that wrote the buffers that ``step`` reads, with -1 for inputs.
 
         Register kernel ``number`` as a writer of the buffers that ``step`` writes. Kernels that write to a buffer
@@ -75,7 +75,7 @@ class _Writers:
         return (-1,) if buffer.kind == "input" else self._writers.get(buffer, ())
 
 
-def described_packs(
+def describe_packs(
     steps: LoopProgram, program: Program, functions: Sequence[tuple[str, str]], kernels: Mapping[str, str]
 ) -> tuple[Pack, ...]:
     """Return the manifest entries of the packs of ``steps``.

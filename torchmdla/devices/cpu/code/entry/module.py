@@ -8,13 +8,15 @@ from torchmdla.compiler.artifact import KernelCall, Pack
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.code.checks import FAULT, Marks
 from torchmdla.devices.cpu.code.entry.abi import ENTRY, WORKSPACE, Abi
-from torchmdla.devices.cpu.code.entry.attributes import function_attributes
 from torchmdla.devices.cpu.code.entry.function import FunctionWriter
 from torchmdla.devices.cpu.code.entry.kernel_functions import KernelFunctions
-from torchmdla.devices.cpu.code.entry.manifest import described_packs
+from torchmdla.devices.cpu.code.entry.manifest import describe_packs
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.machine import CHECK_BOUNDS, Machine
 from torchmdla.devices.cpu.schedule.plan import Plan
+
+# The baseline processor by architecture, to which features are added.
+_BASELINES = {"x86_64": "x86-64", "aarch64": "generic", "arm64": "generic"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
         kernels=tuple(entry.listed.calls),
         nests=entry.listed.nests,
         distinct_kernels=kernels.count,
-        packs=described_packs(steps, program, [(pack_symbols[code], code) for code in pack_codes], kernels.code),
+        packs=describe_packs(steps, program, [(pack_symbols[code], code) for code in pack_codes], kernels.code),
         parameters=tuple(sorted(entry.arguments & _parameters(program))),
         fault=FAULT if marks else "",
         marks=tuple(marks.declarations) if marks else (),
@@ -107,3 +109,28 @@ def declaration(name: str, kinds: str) -> str:
     """Return the declaration of the function ``name``, whose type is ``kinds``, for example ``(f32) -> f32``."""
     # The declaration of a function without a result does not have a result type.
     return f"llvm.func @{name}{kinds.removesuffix(' -> ()').replace('-> ()', '')}"
+
+
+def function_attributes(program: Program, is_kernel: bool = True) -> str:
+    """Return the LLVM attributes of generated functions: of kernels, or of functions that call kernels.
+
+    A function of the second kind is called only by a function that the engine adds, and should not be inlined there.
+    LLVM's vectoriser of straight-line code finds nothing in such functions, but takes quadratic time in a block's
+    length. It skips functions with ``noimplicitfloat``.
+
+    Features are listed individually on top of the architecture's baseline. A processor's name promises features that a
+    virtual machine may not offer.
+    """
+    target = program.target
+    items = ['passthrough = [["prefer-vector-width", "512"]]']
+    if not is_kernel:
+        items = ["no_inline", 'passthrough = ["noimplicitfloat"]']
+    baseline = _BASELINES.get(target.triple.split("-")[0])
+    if baseline:
+        items.append(f'target_cpu = "{baseline}"')
+    if target.cpu:
+        items.append(f'tune_cpu = "{target.cpu}"')
+    features = [f'"{name}"' for name in target.features.split(",") if name.startswith("+")]
+    if features:
+        items.append(f"target_features = #llvm.target_features<[{', '.join(features)}]>")
+    return f"attributes {{{', '.join(items)}}}"

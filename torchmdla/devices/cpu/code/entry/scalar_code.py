@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.entry.frame import Frame
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, computed, stored, typed_constant
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, register_type, storage_type, typed_constant
 from torchmdla.devices.cpu.loop_program import AssertStep, ElementStep, LoadStep, ScalarStep, StoreStep
 
 
@@ -20,7 +20,7 @@ class ScalarCode:
         pointer, kind = self._address(step)
         align = ELEMENT_BYTES[kind]
         value = self._text.define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}")
-        element = computed(step.buffer.element)
+        element = register_type(step.buffer.element)
         if element == "i1":
             zero = self._text.define(f"arith.constant 0 : {kind}")
             value = self._text.define(f"arith.cmpi ne, {value}, {zero} : {kind}")
@@ -30,25 +30,25 @@ class ScalarCode:
 
     def store(self, step: StoreStep) -> None:
         pointer, kind = self._address(step)
-        value = self._frame.to_memory(self._frame.value(step.scalar), computed(step.buffer.element))
+        value = self._frame.to_memory(self._frame.value(step.scalar), register_type(step.buffer.element))
         align = ELEMENT_BYTES[kind]
         self._text.add(f"llvm.store {value}, {pointer} {{alignment = {align} : i64}} : {kind}, !llvm.ptr")
 
     def _address(self, step: ElementStep) -> tuple[str, str]:
         """Return the address of an element, and its type in memory."""
-        pointer, kind = self._frame.pointer(step.buffer, step.offset), stored(step.buffer.element)
+        pointer, kind = self._frame.pointer(step.buffer, step.offset), storage_type(step.buffer.element)
         for index, stride in zip(step.indices, step.strides, strict=True):
             distance = self._text.define(f"llvm.mul {self._frame.value(index)}, {self._frame.number(stride)} : i64")
-            pointer = self._text.moved(pointer, distance, kind)
+            pointer = self._text.offset_pointer(pointer, distance, kind)
         return pointer, kind
 
     def compute(self, step: ScalarStep) -> None:
-        self._frame.values[step.result] = self._computed(step, [self._frame.value(s) for s in step.operands])
+        self._frame.values[step.result] = self._emit(step, [self._frame.value(s) for s in step.operands])
 
-    def _computed(self, step: ScalarStep, values: list[str]) -> str:
+    def _emit(self, step: ScalarStep, values: list[str]) -> str:
         kind = step.result.type
         if isinstance(step.value, Size):
-            return self._converted(self._frame.number(step.value), kind)
+            return self._convert(self._frame.number(step.value), kind)
         if step.value is not None:
             return self._text.define(f"arith.constant {typed_constant(step.value, kind)}")
         if step.name in ("arith.index_cast", "arith.index_castui"):
@@ -56,7 +56,7 @@ class ScalarCode:
         types = ", ".join(s.type for s in step.operands)
         return self._text.define(f'"{step.name}"({", ".join(values)}) {{{step.attributes}}} : ({types}) -> {kind}')
 
-    def _converted(self, value: str, kind: str) -> str:
+    def _convert(self, value: str, kind: str) -> str:
         """Return an ``i64``, converted to another type."""
         if not kind.startswith("i"):
             return self._text.define(f"arith.sitofp {value} : i64 to {kind}")

@@ -89,7 +89,7 @@ class FunctionText:
         place = self.place_in(array, position)
         return self._define_by(place, f"llvm.load {place} : !llvm.ptr -> !llvm.ptr")
 
-    def moved(self, pointer: str, distance: int | str, kind: str = "i8") -> str:
+    def offset_pointer(self, pointer: str, distance: int | str, kind: str = "i8") -> str:
         """Return ``pointer``, moved by a number of elements or by the value of this name."""
         if isinstance(distance, int):
             return self.define(f"llvm.getelementptr {pointer}[{distance}] : (!llvm.ptr) -> !llvm.ptr, {kind}")

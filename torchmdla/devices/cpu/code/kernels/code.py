@@ -50,7 +50,7 @@ class CodeWriter:
         self._induction: ChainMap[int, str] = ChainMap()
         self._constants: ChainMap[str, str] = ChainMap()
         # Values that depend only on symbols, by text, in the order of the code; the pointer to the symbols' values.
-        self._ahead: dict[str, str] = {}
+        self._preamble: dict[str, str] = {}
         self._symbols = ""
 
     def _line(self, text: str) -> None:
@@ -99,48 +99,48 @@ class CodeWriter:
         """Return the name of a number. A number that depends on symbols is computed before all loops."""
         if isinstance(number, int):
             return self._constant(number)
-        return self._sized(number) if isinstance(number, Size) else number
+        return self._evaluate_size(number) if isinstance(number, Size) else number
 
     def _count(self, number: int | Size) -> Count:
-        return self._sized(number) if isinstance(number, Size) else number
+        return self._evaluate_size(number) if isinstance(number, Size) else number
 
-    def _sized(self, size: Size) -> str:
+    def _evaluate_size(self, size: Size) -> str:
         """Return the name of a polynomial's value."""
         total = ""
         for exponents, factor in size.terms:
             term = self._product(factor, [self._symbol(k) for k, power in enumerate(exponents) for _ in range(power)])
-            total = self._compute_ahead(f"arith.addi {total}, {term} overflow<nsw> : i64") if total else term
+            total = self._define_in_preamble(f"arith.addi {total}, {term} overflow<nsw> : i64") if total else term
         return total
 
     def _product(self, factor: int, names: Sequence[str]) -> str:
         """Return the name of a product of numbers that are computed before all loops."""
-        term, *others = names if names and factor == 1 else [self._constant_ahead(factor), *names]
+        term, *others = names if names and factor == 1 else [self._preamble_constant(factor), *names]
         for name in others:
-            term = self._compute_ahead(f"arith.muli {term}, {name} overflow<nsw> : i64")
+            term = self._define_in_preamble(f"arith.muli {term}, {name} overflow<nsw> : i64")
         return term
 
     def _symbol(self, number: int) -> str:
-        slot = self._compute_ahead(f"llvm.getelementptr {self._symbols}[{number}] : (!llvm.ptr) -> !llvm.ptr, i64")
-        return self._compute_ahead(f"llvm.load {slot} : !llvm.ptr -> i64")
+        slot = self._define_in_preamble(f"llvm.getelementptr {self._symbols}[{number}] : (!llvm.ptr) -> !llvm.ptr, i64")
+        return self._define_in_preamble(f"llvm.load {slot} : !llvm.ptr -> i64")
 
-    def _compute_ahead(self, text: str) -> str:
+    def _define_in_preamble(self, text: str) -> str:
         """Define a value before all loops, from values that are also defined there."""
-        if text not in self._ahead:
-            self._ahead[text] = self._fresh()
-        return self._ahead[text]
+        if text not in self._preamble:
+            self._preamble[text] = self._fresh()
+        return self._preamble[text]
 
-    def _constant_ahead(self, number: int) -> str:
-        return self._compute_ahead(f"arith.constant {number} : i64")
+    def _preamble_constant(self, number: int) -> str:
+        return self._define_in_preamble(f"arith.constant {number} : i64")
 
-    def _minus(self, a: Count | Size, b: Count | Size) -> str:
+    def _subtract(self, a: Count | Size, b: Count | Size) -> str:
         if not isinstance(a, str) and not isinstance(b, str):
             return self._number(a - b)
         return self._define(f"arith.subi {self._number(a)}, {self._number(b)} overflow<nsw> : i64")
 
-    def _at_most(self, limit: int, number: str) -> str:
+    def _minimum(self, limit: int, number: str) -> str:
         return self._define(f"arith.minsi {self._constant(limit)}, {number} : i64")
 
-    def _whole(self, number: str, step: int) -> str:
+    def _round_down(self, number: str, step: int) -> str:
         """Return the largest multiple of ``step`` that is at most ``number``."""
         if step == 1:
             return number
@@ -151,4 +151,6 @@ class CodeWriter:
         """Return the number of blocks of ``step`` that cover ``size``."""
         if isinstance(size, int):
             return -(-size // step)
-        return self._compute_ahead(f"arith.divui {self._number(size + (step - 1))}, {self._constant_ahead(step)} : i64")
+        return self._define_in_preamble(
+            f"arith.divui {self._number(size + (step - 1))}, {self._preamble_constant(step)} : i64"
+        )

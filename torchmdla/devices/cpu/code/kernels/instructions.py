@@ -94,16 +94,16 @@ class InstructionWriter(CodeWriter):
         index = operands[0]
         results = vector_type("f32", _WHOLE_VECTOR)
         table = Value(self._literal(f"dense<{expression.attributes}> : {results}"), "f32", _WHOLE_VECTOR)
-        entries = self._intrinsic("llvm.x86.avx512.permvar.sf.512", [table, self._padded(index)])
+        entries = self._intrinsic("llvm.x86.avx512.permvar.sf.512", [table, self._pad(index)])
         return self._first_lanes(entries, index.lanes)
 
     def _scale(self, expression: Expression, operands: Sequence[Value]) -> Value:
         value, exponent = operands
-        wide = self._padded(value)
+        wide = self._pad(value)
         every_lane = Value(self._literal("-1 : i16"), "i16")
         # The current rounding mode (_MM_FROUND_CUR_DIRECTION).
         rounding = Value(self._literal("4 : i32"), "i32")
-        arguments = [wide, self._padded(exponent), wide, every_lane, rounding]
+        arguments = [wide, self._pad(exponent), wide, every_lane, rounding]
         scaled = self._intrinsic("llvm.x86.avx512.mask.scalef.ps.512", arguments)
         return self._first_lanes(scaled, value.lanes)
 
@@ -161,7 +161,7 @@ class InstructionWriter(CodeWriter):
         result = Value("", operands[0].element, operands[0].lanes)
         return replace(result, name=self._define(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result.type}'))
 
-    def _padded(self, value: Value) -> Value:
+    def _pad(self, value: Value) -> Value:
         """Return ``value`` extended to sixteen lanes. The additional lanes may hold any values."""
         if value.lanes in (1, _WHOLE_VECTOR):
             return self._broadcast(value, _WHOLE_VECTOR)
@@ -239,7 +239,7 @@ class InstructionWriter(CodeWriter):
         if symbol is not None:
             return self._call_symbol(symbol, operands)
         scalar = math_library.scalar_function(expression.op, element)
-        return self._by_lane(operands, lambda lane: self._call_symbol(scalar, lane))
+        return self._apply_by_lane(operands, lambda lane: self._call_symbol(scalar, lane))
 
     def _call_symbol(self, symbol: str, operands: Sequence[Value]) -> Value:
         result = operands[0]
@@ -253,7 +253,7 @@ class InstructionWriter(CodeWriter):
         target = vector_type(element, value.lanes)
         return Value(self._define(f"{op} {value.name} : {value.type} to {target}"), element, value.lanes)
 
-    def _by_lane(self, operands: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
+    def _apply_by_lane(self, operands: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
         """Apply a function of scalars to each lane."""
         lanes, element = operands[0].lanes, operands[0].element
         total = self._zero(element, lanes)

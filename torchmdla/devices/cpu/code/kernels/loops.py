@@ -17,12 +17,12 @@ class LoopWriter(ReductionWriter):
         """Return the function's lines."""
         self._load_operands()
         self._extents = [self._count(size) for size in self.nest.sizes]
-        self._range()
+        self._write_range()
         self._line("llvm.return")
-        ahead = [f"{name} = {text}" for text, name in self._ahead.items()]
+        ahead = [f"{name} = {text}" for text, name in self._preamble.items()]
         return self._lines[: self._loaded] + ahead + self._lines[self._loaded :]
 
-    def _range(self) -> None:
+    def _write_range(self) -> None:
         """Write the loop over ``[begin, end)``: the blocks of the ranged levels in row-major order."""
         with self._loop("%begin", "%end", self._constant(1)) as index:
             positions = []
@@ -32,98 +32,100 @@ class LoopWriter(ReductionWriter):
                 if depth:
                     positions.append(self._define(f"arith.remui {index}, {count} : i64"))
                     index = self._define(f"arith.divui {index}, {count} : i64")
-            self._ranged(0, [index, *reversed(positions)])
+            self._write_range_levels(0, [index, *reversed(positions)])
 
-    def _ranged(self, depth: int, positions: Sequence[str]) -> None:
+    def _write_range_levels(self, depth: int, positions: Sequence[str]) -> None:
         """Write the ranged levels from ``depth`` on, at one position of each, and the code inside them."""
         if depth == self.schedule.ranged:
-            self._descend(depth)
+            self._write_levels(depth)
             return
         self._hoist(depth)
         level = self.schedule.levels[depth]
         extent = self._extents[level.loop]
         if isinstance(extent, str):
-            self._dynamic_block(depth, positions[depth], extent, lambda: self._ranged(depth + 1, positions))
+            self._write_dynamic_block(
+                depth, positions[depth], extent, lambda: self._write_range_levels(depth + 1, positions)
+            )
             return
         index = self._define(f"arith.muli {positions[depth]}, {self._constant(level.step)} : i64")
         full, rest = divmod(extent, level.step)
         if not full or not rest:
             with self._enter(level.loop, index, level.step if full else rest):
-                self._ranged(depth + 1, positions)
+                self._write_range_levels(depth + 1, positions)
             return
         inside = self._define(f"arith.cmpi slt, {positions[depth]}, {self._constant(full)} : i64")
         self._line(f"scf.if {inside} {{")
         with self._enter(level.loop, index, level.step):
-            self._ranged(depth + 1, positions)
+            self._write_range_levels(depth + 1, positions)
         self._line("} else {")
         with self._enter(level.loop, index, rest):
-            self._ranged(depth + 1, positions)
+            self._write_range_levels(depth + 1, positions)
         self._line("}")
 
-    def _descend(self, depth: int) -> None:
+    def _write_levels(self, depth: int) -> None:
         """Write the levels from ``depth`` on, and the code inside them."""
         if depth == len(self.schedule.levels):
-            self._innermost()
+            self._write_register_tile()
             return
         self._hoist(depth)
         level = self.schedule.levels[depth]
         extent = self._extents[level.loop]
         if isinstance(extent, str):
-            self._dynamic_level(depth, extent)
+            self._write_dynamic_level(depth, extent)
             return
         rest = extent % level.step
         if extent - rest > level.step:
             bounds = self._constant(0), self._constant(extent - rest), self._constant(level.step)
             with self._loop(*bounds) as index, self._enter(level.loop, index, level.step):
-                self._descend(depth + 1)
+                self._write_levels(depth + 1)
         elif extent > rest:
             with self._enter(level.loop, 0, level.step):
-                self._descend(depth + 1)
+                self._write_levels(depth + 1)
         if rest:
             with self._enter(level.loop, extent - rest, rest):
-                self._descend(depth + 1)
+                self._write_levels(depth + 1)
 
-    def _innermost(self) -> None:
+    def _write_register_tile(self) -> None:
         if self.nest.accumulates:
             self._hoist(len(self.schedule.levels))
             self._reduce()
             return
         points = self._points()
         self._check(points)
-        self._finish(points)
+        self._store_results(points)
 
     # Levels of a dynamic extent. An outer block's extent is limited at run time to the iterations left. The register
     # tile has code for its full extent, and for each part of the remainder. A tile of few rows waits for its chains of
     # additions. The tiles of a reduction are therefore of nearly equal size, with code for every number of rows.
 
-    def _dynamic_level(self, depth: int, extent: str) -> None:
+    def _write_dynamic_level(self, depth: int, extent: str) -> None:
         """Write the blocks of a level in a loop over ``extent`` iterations."""
         level, zero = self.schedule.levels[depth], self._constant(0)
         if not self._is_tile(depth):
             with self._loop(zero, extent, self._constant(level.step)) as index:
-                block = self._at_most(level.step, self._minus(extent, index))
+                block = self._minimum(level.step, self._subtract(extent, index))
                 with self._enter(level.loop, index, block):
-                    self._descend(depth + 1)
+                    self._write_levels(depth + 1)
             return
         if self._has_even_rows(depth):
-            with self._loop(zero, self._tiles_in(extent, level.step), self._constant(1)) as number:
-                self._even_rows(level, number, extent, lambda: self._descend(depth + 1))
+            with self._loop(zero, self._count_tiles(extent, level.step), self._constant(1)) as number:
+                self._write_even_rows(level, number, extent, lambda: self._write_levels(depth + 1))
             return
-        main = self._whole(extent, level.step)
+        main = self._round_down(extent, level.step)
         with self._loop(zero, main, self._constant(level.step)) as index, self._enter(level.loop, index, level.step):
-            self._descend(depth + 1)
-        self._rest_of_level(level, main, extent, lambda: self._descend(depth + 1))
+            self._write_levels(depth + 1)
+        self._write_remainder(level, main, extent, lambda: self._write_levels(depth + 1))
 
-    def _dynamic_block(self, depth: int, number: str, extent: str, inside: Callable[[], None]) -> None:
+    def _write_dynamic_block(self, depth: int, number: str, extent: str, inside: Callable[[], None]) -> None:
         """Write block ``number`` of a level in a loop over ``extent`` iterations."""
         level = self.schedule.levels[depth]
         if self._has_even_rows(depth):
-            self._even_rows(level, number, extent, inside)
+            self._write_even_rows(level, number, extent, inside)
             return
         index = self._define(f"arith.muli {number}, {self._constant(level.step)} : i64")
-        left = self._minus(extent, index)
+        left = self._subtract(extent, index)
         if not self._is_tile(depth):
-            with self._enter(level.loop, index, self._at_most(level.step, left)):
+            with self._enter(level.loop, index, self._minimum(level.step, left)):
                 inside()
             return
         if level.step == 1:
@@ -136,7 +138,7 @@ class LoopWriter(ReductionWriter):
                 inside()
             self._line("} else {")
             with self._scope():
-                self._rest_of_level(level, index, extent, inside)
+                self._write_remainder(level, index, extent, inside)
 
     def _is_tile(self, depth: int) -> bool:
         """Return whether the level's blocks are those of the register tile."""
@@ -150,12 +152,12 @@ class LoopWriter(ReductionWriter):
         is_rows = level.step > 1 and level.loop != self.schedule.vector
         return is_rows and self.nest.accumulates and self._is_tile(depth)
 
-    def _even_rows(self, level: Level, number: str, extent: str, inside: Callable[[], None]) -> None:
+    def _write_even_rows(self, level: Level, number: str, extent: str, inside: Callable[[], None]) -> None:
         """Write tile ``number`` of the fewest tiles that have at most ``step`` rows each.
 
         If the number of tiles does not divide ``extent``, the first tiles have one row more than the others.
         """
-        tiles = self._tiles_in(extent, level.step)
+        tiles = self._count_tiles(extent, level.step)
         rows, more = (self._define(f"arith.{op} {extent}, {tiles} : i64") for op in ("divui", "remui"))
         before = self._define(f"arith.minsi {number}, {more} : i64")
         index = self._define(f"arith.addi {self._define(f'arith.muli {number}, {rows} : i64')}, {before} : i64")
@@ -166,12 +168,12 @@ class LoopWriter(ReductionWriter):
             with self._block(f"scf.if {wanted} {{"), self._enter(level.loop, index, size):
                 inside()
 
-    def _tiles_in(self, extent: str, step: int) -> str:
+    def _count_tiles(self, extent: str, step: int) -> str:
         """Return the number of tiles of at most ``step`` iterations in a block of ``extent`` iterations."""
         wide = self._define(f"arith.addi {extent}, {self._constant(step - 1)} : i64")
         return self._define(f"arith.divui {wide}, {self._constant(step)} : i64")
 
-    def _rest_of_level(self, level: Level, lower: str, upper: str, inside: Callable[[], None]) -> None:
+    def _write_remainder(self, level: Level, lower: str, upper: str, inside: Callable[[], None]) -> None:
         """Write the remainder after whole register tiles, from ``lower`` to ``upper``.
 
         In the vector loop, these are single vectors, then one with a mask. In other loops, these are blocks whose sizes
@@ -180,16 +182,18 @@ class LoopWriter(ReductionWriter):
         loop, lanes = level.loop, self.schedule.lanes
         if loop == self.schedule.vector:
             if level.step > lanes and not self.nest.accumulates:
-                whole = self._define(f"arith.addi {lower}, {self._whole(str(self._minus(upper, lower)), lanes)} : i64")
+                whole = self._define(
+                    f"arith.addi {lower}, {self._round_down(str(self._subtract(upper, lower)), lanes)} : i64"
+                )
                 with self._loop(lower, whole, self._constant(lanes)) as index, self._enter(loop, index, lanes):
                     inside()
                 lower = whole
             with self._loop(lower, upper, self._constant(lanes)) as index, self._enter(loop, index, lanes):
-                self._lanes_left = self._minus(upper, index)
+                self._lanes_left = self._subtract(upper, index)
                 inside()
                 self._lanes_left = ""
             return
-        rest = self._minus(upper, lower) if level.step > 1 else ""
+        rest = self._subtract(upper, lower) if level.step > 1 else ""
         for size in _powers_below(level.step):
             taken = self._define(f"arith.andi {rest}, {self._constant(-2 * size)} : i64")
             index = self._define(f"arith.addi {lower}, {taken} : i64")
@@ -212,7 +216,7 @@ class LoopWriter(ReductionWriter):
 
     def _mark_block(self, loop: int, extent: Count) -> None:
         """Compute whether this block of a reduction is the first, and whether it is the last."""
-        last = self._minus(self.nest.sizes[loop], extent)
+        last = self._subtract(self.nest.sizes[loop], extent)
         first = self._define(f"arith.cmpi eq, {self._induction[loop]}, {self._constant(0)} : i64")
         last = self._define(f"arith.cmpi eq, {self._induction[loop]}, {last} : i64")
         if self._is_first:

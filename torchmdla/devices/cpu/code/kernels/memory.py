@@ -5,8 +5,8 @@ from __future__ import annotations
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value, vector_type
 from torchmdla.devices.cpu.code.kernels.instructions import InstructionWriter
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
-from torchmdla.devices.cpu.expressions import numbered
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.expressions import numbered_value
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Fetch, Schedule, scratch_elements, scratch_extents
@@ -26,17 +26,17 @@ class MemoryWriter(InstructionWriter):
         # The buffers of partial results, if the reduction has blocks.
         self._scratch = _scratch(nest, schedule)
         # The distance in bytes from an operand to the buffer that is prefetched beside it.
-        self._apart: dict[Fetch, str] = {}
+        self._prefetch_distances: dict[Fetch, str] = {}
 
     def _load_operands(self) -> None:
         nest = self.nest
-        for position, number in enumerate(nest.pointed):
+        for position, number in enumerate(nest.pointer_operands):
             self._pointers[number] = self._operand_pointer(position)
-        start = len(nest.pointed) + len(nest.tables)
-        self._tables = [self._operand_pointer(position) for position in range(len(nest.pointed), start)]
+        start = len(nest.pointer_operands) + len(nest.tables)
+        self._tables = [self._operand_pointer(position) for position in range(len(nest.pointer_operands), start)]
         for number, element in enumerate(nest.all_scalars):
             pointer = self._operand_pointer(start + number)
-            self._values[numbered("scalar", element, number), ()] = self._load(pointer, element)
+            self._values[numbered_value("scalar", element, number), ()] = self._load(pointer, element)
         start += len(nest.all_scalars)
         if nest.may_fail:
             self._status = self._operand_pointer(start)
@@ -45,11 +45,13 @@ class MemoryWriter(InstructionWriter):
         start += nest.may_fail + nest.is_dynamic
         for fetch in self.schedule.ahead:
             if fetch.beside is not None:
-                self._apart[fetch] = self._bytes_between(fetch.operand, self._operand_pointer(start + fetch.beside))
+                self._prefetch_distances[fetch] = self._bytes_between(
+                    fetch.operand, self._operand_pointer(start + fetch.beside)
+                )
         for position, operand in self._scratch.items():
             count = self._constant(scratch_elements(nest, self.schedule))
             self._pointers[position] = self._define(
-                f"llvm.alloca {count} x {stored(operand.element)} {{alignment = 64 : i64}} : (i64) -> !llvm.ptr"
+                f"llvm.alloca {count} x {storage_type(operand.element)} {{alignment = 64 : i64}} : (i64) -> !llvm.ptr"
             )
 
         self._loaded = len(self._lines)
@@ -71,7 +73,7 @@ class MemoryWriter(InstructionWriter):
             self._induction[loop] = self._number(index)
         elif index != 0:
             self._induction[loop] = self._define(f"arith.addi {outer}, {self._number(index)} : i64")
-        for number in (*self.nest.pointed, *(self._scratch if scratch else ())):
+        for number in (*self.nest.pointer_operands, *(self._scratch if scratch else ())):
             operand = self._operand(number)
             distance = self._distance(index, operand.strides[loop])
             self._pointers[number] = self._offset(self._pointers[number], distance, operand.element)
@@ -91,7 +93,7 @@ class MemoryWriter(InstructionWriter):
             return pointer
         elements = self._count(elements) if isinstance(elements, Size) else elements
         kind = "(!llvm.ptr) -> !llvm.ptr" if isinstance(elements, int) else "(!llvm.ptr, i64) -> !llvm.ptr"
-        return self._define(f"llvm.getelementptr {pointer}[{elements}] : {kind}, {stored(element)}")
+        return self._define(f"llvm.getelementptr {pointer}[{elements}] : {kind}, {storage_type(element)}")
 
     def _prefetch(self, pointer: str, cache: int, is_written: bool = False) -> None:
         """Prefetch a cache line. ``cache`` is LLVM's hint for the cache level."""
@@ -105,7 +107,7 @@ class MemoryWriter(InstructionWriter):
     def _tile_extent(self, loop: int) -> Count:
         return self._tile[loop] if self.nest.reduction[loop] else self._extents[loop]
 
-    def _active(self, point: Point) -> Count:
+    def _active_lanes(self, point: Point) -> Count:
         """Return the number of lanes inside the vector loop at a point."""
         loop, lanes = self.schedule.vector, self.schedule.lanes
         if loop < 0:
@@ -125,7 +127,7 @@ class MemoryWriter(InstructionWriter):
             return self._lanes_left
         key = f"{self._lanes_left} - {offset}"
         if key not in self._constants:
-            self._constants[key] = self._minus(self._lanes_left, offset)
+            self._constants[key] = self._subtract(self._lanes_left, offset)
         return self._constants[key]
 
     def _mask(self, active: Count) -> str:
@@ -168,7 +170,7 @@ class MemoryWriter(InstructionWriter):
         element = self._operand(number).element
         if stride == 0 or self.schedule.lanes == 1:
             return self._load(pointer, element)
-        active = self._active(point)
+        active = self._active_lanes(point)
         if stride == 1:
             return self._load(pointer, element, self.schedule.lanes, active)
         if stride == -1 and active == self.schedule.lanes:
@@ -182,36 +184,36 @@ class MemoryWriter(InstructionWriter):
         return self._from_memory(self._load_memory(pointer, element, lanes, active), element, lanes)
 
     def _load_memory(self, pointer: str, element: str, lanes: int, active: Count | None = None) -> str:
-        memory = vector_type(stored(element), lanes)
-        align = ELEMENT_BYTES[stored(element)]
+        memory = vector_type(storage_type(element), lanes)
+        align = ELEMENT_BYTES[storage_type(element)]
         if active is None or active == lanes:
             return self._define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}")
-        mask, rest = self._mask(active), self._zero(stored(element), lanes)
+        mask, rest = self._mask(active), self._zero(storage_type(element), lanes)
         return self._define(
             f"llvm.intr.masked.load {pointer}, {mask}, {rest} {{alignment = {align} : i32}} : "
             f"(!llvm.ptr, vector<{lanes}xi1>, {memory}) -> {memory}"
         )
 
     def _from_memory(self, name: str, element: str, lanes: int) -> Value:
-        memory = vector_type(stored(element), lanes)
+        memory = vector_type(storage_type(element), lanes)
         if element == "i1":
             name = self._define(f"arith.cmpi ne, {name}, {self._zero('i8', lanes)} : {memory}")
-        elif stored(element) != element:
+        elif storage_type(element) != element:
             name = self._define(f"arith.bitcast {name} : {memory} to {vector_type(element, lanes)}")
         return Value(name, element, lanes)
 
     def _to_memory(self, value: Value) -> str:
-        if stored(value.element) == value.element:
+        if storage_type(value.element) == value.element:
             return value.name
         convert = "arith.extui" if value.element == "i1" else "arith.bitcast"
-        memory = vector_type(stored(value.element), value.lanes)
+        memory = vector_type(storage_type(value.element), value.lanes)
         return self._define(f"{convert} {value.name} : {value.type} to {memory}")
 
     def _load_reversed(self, pointer: str, element: str) -> Value:
         """Load the element at ``pointer``, then the elements before it."""
         lanes = self.schedule.lanes
         rising = self._load_memory(self._offset(pointer, 1 - lanes, element), element, lanes)
-        return self._from_memory(self._reversed(rising, vector_type(stored(element), lanes)), element, lanes)
+        return self._from_memory(self._reversed(rising, vector_type(storage_type(element), lanes)), element, lanes)
 
     def _reversed(self, name: str, memory: str) -> str:
         picks = list(reversed(range(self.schedule.lanes)))
@@ -226,7 +228,7 @@ class MemoryWriter(InstructionWriter):
             for start in starts
         ]
         picks = [2 * k if 2 * k < lanes else lanes + 2 * k - (lanes - 1) for k in range(lanes)]
-        kind = vector_type(stored(element), lanes)
+        kind = vector_type(storage_type(element), lanes)
         name = self._define(f"vector.shuffle {halves[0]}, {halves[1]} {picks} : {kind}, {kind}")
         return self._from_memory(name, element, lanes)
 
@@ -240,15 +242,16 @@ class MemoryWriter(InstructionWriter):
     def _lane_pointers(self, pointer: str, indices: str, element: str) -> str:
         lanes = self.schedule.lanes
         kind = f"(!llvm.ptr, vector<{lanes}xi64>) -> vector<{lanes}x!llvm.ptr>"
-        return self._define(f"llvm.getelementptr {pointer}[{indices}] : {kind}, {stored(element)}")
+        return self._define(f"llvm.getelementptr {pointer}[{indices}] : {kind}, {storage_type(element)}")
 
     def _gather(self, pointer: str, indices: str, element: str, active: Count) -> Value:
         lanes = self.schedule.lanes
-        memory = vector_type(stored(element), lanes)
+        memory = vector_type(storage_type(element), lanes)
         pointers = self._lane_pointers(pointer, indices, element)
-        mask, rest = self._mask(active), self._zero(stored(element), lanes)
+        mask, rest = self._mask(active), self._zero(storage_type(element), lanes)
+        align = ELEMENT_BYTES[storage_type(element)]
         name = self._define(
-            f"llvm.intr.masked.gather {pointers}, {mask}, {rest} {{alignment = {ELEMENT_BYTES[stored(element)]} : i32}}"
+            f"llvm.intr.masked.gather {pointers}, {mask}, {rest} {{alignment = {align} : i32}}"
             f" : (vector<{lanes}x!llvm.ptr>, vector<{lanes}xi1>, {memory}) -> {memory}"
         )
         return self._from_memory(name, element, lanes)
@@ -257,17 +260,17 @@ class MemoryWriter(InstructionWriter):
         """Store ``value`` to operand ``number`` at a point."""
         pointer, stride = self._address(number, point)
         element = self._operand(number).element
-        align = ELEMENT_BYTES[stored(element)]
+        align = ELEMENT_BYTES[storage_type(element)]
         across_reduction = self.schedule.vector in self.schedule.reduction
         if self.schedule.lanes == 1 or across_reduction:
             self._line(
                 f"llvm.store {self._to_memory(value)}, {pointer} {{alignment = {align} : i64}} : "
-                f"{stored(element)}, !llvm.ptr"
+                f"{storage_type(element)}, !llvm.ptr"
             )
             return
         value = self._broadcast(value, self.schedule.lanes)
-        data, memory = self._to_memory(value), vector_type(stored(element), value.lanes)
-        active, lanes = self._active(point), value.lanes
+        data, memory = self._to_memory(value), vector_type(storage_type(element), value.lanes)
+        active, lanes = self._active_lanes(point), value.lanes
         if stride == 1 and active == lanes:
             self._line(f"llvm.store {data}, {pointer} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
         elif stride == -1 and active == lanes:

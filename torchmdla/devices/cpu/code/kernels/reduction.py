@@ -10,11 +10,11 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.code.kernels.instructions import INFINITY
 from torchmdla.devices.cpu.code.kernels.tile import TileWriter
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.expressions import Expression, accumulator, reduced
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule import NEUTRAL, Schedule, combines_in_any_order
+from torchmdla.devices.cpu.schedule import NEUTRAL, Schedule, is_reorderable
 from torchmdla.devices.cpu.schedule.blocking import Level
 
 _KINDS = {
@@ -32,13 +32,13 @@ _KINDS = {
 }
 
 # The largest number of additions to one accumulator of a sum.
-_LONGEST_SUM = 256
+_MAX_SUM_LENGTH = 256
 
 # LLVM's hint for a prefetch to the second-level cache.
 _SECOND_CACHE = 2
 
 # The attribute of a loop that LLVM must not unroll: in code for a whole row, LLVM moves all prefetches to one place.
-_AS_IT_STANDS = " {loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
+_DO_NOT_UNROLL = " {loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
 
 # Divisions of numbers that are known when the code is written, by the name of the op.
 _DIVISIONS: Mapping[str, Callable[[int, int], int]] = {"divui": operator.floordiv, "ceildivui": lambda a, b: -(-a // b)}
@@ -56,7 +56,7 @@ class ReductionWriter(TileWriter):
 
     def __init__(self, nest: AnyNest, schedule: Schedule, machine: Machine) -> None:
         super().__init__(nest, schedule, machine)
-        self._has_any_order = combines_in_any_order(nest)
+        self._is_associative = is_reorderable(nest)
         # If the reduction has blocks: the names of whether this is the first and the last block.
         self._is_first = self._is_last = ""
         # The address of the part that the current tile prefetches, if it does.
@@ -69,18 +69,20 @@ class ReductionWriter(TileWriter):
         if across:
             values = [self._neutral(position) for position, _ in keys]
         else:
-            values = self._continued(keys) if self._is_first else [self._start(*key) for key in keys]
-        self._next_part = self._part_ahead()
-        values = self._reduction(0, keys, values)
+            values = (
+                self._initialise_accumulators(keys) if self._is_first else [self._initial_value(*key) for key in keys]
+            )
+        self._next_part = self._next_part_address()
+        values = self._write_reduction(0, keys, values)
         if across:
             parallel = frozenset(d for d, reduced in enumerate(self.nest.reduction) if not reduced)
             keys, values = self._combine_lanes(keys, values, parallel)
         if not self._is_last:
-            self._conclude(keys, values)
+            self._finish_reduction(keys, values)
             return
         self._line(f"scf.if {self._is_last} {{")
         with self._scope():
-            self._conclude(keys, values)
+            self._finish_reduction(keys, values)
         self._line("} else {")
         with self._scope():
             for (position, point), value in zip(keys, values, strict=True):
@@ -94,7 +96,7 @@ class ReductionWriter(TileWriter):
         outer = [d for d in range(len(self.nest.sizes)) if any(o.strides[d] for o in inputs)]
         return sorted(self._points(), key=lambda point: [point[d] for d in outer])
 
-    def _continued(self, keys: Sequence[_Key]) -> list[Value]:
+    def _initialise_accumulators(self, keys: Sequence[_Key]) -> list[Value]:
         """Return the initial accumulators of a block of the reduction. Later blocks continue from the scratch."""
         columns = []
         results = self._fresh()
@@ -102,7 +104,7 @@ class ReductionWriter(TileWriter):
         for block in ("first", "later"):
             with self._scope():
                 if block == "first":
-                    column = [self._start(*key) for key in keys]
+                    column = [self._initial_value(*key) for key in keys]
                 else:
                     column = [self._load_at(len(self.nest.operands) + position, point) for position, point in keys]
                 types = ", ".join(v.type for v in column)
@@ -112,7 +114,7 @@ class ReductionWriter(TileWriter):
         self._lines.insert(mark, f"{results}:{len(keys)} = scf.if {self._is_first} -> ({types}) {{")
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(columns[0])]
 
-    def _conclude(self, keys: Sequence[_Key], values: Sequence[Value]) -> None:
+    def _finish_reduction(self, keys: Sequence[_Key], values: Sequence[Value]) -> None:
         """Store the results of the reduction, or those of its epilogue."""
         if self.nest.epilogue is None:
             first = len(self.nest.inputs)
@@ -121,61 +123,63 @@ class ReductionWriter(TileWriter):
             return
         for (position, point), value in zip(keys, values, strict=True):
             self._values[reduced(position, value.element), point] = value
-        self._finish(list(dict.fromkeys(point for _, point in keys)))
+        self._store_results(list(dict.fromkeys(point for _, point in keys)))
 
-    def _reduction(self, depth: int, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
+    def _write_reduction(self, depth: int, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
         if depth == len(self.schedule.reduction):
             return self._accumulate(keys, values)
         loop = self.schedule.reduction[depth]
         tile, extent = self._tile[loop], self._extents[loop]
         step = tile * self.schedule.unroll[loop]
         if isinstance(extent, str):
-            return self._dynamic_reduction(depth, extent, keys, values)
+            return self._write_dynamic_reduction(depth, extent, keys, values)
         rest = extent % step
         if extent - rest > step:
-            values = self._in_parts(loop, extent - rest, depth, keys, values)
+            values = self._write_partial_sums(loop, extent - rest, depth, keys, values)
         elif extent > rest:
             mark = len(self._lines)
-            values = self._unrolled(loop, range(0, step, tile), depth, keys, values)
+            values = self._write_unrolled(loop, range(0, step, tile), depth, keys, values)
             if not depth:
-                self._fetch_ahead(loop, step, mark)
+                self._prefetch_part(loop, step, mark)
         if rest >= tile:
-            values = self._unrolled(loop, range(extent - rest, extent - rest % tile, tile), depth, keys, values)
+            values = self._write_unrolled(loop, range(extent - rest, extent - rest % tile, tile), depth, keys, values)
         if rest % tile:
-            values = self._rest_of_tile(loop, rest % tile, depth, keys, values)
+            values = self._write_tile_remainder(loop, rest % tile, depth, keys, values)
         return values
 
-    def _dynamic_reduction(self, depth: int, extent: str, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
+    def _write_dynamic_reduction(
+        self, depth: int, extent: str, keys: Sequence[_Key], values: list[Value]
+    ) -> list[Value]:
         """Write a loop of ``extent`` iterations: whole steps, then single iterations or a tile with masks."""
         loop = self.schedule.reduction[depth]
         step = self._tile[loop] * self.schedule.unroll[loop]
-        main = self._whole(extent, step)
-        values = self._in_parts(loop, main, depth, keys, values)
+        main = self._round_down(extent, step)
+        values = self._write_partial_sums(loop, main, depth, keys, values)
         if loop == self.schedule.vector:
-            return self._masked_tile(loop, main, extent, depth, keys, values)
+            return self._write_masked_tile(loop, main, extent, depth, keys, values)
         if step > 1:
-            return self._carried_loop(loop, main, extent, range(1), depth, keys, values)
+            return self._write_carried_loop(loop, main, extent, range(1), depth, keys, values)
         return values
 
-    def _masked_tile(
+    def _write_masked_tile(
         self, loop: int, lower: str, upper: str, depth: int, keys: Sequence[_Key], values: Sequence[Value]
     ) -> list[Value]:
         """Write the iterations of a dynamic loop across lanes that are left after whole tiles, if there are any."""
         assert self.schedule.unroll[loop] == 1, "a dynamic loop across lanes is not unrolled"
-        left, results = self._minus(upper, lower), self._fresh()
+        left, results = self._subtract(upper, lower), self._fresh()
         wanted = self._define(f"arith.cmpi sgt, {left}, {self._constant(0)} : i64")
         types = ", ".join(v.type for v in values)
         saved, self._lanes_left = self._lanes_left, left
         with self._block(f"{results}:{len(values)} = scf.if {wanted} -> ({types}) {{"):
             with self._scope():
                 self._advance(loop, lower)
-                self._yield(self._reduction(depth + 1, keys, list(values)))
+                self._yield(self._write_reduction(depth + 1, keys, list(values)))
             self._line("} else {")
             self._yield(values)
         self._lanes_left = saved
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
 
-    def _rest_of_tile(
+    def _write_tile_remainder(
         self, loop: int, rest: int, depth: int, keys: Sequence[_Key], values: Sequence[Value]
     ) -> list[Value]:
         """Write the last iterations of a loop across lanes, which update only some accumulators."""
@@ -183,7 +187,7 @@ class ReductionWriter(TileWriter):
         assert isinstance(extent, int)
         active = [key[1][loop] < rest for key in keys]
         saved, self._tile[loop] = self._tile[loop], rest
-        inner = self._unrolled(
+        inner = self._write_unrolled(
             loop,
             range(extent - rest, extent, rest),
             depth,
@@ -194,15 +198,17 @@ class ReductionWriter(TileWriter):
         supply = iter(inner)
         return [next(supply) if keep else value for value, keep in zip(values, active, strict=True)]
 
-    def _unrolled(self, loop: int, steps: range, depth: int, keys: Sequence[_Key], values: list[Value]) -> list[Value]:
+    def _write_unrolled(
+        self, loop: int, steps: range, depth: int, keys: Sequence[_Key], values: list[Value]
+    ) -> list[Value]:
         """Write iterations of a reduction loop one after the other, without a loop."""
         for step in steps:
             with self._scope():
                 self._advance(loop, step)
-                values = self._reduction(depth + 1, keys, values)
+                values = self._write_reduction(depth + 1, keys, values)
         return values
 
-    def _in_parts(
+    def _write_partial_sums(
         self, loop: int, upper: Count, depth: int, keys: Sequence[_Key], values: Sequence[Value]
     ) -> list[Value]:
         """Write a reduction loop from 0 to ``upper``. Long sums are computed in parts that start from zero.
@@ -215,16 +221,16 @@ class ReductionWriter(TileWriter):
         tile = self._tile[loop]
         steps = range(0, tile * self.schedule.unroll[loop], tile)
         if part is None:
-            return self._carried_loop(loop, zero, upper_bound, steps, depth, keys, values)
+            return self._write_carried_loop(loop, zero, upper_bound, steps, depth, keys, values)
         results, first = self._fresh(), self._fresh()
         sums = [Value(self._fresh(), v.element, v.lanes) for v in values]
-        head = self._carrying(f"scf.for {first} = {zero} to {upper_bound} step {self._number(part)}", sums, values)
+        head = self._loop_head(f"scf.for {first} = {zero} to {upper_bound} step {self._number(part)}", sums, values)
         with self._scope(), self._block(f"{results}:{len(values)} = {head}"):
             last = self._define(
                 f"arith.minsi {self._define(f'arith.addi {first}, {self._number(part)} : i64')}, {upper_bound} : i64"
             )
             starts = [self._broadcast(Value(self._literal(f"-0.0 : {v.element}"), v.element), v.lanes) for v in values]
-            parts = self._carried_loop(loop, first, last, steps, depth, keys, starts)
+            parts = self._write_carried_loop(loop, first, last, steps, depth, keys, starts)
             new = [
                 self._emit(self._combiner(position), [total, part])
                 for (position, _), total, part in zip(keys, sums, parts, strict=True)
@@ -235,10 +241,10 @@ class ReductionWriter(TileWriter):
     def _part_of_sum(self, loop: int, upper: Count, depth: int) -> Count | None:
         """Return the number of iterations of ``loop`` for one accumulator, or None for all iterations."""
         names = {e.op for e in self.nest.values}
-        if depth or not self._has_any_order or names != {"arith.addf"} or self.nest.outputs[0].element == "f64":
+        if depth or not self._is_associative or names != {"arith.addf"} or self.nest.outputs[0].element == "f64":
             return None
         unroll, others = self.schedule.unroll[loop], self.schedule.reduction[1:]
-        step, most = self._tile[loop] * unroll, _LONGEST_SUM // unroll
+        step, most = self._tile[loop] * unroll, _MAX_SUM_LENGTH // unroll
         inner = math.prod(-(-e // self._tile[d]) for d in others if isinstance(e := self._extents[d], int))
         dynamic = [d for d in others if isinstance(self._extents[d], str)]
         if dynamic:
@@ -262,7 +268,7 @@ class ReductionWriter(TileWriter):
         factor = self._define(f"arith.maxsi {factor}, {minimum} : i64")
         return self._define(f"arith.muli {factor}, {self._constant(step)} : i64")
 
-    def _carrying(self, head: str, carried: Sequence[Value], initial: Sequence[Value]) -> str:
+    def _loop_head(self, head: str, carried: Sequence[Value], initial: Sequence[Value]) -> str:
         """Return the head of a loop that carries values."""
         starts = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, initial, strict=True))
         return f"{head} iter_args({starts}) -> ({', '.join(v.type for v in initial)}) : i64 {{"
@@ -270,7 +276,7 @@ class ReductionWriter(TileWriter):
     def _yield(self, values: Sequence[Value]) -> None:
         self._line(f"scf.yield {', '.join(v.name for v in values)} : {', '.join(v.type for v in values)}")
 
-    def _carried_loop(
+    def _write_carried_loop(
         self,
         loop: int,
         lower: str,
@@ -283,20 +289,20 @@ class ReductionWriter(TileWriter):
         """Write a loop from ``lower`` to ``upper``, with ``steps`` in each iteration."""
         results, index = self._fresh(), self._fresh()
         carried = [Value(self._fresh(), v.element, v.lanes) for v in values]
-        head = self._carrying(
+        head = self._loop_head(
             f"scf.for {index} = {lower} to {upper} step {self._constant(len(steps) * steps.step)}", carried, values
         )
         with self._scope(), self._block(f"{results}:{len(values)} = {head}"):
             self._advance(loop, index)
             mark = len(self._lines)
-            new = self._unrolled(loop, steps, depth, keys, carried)
-            self._fetch_ahead(loop, len(steps) * steps.step, mark)
+            new = self._write_unrolled(loop, steps, depth, keys, carried)
+            self._prefetch_part(loop, len(steps) * steps.step, mark)
             self._yield(new)
         if self.schedule.ahead:
-            self._lines[-1] += _AS_IT_STANDS
+            self._lines[-1] += _DO_NOT_UNROLL
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
 
-    def _part_ahead(self) -> str:
+    def _next_part_address(self) -> str:
         """Return the address of the current tile's part of the next block, or an empty name without a prefetch."""
         prefetch = self.schedule.prefetch
         if prefetch is None:
@@ -304,7 +310,9 @@ class ReductionWriter(TileWriter):
         tile, levels = self._constant(0), self.schedule.levels[prefetch.depth + 1 :]
         for depth, level in enumerate(levels, 1):
             index = self._tile_number(level)
-            index = self._define(f"arith.muli {index}, {self._number(self._tiles_of(levels[depth:]))} : i64")
+            index = self._define(
+                f"arith.muli {index}, {self._number(self._count_register_tiles(levels[depth:]))} : i64"
+            )
             tile = self._define(f"arith.addi {tile}, {index} : i64")
         size = self._number(self._share(prefetch.block, "divui"))
         part = self._define(f"arith.muli {tile}, {size} : i64")
@@ -318,14 +326,14 @@ class ReductionWriter(TileWriter):
         """
         prefetch = self.schedule.prefetch
         assert prefetch is not None
-        tiles = self._tiles_of(self.schedule.levels[prefetch.depth + 1 :])
+        tiles = self._count_register_tiles(self.schedule.levels[prefetch.depth + 1 :])
         if isinstance(tiles, int):
             return _DIVISIONS[division](size, prefetch.parts)
-        fewest, none = self._constant_ahead(prefetch.parts), self._constant_ahead(0)
-        divisor = self._compute_ahead(f"arith.maxui {tiles}, {fewest} : i64")
-        share = self._compute_ahead(f"arith.{division} {self._constant_ahead(size)}, {divisor} : i64")
-        suffices = self._compute_ahead(f"arith.cmpi uge, {tiles}, {fewest} : i64")
-        return self._compute_ahead(f"arith.select {suffices}, {share}, {none} : i64")
+        fewest, none = self._preamble_constant(prefetch.parts), self._preamble_constant(0)
+        divisor = self._define_in_preamble(f"arith.maxui {tiles}, {fewest} : i64")
+        share = self._define_in_preamble(f"arith.{division} {self._preamble_constant(size)}, {divisor} : i64")
+        suffices = self._define_in_preamble(f"arith.cmpi uge, {tiles}, {fewest} : i64")
+        return self._define_in_preamble(f"arith.select {suffices}, {share}, {none} : i64")
 
     def _tile_number(self, level: Level) -> str:
         """Return the number of the current block of a level. Blocks of even rows may begin earlier than full blocks."""
@@ -334,13 +342,13 @@ class ReductionWriter(TileWriter):
             index = self._define(f"arith.addi {index}, {self._constant(level.step - 1)} : i64")
         return self._define(f"arith.divui {index}, {self._constant(level.step)} : i64")
 
-    def _tiles_of(self, levels: Sequence[Level]) -> Count:
+    def _count_register_tiles(self, levels: Sequence[Level]) -> Count:
         """Return the number of register tiles of the levels together."""
         counts = [self._blocks(self.nest.sizes[level.loop], level.step) for level in levels]
         known, names = math.prod(c for c in counts if isinstance(c, int)), [c for c in counts if isinstance(c, str)]
         return self._product(known, names) if names else known
 
-    def _fetch_ahead(self, loop: int, iterations: int, mark: int) -> None:
+    def _prefetch_part(self, loop: int, iterations: int, mark: int) -> None:
         """Prefetch the share of a part that corresponds to the share of ``iterations`` of ``loop`` in the tile.
 
         Only innermost iterations prefetch: a loop must not begin after the line ``mark``.
@@ -349,7 +357,7 @@ class ReductionWriter(TileWriter):
         if prefetch is None or not self._next_part or any("scf.for" in line for line in self._lines[mark:]):
             return
         operand = self.nest.operands[prefetch.operand]
-        walk = {d: (self._bytes_apart(operand, d), self.nest.sizes[d]) for d in self.schedule.reduction}
+        walk = {d: (self._stride_in_bytes(operand, d), self.nest.sizes[d]) for d in self.schedule.reduction}
         walked = max((stride * size for stride, size in walk.values() if stride and isinstance(size, int)), default=1)
         # The block may consist of several adjacent regions, each of the size that the reduction walks.
         shared = {d: -(-stride * prefetch.block // walked) for d, (stride, _) in walk.items()}
@@ -362,30 +370,30 @@ class ReductionWriter(TileWriter):
         for line in range(0, iterations * -(-shared[loop] // prefetch.parts), self.machine.line):
             self._prefetch(self._offset(place, line, "i8"), _SECOND_CACHE)
 
-    def _bytes_apart(self, operand: AnyOperand, loop: int) -> int:
+    def _stride_in_bytes(self, operand: AnyOperand, loop: int) -> int:
         stride = operand.strides[loop]
-        assert isinstance(stride, int), "what is fetched ahead lies alike at all sizes"
-        return stride * ELEMENT_BYTES[stored(operand.element)]
+        assert isinstance(stride, int), "prefetched data has one layout at all sizes"
+        return stride * ELEMENT_BYTES[storage_type(operand.element)]
 
     def _accumulate(self, keys: Sequence[_Key], values: Sequence[Value]) -> list[Value]:
         with self._scope():
             for (position, point), value in zip(keys, values, strict=True):
                 self._values[accumulator(position, value.element), point] = value
             points = [point for _, point in keys]
-            self._fetch_tile_ahead(points)
+            self._prefetch_tile(points)
             self._check(points)
             results = []
             for (position, point), old in zip(keys, values, strict=True):
                 new = self._value(self.nest.values[position], point)
-                results.append(self._where_active(point, self._broadcast(new, old.lanes), old))
+                results.append(self._select_active(point, self._broadcast(new, old.lanes), old))
         return results
 
-    def _where_active(self, point: Point, new: Value, old: Value) -> Value:
+    def _select_active(self, point: Point, new: Value, old: Value) -> Value:
         """Return ``new`` in the lanes inside the loop, and ``old`` elsewhere.
 
         Lanes across a parallel loop do not need a mask.
         """
-        active = self._active(point)
+        active = self._active_lanes(point)
         if active == self.schedule.lanes or self.schedule.vector not in self.schedule.reduction:
             return new
         mask = self._mask(active)
@@ -398,7 +406,7 @@ class ReductionWriter(TileWriter):
         """Reduce the lanes of the accumulators, combine those of one element, and add the old output."""
         groups: dict[tuple[int, Point], list[Value]] = {}
         for (position, point), value in zip(keys, values, strict=True):
-            groups.setdefault((position, self._restricted(point, loops)), []).append(value)
+            groups.setdefault((position, self._restrict(point, loops)), []).append(value)
         combined = []
         for (position, point), members in groups.items():
             combiner = self._combiner(position)
@@ -409,11 +417,11 @@ class ReductionWriter(TileWriter):
             fast = " fastmath<reassoc>" if combiner.op in ("arith.addf", "arith.mulf") else ""
             text = f"vector.reduction <{kind}>, {total.name}{fast} : {total.type} into {total.element}"
             scalar = Value(self._define(text), total.element)
-            old = self._start(position, point)
+            old = self._initial_value(position, point)
             combined.append(self._emit(combiner, [old, scalar]))
         return list(groups), combined
 
-    def _start(self, position: int, point: Point) -> Value:
+    def _initial_value(self, position: int, point: Point) -> Value:
         """Return the initial value of an accumulator."""
         if self.nest.initial is None:
             return self._load_at(len(self.nest.inputs) + position, point)
@@ -422,7 +430,7 @@ class ReductionWriter(TileWriter):
         return self._broadcast(start, self.schedule.lanes if across else 1)
 
     def _combiner(self, position: int) -> Expression:
-        assert self._has_any_order, "a reduction across lanes needs an associative op"
+        assert self._is_associative, "a reduction across lanes needs an associative op"
         return self.nest.values[position]
 
     def _neutral(self, position: int) -> Value:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torchmdla.devices.cpu.code.kernels.code import Point, Value, vector_type
 from torchmdla.devices.cpu.code.kernels.memory import MemoryWriter
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 
 # The least element size in bytes. Smaller elements have so many lanes that reading a row for each does not pay off.
 _LEAST_BYTES = 4
@@ -20,14 +20,14 @@ _LEAST_BYTES = 4
 class TransposingWriter(MemoryWriter):
     """Writer of loads and stores of transposed blocks."""
 
-    def _turned(self, number: int) -> int:
+    def _find_transposed_loop(self, number: int) -> int:
         """Return the loop of the register tile along which operand ``number`` is contiguous, or -1.
 
         The result is also -1 if that loop is the vector loop, or if the tile's block cannot be transposed.
         """
         operand, vector = self._operand(number), self.schedule.vector
         element, lanes = operand.element, self.schedule.lanes
-        if lanes == 1 or self._lanes_left or stored(element) != element or ELEMENT_BYTES[element] < _LEAST_BYTES:
+        if lanes == 1 or self._lanes_left or storage_type(element) != element or ELEMENT_BYTES[element] < _LEAST_BYTES:
             return -1
         if operand.strides[vector] in (0, 1) or self.nest.reduction[vector]:
             return -1
@@ -37,24 +37,24 @@ class TransposingWriter(MemoryWriter):
                 return loop
         return -1
 
-    def _load_turned(self, number: int, first: Point, loop: int) -> list[Value]:
+    def _load_transposed(self, number: int, first: Point, loop: int) -> list[Value]:
         """Load the vectors at ``first`` and at all points that follow it along ``loop``."""
         extent, lanes = self._block_of(loop)
-        width = _power(extent)
+        width = _next_power_of_two(extent)
         element = self._operand(number).element
         rows = [self._load_row(row, element, width, extent) for row in self._rows(number, first)]
         rows += [self._zero(element, width)] * (lanes - len(rows))
-        columns = [self._joined(rows[k::width], element, width) for k in range(width)]
-        return [Value(name, element, lanes) for name in self._exchanged(columns, element)[:extent]]
+        columns = [self._concatenate(rows[k::width], element, width) for k in range(width)]
+        return [Value(name, element, lanes) for name in self._transpose_blocks(columns, element)[:extent]]
 
-    def _store_turned(self, number: int, first: Point, loop: int, values: Sequence[Value]) -> None:
+    def _store_transposed(self, number: int, first: Point, loop: int, values: Sequence[Value]) -> None:
         """Store ``values``: the vectors at ``first`` and at all points that follow it along ``loop``."""
         extent, lanes = self._block_of(loop)
-        width = _power(extent)
+        width = _next_power_of_two(extent)
         element = self._operand(number).element
         columns = [self._broadcast(value, lanes).name for value in values]
         columns += columns[-1:] * (width - extent)
-        turned = self._exchanged(columns, element)
+        turned = self._transpose_blocks(columns, element)
         for lane, row in enumerate(self._rows(number, first)):
             start = lane - lane % width
             self._store_row(self._slice(turned[lane % width], element, start, width), row, element, width, extent)
@@ -67,7 +67,7 @@ class TransposingWriter(MemoryWriter):
     def _rows(self, number: int, first: Point) -> list[str]:
         """Return the addresses that the active lanes access at a point."""
         pointer, stride = self._address(number, first)
-        active = self._active(first)
+        active = self._active_lanes(first)
         assert isinstance(active, int), "vectors of a dynamic extent are not turned"
         return [self._offset(pointer, stride * lane, self._operand(number).element) for lane in range(active)]
 
@@ -99,7 +99,7 @@ class TransposingWriter(MemoryWriter):
 
     # Shuffles.
 
-    def _joined(self, rows: Sequence[str], element: str, width: int) -> str:
+    def _concatenate(self, rows: Sequence[str], element: str, width: int) -> str:
         """Return the concatenated rows as one vector."""
         while len(rows) > 1:
             pairs = zip(rows[::2], rows[1::2], strict=True)
@@ -111,7 +111,7 @@ class TransposingWriter(MemoryWriter):
         lanes = self.schedule.lanes
         return name if width == lanes else self._shuffle(name, name, element, lanes, range(start, start + width))
 
-    def _exchanged(self, vectors: Sequence[str], element: str) -> list[str]:
+    def _transpose_blocks(self, vectors: Sequence[str], element: str) -> list[str]:
         """Return as many vectors, in which each square block of lanes is transposed."""
         lanes, results = self.schedule.lanes, list(vectors)
         step = len(results) // 2
@@ -130,6 +130,6 @@ class TransposingWriter(MemoryWriter):
         return self._define(f"vector.shuffle {a}, {b} {list(picks)} : {kind}, {kind}")
 
 
-def _power(extent: int) -> int:
+def _next_power_of_two(extent: int) -> int:
     """Return the least power of two that is at least ``extent``."""
     return 1 << (extent - 1).bit_length()

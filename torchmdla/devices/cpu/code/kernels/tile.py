@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.code.kernels.register_transpose import TransposingWriter
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, stored
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.expressions import Expression, operation
 from torchmdla.devices.cpu.kernel_spec import AnyTable
 
@@ -34,13 +34,13 @@ class TileWriter(TransposingWriter):
             axes.append(range(0, extent, step) if varying else range(1))
         return list(itertools.product(*axes))
 
-    def _finish(self, points: Sequence[Point]) -> None:
+    def _store_results(self, points: Sequence[Point]) -> None:
         """Store the results at ``points``, after all of them are computed.
 
         Each instruction is written for all points before the next one. Chains of dependent instructions then overlap
         without the processor's help.
         """
-        self._fetch_tile_ahead(points)
+        self._prefetch_tile(points)
         last = self.nest.epilogue or self.nest
         for expression in (e for e in last.body if e.op != "assert"):
             for point in points:
@@ -54,33 +54,33 @@ class TileWriter(TransposingWriter):
         """Store values to operands at points, in the order of points."""
         blocks: dict[tuple[int, Point, int], list[Value]] = {}
         for operand, point, value in results:
-            loop = self._turned(operand)
+            loop = self._find_transposed_loop(operand)
             if loop < 0:
                 self._store(operand, point, value)
             else:
-                blocks.setdefault((operand, _moved(point, loop, 0), loop), []).append(value)
+                blocks.setdefault((operand, _with_offset(point, loop, 0), loop), []).append(value)
         for (operand, point, loop), values in blocks.items():
-            self._store_turned(operand, point, loop, values)
+            self._store_transposed(operand, point, loop, values)
 
-    def _fetch_tile_ahead(self, points: Sequence[Point]) -> None:
+    def _prefetch_tile(self, points: Sequence[Point]) -> None:
         """Prefetch the cache lines that the schedule specifies for the accesses at ``points``, each line once."""
         for fetch in self.schedule.ahead:
-            operand, distance = self._operand(fetch.operand), self._apart.get(fetch, fetch.distance)
-            size, is_written = ELEMENT_BYTES[stored(operand.element)], fetch.operand >= len(self.nest.inputs)
+            operand, distance = self._operand(fetch.operand), self._prefetch_distances.get(fetch, fetch.distance)
+            size, is_written = ELEMENT_BYTES[storage_type(operand.element)], fetch.operand >= len(self.nest.inputs)
             for point in points:
                 pointer, stride = self._address(fetch.operand, point)
                 if stride == 1 and not point[self.schedule.vector] * size % self.machine.line:
                     place = self._offset(pointer, distance, "i8")
                     self._prefetch(place, _FIRST_CACHE, is_written or fetch.beside is not None)
 
-    def _restricted(self, point: Point, loops: frozenset[int]) -> Point:
+    def _restrict(self, point: Point, loops: frozenset[int]) -> Point:
         return tuple(offset if loop in loops else 0 for loop, offset in enumerate(point))
 
     def _value(self, expression: Expression, point: Point) -> Value:
         """Return the value of an expression at a point of the register tile."""
         if expression.op == "scalar":
             return self._values[expression, ()]
-        key = expression, self._restricted(point, self.varying[expression])
+        key = expression, self._restrict(point, self.varying[expression])
         if key not in self._values:
             self._values[key] = self._compute(expression, key[1])
         return self._values[key]
@@ -96,19 +96,19 @@ class TileWriter(TransposingWriter):
             return self._multiply_add(expression, point)
         operands = [self._value(operand, point) for operand in expression.operands]
         if expression.op == "gather":
-            return self._load_table(expression, operands, self._active(point))
+            return self._load_table(expression, operands, self._active_lanes(point))
         if expression.op == "assert":
-            self._report(operands[0], self._active(point))
+            self._report_failure(operands[0], self._active_lanes(point))
             return operands[0]
         return self._apply(expression, operands)
 
     def _load_value(self, expression: Expression, operand: int, point: Point) -> Value:
         """Return the value of an operand. If its blocks are transposed, load all values of the block."""
-        loop = self._turned(operand)
+        loop = self._find_transposed_loop(operand)
         if loop < 0:
             return self._load_at(operand, point)
-        for offset, value in enumerate(self._load_turned(operand, _moved(point, loop, 0), loop)):
-            self._values[expression, _moved(point, loop, offset)] = value
+        for offset, value in enumerate(self._load_transposed(operand, _with_offset(point, loop, 0), loop)):
+            self._values[expression, _with_offset(point, loop, offset)] = value
         return self._values[expression, point]
 
     def _multiply_add(self, addition: Expression, point: Point) -> Value:
@@ -172,11 +172,11 @@ class TileWriter(TransposingWriter):
         limit = self._broadcast(Value(self._number(size), "i64"), index.lanes)
         zero = self._broadcast(Value(self._constant(0), "i64"), index.lanes)
         inside = self._define(f"arith.cmpi ult, {index.name}, {limit.name} : {index.type}")
-        self._report(Value(inside, "i1", index.lanes), active)
-        chosen = self._define(f"arith.select {inside}, {index.name}, {zero.name} : {_selector(index)}")
+        self._report_failure(Value(inside, "i1", index.lanes), active)
+        chosen = self._define(f"arith.select {inside}, {index.name}, {zero.name} : {_select_types(index)}")
         return Value(chosen, "i64", index.lanes)
 
-    def _report(self, condition: Value, active: Count) -> None:
+    def _report_failure(self, condition: Value, active: Count) -> None:
         """Set the status if the condition fails in an active lane."""
         holds = condition.name
         if condition.lanes > 1:
@@ -197,10 +197,10 @@ class TileWriter(TransposingWriter):
                 self._value(expression, point)
 
 
-def _selector(value: Value) -> str:
+def _select_types(value: Value) -> str:
     return value.type if value.lanes == 1 else f"vector<{value.lanes}xi1>, {value.type}"
 
 
-def _moved(point: Point, loop: int, offset: int) -> Point:
+def _with_offset(point: Point, loop: int, offset: int) -> Point:
     """Return the point at another offset of ``loop``."""
     return (*point[:loop], offset, *point[loop + 1 :])

@@ -16,7 +16,7 @@ from torchmdla.importer.trace import leaves
 from torchmdla.importer.types import TensorMeta
 
 
-def in_tensor_form(
+def select_tensor_overload(
     emitter: Emitter, name: str, operands: Sequence[Operand], meta: object = None
 ) -> tuple[torch._C.FunctionSchema, list[Operand]]:
     """Return the overload of the operator for tensors instead of numbers, and its operands.
@@ -26,9 +26,9 @@ def in_tensor_form(
     record = operator(name)
     schema = schema_of(record.with_tensors or name)
     dtype = meta.dtype if record.computed_in == "result" and isinstance(meta, TensorMeta) else None
-    tensors = [opened(emitter, operand, operands, dtype) for operand in operands]
+    tensors = [runtime_scalar_as_tensor(emitter, operand, operands, dtype) for operand in operands]
     return schema, [
-        _known_as_tensor(operand, operands, dtype) if _takes_tensor(argument.type) else operand
+        _number_as_tensor(operand, operands, dtype) if _takes_tensor(argument.type) else operand
         for operand, argument in zip(tensors, schema.arguments, strict=False)
     ]
 
@@ -57,15 +57,17 @@ def as_float(emitter: Emitter, operand: Operand) -> Operand:
     return Value(emitter.op("torch.aten.Float.Scalar", [operand], ["!torch.float"])[0], "!torch.float")
 
 
-def opened_tensors(emitter: Emitter, schema: torch._C.FunctionSchema, operands: Sequence[Operand]) -> Sequence[Operand]:
-    """Return the operands with 0-d tensors for open floats where the schema expects tensors, as in FX graphs."""
+def runtime_scalars_as_tensors(
+    emitter: Emitter, schema: torch._C.FunctionSchema, operands: Sequence[Operand]
+) -> Sequence[Operand]:
+    """Return the operands with 0-d tensors for runtime scalars where the schema expects tensors, as in FX graphs."""
     return [
-        opened(emitter, operand, operands) if argument.type.kind() == "TensorType" else operand
+        runtime_scalar_as_tensor(emitter, operand, operands) if argument.type.kind() == "TensorType" else operand
         for operand, argument in zip(operands, schema.arguments, strict=True)
     ]
 
 
-def opened(
+def runtime_scalar_as_tensor(
     emitter: Emitter, operand: Operand, operands: Sequence[Operand], dtype: torch.dtype | None = None
 ) -> Operand:
     """Return a number known only at run time as a 0-d tensor.
@@ -74,11 +76,11 @@ def opened(
     """
     if not isinstance(operand, Value) or operand.meta is not None:
         return operand
-    dtype = dtype or _dtype_beside(0 if is_integer(operand) else 0.0, operands)
+    dtype = dtype or _promoted_dtype(0 if is_integer(operand) else 0.0, operands)
     return cast(emitter, as_tensor(emitter, operand), TensorMeta(dtype, (), ()))
 
 
-def has_open_float(operands: Sequence[Operand]) -> bool:
+def has_runtime_scalar(operands: Sequence[Operand]) -> bool:
     """Return whether a number is known only at run time, so that the call cannot be traced."""
     return any(isinstance(leaf, Value) and leaf.meta is None for leaf in leaves(operands))
 
@@ -88,17 +90,17 @@ def _takes_tensor(type_: torch._C.JitType) -> bool:
     return bool(kind.kind() == "TensorType")
 
 
-def _known_as_tensor(operand: Operand, operands: Sequence[Operand], dtype: torch.dtype | None) -> Operand:
+def _number_as_tensor(operand: Operand, operands: Sequence[Operand], dtype: torch.dtype | None) -> Operand:
     """Return a known number as a 0-d tensor.
 
     Its dtype is ``dtype``, or the one in which PyTorch computes the number with the tensors.
     """
     if not isinstance(operand, int | float):
         return operand
-    return NumberTensor(operand, TensorMeta(dtype or _dtype_beside(operand, operands), (), ()))
+    return NumberTensor(operand, TensorMeta(dtype or _promoted_dtype(operand, operands), (), ()))
 
 
-def _dtype_beside(number: int | float, operands: Sequence[Operand]) -> torch.dtype:
+def _promoted_dtype(number: int | float, operands: Sequence[Operand]) -> torch.dtype:
     """Return the dtype in which PyTorch computes a number with the tensors among ``operands``."""
     tensors = [operand for operand in operands if isinstance(operand, Value | NumberTensor) and operand.meta]
     return promotion.common_dtype([*tensors, number])

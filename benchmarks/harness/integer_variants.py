@@ -16,7 +16,17 @@ import torch
 from torch import nn
 
 import torchmdla
-from harness.peers import Inputs, Prepared, Subject, Way, _from_arrays, _torch, made_once, of_onnx, onnx_session
+from harness.peers import (
+    Inputs,
+    Prepared,
+    Subject,
+    Variant,
+    _from_arrays,
+    _torch,
+    make_once,
+    onnx_session,
+    prepare_onnx,
+)
 
 
 @dataclass
@@ -76,11 +86,11 @@ class Quantised(Subject):
                 str(self.onnx), str(folder / "model.onnx"), Reader(), quant_format=form, per_channel=True, **types
             )
 
-        return made_once(self.folder / "quantised", quantise) / "model.onnx"
+        return make_once(self.folder / "quantised", quantise) / "model.onnx"
 
 
 def _onnx_runtime(subject: Any) -> Prepared:
-    return of_onnx(subject.quantised_onnx, subject.threads)
+    return prepare_onnx(subject.quantised_onnx, subject.threads)
 
 
 def _openvino(subject: Any) -> Prepared:
@@ -135,12 +145,12 @@ def _torchmdla_float(subject: Any) -> Prepared:
 
 
 # The order of preparation: torchmdla's variants are last.
-WAYS: Mapping[str, Way] = {
-    "script": Way("TorchScript, quantised by FX", _script),
-    "inductor": Way("Inductor, freezing, PT2E", _inductor, ("torchao",)),
-    "onnxruntime": Way("ONNX Runtime, QDQ", _onnx_runtime, ("onnx", "onnxscript", "onnxruntime")),
-    "openvino": Way("OpenVINO, NNCF", _openvino, ("nncf", "openvino")),
-    "torchmdla-float32": Way("torchmdla, not quantised", _torchmdla_float, ours=True),
-    "torchmdla-script": Way("torchmdla, TorchScript quantised by FX", _torchmdla_script, ours=True),
-    "torchmdla": Way("torchmdla, PT2E", _torchmdla, ("torchao",), ours=True),
+VARIANTS: Mapping[str, Variant] = {
+    "script": Variant("TorchScript, quantised by FX", _script),
+    "inductor": Variant("Inductor, freezing, PT2E", _inductor, ("torchao",)),
+    "onnxruntime": Variant("ONNX Runtime, QDQ", _onnx_runtime, ("onnx", "onnxscript", "onnxruntime")),
+    "openvino": Variant("OpenVINO, NNCF", _openvino, ("nncf", "openvino")),
+    "torchmdla-float32": Variant("torchmdla, not quantised", _torchmdla_float, ours=True),
+    "torchmdla-script": Variant("torchmdla, TorchScript quantised by FX", _torchmdla_script, ours=True),
+    "torchmdla": Variant("torchmdla, PT2E", _torchmdla, ("torchao",), ours=True),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a new, empty file beside ``path``, and replace ``path`` with it after the block.
 
     Other processes may be reading the old file. Other users may not write to the new file, whatever the umask, because

@@ -1,0 +1,190 @@
+"""Layout of factors of matrix products for sequential reads.
+
+Weights are packed in panels, or in the order of the parameter. Computed factors are transposed, as in attention, so
+that vectors are along the product's columns. If both factors are dotted along their innermost dimension (queries with
+keys), a kernel would have to add up the lanes of a vector for every element. It is far cheaper to transpose one factor
+first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
+from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
+from torchmdla.devices.cpu.passes.layout import has_sliding_window, in_memory_order, lay_out
+from torchmdla.devices.cpu.passes.precompute import parameter_predicate, parameter_values
+
+# Weights.
+
+# The number of rows of the other factor from which a kernel keeps a tile of the product in registers. With fewer rows,
+# it just streams the weights.
+_FEWEST_ROWS_IN_REGISTERS = 3
+
+# Adjacent vectors in a register block, best first.
+_VECTORS = (3, 2, 4, 1)
+
+
+def panel_width(columns: AnySize, lanes: int) -> int:
+    """Return the number of columns of a panel, which is the width of a register block; 0 if panels do not fit.
+
+    A panel has all columns if their number is a possible width.
+    """
+    widths = [n * lanes for n in _VECTORS if quotient(columns, n * lanes) is not None]
+    return static(columns) if columns in widths else next(iter(widths), 0)
+
+
+def pack_weights(steps: LoopProgram, lanes: int) -> None:
+    """Pack parameters of matrix products as [columns/panel][rows][panel], in place.
+
+    Products of fewer rows read values computed from a parameter in the parameter's order, so narrow elements are read
+    in place.
+    """
+    is_known = parameter_predicate(steps)
+    panels: dict[object, Access] = {}
+    for step in steps.nests():
+        if not any(step.reduction) or has_sliding_window(step):
+            continue
+        for position, access in enumerate(step.inputs):
+            if is_known(access):
+                _use_panels(steps, step, position, lanes, panels)
+    for buffer, producers in parameter_values(steps).items():
+        if len(producers) == 1:
+            _permute_to_parameter_order(steps, buffer, producers[0])
+
+
+def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, panels: dict[object, Access]) -> None:
+    column = _column_loop(step, position)
+    width = panel_width(step.sizes[column], lanes) if column >= 0 else 0
+    if not width:
+        return
+    split_loop(step, column, (step.sizes[column] // width, width))
+    lane, loops = column + 1, len(step.sizes)
+    others = [a.linearise(loops) for k, a in enumerate(step.inputs) if k != position]
+    order = [d for d in range(loops) if not step.reduction[d] and d != lane]
+    order += sorted(
+        (d for d in range(loops) if step.reduction[d]), key=lambda d: -max(estimate(o.factors[d]) for o in others)
+    )
+    order.append(lane)
+    source = step.inputs[position]
+    flat = source.linearise(loops)
+    key = source.buffer, flat.constant, tuple((step.sizes[d], flat.factors[d]) for d in order)
+    producer = lay_out(step, source, order)
+    if key in panels:
+        laid_out = step.inputs[position]
+        step.replace_load(laid_out, Access(panels[key].buffer, laid_out.indices))
+    else:
+        panels[key] = step.inputs[position]
+        steps.steps.insert(steps.steps.index(step), producer)
+
+
+def _column_loop(step: LoopNest, position: int) -> int:
+    """Return the largest loop of the product that only input ``position`` varies with.
+
+    Return -1 if the step is not a product of enough rows with that input as a matrix.
+    """
+    loops = range(len(step.sizes))
+    matrix_loops = step.inputs[position].loops
+    others = {d for k, a in enumerate(step.inputs) if k != position for d in a.loops}
+    reduced = {d for d in loops if step.reduction[d] and step.sizes[d] != 1}
+    rows = math.prod(step.sizes[d] for d in others - matrix_loops if not step.reduction[d])
+    columns = [d for d in matrix_loops - others if not step.reduction[d]]
+    if (
+        len(step.inputs) < 2
+        or estimate(rows) < _FEWEST_ROWS_IN_REGISTERS
+        or not columns
+        or not reduced
+        or not reduced <= matrix_loops & others
+    ):
+        return -1
+    column = max(columns, key=lambda d: estimate(step.sizes[d]))
+    return column if column not in step.indexed_loops else -1
+
+
+def _permute_to_parameter_order(steps: LoopProgram, buffer: Buffer, producer: LoopNest) -> None:
+    """Permute the dimensions of a buffer that only products read to the order of its source parameter."""
+    readers = [step for step in steps.users(buffer) if step is not producer]
+    nests = [step for step in readers if isinstance(step, LoopNest) and _streams(step, buffer)]
+    if len(nests) < len(readers) or len(producer.inputs) != 1 or any(producer.reduction):
+        return
+    (target,) = producer.outputs
+    loops = in_memory_order(producer, producer.inputs[0])
+    order = [d for loop in loops for d, index in enumerate(target.indices) if index.is_loop() and loop in index.loops]
+    if producer.inputs[0].buffer.kind != "parameter" or sorted(order) != list(range(len(buffer.sizes))):
+        return
+    permuted = replace(buffer, sizes=tuple(buffer.sizes[d] for d in order))
+
+    def permute(access: Access) -> Access:
+        if access.buffer is not buffer:
+            return access
+        return replace(access, buffer=permuted, indices=tuple(access.indices[d] for d in order))
+
+    for step in (producer, *nests):
+        step.map_accesses(permute)
+
+
+def _streams(step: LoopNest, buffer: Buffer) -> bool:
+    """Return whether a step is a product for few rows that indexes a buffer by its dimensions."""
+    if step.tables or has_sliding_window(step) or not is_contraction(step):
+        return False
+    accesses = [access for access in step.accesses if access.buffer is buffer]
+    walked = {loop for access in accesses for loop in access.loops}
+    rows = math.prod(n for d, n in enumerate(step.sizes) if d not in walked and not step.reduction[d])
+    return estimate(rows) < _FEWEST_ROWS_IN_REGISTERS and all(len(a.indices) == len(buffer.sizes) for a in accesses)
+
+
+# Computed factors.
+
+# The number of rows from which repeated reads of a factor cost more than its transpose.
+_FEWEST_ROWS_TO_TRANSPOSE = 8
+
+
+def pack_activations(steps: LoopProgram) -> None:
+    """Transpose the factor that a product's columns index, unless its layout is already by columns, in place."""
+    for step in steps.nests():
+        position = _crosswise_factor(step)
+        if position is not None:
+            column = _column(step)
+            order = [d for d in range(len(step.sizes)) if not step.reduction[d] and d != column]
+            order += [d for d in range(len(step.sizes)) if step.reduction[d]] + [column]
+            steps.steps.insert(steps.steps.index(step), lay_out(step, step.inputs[position], order))
+
+
+def _column(step: LoopNest) -> int:
+    """Return the loop along which the result is contiguous in memory, -1 if there is not any."""
+    flat = step.written_accesses[0].linearise(len(step.sizes))
+    loops = (d for d, factor in enumerate(flat.factors) if factor == 1 and step.sizes[d] != 1 and not step.reduction[d])
+    return next(loops, -1)
+
+
+def _crosswise_factor(step: LoopNest) -> int | None:
+    """Return the position of the factor to transpose, or None.
+
+    It is the only factor that varies with the column, its stride along the column is not 1, and it is read for each
+    row. The transposed copy must not be larger than the factor. It would be for a convolution, with one copy of an
+    element for each window.
+    """
+    if not step.written_accesses:
+        return None
+    column, loops = _column(step), range(len(step.sizes))
+    reduced = [d for d in loops if step.reduction[d] and step.sizes[d] != 1]
+    if column < 0 or len(step.inputs) != 2 or not reduced:
+        return None
+    flats = [access.linearise(len(step.sizes)).factors for access in step.inputs]
+    candidates = [k for k in (0, 1) if flats[k][column]]
+    if (
+        len(candidates) != 1
+        or flats[candidates[0]][column] == 1
+        or step.inputs[candidates[0]].buffer.kind in ("parameter", "packed")
+    ):
+        return None
+    factor = step.inputs[candidates[0]].buffer
+    if estimate(math.prod(step.sizes[d] for d in loops if flats[candidates[0]][d])) > estimate(factor.count):
+        return None
+    rows = max(
+        (estimate(step.sizes[d]) for d in loops if not step.reduction[d] and not flats[candidates[0]][d]), default=1
+    )
+    dotted = all(factors[d] for factors in flats for d in reduced)
+    return candidates[0] if dotted and rows >= _FEWEST_ROWS_TO_TRANSPOSE else None
