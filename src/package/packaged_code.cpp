@@ -293,7 +293,8 @@ Pattern read_pattern(ByteReader& reader, const Signature& typical) {
       throw BadBytes("an input has an unknown symbol");
     pattern.places.push_back(static_cast<int32_t>(place));
   }
-  if (pattern.places.size() != typical.size()) throw BadBytes("a pattern does not fit its signature");
+  if (pattern.places.size() != typical.size())
+    throw BadBytes("a pattern does not fit its signature");
   return pattern;
 }
 
