@@ -100,8 +100,9 @@ void bind_reports(py::module& module) {
              "Operators outside of groups, in graphs of TorchScript and of lazy devices.");
   module.def("structure", &structure, py::arg("subgraph"), py::arg("device"), py::arg("parameters"),
              "By what packages know a group of TorchScript: 32 bytes, or None where they cannot.");
-  module.def("source_ranges", &source_ranges, py::arg("node"),
-             "Return the location of a node, and those of the calls that it is inlined from, outwards.");
+  module.def(
+      "source_ranges", &source_ranges, py::arg("node"),
+      "Return the location of a node, and those of the calls that it is inlined from, outwards.");
 }
 
 } // namespace torchmdla
