@@ -28,7 +28,8 @@ void keep_error(void* cmem, const char* text) noexcept {
 }
 
 // Return the result of body, or `failed` if it throws.
-template <class Result, class Body> Result guarded(void* cmem, Result failed, Body body) noexcept {
+template <class Result, class Body>
+Result catch_errors(void* cmem, Result failed, Body body) noexcept {
   try {
     return body();
   } catch (const std::exception& error) {
@@ -58,11 +59,11 @@ void return_shapes(Context& context, unsigned* noutputs, unsigned** noutdims,
 
 // Run body on cmem, or on a new context, which is destroyed again if body fails.
 template <class Body> void* with_network(void* cmem, Body body) {
-  return guarded<void*>(cmem, nullptr, [&]() -> void* {
-    std::unique_ptr<Context> made(cmem ? nullptr : new Context);
-    Context& context = cmem ? *context_of(cmem) : *made;
+  return catch_errors<void*>(cmem, nullptr, [&]() -> void* {
+    std::unique_ptr<Context> new_context(cmem ? nullptr : new Context);
+    Context& context = cmem ? *context_of(cmem) : *new_context;
     body(context);
-    return cmem ? cmem : made.release();
+    return cmem ? cmem : new_context.release();
   });
 }
 
@@ -100,7 +101,7 @@ std::optional<Info> text_bytes(Context& context, const std::string& name) {
 } // namespace
 
 MDLA_API void* ie_create(void) {
-  return guarded<void*>(nullptr, nullptr, [] { return new Context; });
+  return catch_errors<void*>(nullptr, nullptr, [] { return new Context; });
 }
 
 MDLA_API void ie_free(void* cmem) {
@@ -108,14 +109,14 @@ MDLA_API void ie_free(void* cmem) {
 }
 
 MDLA_API int ie_setflag(void* cmem, const char* name, const char* value) {
-  return guarded(cmem, -1, [&] {
+  return catch_errors(cmem, -1, [&] {
     checked(cmem).set_flag(text_of(name), text_of(value));
     return 0;
   });
 }
 
 MDLA_API int ie_getinfo(void* cmem, const char* name, void* value, size_t size) {
-  return guarded(cmem, -1, [&] {
+  return catch_errors(cmem, -1, [&] {
     if (!cmem && text_of(name) == "error") return write_info(lost_error, value, size);
     std::optional<Info> info = text_bytes(checked(cmem), text_of(name));
     if (!info) info = checked(cmem).info(text_of(name));
@@ -155,7 +156,7 @@ namespace {
 
 int run_network(void* cmem, const mdla::InputArrays& inputs, const mdla::OutputArrays& outputs,
                 bool software) {
-  return guarded(cmem, -1, [&] {
+  return catch_errors(cmem, -1, [&] {
     checked(cmem).run(inputs, outputs, software);
     return 0;
   });
@@ -179,7 +180,7 @@ MDLA_API int ie_run_sw(void* cmem, const float* const* inputs, const uint64_t* i
 
 MDLA_API int ie_putinput(void* cmem, const float* const* inputs, const uint64_t* input_elements,
                          unsigned ninputs, void* userparam) {
-  return guarded(cmem, -1, [&] {
+  return catch_errors(cmem, -1, [&] {
     require(checked(cmem).put({inputs, input_elements, ninputs}, userparam),
             "all buffers are in use");
     return 0;
@@ -188,7 +189,7 @@ MDLA_API int ie_putinput(void* cmem, const float* const* inputs, const uint64_t*
 
 MDLA_API int ie_getresult(void* cmem, float** outputs, uint64_t* output_elements, unsigned noutputs,
                           void** userparam) {
-  return guarded(cmem, -1, [&] {
+  return catch_errors(cmem, -1, [&] {
     require(checked(cmem).get({outputs, output_elements, noutputs}, userparam),
             "there is no result yet");
     return 0;
@@ -196,14 +197,14 @@ MDLA_API int ie_getresult(void* cmem, float** outputs, uint64_t* output_elements
 }
 
 MDLA_API void ie_read_data(void* cmem, uint64_t address, void* data, uint64_t bytes, int card) {
-  guarded(cmem, 0, [&] {
+  catch_errors(cmem, 0, [&] {
     checked(cmem).read(address, data, bytes, card);
     return 0;
   });
 }
 
 MDLA_API void ie_write_data(void* cmem, uint64_t address, void* data, uint64_t bytes, int card) {
-  guarded(cmem, 0, [&] {
+  catch_errors(cmem, 0, [&] {
     checked(cmem).write(address, data, bytes, card);
     return 0;
   });
@@ -211,7 +212,7 @@ MDLA_API void ie_write_data(void* cmem, uint64_t address, void* data, uint64_t b
 
 MDLA_API void ie_write_weights(void* cmem, float* weight, float* bias, int wsize, int bsize,
                                int nid) {
-  guarded(cmem, 0, [&] {
+  catch_errors(cmem, 0, [&] {
     checked(cmem).write_weights(weight, wsize, bias, bsize, nid);
     return 0;
   });

@@ -14,7 +14,7 @@ extern const char* const kShippedBoard;
 
 namespace {
 
-std::string trimmed(const std::string& text) {
+std::string trim(const std::string& text) {
   size_t first = text.find_first_not_of(" \t\r");
   if (first == std::string::npos) return "";
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
@@ -76,20 +76,20 @@ const std::map<std::string, Setter>& keys() {
 Board parse_board(const std::string& text) {
   std::istringstream lines(text);
   Board board;
-  std::set<std::string> given;
+  std::set<std::string> seen_keys;
   for (std::string line; std::getline(lines, line);) {
-    line = trimmed(line.substr(0, line.find('#')));
+    line = trim(line.substr(0, line.find('#')));
     if (line.empty()) continue;
     size_t equals = line.find('=');
     require(equals != std::string::npos, "board: \"", line, "\" is not \"key = value\"");
-    std::string key = trimmed(line.substr(0, equals));
+    std::string key = trim(line.substr(0, equals));
     auto entry = keys().find(key);
     require(entry != keys().end(), "board: unknown key \"", key, "\"");
-    entry->second(board, key, trimmed(line.substr(equals + 1)));
-    given.insert(key);
+    entry->second(board, key, trim(line.substr(equals + 1)));
+    seen_keys.insert(key);
   }
   for (const auto& [key, setter] : keys())
-    require(given.count(key), "board: ", key, " is missing");
+    require(seen_keys.count(key), "board: ", key, " is missing");
   require(board.macs_per_cluster % board.mac_vector == 0,
           "board: macs_per_cluster must be a multiple of mac_vector");
   return board;

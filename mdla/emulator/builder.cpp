@@ -55,23 +55,23 @@ const std::vector<int64_t>* NodeBuilder::integers(const char* name) const {
 
 std::vector<int64_t> NodeBuilder::integers(const char* name, size_t count,
                                            int64_t otherwise) const {
-  const std::vector<int64_t>* given = integers(name);
-  if (!given || given->empty()) return std::vector<int64_t>(count, otherwise);
-  check(given->size() == count, name, " has ", given->size(), " numbers instead of ", count);
-  return *given;
+  const std::vector<int64_t>* numbers = integers(name);
+  if (!numbers || numbers->empty()) return std::vector<int64_t>(count, otherwise);
+  check(numbers->size() == count, name, " has ", numbers->size(), " numbers instead of ", count);
+  return *numbers;
 }
 
-int64_t NodeBuilder::axis(int64_t given, size_t rank) const {
+int64_t NodeBuilder::axis(int64_t value, size_t rank) const {
   int64_t last = static_cast<int64_t>(rank);
-  check(given >= -last && given < last, "axis ", given, " of a tensor of ", rank, " dimensions");
-  return given < 0 ? given + last : given;
+  check(value >= -last && value < last, "axis ", value, " of a tensor of ", rank, " dimensions");
+  return value < 0 ? value + last : value;
 }
 
 TensorId NodeBuilder::output(const Shape& shape, size_t index) const {
   check(index < node.outputs.size(), "output ", index, " is missing");
-  TensorId made = builder.new_tensor(node.outputs[index], shape);
-  builder.define(node.outputs[index], {shape, made, nullptr});
-  return made;
+  TensorId tensor = builder.new_tensor(node.outputs[index], shape);
+  builder.define(node.outputs[index], {shape, tensor, nullptr});
+  return tensor;
 }
 
 Index wide_sizes(const NodeBuilder& at, const Shape& shape) {
@@ -123,9 +123,9 @@ Spatial spatial_sizes(const Shape& shape) {
 }
 
 Shape with_spatial(const Shape& shape, int64_t channels, const Spatial& sizes) {
-  Shape made{shape[0], channels};
-  made.insert(made.end(), sizes.end() - (static_cast<int64_t>(shape.size()) - 2), sizes.end());
-  return made;
+  Shape result{shape[0], channels};
+  result.insert(result.end(), sizes.end() - (static_cast<int64_t>(shape.size()) - 2), sizes.end());
+  return result;
 }
 
 namespace {
@@ -134,16 +134,17 @@ namespace {
 // these overflows.
 constexpr int64_t kMostOfWindow = int64_t{1} << 20;
 
-void set_auto_pad(const NodeBuilder& at, const Spatial& in, SpatialAttributes& made) {
+void set_auto_pad(const NodeBuilder& at, const Spatial& in, SpatialAttributes& attributes) {
   std::string mode = at.string("auto_pad", "NOTSET");
   if (mode == "NOTSET" || mode == "VALID") return;
   at.check(mode == "SAME_UPPER" || mode == "SAME_LOWER", "auto_pad ", mode);
   for (int axis = 0; axis < 3; ++axis) {
-    int64_t covered = (made.kernel[axis] - 1) * made.dilation[axis] + 1;
-    int64_t outputs = ceil_div(in[axis], made.stride[axis]);
-    int64_t total = std::max<int64_t>((outputs - 1) * made.stride[axis] + covered - in[axis], 0);
-    made.pad[axis] = mode == "SAME_UPPER" ? total / 2 : total - total / 2;
-    made.pad_end[axis] = total - made.pad[axis];
+    int64_t covered = (attributes.kernel[axis] - 1) * attributes.dilation[axis] + 1;
+    int64_t outputs = ceil_div(in[axis], attributes.stride[axis]);
+    int64_t total =
+        std::max<int64_t>((outputs - 1) * attributes.stride[axis] + covered - in[axis], 0);
+    attributes.pad[axis] = mode == "SAME_UPPER" ? total / 2 : total - total / 2;
+    attributes.pad_end[axis] = total - attributes.pad[axis];
   }
 }
 
@@ -153,25 +154,25 @@ SpatialAttributes spatial_attributes(const NodeBuilder& at, const Shape& input,
                                      const std::vector<int64_t>& kernel) {
   at.check(input.size() >= 3 && input.size() <= 5, "an input of ", input.size(),
            " dimensions; the device takes 3 to 5");
-  SpatialAttributes made;
-  made.dims = input.size() - 2;
-  at.check(kernel.size() == made.dims, "a kernel of ", kernel.size(),
+  SpatialAttributes attributes;
+  attributes.dims = input.size() - 2;
+  at.check(kernel.size() == attributes.dims, "a kernel of ", kernel.size(),
            " dimensions for an input of ", input.size());
-  auto strides = at.integers("strides", made.dims, 1);
-  auto dilations = at.integers("dilations", made.dims, 1);
-  auto pads = at.integers("pads", 2 * made.dims, 0);
-  for (size_t axis = 0; axis < made.dims; ++axis) {
-    size_t to = 3 - made.dims + axis;
-    made.kernel[to] = kernel[axis], made.stride[to] = strides[axis];
-    made.dilation[to] = dilations[axis];
-    made.pad[to] = pads[axis], made.pad_end[to] = pads[axis + made.dims];
+  auto strides = at.integers("strides", attributes.dims, 1);
+  auto dilations = at.integers("dilations", attributes.dims, 1);
+  auto pads = at.integers("pads", 2 * attributes.dims, 0);
+  for (size_t axis = 0; axis < attributes.dims; ++axis) {
+    size_t to = 3 - attributes.dims + axis;
+    attributes.kernel[to] = kernel[axis], attributes.stride[to] = strides[axis];
+    attributes.dilation[to] = dilations[axis];
+    attributes.pad[to] = pads[axis], attributes.pad_end[to] = pads[axis + attributes.dims];
     for (int64_t size : {kernel[axis], strides[axis], dilations[axis]})
       at.check(size > 0 && size < kMostOfWindow, "a kernel, stride or dilation of ", size);
-    for (int64_t size : {made.pad[to], made.pad_end[to]})
+    for (int64_t size : {attributes.pad[to], attributes.pad_end[to]})
       at.check(size >= 0 && size < kMostOfWindow, "pads of ", size);
   }
-  set_auto_pad(at, spatial_sizes(input), made);
-  return made;
+  set_auto_pad(at, spatial_sizes(input), attributes);
+  return attributes;
 }
 
 } // namespace mdla

@@ -76,7 +76,7 @@ public:
   std::vector<int64_t> integers(const char* name, size_t count, int64_t otherwise) const;
 
   // Return the non-negative number of an axis of a tensor of this rank.
-  int64_t axis(int64_t given, size_t rank) const;
+  int64_t axis(int64_t value, size_t rank) const;
 
   TensorId output(const Shape& shape, size_t index = 0) const;
   Layer& layer(TensorId output, Operation operation) const {

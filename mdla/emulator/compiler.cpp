@@ -122,16 +122,16 @@ std::string encode_constants(const Network& network, const Placement& placement)
 // Remove a load that equals the previous load into the same buffer.
 void drop_repeated_loads(std::vector<Instruction>& code) {
   std::optional<Load> held[2];
-  std::vector<Instruction> kept;
+  std::vector<Instruction> remaining;
   for (Instruction& instruction : code) {
     if (const Load* load = std::get_if<Load>(&instruction)) {
       std::optional<Load>& last = held[static_cast<int>(load->unit)];
       if (last == *load) continue;
       last = *load;
     }
-    kept.push_back(std::move(instruction));
+    remaining.push_back(std::move(instruction));
   }
-  code = std::move(kept);
+  code = std::move(remaining);
 }
 
 // Distribute tiles to clusters. Adjacent tiles go to the same cluster, so that it can reuse their
@@ -170,7 +170,7 @@ std::vector<Budget> candidate_budgets(const Budget& whole) {
 constexpr int64_t kManyTiles = 256;
 
 void emit(const Layer& layer, const Placement& placement, const Target& target,
-          const Holdings& holdings, ProgramLayer& made) {
+          const Holdings& holdings, ProgramLayer& program_layer) {
   std::string problem;
   for (const Budget& budget : candidate_budgets(tile_budget(target))) {
     std::vector<Tile> tiles;
@@ -181,24 +181,24 @@ void emit(const Layer& layer, const Placement& placement, const Target& target,
       continue;
     }
     int64_t count = static_cast<int64_t>(tiles.size()), all = target.clusters * target.fpgas;
-    if (count > kManyTiles * all && !made.code.empty()) continue;
+    if (count > kManyTiles * all && !program_layer.code.empty()) continue;
     for (int64_t clusters = 1; clusters <= std::min(all, count); ++clusters) {
       Code code = distribute(tiles, clusters);
       int64_t used = static_cast<int64_t>(code.size());
       for (int64_t cards = ceil_div(used, target.clusters); cards <= std::min(used, target.fpgas);
            ++cards) {
         Cost cost = layer_cost(code, target.precision, target.board, cards, holdings);
-        if (!made.code.empty() && cost.cycles >= made.cost.cycles) continue;
-        made.code = code, made.cost = cost;
+        if (!program_layer.code.empty() && cost.cycles >= program_layer.cost.cycles) continue;
+        program_layer.code = code, program_layer.cost = cost;
       }
     }
   }
-  if (made.code.empty()) throw Fault(problem);
+  if (program_layer.code.empty()) throw Fault(problem);
 }
 
-void emit_software(const Layer& layer, const Placement& placement, ProgramLayer& made) {
+void emit_software(const Layer& layer, const Placement& placement, ProgramLayer& program_layer) {
   constexpr int64_t kUnlimited = int64_t{1} << 40;
-  made.software =
+  program_layer.software =
       distribute(make_tiles(layer, placement, {kUnlimited, kUnlimited, kUnlimited, true, true}), 1);
 }
 
@@ -210,9 +210,9 @@ std::vector<ProgramLayer> emit_layers(const Network& network, const Placement& p
     holdings.on_all_cards(placement.address[id]);
   std::vector<ProgramLayer> layers;
   for (const Layer& layer : network.layers) {
-    ProgramLayer& made = layers.emplace_back();
-    emit(layer, placement, target, holdings, made);
-    holdings.computed(placement.address[layer.output], made.cost.cards);
+    ProgramLayer& program_layer = layers.emplace_back();
+    emit(layer, placement, target, holdings, program_layer);
+    holdings.computed(placement.address[layer.output], program_layer.cost.cards);
   }
   return layers;
 }
@@ -245,17 +245,17 @@ std::vector<Weighted> weighted_layers(const Network& network, const Placement& p
   for (const Layer& layer : network.layers) {
     const auto* conv = std::get_if<ConvLayer>(&layer.operation);
     if (!conv || network.tensors[conv->w.tensor].constant.empty()) continue;
-    Weighted made;
-    made.weights = placement.address[conv->w.tensor];
-    made.weight_elements = elements(network.tensors[conv->w.tensor].shape);
-    made.weight_fraction = placement.fraction[conv->w.tensor];
-    made.linear = conv->linear;
+    Weighted entry;
+    entry.weights = placement.address[conv->w.tensor];
+    entry.weight_elements = elements(network.tensors[conv->w.tensor].shape);
+    entry.weight_fraction = placement.fraction[conv->w.tensor];
+    entry.linear = conv->linear;
     if (conv->bias != kNoTensor) {
-      made.bias = placement.address[conv->bias];
-      made.bias_elements = elements(network.tensors[conv->bias].shape);
-      made.bias_fraction = placement.fraction[conv->bias];
+      entry.bias = placement.address[conv->bias];
+      entry.bias_elements = elements(network.tensors[conv->bias].shape);
+      entry.bias_fraction = placement.fraction[conv->bias];
     }
-    weighted.push_back(made);
+    weighted.push_back(entry);
   }
   return weighted;
 }
@@ -288,10 +288,10 @@ Program compile(const Network& network, const Target& target, const std::vector<
   for (size_t index = 0; index < network.layers.size(); ++index) {
     const Layer& layer = network.layers[index];
     const Tensor& output = network.tensors[layer.output];
-    ProgramLayer& made = program.layers[index];
-    made.name = layer.name, made.type = layer.type;
-    made.output = placed(output.name, output.shape, layer.output, placement);
-    emit_software(layer, placement, made);
+    ProgramLayer& program_layer = program.layers[index];
+    program_layer.name = layer.name, program_layer.type = layer.type;
+    program_layer.output = placed(output.name, output.shape, layer.output, placement);
+    emit_software(layer, placement, program_layer);
   }
   verify(program, target.board.memory_bytes);
   return program;

@@ -30,7 +30,7 @@ std::vector<std::vector<const float*>> split_samples(const Network& network,
   return samples;
 }
 
-template <class Text> std::string joined(const std::vector<Placed>& tensors, Text text_of) {
+template <class Text> std::string join(const std::vector<Placed>& tensors, Text text_of) {
   std::string out;
   for (const Placed& tensor : tensors)
     out += (out.empty() ? "" : ";") + text_of(tensor);
@@ -38,11 +38,11 @@ template <class Text> std::string joined(const std::vector<Placed>& tensors, Tex
 }
 
 std::string names(const std::vector<Placed>& tensors) {
-  return joined(tensors, [](const Placed& tensor) { return tensor.name; });
+  return join(tensors, [](const Placed& tensor) { return tensor.name; });
 }
 
 std::string shapes(const std::vector<Placed>& tensors) {
-  return joined(tensors, [](const Placed& tensor) { return text(tensor.shape); });
+  return join(tensors, [](const Placed& tensor) { return text(tensor.shape); });
 }
 
 } // namespace
@@ -72,9 +72,9 @@ void Context::compile(const std::string& model, const std::string& binary,
       target.precision == Precision::kVariable || target.precision == Precision::kFixed8;
   if (samples.count > 0 && calibrates)
     ranges = calibrate(network, target, split_samples(network, samples));
-  Program made = mdla::compile(network, target, ranges);
-  if (!binary.empty()) write_file(binary, write_binary(made));
-  load(std::move(made), linked);
+  Program compiled = mdla::compile(network, target, ranges);
+  if (!binary.empty()) write_file(binary, write_binary(compiled));
+  load(std::move(compiled), linked);
 }
 
 void Context::init(const std::string& binary, Context* linked) {
@@ -158,14 +158,15 @@ void Context::check(const InputArrays& inputs) const {
 }
 
 void Context::check(const OutputArrays& outputs) const {
-  const std::vector<Placed>& made = program().outputs;
-  require(outputs.count == made.size(), outputs.count, " outputs for a network of ", made.size());
+  const std::vector<Placed>& expected = program().outputs;
+  require(outputs.count == expected.size(), outputs.count, " outputs for a network of ",
+          expected.size());
   require(outputs.data && outputs.elements, "the outputs are null");
-  for (size_t index = 0; index < made.size(); ++index)
+  for (size_t index = 0; index < expected.size(); ++index)
     require(outputs.data[index] &&
-                outputs.elements[index] >= static_cast<uint64_t>(elements(made[index].shape)),
-            "output \"", made[index].name, "\" has room for ", outputs.elements[index], " of ",
-            elements(made[index].shape), " elements");
+                outputs.elements[index] >= static_cast<uint64_t>(elements(expected[index].shape)),
+            "output \"", expected[index].name, "\" has room for ", outputs.elements[index], " of ",
+            elements(expected[index].shape), " elements");
 }
 
 // Run one inference. The caller has locked the context's mutex.

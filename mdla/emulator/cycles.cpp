@@ -25,7 +25,7 @@ public:
       if (load.strides[axis] != 0 || load.extent[axis] == 0) count *= load.extent[axis];
     int64_t bytes = count * element_bytes(precision_);
     add_load(bytes);
-    transferred += static_cast<double>(bytes) * holdings_.foreign(load.address, cards_);
+    transferred += static_cast<double>(bytes) * holdings_.remote_fraction(load.address, cards_);
   }
   void operator()(const Accumulate& accumulate) {
     if (accumulate.address >= 0) add_load(accumulate.channels * accumulator_bytes(precision_));
@@ -123,7 +123,7 @@ int64_t cycles_for(int64_t bytes, double rate) {
 
 } // namespace
 
-double Holdings::foreign(int64_t address, int64_t cards) const {
+double Holdings::remote_fraction(int64_t address, int64_t cards) const {
   auto next = cards_.upper_bound(address);
   int64_t holders = next == cards_.begin() ? 0 : std::prev(next)->second;
   if (holders == 0) return 0;

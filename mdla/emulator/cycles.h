@@ -18,7 +18,7 @@ public:
   }
   void on_all_cards(int64_t address) { cards_[address] = 0; }
   // Return the fraction of the data at `address` that `cards` cards load from other cards.
-  double foreign(int64_t address, int64_t cards) const;
+  double remote_fraction(int64_t address, int64_t cards) const;
 
 private:
   std::map<int64_t, int64_t> cards_; // number of cards by address; 0 if all cards have the data

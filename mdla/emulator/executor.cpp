@@ -34,18 +34,18 @@ struct Axis {
 
 // Merge axes, so that the same walk has few and long axes. The last axis is the innermost.
 std::vector<Axis> compact(const std::vector<Axis>& axes) {
-  std::vector<Axis> made;
+  std::vector<Axis> merged;
   for (const Axis& axis : axes) {
     if (axis.count == 1) continue;
-    bool joins = !made.empty() && made.back().tile_step == axis.tile_step * axis.count &&
-                 made.back().memory_step == axis.memory_step * axis.count;
-    if (joins)
-      made.back() = {made.back().count * axis.count, axis.tile_step, axis.memory_step};
+    bool is_adjacent = !merged.empty() && merged.back().tile_step == axis.tile_step * axis.count &&
+                       merged.back().memory_step == axis.memory_step * axis.count;
+    if (is_adjacent)
+      merged.back() = {merged.back().count * axis.count, axis.tile_step, axis.memory_step};
     else
-      made.push_back(axis);
+      merged.push_back(axis);
   }
-  if (made.empty()) made.push_back({1, 1, 1});
-  return made;
+  if (merged.empty()) merged.push_back({1, 1, 1});
+  return merged;
 }
 
 // Call run(tile offset, memory offset, innermost axis) for all positions of the other axes.
@@ -187,9 +187,9 @@ void Cluster<Element>::multiply(const Convolve& convolve, int64_t group, int64_t
           convolve.cout, depth, columns);
   for (int64_t channel = 0; channel < convolve.cout; ++channel) {
     Sum* sums = accumulators_.data() + (group * convolve.cout + channel) * pixels + first;
-    const Wide* made = products.data() + channel * columns;
+    const Wide* product_row = products.data() + channel * columns;
     for (int64_t index = 0; index < count; ++index)
-      sums[index] = added(sums[index], static_cast<Sum>(made[index]));
+      sums[index] = added(sums[index], static_cast<Sum>(product_row[index]));
   }
 }
 

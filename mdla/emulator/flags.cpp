@@ -97,23 +97,23 @@ Flags::Flags() {
     values_[name] = rule.otherwise;
 }
 
-void Flags::set(const std::string& given, const std::string& value) {
-  if (given == "reset") {
+void Flags::set(const std::string& flag_name, const std::string& value) {
+  if (flag_name == "reset") {
     *this = Flags();
     return;
   }
-  const std::string& name = canonical(given);
+  const std::string& name = canonical(flag_name);
   auto rule = rules().find(name);
-  require(rule != rules().end(), "there is no flag \"", given, "\"");
-  require(allows(rule->second, value), "the flag ", given, " does not take \"", value, "\" (",
+  require(rule != rules().end(), "there is no flag \"", flag_name, "\"");
+  require(allows(rule->second, value), "the flag ", flag_name, " does not take \"", value, "\" (",
           rule->second.help, ")");
   values_[name] = value;
   if (name == "options" && value.find('V') != std::string::npos) values_["precision"] = "variable";
   if (name == "options" && value.find('S') != std::string::npos) values_["runsw"] = "1";
 }
 
-std::optional<Info> Flags::get(const std::string& given) const {
-  const std::string& name = canonical(given);
+std::optional<Info> Flags::get(const std::string& flag_name) const {
+  const std::string& name = canonical(flag_name);
   auto rule = rules().find(name);
   if (rule == rules().end()) return std::nullopt;
   switch (rule->second.kind) {

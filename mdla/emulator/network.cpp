@@ -36,19 +36,19 @@ std::vector<Shape> parse_shapes(const std::string& inshapes) {
   return shapes;
 }
 
-Shape input_shape(const OnnxInput& input, const Shape* given) {
-  if (!given) {
+Shape input_shape(const OnnxInput& input, const Shape* requested) {
+  if (!requested) {
     for (int64_t size : input.shape)
       require(size >= 0, "input \"", input.name, "\" leaves a size open: give inshapes");
     require(input.has_shape, "input \"", input.name, "\" has no shape: give inshapes");
     return input.shape;
   }
-  bool fits = !input.has_shape || given->size() == input.shape.size();
-  for (size_t axis = 0; fits && axis < input.shape.size(); ++axis)
-    fits = input.shape[axis] < 0 || input.shape[axis] == (*given)[axis];
-  require(fits, "input \"", input.name, "\" of the model is not of the shape ", text(*given),
-          " that inshapes gives");
-  return *given;
+  bool is_match = !input.has_shape || requested->size() == input.shape.size();
+  for (size_t axis = 0; is_match && axis < input.shape.size(); ++axis)
+    is_match = input.shape[axis] < 0 || input.shape[axis] == (*requested)[axis];
+  require(is_match, "input \"", input.name, "\" of the model is not of the shape ",
+          text(*requested), " that inshapes gives");
+  return *requested;
 }
 
 // Limit on elements and sizes, larger than the memory of any card. Arithmetic of operators on sizes
@@ -72,13 +72,13 @@ Builder::Builder(const OnnxModel& model, const std::string& inshapes) : model_(m
 }
 
 void Builder::add_inputs(const OnnxModel& model, const std::string& inshapes) {
-  std::vector<Shape> given = parse_shapes(inshapes);
-  require(given.empty() || given.size() == model.inputs.size(), "inshapes has ", given.size(),
-          " shapes for ", model.inputs.size(), " inputs");
+  std::vector<Shape> requested = parse_shapes(inshapes);
+  require(requested.empty() || requested.size() == model.inputs.size(), "inshapes has ",
+          requested.size(), " shapes for ", model.inputs.size(), " inputs");
   for (size_t index = 0; index < model.inputs.size(); ++index) {
     const OnnxInput& input = model.inputs[index];
     require(input.element_type == kOnnxFloat, "input \"", input.name, "\" is not of floats");
-    Shape shape = input_shape(input, given.empty() ? nullptr : &given[index]);
+    Shape shape = input_shape(input, requested.empty() ? nullptr : &requested[index]);
     require(elements(shape) > 0, "input \"", input.name, "\" has no elements");
     TensorId tensor = new_tensor(input.name, shape);
     define(input.name, {shape, tensor, nullptr});
@@ -104,12 +104,12 @@ Network Builder::build() {
     entry->second(at);
   }
   for (const std::string& name : model_.outputs) {
-    Value made = value(name);
-    if (made.tensor == kNoTensor) {
-      require(!made.constant->integral, "output \"", name, "\" is a constant of integers");
-      made.tensor = new_constant(name, made.shape, made.constant->floats);
+    Value result = value(name);
+    if (result.tensor == kNoTensor) {
+      require(!result.constant->integral, "output \"", name, "\" is a constant of integers");
+      result.tensor = new_constant(name, result.shape, result.constant->floats);
     }
-    network.outputs.push_back({name, made.shape, made.tensor});
+    network.outputs.push_back({name, result.shape, result.tensor});
   }
   return std::move(network);
 }
@@ -124,10 +124,10 @@ TensorId Builder::new_tensor(const std::string& name, const Shape& shape) {
 
 TensorId Builder::new_constant(const std::string& name, const Shape& shape,
                                std::vector<float> values) {
-  TensorId made = new_tensor(name, shape);
+  TensorId tensor = new_tensor(name, shape);
   require(static_cast<int64_t>(values.size()) == elements(shape), "constant \"", name, "\" is cut");
-  network.tensors[made].constant = std::move(values);
-  return made;
+  network.tensors[tensor].constant = std::move(values);
+  return tensor;
 }
 
 Layer& Builder::add_layer(const OnnxNode& node, TensorId output, Operation operation) {

@@ -13,30 +13,31 @@ namespace {
 constexpr int64_t kMostSteps = int64_t{1} << 24;
 
 void constant(const NodeBuilder& at) {
-  OnnxTensor made;
+  OnnxTensor tensor;
   const auto& attributes = at.node.attributes;
-  auto given = [&](const char* name) {
+  auto attribute = [&](const char* name) {
     auto entry = attributes.find(name);
     return entry == attributes.end() ? nullptr : &entry->second;
   };
-  if (const OnnxAttribute* value = given("value")) {
+  if (const OnnxAttribute* value = attribute("value")) {
     at.check(value->tensor.has_value(), "value is not a tensor");
-    made = *value->tensor;
-  } else if (const OnnxAttribute* value = given("value_float")) {
-    made.floats = {value->real};
-  } else if (const OnnxAttribute* value = given("value_floats")) {
-    made.floats = value->reals, made.shape = {static_cast<int64_t>(value->reals.size())};
-  } else if (const OnnxAttribute* value = given("value_int")) {
-    made.integers = {value->integer}, made.integral = true;
-  } else if (const OnnxAttribute* value = given("value_ints")) {
-    made.integers = value->integers, made.shape = {static_cast<int64_t>(value->integers.size())};
-    made.integral = true;
+    tensor = *value->tensor;
+  } else if (const OnnxAttribute* value = attribute("value_float")) {
+    tensor.floats = {value->real};
+  } else if (const OnnxAttribute* value = attribute("value_floats")) {
+    tensor.floats = value->reals, tensor.shape = {static_cast<int64_t>(value->reals.size())};
+  } else if (const OnnxAttribute* value = attribute("value_int")) {
+    tensor.integers = {value->integer}, tensor.integral = true;
+  } else if (const OnnxAttribute* value = attribute("value_ints")) {
+    tensor.integers = value->integers,
+    tensor.shape = {static_cast<int64_t>(value->integers.size())};
+    tensor.integral = true;
   } else {
     at.fail("a constant of neither a tensor, floats nor integers");
   }
-  Shape shape = made.shape;
+  Shape shape = tensor.shape;
   at.builder.define(at.node.outputs[0],
-                    {shape, kNoTensor, std::make_shared<const OnnxTensor>(std::move(made))});
+                    {shape, kNoTensor, std::make_shared<const OnnxTensor>(std::move(tensor))});
 }
 
 void identity(const NodeBuilder& at) {
@@ -206,8 +207,8 @@ void slice(const NodeBuilder& at) {
   for (size_t index = 0; index < starts.size(); ++index) {
     int64_t axis = at.axis(axes[index], x.size()), size = x[axis], step = steps[index];
     at.check(step != 0 && step > -kMostSteps && step < kMostSteps, "a step of ", step);
-    auto place = [&](int64_t given, int64_t low, int64_t high) {
-      return std::clamp(given < 0 ? given + size : given, low, high);
+    auto place = [&](int64_t position, int64_t low, int64_t high) {
+      return std::clamp(position < 0 ? position + size : position, low, high);
     };
     int64_t from = step > 0 ? place(starts[index], 0, size) : place(starts[index], 0, size - 1);
     int64_t to = step > 0 ? place(ends[index], 0, size) : place(ends[index], -1, size - 1);
@@ -266,25 +267,26 @@ Scaling scaling(const NodeBuilder& at) {
   std::vector<int64_t> axes(x.size());
   std::iota(axes.begin(), axes.end(), 0);
   if (at.integers("axes")) axes = *at.integers("axes");
-  Scaling made{x, std::vector<float>(x.size(), 1.0f)};
+  Scaling scaling{x, std::vector<float>(x.size(), 1.0f)};
   bool by_sizes = at.has(3) && !at.integers(3, "sizes").empty();
   at.check(by_sizes || at.has(2), "neither scales nor sizes");
-  size_t given = by_sizes ? at.integers(3, "sizes").size() : at.floats(2, "scales").size();
-  at.check(given == axes.size(), given, " scales or sizes for ", axes.size(), " axes");
+  size_t count = by_sizes ? at.integers(3, "sizes").size() : at.floats(2, "scales").size();
+  at.check(count == axes.size(), count, " scales or sizes for ", axes.size(), " axes");
   for (size_t index = 0; index < axes.size(); ++index) {
     int64_t axis = at.axis(axes[index], x.size());
     if (by_sizes) {
-      made.shape[axis] = at.integers(3, "sizes")[index];
-      made.factor[axis] = static_cast<float>(made.shape[axis]) / static_cast<float>(x[axis]);
+      scaling.shape[axis] = at.integers(3, "sizes")[index];
+      scaling.factor[axis] = static_cast<float>(scaling.shape[axis]) / static_cast<float>(x[axis]);
     } else {
-      made.factor[axis] = at.floats(2, "scales")[index];
-      float size = std::floor(static_cast<float>(x[axis]) * made.factor[axis]);
+      scaling.factor[axis] = at.floats(2, "scales")[index];
+      float size = std::floor(static_cast<float>(x[axis]) * scaling.factor[axis]);
       at.check(size > 0 && size < kMostSteps, "a size of ", size);
-      made.shape[axis] = static_cast<int64_t>(size);
+      scaling.shape[axis] = static_cast<int64_t>(size);
     }
-    at.check(made.shape[axis] > 0 && made.shape[axis] < kMostSteps, "a size of ", made.shape[axis]);
+    at.check(scaling.shape[axis] > 0 && scaling.shape[axis] < kMostSteps, "a size of ",
+             scaling.shape[axis]);
   }
-  return made;
+  return scaling;
 }
 
 // Function from the coordinate of an output element to its coordinate in the input, on one axis.

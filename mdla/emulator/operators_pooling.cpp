@@ -53,13 +53,13 @@ void average_pool(const NodeBuilder& at) {
   at.layer(layer.y, layer);
 }
 
-// Pool each whole plane. A plane consists of the dimensions after the first `kept` ones.
-void whole_pool(const NodeBuilder& at, PoolKind kind, size_t kept, const Shape& shape) {
+// Pool each whole plane. A plane consists of the dimensions after the first `retained` ones.
+void whole_pool(const NodeBuilder& at, PoolKind kind, size_t retained, const Shape& shape) {
   const Shape& x = at.shape(0);
   PoolLayer layer;
   layer.kind = kind, layer.average = kind == PoolKind::kSum;
   layer.x = at.tensor(0);
-  layer.planes = elements(Shape(x.begin(), x.begin() + static_cast<int64_t>(kept)));
+  layer.planes = elements(Shape(x.begin(), x.begin() + static_cast<int64_t>(retained)));
   int64_t size = elements(x) / layer.planes;
   layer.window = {{1, 1, size}, {1, 1, 1}, {1, 1, size}, {1, 1, 1}, {1, 1, 1}};
   layer.y = at.output(shape);
@@ -81,13 +81,14 @@ void reduce_mean(const NodeBuilder& at) {
   for (int64_t& axis : axes)
     axis = at.axis(axis, x.size());
   std::sort(axes.begin(), axes.end());
-  size_t kept = x.size() - axes.size();
+  size_t retained = x.size() - axes.size();
   for (size_t index = 0; index < axes.size(); ++index)
-    at.check(axes[index] == static_cast<int64_t>(kept + index), "axes other than the last ones");
+    at.check(axes[index] == static_cast<int64_t>(retained + index),
+             "axes other than the last ones");
   at.check(!axes.empty(), "no axes");
-  Shape shape(x.begin(), x.begin() + static_cast<int64_t>(kept));
+  Shape shape(x.begin(), x.begin() + static_cast<int64_t>(retained));
   if (at.integer("keepdims", 1)) shape.resize(x.size(), 1);
-  whole_pool(at, PoolKind::kSum, kept, shape);
+  whole_pool(at, PoolKind::kSum, retained, shape);
 }
 
 } // namespace

@@ -104,10 +104,10 @@ void conv_transpose(const NodeBuilder& at) {
   auto extra = at.integers("output_padding", space.dims, 0);
   Spatial in = spatial_sizes(input.x), out;
   for (int axis = 0; axis < 3; ++axis) {
-    int64_t given = axis - 3 + static_cast<int64_t>(space.dims);
+    int64_t attribute_index = axis - 3 + static_cast<int64_t>(space.dims);
     out[axis] = (in[axis] - 1) * space.stride[axis] +
                 (space.kernel[axis] - 1) * space.dilation[axis] + 1 - space.pad[axis] -
-                space.pad_end[axis] + (given < 0 ? 0 : extra[given]);
+                space.pad_end[axis] + (attribute_index < 0 ? 0 : extra[attribute_index]);
   }
   ConvLayer layer = convolution_layer(at, input, input.w[1] * input.groups, out);
   layer.spread = space.stride;
@@ -146,13 +146,13 @@ TensorId scaled_operand(const NodeBuilder& at, size_t index, float factor) {
 
 // Return a bias with one value for each column, or kNoTensor if the input cannot be a bias.
 TensorId column_bias(const NodeBuilder& at, size_t index, int64_t columns, float factor) {
-  const Value& given = at.input(index);
-  if (!given.constant || given.constant->integral) return kNoTensor;
-  bool one_row = given.shape.empty() || elements(given.shape) == given.shape.back();
+  const Value& operand = at.input(index);
+  if (!operand.constant || operand.constant->integral) return kNoTensor;
+  bool one_row = operand.shape.empty() || elements(operand.shape) == operand.shape.back();
   if (!one_row) return kNoTensor;
-  std::vector<float> values = given.constant->floats;
+  std::vector<float> values = operand.constant->floats;
   at.check(values.size() == 1 || static_cast<int64_t>(values.size()) == columns, "C of the shape ",
-           text(given.shape), " for ", columns, " columns");
+           text(operand.shape), " for ", columns, " columns");
   if (values.size() == 1) values.assign(columns, values[0]);
   for (float& value : values)
     value *= factor;
@@ -223,20 +223,20 @@ struct Affine {
 
 Affine batch_norm_affine(const NodeBuilder& at, int64_t channels) {
   const char* names[] = {"scale", "B", "mean", "variance"};
-  const std::vector<float>* given[4];
+  const std::vector<float>* parameters[4];
   for (size_t index = 0; index < 4; ++index) {
-    given[index] = &at.floats(index + 1, names[index]);
-    at.check(static_cast<int64_t>(given[index]->size()) == channels, names[index], " of ",
-             given[index]->size(), " for ", channels, " channels");
+    parameters[index] = &at.floats(index + 1, names[index]);
+    at.check(static_cast<int64_t>(parameters[index]->size()) == channels, names[index], " of ",
+             parameters[index]->size(), " for ", channels, " channels");
   }
   float epsilon = at.real("epsilon", 1e-5f);
   Affine affine{std::vector<float>(channels), std::vector<float>(channels)};
   for (int64_t channel = 0; channel < channels; ++channel) {
-    double factor =
-        (*given[0])[channel] / std::sqrt(static_cast<double>((*given[3])[channel]) + epsilon);
+    double factor = (*parameters[0])[channel] /
+                    std::sqrt(static_cast<double>((*parameters[3])[channel]) + epsilon);
     affine.factor[channel] = static_cast<float>(factor);
     affine.offset[channel] =
-        static_cast<float>((*given[1])[channel] - (*given[2])[channel] * factor);
+        static_cast<float>((*parameters[1])[channel] - (*parameters[2])[channel] * factor);
   }
   return affine;
 }

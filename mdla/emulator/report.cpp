@@ -7,7 +7,7 @@
 namespace mdla {
 namespace {
 
-std::string quoted(const std::string& text) {
+std::string quote(const std::string& text) {
   std::ostringstream out;
   out << '"';
   for (unsigned char letter : text) {
@@ -27,7 +27,7 @@ class JsonFields {
 public:
   explicit JsonFields(std::ostream& out) : out_(out) {}
 
-  void operator()(const char* name, const std::string& value) { member(name) << quoted(value); }
+  void operator()(const char* name, const std::string& value) { member(name) << quote(value); }
   void operator()(const char* name, double value) {
     member(name) << std::setprecision(12) << value;
   }

@@ -91,26 +91,26 @@ double Tiler::stored(double value, int64_t fraction) const {
 }
 
 Load Tiler::load(Unit unit, const View& view, const Index& start, const Index& dims) const {
-  Load made;
-  made.unit = unit;
-  made.address = placement_.element(view) +
-                 offset_of(view.strides, start) * element_bytes(placement_.precision);
-  made.dims = made.extent = dims;
-  made.strides = view.strides;
-  made.spread.fill(1);
-  return made;
+  Load instruction;
+  instruction.unit = unit;
+  instruction.address = placement_.element(view) +
+                        offset_of(view.strides, start) * element_bytes(placement_.precision);
+  instruction.dims = instruction.extent = dims;
+  instruction.strides = view.strides;
+  instruction.spread.fill(1);
+  return instruction;
 }
 
 Store Tiler::store(const View& view, const Index& start, const Index& dims,
                    int64_t from_fraction) const {
-  Store made;
-  made.address = placement_.element(view) +
-                 offset_of(view.strides, start) * element_bytes(placement_.precision);
-  made.dims = dims, made.strides = view.strides;
+  Store instruction;
+  instruction.address = placement_.element(view) +
+                        offset_of(view.strides, start) * element_bytes(placement_.precision);
+  instruction.dims = dims, instruction.strides = view.strides;
   int64_t to = fraction(view.tensor);
-  made.shift = fixed() ? from_fraction - to : 0;
-  made.low = stored(layer_.low, to), made.high = stored(layer_.high, to);
-  return made;
+  instruction.shift = fixed() ? from_fraction - to : 0;
+  instruction.low = stored(layer_.low, to), instruction.high = stored(layer_.high, to);
+  return instruction;
 }
 
 // ---- sums of products ----
@@ -162,9 +162,9 @@ Load Tiler::conv_maps(const ConvLayer& conv, const ConvPlace& at, const ConvTile
     offset[3 + axis] = any ? first * step - from : 0;
     spread[3 + axis] = step;
   }
-  Load made = load(Unit::kMaps, conv.x, start, dims);
-  made.offset = offset, made.extent = extent, made.spread = spread;
-  return made;
+  Load instruction = load(Unit::kMaps, conv.x, start, dims);
+  instruction.offset = offset, instruction.extent = extent, instruction.spread = spread;
+  return instruction;
 }
 
 void Tiler::conv_at(const ConvLayer& conv, const ConvPlace& at, const ConvTile& tile) {

@@ -6,10 +6,10 @@
 
 #include <cstring>
 
+using torchmdla::mdla::catch_errors;
 using torchmdla::mdla::Context;
 using torchmdla::mdla::current_fault;
 using torchmdla::mdla::Fault;
-using torchmdla::mdla::guarded;
 
 namespace torchmdla::mdla {
 
@@ -42,7 +42,7 @@ int64_t cycles_of(const torchmdla::mdla::Api& api, void* cmem, const char* name)
 
 // Run `call` and return 0, or `failed` if it throws.
 template <class Call> int status_of(Call call) {
-  return guarded(
+  return catch_errors(
       [&] {
         call();
         return 0;
@@ -69,12 +69,12 @@ int mdla_compile(const char* library, mdla_flags flags, const char* model, const
     unsigned outputs = 0, *dimensions = nullptr;
     uint64_t** sizes = nullptr;
     const char* function = count ? "ie_compile_vfp" : "ie_compile";
-    const void* made =
+    const void* compiled =
         count ? api.ie_compile_vfp(cmem.get(), model, binary, shapes, &outputs, &dimensions, &sizes,
                                    samples, sample_elements, count, nullptr)
               : api.ie_compile(cmem.get(), model, binary, shapes, &outputs, &dimensions, &sizes,
                                nullptr);
-    if (!made) throw Fault(torchmdla::mdla::fault_of(api, function, cmem.get()));
+    if (!compiled) throw Fault(torchmdla::mdla::fault_of(api, function, cmem.get()));
     *cost = {cycles_of(api, cmem.get(), "input_cycles"), cycles_of(api, cmem.get(), "cycles"),
              cycles_of(api, cmem.get(), "output_cycles")};
   });
@@ -83,7 +83,7 @@ int mdla_compile(const char* library, mdla_flags flags, const char* model, const
 void* mdla_load(const char* library, mdla_flags flags, const char* binary, const mdla_port* inputs,
                 unsigned input_count, const mdla_port* outputs, unsigned output_count,
                 unsigned parts, double seconds) {
-  return guarded(
+  return catch_errors(
       [&]() -> void* {
         return new Context(library, flags, binary, {inputs, inputs + input_count},
                            {outputs, outputs + output_count}, parts, seconds);

@@ -68,12 +68,12 @@ public:
         inference_{inputs_.data(), outputs_.data()} {
     pipeline_.start(inference_);
   }
-  ~Part() { pipeline_.settle(inference_); }
+  ~Part() { pipeline_.wait_for(inference_); }
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
 
   void finish() {
-    pipeline_.settle(inference_);
+    pipeline_.wait_for(inference_);
     if (!inference_.fault.empty()) throw Fault(inference_.fault);
   }
 

@@ -16,7 +16,8 @@ struct Fault : std::runtime_error {
 std::string& current_fault();
 
 // Return the result of `call`. If it throws, set the current fault and return `failed`.
-template <class Call, class Failed> auto guarded(Call call, Failed failed) -> decltype(call()) {
+template <class Call, class Failed>
+auto catch_errors(Call call, Failed failed) -> decltype(call()) {
   current_fault().clear();
   try {
     return call();

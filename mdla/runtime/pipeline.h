@@ -33,16 +33,16 @@ struct Network {
   std::string fault(int status, const char* function, const std::vector<uint64_t>& elements) const;
 };
 
-// Running inference. Its address and its arrays must stay valid until it is settled.
+// Running inference. Its address and its arrays must stay valid until it is done.
 struct Inference {
   const float* const* inputs = nullptr;
   float* const* outputs = nullptr;
-  bool settled = true;
+  bool is_done = true;
   std::string fault{}; // "" if it succeeded
   uintptr_t number = 0;
 };
 
-// Pipeline of one network. Every function throws Fault, except for `settle`.
+// Pipeline of one network. Every function throws Fault, except for `wait_for`.
 class Pipeline {
 public:
   // `seconds`: if no result comes for this time, the network is lost, and every call fails. 0 means
@@ -59,7 +59,7 @@ public:
   // Start an inference when there is room, and wait for its end. A fault of one inference does not
   // affect the others.
   void start(Inference& inference);
-  void settle(Inference& inference) noexcept;
+  void wait_for(Inference& inference) noexcept;
 
   // Start an inference, and fetch the result of the oldest one that was started here. While results
   // are outstanding, the functions above throw.
@@ -69,8 +69,9 @@ public:
 private:
   struct State;
 
-  void run_alone(std::unique_lock<std::mutex>& lock, const char* function,
-                 decltype(Api::ie_run) call, const float* const* inputs, float* const* outputs);
+  void run_exclusively(std::unique_lock<std::mutex>& lock, const char* function,
+                       decltype(Api::ie_run) call, const float* const* inputs,
+                       float* const* outputs);
   static void collect_results(const std::shared_ptr<State>& state);
 
   const std::shared_ptr<State> state_;

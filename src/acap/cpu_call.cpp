@@ -42,7 +42,7 @@ public:
       stack_->push_back(on_cpu(argument));
     call_kernel(op_, stack_);
     for (const auto& alias : aliases_)
-      if (alias.is_written) written(alias.tensor, alias.cpu);
+      if (alias.is_written) handle_write(alias.tensor, alias.cpu);
     const auto results = torch::jit::pop(*stack_, schema.returns().size());
     for (const auto& result : results)
       stack_->push_back(with_tensors(result, [&](const at::Tensor& cpu) { return on_acap(cpu); }));
@@ -55,7 +55,7 @@ private:
     for (const auto& argument : arguments)
       for_each_tensor(argument, [&](const at::Tensor& tensor) {
         if (!is_acap(tensor)) return;
-        const Guard guard(graph_mutex());
+        const ForkSafeLock guard(graph_mutex());
         if (const auto& value = Storage::of(tensor).value()) values.push_back(value);
       });
     compute(values);
@@ -74,10 +74,10 @@ private:
   }
 
   const Alias* find(const at::Tensor& tensor) const {
-    const auto found = std::find_if(aliases_.begin(), aliases_.end(), [&](const Alias& alias) {
+    const auto entry = std::find_if(aliases_.begin(), aliases_.end(), [&](const Alias& alias) {
       return alias.tensor.is_same(tensor);
     });
-    return found == aliases_.end() ? nullptr : &*found;
+    return entry == aliases_.end() ? nullptr : &*entry;
   }
 
   c10::IValue on_cpu(const c10::IValue& argument) const {
@@ -98,7 +98,7 @@ private:
     for (const auto& alias : aliases_)
       if (alias.cpu.storage().is_alias_of(cpu.storage()))
         return make_view(alias.tensor, Geometry::of(cpu), nullptr);
-    return adopt(cpu);
+    return wrap_cpu_tensor(cpu);
   }
 
   const c10::OperatorHandle& op_;

@@ -19,17 +19,17 @@ bool takes_undefined_elements(const c10::Argument& argument) {
   return list && list->getElementType()->kind() == c10::TypeKind::OptionalType;
 }
 
-class Calls {
+class OpByOpExecutor {
 public:
-  explicit Calls(const std::vector<Node*>& nodes) {
-    const Guard guard(graph_mutex());
+  explicit OpByOpExecutor(const std::vector<Node*>& nodes) {
+    const ForkSafeLock guard(graph_mutex());
     for (const auto* node : nodes)
       node->for_each_input([&](const ValuePtr& value) {
         if (!value->node) tensors_.emplace(value.get(), value->tensor);
       });
   }
 
-  void call(const Node& node) {
+  void run(const Node& node) {
     torch::jit::Stack stack;
     const auto& arguments = node.op.schema().arguments();
     for (size_t i = 0; i < arguments.size(); ++i)
@@ -75,15 +75,15 @@ private:
 
 } // namespace
 
-std::vector<at::Tensor> call_singly(const std::vector<Node*>& nodes,
-                                    const std::vector<ValuePtr>& outputs) {
+std::vector<at::Tensor> run_op_by_op(const std::vector<Node*>& nodes,
+                                     const std::vector<ValuePtr>& outputs) {
   const PlainModes modes;
-  Calls calls(nodes);
+  OpByOpExecutor executor(nodes);
   for (const auto* node : nodes)
-    calls.call(*node);
+    executor.run(*node);
   std::vector<at::Tensor> tensors;
   for (const auto& output : outputs)
-    tensors.push_back(calls.tensor_of(output));
+    tensors.push_back(executor.tensor_of(output));
   return tensors;
 }
 

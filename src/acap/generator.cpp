@@ -47,10 +47,10 @@ at::Generator make_generator() {
 }
 
 at::Generator cpu_generator(const at::Generator& generator) {
-  const auto* own = generator.defined()
-                        ? dynamic_cast<const GeneratorImpl*>(generator.unsafeGetGeneratorImpl())
-                        : nullptr;
-  return own ? own->cpu() : generator;
+  const auto* acap_generator =
+      generator.defined() ? dynamic_cast<const GeneratorImpl*>(generator.unsafeGetGeneratorImpl())
+                          : nullptr;
+  return acap_generator ? acap_generator->cpu() : generator;
 }
 
 } // namespace torchmdla::acap

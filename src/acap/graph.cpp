@@ -21,9 +21,9 @@ namespace torchmdla::acap {
 namespace {
 
 std::atomic<size_t> live_nodes{0};
-std::atomic<uint64_t> nodes_made{0};
+std::atomic<uint64_t> nodes_created{0};
 
-std::condition_variable& runs_ended() {
+std::condition_variable& run_ended() {
   static std::condition_variable ended;
   return ended;
 }
@@ -66,7 +66,7 @@ Value::~Value() = default;
 
 Node::Node(c10::OperatorHandle called, std::vector<Operand> arguments,
            std::vector<at::Tensor> types)
-    : number(nodes_made.fetch_add(1, std::memory_order_relaxed)), op(called),
+    : number(nodes_created.fetch_add(1, std::memory_order_relaxed)), op(called),
       operands(std::move(arguments)), metas(std::move(types)) {
   live_nodes.fetch_add(1, std::memory_order_relaxed);
 }
@@ -89,7 +89,7 @@ namespace {
 
 // Replace booleans by integers where the schema has a number, because TorchScript's numbers exclude
 // booleans.
-void make_numbers(const c10::FunctionSchema& schema, std::vector<Operand>& operands) {
+void convert_booleans(const c10::FunctionSchema& schema, std::vector<Operand>& operands) {
   for (size_t i = 0; i < operands.size(); ++i) {
     auto* constant = std::get_if<c10::IValue>(&operands[i]);
     if (constant && constant->isBool() &&
@@ -102,7 +102,7 @@ void make_numbers(const c10::FunctionSchema& schema, std::vector<Operand>& opera
 
 std::vector<ValuePtr> append(const c10::OperatorHandle& op, std::vector<Operand> operands,
                              const std::vector<at::Tensor>& metas) {
-  make_numbers(op.schema(), operands);
+  convert_booleans(op.schema(), operands);
   auto node = std::make_shared<Node>(op, std::move(operands), metas);
   std::vector<ValuePtr> results;
   for (const auto& meta : metas) {
@@ -120,9 +120,9 @@ ValuePtr append(const char* name, const char* overload, std::vector<Operand> ope
 
 std::vector<Node*> pending_nodes_of(const std::vector<ValuePtr>& values) {
   std::vector<Node*> nodes;
-  std::unordered_set<const Node*> found;
+  std::unordered_set<const Node*> visited;
   const auto add = [&](const ValuePtr& value) {
-    if (value->node && found.insert(value->node.get()).second) nodes.push_back(value->node.get());
+    if (value->node && visited.insert(value->node.get()).second) nodes.push_back(value->node.get());
   };
   for (const auto& value : values)
     add(value);
@@ -136,9 +136,9 @@ std::vector<Node*> pending_nodes_of(const std::vector<ValuePtr>& values) {
 namespace {
 
 // Part of the graph that runs as one unit.
-struct Cut {
+struct Segment {
   std::vector<Node*> nodes; // operands before users
-  std::vector<std::shared_ptr<Node>> holders;
+  std::vector<std::shared_ptr<Node>> owners;
   std::vector<ValuePtr> outputs;
   Runnable runnable;
   std::exception_ptr fault; // set if there is no runnable
@@ -159,34 +159,34 @@ std::vector<ValuePtr> outputs_of(const std::vector<Node*>& nodes) {
 
 // Return the part of the graph that computes `values`, marked as running. It is empty if nothing is
 // pending. Wait while another thread runs some of its nodes.
-Cut cut(const std::vector<ValuePtr>& values) {
-  const Unforked section; // covers the wait, too: a forked child has no thread that notifies
+Segment acquire_segment(const std::vector<ValuePtr>& values) {
+  const ForkGuard section; // covers the wait, too: a forked child has no thread that notifies
   std::unique_lock<std::mutex> lock(graph_mutex());
   auto nodes = pending_nodes_of(values);
   const auto is_running = [](const Node* node) { return node->is_running(); };
   while (std::any_of(nodes.begin(), nodes.end(), is_running)) {
-    runs_ended().wait(lock);
+    run_ended().wait(lock);
     nodes = pending_nodes_of(values);
   }
-  Cut made;
-  if (nodes.empty()) return made;
-  made.outputs = outputs_of(nodes);
+  Segment segment;
+  if (nodes.empty()) return segment;
+  segment.outputs = outputs_of(nodes);
   try {
-    made.runnable = prepare(nodes, made.outputs);
+    segment.runnable = prepare(nodes, segment.outputs);
   } catch (const std::exception&) {
-    made.fault = std::current_exception();
+    segment.fault = std::current_exception();
   }
   for (auto* node : nodes) {
     node->running_in = process_number();
-    made.holders.push_back(node->shared_from_this());
+    segment.owners.push_back(node->shared_from_this());
   }
-  made.nodes = std::move(nodes);
-  return made;
+  segment.nodes = std::move(nodes);
+  return segment;
 }
 
 // Run the part as groups. If that fails, run it op by op: an error is then the failing op's own,
 // and an internal fault does not lose values.
-std::vector<at::Tensor> run(const Cut& part) {
+std::vector<at::Tensor> run(const Segment& part) {
   std::string fault;
   try {
     if (part.fault) std::rethrow_exception(part.fault);
@@ -198,7 +198,7 @@ std::vector<at::Tensor> run(const Cut& part) {
   } catch (const std::exception& error) {
     fault = error.what();
   }
-  auto tensors = call_singly(part.nodes, part.outputs);
+  auto tensors = run_op_by_op(part.nodes, part.outputs);
   statistics().fallbacks.count("acap: a graph ran op by op: " + fault.substr(0, fault.find('\n')));
   return tensors;
 }
@@ -206,18 +206,18 @@ std::vector<at::Tensor> run(const Cut& part) {
 } // namespace
 
 void compute(const std::vector<ValuePtr>& values) {
-  auto part = cut(values);
+  auto part = acquire_segment(values);
   if (part.nodes.empty()) return;
   const auto end_run = c10::make_scope_exit([&] {
     {
-      const Guard guard(graph_mutex());
+      const ForkSafeLock guard(graph_mutex());
       for (auto* node : part.nodes)
         node->running_in = 0;
     }
-    runs_ended().notify_all();
+    run_ended().notify_all();
   });
   auto tensors = run(part);
-  const Guard guard(graph_mutex());
+  const ForkSafeLock guard(graph_mutex());
   for (size_t i = 0; i < part.outputs.size(); ++i) {
     part.outputs[i]->tensor = std::move(tensors[i]);
     part.outputs[i]->node.reset(); // `part` keeps the node until the lock is released

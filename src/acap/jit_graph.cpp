@@ -60,7 +60,7 @@ public:
   }
 
   torch::jit::Value* value_of(const ValuePtr& value) {
-    if (const auto found = values_.find(value.get()); found != values_.end()) return found->second;
+    if (const auto entry = values_.find(value.get()); entry != values_.end()) return entry->second;
     TORCH_INTERNAL_ASSERT(!value->node, "an operand comes after its user");
     auto* input = graph_->addInput()->setType(type_of(value->meta));
     inputs_.emplace_back(value->tensor);
@@ -109,10 +109,10 @@ private:
     }
   }
 
-  void define(const Node& node, size_t index, torch::jit::Value* made) {
+  void define(const Node& node, size_t index, torch::jit::Value* output) {
     const auto& meta = node.metas[index];
-    made->setType(meta.defined() ? type_of(meta) : c10::TypePtr(c10::TensorType::get()));
-    if (const auto value = node.results[index].lock()) values_[value.get()] = made;
+    output->setType(meta.defined() ? type_of(meta) : c10::TypePtr(c10::TensorType::get()));
+    if (const auto value = node.results[index].lock()) values_[value.get()] = output;
   }
 
   std::shared_ptr<Graph> graph_;
@@ -157,8 +157,8 @@ Runnable prepare(const std::vector<Node*>& nodes, const std::vector<ValuePtr>& o
   using Plans = std::unordered_map<std::string, std::shared_ptr<GraphRunner::Plan>>;
   static NeverDestroyed<Plans> plans;
   auto structure = structure_of(nodes, outputs);
-  if (const auto found = plans->find(structure.key); found != plans->end())
-    return {{found->second, std::move(structure.floats)}, std::move(structure.inputs), nullptr};
+  if (const auto entry = plans->find(structure.key); entry != plans->end())
+    return {{entry->second, std::move(structure.floats)}, std::move(structure.inputs), nullptr};
   auto lowered = lower(nodes, outputs);
   auto prepared = runner()->prepare(lowered.graph);
   std::shared_ptr<const void> evicted;
@@ -175,7 +175,7 @@ std::vector<at::Tensor> run(const Runnable& runnable) {
 }
 
 std::shared_ptr<Graph> describe(const std::vector<ValuePtr>& values, bool argument_per_use) {
-  const Guard guard(graph_mutex());
+  const ForkSafeLock guard(graph_mutex());
   GraphWriter writer(/*as_recorded=*/true, argument_per_use);
   for (auto* node : pending_nodes_of(values))
     writer.add(*node);

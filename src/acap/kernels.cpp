@@ -54,7 +54,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides,
                          std::optional<at::Device> device, std::optional<bool> pin_memory) {
   check_options(layout, device, pin_memory);
   const auto type = dtype.value_or(c10::get_default_dtype_as_scalartype());
-  return adopt(at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type)));
+  return wrap_cpu_tensor(at::Tensor(at::detail::empty_strided_cpu(sizes, strides, type)));
 }
 
 at::Tensor empty(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
@@ -144,10 +144,12 @@ void set_storage(at::Tensor& self, const c10::Storage& storage, Geometry geometr
 at::Tensor& set_to_part(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef sizes,
                         at::IntArrayRef strides) {
   const auto dense = at::detail::empty_meta(sizes, self.scalar_type());
-  const auto given = strides.empty() ? dense.strides() : strides;
-  set_storage(
-      self, source,
-      {{sizes.begin(), sizes.end()}, {given.begin(), given.end()}, offset, self.scalar_type()});
+  const auto view_strides = strides.empty() ? dense.strides() : strides;
+  set_storage(self, source,
+              {{sizes.begin(), sizes.end()},
+               {view_strides.begin(), view_strides.end()},
+               offset,
+               self.scalar_type()});
   return self;
 }
 
@@ -234,7 +236,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
 
 // Return whether `op` keeps its composite kernel, which is better than a node: it draws into new
 // memory, or iterates over lists.
-bool keeps_composite(const OperatorHandle& op) {
+bool uses_composite_kernel(const OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   return is_random(op) || name.starts_with("aten::_foreach") || name == "aten::_conj" ||
          name == "aten::_neg_view" || name == "aten::new_empty_strided" ||
@@ -249,7 +251,7 @@ void register_over_composites(torch::Library& library) {
     const bool is_composite =
         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
-    if (!is_composite || keeps_composite(op)) return;
+    if (!is_composite || uses_composite_kernel(op)) return;
     if (traits_of(op).kind == OperatorKind::other) return;
     library.impl(c10::toString(op.operator_name()).c_str(),
                  torch::CppFunction::makeFromBoxedFunction<&boxed_record>());

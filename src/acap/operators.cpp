@@ -37,10 +37,10 @@ bool has_recordable_results(const c10::FunctionSchema& schema) {
 // Return all defined overloads by base name.
 const std::unordered_map<std::string, std::vector<OperatorName>>& overloads() {
   static const auto table = [] {
-    std::unordered_map<std::string, std::vector<OperatorName>> made;
+    std::unordered_map<std::string, std::vector<OperatorName>> overloads_by_name;
     for (const auto& name : c10::Dispatcher::singleton().getAllOpNames())
-      made[name.name].push_back(name);
-    return made;
+      overloads_by_name[name.name].push_back(name);
+    return overloads_by_name;
   }();
   return table;
 }
@@ -77,11 +77,11 @@ bool is_functional(const c10::FunctionSchema& schema) {
 
 std::vector<OperatorName> candidates(const OperatorHandle& op) {
   const auto& [name, overload] = op.operator_name();
-  if (const auto found = named_twins().find(op.operator_name()); found != named_twins().end())
-    return {found->second};
+  if (const auto entry = named_twins().find(op.operator_name()); entry != named_twins().end())
+    return {entry->second};
   const auto base = name.ends_with("_") ? name.substr(0, name.size() - 1) : name;
-  const auto found = overloads().find(base);
-  return found == overloads().end() ? std::vector<OperatorName>() : found->second;
+  const auto entry = overloads().find(base);
+  return entry == overloads().end() ? std::vector<OperatorName>() : entry->second;
 }
 
 OperatorTraits traits_of_mutating(const OperatorHandle& op) {
@@ -124,13 +124,13 @@ const OperatorTraits& traits_of(const OperatorHandle& op) {
   static std::shared_mutex mutex;
   static NeverDestroyed<std::unordered_map<OperatorName, OperatorTraits>> known;
   {
-    const Unforked section;
+    const ForkGuard section;
     const std::shared_lock<std::shared_mutex> guard(mutex);
-    if (const auto found = known->find(op.operator_name()); found != known->end())
-      return found->second;
+    if (const auto entry = known->find(op.operator_name()); entry != known->end())
+      return entry->second;
   }
   auto traits = make_traits(op);
-  const Unforked section;
+  const ForkGuard section;
   const std::unique_lock<std::shared_mutex> guard(mutex);
   return known->emplace(op.operator_name(), std::move(traits)).first->second;
 }
@@ -140,12 +140,13 @@ std::optional<OperatorHandle> scalar_twin(const OperatorHandle& op, size_t argum
   const auto* scalar = overload == "Tensor_mode" ? "Scalar_mode" : "Scalar";
   const auto twin = c10::Dispatcher::singleton().findSchema({name, scalar});
   if (!twin) return std::nullopt;
-  const auto &own = op.schema().arguments(), &others = twin->schema().arguments();
-  if (own.size() != others.size()) return std::nullopt;
-  for (size_t i = 0; i < own.size(); ++i) {
-    if (own[i].name() != others[i].name()) return std::nullopt;
-    const bool is_number = others[i].type()->kind() == c10::TypeKind::NumberType;
-    if (i == argument ? !is_number : *own[i].type() != *others[i].type()) return std::nullopt;
+  const auto &parameters = op.schema().arguments(), &twin_parameters = twin->schema().arguments();
+  if (parameters.size() != twin_parameters.size()) return std::nullopt;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i].name() != twin_parameters[i].name()) return std::nullopt;
+    const bool is_number = twin_parameters[i].type()->kind() == c10::TypeKind::NumberType;
+    if (i == argument ? !is_number : *parameters[i].type() != *twin_parameters[i].type())
+      return std::nullopt;
   }
   return twin;
 }

@@ -64,7 +64,7 @@ void check_devices(const OperatorHandle& op, const std::vector<IValue>& argument
 // Return whether the CPU's results may have other strides than the meta kernel reports. Meta
 // kernels describe CUDA, or no specific device. With contiguous arguments only a few ops differ;
 // matrix products never do.
-bool has_layout_of_its_own(const OperatorHandle& op, const std::vector<IValue>& arguments) {
+bool has_cpu_layout(const OperatorHandle& op, const std::vector<IValue>& arguments) {
   static const std::unordered_set<std::string> always{"aten::_fft_r2c", "aten::_linalg_svd",
                                                       "aten::linalg_eig", "aten::nonzero_static",
                                                       "aten::_native_batch_norm_legit_functional"};
@@ -80,7 +80,7 @@ bool has_layout_of_its_own(const OperatorHandle& op, const std::vector<IValue>& 
 }
 
 // Return whether the meta kernel of `op` accepts sizes and dtypes that the CPU's kernel rejects.
-bool has_checks_of_its_own(const OperatorHandle& op) {
+bool has_cpu_checks(const OperatorHandle& op) {
   static const std::unordered_set<std::string> names{"aten::as_strided_scatter", "aten::bucketize",
                                                      "aten::complex", "aten::index_add",
                                                      "aten::masked_scatter"};
@@ -101,15 +101,15 @@ std::optional<Results> infer_layouts(const OperatorHandle& op,
                                      const std::vector<IValue>& arguments) {
   if (is_power_by_boolean(op, arguments)) return std::nullopt;
   auto metas = infer_types(op, arguments);
-  const bool is_checked = has_checks_of_its_own(op);
+  const bool is_checked = has_cpu_checks(op);
   if (!metas || traits_of(op).kind == OperatorKind::view ||
-      !(is_checked || has_layout_of_its_own(op, arguments)))
+      !(is_checked || has_cpu_layout(op, arguments)))
     return metas;
-  const auto shown = call_on(c10::kCPU, op, arguments, zeros_of);
-  if (!shown && is_checked) return std::nullopt;
-  if (!shown || shown->size() != metas->size()) return metas;
+  const auto cpu_results = call_on(c10::kCPU, op, arguments, zeros_of);
+  if (!cpu_results && is_checked) return std::nullopt;
+  if (!cpu_results || cpu_results->size() != metas->size()) return metas;
   for (size_t i = 0; i < metas->size(); ++i)
-    if (const auto& result = (*shown)[i]; result.defined()) (*metas)[i] = meta_of(result);
+    if (const auto& result = (*cpu_results)[i]; result.defined()) (*metas)[i] = meta_of(result);
   return metas;
 }
 
@@ -209,7 +209,7 @@ bool record_functional(const OperatorHandle& op, const std::vector<IValue>& argu
 bool record_view(const OperatorHandle& op, const std::vector<IValue>& arguments, Stack* stack) {
   const auto metas = infer(op, arguments);
   if (!metas) return false;
-  push_results(op, take_views(op, arguments, *metas), stack);
+  push_results(op, make_views(op, arguments, *metas), stack);
   return true;
 }
 
@@ -231,8 +231,8 @@ bool can_write(const IValue& argument, const at::Tensor& meta, bool is_out) {
 // Return whether an argument shares memory with a written one. The result then depends on the
 // kernel's order, or the kernel rejects it. A pointwise op on the same elements is excepted,
 // because it reads each element where it writes it.
-bool reads_where_it_writes(const OperatorHandle& op, const OperatorTraits& traits,
-                           const std::vector<IValue>& arguments) {
+bool has_memory_hazard(const OperatorHandle& op, const OperatorTraits& traits,
+                       const std::vector<IValue>& arguments) {
   const bool is_pointwise = op.hasTag(at::Tag::pointwise);
   const auto overlaps = [&](const at::Tensor& written, const at::Tensor& other) {
     if (!is_acap(other)) return false;
@@ -240,16 +240,16 @@ bool reads_where_it_writes(const OperatorHandle& op, const OperatorTraits& trait
     return status == at::MemOverlapStatus::Partial ||
            (status == at::MemOverlapStatus::Full && !is_pointwise);
   };
-  bool found = false;
+  bool has_hazard = false;
   for (const auto index : traits.written) {
     if (!arguments[index].isTensor() || !arguments[index].toTensor().defined()) continue;
     for (size_t i = 0; i < arguments.size(); ++i)
       if (i != index)
         for_each_tensor(arguments[i], [&](const at::Tensor& other) {
-          found |= overlaps(arguments[index].toTensor(), other);
+          has_hazard |= overlaps(arguments[index].toTensor(), other);
         });
   }
-  return found;
+  return has_hazard;
 }
 
 ValuePtr cast(const ValuePtr& value, at::ScalarType dtype) {
@@ -293,7 +293,7 @@ void push_written(const OperatorHandle& op, const OperatorTraits& traits,
 
 bool record_mutating(const OperatorHandle& op, const OperatorTraits& traits,
                      const std::vector<IValue>& arguments, Stack* stack) {
-  if (reads_where_it_writes(op, traits, arguments)) return false;
+  if (has_memory_hazard(op, traits, arguments)) return false;
   std::vector<IValue> inputs;
   for (size_t i = 0; i < arguments.size(); ++i)
     if (std::find(traits.outs.begin(), traits.outs.end(), i) == traits.outs.end())

@@ -6,12 +6,12 @@ namespace torchmdla::acap {
 
 namespace {
 
-bool is_there(const MaybeTensor& tensor) {
+bool is_defined(const MaybeTensor& tensor) {
   return tensor && tensor->defined();
 }
 
-at::Tensor plus(const at::Tensor& tensor, const MaybeTensor& other) {
-  return is_there(other) ? tensor + *other : tensor;
+at::Tensor add_if_defined(const at::Tensor& tensor, const MaybeTensor& other) {
+  return is_defined(other) ? tensor + *other : tensor;
 }
 
 // Return the derivative of sigmoid or tanh, given the value of the function.
@@ -32,7 +32,9 @@ at::Tensor bias_gradient(const at::Tensor& gates, bool has_bias) {
 std::tuple<at::Tensor, at::Tensor, at::Tensor>
 lstm_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cell,
           const MaybeTensor& input_bias, const MaybeTensor& hidden_bias) {
-  const auto gates = (plus(input_gates, input_bias) + plus(hidden_gates, hidden_bias)).chunk(4, 1);
+  const auto gates =
+      (add_if_defined(input_gates, input_bias) + add_if_defined(hidden_gates, hidden_bias))
+          .chunk(4, 1);
   const auto in = gates[0].sigmoid(), forget = gates[1].sigmoid(), update = gates[2].tanh(),
              out = gates[3].sigmoid();
   const auto new_cell = forget * cell + in * update;
@@ -43,13 +45,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor>
 lstm_cell_backward(const MaybeTensor& grad_hidden, const MaybeTensor& grad_cell,
                    const at::Tensor& cell, const at::Tensor& new_cell, const at::Tensor& workspace,
                    bool has_bias) {
-  if (!is_there(grad_hidden) && !is_there(grad_cell)) return {};
+  if (!is_defined(grad_hidden) && !is_defined(grad_cell)) return {};
   const auto gates = workspace.chunk(4, 1);
   const auto &in = gates[0], &forget = gates[1], &update = gates[2], &out = gates[3];
   const auto shown = new_cell.tanh();
-  auto grad_new = is_there(grad_cell) ? *grad_cell : at::zeros_like(new_cell);
+  auto grad_new = is_defined(grad_cell) ? *grad_cell : at::zeros_like(new_cell);
   auto grad_out = at::zeros_like(out);
-  if (is_there(grad_hidden)) {
+  if (is_defined(grad_hidden)) {
     grad_new = grad_new + *grad_hidden * out * tanh_slope(shown);
     grad_out = *grad_hidden * shown * sigmoid_slope(out);
   }
@@ -64,8 +66,8 @@ std::tuple<at::Tensor, at::Tensor> gru_cell(const at::Tensor& input_gates,
                                             const at::Tensor& hidden_gates,
                                             const at::Tensor& hidden, const MaybeTensor& input_bias,
                                             const MaybeTensor& hidden_bias) {
-  const auto from_input = plus(input_gates, input_bias).chunk(3, 1);
-  const auto from_hidden = plus(hidden_gates, hidden_bias).chunk(3, 1);
+  const auto from_input = add_if_defined(input_gates, input_bias).chunk(3, 1);
+  const auto from_hidden = add_if_defined(hidden_gates, hidden_bias).chunk(3, 1);
   const auto reset = (from_input[0] + from_hidden[0]).sigmoid();
   const auto keep = (from_input[1] + from_hidden[1]).sigmoid();
   const auto candidate = (from_input[2] + reset * from_hidden[2]).tanh();

@@ -26,10 +26,10 @@ Storages& storages() {
   return *instance;
 }
 
-at::Tensor laid_out(const at::Tensor& tensor, const Geometry& base) {
-  auto made = at::Tensor(at::detail::empty_strided_cpu(base.sizes, base.strides, base.dtype));
-  made.copy_(tensor.resolve_conj().resolve_neg());
-  return made;
+at::Tensor copy_in_layout(const at::Tensor& tensor, const Geometry& base) {
+  auto copy = at::Tensor(at::detail::empty_strided_cpu(base.sizes, base.strides, base.dtype));
+  copy.copy_(tensor.resolve_conj().resolve_neg());
+  return copy;
 }
 
 // Return whether `tensor` has the layout of `base` and starts at the beginning of its memory.
@@ -123,23 +123,23 @@ Storage::Storage(c10::SymInt size_bytes, c10::DataPtr data_ptr, c10::Allocator* 
       address_(data()) {
   const auto bytes = size_bytes.expect_int();
   base_ = {{bytes}, {1}, 0, at::kByte};
-  const Guard guard(storages().mutex);
+  const ForkSafeLock guard(storages().mutex);
   storages().by_address.emplace(address_, this);
 }
 
 Storage::~Storage() {
-  const Guard guard(storages().mutex);
+  const ForkSafeLock guard(storages().mutex);
   storages().by_address.erase(address_);
 }
 
 Storage& Storage::of(const c10::Storage& storage) {
   auto* impl = storage.unsafeGetStorageImpl();
-  if (auto* own = dynamic_cast<Storage*>(impl)) return *own;
-  const Guard guard(storages().mutex);
-  const auto found = storages().by_address.find(impl->data());
-  TORCH_CHECK(found != storages().by_address.end(),
+  if (auto* acap_storage = dynamic_cast<Storage*>(impl)) return *acap_storage;
+  const ForkSafeLock guard(storages().mutex);
+  const auto entry = storages().by_address.find(impl->data());
+  TORCH_CHECK(entry != storages().by_address.end(),
               "torchmdla: a tensor on the acap device has a storage of another device");
-  return *found->second;
+  return *entry->second;
 }
 
 ValuePtr Storage::reset(Geometry base, ValuePtr value) {
@@ -156,9 +156,9 @@ ValuePtr Storage::write(ValuePtr value) {
 namespace {
 
 std::vector<ValuePtr> pending_values() {
-  const Guard guard(graph_mutex());
+  const ForkSafeLock guard(graph_mutex());
   std::vector<ValuePtr> values;
-  const Guard table_guard(storages().mutex);
+  const ForkSafeLock table_guard(storages().mutex);
   for (const auto& [address, storage] : storages().by_address)
     if (storage->value() && storage->value()->node) values.push_back(storage->value());
   return values;
@@ -195,7 +195,7 @@ namespace {
 
 // Return the content, or an undefined tensor while it is pending. `former` receives content that is
 // replaced.
-at::Tensor settled(Storage& storage, bool for_writing, ValuePtr& former) {
+at::Tensor materialised_content(Storage& storage, bool for_writing, ValuePtr& former) {
   if (!storage.value()) {
     auto tensor = at::Tensor(at::detail::empty_strided_cpu(
         storage.base().sizes, storage.base().strides, storage.base().dtype));
@@ -206,16 +206,17 @@ at::Tensor settled(Storage& storage, bool for_writing, ValuePtr& former) {
   const bool is_shared = for_writing && (value.use_count() > 1 || value->tensor.use_count() > 1 ||
                                          value->tensor.storage().use_count() > 1);
   if (is_shared || !owns_layout(value->tensor, storage.base()))
-    former = storage.write(std::make_shared<Value>(laid_out(value->tensor, storage.base())));
+    former = storage.write(std::make_shared<Value>(copy_in_layout(value->tensor, storage.base())));
   return storage.value()->tensor;
 }
 
-at::Tensor settle(Storage& storage, bool for_writing) {
+at::Tensor materialise(Storage& storage, bool for_writing) {
   for (;;) {
     ValuePtr pending, former;
     {
-      const Guard guard(graph_mutex());
-      if (auto content = settled(storage, for_writing, former); content.defined()) return content;
+      const ForkSafeLock guard(graph_mutex());
+      if (auto content = materialised_content(storage, for_writing, former); content.defined())
+        return content;
       pending = storage.value();
     }
     compute({pending});
@@ -224,22 +225,22 @@ at::Tensor settle(Storage& storage, bool for_writing) {
 
 } // namespace
 
-at::Tensor settle(const at::Tensor& tensor) {
-  return settle(Storage::of(tensor), /*for_writing=*/false);
+at::Tensor materialise(const at::Tensor& tensor) {
+  return materialise(Storage::of(tensor), /*for_writing=*/false);
 }
 
-at::Tensor settle_for_writing(const at::Tensor& tensor) {
-  return settle(Storage::of(tensor), /*for_writing=*/true);
+at::Tensor materialise_for_writing(const at::Tensor& tensor) {
+  return materialise(Storage::of(tensor), /*for_writing=*/true);
 }
 
 void resize(const c10::Storage& storage, size_t bytes) {
   auto& content = Storage::of(storage);
-  auto tensor = settle(content, /*for_writing=*/false);
+  auto tensor = materialise(content, /*for_writing=*/false);
   auto memory = at::Tensor(at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte));
   std::memcpy(memory.mutable_data_ptr(), tensor.storage().data(),
               std::min(bytes, content.nbytes()));
   ValuePtr former;
-  const Guard guard(graph_mutex());
+  const ForkSafeLock guard(graph_mutex());
   content.set_nbytes(bytes);
   former = content.reset({{static_cast<int64_t>(bytes)}, {1}, 0, at::kByte},
                          std::make_shared<Value>(std::move(memory)));

@@ -70,7 +70,7 @@ public:
   [[nodiscard]] ValuePtr write(ValuePtr value);
 
   // Note that an op on the CPU wrote to the content in place.
-  void touch() { ++version_; }
+  void bump_version() { ++version_; }
 
 private:
   const void* const address_; // PyTorch drops the pointer before the storage
@@ -89,10 +89,10 @@ void mark_step();
 
 // Compute the storage of `tensor`. Return the CPU tensor with its content, in the layout of the
 // base.
-at::Tensor settle(const at::Tensor& tensor);
+at::Tensor materialise(const at::Tensor& tensor);
 
 // Do the same for writing: nothing else refers to the returned content.
-at::Tensor settle_for_writing(const at::Tensor& tensor);
+at::Tensor materialise_for_writing(const at::Tensor& tensor);
 
 // Resize a storage to `bytes` bytes, as `UntypedStorage.resize_` does. Bytes that fit are kept.
 void resize(const c10::Storage& storage, size_t bytes);

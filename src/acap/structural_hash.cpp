@@ -34,9 +34,9 @@ private:
   }
 
   void write_operand(const ValuePtr& value) {
-    const auto [found, is_new] = indices_.emplace(value.get(), next_);
+    const auto [entry, is_new] = indices_.emplace(value.get(), next_);
     key_.add('v');
-    key_.add(found->second);
+    key_.add(entry->second);
     if (!is_new) return;
     // The value is computed and has not been visited before.
     ++next_;

@@ -10,7 +10,7 @@ namespace torchmdla::acap {
 
 namespace {
 
-TensorImpl* known_impl(const at::Tensor& tensor) {
+TensorImpl* find_impl(const at::Tensor& tensor) {
   return dynamic_cast<TensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
@@ -20,7 +20,7 @@ c10::Storage make_storage(const Geometry& geometry, const ValuePtr& value) {
   auto storage = c10::Storage(c10::make_intrusive<Storage>(bytes, allocator->allocate(bytes),
                                                            allocator, /*resizable=*/true));
   ValuePtr former;
-  const Guard guard(graph_mutex());
+  const ForkSafeLock guard(graph_mutex());
   former = static_cast<Storage*>(storage.unsafeGetStorageImpl())->reset(geometry, value);
   return storage;
 }
@@ -114,10 +114,10 @@ at::Tensor make_tensor(const ValuePtr& value) {
 
 at::Tensor make_view(const at::Tensor& self, const Geometry& geometry,
                      std::shared_ptr<const View> view) {
-  const at::Tensor made = at::detail::make_tensor<TensorImpl>(
+  const at::Tensor view_tensor = at::detail::make_tensor<TensorImpl>(
       c10::Storage(self.storage()), self.key_set(), geometry.dtype, std::move(view));
-  place(made, geometry);
-  return made;
+  place(view_tensor, geometry);
+  return view_tensor;
 }
 
 namespace {
@@ -133,7 +133,7 @@ at::Tensor alias_of(const at::Tensor& content, const Geometry& geometry) {
 
 } // namespace
 
-at::Tensor adopt(const at::Tensor& cpu) {
+at::Tensor wrap_cpu_tensor(const at::Tensor& cpu) {
   auto geometry = Geometry::of(cpu);
   geometry.offset = 0;
   if (geometry.is_dense() || cpu.is_conj() || cpu.is_neg())
@@ -152,7 +152,7 @@ ValuePtr value_in_graph(const at::Tensor& tensor) {
   if (!storage.value()) return nullptr;
   const auto geometry = Geometry::of(tensor);
   if (geometry == storage.base()) return storage.value();
-  auto* impl = known_impl(tensor);
+  auto* impl = find_impl(tensor);
   if (!impl) return as_strided(storage, geometry);
   if (auto recorded = impl->recorded()) return recorded;
   const auto view = impl->view();
@@ -172,7 +172,7 @@ ValuePtr with_bits_of(const at::Tensor& tensor, ValuePtr value) {
 
 ValuePtr value_of(const at::Tensor& tensor) {
   {
-    const Guard guard(graph_mutex());
+    const ForkSafeLock guard(graph_mutex());
     if (auto value = value_in_graph(tensor)) return with_bits_of(tensor, std::move(value));
   }
   return std::make_shared<Value>(cpu_alias(tensor));
@@ -180,7 +180,7 @@ ValuePtr value_of(const at::Tensor& tensor) {
 
 bool write(const at::Tensor& tensor, const ValuePtr& value) {
   ValuePtr former;
-  const Guard guard(graph_mutex());
+  const ForkSafeLock guard(graph_mutex());
   auto& storage = Storage::of(tensor);
   const auto geometry = Geometry::of(tensor);
   if (!storage.base().is_dense() || storage.nbytes() != storage.base().bytes()) return false;
@@ -189,7 +189,7 @@ bool write(const at::Tensor& tensor, const ValuePtr& value) {
     return true;
   }
   if (!storage.value()) return false;
-  const auto* impl = known_impl(tensor);
+  const auto* impl = find_impl(tensor);
   const auto view = impl ? impl->view() : nullptr;
   auto content =
       view ? scatter(*view, storage.value(), value) : as_strided_scatter(storage, geometry, value);
@@ -210,28 +210,28 @@ at::Tensor alias_of(const at::Tensor& tensor, const at::Tensor& content) {
 } // namespace
 
 at::Tensor cpu_alias(const at::Tensor& tensor) {
-  return alias_of(tensor, settle(tensor));
+  return alias_of(tensor, materialise(tensor));
 }
 
 at::Tensor cpu_alias_for_writing(const at::Tensor& tensor) {
-  return alias_of(tensor, settle_for_writing(tensor));
+  return alias_of(tensor, materialise_for_writing(tensor));
 }
 
 void place_in(const at::Tensor& tensor, const Geometry& geometry) {
   place(tensor, geometry);
-  if (auto* impl = known_impl(tensor)) impl->forget();
+  if (auto* impl = find_impl(tensor)) impl->forget();
 }
 
-void written(const at::Tensor& tensor, const at::Tensor& alias) {
+void handle_write(const at::Tensor& tensor, const at::Tensor& alias) {
   const auto geometry = Geometry::of(alias);
   if (!(Geometry::of(tensor) == geometry)) place_in(tensor, geometry);
   auto& storage = Storage::of(tensor);
   ValuePtr former;
-  const Guard guard(graph_mutex());
+  const ForkSafeLock guard(graph_mutex());
   const auto bytes = alias.storage().nbytes();
   if (bytes == storage.nbytes()) {
     storage.value()->tensor.unsafeGetTensorImpl()->bump_version();
-    storage.touch();
+    storage.bump_version();
     return;
   }
   // The op resized the storage.
@@ -247,9 +247,9 @@ void rebase(const at::Tensor& tensor) {
   const auto geometry = Geometry::of(tensor);
   if (!geometry.is_dense() || geometry.bytes() != storage.nbytes()) return;
   if (storage.base() == geometry) return;
-  auto content = alias_of(settle(tensor), geometry);
+  auto content = alias_of(materialise(tensor), geometry);
   ValuePtr former;
-  const Guard guard(graph_mutex());
+  const ForkSafeLock guard(graph_mutex());
   former = storage.reset(geometry, std::make_shared<Value>(std::move(content)));
 }
 

@@ -64,7 +64,7 @@ at::Tensor make_tensor(const ValuePtr& value);
 
 // Return a tensor with the content and layout, including gaps, of a CPU tensor. No other code may
 // write to that tensor.
-at::Tensor adopt(const at::Tensor& cpu);
+at::Tensor wrap_cpu_tensor(const at::Tensor& cpu);
 
 // Return a tensor that shares the storage of `self`.
 at::Tensor make_view(const at::Tensor& self, const Geometry& geometry,
@@ -88,13 +88,13 @@ void place_in(const at::Tensor& tensor, const Geometry& geometry);
 
 // Update `tensor` after an op wrote to its alias `alias`. The storage has new content and possibly
 // a new size, and the tensor may have a new geometry.
-void written(const at::Tensor& tensor, const at::Tensor& alias);
+void handle_write(const at::Tensor& tensor, const at::Tensor& alias);
 
 // Call `write` with the alias of `tensor` and update `tensor` afterwards.
 template <class Write> void write_on_cpu(const at::Tensor& tensor, Write write) {
   auto alias = cpu_alias_for_writing(tensor);
   write(alias);
-  written(tensor, alias);
+  handle_write(tensor, alias);
 }
 
 // Make `tensor` the base if it fills its storage. A storage loaded as bytes (torch.load) then has

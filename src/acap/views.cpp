@@ -19,29 +19,29 @@ c10::OperatorHandle operator_named(const char* name, const char* overload) {
 
 std::shared_ptr<const View> view_of(const at::Tensor& tensor) {
   const auto* impl = dynamic_cast<const TensorImpl*>(tensor.unsafeGetTensorImpl());
-  const Guard guard(graph_mutex());
+  const ForkSafeLock guard(graph_mutex());
   return impl ? impl->view() : nullptr;
 }
 
 // Return whether ops can express a view of `tensor`: it is the base, or is itself such a view.
-bool has_known_way(const at::Tensor& tensor) {
-  const Guard guard(graph_mutex());
+bool is_expressible_view(const at::Tensor& tensor) {
+  const ForkSafeLock guard(graph_mutex());
   if (Storage::of(tensor).base() == Geometry::of(tensor)) return true;
   const auto* impl = dynamic_cast<const TensorImpl*>(tensor.unsafeGetTensorImpl());
   return impl && impl->view();
 }
 
-Geometry moved(const at::Tensor& self, const at::Tensor& meta) {
+Geometry geometry_in_storage(const at::Tensor& self, const at::Tensor& meta) {
   auto geometry = Geometry::of(meta);
   geometry.offset += self.storage_offset();
   return geometry;
 }
 
 // Return one view that `op` takes with `arguments`, of which the first represents `self`.
-at::Tensor take(const at::Tensor& self, const at::Tensor& meta, const c10::OperatorHandle& op,
-                Arguments arguments) {
-  const auto geometry = moved(self, meta);
-  if (!has_known_way(self)) return make_view(self, geometry, nullptr);
+at::Tensor make_op_view(const at::Tensor& self, const at::Tensor& meta,
+                        const c10::OperatorHandle& op, Arguments arguments) {
+  const auto geometry = geometry_in_storage(self, meta);
+  if (!is_expressible_view(self)) return make_view(self, geometry, nullptr);
   arguments.front() = {};
   const auto type = at::detail::empty_meta(meta.sizes(), meta.scalar_type());
   return make_view(self, geometry,
@@ -49,20 +49,20 @@ at::Tensor take(const at::Tensor& self, const at::Tensor& meta, const c10::Opera
                        View{view_of(self), op, std::move(arguments), at::Tensor(type)}));
 }
 
-std::vector<at::Tensor> take_plainly(const c10::OperatorHandle& op, const Arguments& arguments,
-                                     const std::vector<at::Tensor>& metas) {
-  return {take(arguments[0].toTensor(), metas[0], op, arguments)};
+std::vector<at::Tensor> make_plain_views(const c10::OperatorHandle& op, const Arguments& arguments,
+                                         const std::vector<at::Tensor>& metas) {
+  return {make_op_view(arguments[0].toTensor(), metas[0], op, arguments)};
 }
 
 // Return a view with the same elements in the same places.
-std::vector<at::Tensor> take_alias(const c10::OperatorHandle& op, const Arguments& arguments,
-                                   const std::vector<at::Tensor>& metas) {
+std::vector<at::Tensor> make_alias_view(const c10::OperatorHandle& op, const Arguments& arguments,
+                                        const std::vector<at::Tensor>& metas) {
   const auto& self = arguments[0].toTensor();
   return {make_view(self, Geometry::of(self), view_of(self))};
 }
 
-std::vector<at::Tensor> take_by_geometry(const c10::OperatorHandle& op, const Arguments& arguments,
-                                         const std::vector<at::Tensor>& metas) {
+std::vector<at::Tensor> make_strided_view(const c10::OperatorHandle& op, const Arguments& arguments,
+                                          const std::vector<at::Tensor>& metas) {
   const auto& self = arguments[0].toTensor();
   auto geometry = Geometry::of(metas[0]);
   // The given offset, or the tensor's own by default, is already relative to the storage.
@@ -71,15 +71,16 @@ std::vector<at::Tensor> take_by_geometry(const c10::OperatorHandle& op, const Ar
   return {make_view(self, geometry, nullptr)};
 }
 
-std::vector<at::Tensor> take_reshaped(const c10::OperatorHandle& op, const Arguments& arguments,
-                                      const std::vector<at::Tensor>& metas) {
+std::vector<at::Tensor> make_reshaped_view(const c10::OperatorHandle& op,
+                                           const Arguments& arguments,
+                                           const std::vector<at::Tensor>& metas) {
   static const auto view = operator_named("aten::view", "");
-  return {take(arguments[0].toTensor(), metas[0], view, {{}, metas[0].sizes().vec()})};
+  return {make_op_view(arguments[0].toTensor(), metas[0], view, {{}, metas[0].sizes().vec()})};
 }
 
 // Return the results of `split` and similar ops, each as a slice.
-std::vector<at::Tensor> take_parts(const c10::OperatorHandle& op, const Arguments& arguments,
-                                   const std::vector<at::Tensor>& metas) {
+std::vector<at::Tensor> make_split_views(const c10::OperatorHandle& op, const Arguments& arguments,
+                                         const std::vector<at::Tensor>& metas) {
   static const auto slice = operator_named("aten::slice", "Tensor");
   const auto& self = arguments[0].toTensor();
   const auto dimension = c10::maybe_wrap_dim(arguments[2].toInt(), self.dim());
@@ -87,52 +88,53 @@ std::vector<at::Tensor> take_parts(const c10::OperatorHandle& op, const Argument
   int64_t start = 0;
   for (const auto& meta : metas) {
     const auto end = start + meta.size(dimension);
-    parts.push_back(take(self, meta, slice, {{}, dimension, start, end, int64_t{1}}));
+    parts.push_back(make_op_view(self, meta, slice, {{}, dimension, start, end, int64_t{1}}));
     start = end;
   }
   return parts;
 }
 
-std::vector<at::Tensor> take_elements(const c10::OperatorHandle& op, const Arguments& arguments,
-                                      const std::vector<at::Tensor>& metas) {
+std::vector<at::Tensor> make_unbound_views(const c10::OperatorHandle& op,
+                                           const Arguments& arguments,
+                                           const std::vector<at::Tensor>& metas) {
   static const auto select = operator_named("aten::select", "int");
   std::vector<at::Tensor> elements;
   for (const auto& meta : metas)
-    elements.push_back(take(arguments[0].toTensor(), meta, select,
-                            {{}, arguments[1], static_cast<int64_t>(elements.size())}));
+    elements.push_back(make_op_view(arguments[0].toTensor(), meta, select,
+                                    {{}, arguments[1], static_cast<int64_t>(elements.size())}));
   return elements;
 }
 
-using Take = std::vector<at::Tensor> (*)(const c10::OperatorHandle&, const Arguments&,
-                                         const std::vector<at::Tensor>&);
+using ViewFunction = std::vector<at::Tensor> (*)(const c10::OperatorHandle&, const Arguments&,
+                                                 const std::vector<at::Tensor>&);
 
-const std::unordered_map<c10::OperatorName, Take>& takes() {
-  static const std::unordered_map<c10::OperatorName, Take> table{
-      {{"aten::alias", ""}, take_alias},
-      {{"aten::detach", ""}, take_alias},
-      {{"aten::lift_fresh", ""}, take_alias},
-      {{"aten::as_strided", ""}, take_by_geometry},
-      {{"aten::_reshape_alias", ""}, take_reshaped},
-      {{"aten::view", ""}, take_reshaped},
-      {{"aten::split", "Tensor"}, take_parts},
-      {{"aten::split_with_sizes", ""}, take_parts},
+const std::unordered_map<c10::OperatorName, ViewFunction>& view_functions() {
+  static const std::unordered_map<c10::OperatorName, ViewFunction> table{
+      {{"aten::alias", ""}, make_alias_view},
+      {{"aten::detach", ""}, make_alias_view},
+      {{"aten::lift_fresh", ""}, make_alias_view},
+      {{"aten::as_strided", ""}, make_strided_view},
+      {{"aten::_reshape_alias", ""}, make_reshaped_view},
+      {{"aten::view", ""}, make_reshaped_view},
+      {{"aten::split", "Tensor"}, make_split_views},
+      {{"aten::split_with_sizes", ""}, make_split_views},
       // These ops return views although their schemas do not declare it.
-      {{"aten::_unsafe_view", ""}, take_reshaped},
-      {{"aten::unsafe_split", "Tensor"}, take_parts},
-      {{"aten::unsafe_split_with_sizes", ""}, take_parts},
-      {{"aten::unbind", "int"}, take_elements},
-      {{"aten::diagonal", ""}, take_plainly},
-      {{"aten::expand", ""}, take_plainly},
-      {{"aten::permute", ""}, take_plainly},
-      {{"aten::select", "int"}, take_plainly},
-      {{"aten::slice", "Tensor"}, take_plainly},
-      {{"aten::squeeze", ""}, take_plainly},
-      {{"aten::squeeze", "dim"}, take_plainly},
-      {{"aten::squeeze", "dims"}, take_plainly},
-      {{"aten::t", ""}, take_plainly},
-      {{"aten::transpose", "int"}, take_plainly},
-      {{"aten::unfold", ""}, take_plainly},
-      {{"aten::unsqueeze", ""}, take_plainly},
+      {{"aten::_unsafe_view", ""}, make_reshaped_view},
+      {{"aten::unsafe_split", "Tensor"}, make_split_views},
+      {{"aten::unsafe_split_with_sizes", ""}, make_split_views},
+      {{"aten::unbind", "int"}, make_unbound_views},
+      {{"aten::diagonal", ""}, make_plain_views},
+      {{"aten::expand", ""}, make_plain_views},
+      {{"aten::permute", ""}, make_plain_views},
+      {{"aten::select", "int"}, make_plain_views},
+      {{"aten::slice", "Tensor"}, make_plain_views},
+      {{"aten::squeeze", ""}, make_plain_views},
+      {{"aten::squeeze", "dim"}, make_plain_views},
+      {{"aten::squeeze", "dims"}, make_plain_views},
+      {{"aten::t", ""}, make_plain_views},
+      {{"aten::transpose", "int"}, make_plain_views},
+      {{"aten::unfold", ""}, make_plain_views},
+      {{"aten::unsqueeze", ""}, make_plain_views},
   };
   return table;
 }
@@ -202,7 +204,7 @@ c10::IValue list(c10::IntArrayRef numbers) {
   return numbers.vec();
 }
 
-bool tells_places(const Storage& storage, const Geometry& geometry) {
+bool determines_locations(const Storage& storage, const Geometry& geometry) {
   const auto& base = storage.base();
   return base.is_contiguous() && base.dtype == geometry.dtype && base.bytes() == storage.nbytes();
 }
@@ -210,12 +212,12 @@ bool tells_places(const Storage& storage, const Geometry& geometry) {
 } // namespace
 
 bool is_recordable_view(const c10::OperatorHandle& op) {
-  return takes().count(op.operator_name()) != 0;
+  return view_functions().count(op.operator_name()) != 0;
 }
 
-std::vector<at::Tensor> take_views(const c10::OperatorHandle& op, const Arguments& arguments,
+std::vector<at::Tensor> make_views(const c10::OperatorHandle& op, const Arguments& arguments,
                                    const std::vector<at::Tensor>& metas) {
-  return takes().at(op.operator_name())(op, arguments, metas);
+  return view_functions().at(op.operator_name())(op, arguments, metas);
 }
 
 ValuePtr replay(const View& view, const ValuePtr& base) {
@@ -233,7 +235,7 @@ ValuePtr scatter(const View& view, const ValuePtr& base, const ValuePtr& written
 }
 
 ValuePtr as_strided(const Storage& storage, const Geometry& geometry) {
-  if (!storage.value()->node || !tells_places(storage, geometry)) return nullptr;
+  if (!storage.value()->node || !determines_locations(storage, geometry)) return nullptr;
   const auto type = at::detail::empty_meta(geometry.sizes, geometry.dtype);
   return append(
       "aten::as_strided", "",
@@ -243,7 +245,7 @@ ValuePtr as_strided(const Storage& storage, const Geometry& geometry) {
 
 ValuePtr as_strided_scatter(const Storage& storage, const Geometry& geometry,
                             const ValuePtr& written) {
-  if (!tells_places(storage, geometry)) return nullptr;
+  if (!determines_locations(storage, geometry)) return nullptr;
   const auto base = in_memory_order(storage);
   return append("aten::as_strided_scatter", "",
                 {base, written, list(geometry.sizes), list(geometry.strides), geometry.offset},

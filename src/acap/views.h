@@ -11,7 +11,7 @@ bool is_recordable_view(const c10::OperatorHandle& op);
 
 // Return the views that `op` takes of `arguments[0]`. `metas` are its results for a meta tensor of
 // the same geometry.
-std::vector<at::Tensor> take_views(const c10::OperatorHandle& op,
+std::vector<at::Tensor> make_views(const c10::OperatorHandle& op,
                                    const std::vector<c10::IValue>& arguments,
                                    const std::vector<at::Tensor>& metas);
 

@@ -38,7 +38,7 @@ void check_is_acap(const at::Tensor& tensor) {
 // Do the same as `parameter.data = data`, which PyTorch rejects if the device type changes.
 void set_data(const at::Tensor& parameter, const at::Tensor& data) {
   if (auto* meta = torch::autograd::impl::get_autograd_meta(parameter)) {
-    const Guard guard(meta->mutex_);
+    const ForkSafeLock guard(meta->mutex_);
     meta->grad_accumulator_.reset(); // it expects gradients of the old device
   }
   parameter.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
@@ -58,7 +58,7 @@ void bind(py::module& module) {
       "is_pending",
       [](const at::Tensor& tensor) {
         check_is_acap(tensor);
-        const Guard guard(graph_mutex());
+        const ForkSafeLock guard(graph_mutex());
         const auto& value = Storage::of(tensor).value();
         return value && value->node != nullptr;
       },

@@ -27,8 +27,8 @@ py::object to_python(const TensorMeta& meta, const py::object& make_meta) {
   py::object dtype = py::reinterpret_borrow<py::object>(
       reinterpret_cast<PyObject*>(torch::getTHPDtype(meta.dtype)));
   py::object quantisation = py::none();
-  if (const auto& own = meta.quantisation)
-    quantisation = py::make_tuple(own->scale, own->zero_point);
+  if (const auto& qparams = meta.quantisation)
+    quantisation = py::make_tuple(qparams->scale, qparams->zero_point);
   return make_meta(dtype, py::tuple(py::cast(meta.sizes)), py::tuple(py::cast(meta.strides)),
                    quantisation, meta.bits);
 }
@@ -81,7 +81,7 @@ struct OnFailure {
   std::shared_ptr<PyObject> error_type, warn;
 
   [[noreturn]] void operator()(const py::error_already_set& error) const {
-    const auto exception = hold(error.value());
+    const auto exception = own_reference(error.value());
     CompileFailure failure(py::str(error.value().attr("reason")));
     failure.raise = [exception] {
       py::gil_scoped_acquire gil;
@@ -89,10 +89,10 @@ struct OnFailure {
       throw PassingError();
     };
     failure.warn = [exception, warn = warn](bool divided) {
-      in_python([&] { borrow(warn)(borrow(exception), divided); });
+      in_python([&] { borrow_reference(warn)(borrow_reference(exception), divided); });
     };
-    failure.elsewhere = error.value().attr("elsewhere").cast<bool>();
-    failure.left_out = error.value().attr("nodes").cast<std::vector<size_t>>();
+    failure.may_succeed_at_other_sizes = error.value().attr("elsewhere").cast<bool>();
+    failure.excluded_nodes = error.value().attr("nodes").cast<std::vector<size_t>>();
     failure.unroll_limit_exceeded =
         error.value().attr("unroll_limit_exceeded").cast<std::optional<int64_t>>();
     if (const auto pause = error.value().attr("retry_after").cast<std::optional<double>>())
@@ -109,17 +109,17 @@ template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
     try {
       return call();
     } catch (const py::error_already_set& error) {
-      if (error.matches(borrow(on_failure.error_type))) on_failure(error);
+      if (error.matches(borrow_reference(on_failure.error_type))) on_failure(error);
       throw;
     }
   });
 }
 
 // Convert a torchmdla.capture.size_program.SizeNodes.
-SizeProgram size_program(const py::object& made) {
+SizeProgram size_program(const py::object& fields) {
   using Entry = std::tuple<std::string, SizeProgram::Number, size_t, size_t>;
   auto [entries, computed, conditions] =
-      made.cast<std::tuple<std::vector<Entry>, std::vector<size_t>, std::vector<size_t>>>();
+      fields.cast<std::tuple<std::vector<Entry>, std::vector<size_t>, std::vector<size_t>>>();
   std::vector<SizeProgram::Node> nodes;
   for (const auto& [operation, number, left, right] : entries)
     nodes.push_back({SizeProgram::operation(operation).value(), number, left, right});
@@ -135,38 +135,39 @@ SizeProgram size_program(const py::object& made) {
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
                             const py::object& warn, const py::object& make_meta,
                             const py::object& error_type, const py::object& tell_fault) {
-  const auto function = hold(compile), dynamic_function = hold(compile_dynamic),
-             meta = hold(make_meta), tell = hold(tell_fault);
-  const OnFailure failure{hold(error_type), hold(warn)};
+  const auto function = own_reference(compile), dynamic_function = own_reference(compile_dynamic),
+             meta = own_reference(make_meta), report = own_reference(tell_fault);
+  const OnFailure failure{own_reference(error_type), own_reference(warn)};
   Compiler compiler;
   compiler.compile = [=](const CompileRequest& request) {
     return in_python(failure, [&]() -> std::shared_ptr<const Executable> {
-      return borrow(function)(to_python(request.subgraph), to_python(request.record, borrow(meta)),
-                              request.parameters, request.device, request.bf16_products)
+      return borrow_reference(function)(to_python(request.subgraph),
+                                        to_python(request.record, borrow_reference(meta)),
+                                        request.parameters, request.device, request.bf16_products)
           .cast<std::shared_ptr<Executable>>();
     });
   };
   compiler.compile_dynamic = [=](const DynamicRequest& request) {
     return in_python(failure, [&]() -> DynamicExecutable {
       const auto& [subgraph, record, parameters, device, products] = request.typical;
-      const py::tuple made = borrow(dynamic_function)(
-          to_python(subgraph), to_python(record, borrow(meta)), parameters, device, products,
-          to_python(request.places), to_python(request.values), request.written_out);
-      return {made[0].cast<std::shared_ptr<Executable>>(), size_program(made[1])};
+      const py::tuple result = borrow_reference(dynamic_function)(
+          to_python(subgraph), to_python(record, borrow_reference(meta)), parameters, device,
+          products, to_python(request.places), to_python(request.values), request.written_out);
+      return {result[0].cast<std::shared_ptr<Executable>>(), size_program(result[1])};
     });
   };
-  compiler.tell_fault = [=](const std::string& group, const std::string& fault, bool strict) {
-    in_python([&] { borrow(tell)(group, fault, strict); });
+  compiler.report_fault = [=](const std::string& group, const std::string& fault, bool strict) {
+    in_python([&] { borrow_reference(report)(group, fault, strict); });
   };
   set_compiler(std::move(compiler));
 }
 
 // Set `submit(task)`, which runs a callable without arguments on another thread, later.
 void set_submit(const py::object& submit) {
-  const auto held = hold(submit);
-  set_background([held](std::function<void()> task) {
+  const auto callable = own_reference(submit);
+  set_background([callable](std::function<void()> task) {
     py::gil_scoped_acquire gil;
-    borrow(held)(py::cpp_function([task = std::move(task)] {
+    borrow_reference(callable)(py::cpp_function([task = std::move(task)] {
       py::gil_scoped_release without_gil;
       task();
     }));

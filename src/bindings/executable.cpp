@@ -23,7 +23,7 @@ namespace {
 
 // Owner of code that is a Python object.
 struct PythonOwner : CodeOwner {
-  explicit PythonOwner(const py::object& object) : object(hold(object)) {}
+  explicit PythonOwner(const py::object& object) : object(own_reference(object)) {}
   const std::shared_ptr<PyObject> object;
 };
 
@@ -34,24 +34,24 @@ InputBinding input_binding(const std::string& source, const py::object& from) {
                                                                {"contiguous", Source::contiguous},
                                                                {"scalar", Source::scalar},
                                                                {"size", Source::size}};
-  const auto found = sources.find(source);
-  TORCH_CHECK_VALUE(found != sources.end(),
+  const auto entry = sources.find(source);
+  TORCH_CHECK_VALUE(entry != sources.end(),
                     "an argument comes from \"dense\", \"contiguous\", "
                     "\"scalar\", \"size\" or \"constant\", not \"",
                     source, "\"");
-  if (!py::isinstance<py::tuple>(from)) return {found->second, from.cast<size_t>(), {}, {}};
+  if (!py::isinstance<py::tuple>(from)) return {entry->second, from.cast<size_t>(), {}, {}};
   const auto [input, element] = from.cast<std::pair<size_t, size_t>>();
-  return {found->second, input, element, {}};
+  return {entry->second, input, element, {}};
 }
 
 // Pairs of the exponents and the coefficient of a term.
 using Terms = std::vector<std::pair<std::vector<int64_t>, int64_t>>;
 
 Polynomial polynomial(const Terms& terms) {
-  Polynomial made;
+  Polynomial polynomial;
   for (const auto& [exponents, factor] : terms)
-    made.terms.push_back({exponents, factor});
-  return made;
+    polynomial.terms.push_back({exponents, factor});
+  return polynomial;
 }
 
 // Split sizes or strides, which are integers, or terms if they vary.
@@ -178,7 +178,7 @@ void bind_executable(py::module& module) {
       .def_property_readonly("times", &Executable::times)
       .def_property_readonly("owner", [](const Executable& executable) {
         const auto* owner = dynamic_cast<const PythonOwner*>(&executable.owner());
-        return owner ? borrow(owner->object) : py::none();
+        return owner ? borrow_reference(owner->object) : py::none();
       });
 }
 

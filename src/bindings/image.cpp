@@ -27,10 +27,10 @@ std::shared_ptr<Image> image_of(const py::bytes& data, const Addresses& addresse
 }
 
 std::vector<std::string> names(const Image& image) {
-  std::vector<std::string> found;
+  std::vector<std::string> names;
   for (const auto& symbol : image.symbols())
-    found.push_back(symbol.name);
-  return found;
+    names.push_back(symbol.name);
+  return names;
 }
 
 } // namespace

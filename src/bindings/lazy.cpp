@@ -32,7 +32,7 @@ template <class Call> auto with_gil(Call call) {
 // A callable that `compile` of a Python backend returned. It maps tensors to a sequence of tensors.
 class PythonProgram : public LazyProgram {
 public:
-  explicit PythonProgram(const py::object& function) : function_(hold(function)) {}
+  explicit PythonProgram(const py::object& function) : function_(own_reference(function)) {}
 
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs) override {
     return with_gil([&] {
@@ -40,7 +40,7 @@ public:
       for (size_t i = 0; i < inputs.size(); ++i)
         arguments[i] = torch::jit::toPyObject(std::move(inputs[i]));
       std::vector<c10::IValue> outputs;
-      for (const auto& output : borrow(function_)(*arguments))
+      for (const auto& output : borrow_reference(function_)(*arguments))
         outputs.emplace_back(output.cast<at::Tensor>());
       return outputs;
     });
@@ -53,11 +53,11 @@ private:
 // A Python object with a method `compile(graph)` that returns a callable or None.
 class PythonBackend : public LazyBackend {
 public:
-  explicit PythonBackend(const py::object& backend) : backend_(hold(backend)) {}
+  explicit PythonBackend(const py::object& backend) : backend_(own_reference(backend)) {}
 
   std::shared_ptr<LazyProgram> compile(const std::shared_ptr<torch::jit::Graph>& graph) override {
     return with_gil([&]() -> std::shared_ptr<LazyProgram> {
-      const py::object program = borrow(backend_).attr("compile")(graph);
+      const py::object program = borrow_reference(backend_).attr("compile")(graph);
       return program.is_none() ? nullptr : std::make_shared<PythonProgram>(program);
     });
   }
@@ -69,9 +69,9 @@ private:
 std::shared_ptr<LazyBackend> to_backend(const py::object& object) {
   if (object.is_none()) return nullptr;
   if (!PyCapsule_CheckExact(object.ptr())) return std::make_shared<PythonBackend>(object);
-  auto* held = PyCapsule_GetPointer(object.ptr(), lazy_backend_capsule);
-  if (!held) throw py::error_already_set();
-  return *static_cast<std::shared_ptr<LazyBackend>*>(held);
+  auto* pointer = PyCapsule_GetPointer(object.ptr(), lazy_backend_capsule);
+  if (!pointer) throw py::error_already_set();
+  return *static_cast<std::shared_ptr<LazyBackend>*>(pointer);
 }
 
 // Set the backend without holding the GIL: PyTorch destroys computations, which may own Python
@@ -83,10 +83,11 @@ void set_backend(const py::object& object) {
 }
 
 void set_text_writer(const py::object& writer) {
-  const auto held = hold(writer);
-  lazy::set_text_writer([held](std::shared_ptr<const Computation> computation) {
+  const auto callable = own_reference(writer);
+  lazy::set_text_writer([callable](std::shared_ptr<const Computation> computation) {
     return with_gil([&] {
-      return borrow(held)(std::const_pointer_cast<Computation>(computation)).cast<std::string>();
+      return borrow_reference(callable)(std::const_pointer_cast<Computation>(computation))
+          .cast<std::string>();
     });
   });
 }

@@ -64,7 +64,7 @@ bool has_metas(const py::list& list) {
   return std::any_of(list.begin(), list.end(), is_meta);
 }
 
-decltype(RecordedValue::seen) to_seen(const py::handle& seen) {
+decltype(RecordedValue::value) to_seen(const py::handle& seen) {
   if (is_meta(seen)) return to_meta(seen);
   if (!py::isinstance<py::list>(seen)) return to_ivalue(seen);
   const auto list = py::reinterpret_borrow<py::list>(seen);
@@ -172,9 +172,9 @@ PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
                                    &subgraph, &name, &device, &parameters, &num_inputs, &strict,
                                    &background, &most, &varying))
     return nullptr;
-  auto made = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
-  if (!made) return nullptr;
-  auto& object = as_group(made.ptr());
+  auto instance = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
+  if (!instance) return nullptr;
+  auto& object = as_group(instance.ptr());
   new (&object.group) std::shared_ptr<CompilationGroup>();
   new (&object.subgraph) std::shared_ptr<PythonSubgraph>();
   new (&object.parameters) std::vector<int64_t>();
@@ -194,7 +194,7 @@ PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
                        /*has_run=*/true,
                        to_varying(varying)});
   ++statistics().groups;
-  return made.release().ptr();
+  return instance.release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -255,8 +255,8 @@ void PythonSubgraph::run(Stack& stack) {
 Record PythonSubgraph::run_and_record(Stack& stack) {
   py::gil_scoped_acquire gil;
   Record record;
-  call(object(), "run_and_record", stack, [&](const py::object& made) {
-    const auto [results, seen] = made.cast<std::pair<py::object, py::dict>>();
+  call(object(), "run_and_record", stack, [&](const py::object& result) {
+    const auto [results, seen] = result.cast<std::pair<py::object, py::dict>>();
     replace(stack, results);
     record = to_record(seen);
   });
@@ -268,9 +268,9 @@ std::optional<Structure> PythonSubgraph::structure(const std::string& device,
   py::gil_scoped_acquire gil;
   try {
     if (!py::hasattr(object(), "structure")) return std::nullopt;
-    const auto made = object().attr("structure")(device, parameters);
-    if (made.is_none()) return std::nullopt;
-    const auto bytes = made.cast<std::string_view>();
+    const auto result = object().attr("structure")(device, parameters);
+    if (result.is_none()) return std::nullopt;
+    const auto bytes = result.cast<std::string_view>();
     Structure structure;
     TORCH_CHECK(bytes.size() == structure.size(), "a structure has ", structure.size(), " bytes");
     std::memcpy(structure.data(), bytes.data(), bytes.size());
@@ -283,8 +283,9 @@ std::optional<Structure> PythonSubgraph::structure(const std::string& device,
 at::Tensor PythonSubgraph::constant(size_t node, std::optional<size_t> element) const {
   py::gil_scoped_acquire gil;
   try {
-    const auto made = object().attr("constant")(node);
-    return (element ? py::object(made[py::int_(*element)]) : py::object(made)).cast<at::Tensor>();
+    const auto result = object().attr("constant")(node);
+    return (element ? py::object(result[py::int_(*element)]) : py::object(result))
+        .cast<at::Tensor>();
   } catch (py::error_already_set& error) {
     throw_python_error(error);
   }
@@ -294,11 +295,11 @@ Subgraph::Division PythonSubgraph::divide(const std::vector<size_t>& left_out,
                                           const std::vector<int64_t>& parameters) {
   py::gil_scoped_acquire gil;
   try {
-    const auto made = object().attr("divide")(left_out, parameters);
-    if (made.is_none()) return nullptr;
-    return [run = hold(made)](Stack& stack) {
+    const auto result = object().attr("divide")(left_out, parameters);
+    if (result.is_none()) return nullptr;
+    return [run = own_reference(result)](Stack& stack) {
       py::gil_scoped_acquire gil;
-      call(borrow(run), "__call__", stack,
+      call(borrow_reference(run), "__call__", stack,
            [&](const py::object& results) { replace(stack, results); });
     };
   } catch (py::error_already_set& error) {

@@ -14,10 +14,10 @@ namespace torchmdla {
 // returns 32 bytes or None. `constant(node)` returns a constant.
 class PythonSubgraph : public Subgraph {
 public:
-  explicit PythonSubgraph(const pybind11::object& object) : object_(hold(object)) {}
+  explicit PythonSubgraph(const pybind11::object& object) : object_(own_reference(object)) {}
 
   // Return the Python object. The GIL must be held.
-  pybind11::object object() const { return borrow(object_); }
+  pybind11::object object() const { return borrow_reference(object_); }
 
   void run(torch::jit::Stack& stack) override;
   Record run_and_record(torch::jit::Stack& stack) override;

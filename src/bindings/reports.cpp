@@ -28,22 +28,22 @@ py::dict to_python(const SpecialisationReport& report) {
   result["symbols"] =
       report.pattern ? py::object(py::make_tuple(report.pattern->symbols, report.pattern->places))
                      : py::none();
-  result["left_out"] = py::cast(report.left_out);
+  result["left_out"] = py::cast(report.excluded_nodes);
   return result;
 }
 
 // Return the structure as bytes, or None.
 py::object structure(torch::jit::Graph& graph, const std::string& device,
                      const std::vector<int64_t>& parameters) {
-  const auto found = structure_of(graph, device, parameters);
-  if (!found) return py::none();
-  return py::bytes(reinterpret_cast<const char*>(found->data()), found->size());
+  const auto structure = structure_of(graph, device, parameters);
+  if (!structure) return py::none();
+  return py::bytes(reinterpret_cast<const char*>(structure->data()), structure->size());
 }
 
 py::dict to_python(const GroupReport& report) {
   py::list specialisations, inputs;
-  for (const auto& one : report.specialisations)
-    specialisations.append(to_python(one));
+  for (const auto& specialisation : report.specialisations)
+    specialisations.append(to_python(specialisation));
   for (const auto& input : report.inputs)
     inputs.append(torch::jit::toPyObject(input));
   py::dict result;
@@ -76,16 +76,16 @@ py::list groups(const std::optional<std::set<int64_t>>& numbers) {
 
 py::dict counts_of_groups() {
   py::dict result;
-  for (const auto& one : group_counts())
-    result[py::int_(one.number)] =
-        py::make_tuple(one.calls, one.training_calls, one.specialisations);
+  for (const auto& group : group_counts())
+    result[py::int_(group.number)] =
+        py::make_tuple(group.calls, group.training_calls, group.specialisations);
   return result;
 }
 
 py::list ungrouped() {
   py::list result;
-  for (const auto& [one, count] : ungrouped_operators())
-    result.append(py::make_tuple(one.op, one.reason, one.source_ranges, count));
+  for (const auto& [entry, count] : ungrouped_operators())
+    result.append(py::make_tuple(entry.op, entry.reason, entry.source_ranges, count));
   return result;
 }
 

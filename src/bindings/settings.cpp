@@ -102,7 +102,7 @@ py::dict statistics_dict() {
   result["dynamic"] = statistics().dynamic.load();
   result["not_dynamic"] = statistics().not_dynamic.counts();
   result["fallbacks"] = statistics().fallbacks.counts();
-  result["packages"] = statistics().packages.taken.counts();
+  result["packages"] = statistics().packages.loaded.counts();
   result["packaged"] = statistics().packages.specialisations.load();
   result["refused"] = statistics().packages.refused.counts();
   result["unpacked"] = statistics().memory.unpacked.load();
@@ -133,7 +133,7 @@ void bind_settings(py::module& module) {
   module.def("available_cpus", &available_cpus);
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
-  module.def("set_demanded_keys", &set_demanded_keys, py::arg("paths"));
+  module.def("set_demanded_keys", &set_required_keys, py::arg("paths"));
   module.def("check_signature", &check_signature_by, py::arg("key_paths"), py::arg("record"),
              py::arg("label"), py::arg("name"), py::arg("content"));
   py::class_<ProgramLifetime, std::shared_ptr<ProgramLifetime>>(module, "ProgramLifetime")
@@ -144,7 +144,7 @@ void bind_settings(py::module& module) {
         return take_package_of(path, program);
       },
       py::arg("path"), py::arg("program"), py::call_guard<py::gil_scoped_release>());
-  module.def("take_loaded_package", &take_loaded_package, py::arg("path"), py::arg("module"),
+  module.def("take_loaded_package", &add_package_of_module, py::arg("path"), py::arg("module"),
              py::call_guard<py::gil_scoped_release>());
   module.def("load_with_package", &load_with_package, py::arg("path"), py::arg("device"),
              py::call_guard<py::gil_scoped_release>());

@@ -35,20 +35,20 @@ Value* contiguous(Node* before, Value* value) {
 }
 
 void replace(Node* node, c10::Symbol kind, const Values& inputs) {
-  auto* made = node->owningGraph()->create(kind, inputs, node->outputs().size());
-  made->insertBefore(node);
+  auto* replacement = node->owningGraph()->create(kind, inputs, node->outputs().size());
+  replacement->insertBefore(node);
   for (size_t i = 0; i < node->outputs().size(); ++i) {
-    made->output(i)->copyMetadata(node->output(i));
-    node->output(i)->replaceAllUsesWith(made->output(i));
+    replacement->output(i)->copyMetadata(node->output(i));
+    node->output(i)->replaceAllUsesWith(replacement->output(i));
   }
 }
 
 // Replace the first output of a node; the new node has only that one.
 void replace_first(Node* node, c10::Symbol kind, const Values& inputs) {
-  auto* made = node->owningGraph()->create(kind, inputs);
-  made->insertBefore(node);
-  made->output()->copyMetadata(node->output(0));
-  node->output(0)->replaceAllUsesWith(made->output());
+  auto* replacement = node->owningGraph()->create(kind, inputs);
+  replacement->insertBefore(node);
+  replacement->output()->copyMetadata(node->output(0));
+  node->output(0)->replaceAllUsesWith(replacement->output());
 }
 
 bool only_first_is_used(const Node* node) {
@@ -64,19 +64,19 @@ bool is_false(const Value* value) {
 
 using Rewrite = std::function<void(Node*)>;
 
-Rewrite renamed(const char* name) {
+Rewrite rename_to(const char* name) {
   const auto kind = c10::Symbol::fromQualString(name);
   return [kind](Node* node) { replace(node, kind, node->inputs().vec()); };
 }
 
-Rewrite first_of(const char* name) {
+Rewrite keep_first_output(const char* name) {
   const auto kind = c10::Symbol::fromQualString(name);
   return [kind](Node* node) {
     if (only_first_is_used(node)) replace_first(node, kind, node->inputs().vec());
   };
 }
 
-void drop(Node* node) {
+void remove_node(Node* node) {
   node->output()->replaceAllUsesWith(node->input(0));
 }
 
@@ -150,8 +150,8 @@ std::optional<int64_t> known_integer(const Value* value) {
 Value* make_range(Node* before, Value* start, Value* step, int64_t count,
                   const c10::TensorTypePtr& type) {
   const auto call = [&](c10::Symbol kind, const Values& inputs, at::ScalarType dtype) {
-    auto* made = before->owningGraph()->create(kind, inputs)->insertBefore(before);
-    return made->output()->setType(type->withScalarType(dtype));
+    auto* op = before->owningGraph()->create(kind, inputs)->insertBefore(before);
+    return op->output()->setType(type->withScalarType(dtype));
   };
   const auto number = [&](auto value) { return constant(before, static_cast<int64_t>(value)); };
   auto* none = constant(before, c10::IValue());
@@ -202,19 +202,19 @@ void rewrite_number(Node* node) {
 
 const std::unordered_map<std::string, Rewrite>& rewrites() {
   static const std::unordered_map<std::string, Rewrite> table{
-      {"aten::alias_copy", drop},
-      {"aten::detach_copy", drop},
-      {"aten::lift_fresh_copy", drop},
-      {"aten::diagonal_copy", renamed("aten::diagonal")},
-      {"aten::expand_copy", renamed("aten::expand")},
-      {"aten::permute_copy", renamed("aten::permute")},
-      {"aten::select_copy", renamed("aten::select")},
-      {"aten::slice_copy", renamed("aten::slice")},
-      {"aten::squeeze_copy", renamed("aten::squeeze")},
-      {"aten::t_copy", renamed("aten::t")},
-      {"aten::transpose_copy", renamed("aten::transpose")},
-      {"aten::unfold_copy", renamed("aten::unfold")},
-      {"aten::unsqueeze_copy", renamed("aten::unsqueeze")},
+      {"aten::alias_copy", remove_node},
+      {"aten::detach_copy", remove_node},
+      {"aten::lift_fresh_copy", remove_node},
+      {"aten::diagonal_copy", rename_to("aten::diagonal")},
+      {"aten::expand_copy", rename_to("aten::expand")},
+      {"aten::permute_copy", rename_to("aten::permute")},
+      {"aten::select_copy", rename_to("aten::select")},
+      {"aten::slice_copy", rename_to("aten::slice")},
+      {"aten::squeeze_copy", rename_to("aten::squeeze")},
+      {"aten::t_copy", rename_to("aten::t")},
+      {"aten::transpose_copy", rename_to("aten::transpose")},
+      {"aten::unfold_copy", rename_to("aten::unfold")},
+      {"aten::unsqueeze_copy", rename_to("aten::unsqueeze")},
       {"aten::view_copy", rewrite_view},
       {"aten::_reshape_alias_copy", rewrite_reshape_alias},
       {"aten::arange", rewrite_arange},
@@ -225,10 +225,10 @@ const std::unordered_map<std::string, Rewrite>& rewrites() {
       {"aten::ScalarImplicit", rewrite_number},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", rewrite_flash_attention},
       {"aten::zero", rewrite_zero},
-      {"aten::_adaptive_avg_pool2d", renamed("aten::adaptive_avg_pool2d")},
-      {"aten::log_sigmoid_forward", first_of("aten::log_sigmoid")},
-      {"aten::max_pool2d_with_indices", first_of("aten::max_pool2d")},
-      {"aten::max_pool3d_with_indices", first_of("aten::max_pool3d")},
+      {"aten::_adaptive_avg_pool2d", rename_to("aten::adaptive_avg_pool2d")},
+      {"aten::log_sigmoid_forward", keep_first_output("aten::log_sigmoid")},
+      {"aten::max_pool2d_with_indices", keep_first_output("aten::max_pool2d")},
+      {"aten::max_pool3d_with_indices", keep_first_output("aten::max_pool3d")},
       {"aten::native_batch_norm", rewrite_batch_norm},
   };
   return table;
@@ -243,9 +243,9 @@ void make_canonical(const std::shared_ptr<Graph>& graph) {
   const std::vector<Node*> nodes(graph->nodes().begin(), graph->nodes().end());
   for (auto* node : nodes) {
     if (node->hasAttribute(source)) node->removeAttribute(source);
-    const auto found = rewrites().find(node->kind().toQualString());
+    const auto rewrite = rewrites().find(node->kind().toQualString());
     // Nodes that a rewrite makes are not visited again, so a rewrite may keep the operator.
-    if (found != rewrites().end()) found->second(node);
+    if (rewrite != rewrites().end()) rewrite->second(node);
   }
   torch::jit::EliminateDeadCode(graph);
 }

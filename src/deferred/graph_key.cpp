@@ -41,7 +41,7 @@ private:
     for (const auto* output : node->outputs())
       number(output);
     if (is_float_constant(node)) return;
-    if (!node->blocks().empty()) return printed(*node);
+    if (!node->blocks().empty()) return write_text(*node);
     // Operators that differ only in dtype or layout differ in their constants. The attribute of a
     // constant determines its type, except for None.
     for (const auto name : node->attributeNames()) {
@@ -65,7 +65,7 @@ private:
     case AttributeKind::t:
       return tensor(node->t(name));
     default:
-      return printed(*node);
+      return write_text(*node);
     }
   }
 
@@ -79,7 +79,7 @@ private:
     text({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
   }
 
-  void printed(const Node& node) {
+  void write_text(const Node& node) {
     std::ostringstream stream;
     stream << node;
     text(stream.str());
@@ -105,10 +105,10 @@ private:
 } // namespace
 
 std::vector<Node*> float_constants(Graph& graph) {
-  std::vector<Node*> found;
+  std::vector<Node*> constants;
   for (auto* node : graph.nodes())
-    if (is_float_constant(node)) found.push_back(node);
-  return found;
+    if (is_float_constant(node)) constants.push_back(node);
+  return constants;
 }
 
 std::string graph_key(Graph& graph) {

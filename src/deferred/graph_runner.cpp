@@ -30,8 +30,8 @@ namespace {
 constexpr int most_changes = 3;
 
 // Return whether two numbers have the same bits: -0.0 differs from 0.0, and NaN equals itself.
-bool same(double one, double other) {
-  return std::memcmp(&one, &other, sizeof one) == 0;
+bool is_identical(double left, double right) {
+  return std::memcmp(&left, &right, sizeof left) == 0;
 }
 
 // Return whether a constant of the graph is -0.0, which PyTorch's constant pooling merges with 0.
@@ -82,9 +82,9 @@ private:
     bool has_groups;
 
     // Return whether this form computes the same as the graph with these floats.
-    bool fits(const std::vector<double>& floats) const {
+    bool has_same_constants(const std::vector<double>& floats) const {
       return std::all_of(written.begin(), written.end(), [&](const auto& constant) {
-        return same(floats[constant.first], constant.second);
+        return is_identical(floats[constant.first], constant.second);
       });
     }
 
@@ -98,7 +98,7 @@ private:
 
   // State of a weight in the last run that checked it. The content is not included: if it changes
   // without a new version, groups detect that.
-  struct Observed {
+  struct ObservedWeight {
     size_t input;
     std::optional<ParameterState> state;
     int changes = 0; // in a row
@@ -108,13 +108,13 @@ private:
   // that.
   std::shared_ptr<const Form> observe(const std::vector<double>& floats,
                                       const std::vector<c10::IValue>& inputs) {
-    if (auto form = form_.load(); form && form->fits(floats)) {
+    if (auto form = form_.load(); form && form->has_same_constants(floats)) {
       if (form->parameters.empty() && form->has_groups) return form;
-      const Unforked section;
+      const ForkGuard section;
       const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-      if (form->has_groups && (!lock || !look_at_parameters(inputs))) return form;
+      if (form->has_groups && (!lock || !check_parameters(inputs))) return form;
     }
-    const Guard guard(mutex_);
+    const ForkSafeLock guard(mutex_);
     return next_form(floats, inputs);
   }
 
@@ -123,14 +123,15 @@ private:
     const auto form = form_.load();
     if (!form) return first_form(floats, inputs);
     const auto before = observed_.size();
-    std::erase_if(observed_, [&](const Observed& weight) {
+    std::erase_if(observed_, [&](const ObservedWeight& weight) {
       if (form->has_groups) return weight.changes >= most_changes;
-      return !is_as_observed(weight, inputs[weight.input].toTensor());
+      return !is_unchanged(weight, inputs[weight.input].toTensor());
     });
     // Another thread may have formed the groups in the meantime.
-    if (form->has_groups && form->fits(floats) && observed_.size() == before) return form;
+    if (form->has_groups && form->has_same_constants(floats) && observed_.size() == before)
+      return form;
     for (size_t i = 0; i < floats.size(); ++i)
-      if (!same(floats[i], floats_[i])) varying_[i] = true;
+      if (!is_identical(floats[i], floats_[i])) varying_[i] = true;
     std::vector<size_t> parameters;
     for (const auto& weight : observed_)
       parameters.push_back(weight.input);
@@ -148,11 +149,11 @@ private:
   }
 
   // Check the parameters. Return whether one of them has changed too often.
-  bool look_at_parameters(const std::vector<c10::IValue>& inputs) {
+  bool check_parameters(const std::vector<c10::IValue>& inputs) {
     bool any = false;
     for (auto& weight : observed_) {
       const auto& tensor = inputs[weight.input].toTensor();
-      if (is_as_observed(weight, tensor)) {
+      if (is_unchanged(weight, tensor)) {
         weight.changes = 0;
         continue;
       }
@@ -168,7 +169,7 @@ private:
     return ParameterState(tensor);
   }
 
-  static bool is_as_observed(const Observed& weight, const at::Tensor& tensor) {
+  static bool is_unchanged(const ObservedWeight& weight, const at::Tensor& tensor) {
     return weight.state && weight.state->describes(tensor, tensor.const_data_ptr());
   }
 
@@ -217,11 +218,11 @@ private:
   const std::string name_;
   const std::vector<size_t> weights_;
 
-  Published<const Form> form_;
+  RcuCell<const Form> form_;
   std::mutex mutex_;
-  std::vector<double> floats_;     // those of the first run; guarded by mutex_
-  std::vector<bool> varying_;      // floats that have changed; guarded by mutex_
-  std::vector<Observed> observed_; // inputs still regarded as weights; guarded by mutex_
+  std::vector<double> floats_;           // those of the first run; guarded by mutex_
+  std::vector<bool> varying_;            // floats that have changed; guarded by mutex_
+  std::vector<ObservedWeight> observed_; // inputs still regarded as weights; guarded by mutex_
 };
 
 GraphRunner::GraphRunner(c10::Symbol group_kind, const std::string& device)
@@ -234,9 +235,9 @@ GraphRunner::Prepared GraphRunner::prepare(const std::shared_ptr<Graph>& graph) 
   for (const auto* constant : float_constants(*graph))
     floats.push_back(constant->f(c10::attr::value));
   auto key = graph_key(*graph);
-  const Guard guard(mutex_);
-  if (const auto found = by_key_.find(key); found != by_key_.end()) {
-    recent_.splice(recent_.begin(), recent_, found->second);
+  const ForkSafeLock guard(mutex_);
+  if (const auto entry = by_key_.find(key); entry != by_key_.end()) {
+    recent_.splice(recent_.begin(), recent_, entry->second);
   } else {
     recent_.emplace_front(key, std::make_shared<Plan>(graph, group_kind_, table_));
     by_key_.emplace(std::move(key), recent_.begin());

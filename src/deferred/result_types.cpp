@@ -27,16 +27,17 @@ bool is_wrapped_number(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
-// Return `made`, marked to promote as `model` does.
-at::Tensor promoting_as(const at::Tensor& model, at::Tensor made) {
-  if (is_wrapped_number(model)) made.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return made;
+// Return `tensor`, marked to promote as `model` does.
+at::Tensor with_promotion_of(const at::Tensor& model, at::Tensor tensor) {
+  if (is_wrapped_number(model)) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
 }
 
 at::Tensor zeros(at::IntArrayRef sizes, at::IntArrayRef strides, const at::Tensor& model) {
-  const auto made = at::Tensor(at::detail::empty_strided_cpu(sizes, strides, model.scalar_type()));
-  std::memset(made.mutable_data_ptr(), 0, made.storage().nbytes());
-  return promoting_as(model, made);
+  const auto zeros_tensor =
+      at::Tensor(at::detail::empty_strided_cpu(sizes, strides, model.scalar_type()));
+  std::memset(zeros_tensor.mutable_data_ptr(), 0, zeros_tensor.storage().nbytes());
+  return with_promotion_of(model, zeros_tensor);
 }
 
 // Return a zero with the dtype and number of dimensions of `tensor`, and at most one element.
@@ -71,8 +72,8 @@ bool promotes_elements(const OperatorHandle& op, const std::vector<IValue>& argu
 } // namespace
 
 at::Tensor meta_of(const at::Tensor& tensor) {
-  return promoting_as(tensor, at::Tensor(at::detail::empty_strided_meta(
-                                  tensor.sizes(), tensor.strides(), tensor.scalar_type())));
+  return with_promotion_of(tensor, at::Tensor(at::detail::empty_strided_meta(
+                                       tensor.sizes(), tensor.strides(), tensor.scalar_type())));
 }
 
 at::Tensor zeros_of(const at::Tensor& tensor) {
@@ -162,7 +163,7 @@ std::optional<Results> infer_once(Inference infer, const OperatorHandle& op,
                       static_cast<int64_t>(c10::get_default_dtype_as_scalartype())};
   if (!append_types(arguments, signature)) return infer(op, arguments);
   Key key(signature.begin(), signature.end());
-  if (const auto found = known.find(key); found != known.end()) return found->second;
+  if (const auto entry = known.find(key); entry != known.end()) return entry->second;
   auto results = infer(op, arguments);
   if (results && known.size() >= most_known) known.clear();
   if (results) known.emplace(std::move(key), *results);

@@ -92,11 +92,11 @@ bool is_weight(const Value* value) {
 } // namespace
 
 std::vector<size_t> weight_inputs(const torch::jit::Graph& graph) {
-  std::vector<size_t> found;
+  std::vector<size_t> indices;
   const auto inputs = graph.inputs();
   for (size_t i = 0; i < inputs.size(); ++i)
-    if (is_tensor(inputs[i]) && is_weight(inputs[i])) found.push_back(i);
-  return found;
+    if (is_tensor(inputs[i]) && is_weight(inputs[i])) indices.push_back(i);
+  return indices;
 }
 
 } // namespace torchmdla

@@ -21,7 +21,7 @@ namespace {
 // Return the operators that may return an argument in PyTorch's kernels. These are composite
 // operators, or convert tensors of another layout. `tests/fusion/test_aliases.py` compares the list
 // with eager PyTorch.
-const std::unordered_set<c10::Symbol>& returning_arguments() {
+const std::unordered_set<c10::Symbol>& argument_returning_ops() {
   static const auto kinds = [] {
     std::unordered_set<c10::Symbol> named;
     for (const char* name : {
@@ -125,7 +125,7 @@ bool may_return_argument(const Node* node) {
     return operands->kind() != prim::ListConstruct || operands->inputs().size() == 1;
   }
   if (node->kind() == aten::dequantize) return !is_quantised(node->input(0));
-  return returning_arguments().count(node->kind()) != 0;
+  return argument_returning_ops().count(node->kind()) != 0;
 }
 
 Aliases::Aliases(const std::shared_ptr<Graph>& graph) : declared_(graph) {
@@ -136,12 +136,12 @@ Aliases::Aliases(const std::shared_ptr<Graph>& graph) : declared_(graph) {
              return declared_.hasWriters(value);
            });
   };
-  for (bool grows = true; std::exchange(grows, false);)
-    grows = std::erase_if(joined, [&](const torch::jit::ValueSet& values) {
-              if (!is_written(values)) return false;
-              joined_.insert(values.begin(), values.end());
-              return true;
-            }) != 0;
+  for (bool has_changed = true; std::exchange(has_changed, false);)
+    has_changed = std::erase_if(joined, [&](const torch::jit::ValueSet& values) {
+                    if (!is_written(values)) return false;
+                    joined_.insert(values.begin(), values.end());
+                    return true;
+                  }) != 0;
 }
 
 bool Aliases::has_writers(const Value* value) const {

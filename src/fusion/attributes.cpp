@@ -22,24 +22,24 @@ bool hides_effects_on_objects(const Node* node) {
   });
 }
 
-void collect_attributes_set(const Block* block, AttributesSet& found) {
+void collect_mutated_attributes(const Block* block, MutatedAttributes& mutated) {
   for (const auto* node : block->nodes()) {
-    if (node->kind() == prim::SetAttr) found.names.insert(node->s(attr::name));
-    found.any |= hides_effects_on_objects(node) || node->kind() == prim::fork ||
-                 node->kind() == prim::CallMethod || node->kind() == prim::CallFunction;
+    if (node->kind() == prim::SetAttr) mutated.names.insert(node->s(attr::name));
+    mutated.any |= hides_effects_on_objects(node) || node->kind() == prim::fork ||
+                   node->kind() == prim::CallMethod || node->kind() == prim::CallFunction;
     for (const auto* inner : node->blocks())
-      collect_attributes_set(inner, found);
+      collect_mutated_attributes(inner, mutated);
   }
 }
 
-void hoist_from(Block* block, const AttributesSet& set) {
+void hoist_from(Block* block, const MutatedAttributes& mutated) {
   for (auto* node : block->nodes())
     for (auto* inner : node->blocks()) {
-      hoist_from(inner, set);
+      hoist_from(inner, mutated);
       if (node->kind() != prim::If) continue;
       for (auto it = inner->nodes().begin(); it != inner->nodes().end();) {
         auto* candidate = *it++;
-        if (candidate->kind() == prim::GetAttr && !set.includes(candidate->s(attr::name)) &&
+        if (candidate->kind() == prim::GetAttr && !mutated.contains(candidate->s(attr::name)) &&
             !node_in_block(candidate->input()->node(), inner))
           candidate->moveBefore(node);
       }
@@ -79,7 +79,7 @@ bool is_module(const Value* value) {
 
 // Return whether the results of `node` come from attributes. Its blocks, if any, must come from
 // attributes.
-bool comes_from_attributes(const Node* node, const ValueSet& known) {
+bool is_derived_from_attributes(const Node* node, const ValueSet& known) {
   if (node->kind() == prim::GetAttr) return is_module(node->input());
   if (node->kind() == prim::Loop) return false;
   return std::all_of(node->inputs().begin(), node->inputs().end(),
@@ -90,7 +90,7 @@ bool comes_from_attributes(const Node* node, const ValueSet& known) {
 }
 
 // Return whether `node` extracts an element of a tuple, or casts an optional value.
-bool takes_element(const Node* node) {
+bool extracts_element(const Node* node) {
   return node->kind() == prim::unchecked_cast || node->kind() == prim::TupleIndex ||
          node->kind() == prim::TupleUnpack;
 }
@@ -107,15 +107,16 @@ public:
   bool collect(const Block* block) {
     bool all = true;
     for (const auto* node : block->nodes()) {
-      bool fits = true;
+      bool is_derived = true;
       for (const auto* inner : node->blocks())
-        fits &= collect(inner);
-      fits = (fits && comes_from_attributes(node, scalars_)) || asks_for_presence(node);
-      if (fits)
+        is_derived &= collect(inner);
+      is_derived =
+          (is_derived && is_derived_from_attributes(node, scalars_)) || is_presence_test(node);
+      if (is_derived)
         for (const auto* output : node->outputs())
           if (is_scalar(output->type())) scalars_.insert(output);
       collect_externals(node);
-      all &= fits;
+      all &= is_derived;
     }
     return all && std::all_of(block->outputs().begin(), block->outputs().end(),
                               [&](const Value* output) { return scalars_.count(output) != 0; });
@@ -126,7 +127,7 @@ public:
 private:
   // Return whether `node` is `argument is None`. The presence of an argument is fixed for a call,
   // as an attribute is.
-  bool asks_for_presence(const Node* node) const {
+  bool is_presence_test(const Node* node) const {
     if (node->kind() != c10::aten::__is__ && node->kind() != c10::aten::__isnot__) return false;
     return std::all_of(node->inputs().begin(), node->inputs().end(),
                        [&](const Value* input) { return externals_.count(input) != 0; });
@@ -135,7 +136,7 @@ private:
   void collect_externals(const Node* node) {
     if (node->kind() == prim::If) return collect_externals_of_branch(node);
     if (is_constant(node) || (node->kind() == prim::GetAttr && is_module(node->input())) ||
-        (takes_element(node) && externals_.count(node->input(0))))
+        (extracts_element(node) && externals_.count(node->input(0))))
       externals_.insert(node->outputs().begin(), node->outputs().end());
   }
 
@@ -153,14 +154,14 @@ private:
 
 } // namespace
 
-AttributesSet attributes_set(const Graph& graph) {
-  AttributesSet set;
-  collect_attributes_set(graph.block(), set);
-  return set;
+MutatedAttributes mutated_attributes(const Graph& graph) {
+  MutatedAttributes mutated;
+  collect_mutated_attributes(graph.block(), mutated);
+  return mutated;
 }
 
-void hoist_attributes(const std::shared_ptr<Graph>& graph, const AttributesSet& set) {
-  if (!set.any) hoist_from(graph->block(), set);
+void hoist_attributes(const std::shared_ptr<Graph>& graph, const MutatedAttributes& mutated) {
+  if (!mutated.any) hoist_from(graph->block(), mutated);
 }
 
 std::unordered_set<std::string> running_statistics(const Block* block) {
@@ -189,15 +190,15 @@ ValueSet values_from_attributes(const Block* block) {
   return walk.take_scalars();
 }
 
-std::vector<const Node*> add_makers(const Value* value, NodeSet& makers) {
+std::vector<const Node*> add_producers(const Value* value, NodeSet& producers) {
   std::vector<const Node*> added;
-  std::vector<Node*> waiting{const_cast<Value*>(value)->node()};
-  while (!waiting.empty()) {
-    auto* node = waiting.back();
-    waiting.pop_back();
-    if (!makers.insert(node).second) continue;
+  std::vector<Node*> worklist{const_cast<Value*>(value)->node()};
+  while (!worklist.empty()) {
+    auto* node = worklist.back();
+    worklist.pop_back();
+    if (!producers.insert(node).second) continue;
     added.push_back(node);
-    for_each_input(node, [&](Value* input) { waiting.push_back(input->node()); });
+    for_each_input(node, [&](Value* input) { worklist.push_back(input->node()); });
   }
   return added;
 }

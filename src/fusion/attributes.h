@@ -15,17 +15,18 @@
 namespace torchmdla {
 
 // Names of the attributes that a graph may set.
-struct AttributesSet {
+struct MutatedAttributes {
   std::unordered_set<std::string> names;
   bool any = false; // a call may set any attribute
 
-  bool includes(const std::string& name) const { return any || names.count(name) != 0; }
+  bool contains(const std::string& name) const { return any || names.count(name) != 0; }
 };
-AttributesSet attributes_set(const torch::jit::Graph& graph);
+MutatedAttributes mutated_attributes(const torch::jit::Graph& graph);
 
 // Move reads of attributes out of the branches of a `prim::If`, in front of it. Attributes that the
-// graph may set (`set`) stay. Reading an attribute has no effect and cannot fail.
-void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph, const AttributesSet& set);
+// graph may set (`mutated`) stay. Reading an attribute has no effect and cannot fail.
+void hoist_attributes(const std::shared_ptr<torch::jit::Graph>& graph,
+                      const MutatedAttributes& mutated);
 
 // Return the names of attributes that norms use as running mean or variance. Their kernels update
 // these tensors without incrementing their version.
@@ -40,8 +41,9 @@ bool is_only_a_running_statistic(const torch::jit::Value* value);
 // is None`.
 ValueSet values_from_attributes(const torch::jit::Block* block);
 
-// Add the nodes that compute `value`, including its own node, to `makers`. Return the nodes that
+// Add the nodes that compute `value`, including its own node, to `producers`. Return the nodes that
 // were added.
-std::vector<const torch::jit::Node*> add_makers(const torch::jit::Value* value, NodeSet& makers);
+std::vector<const torch::jit::Node*> add_producers(const torch::jit::Value* value,
+                                                   NodeSet& producers);
 
 } // namespace torchmdla

@@ -21,38 +21,38 @@ std::shared_ptr<const DeviceTable> table_in_use; // guarded by table_mutex
 
 } // namespace
 
-bool DeviceTable::takes_type(const Value* value) const {
+bool DeviceTable::supports_type(const Value* value) const {
   const auto type = value->type()->cast<c10::TensorType>();
-  return !type || !type->scalarType() || takes(*type->scalarType());
+  return !type || !type->scalarType() || supports(*type->scalarType());
 }
 
 const OpRule* DeviceTable::find(const Node* node) const {
   const auto* schema = node->maybeSchema();
   if (!schema) return nullptr;
-  auto found = ops.find(schema->operator_name());
-  if (found == ops.end() && is_in_place(node))
-    found = ops.find({functional_kind(node->kind())->toQualString(), schema->overload_name()});
-  return found == ops.end() ? nullptr : &found->second;
+  auto entry = ops.find(schema->operator_name());
+  if (entry == ops.end() && is_in_place(node))
+    entry = ops.find({functional_kind(node->kind())->toQualString(), schema->overload_name()});
+  return entry == ops.end() ? nullptr : &entry->second;
 }
 
 const OpRule* DeviceTable::rule(const Node* node) const {
-  const auto* found = find(node);
-  if (!found) return nullptr;
+  const auto* entry = find(node);
+  if (!entry) return nullptr;
   for (const auto* value : node->inputs())
-    if (!takes_type(value)) return nullptr;
+    if (!supports_type(value)) return nullptr;
   for (const auto* value : node->outputs())
-    if (!takes_type(value)) return nullptr;
-  return found;
+    if (!supports_type(value)) return nullptr;
+  return entry;
 }
 
 Conditions DeviceTable::conditions(const Node* node, const OpRule& rule) const {
   auto result = Conditions::met;
-  for (const auto& [argument, wanted] : rule.where) {
+  for (const auto& [argument, expected] : rule.where) {
     const auto index = node->schema().argumentIndexWithName(argument);
     if (!index) return Conditions::violated;
     const auto* value = node->input(*index);
     const auto constant = torch::jit::toIValue(value);
-    if (constant && !constant->equals(wanted).toBool()) return Conditions::violated;
+    if (constant && !constant->equals(expected).toBool()) return Conditions::violated;
     // Only a boolean may differ between calls. Other conditions (no running mean) are not expected
     // to become true.
     if (!constant && value->type()->kind() != c10::TypeKind::BoolType) return Conditions::violated;
@@ -62,23 +62,23 @@ Conditions DeviceTable::conditions(const Node* node, const OpRule& rule) const {
 }
 
 std::shared_ptr<const DeviceTable> current_device_table() {
-  const Guard guard(table_mutex);
+  const ForkSafeLock guard(table_mutex);
   return table_in_use;
 }
 
 std::shared_ptr<const DeviceTable> device_table(const std::string& device) {
-  const Guard guard(table_mutex);
-  const auto found = tables.find(device);
-  return found == tables.end() ? nullptr : found->second;
+  const ForkSafeLock guard(table_mutex);
+  const auto entry = tables.find(device);
+  return entry == tables.end() ? nullptr : entry->second;
 }
 
 void add_device_table(std::shared_ptr<const DeviceTable> table) {
-  const Guard guard(table_mutex);
+  const ForkSafeLock guard(table_mutex);
   tables[table->device] = std::move(table);
 }
 
 void use_device_table(const std::string& device) {
-  const Guard guard(table_mutex);
+  const ForkSafeLock guard(table_mutex);
   table_in_use = device.empty() ? nullptr : tables.at(device);
 }
 

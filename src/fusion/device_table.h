@@ -43,11 +43,11 @@ struct DeviceTable {
   Conditions conditions(const torch::jit::Node* node, const OpRule& rule) const;
 
   // Return whether a tensor of this dtype may enter or leave a group, or exist in it.
-  bool takes(c10::ScalarType dtype) const { return dtypes.count(dtype) != 0; }
+  bool supports(c10::ScalarType dtype) const { return dtypes.count(dtype) != 0; }
 
   // Return whether a value's type is supported. True if it is not a tensor or its dtype is unknown
   // yet.
-  bool takes_type(const torch::jit::Value* value) const;
+  bool supports_type(const torch::jit::Value* value) const;
 
 private:
   const OpRule* find(const torch::jit::Node* node) const;

@@ -82,7 +82,7 @@ c10::Symbol written_attribute() {
   return symbol;
 }
 
-bool is_written_around(const Node* group) {
+bool has_external_writes(const Node* group) {
   return group->hasAttribute(written_attribute());
 }
 
@@ -156,7 +156,7 @@ struct Fusion {
   const c10::Symbol group_kind;
   const Aliases& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
-  const bool written_around;
+  const bool has_external_writes;
   const ValueSet uninitialised;
   const ValueSet from_attributes;
   // Values that change in loops. A group with such an input would be compiled again in every
@@ -190,46 +190,46 @@ public:
         memory_order_(block, fusion.table, fusion.aliases),
         shape_tensors_(std::move(shape_tensors)) {
     is_regrouped_ = std::any_of(block_->nodes().begin(), block_->nodes().end(),
-                                [&](const Node* node) { return asks_attributes(node); });
+                                [&](const Node* node) { return depends_on_attributes(node); });
     for (auto* node : block_->nodes())
       classify(node);
   }
 
   // Determine the groups without changing the graph.
-  void find() {
+  void find_groups() {
     for (auto* node : block_->nodes())
       position_[node] = position_.size();
     do {
       for (auto* node : block_->nodes())
         assign_level(node);
       form_candidates();
-    } while (refuse_sunk_effects());
-    keep_what_pays();
+    } while (exclude_sunk_effects());
+    keep_profitable_groups();
   }
 
-  bool absorbs(const Node* node) const { return group_of_.count(node) != 0; }
+  bool is_grouped(const Node* node) const { return group_of_.count(node) != 0; }
 
   // Report the operators that compute with tensors and are in no group.
-  void tell_ungrouped() const {
+  void report_ungrouped() const {
     for (const auto* node : block_->nodes()) {
-      if (absorbs(node) || is_copied(node) || !computes_with_tensors(node)) continue;
-      const auto refused = refusals_.find(node);
-      const auto taken = kinds_.find(node);
-      if (refused != refusals_.end())
-        fusion_.ungrouped({node, refused->second});
-      else if (taken != kinds_.end() && is_worth_something(taken->second))
+      if (is_grouped(node) || is_copied(node) || !computes_with_tensors(node)) continue;
+      const auto refusal = refusals_.find(node);
+      const auto kind = kinds_.find(node);
+      if (refusal != refusals_.end())
+        fusion_.ungrouped({node, refusal->second});
+      else if (kind != kinds_.end() && is_computation(kind->second))
         fusion_.ungrouped({node, Refusal::not_worth_it});
     }
   }
 
-  size_t form() {
+  size_t form_groups() {
     if (groups_.empty()) return 0;
     for (auto* node : order())
       move_to_end(node);
     // The alias analysis knows only the values that exist before groups are formed.
     std::vector<bool> written;
     for (const auto& group : groups_)
-      written.push_back(is_written_around(group));
+      written.push_back(has_external_writes(group));
     for (size_t k = 0; k < groups_.size(); ++k)
       extract(groups_[k], written[k]);
     return groups_.size();
@@ -244,22 +244,23 @@ private:
     if (is_copied(node)) return;
     auto verdict = kind_of(node);
     // A group gets a copy of the view, which would record gradients in the group's mode.
-    if (verdict == Verdict(OpKind::view) && leaves_mode(node)) verdict = Refusal::other_mode;
+    if (verdict == Verdict(OpKind::view) && is_used_in_other_mode(node))
+      verdict = Refusal::other_mode;
     if (const auto* kind = std::get_if<OpKind>(&verdict))
       kinds_[node] = *kind;
     else
       refusals_[node] = std::get<Refusal>(verdict);
   }
 
-  static bool is_worth_something(OpKind kind) {
+  static bool is_computation(OpKind kind) {
     return kind == OpKind::compute || kind == OpKind::cheap;
   }
 
-  bool is_taken(const Node* node) const { return kinds_.count(node) != 0; }
+  bool is_supported(const Node* node) const { return kinds_.count(node) != 0; }
 
   bool is_view(const Node* node) const {
-    const auto found = kinds_.find(node);
-    return found != kinds_.end() && found->second == OpKind::view;
+    const auto entry = kinds_.find(node);
+    return entry != kinds_.end() && entry->second == OpKind::view;
   }
 
   // Return whether users get a copy of `node`: a constant, or a list that is not written to.
@@ -269,18 +270,19 @@ private:
            (is_tensor_list(node->output()) || is_plain(node->output()->type()));
   }
 
-  bool leaves_mode(const Node* node) const {
+  bool is_used_in_other_mode(const Node* node) const {
     return std::any_of(node->outputs().begin(), node->outputs().end(), [&](const Value* value) {
-      return leaves_mode(value, memory_order_.mode(node));
+      return is_used_in_other_mode(value, memory_order_.mode(node));
     });
   }
 
   // Return whether a node of this block uses `value`, directly or through a list, in another mode.
-  bool leaves_mode(const Value* value, size_t mode) const {
+  bool is_used_in_other_mode(const Value* value, size_t mode) const {
     return std::any_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
       const auto* user = node_in_block(use.user, block_);
       if (!user || user == block_->return_node()) return false;
-      return is_copied(user) ? leaves_mode(user->output(), mode) : memory_order_.mode(user) != mode;
+      return is_copied(user) ? is_used_in_other_mode(user->output(), mode)
+                             : memory_order_.mode(user) != mode;
     });
   }
 
@@ -288,20 +290,20 @@ private:
     if (fusion_.left_out.count(node)) return Refusal::left_out;
     if (is_in_place(node)) return Refusal::effects;
     if (indexes_by_mask(node)) return Refusal::data_dependent_length;
-    const auto taken = [](std::optional<OpKind> kind) {
+    const auto to_verdict = [](std::optional<OpKind> kind) {
       return kind ? Verdict(*kind) : Refusal::value_type;
     };
-    if (node->kind() == prim::If) return taken(kind_of_branch(node));
-    if (takes_apart(node)) return taken(kind_of_taking_apart(node));
+    if (node->kind() == prim::If) return to_verdict(kind_of_branch(node));
+    if (unpacks(node)) return to_verdict(kind_of_unpacking(node));
     return kind_of_operator(node);
   }
 
   Verdict kind_of_operator(Node* node) {
     const auto* rule = table_.rule(node);
     if (!rule) return table_.has(node) ? Refusal::unsupported_dtype : Refusal::unsupported_operator;
-    if (const auto refusal = refused_for_conditions(node, *rule)) return *refusal;
-    if (const auto refusal = refused_for_inputs(node)) return *refusal;
-    if (!outputs_fit(node, *rule)) return Refusal::value_type;
+    if (const auto refusal = check_conditions(node, *rule)) return *refusal;
+    if (const auto refusal = check_inputs(node)) return *refusal;
+    if (!has_supported_outputs(node, *rule)) return Refusal::value_type;
     if (rule->kind == OpKind::item && !shape_tensors_.count(node->input(0)))
       return Refusal::value_type;
     if (follow_shape_tensors(node, shape_tensors_)) return OpKind::shape;
@@ -316,9 +318,9 @@ private:
   // Return why the conditions of `node` keep it out of groups, or nullopt. A node that may have
   // effects can join on the condition that it has none. A call that violates the condition runs the
   // subgraph unchanged and in order.
-  std::optional<Refusal> refused_for_conditions(const Node* node, const OpRule& rule) const {
-    const auto unless = [](bool fits, Refusal refusal) {
-      return fits ? std::nullopt : std::optional(refusal);
+  std::optional<Refusal> check_conditions(const Node* node, const OpRule& rule) const {
+    const auto unless = [](bool is_supported, Refusal refusal) {
+      return is_supported ? std::nullopt : std::optional(refusal);
     };
     switch (table_.conditions(node, rule)) {
     case Conditions::met:
@@ -332,28 +334,30 @@ private:
   }
 
   std::optional<OpKind> kind_of_branch(Node* node) {
-    if (fusion_.open_conditions != OpenConditions::assume_met || lacks_content(node))
+    if (fusion_.open_conditions != OpenConditions::assume_met || uses_uninitialised_values(node))
       return std::nullopt;
-    if (fusion_.from_attributes.count(node->input())) return kind_of_decided(node);
+    if (fusion_.from_attributes.count(node->input())) return kind_of_attribute_branch(node);
     // An assertion joins to keep its order with effects that other branches of the group may have.
     return is_regrouped_ && is_assertion(node) ? std::optional(OpKind::shape) : std::nullopt;
   }
 
   // Return whether `node` reads or returns an uninitialised value. A group reads its inputs and
   // writes its outputs whichever branch runs, and reading an uninitialised value fails.
-  bool lacks_content(Node* node) const {
-    bool lacks = false;
-    const auto note = [&](const Value* value) { lacks |= fusion_.uninitialised.count(value) != 0; };
+  bool uses_uninitialised_values(Node* node) const {
+    bool is_uninitialised = false;
+    const auto note = [&](const Value* value) {
+      is_uninitialised |= fusion_.uninitialised.count(value) != 0;
+    };
     for_each_input(node, [&](Value* value) {
       if (node_in_block(value->node(), block_) != node) note(value);
     });
     std::for_each(node->outputs().begin(), node->outputs().end(), note);
-    return lacks;
+    return is_uninitialised;
   }
 
   // Return the kind of a branch that attributes decide: the best kind of its two sides. The nodes
   // that compute its condition stay outside of groups.
-  std::optional<OpKind> kind_of_decided(Node* node) {
+  std::optional<OpKind> kind_of_attribute_branch(Node* node) {
     for (const auto* output : node->outputs())
       if (!is_plain(output->type()) || aliases_.has_writers(output)) return std::nullopt;
     std::optional<OpKind> best;
@@ -361,8 +365,8 @@ private:
       if (const auto kind = BlockFuser(side, fusion_, shape_tensors_).kind_of_whole())
         best = std::min(*kind, best.value_or(*kind));
     if (best)
-      for (const auto* maker : add_makers(node->input(), makers_of_conditions_))
-        kinds_.erase(maker);
+      for (const auto* producer : add_producers(node->input(), condition_producers_))
+        kinds_.erase(producer);
     return best;
   }
 
@@ -372,7 +376,7 @@ private:
     auto best = OpKind::shape;
     for (const auto* node : block_->nodes()) {
       if (is_copied(node)) continue;
-      if (!is_taken(node)) return std::nullopt;
+      if (!is_supported(node)) return std::nullopt;
       if (kinds_.at(node) != OpKind::view) best = std::min(best, kinds_.at(node));
     }
     const auto outputs = block_->outputs();
@@ -382,26 +386,27 @@ private:
     return varies ? std::nullopt : std::optional(best);
   }
 
-  std::optional<OpKind> kind_of_taking_apart(const Node* node) const {
+  std::optional<OpKind> kind_of_unpacking(const Node* node) const {
     if (aliases_.has_output_writers(node)) return std::nullopt;
-    if (node->kind() == prim::ListUnpack && !is_taken(node->input()->node())) return std::nullopt;
-    return table_.takes_type(node->input()) ? std::optional(OpKind::view) : std::nullopt;
+    if (node->kind() == prim::ListUnpack && !is_supported(node->input()->node()))
+      return std::nullopt;
+    return table_.supports_type(node->input()) ? std::optional(OpKind::view) : std::nullopt;
   }
 
-  std::optional<Refusal> refused_for_inputs(const Node* node) const {
+  std::optional<Refusal> check_inputs(const Node* node) const {
     for (const auto* value : node->inputs())
-      if (const auto refusal = refused_for_input(value)) return refusal;
+      if (const auto refusal = check_input(value)) return refusal;
     return std::nullopt;
   }
 
-  std::optional<Refusal> refused_for_input(const Value* value) const {
+  std::optional<Refusal> check_input(const Value* value) const {
     const auto* producer = value->node();
     if (is_constant(producer)) return std::nullopt;
     if (fusion_.uninitialised.count(value)) return Refusal::value_type;
-    if (is_copied(producer)) return refused_for_inputs(producer);
+    if (is_copied(producer)) return check_inputs(producer);
     // The elements of a list of tensors from outside (a module's weights) become inputs of the
     // group.
-    if (is_tensor_list(value) && (is_taken(producer) || !aliases_.has_writers(value)))
+    if (is_tensor_list(value) && (is_supported(producer) || !aliases_.has_writers(value)))
       return std::nullopt;
     if (is_tensor_list(value) || !is_plain(value->type())) return Refusal::value_type;
     return fusion_.changing.count(value) ? std::optional(Refusal::changing_integer) : std::nullopt;
@@ -410,7 +415,7 @@ private:
   // Return whether the outputs of `node` fit a group. A group cannot return a list of tensors. Only
   // a view may make one, and only `prim::ListUnpack` in this block may use it. The two can sink
   // together.
-  bool outputs_fit(const Node* node, const OpRule& rule) const {
+  bool has_supported_outputs(const Node* node, const OpRule& rule) const {
     return std::all_of(node->outputs().begin(), node->outputs().end(), [&](const Value* value) {
       if (!is_tensor_list(value)) return is_plain(value->type());
       return rule.kind == OpKind::view &&
@@ -425,26 +430,26 @@ private:
   void assign_level(Node* node) {
     size_t level = 0;
     const auto needs = [&](Node* before) {
-      const bool leaves = is_taken(before) && !is_taken(node);
-      level = std::max(level, level_[before] + (leaves ? 1 : 0));
+      const bool is_boundary = is_supported(before) && !is_supported(node);
+      level = std::max(level, level_[before] + (is_boundary ? 1 : 0));
     };
     // Lists are looked through: the user of a list depends on its elements.
-    NodeSet looked_through;
+    NodeSet expanded;
     const auto copied = [&](const Node* producer) { return is_copied(producer); };
-    for_each_provider(node, copied, looked_through, needs);
+    for_each_provider(node, copied, expanded, needs);
     level_[node] = level;
   }
 
   // Visit the nodes of this block that must come before `node`. `copied` reports the producers that
-  // `node` gets a copy of; these are looked through. `looked_through` is shared by the nodes of a
+  // `node` gets a copy of; these are looked through. `expanded` is shared by the nodes of a
   // group, so that each producer is looked through once.
   void for_each_provider(Node* node, const std::function<bool(const Node*)>& copied,
-                         NodeSet& looked_through, const NodeVisitor& visit) const {
+                         NodeSet& expanded, const NodeVisitor& visit) const {
     const std::function<void(Value*)> visit_value = [&](Value* value) {
       auto* producer = node_in_block(value->node(), block_);
       if (!producer || producer == node || producer == block_->param_node()) return;
       if (!copied(producer)) return visit(producer);
-      if (!looked_through.insert(producer).second) return;
+      if (!expanded.insert(producer).second) return;
       for (auto* input : producer->inputs())
         visit_value(input);
     };
@@ -459,7 +464,7 @@ private:
   void form_candidates() {
     candidates_.clear();
     for (auto* node : block_->nodes())
-      if (is_taken(node)) candidates_[level_[node]].push_back(node);
+      if (is_supported(node)) candidates_[level_[node]].push_back(node);
     for (auto& [level, group] : candidates_)
       sink_views(group);
   }
@@ -468,13 +473,13 @@ private:
   // runs after its group, and each group that uses it gets a copy. A view with effects (dropout,
   // whose mode only a call knows) would draw again in each copy. It would also run after members
   // that must follow it.
-  bool refuse_sunk_effects() {
+  bool exclude_sunk_effects() {
     NodeSet inside;
     for (const auto& [level, group] : candidates_)
       inside.insert(group.begin(), group.end());
     bool any = false;
     for (auto* node : block_->nodes()) {
-      if (!is_taken(node) || inside.count(node) || !memory_order_.has_effects(node)) continue;
+      if (!is_supported(node) || inside.count(node) || !memory_order_.has_effects(node)) continue;
       kinds_.erase(node);
       refusals_[node] = Refusal::effects;
       any = true;
@@ -482,9 +487,9 @@ private:
     return any;
   }
 
-  void keep_what_pays() {
+  void keep_profitable_groups() {
     for (auto& [level, group] : candidates_) {
-      if (!pays(group)) continue;
+      if (!is_profitable(group)) continue;
       for (const auto* node : group)
         group_of_[node] = groups_.size();
       groups_.push_back(std::move(group));
@@ -497,20 +502,21 @@ private:
   void sink_views(Group& group) const {
     NodeSet inside(group.begin(), group.end());
     for (auto it = group.rbegin(); it != group.rend(); ++it)
-      if (kinds_.at(*it) == OpKind::view && leaves(*it, inside)) inside.erase(*it);
+      if (kinds_.at(*it) == OpKind::view && is_used_outside(*it, inside)) inside.erase(*it);
     std::erase_if(group, [&](const Node* node) { return !inside.count(node); });
   }
 
-  bool leaves(const Node* node, const NodeSet& inside) const {
+  bool is_used_outside(const Node* node, const NodeSet& inside) const {
     return std::any_of(node->outputs().begin(), node->outputs().end(),
-                       [&](const Value* value) { return leaves(value, inside); });
+                       [&](const Value* value) { return is_used_outside(value, inside); });
   }
 
   // Return whether a node outside of `inside` uses `value`, directly or through a list.
-  bool leaves(const Value* value, const NodeSet& inside) const {
+  bool is_used_outside(const Value* value, const NodeSet& inside) const {
     return std::any_of(value->uses().begin(), value->uses().end(), [&](const auto& use) {
       const auto* user = node_in_block(use.user, block_);
-      if (user && user != block_->return_node() && is_copied(user)) return leaves(user, inside);
+      if (user && user != block_->return_node() && is_copied(user))
+        return is_used_outside(user, inside);
       return !inside.count(user);
     });
   }
@@ -519,7 +525,7 @@ private:
   // and PyTorch does not see its nodes. One anchor (matmul, convolution, reduction, …) is worth
   // that. Two elementwise ops are too, because fusing them saves a pass over memory. Views and
   // shape arithmetic alone compute nothing.
-  bool pays(const Group& group) const {
+  bool is_profitable(const Group& group) const {
     size_t compute = 0, cheap = 0;
     for (const auto* node : group) {
       compute += kinds_.at(node) == OpKind::compute;
@@ -533,7 +539,7 @@ private:
   bool has_outputs(const Group& group) const {
     const NodeSet inside(group.begin(), group.end());
     return std::any_of(group.begin(), group.end(),
-                       [&](const Node* node) { return leaves(node, inside); });
+                       [&](const Node* node) { return is_used_outside(node, inside); });
   }
 
   // --- order -----------------------------------------------------------------------------------
@@ -541,39 +547,40 @@ private:
   // Return the nodes of the block in an order that keeps the nodes of each group together. One
   // node, the leader, represents its group. All other nodes keep their order where they can.
   std::vector<Node*> order() const {
-    std::unordered_map<Node*, std::unordered_set<Node*>> after;
-    std::unordered_map<Node*, size_t> waiting;
-    std::unordered_map<Node*, NodeSet> looked_through;
+    std::unordered_map<Node*, std::unordered_set<Node*>> successors;
+    std::unordered_map<Node*, size_t> num_predecessors;
+    std::unordered_map<Node*, NodeSet> expanded;
     for (auto* node : block_->nodes()) {
-      auto* waiter = leader(node);
-      waiting[waiter];
+      auto* dependent = leader(node);
+      num_predecessors[dependent];
       const auto copied = [&](const Node* producer) {
-        return absorbs(node) && is_copied_into_groups(producer);
+        return is_grouped(node) && is_copied_into_groups(producer);
       };
-      for_each_provider(node, copied, looked_through[waiter], [&](Node* before) {
-        if (leader(before) == waiter) return;
-        if (after[leader(before)].insert(waiter).second) ++waiting[waiter];
+      for_each_provider(node, copied, expanded[dependent], [&](Node* before) {
+        if (leader(before) == dependent) return;
+        if (successors[leader(before)].insert(dependent).second) ++num_predecessors[dependent];
       });
     }
     const auto later = [&](Node* a, Node* b) { return position_.at(a) > position_.at(b); };
     std::priority_queue<Node*, std::vector<Node*>, decltype(later)> ready(later);
-    for (const auto& [node, count] : waiting)
+    for (const auto& [node, count] : num_predecessors)
       if (count == 0) ready.push(node);
     std::vector<Node*> result;
     while (!ready.empty()) {
       auto* node = ready.top();
       ready.pop();
       result.push_back(node);
-      for (auto* next : after[node])
-        if (--waiting[next] == 0) ready.push(next);
+      for (auto* next : successors[node])
+        if (--num_predecessors[next] == 0) ready.push(next);
     }
-    TORCH_INTERNAL_ASSERT(result.size() == waiting.size(), "a compilation group depends on itself");
+    TORCH_INTERNAL_ASSERT(result.size() == num_predecessors.size(),
+                          "a compilation group depends on itself");
     return result;
   }
 
   const Group* group_of(const Node* node) const {
-    const auto found = group_of_.find(node);
-    return found == group_of_.end() ? nullptr : &groups_[found->second];
+    const auto entry = group_of_.find(node);
+    return entry == group_of_.end() ? nullptr : &groups_[entry->second];
   }
 
   // Return the node that represents `node` in the order: the first node of its group, or itself.
@@ -584,7 +591,7 @@ private:
 
   // Return whether each group that uses `node` gets a copy of it. Groups must be final.
   bool is_copied_into_groups(const Node* node) const {
-    return is_copied(node) || (is_view(node) && !absorbs(node));
+    return is_copied(node) || (is_view(node) && !is_grouped(node));
   }
 
   void move_to_end(Node* node) const {
@@ -608,7 +615,7 @@ private:
     const NodeSet inside(group.begin(), group.end());
     for (auto* member : group)
       for (auto* value : member->outputs())
-        if (leaves(value, inside)) {
+        if (is_used_outside(value, inside)) {
           subgraph->registerOutput(inner.at(value));
           auto* output = node->addOutput();
           output->copyMetadata(value);
@@ -624,8 +631,8 @@ private:
   // Return whether something outside writes to a tensor that the group reads or returns. Attributes
   // and the graph's inputs do not count, although they may be the same memory: batch norms write to
   // attributes without gradients.
-  bool is_written_around(const Group& group) const {
-    if (fusion_.written_around) return true;
+  bool has_external_writes(const Group& group) const {
+    if (fusion_.has_external_writes) return true;
     const NodeSet inside(group.begin(), group.end());
     const auto is_written = [&](const Value* value) {
       const auto kind = value->node()->kind();
@@ -639,7 +646,7 @@ private:
                            return inside.count(value->node()) == 0 && is_written(value);
                          }) ||
              std::any_of(outputs.begin(), outputs.end(), [&](const Value* value) {
-               return is_written(value) && leaves(value, inside);
+               return is_written(value) && is_used_outside(value, inside);
              });
     });
   }
@@ -689,7 +696,7 @@ private:
     return rule && table_.conditions(node, *rule) == Conditions::open;
   }
 
-  bool asks_attributes(const Node* node) const {
+  bool depends_on_attributes(const Node* node) const {
     return node->kind() == prim::If ? fusion_.from_attributes.count(node->input()) != 0
                                     : is_open(node);
   }
@@ -726,8 +733,8 @@ private:
   std::map<size_t, Group> candidates_;               // by level
   std::vector<Group> groups_;
   ValueSet shape_tensors_;
-  NodeSet makers_of_conditions_; // compute conditions of grouped branches; stay outside
-  bool is_regrouped_ = false;    // groups of this block are formed again at run time
+  NodeSet condition_producers_; // compute conditions of grouped branches; stay outside
+  bool is_regrouped_ = false;   // groups of this block are formed again at run time
 };
 
 // Stages of the pass, in the order of `pass_stages()`.
@@ -759,24 +766,24 @@ void enter(Stage stage) {
 size_t fuse_block(Block* block, const Fusion& fusion) {
   enter(Stage::find_groups);
   BlockFuser fuser(block, fusion);
-  fuser.find();
-  if (fusion.ungrouped) fuser.tell_ungrouped();
+  fuser.find_groups();
+  if (fusion.ungrouped) fuser.report_ungrouped();
   size_t groups = 0;
   for (auto* node : block->nodes())
-    if (!fuser.absorbs(node))
+    if (!fuser.is_grouped(node))
       for (auto* inner : node->blocks())
         groups += fuse_block(inner, fusion);
   enter(Stage::form_groups);
-  return groups + fuser.form();
+  return groups + fuser.form_groups();
 }
 
 NodeSet nodes_at(Graph& graph, const std::vector<size_t>& numbers) {
   const std::unordered_set<size_t> wanted(numbers.begin(), numbers.end());
-  NodeSet found;
+  NodeSet nodes;
   size_t number = 0;
   for (const auto* node : graph.nodes())
-    if (wanted.count(number++)) found.insert(node);
-  return found;
+    if (wanted.count(number++)) nodes.insert(node);
+  return nodes;
 }
 
 void remove_uses(Block* block) {
@@ -808,7 +815,7 @@ void restore(Graph& graph, Graph& original) {
   graph.block()->cloneFrom(original.block(), nullptr);
 }
 
-void tell_failure(Graph& graph, const std::string& error, const FusionOptions& options) {
+void report_failure(Graph& graph, const std::string& error, const FusionOptions& options) {
   if (options.failed) options.failed(error.substr(0, error.find('\n')));
   if (!options.ungrouped) return;
   const std::function<void(Block*)> visit = [&](Block* block) {
@@ -831,8 +838,8 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
   enter(Stage::make_functional);
   make_functional(graph, table, nodes_left_out);
   enter(Stage::hoist_attributes);
-  const auto set = attributes_set(*graph);
-  hoist_attributes(graph, set);
+  const auto mutated = mutated_attributes(*graph);
+  hoist_attributes(graph, mutated);
   ValueSet attributes;
   for (const auto index : options.parameters)
     attributes.insert(graph->inputs().at(index));
@@ -846,19 +853,19 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
                       .group_kind = options.group_kind,
                       .aliases = aliases,
                       .parameters = std::move(attributes),
-                      .written_around = options.written_around,
+                      .has_external_writes = options.has_external_writes,
                       .uninitialised = uninitialised_values(graph->block()),
                       .from_attributes = values_from_attributes(graph->block()),
                       .changing = changing_values(graph->block()),
                       .statistics = running_statistics(graph->block()),
-                      .states = set.names,
+                      .states = mutated.names,
                       .left_out = std::move(nodes_left_out),
                       .ungrouped = options.ungrouped};
   const size_t groups = fuse_block(graph->block(), fusion);
   if (groups != 0) {
     mark_varying_inputs(graph->block(), options.group_kind, varying);
     enter(Stage::read_attributes);
-    read_attributes_in_groups(graph, options.group_kind, set);
+    read_attributes_in_groups(graph, options.group_kind, mutated);
     enter(Stage::eliminate_dead_code);
     torch::jit::EliminateDeadCode(graph);
   }
@@ -876,7 +883,7 @@ size_t fuse_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& table
     return form_all_groups(graph, table, options);
   } catch (const std::exception& error) {
     restore(*graph, *original);
-    tell_failure(*graph, error.what(), options);
+    report_failure(*graph, error.what(), options);
     return 0;
   }
 }

@@ -28,7 +28,7 @@ c10::Symbol flags_attribute();
 // error of the backward pass only if a gradient reaches its operator. A differentiable graph is one
 // node and cannot distinguish its operators.
 c10::Symbol written_attribute();
-bool is_written_around(const torch::jit::Node* group);
+bool has_external_writes(const torch::jit::Node* group);
 // Indices of inputs whose length depends on the data of other tensors. The attribute is absent if
 // there are no such inputs.
 c10::Symbol varying_attribute();
@@ -71,7 +71,8 @@ struct FusionOptions {
   OpenConditions open_conditions = OpenConditions::assume_met;
   std::vector<int64_t> parameters = {}; // indices of the graph's inputs that are module attributes
   c10::Symbol group_kind = group_symbol(); // kind of the nodes that are groups
-  bool written_around = false; // the graph's inputs or results are written to outside of the graph
+  bool has_external_writes =
+      false; // the graph's inputs or results are written to outside of the graph
   std::vector<int64_t> varying = {}; // indices of the graph's inputs of varying lengths
   std::vector<size_t> left_out = {}; // numbers of top-level nodes that join no group
   // Callback for each operator in no group. The graph still has its original nodes at that time.

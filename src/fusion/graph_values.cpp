@@ -50,7 +50,7 @@ bool is_plain(const c10::TypePtr& type) {
   }
 }
 
-bool takes_apart(const Node* node) {
+bool unpacks(const Node* node) {
   return node->kind() == prim::ConstantChunk || node->kind() == prim::ListUnpack;
 }
 
@@ -212,19 +212,19 @@ std::unordered_set<c10::Symbol> symbols_of(std::initializer_list<const char*> na
 
 // Return whether the graph shows that `value` is a tensor of booleans.
 bool is_mask(const Value* value) {
-  static const auto comparing = symbols_of(
+  static const auto comparisons = symbols_of(
       {"aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::isnan",
        "aten::isinf", "aten::isfinite", "aten::isin", "aten::logical_and", "aten::logical_or",
        "aten::logical_xor", "aten::logical_not", "aten::any", "aten::all"});
-  static const auto combining = symbols_of(
+  static const auto bitwise_ops = symbols_of(
       {"aten::bitwise_and", "aten::bitwise_or", "aten::bitwise_xor", "aten::bitwise_not"});
   if (const auto type = value->type()->cast<c10::TensorType>())
     if (const auto dtype = type->scalarType()) return *dtype == at::kBool;
   const auto* node = value->node();
   if (node->hasAttribute(c10::attr::Subgraph)) // result of a group
     return is_mask(node->g(c10::attr::Subgraph)->outputs().at(value->offset()));
-  return comparing.count(node->kind()) != 0 ||
-         (combining.count(node->kind()) != 0 && is_mask(node->input(0)));
+  return comparisons.count(node->kind()) != 0 ||
+         (bitwise_ops.count(node->kind()) != 0 && is_mask(node->input(0)));
 }
 
 } // namespace
@@ -237,19 +237,19 @@ bool indexes_by_mask(const Node* node) {
 }
 
 bool has_data_dependent_length(const Value* value, const ValueSet& known) {
-  static const auto deciding =
+  static const auto data_dependent =
       symbols_of({"aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::masked_select",
                   "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
                   "aten::unique_dim_consecutive", "aten::repeat_interleave", "torchvision::nms"});
   // The limit avoids a walk over a long graph for each of its groups.
   constexpr size_t most_values = 16;
-  std::vector<const Value*> waiting{value};
-  for (size_t k = 0; k < waiting.size() && k < most_values; ++k) {
-    if (known.count(waiting[k])) return true;
-    const auto* node = waiting[k]->node();
-    if (!is_tensor(waiting[k]) || node->hasAttribute(c10::attr::Subgraph)) continue;
-    if (deciding.count(node->kind()) || indexes_by_mask(node)) return true;
-    waiting.insert(waiting.end(), node->inputs().begin(), node->inputs().end());
+  std::vector<const Value*> worklist{value};
+  for (size_t k = 0; k < worklist.size() && k < most_values; ++k) {
+    if (known.count(worklist[k])) return true;
+    const auto* node = worklist[k]->node();
+    if (!is_tensor(worklist[k]) || node->hasAttribute(c10::attr::Subgraph)) continue;
+    if (data_dependent.count(node->kind()) || indexes_by_mask(node)) return true;
+    worklist.insert(worklist.end(), node->inputs().begin(), node->inputs().end());
   }
   return false;
 }

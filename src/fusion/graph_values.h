@@ -22,7 +22,7 @@ bool is_plain(const c10::TypePtr& type);
 
 // Return whether `node` is a `prim::ConstantChunk` or `prim::ListUnpack`. They do not have a
 // schema, so device tables do not contain them.
-bool takes_apart(const torch::jit::Node* node);
+bool unpacks(const torch::jit::Node* node);
 
 // Return whether `node` is an `assert`: a `prim::If` that does nothing or raises, and has no
 // outputs.

@@ -30,8 +30,8 @@ c10::Symbol mark() {
 
 const c10::FunctionSchema* schema_with_aliases(const Node* node) {
   const auto* op = node->maybeOperator();
-  const bool says = op && op->aliasAnalysisKind() == c10::AliasAnalysisKind::FROM_SCHEMA;
-  return says ? &op->schema() : nullptr;
+  const bool is_declared = op && op->aliasAnalysisKind() == c10::AliasAnalysisKind::FROM_SCHEMA;
+  return is_declared ? &op->schema() : nullptr;
 }
 
 bool may_hold_tensors(const c10::TypePtr& type) {
@@ -45,9 +45,9 @@ bool may_hold_tensors(const c10::TypePtr& type) {
 // Return whether `use` of a list or tuple only reads its elements. Another list with the same
 // elements would give the same result.
 bool is_read(const Use& use) {
-  static const std::unordered_set<c10::Symbol> takers{aten::__getitem__, prim::ListUnpack,
-                                                      prim::TupleUnpack, prim::TupleIndex};
-  if (takers.count(use.user->kind())) return true;
+  static const std::unordered_set<c10::Symbol> readers{aten::__getitem__, prim::ListUnpack,
+                                                       prim::TupleUnpack, prim::TupleIndex};
+  if (readers.count(use.user->kind())) return true;
   const auto* schema = schema_with_aliases(use.user);
   return schema && use.offset < schema->arguments().size() &&
          !schema->arguments()[use.offset].alias_info();
@@ -65,16 +65,17 @@ Value* element(Node* list, const Use& use) {
 
 // Move `list` or copies of it to its readers, after all writes to its elements. The alias analysis
 // assumes that a list with one reader holds nothing.
-void bring_to_readers(Node* list) {
+void sink_list_to_readers(Node* list) {
   const auto uses = list->output()->uses();
-  const bool stays_one = uses.size() == 1 && uses[0].user->owningBlock() == list->owningBlock();
-  if (stays_one) list->moveBefore(uses[0].user);
+  const bool has_one_reader =
+      uses.size() == 1 && uses[0].user->owningBlock() == list->owningBlock();
+  if (has_one_reader) list->moveBefore(uses[0].user);
   if (!std::all_of(uses.begin(), uses.end(), is_read)) return;
   for (const auto& use : uses) {
     if (auto* value = element(list, use)) {
       use.user->output()->replaceAllUsesWith(value);
       use.user->destroy();
-    } else if (!stays_one) {
+    } else if (!has_one_reader) {
       auto* copy = list->owningGraph()->createClone(list, [](Value* value) { return value; });
       copy->insertBefore(use.user);
       use.user->replaceInput(use.offset, copy->output());
@@ -83,21 +84,22 @@ void bring_to_readers(Node* list) {
   if (!list->hasUses()) list->destroy();
 }
 
-void bring_lists_to_readers(Block* block) {
+void sink_lists_to_readers(Block* block) {
   std::vector<Node*> lists;
   for (auto* node : block->nodes()) {
     for (auto* inner : node->blocks())
-      bring_lists_to_readers(inner);
-    const bool makes = node->kind() == prim::ListConstruct || node->kind() == prim::TupleConstruct;
-    if (makes && may_hold_tensors(node->output()->type())) lists.push_back(node);
+      sink_lists_to_readers(inner);
+    const bool is_container =
+        node->kind() == prim::ListConstruct || node->kind() == prim::TupleConstruct;
+    if (is_container && may_hold_tensors(node->output()->type())) lists.push_back(node);
   }
   // The walk is in reverse, so that a list in a tuple moves after the tuple has moved.
-  std::for_each(lists.rbegin(), lists.rend(), bring_to_readers);
+  std::for_each(lists.rbegin(), lists.rend(), sink_list_to_readers);
 }
 
 // --- shared memory -------------------------------------------------------------------------------
 
-bool is_view_to(const DeviceTable& table, const Node* node) {
+bool is_device_view(const DeviceTable& table, const Node* node) {
   const auto* rule = table.rule(node);
   return rule && rule->kind == OpKind::view;
 }
@@ -126,49 +128,49 @@ public:
 
   // Return whether memory that `writer` writes (its input `value`) is also visible through another
   // value that is used then or later. Later uses of `value` itself do not count.
-  bool is_seen(const Value* value, const Node* writer) const {
-    return is_seen(value, writer, [&](const Use& use) {
+  bool is_visible(const Value* value, const Node* writer) const {
+    return is_visible(value, writer, [&](const Use& use) {
       return use.user == writer ? use.offset == 0 : !use.user->isBefore(writer);
     });
   }
 
 private:
-  template <class Excuse>
-  bool is_seen(const Value* value, const Node* writer, Excuse excuse) const {
+  template <class IsExempt>
+  bool is_visible(const Value* value, const Node* writer, IsExempt is_exempt) const {
     const auto& uses = value->uses();
     return std::any_of(uses.begin(), uses.end(), [&](const Use& use) {
-      return !excuse(use) && (!use.user->isBefore(writer) || is_seen_through(use, writer));
+      return !is_exempt(use) && (!use.user->isBefore(writer) || is_visible_through(use, writer));
     });
   }
 
   // Return whether the memory is visible through a result of `use.user`.
-  bool is_seen_through(const Use& use, const Node* writer) const {
+  bool is_visible_through(const Use& use, const Node* writer) const {
     if (use.user->kind() == prim::Return) {
       const auto* owner = use.user->owningBlock()->owningNode();
-      return owner->kind() != prim::If || is_seen_later(owner->outputs()[use.offset], writer);
+      return owner->kind() != prim::If || is_visible_later(owner->outputs()[use.offset], writer);
     }
-    if (keeps(use)) return true;
+    if (may_store(use)) return true;
     const auto outputs = use.user->outputs();
     return std::any_of(outputs.begin(), outputs.end(), [&](const Value* output) {
-      return shares(use.user, output) && is_seen_later(output, writer);
+      return shares(use.user, output) && is_visible_later(output, writer);
     });
   }
 
-  bool is_seen_later(const Value* value, const Node* writer) const {
-    return is_seen(value, writer,
-                   [&](const Use& use) { return use.user == writer && use.offset == 0; });
+  bool is_visible_later(const Value* value, const Node* writer) const {
+    return is_visible(value, writer,
+                      [&](const Use& use) { return use.user == writer && use.offset == 0; });
   }
 
   // Return whether the user of a value may store it where the uses of values do not show it.
-  static bool keeps(const Use& use) {
-    static const std::unordered_set<c10::Symbol> makers{prim::ListConstruct, prim::TupleConstruct,
-                                                        prim::ListUnpack,    prim::TupleUnpack,
-                                                        prim::TupleIndex,    prim::ConstantChunk};
-    if (makers.count(use.user->kind())) return false;
+  static bool may_store(const Use& use) {
+    static const std::unordered_set<c10::Symbol> constructors{
+        prim::ListConstruct, prim::TupleConstruct, prim::ListUnpack,
+        prim::TupleUnpack,   prim::TupleIndex,     prim::ConstantChunk};
+    if (constructors.count(use.user->kind())) return false;
     const auto* schema = schema_with_aliases(use.user);
     if (!schema || use.offset >= schema->arguments().size()) return true;
-    const auto* own = schema->arguments()[use.offset].alias_info();
-    return own && own->isWildcardAfter() &&
+    const auto* alias_info = schema->arguments()[use.offset].alias_info();
+    return alias_info && alias_info->isWildcardAfter() &&
            std::any_of(schema->arguments().begin(), schema->arguments().end(),
                        [](const c10::Argument& argument) {
                          return argument.alias_info() && argument.alias_info()->isWrite();
@@ -180,7 +182,7 @@ private:
     if (!may_hold_tensors(output->type())) return false;
     const auto* schema = schema_with_aliases(node);
     return !is_tensor(output) || !schema || schema->returns()[output->offset()].alias_info() ||
-           may_return_argument(node) || is_view_to(table_, node);
+           may_return_argument(node) || is_device_view(table_, node);
   }
 
   const DeviceTable& table_;
@@ -190,14 +192,14 @@ private:
 
 // Insert the op that returns a new tensor before `node`. Return null if the device does not support
 // it.
-Node* insert_taken(Node* node, c10::Symbol kind, c10::ArrayRef<Value*> inputs,
-                   const c10::TypePtr& type, const DeviceTable& table) {
-  auto* made = node->owningGraph()->create(kind, inputs);
-  made->copyMetadata(node)->insertBefore(node);
-  made->output()->setType(type);
-  const auto* schema = made->maybeSchema();
-  if (schema && !schema->returns()[0].alias_info() && table.rule(made)) return made;
-  made->destroy();
+Node* insert_functional_op(Node* node, c10::Symbol kind, c10::ArrayRef<Value*> inputs,
+                           const c10::TypePtr& type, const DeviceTable& table) {
+  auto* op = node->owningGraph()->create(kind, inputs);
+  op->copyMetadata(node)->insertBefore(node);
+  op->output()->setType(type);
+  const auto* schema = op->maybeSchema();
+  if (schema && !schema->returns()[0].alias_info() && table.rule(op)) return op;
+  op->destroy();
   return nullptr;
 }
 
@@ -210,7 +212,7 @@ std::optional<c10::Symbol> scatter_kind(c10::Symbol view) {
 }
 
 // Return the views of `block` that lead from a tensor to `value`, the last one first.
-std::vector<Node*> views_behind(Value* value, const Block* block) {
+std::vector<Node*> views_leading_to(Value* value, const Block* block) {
   std::vector<Node*> views;
   for (auto* node = value->node();
        scatter_kind(node->kind()) && node->owningBlock() == block && is_tensor(node->input(0));
@@ -221,28 +223,29 @@ std::vector<Node*> views_behind(Value* value, const Block* block) {
 
 // Insert functional ops before `node` that compute the tensor which `node` writes to through
 // `views`. Return the tensor after the write, or null if the device does not support the ops.
-Value* insert_functional(Node* node, const std::vector<Node*>& views, const DeviceTable& table) {
-  auto* first = insert_taken(node, *functional_kind(node->kind()), node->inputs(),
-                             node->output()->type(), table);
+Value* insert_functional_ops(Node* node, const std::vector<Node*>& views,
+                             const DeviceTable& table) {
+  auto* first = insert_functional_op(node, *functional_kind(node->kind()), node->inputs(),
+                                     node->output()->type(), table);
   if (!first) return nullptr;
-  std::vector<Node*> made{first->i_(mark(), !views.empty())};
+  std::vector<Node*> ops{first->i_(mark(), !views.empty())};
   for (auto* view : views) {
     std::vector<Value*> inputs(view->inputs().begin(), view->inputs().end());
-    inputs.insert(inputs.begin() + 1, made.back()->output());
-    auto* scatter =
-        insert_taken(node, *scatter_kind(view->kind()), inputs, view->input(0)->type(), table);
+    inputs.insert(inputs.begin() + 1, ops.back()->output());
+    auto* scatter = insert_functional_op(node, *scatter_kind(view->kind()), inputs,
+                                         view->input(0)->type(), table);
     if (!scatter) {
-      std::for_each(made.rbegin(), made.rend(), [](Node* one) { one->destroy(); });
+      std::for_each(ops.rbegin(), ops.rend(), [](Node* op) { op->destroy(); });
       return nullptr;
     }
-    made.push_back(scatter);
+    ops.push_back(scatter);
   }
-  return made.back()->output();
+  return ops.back()->output();
 }
 
 // Insert `views` of `whole` before `node` and return the last one. Later writes through the result
 // of `node` then become writes to `whole`.
-Value* taken_again(Value* whole, const std::vector<Node*>& views, Node* node) {
+Value* retake_views(Value* whole, const std::vector<Node*>& views, Node* node) {
   if (!node->output()->hasUses()) return whole;
   for (auto view = views.rbegin(); view != views.rend(); ++view) {
     auto* copy = node->owningGraph()->createClone(*view, [](Value* value) { return value; });
@@ -254,25 +257,25 @@ Value* taken_again(Value* whole, const std::vector<Node*>& views, Node* node) {
 
 void make_functional(Block* block, const DeviceTable& table, const NodeSet& left_out) {
   const Sharing sharing(table);
-  const Node* switched = nullptr; // the last node that switches modes
+  const Node* last_mode_switch = nullptr; // the last node that switches modes
   for (auto it = block->nodes().begin(); it != block->nodes().end();) {
     auto* node = *it++;
     for (auto* inner : node->blocks())
       make_functional(inner, table, left_out);
-    if (switches_modes(node)) switched = node;
+    if (switches_modes(node)) last_mode_switch = node;
     if (!is_in_place(node) || left_out.count(node)) continue;
-    const auto views = views_behind(node->input(0), block);
+    const auto views = views_leading_to(node->input(0), block);
     auto* written = views.empty() ? node->input(0) : views.back()->input(0);
     if (written->node()->owningBlock() != block || !sharing.is_new(written) ||
-        sharing.is_seen(written, node))
+        sharing.is_visible(written, node))
       continue;
     // A write that autograd does not record leaves the tensor's gradient as it was. A functional op
     // would not.
-    if (switched && written->node()->isBefore(switched)) continue;
-    auto* whole = insert_functional(node, views, table);
+    if (last_mode_switch && written->node()->isBefore(last_mode_switch)) continue;
+    auto* whole = insert_functional_ops(node, views, table);
     if (!whole) continue;
     written->replaceAllUsesAfterNodeWith(node, whole);
-    node->output()->replaceAllUsesWith(taken_again(whole, views, node));
+    node->output()->replaceAllUsesWith(retake_views(whole, views, node));
     node->destroy();
   }
 }
@@ -294,18 +297,18 @@ bool is_saved_by_autograd(const Value* value) {
 void restore(Node* node, bool in_group) {
   auto* graph = node->owningGraph();
   auto* self = node->input(0);
-  auto* made = graph->create(
+  auto* op = graph->create(
       c10::Symbol::fromQualString(std::string(node->kind().toQualString()) + '_'), node->inputs());
-  made->copyMetadata(node)->insertBefore(node);
+  op->copyMetadata(node)->insertBefore(node);
   if (node->i(mark()) || self->uses().size() > 2 || self->node()->kind() == prim::Param ||
       (in_group && is_saved_by_autograd(self))) {
-    torch::jit::WithInsertPoint before(made);
+    torch::jit::WithInsertPoint before(op);
     auto* copy = graph->insertNode(graph->create(aten::clone, {self, graph->insertConstant({})}));
     copy->copyMetadata(node)->output()->setType(self->type());
-    made->replaceInput(0, copy->output());
+    op->replaceInput(0, copy->output());
   }
-  made->output()->copyMetadata(node->output());
-  node->output()->replaceAllUsesWith(made->output());
+  op->output()->copyMetadata(node->output());
+  node->output()->replaceAllUsesWith(op->output());
   node->destroy();
 }
 
@@ -332,7 +335,7 @@ bool is_in_place(const Node* node) {
 
 void make_functional(const std::shared_ptr<Graph>& graph, const DeviceTable& table,
                      const NodeSet& left_out) {
-  bring_lists_to_readers(graph->block());
+  sink_lists_to_readers(graph->block());
   make_functional(graph->block(), table, left_out);
 }
 

@@ -18,60 +18,60 @@ namespace {
 constexpr char separator = '.';
 
 // Chain of attribute reads `names`, starting at the value `from`.
-struct Reading {
+struct AttributePath {
   Value* from;
   std::vector<std::string> names;
 };
 
-Reading reading_of(Value* value, const AttributesSet& set) {
-  Reading reading{value, {}};
-  while (reading.from->node()->kind() == prim::GetAttr) {
-    auto* node = reading.from->node();
+AttributePath attribute_path_of(Value* value, const MutatedAttributes& mutated) {
+  AttributePath attribute_path{value, {}};
+  while (attribute_path.from->node()->kind() == prim::GetAttr) {
+    auto* node = attribute_path.from->node();
     const auto& name = node->s(attr::name);
-    if (set.includes(name) || node->input()->type()->kind() != c10::TypeKind::ClassType) break;
-    reading.names.insert(reading.names.begin(), name);
-    reading.from = node->input();
+    if (mutated.contains(name) || node->input()->type()->kind() != c10::TypeKind::ClassType) break;
+    attribute_path.names.insert(attribute_path.names.begin(), name);
+    attribute_path.from = node->input();
   }
-  return reading;
+  return attribute_path;
 }
 
 // Inputs for a group's node, and the paths of the subgraph's inputs in them.
-struct Given {
+struct GroupInputs {
   std::vector<Value*> values;
   std::vector<std::string> paths;
 
-  void add(const Reading& reading) {
-    auto found = std::find(values.begin(), values.end(), reading.from);
-    const auto index = found - values.begin();
-    if (found == values.end()) values.push_back(reading.from);
+  void add(const AttributePath& attribute_path) {
+    auto entry = std::find(values.begin(), values.end(), attribute_path.from);
+    const auto index = entry - values.begin();
+    if (entry == values.end()) values.push_back(attribute_path.from);
     auto path = std::to_string(index);
-    for (const auto& name : reading.names)
+    for (const auto& name : attribute_path.names)
       path += separator + name;
     paths.push_back(std::move(path));
   }
 };
 
-void read_attributes(Node* group, const AttributesSet& set) {
-  Given given;
+void read_attributes(Node* group, const MutatedAttributes& mutated) {
+  GroupInputs group_inputs;
   bool any = false;
   for (auto* input : group->inputs()) {
-    const auto reading = reading_of(input, set);
-    any |= !reading.names.empty();
-    given.add(reading);
+    const auto attribute_path = attribute_path_of(input, mutated);
+    any |= !attribute_path.names.empty();
+    group_inputs.add(attribute_path);
   }
   if (!any) return;
   group->removeAllInputs();
-  for (auto* value : given.values)
+  for (auto* value : group_inputs.values)
     group->addInput(value);
-  group->ss_(paths_attribute(), std::move(given.paths));
+  group->ss_(paths_attribute(), std::move(group_inputs.paths));
 }
 
-void read_attributes_in(Block* block, const AttributesSet& set, c10::Symbol group_kind) {
+void read_attributes_in(Block* block, const MutatedAttributes& mutated, c10::Symbol group_kind) {
   for (auto* node : block->nodes()) {
     if (node->kind() == group_kind && !node->hasAttribute(paths_attribute()))
-      read_attributes(node, set);
+      read_attributes(node, mutated);
     for (auto* inner : node->blocks())
-      read_attributes_in(inner, set, group_kind);
+      read_attributes_in(inner, mutated, group_kind);
   }
 }
 
@@ -92,13 +92,13 @@ c10::Symbol paths_attribute() {
 }
 
 void read_attributes_in_groups(const std::shared_ptr<Graph>& graph, c10::Symbol group_kind,
-                               const AttributesSet& set) {
-  if (!set.any) read_attributes_in(graph->block(), set, group_kind);
+                               const MutatedAttributes& mutated) {
+  if (!mutated.any) read_attributes_in(graph->block(), mutated, group_kind);
 }
 
 InputPaths::InputPaths(size_t num_inputs) : num_values_(num_inputs) {
   for (size_t i = 0; i < num_inputs; ++i)
-    inputs_.push_back({given, i});
+    inputs_.push_back({node_input, i});
 }
 
 InputPaths::InputPaths(const Node* group) : InputPaths(group->inputs().size()) {
@@ -109,7 +109,7 @@ InputPaths::InputPaths(const Node* group) : InputPaths(group->inputs().size()) {
     std::istringstream parts(path);
     std::string part;
     std::getline(parts, part, separator);
-    Place place{given, std::stoul(part)};
+    Place place{node_input, std::stoul(part)};
     auto type = group->input(place.slot)->type();
     while (std::getline(parts, part, separator)) {
       const auto& module = type->expectRef<c10::ClassType>();
@@ -122,9 +122,9 @@ InputPaths::InputPaths(const Node* group) : InputPaths(group->inputs().size()) {
 
 // Return the index of the module at `place`. Add the module if it is new.
 size_t InputPaths::module_at(const Place& place) {
-  const auto found = std::find(modules_.begin(), modules_.end(), place);
-  if (found == modules_.end()) return modules_.push_back(place), modules_.size() - 1;
-  return found - modules_.begin();
+  const auto entry = std::find(modules_.begin(), modules_.end(), place);
+  if (entry == modules_.end()) return modules_.push_back(place), modules_.size() - 1;
+  return entry - modules_.begin();
 }
 
 InputPaths InputPaths::of(const std::vector<size_t>& inputs) const {
@@ -132,14 +132,14 @@ InputPaths InputPaths::of(const std::vector<size_t>& inputs) const {
   result.direct_ = false;
   result.inputs_.clear();
   for (const auto input : inputs)
-    result.inputs_.push_back(result.copied(inputs_.at(input), *this));
+    result.inputs_.push_back(result.copy_place(inputs_.at(input), *this));
   return result;
 }
 
 // Return a place of `from` in these paths. Modules that lead to it are added.
-InputPaths::Place InputPaths::copied(const Place& place, const InputPaths& from) {
-  if (place.module == given) return place;
-  return {module_at(copied(from.modules_[place.module], from)), place.slot};
+InputPaths::Place InputPaths::copy_place(const Place& place, const InputPaths& from) {
+  if (place.module == node_input) return place;
+  return {module_at(copy_place(from.modules_[place.module], from)), place.slot};
 }
 
 void InputPaths::expand(Stack& stack) const {
@@ -161,7 +161,8 @@ template <class Result>
 void InputPaths::append(c10::ArrayRef<c10::IValue> values, Result& result) const {
   c10::SmallVector<const c10::ivalue::Object*, 256> modules;
   const auto at = [&](const Place& place) -> const c10::IValue& {
-    return place.module == given ? values[place.slot] : modules[place.module]->getSlot(place.slot);
+    return place.module == node_input ? values[place.slot]
+                                      : modules[place.module]->getSlot(place.slot);
   };
   for (const auto& place : modules_)
     modules.push_back(&at(place).toObjectRef());

@@ -26,9 +26,9 @@ namespace torchmdla {
 c10::Symbol paths_attribute();
 
 // Pass modules to groups of this kind instead of attributes that the graph reads from the modules.
-// Attributes that the graph may set (`set`) are excluded.
+// Attributes that the graph may set (`mutated`) are excluded.
 void read_attributes_in_groups(const std::shared_ptr<torch::jit::Graph>& graph,
-                               c10::Symbol group_kind, const AttributesSet& set);
+                               c10::Symbol group_kind, const MutatedAttributes& mutated);
 
 class InputPaths {
 public:
@@ -53,16 +53,16 @@ public:
   Inputs find(const torch::jit::Stack& stack) const;
 
 private:
-  // Slot of a module, or index of a value if `module` is `given`.
+  // Slot of a module, or index of a value if `module` is `node_input`.
   struct Place {
     size_t module;
     size_t slot;
     bool operator==(const Place&) const = default;
   };
-  static constexpr size_t given = SIZE_MAX;
+  static constexpr size_t node_input = SIZE_MAX;
 
   size_t module_at(const Place& place);
-  Place copied(const Place& place, const InputPaths& from);
+  Place copy_place(const Place& place, const InputPaths& from);
   template <class Result> void append(c10::ArrayRef<c10::IValue> values, Result& result) const;
 
   size_t num_values_;

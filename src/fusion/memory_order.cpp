@@ -60,7 +60,7 @@ public:
   explicit Memory(const Aliases& aliases)
       : aliases_(aliases), joined_(locations_of(aliases.joined())) {}
 
-  MemoryLocations written_by(Node* node) const {
+  MemoryLocations written_locations(Node* node) const {
     MemoryLocations written;
     add_written(node, written);
     return with_joined(std::move(written));
@@ -68,9 +68,9 @@ public:
 
   // Return the memory that `node` touches, as far as some node writes it. A `prim::GetAttr` touches
   // only its object.
-  MemoryLocations touched_by(Node* node) const {
+  MemoryLocations touched_locations(Node* node) const {
     auto values = aliases_.declared().getValueAndMemoryLocationSet();
-    for_each_input(node, [&](Value* value) { add_held(value, values); });
+    for_each_input(node, [&](Value* value) { add_with_elements(value, values); });
     if (node->kind() != prim::GetAttr)
       for (auto* output : node->outputs())
         add(output, values);
@@ -95,8 +95,8 @@ private:
 
   void add_written(Node* node, MemoryLocations& written) const {
     const auto& writes = *(aliases_.declared().*private_member(WritesOfNodes{}));
-    const auto found = writes.find(node);
-    if (found != writes.end()) written |= found->second;
+    const auto entry = writes.find(node);
+    if (entry != writes.end()) written |= entry->second;
     for (auto* block : node->blocks())
       for (auto* inner : block->nodes())
         add_written(inner, written);
@@ -108,11 +108,11 @@ private:
 
   // Add a value and its elements. The alias analysis assumes that a list with one reader holds
   // nothing.
-  void add_held(Value* value, Values& values) const {
+  void add_with_elements(Value* value, Values& values) const {
     add(value, values);
     if (!makes_container(value->node())) return;
     for (auto* element : value->node()->inputs())
-      add_held(element, values);
+      add_with_elements(element, values);
   }
 
   const Aliases& aliases_;
@@ -132,13 +132,13 @@ MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const Aliases& 
   const Memory memory(aliases);
   std::unordered_map<unsigned, LastUses> last_uses;
   Node* previous = nullptr;
-  std::vector<Node*> since; // the last node that switches modes, and all nodes after it
+  std::vector<Node*> since_switch; // the last node that switches modes, and all nodes after it
   size_t switches = 0;
   for (auto* node : block->nodes()) {
     if (is_constant(node)) continue;
     std::unordered_set<Node*> earlier;
-    auto written = memory.written_by(node);
-    for (const auto location : memory.touched_by(node) | written) {
+    auto written = memory.written_locations(node);
+    for (const auto location : memory.touched_locations(node) | written) {
       auto& last = last_uses[location];
       if (last.writer) earlier.insert(last.writer);
       if (written.test(location)) {
@@ -150,18 +150,18 @@ MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const Aliases& 
         last.readers.push_back(node);
       }
     }
-    const bool shows = has_visible_effects(node, table);
-    if (shows && previous) earlier.insert(previous);
-    if (shows) previous = node;
-    if (shows || !written.empty()) effects_.insert(node);
+    const bool is_visible = has_visible_effects(node, table);
+    if (is_visible && previous) earlier.insert(previous);
+    if (is_visible) previous = node;
+    if (is_visible || !written.empty()) effects_.insert(node);
     if (switches_modes(node)) {
-      earlier.insert(since.begin(), since.end());
-      since.clear();
+      earlier.insert(since_switch.begin(), since_switch.end());
+      since_switch.clear();
       ++switches;
     } else if (switches != 0) {
-      earlier.insert(since.front());
+      earlier.insert(since_switch.front());
     }
-    since.push_back(node);
+    since_switch.push_back(node);
     if (switches != 0) modes_[node] = switches;
     if (!earlier.empty()) before_[node].assign(earlier.begin(), earlier.end());
   }
@@ -169,13 +169,13 @@ MemoryOrder::MemoryOrder(Block* block, const DeviceTable& table, const Aliases& 
 
 const std::vector<Node*>& MemoryOrder::before(const Node* node) const {
   static const std::vector<Node*> none;
-  const auto found = before_.find(node);
-  return found == before_.end() ? none : found->second;
+  const auto entry = before_.find(node);
+  return entry == before_.end() ? none : entry->second;
 }
 
 size_t MemoryOrder::mode(const Node* node) const {
-  const auto found = modes_.find(node);
-  return found == modes_.end() ? 0 : found->second;
+  const auto entry = modes_.find(node);
+  return entry == modes_.end() ? 0 : entry->second;
 }
 
 } // namespace torchmdla

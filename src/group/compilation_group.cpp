@@ -31,7 +31,7 @@ Compiler& compiler() {
   return instance;
 }
 
-Background& run_beside() {
+Background& background_executor() {
   static Background instance;
   return instance;
 }
@@ -75,12 +75,13 @@ bool has_tangent(const at::Tensor& tensor) {
 }
 
 // Return the type of an input that groups do not support.
-std::string described(const c10::IValue& input) {
+std::string describe_unsupported(const c10::IValue& input) {
   if (input.isTensor())
     return input.toTensor().toString() + " with " + toString(input.toTensor().key_set() - plain);
   if (input.isTensorList())
     for (const auto& element : input.toListRef())
-      if (!is_plain_tensor(element.toTensor())) return "a list with a " + described(element);
+      if (!is_plain_tensor(element.toTensor()))
+        return "a list with a " + describe_unsupported(element);
   return input.type()->repr_str();
 }
 
@@ -100,16 +101,16 @@ std::optional<Fallback> reason_not_to_read(const c10::IValue& input) {
 
 // Number of refusals after which places are never symbols again. One refusal may depend on the
 // sizes of its call.
-constexpr int most_refusals = 3;
+constexpr int max_refusals = 3;
 
 // Number of dynamic specialisations of one pattern after which the pattern is refused. Their
 // conditions then divide the sizes into too many parts.
-constexpr int most_parts = 8;
+constexpr int max_specialisations_of_pattern = 8;
 
 GroupDescription describe(const Node* node, InputPaths inputs) {
   const auto device = node->s(device_attribute());
   auto subgraph = std::make_shared<ScriptSubgraph>(node->g(attr::Subgraph), device,
-                                                   is_written_around(node), varying_inputs(node));
+                                                   has_external_writes(node), varying_inputs(node));
   auto name = subgraph->name();
   std::vector<VaryingNumber> varying;
   for (const auto index : varying_inputs(node))
@@ -131,7 +132,7 @@ Settings& settings() {
   return instance;
 }
 
-void tell_fault(const std::string& group, const std::string& fault, bool strict) {
+void report_fault(const std::string& group, const std::string& fault, bool strict) {
   TORCH_CHECK(!strict, "torchmdla: group ", group, ": ", fault);
   TORCH_WARN("torchmdla: a group runs in PyTorch's interpreter: ", group, ": ", fault);
 }
@@ -141,17 +142,17 @@ void set_compiler(Compiler functions) {
 }
 
 void set_background(Background function) {
-  run_beside() = std::move(function);
+  background_executor() = std::move(function);
 }
 
 CompilationGroup::CompilationGroup(GroupDescription description)
     : group_(std::move(description)), name_(group_.name + "_" + std::to_string(number_)),
       has_run_(group_.has_run) {
-  enter_group(this);
+  register_group(this);
 }
 
 CompilationGroup::~CompilationGroup() {
-  leave_group(this);
+  unregister_group(this);
 }
 
 CompilationGroup::CompilationGroup(const Node* node) : CompilationGroup(node, InputPaths(node)) {}
@@ -161,94 +162,97 @@ CompilationGroup::CompilationGroup(const Node* node, InputPaths inputs)
 
 void CompilationGroup::run(Stack& stack) {
   RECORD_FUNCTION(name_, c10::ArrayRef<const c10::IValue>());
-  auto known = specialisations_.load();
-  known->prefetch();
+  auto specialisations = specialisations_.load();
+  specialisations->prefetch();
   group_.inputs.expand(stack);
   if (!settings().enabled.load(std::memory_order_relaxed))
     return fall_back(stack, Fallback::switched_off);
   Signature signature;
   const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
-  const bool followed = needs_gradients(inputs);
+  const bool is_recorded_by_autograd = needs_gradients(inputs);
   if (settings().keep_inputs.load(std::memory_order_relaxed)) keep_inputs(inputs);
-  if (const auto reason = reason_to_fall_back(inputs, followed, signature)) {
+  if (const auto reason = reason_to_fall_back(inputs, is_recorded_by_autograd, signature)) {
     count_fallback(*reason);
     return fall_back(stack);
   }
-  if (followed) {
-    if (expected_backward_.count_call()) return run_as_pytorch(stack);
-  } else if (is_first_run() && !adopt(signature, inputs)) {
+  if (is_recorded_by_autograd) {
+    if (backward_predictor_.count_call()) return run_as_pytorch(stack);
+  } else if (is_first_run() && !load_packaged(signature, inputs)) {
     return fall_back(stack);
   }
-  while (!run_known(*known, signature, followed, stack)) {
-    if (!adopt(signature, inputs)) {
-      known.reset(); // entries evicted for the new specialisation are freed at once
-      return specialise(signature, followed, stack);
+  while (!run_existing(*specialisations, signature, is_recorded_by_autograd, stack)) {
+    if (!load_packaged(signature, inputs)) {
+      specialisations.reset(); // entries evicted for the new specialisation are freed at once
+      return specialise(signature, is_recorded_by_autograd, stack);
     }
-    known = specialisations_.load();
+    specialisations = specialisations_.load();
   }
 }
 
 // Run the specialisation for this signature. Return false if the group does not have one.
-bool CompilationGroup::run_known(const Specialisations& known, const Signature& signature,
-                                 bool followed, Stack& stack) {
-  if (const auto* found = known.find(signature))
-    return run_specialised(*found, followed, stack), true;
+bool CompilationGroup::run_existing(const Specialisations& specialisations,
+                                    const Signature& signature, bool is_recorded_by_autograd,
+                                    Stack& stack) {
+  if (const auto* match = specialisations.find(signature))
+    return run_specialised(*match, is_recorded_by_autograd, stack), true;
   if (!settings().dynamic.load(std::memory_order_relaxed)) return false;
   Symbols values;
-  const auto* found = known.find_dynamic(signature, values);
-  if (found) run_compiled(*found, values, followed, stack);
-  return found != nullptr;
+  const auto* match = specialisations.find_dynamic(signature, values);
+  if (match) run_compiled(*match, values, is_recorded_by_autograd, stack);
+  return match != nullptr;
 }
 
 bool CompilationGroup::is_known(const Signature& signature) const {
-  const auto known = specialisations_.load();
+  const auto specialisations = specialisations_.load();
   Symbols values;
-  return known->find(signature) || (settings().dynamic && known->find_dynamic(signature, values));
+  return specialisations->find(signature) ||
+         (settings().dynamic && specialisations->find_dynamic(signature, values));
 }
 
 // Return whether the group has code for the call. Load it if a package has it.
-bool CompilationGroup::adopt(const Signature& signature, c10::ArrayRef<c10::IValue> inputs) {
+bool CompilationGroup::load_packaged(const Signature& signature,
+                                     c10::ArrayRef<c10::IValue> inputs) {
   if (!are_any_packaged() || !settings().packages) return false;
-  const std::lock_guard<ProcessMutex> guard(adopting_);
+  const std::lock_guard<ForkRobustMutex> guard(package_mutex_);
   if (is_known(signature)) return true; // another thread loaded it
-  for (const auto& one : packaged()) {
-    if (one->pattern && !settings().dynamic) continue;
-    const bool has_bits = std::ranges::all_of(one->bits, [&](const auto& wanted) {
-      const auto& [input, bits] = wanted;
+  for (const auto& entry : packaged_specialisations()) {
+    if (entry->pattern && !settings().dynamic) continue;
+    const bool has_bits = std::ranges::all_of(entry->bits, [&](const auto& requirement) {
+      const auto& [input, bits] = requirement;
       return input < inputs.size() && inputs[input].isTensor() &&
              bits_of(inputs[input].toTensor()) == bits;
     });
-    if (one->covers(signature) && has_bits && load(*one, inputs)) return true;
+    if (entry->covers(signature) && has_bits && load(*entry, inputs)) return true;
   }
   return false;
 }
 
-// Return the packaged specialisations of the group's structure. `adopting_` must be held.
-Packaged CompilationGroup::packaged() {
+// Return the packaged specialisations of the group's structure. `package_mutex_` must be held.
+PackagedList CompilationGroup::packaged_specialisations() {
   if (!structure_) structure_ = group_.subgraph->structure(group_.device, group_.parameters);
-  return *structure_ ? find_packaged(**structure_) : Packaged();
+  return *structure_ ? find_packaged(**structure_) : PackagedList();
 }
 
 bool CompilationGroup::load(const PackagedSpecialisation& packaged,
                             std::optional<c10::ArrayRef<c10::IValue>> inputs) {
   RECORD_USER_SCOPE("mdla::load");
   try {
-    auto made = std::make_shared<Specialisation>();
-    made->signature = packaged.signature;
-    made->pattern = packaged.pattern;
-    made->sizes = packaged.sizes;
-    if (packaged.left_out)
-      split(*made, *packaged.left_out);
+    auto specialisation = std::make_shared<Specialisation>();
+    specialisation->signature = packaged.signature;
+    specialisation->pattern = packaged.pattern;
+    specialisation->sizes = packaged.sizes;
+    if (packaged.excluded_nodes)
+      split(*specialisation, *packaged.excluded_nodes);
     else
-      made->executable = packaged.load(*group_.subgraph, group_.inputs.num_inputs()),
-      made->outcome = Outcome::compiled;
-    const auto* executable = made->executable.get();
+      specialisation->executable = packaged.load(*group_.subgraph, group_.inputs.num_inputs()),
+      specialisation->outcome = Outcome::compiled;
+    const auto* executable = specialisation->executable.get();
     // Only types can be checked without inputs. If types are not enough, the first call
     // checks its inputs.
-    if (executable && !inputs && !executable->takes(group_.subgraph->input_types())) return false;
-    TORCH_CHECK(!executable || !inputs || executable->takes(*inputs),
+    if (executable && !inputs && !executable->accepts(group_.subgraph->input_types())) return false;
+    TORCH_CHECK(!executable || !inputs || executable->accepts(*inputs),
                 "the code takes inputs that the group does not have");
-    publish(std::move(made));
+    publish(std::move(specialisation));
   } catch (const std::exception& error) {
     statistics().packages.refused.count(text_of(error));
     return false;
@@ -257,27 +261,27 @@ bool CompilationGroup::load(const PackagedSpecialisation& packaged,
   return true;
 }
 
-// Make the specialisation run in groups around `left_out` and the conditional nodes. If no node is
-// left for groups, eager operators run the whole subgraph.
-void CompilationGroup::split(Specialisation& specialisation, std::vector<size_t> left_out) {
+// Make the specialisation run in groups around `excluded_nodes` and the conditional nodes. If no
+// node is left for groups, eager operators run the whole subgraph.
+void CompilationGroup::split(Specialisation& specialisation, std::vector<size_t> excluded_nodes) {
   specialisation.outcome = Outcome::split;
-  specialisation.division = divide(left_out);
+  specialisation.division = divide(excluded_nodes);
   if (!specialisation.division)
     specialisation.division = [this](Stack& stack) { group_.subgraph->run(stack); };
-  specialisation.left_out = std::move(left_out);
+  specialisation.excluded_nodes = std::move(excluded_nodes);
 }
 
 void CompilationGroup::prepare() {
-  const std::lock_guard<ProcessMutex> guard(adopting_);
-  for (const auto& one : packaged())
-    if (one->bits.empty() && !specialisations_.load()->find(one->signature))
-      load(*one, std::nullopt);
-  for (const auto& one : compiled())
-    one->executable->pack_constants();
+  const std::lock_guard<ForkRobustMutex> guard(package_mutex_);
+  for (const auto& entry : packaged_specialisations())
+    if (entry->bits.empty() && !specialisations_.load()->find(entry->signature))
+      load(*entry, std::nullopt);
+  for (const auto& entry : compiled())
+    entry->executable->pack_constants();
 }
 
 std::optional<std::string> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
-                                                                 bool followed,
+                                                                 bool is_recorded_by_autograd,
                                                                  Signature& signature) const {
   if (dispatch_mode_active()) return describe(Fallback::dispatch_mode);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -285,10 +289,10 @@ std::optional<std::string> CompilationGroup::reason_to_fall_back(c10::ArrayRef<c
     if (reason == Fallback::tangent) return describe(*reason);
     if (reason || !append_signature(inputs[i], signature))
       return describe(Fallback::input_kind) + (": " + group_.subgraph->input_name(i)) + " is " +
-             described(inputs[i]);
+             describe_unsupported(inputs[i]);
   }
   append_modes(signature);
-  if (followed && !may_save(inputs)) return describe(Fallback::saved_tensors);
+  if (is_recorded_by_autograd && !may_save(inputs)) return describe(Fallback::saved_tensors);
   return std::nullopt;
 }
 
@@ -303,14 +307,14 @@ void CompilationGroup::run_as_pytorch(Stack& stack) {
   ++statistics().training_calls;
   calls_.training.fetch_add(1, std::memory_order_relaxed);
   if (!group_.subgraph->run_differentiable(stack)) fall_back(stack, Fallback::requires_grad);
-  expected_backward_.watch(torch::jit::last(stack, stack.size() - below));
+  backward_predictor_.add_backward_hooks(torch::jit::last(stack, stack.size() - below));
 }
 
-void CompilationGroup::run_specialised(const Specialisation& specialisation, bool followed,
-                                       Stack& stack) {
+void CompilationGroup::run_specialised(const Specialisation& specialisation,
+                                       bool is_recorded_by_autograd, Stack& stack) {
   switch (specialisation.outcome) {
   case Outcome::compiled:
-    return run_compiled(specialisation, {}, followed, stack);
+    return run_compiled(specialisation, {}, is_recorded_by_autograd, stack);
   case Outcome::split:
     if (specialisation.raise && strict()) specialisation.raise();
     return specialisation.division(stack);
@@ -323,8 +327,9 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation, boo
 }
 
 void CompilationGroup::run_compiled(const Specialisation& specialisation,
-                                    c10::ArrayRef<int64_t> symbols, bool followed, Stack& stack) {
-  if (followed)
+                                    c10::ArrayRef<int64_t> symbols, bool is_recorded_by_autograd,
+                                    Stack& stack) {
+  if (is_recorded_by_autograd)
     run_with_node(specialisation, symbols, stack);
   else if (!call(specialisation, symbols, stack))
     fall_back(stack);
@@ -340,7 +345,7 @@ void CompilationGroup::run_with_node(const Specialisation& specialisation,
   const auto outputs = specialisation.gradients.find(required);
   if (outputs) {
     const auto node =
-        c10::make_intrusive<GroupBackward>(group_.subgraph, inputs, expected_backward_);
+        c10::make_intrusive<GroupBackward>(group_.subgraph, inputs, backward_predictor_);
     const c10::AutoGradMode no_grad(false);
     if (call(specialisation, symbols, stack))
       return node->set_history(std::span(stack).subspan(below), *outputs);
@@ -348,7 +353,7 @@ void CompilationGroup::run_with_node(const Specialisation& specialisation,
   fall_back(stack);
   const auto results = torch::jit::last(stack, stack.size() - below);
   specialisation.gradients.add(required, requires_grad(results));
-  expected_backward_.watch(results);
+  backward_predictor_.add_backward_hooks(results);
 }
 
 // Run the compiled code. Return false, with the stack unchanged, if the code reports an error.
@@ -356,9 +361,9 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
                             Stack& stack) {
   std::optional<DeviceFault> fault;
   try {
-    specialisation.last_use.note();
+    specialisation.last_use.update();
     const bool done = specialisation.executable->run(stack, group_.inputs.num_inputs(), symbols);
-    if (specialisation.last_use.note()) note_growth(specialisation);
+    if (specialisation.last_use.update()) handle_allocation(specialisation);
     if (done) {
       calls_.compiled.add();
       return true;
@@ -370,44 +375,47 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
     count_fallback(Fallback::status);
     return false;
   }
-  if (strict() || fault->held || !fault_told_.exchange(true))
-    compiler().tell_fault(group_.name, fault->what(), strict());
+  if (strict() || fault->has_python_error || !is_fault_reported_.exchange(true))
+    compiler().report_fault(group_.name, fault->what(), strict());
   count_fallback(fault->what());
   return false;
 }
 
 // Handle memory growth during a call. The specialisation may have packed its parameters again.
-void CompilationGroup::note_growth(const Specialisation& specialisation) const {
-  constexpr Grace::Clock::time_point never{};
-  const auto unpacked = specialisation.unpacked.exchange(never);
-  if (unpacked != never) specialisation.grace.back(unpacked, keep_time());
-  keep_to_memory_limit();
+void CompilationGroup::handle_allocation(const Specialisation& specialisation) const {
+  constexpr EvictionCooldown::Clock::time_point never{};
+  const auto unpacked_at = specialisation.unpacked_at.exchange(never);
+  if (unpacked_at != never)
+    specialisation.eviction_cooldown.begin_if_soon(unpacked_at, keep_time());
+  enforce_memory_limit();
 }
 
 // Handle the first call with new inputs. Eager kernels compute its results: the compiler needs
 // their record, and the user should see their errors.
-void CompilationGroup::specialise(const Signature& signature, bool followed, Stack& stack) {
+void CompilationGroup::specialise(const Signature& signature, bool is_recorded_by_autograd,
+                                  Stack& stack) {
   if (!compiler().compile) {
     TORCH_CHECK(!strict(), "torchmdla: ", describe(Fallback::no_compiler));
     return fall_back(stack, Fallback::no_compiler);
   }
-  if (const auto postponed = find_postponed(signature))
-    return run_specialised(*postponed, followed, stack);
+  if (const auto failed = find_retry_later(signature))
+    return run_specialised(*failed, is_recorded_by_autograd, stack);
   Fallback refusal;
-  auto claimed = claim(signature, refusal, torch::jit::last(stack, group_.inputs.num_inputs()));
-  if (!claimed) {
-    const auto known = specialisations_.load();
-    const auto* split = known->newest_split();
+  auto ticket =
+      acquire_ticket(signature, refusal, torch::jit::last(stack, group_.inputs.num_inputs()));
+  if (!ticket) {
+    const auto specialisations = specialisations_.load();
+    const auto* split = specialisations->newest_split();
     if (split && refusal == Fallback::too_many_specialisations)
-      return run_specialised(*split, followed, stack);
+      return run_specialised(*split, is_recorded_by_autograd, stack);
     return fall_back(stack, refusal);
   }
   calls_.recorded.fetch_add(1, std::memory_order_relaxed);
-  auto record = recorded(stack);
-  compile(std::move(claimed), std::move(record));
+  auto record = run_and_record(stack);
+  compile(std::move(ticket), std::move(record));
 }
 
-Record CompilationGroup::recorded(Stack& stack) const {
+Record CompilationGroup::run_and_record(Stack& stack) const {
   RECORD_USER_SCOPE("mdla::record");
   const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
   std::vector<int64_t> bits;
@@ -415,81 +423,85 @@ Record CompilationGroup::recorded(Stack& stack) const {
     bits.push_back(inputs[index].isTensor() ? bits_of(inputs[index].toTensor()) : 0);
   auto record = group_.subgraph->run_and_record(stack);
   for (size_t i = 0; i < bits.size(); ++i)
-    if (bits[i] != 0) std::get<TensorMeta>(record.at(group_.parameters[i]).seen).bits = bits[i];
+    if (bits[i] != 0) std::get<TensorMeta>(record.at(group_.parameters[i]).value).bits = bits[i];
   return record;
 }
 
-bool CompilationGroup::Claim::includes(const Signature& other) const {
+bool CompilationGroup::CompileTicket::includes(const Signature& other) const {
   Symbols values;
   return other == signature || (pattern && pattern->covers(other, values));
 }
 
 // Return the right to compile for `signature`. Given the call's `inputs`, the right may include
 // other sizes. Return null and set `refusal` if this thread must not compile.
-std::shared_ptr<CompilationGroup::Claim>
-CompilationGroup::claim(const Signature& signature, Fallback& refusal,
-                        std::optional<c10::ArrayRef<c10::IValue>> inputs) {
-  const Guard guard(mutex_);
-  std::erase_if(claims_, [](const Claim* other) { return other->process != process_number(); });
-  auto reason = this->refusal(signature);
+std::shared_ptr<CompilationGroup::CompileTicket>
+CompilationGroup::acquire_ticket(const Signature& signature, Fallback& refusal,
+                                 std::optional<c10::ArrayRef<c10::IValue>> inputs) {
+  const ForkSafeLock guard(mutex_);
+  std::erase_if(tickets_,
+                [](const CompileTicket* other) { return other->process != process_number(); });
+  auto reason = reason_not_to_compile(signature);
   if (inputs && is_known(signature)) reason = Fallback::being_compiled;
   if (reason) {
     refusal = *reason;
     return nullptr;
   }
-  auto claimed = std::make_shared<Claim>(shared_from_this(), signature);
+  auto ticket = std::make_shared<CompileTicket>(shared_from_this(), signature);
   if (inputs && settings().dynamic) {
-    claimed->kinds = entry_kinds_of_call(*inputs);
-    claimed->pattern = plan(*claimed);
+    ticket->kinds = entry_kinds_of_call(*inputs);
+    ticket->pattern = plan_pattern(*ticket);
   }
-  claims_.push_back(claimed.get());
-  return claimed;
+  tickets_.push_back(ticket.get());
+  return ticket;
 }
 
-std::optional<Fallback> CompilationGroup::refusal(const Signature& signature) const {
+std::optional<Fallback> CompilationGroup::reason_not_to_compile(const Signature& signature) const {
   const auto limit = static_cast<size_t>(max_specialisations());
-  const auto known = specialisations_.load();
-  if (known->size() + claims_.size() >= limit) return Fallback::too_many_specialisations;
-  const bool claimed = std::any_of(claims_.begin(), claims_.end(),
-                                   [&](const Claim* other) { return other->includes(signature); });
-  return claimed || known->find(signature) ? std::optional(Fallback::being_compiled) : std::nullopt;
+  const auto specialisations = specialisations_.load();
+  if (specialisations->size() + tickets_.size() >= limit) return Fallback::too_many_specialisations;
+  const bool is_being_compiled =
+      std::any_of(tickets_.begin(), tickets_.end(),
+                  [&](const CompileTicket* other) { return other->includes(signature); });
+  return is_being_compiled || specialisations->find(signature)
+             ? std::optional(Fallback::being_compiled)
+             : std::nullopt;
 }
 
 // Return the pattern of sizes to compile for, or nullopt to compile for one signature.
-std::optional<Pattern> CompilationGroup::plan(const Claim& claim) const {
-  const auto not_again = refused();
-  auto before = taken_out_.pattern_for(claim.signature);
-  if (before && !not_again.contains(before->places)) return before;
-  auto earlier = taken_out_.signatures();
+std::optional<Pattern> CompilationGroup::plan_pattern(const CompileTicket& ticket) const {
+  const auto refused = refused_places();
+  auto evicted = ghost_list_.pattern_for(ticket.signature);
+  if (evicted && !refused.contains(evicted->places)) return evicted;
+  auto earlier = ghost_list_.signatures();
   const auto with_code = compiled();
   for (const auto& specialisation : with_code)
     earlier.push_back(&specialisation->signature);
   // Many sizes may arrive before the first one is compiled in the background.
-  for (const Claim* other : claims_)
+  for (const CompileTicket* other : tickets_)
     earlier.push_back(&other->signature);
-  if (auto chosen = choose_pattern(claim.signature, claim.kinds, earlier, not_again)) return chosen;
-  if (auto chosen = pattern_of_growth(claim.signature, claim.kinds, earlier, not_again))
+  if (auto chosen = choose_pattern(ticket.signature, ticket.kinds, earlier, refused)) return chosen;
+  if (auto chosen = pattern_of_growth(ticket.signature, ticket.kinds, earlier, refused))
     return chosen;
-  return pattern_of_varying(claim.signature, claim.kinds, not_again);
+  return pattern_of_varying(ticket.signature, ticket.kinds, refused);
 }
 
-// Give the claim a pattern in which `size` is a symbol. Return false if that is not possible.
-bool CompilationGroup::plan_without(int64_t size, Claim& claim) {
-  if (claim.kinds.empty()) return false;
-  const Guard guard(mutex_);
-  claim.pattern = pattern_without(size, claim.signature, claim.kinds, refused());
-  return claim.pattern.has_value();
+// Give the ticket a pattern in which `size` is a symbol. Return false if that is not possible.
+bool CompilationGroup::plan_pattern_without(int64_t size, CompileTicket& ticket) {
+  if (ticket.kinds.empty()) return false;
+  const ForkSafeLock guard(mutex_);
+  ticket.pattern = pattern_without(size, ticket.signature, ticket.kinds, refused_places());
+  return ticket.pattern.has_value();
 }
 
 // Return the places that must not be symbols any more.
-std::set<SymbolPlaces> CompilationGroup::refused() const {
+std::set<SymbolPlaces> CompilationGroup::refused_places() const {
   std::set<SymbolPlaces> result;
   for (const auto& [places, count] : refusals_)
-    if (count >= most_refusals) result.insert(places);
-  std::map<SymbolPlaces, int> made;
-  const auto known = specialisations_.load();
-  for (const auto& specialisation : known->dynamic())
-    if (++made[specialisation->pattern->places] >= most_parts)
+    if (count >= max_refusals) result.insert(places);
+  std::map<SymbolPlaces, int> counts_by_places;
+  const auto specialisations = specialisations_.load();
+  for (const auto& specialisation : specialisations->dynamic())
+    if (++counts_by_places[specialisation->pattern->places] >= max_specialisations_of_pattern)
       result.insert(specialisation->pattern->places);
   return result;
 }
@@ -516,117 +528,123 @@ bool CompilationGroup::is_known_to_vary(const VaryingNumber& number) const {
   return std::ranges::find(group_.varying, number) != group_.varying.end();
 }
 
-void CompilationGroup::release(const Claim& claim) {
-  const Guard guard(mutex_);
-  claims_.erase(std::remove(claims_.begin(), claims_.end(), &claim), claims_.end());
+void CompilationGroup::release(const CompileTicket& ticket) {
+  const ForkSafeLock guard(mutex_);
+  tickets_.erase(std::remove(tickets_.begin(), tickets_.end(), &ticket), tickets_.end());
 }
 
-void CompilationGroup::compile(std::shared_ptr<Claim> claim, Record record) {
+void CompilationGroup::compile(std::shared_ptr<CompileTicket> ticket, Record record) {
   if (background()) {
-    run_beside()([claim = std::move(claim), record = std::move(record),
-                  in_inference = c10::InferenceMode::is_enabled()] {
+    background_executor()([ticket = std::move(ticket), record = std::move(record),
+                           in_inference = c10::InferenceMode::is_enabled()] {
       const c10::InferenceMode inference(in_inference);
-      claim->group->compile(*claim, record);
+      ticket->group->compile(*ticket, record);
     });
     return;
   }
-  compile(*claim, record);
+  compile(*ticket, record);
   if (!strict()) return;
-  if (const auto postponed = find_postponed(claim->signature)) postponed->raise();
-  const auto known = specialisations_.load();
-  const auto* made = known->find(claim->signature);
-  if (made && made->raise) made->raise();
+  if (const auto failed = find_retry_later(ticket->signature)) failed->raise();
+  const auto specialisations = specialisations_.load();
+  const auto* specialisation = specialisations->find(ticket->signature);
+  if (specialisation && specialisation->raise) specialisation->raise();
 }
 
-void CompilationGroup::compile(Claim& claim, const Record& record) {
+void CompilationGroup::compile(CompileTicket& ticket, const Record& record) {
   RECORD_USER_SCOPE("mdla::compile");
   const c10::AutoGradMode no_grad(false);
   // Import reads PyTorch's default dtype, which may have changed before background compilation. A
   // later call compiles in that case.
-  if (!has_default_dtype(claim.signature)) return;
+  if (!has_default_dtype(ticket.signature)) return;
   if (!group_.subgraph->conditions_hold(record)) {
-    auto made = std::make_shared<Specialisation>();
-    made->signature = claim.signature;
-    split(*made, {});
-    return publish(std::move(made));
+    auto specialisation = std::make_shared<Specialisation>();
+    specialisation->signature = ticket.signature;
+    split(*specialisation, {});
+    return publish(std::move(specialisation));
   }
   try {
-    if (!claim.pattern || !compile_dynamic(claim, record)) compile_static(claim, record);
+    if (!ticket.pattern || !compile_dynamic(ticket, record)) compile_static(ticket, record);
   } catch (const CompileFailure& failure) {
-    postpone(claim.signature, failure);
+    retry_later(ticket.signature, failure);
   }
 }
 
-// Compile for all sizes that the claim's pattern covers. Return false if that is not possible.
+// Compile for all sizes that the ticket's pattern covers. Return false if that is not possible.
 // Throw CompileFailure if a later retry may succeed.
-bool CompilationGroup::compile_dynamic(const Claim& claim, const Record& record) {
-  auto made = std::make_shared<Specialisation>();
-  made->pattern = *claim.pattern;
-  made->signature = made->pattern->typical;
+bool CompilationGroup::compile_dynamic(const CompileTicket& ticket, const Record& record) {
+  auto specialisation = std::make_shared<Specialisation>();
+  specialisation->pattern = *ticket.pattern;
+  specialisation->signature = specialisation->pattern->typical;
   SymbolPlaces places;
-  for (size_t i = 0; i < claim.kinds.size(); ++i)
-    if (claim.kinds[i] >= EntryKind::parameter_size) places.push_back(made->pattern->places[i]);
+  for (size_t i = 0; i < ticket.kinds.size(); ++i)
+    if (ticket.kinds[i] >= EntryKind::parameter_size)
+      places.push_back(specialisation->pattern->places[i]);
   try {
     auto compiled = compiler().compile_dynamic({{*group_.subgraph, record, group_.parameters,
-                                                 group_.device, bf16_products(claim.signature)},
+                                                 group_.device, bf16_products(ticket.signature)},
                                                 std::move(places),
-                                                made->pattern->typical_values(),
-                                                made->pattern->written_out});
-    made->executable = std::move(compiled.executable);
-    made->sizes = std::move(compiled.sizes);
-    made->outcome = Outcome::compiled;
+                                                specialisation->pattern->typical_values(),
+                                                specialisation->pattern->written_out});
+    specialisation->executable = std::move(compiled.executable);
+    specialisation->sizes = std::move(compiled.sizes);
+    specialisation->outcome = Outcome::compiled;
   } catch (const CompileFailure& failure) {
     if (failure.retry_after) throw;
     statistics().not_dynamic.count(failure.what());
     calls_.not_dynamic.count(failure.what());
-    const Guard guard(mutex_);
-    refusals_[claim.pattern->places] += failure.elsewhere ? 1 : most_refusals;
+    const ForkSafeLock guard(mutex_);
+    refusals_[ticket.pattern->places] += failure.may_succeed_at_other_sizes ? 1 : max_refusals;
     return false;
   }
   ++statistics().specialisations;
   ++statistics().dynamic;
-  publish(std::move(made));
+  publish(std::move(specialisation));
   return true;
 }
 
-// Compile for the claim's signature alone, or for all sizes if a size is too large to unroll. Throw
-// CompileFailure if a later retry may succeed.
-void CompilationGroup::compile_static(Claim& claim, const Record& record) {
-  auto made = std::make_shared<Specialisation>();
-  made->signature = claim.signature;
+// Compile for the ticket's signature alone, or for all sizes if a size is too large to unroll.
+// Throw CompileFailure if a later retry may succeed.
+void CompilationGroup::compile_static(CompileTicket& ticket, const Record& record) {
+  auto specialisation = std::make_shared<Specialisation>();
+  specialisation->signature = ticket.signature;
   std::function<void()> warn;
   try {
-    made->executable = compiler().compile({*group_.subgraph, record, group_.parameters,
-                                           group_.device, bf16_products(claim.signature)});
-    made->outcome = Outcome::compiled;
+    specialisation->executable =
+        compiler().compile({*group_.subgraph, record, group_.parameters, group_.device,
+                            bf16_products(ticket.signature)});
+    specialisation->outcome = Outcome::compiled;
     ++statistics().specialisations;
   } catch (const CompileFailure& failure) {
     if (failure.retry_after) throw;
-    if (failure.unroll_limit_exceeded && plan_without(*failure.unroll_limit_exceeded, claim) &&
-        compile_dynamic(claim, record))
+    if (failure.unroll_limit_exceeded &&
+        plan_pattern_without(*failure.unroll_limit_exceeded, ticket) &&
+        compile_dynamic(ticket, record))
       return;
-    note_failure(*made, failure);
-    if (!failure.left_out.empty()) made->division = divide(failure.left_out);
-    if (made->division) made->outcome = Outcome::split, made->left_out = failure.left_out;
-    if (!strict()) warn = [warn = failure.warn, split = bool(made->division)] { warn(split); };
+    note_failure(*specialisation, failure);
+    if (!failure.excluded_nodes.empty()) specialisation->division = divide(failure.excluded_nodes);
+    if (specialisation->division)
+      specialisation->outcome = Outcome::split,
+      specialisation->excluded_nodes = failure.excluded_nodes;
+    if (!strict())
+      warn = [warn = failure.warn, split = bool(specialisation->division)] { warn(split); };
   }
-  publish(std::move(made));
+  publish(std::move(specialisation));
   if (warn) warn();
 }
 
 // Return the division that leaves out these nodes. Specialisations that leave out the same nodes
 // share it.
-Subgraph::Division CompilationGroup::divide(const std::vector<size_t>& left_out) {
-  const auto known = [&] {
-    const Guard guard(mutex_);
-    const auto found = divisions_.find(left_out);
-    return found == divisions_.end() ? std::nullopt : std::optional(found->second);
+Subgraph::Division CompilationGroup::divide(const std::vector<size_t>& excluded_nodes) {
+  const auto find_division = [&] {
+    const ForkSafeLock guard(mutex_);
+    const auto match = divisions_.find(excluded_nodes);
+    return match == divisions_.end() ? std::nullopt : std::optional(match->second);
   };
-  if (auto division = known()) return *division;
+  if (auto division = find_division()) return *division;
   // The lock is not held here, because `divide` may wait for the GIL.
-  auto division = group_.subgraph->divide(left_out, group_.parameters);
-  const Guard guard(mutex_);
-  return divisions_.emplace(left_out, std::move(division)).first->second;
+  auto division = group_.subgraph->divide(excluded_nodes, group_.parameters);
+  const ForkSafeLock guard(mutex_);
+  return divisions_.emplace(excluded_nodes, std::move(division)).first->second;
 }
 
 void CompilationGroup::note_failure(Specialisation& specialisation, const CompileFailure& failure) {
@@ -637,56 +655,57 @@ void CompilationGroup::note_failure(Specialisation& specialisation, const Compil
 }
 
 // Remember a failure until it may be retried.
-void CompilationGroup::postpone(const Signature& signature, const CompileFailure& failure) {
+void CompilationGroup::retry_later(const Signature& signature, const CompileFailure& failure) {
   auto failed = std::make_shared<Specialisation>();
   failed->signature = signature;
   note_failure(*failed, failure);
   {
-    const Guard guard(mutex_);
-    postponed_.push_back({failed, std::chrono::steady_clock::now() + *failure.retry_after});
+    const ForkSafeLock guard(mutex_);
+    retries_.push_back({failed, std::chrono::steady_clock::now() + *failure.retry_after});
   }
   if (!strict()) failure.warn(/*divided=*/false);
 }
 
-Specialisations::Entry CompilationGroup::find_postponed(const Signature& signature) {
+Specialisations::Entry CompilationGroup::find_retry_later(const Signature& signature) {
   const auto now = std::chrono::steady_clock::now();
-  const Guard guard(mutex_);
-  std::erase_if(postponed_, [&](const Postponed& one) { return one.until <= now; });
-  const auto found = std::find_if(postponed_.begin(), postponed_.end(), [&](const Postponed& one) {
-    return one.failed->signature == signature;
+  const ForkSafeLock guard(mutex_);
+  std::erase_if(retries_, [&](const RetryLater& entry) { return entry.until <= now; });
+  const auto match = std::find_if(retries_.begin(), retries_.end(), [&](const RetryLater& entry) {
+    return entry.failed->signature == signature;
   });
-  return found == postponed_.end() ? nullptr : found->failed;
+  return match == retries_.end() ? nullptr : match->failed;
 }
 
-void CompilationGroup::publish(std::shared_ptr<Specialisation> made) {
-  ++memory_use().growths;
-  made->last_use.note();
+void CompilationGroup::publish(std::shared_ptr<Specialisation> specialisation) {
+  ++memory_use().allocation_epoch;
+  specialisation->last_use.update();
   {
-    const Guard guard(mutex_);
-    if (const auto taken = taken_out_.made_again(*made)) made->grace.back(*taken, keep_time());
-    specialisations_.store(
-        std::make_shared<const Specialisations>(specialisations_.load()->with(std::move(made))));
+    const ForkSafeLock guard(mutex_);
+    if (const auto evicted_at = ghost_list_.time_of_eviction(*specialisation))
+      specialisation->eviction_cooldown.begin_if_soon(*evicted_at, keep_time());
+    specialisations_.store(std::make_shared<const Specialisations>(
+        specialisations_.load()->with(std::move(specialisation))));
   }
-  keep_to_memory_limit();
+  enforce_memory_limit();
 }
 
 std::vector<Specialisations::Entry> CompilationGroup::compiled() const {
-  const auto known = specialisations_.load();
-  std::vector<Specialisations::Entry> found;
-  for (const auto* entries : {&known->fixed(), &known->dynamic()})
-    std::ranges::copy_if(*entries, std::back_inserter(found),
+  const auto specialisations = specialisations_.load();
+  std::vector<Specialisations::Entry> result;
+  for (const auto* entries : {&specialisations->fixed(), &specialisations->dynamic()})
+    std::ranges::copy_if(*entries, std::back_inserter(result),
                          [](const auto& entry) { return entry->executable != nullptr; });
-  return found;
+  return result;
 }
 
-bool CompilationGroup::take_out(const Specialisations::Entry& entry) {
-  std::shared_ptr<const Specialisations> before; // destroyed after the lock is released
-  const Guard guard(mutex_);
-  before = specialisations_.load();
-  auto after = before->without(entry);
-  if (after.size() == before->size()) return false;
-  taken_out_.add(*entry);
-  specialisations_.store(std::make_shared<const Specialisations>(std::move(after)));
+bool CompilationGroup::evict(const Specialisations::Entry& entry) {
+  std::shared_ptr<const Specialisations> previous; // destroyed after the lock is released
+  const ForkSafeLock guard(mutex_);
+  previous = specialisations_.load();
+  auto remaining = previous->without(entry);
+  if (remaining.size() == previous->size()) return false;
+  ghost_list_.add(*entry);
+  specialisations_.store(std::make_shared<const Specialisations>(std::move(remaining)));
   return true;
 }
 
@@ -706,33 +725,33 @@ void CompilationGroup::fall_back(Stack& stack) {
 }
 
 void CompilationGroup::keep_inputs(c10::ArrayRef<c10::IValue> inputs) {
-  std::vector<c10::IValue> kept(inputs.begin(), inputs.end());
-  const Guard guard(mutex_);
-  last_inputs_.swap(kept);
+  std::vector<c10::IValue> retained(inputs.begin(), inputs.end());
+  const ForkSafeLock guard(mutex_);
+  last_inputs_.swap(retained);
 }
 
 GroupReport CompilationGroup::report() const {
-  GroupReport made{number_,
-                   name_,
-                   group_.device,
-                   group_.subgraph,
-                   group_.parameters,
-                   calls_.compiled.total(),
-                   calls_.recorded,
-                   calls_.training,
-                   calls_.fallbacks.counts(),
-                   calls_.not_dynamic.counts(),
-                   {},
-                   {}};
-  const auto known = specialisations_.load();
-  for (const auto* entries : {&known->fixed(), &known->dynamic()})
-    for (const auto& one : *entries)
-      made.specialisations.push_back(
-          {one->executable, one->failure, one->signature, one->pattern,
-           one->outcome == Outcome::split ? std::optional(one->left_out) : std::nullopt});
-  const Guard guard(mutex_);
-  made.inputs = last_inputs_;
-  return made;
+  GroupReport result{number_,
+                     name_,
+                     group_.device,
+                     group_.subgraph,
+                     group_.parameters,
+                     calls_.compiled.total(),
+                     calls_.recorded,
+                     calls_.training,
+                     calls_.fallbacks.counts(),
+                     calls_.not_dynamic.counts(),
+                     {},
+                     {}};
+  const auto specialisations = specialisations_.load();
+  for (const auto* entries : {&specialisations->fixed(), &specialisations->dynamic()})
+    for (const auto& entry : *entries)
+      result.specialisations.push_back(
+          {entry->executable, entry->failure, entry->signature, entry->pattern,
+           entry->outcome == Outcome::split ? std::optional(entry->excluded_nodes) : std::nullopt});
+  const ForkSafeLock guard(mutex_);
+  result.inputs = last_inputs_;
+  return result;
 }
 
 GroupCounts CompilationGroup::counts() const {

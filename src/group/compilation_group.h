@@ -75,20 +75,20 @@ struct CompileFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
   std::function<void()> raise; // throws the user's exception, in strict mode
   // Function that warns the user in other modes. `divided` is set if the group is compiled around
-  // `left_out`.
+  // `excluded_nodes`.
   std::function<void(bool divided)> warn;
-  std::vector<size_t> left_out;                 // numbers of the nodes that caused the failure
+  std::vector<size_t> excluded_nodes;           // numbers of the nodes that caused the failure
   std::optional<int64_t> unroll_limit_exceeded; // a size that is too large to unroll
-  bool elsewhere = false;                       // a dynamic program may be possible at other sizes
+  bool may_succeed_at_other_sizes = false;      // a dynamic program may be possible at other sizes
   // Time until a retry. It is set if the failure may pass (a process was killed).
   std::optional<std::chrono::steady_clock::duration> retry_after;
 };
 
 // Function that reports a device fault in a group. It throws the user's exception if `strict` is
 // set or an exception is pending. Otherwise it warns.
-using TellFault =
+using ReportFault =
     std::function<void(const std::string& group, const std::string& fault, bool strict)>;
-void tell_fault(const std::string& group, const std::string& fault, bool strict);
+void report_fault(const std::string& group, const std::string& fault, bool strict);
 
 // Functions of the compiler, which are called without locks and without the GIL. They throw
 // CompileFailure. Any other exception (an interrupt) goes to the user, and the next call compiles
@@ -96,7 +96,7 @@ void tell_fault(const std::string& group, const std::string& fault, bool strict)
 struct Compiler { // its functions are empty in a process without a compiler
   std::function<std::shared_ptr<const Executable>(const CompileRequest& request)> compile;
   std::function<DynamicExecutable(const DynamicRequest& request)> compile_dynamic;
-  TellFault tell_fault = torchmdla::tell_fault;
+  ReportFault report_fault = torchmdla::report_fault;
 };
 void set_compiler(Compiler compiler);
 
@@ -172,78 +172,81 @@ public:
 
   // Evict a specialisation. Running calls finish with it, and the next call makes it again. Return
   // false if it was evicted before.
-  bool take_out(const Specialisations::Entry& entry);
+  bool evict(const Specialisations::Entry& entry);
 
 private:
   using Outcome = Specialisation::Outcome;
 
   // A failure that is valid until `until`.
-  struct Postponed {
+  struct RetryLater {
     Specialisations::Entry failed;
     std::chrono::steady_clock::time_point until;
   };
 
   // The right to compile for `signature`, and for all signatures that `pattern` covers, if set. The
   // last reference releases it.
-  struct Claim {
-    Claim(std::shared_ptr<CompilationGroup> group, Signature signature)
+  struct CompileTicket {
+    CompileTicket(std::shared_ptr<CompilationGroup> group, Signature signature)
         : group(std::move(group)), signature(std::move(signature)) {}
-    Claim(const Claim&) = delete;
-    Claim& operator=(const Claim&) = delete;
-    ~Claim() { group->release(*this); }
+    CompileTicket(const CompileTicket&) = delete;
+    CompileTicket& operator=(const CompileTicket&) = delete;
+    ~CompileTicket() { group->release(*this); }
 
     bool includes(const Signature& other) const;
 
     const std::shared_ptr<CompilationGroup> group;
     const Signature signature;
-    const uint64_t process = process_number(); // a claim is void in the child of a fork
+    const uint64_t process = process_number(); // a ticket is void in the child of a fork
     std::optional<Pattern> pattern;            // changed under the group's mutex
     EntryKinds kinds;                          // kinds of the signature's entries, if known
   };
 
-  // Append the call's signature. Return why the call must fall back, or nullopt. `followed` is set
-  // if autograd records the call.
-  std::optional<std::string> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs, bool followed,
+  // Append the call's signature. Return why the call must fall back, or nullopt.
+  // `is_recorded_by_autograd` is set if autograd records the call.
+  std::optional<std::string> reason_to_fall_back(c10::ArrayRef<c10::IValue> inputs,
+                                                 bool is_recorded_by_autograd,
                                                  Signature& signature) const;
-  bool run_known(const Specialisations& known, const Signature& signature, bool followed,
-                 torch::jit::Stack& stack);
+  bool run_existing(const Specialisations& specialisations, const Signature& signature,
+                    bool is_recorded_by_autograd, torch::jit::Stack& stack);
   bool is_known(const Signature& signature) const;
-  Specialisations::Entry find_postponed(const Signature& signature);
-  bool adopt(const Signature& signature, c10::ArrayRef<c10::IValue> inputs);
-  Packaged packaged();
+  Specialisations::Entry find_retry_later(const Signature& signature);
+  bool load_packaged(const Signature& signature, c10::ArrayRef<c10::IValue> inputs);
+  PackagedList packaged_specialisations();
   bool load(const PackagedSpecialisation& packaged,
             std::optional<c10::ArrayRef<c10::IValue>> inputs);
-  void run_specialised(const Specialisation& specialisation, bool followed,
+  void run_specialised(const Specialisation& specialisation, bool is_recorded_by_autograd,
                        torch::jit::Stack& stack);
   void run_compiled(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
-                    bool followed, torch::jit::Stack& stack);
+                    bool is_recorded_by_autograd, torch::jit::Stack& stack);
   void run_with_node(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                      torch::jit::Stack& stack);
   bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
             torch::jit::Stack& stack);
-  void note_growth(const Specialisation& specialisation) const;
+  void handle_allocation(const Specialisation& specialisation) const;
   void run_as_pytorch(torch::jit::Stack& stack);
   bool is_first_run();
-  void specialise(const Signature& signature, bool followed, torch::jit::Stack& stack);
-  Record recorded(torch::jit::Stack& stack) const;
-  std::shared_ptr<Claim> claim(const Signature& signature, Fallback& refusal,
-                               std::optional<c10::ArrayRef<c10::IValue>> inputs = std::nullopt);
-  std::optional<Fallback> refusal(const Signature& signature) const;
-  std::optional<Pattern> plan(const Claim& claim) const;
-  bool plan_without(int64_t size, Claim& claim);
-  std::set<SymbolPlaces> refused() const;
+  void specialise(const Signature& signature, bool is_recorded_by_autograd,
+                  torch::jit::Stack& stack);
+  Record run_and_record(torch::jit::Stack& stack) const;
+  std::shared_ptr<CompileTicket>
+  acquire_ticket(const Signature& signature, Fallback& refusal,
+                 std::optional<c10::ArrayRef<c10::IValue>> inputs = std::nullopt);
+  std::optional<Fallback> reason_not_to_compile(const Signature& signature) const;
+  std::optional<Pattern> plan_pattern(const CompileTicket& ticket) const;
+  bool plan_pattern_without(int64_t size, CompileTicket& ticket);
+  std::set<SymbolPlaces> refused_places() const;
   EntryKinds entry_kinds_of_call(c10::ArrayRef<c10::IValue> inputs) const;
   bool is_known_to_vary(const VaryingNumber& number) const;
-  void release(const Claim& claim);
-  void compile(std::shared_ptr<Claim> claim, Record record);
-  void compile(Claim& claim, const Record& record);
-  bool compile_dynamic(const Claim& claim, const Record& record);
-  void compile_static(Claim& claim, const Record& record);
-  Subgraph::Division divide(const std::vector<size_t>& left_out);
-  void split(Specialisation& specialisation, std::vector<size_t> left_out);
+  void release(const CompileTicket& ticket);
+  void compile(std::shared_ptr<CompileTicket> ticket, Record record);
+  void compile(CompileTicket& ticket, const Record& record);
+  bool compile_dynamic(const CompileTicket& ticket, const Record& record);
+  void compile_static(CompileTicket& ticket, const Record& record);
+  Subgraph::Division divide(const std::vector<size_t>& excluded_nodes);
+  void split(Specialisation& specialisation, std::vector<size_t> excluded_nodes);
   void publish(std::shared_ptr<Specialisation> specialisation);
   void note_failure(Specialisation& specialisation, const CompileFailure& failure);
-  void postpone(const Signature& signature, const CompileFailure& failure);
+  void retry_later(const Signature& signature, const CompileFailure& failure);
   void fall_back(torch::jit::Stack& stack);
   void keep_inputs(c10::ArrayRef<c10::IValue> inputs);
   template <class Reason> void count_fallback(const Reason& reason);
@@ -259,21 +262,21 @@ private:
   const int64_t number_ = next_group_number();
   const std::string name_;
   mutable CallCounts calls_;
-  std::atomic<bool> fault_told_{false};
+  std::atomic<bool> is_fault_reported_{false};
   std::atomic<bool> has_run_;
-  const ExpectedBackward expected_backward_;
+  const BackwardPredictor backward_predictor_;
 
   // Specialisations, which are replaced under `mutex_`.
-  Published<const Specialisations> specialisations_{std::make_shared<const Specialisations>()};
-  ProcessMutex adopting_;                             // held while code is loaded from a package
-  std::optional<std::optional<Structure>> structure_; // guarded by adopting_
+  RcuCell<const Specialisations> specialisations_{std::make_shared<const Specialisations>()};
+  ForkRobustMutex package_mutex_;                     // held while code is loaded from a package
+  std::optional<std::optional<Structure>> structure_; // guarded by package_mutex_
   mutable std::mutex mutex_;                          // guards the members below
   std::vector<c10::IValue> last_inputs_;              // kept if Settings::keep_inputs is set
-  TakenOut taken_out_;
-  std::vector<const Claim*> claims_;
+  GhostList ghost_list_;
+  std::vector<const CompileTicket*> tickets_;
   std::map<SymbolPlaces, int> refusals_; // how often places could not be symbols
   std::map<std::vector<size_t>, Subgraph::Division> divisions_; // by the nodes left out
-  std::vector<Postponed> postponed_;
+  std::vector<RetryLater> retries_;
 };
 
 } // namespace torchmdla

@@ -25,11 +25,11 @@ namespace {
 // Replace `prim::ConstantChunk` by `aten::chunk` and indexing, which PyTorch's autograd
 // differentiates. The executor's own derivative of a chunk omits the parts without a gradient, so
 // its result is too small.
-void take_chunks_by_index(Block* block) {
+void replace_chunks_by_indexing(Block* block) {
   for (auto it = block->nodes().begin(); it != block->nodes().end();) {
     auto* node = *it++;
     for (auto* inner : node->blocks())
-      take_chunks_by_index(inner);
+      replace_chunks_by_indexing(inner);
     if (node->kind() != prim::ConstantChunk) continue;
     auto& graph = *node->owningGraph();
     const torch::jit::WithInsertPoint before(node);
@@ -43,10 +43,10 @@ void take_chunks_by_index(Block* block) {
   }
 }
 
-bool draws(const Node* node) {
+bool is_random(const Node* node) {
   return node->isNondeterministic() ||
          std::any_of(node->blocks().begin(), node->blocks().end(), [](const Block* block) {
-           return std::any_of(block->nodes().begin(), block->nodes().end(), draws);
+           return std::any_of(block->nodes().begin(), block->nodes().end(), is_random);
          });
 }
 
@@ -70,14 +70,14 @@ const torch::jit::RegisterOperators
 // Return whether `node` depends on `other`, which precedes it in its block.
 bool depends_on(Node* node, const Node* other) {
   NodeSet seen;
-  std::vector<Node*> open{node};
-  while (!open.empty()) {
-    auto* needed = open.back();
-    open.pop_back();
+  std::vector<Node*> worklist{node};
+  while (!worklist.empty()) {
+    auto* needed = worklist.back();
+    worklist.pop_back();
     if (needed == other) return true;
     for_each_input(needed, [&](Value* input) {
       auto* inner = node_in_block(input->node(), node->owningBlock());
-      if (inner && !inner->isBefore(other) && seen.insert(inner).second) open.push_back(inner);
+      if (inner && !inner->isBefore(other) && seen.insert(inner).second) worklist.push_back(inner);
     });
   }
   return false;
@@ -105,16 +105,16 @@ void keep_order_of_draws(Block* block) {
   for (auto* node : block->nodes()) {
     for (auto* inner : node->blocks())
       keep_order_of_draws(inner);
-    if (!draws(node)) continue;
+    if (!is_random(node)) continue;
     if (last && !last->outputs().empty() && !depends_on(node, last)) add_dependence(node, last);
     last = node;
   }
 }
 
-std::shared_ptr<Graph> prepared(Graph& graph) {
+std::shared_ptr<Graph> prepare_copy(Graph& graph) {
   auto copy = graph.copy();
   torch::jit::EraseShapeInformation(copy);
-  take_chunks_by_index(copy->block());
+  replace_chunks_by_indexing(copy->block());
   keep_order_of_draws(copy->block());
   return copy;
 }
@@ -146,7 +146,7 @@ bool makes_constant_tensors(Graph& graph) {
 } // namespace
 
 DifferentiableGraph::DifferentiableGraph(Graph& graph, const std::string& name)
-    : executor_(prepared(graph), name), num_outputs_(graph.outputs().size()),
+    : executor_(prepare_copy(graph), name), num_outputs_(graph.outputs().size()),
       folds_tensors_(makes_constant_tensors(graph)) {}
 
 // Make the first plans with profiling. The executor reads the profiling setting when it plans

@@ -21,13 +21,13 @@ namespace {
 
 // Maximum number of input flags per specialisation. A program trains with few sets of frozen
 // weights.
-constexpr size_t most_flags = 32;
+constexpr size_t max_flags = 32;
 
 // Number of calls without backward that one backward pays for. It is more than one, so that a
 // training program is recognised even if it also runs other calls. The sum is bounded, so that the
 // end of training is recognised.
 constexpr int64_t credit_of_backward = 2;
-constexpr int64_t most_credit = 1000;
+constexpr int64_t max_credit = 1000;
 
 // Return whether `check` holds for any tensor among the values.
 template <class Check> bool any_tensor(c10::ArrayRef<c10::IValue> values, Check check) {
@@ -46,10 +46,10 @@ bool requires_grad(const at::Tensor& tensor) {
 
 class CountBackward : public torch::autograd::FunctionPreHook {
 public:
-  explicit CountBackward(ExpectedBackward expected) : expected_(std::move(expected)) {}
+  explicit CountBackward(BackwardPredictor predictor) : predictor_(std::move(predictor)) {}
 
   variable_list operator()(const variable_list& gradients) override {
-    expected_.count_backward();
+    predictor_.count_backward();
     return gradients;
   }
 
@@ -57,7 +57,7 @@ public:
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {}
 
 private:
-  const ExpectedBackward expected_;
+  const BackwardPredictor predictor_;
 };
 
 } // namespace
@@ -85,24 +85,25 @@ GradientFlags requires_grad(c10::ArrayRef<c10::IValue> values) {
 }
 
 std::shared_ptr<const GradientFlags> OutputGradients::find(const GradientFlags& inputs) const {
-  auto seen = newest_.load(std::memory_order_acquire);
-  while (seen && seen->inputs != inputs)
-    seen = seen->next;
-  return seen ? std::shared_ptr<const GradientFlags>(seen, &seen->outputs) : nullptr;
+  auto observation = newest_.load(std::memory_order_acquire);
+  while (observation && observation->inputs != inputs)
+    observation = observation->next;
+  return observation ? std::shared_ptr<const GradientFlags>(observation, &observation->outputs)
+                     : nullptr;
 }
 
 void OutputGradients::add(const GradientFlags& inputs, const GradientFlags& outputs) {
   auto newest = newest_.load(std::memory_order_acquire);
-  const auto made = std::make_shared<Seen>(Seen{inputs, outputs, nullptr});
+  const auto addition = std::make_shared<Observation>(Observation{inputs, outputs, nullptr});
   do {
     size_t count = 0;
-    for (const auto* seen = newest.get(); seen; seen = seen->next.get())
-      if (seen->inputs == inputs || ++count == most_flags) return;
-    made->next = newest;
-  } while (!newest_.compare_exchange_weak(newest, made, std::memory_order_acq_rel));
+    for (const auto* observation = newest.get(); observation; observation = observation->next.get())
+      if (observation->inputs == inputs || ++count == max_flags) return;
+    addition->next = newest;
+  } while (!newest_.compare_exchange_weak(newest, addition, std::memory_order_acq_rel));
 }
 
-bool ExpectedBackward::count_call() const {
+bool BackwardPredictor::count_call() const {
   auto credit = credit_->load(std::memory_order_relaxed);
   while (credit > 0 &&
          !credit_->compare_exchange_weak(credit, credit - 1, std::memory_order_relaxed)) {
@@ -110,15 +111,14 @@ bool ExpectedBackward::count_call() const {
   return credit > 0;
 }
 
-void ExpectedBackward::count_backward() const {
+void BackwardPredictor::count_backward() const {
   auto credit = credit_->load(std::memory_order_relaxed);
-  while (credit < most_credit &&
-         !credit_->compare_exchange_weak(credit, credit + credit_of_backward,
-                                         std::memory_order_relaxed)) {
+  while (credit < max_credit && !credit_->compare_exchange_weak(credit, credit + credit_of_backward,
+                                                                std::memory_order_relaxed)) {
   }
 }
 
-void ExpectedBackward::watch(c10::ArrayRef<c10::IValue> results) const {
+void BackwardPredictor::add_backward_hooks(c10::ArrayRef<c10::IValue> results) const {
   for (const auto& result : results)
     if (result.isTensor() && requires_grad(result.toTensor()))
       if (const auto& node = result.toTensor().grad_fn())
@@ -126,8 +126,8 @@ void ExpectedBackward::watch(c10::ArrayRef<c10::IValue> results) const {
 }
 
 GroupBackward::GroupBackward(std::shared_ptr<Subgraph> subgraph, c10::ArrayRef<c10::IValue> inputs,
-                             ExpectedBackward expected)
-    : subgraph_(std::move(subgraph)), expected_(std::move(expected)) {
+                             BackwardPredictor predictor)
+    : subgraph_(std::move(subgraph)), predictor_(std::move(predictor)) {
   inputs_.reserve(inputs.size());
   tensors_.reserve(inputs.size());
   for (const auto& input : inputs) {
@@ -166,7 +166,7 @@ void GroupBackward::set_history(std::span<c10::IValue> outputs, const GradientFl
 }
 
 void GroupBackward::release_variables() {
-  const Guard guard(mutex_);
+  const ForkSafeLock guard(mutex_);
   for (auto& tensor : tensors_)
     tensor.reset_data();
 }
@@ -177,11 +177,11 @@ void GroupBackward::release_variables() {
 GroupBackward::Recomputation GroupBackward::unpack(bool create_graph) {
   variable_list tensors;
   {
-    const Guard guard(mutex_);
+    const ForkSafeLock guard(mutex_);
     for (const auto& tensor : tensors_)
       tensors.push_back(tensor.unpack());
   }
-  Recomputation made;
+  Recomputation recomputation;
   size_t edge = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     auto& tensor = tensors[i];
@@ -190,29 +190,30 @@ GroupBackward::Recomputation GroupBackward::unpack(bool create_graph) {
       tensor = tensor.view_as(tensor);
     else
       tensor = tensor.detach().requires_grad_(task_should_compute_output(edge));
-    made.differentiable.push_back(tensor);
+    recomputation.differentiable.push_back(tensor);
     ++edge;
   }
   auto next = tensors.begin();
   for (const auto& input : inputs_) {
     switch (input.kind) {
     case Input::Kind::tensor:
-      made.stack.emplace_back(*next++);
+      recomputation.stack.emplace_back(*next++);
       break;
     case Input::Kind::tensors:
-      made.stack.emplace_back(c10::List<at::Tensor>(variable_list(next, next + input.elements)));
+      recomputation.stack.emplace_back(
+          c10::List<at::Tensor>(variable_list(next, next + input.elements)));
       next += input.elements;
       break;
     case Input::Kind::other:
-      made.stack.push_back(input.other);
+      recomputation.stack.push_back(input.other);
       break;
     }
   }
-  return made;
+  return recomputation;
 }
 
 variable_list GroupBackward::apply(variable_list&& gradients) {
-  expected_.count_backward();
+  predictor_.count_backward();
   const bool create_graph = c10::GradMode::is_enabled();
   // The group ran without autocast, so backward does too.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -220,12 +221,12 @@ variable_list GroupBackward::apply(variable_list&& gradients) {
   auto [stack, differentiable] = unpack(create_graph);
   subgraph_->run(stack);
 
-  variable_list outputs, inputs, given;
+  variable_list outputs, inputs, output_gradients;
   std::vector<size_t> edges;
   for (size_t i = 0; i < gradients.size(); ++i)
     if (gradients[i].defined()) {
       outputs.push_back(stack[outputs_[i]].toTensor());
-      given.push_back(std::move(gradients[i]));
+      output_gradients.push_back(std::move(gradients[i]));
     }
   for (size_t i = 0; i < differentiable.size(); ++i)
     if (task_should_compute_output(i)) {
@@ -234,10 +235,11 @@ variable_list GroupBackward::apply(variable_list&& gradients) {
     }
   variable_list result(num_outputs());
   if (outputs.empty() || inputs.empty()) return result;
-  auto made = torch::autograd::grad(outputs, inputs, given, create_graph, create_graph,
-                                    /*allow_unused=*/true);
+  auto input_gradients =
+      torch::autograd::grad(outputs, inputs, output_gradients, create_graph, create_graph,
+                            /*allow_unused=*/true);
   for (size_t i = 0; i < edges.size(); ++i)
-    result[edges[i]] = std::move(made[i]);
+    result[edges[i]] = std::move(input_gradients[i]);
   return result;
 }
 

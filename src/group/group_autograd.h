@@ -44,16 +44,16 @@ public:
   void add(const GradientFlags& inputs, const GradientFlags& outputs);
 
 private:
-  struct Seen {
+  struct Observation {
     GradientFlags inputs, outputs;
-    std::shared_ptr<const Seen> next;
+    std::shared_ptr<const Observation> next;
   };
-  std::atomic<std::shared_ptr<const Seen>> newest_;
+  std::atomic<std::shared_ptr<const Observation>> newest_;
 };
 
 // Prediction of whether backward will come for the next call, from the calls so far. The first call
 // is assumed to be a training call.
-class ExpectedBackward {
+class BackwardPredictor {
 public:
   // Count a call that needs gradients. Return whether backward is expected for it.
   bool count_call() const;
@@ -61,7 +61,7 @@ public:
   void count_backward() const;
 
   // Count a later backward through these results.
-  void watch(c10::ArrayRef<c10::IValue> results) const;
+  void add_backward_hooks(c10::ArrayRef<c10::IValue> results) const;
 
 private:
   // Number of further calls that may come without a backward. Shared, because nodes outlive groups.
@@ -72,7 +72,7 @@ private:
 class GroupBackward : public torch::autograd::Node {
 public:
   GroupBackward(std::shared_ptr<Subgraph> subgraph, c10::ArrayRef<c10::IValue> inputs,
-                ExpectedBackward expected);
+                BackwardPredictor predictor);
 
   // Make the outputs that `flags` marks results of this node.
   void set_history(std::span<c10::IValue> outputs, const GradientFlags& flags);
@@ -100,7 +100,7 @@ private:
   Recomputation unpack(bool create_graph);
 
   const std::shared_ptr<Subgraph> subgraph_;
-  const ExpectedBackward expected_;
+  const BackwardPredictor predictor_;
   std::vector<Input> inputs_;
   std::vector<torch::autograd::SavedVariable> tensors_; // all inputs, in order; under mutex_
   std::vector<bool> differentiable_;                    // whether each of tensors_ requires grad

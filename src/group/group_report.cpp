@@ -16,7 +16,7 @@ namespace {
 struct LiveGroups {
   std::mutex mutex;
   std::set<CompilationGroup*> groups; // guarded by mutex
-  CallTotals calls_of_others;         // sum over groups that have left; guarded by mutex
+  CallTotals calls_of_dead_groups;    // sum over groups that have left; guarded by mutex
 };
 
 // Return the registry. It is never destroyed, because groups may outlive statics at process exit.
@@ -38,25 +38,25 @@ int64_t next_group_number() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-void enter_group(CompilationGroup* group) {
-  const Guard guard(live_groups().mutex);
+void register_group(CompilationGroup* group) {
+  const ForkSafeLock guard(live_groups().mutex);
   live_groups().groups.insert(group);
 }
 
-void leave_group(CompilationGroup* group) {
-  const Guard guard(live_groups().mutex);
+void unregister_group(CompilationGroup* group) {
+  const ForkSafeLock guard(live_groups().mutex);
   live_groups().groups.erase(group);
-  add_calls(live_groups().calls_of_others, *group);
+  add_calls(live_groups().calls_of_dead_groups, *group);
 }
 
 // Return all living groups, so that callers need not hold the list's lock. A group's own lock must
 // not be taken under it: under a group's lock, groups of a division may be made and destroyed.
 std::vector<std::shared_ptr<CompilationGroup>> living_groups() {
   std::vector<std::shared_ptr<CompilationGroup>> groups;
-  const Guard guard(live_groups().mutex);
+  const ForkSafeLock guard(live_groups().mutex);
   for (auto* group : live_groups().groups)
     // The pointer is null while a group is constructed, or destroyed and waiting for the lock.
-    if (auto held = group->weak_from_this().lock()) groups.push_back(std::move(held));
+    if (auto shared = group->weak_from_this().lock()) groups.push_back(std::move(shared));
   return groups;
 }
 
@@ -79,8 +79,8 @@ std::vector<GroupCounts> group_counts() {
 // Return the totals. They include groups that are being destroyed, which wait for the lock before
 // they leave.
 CallTotals call_totals() {
-  const Guard guard(live_groups().mutex);
-  auto totals = live_groups().calls_of_others;
+  const ForkSafeLock guard(live_groups().mutex);
+  auto totals = live_groups().calls_of_dead_groups;
   for (const auto* group : live_groups().groups)
     add_calls(totals, *group);
   return totals;
@@ -90,7 +90,7 @@ void prepare_groups(int64_t first) {
   if (!are_any_packaged()) return;
   for (const auto& group : living_groups())
     if (group->number() >= first) group->prepare();
-  keep_to_memory_limit();
+  enforce_memory_limit();
 }
 
 void keep_inputs(bool on) {

@@ -23,8 +23,8 @@ struct SpecialisationReport {
   std::shared_ptr<const Executable> executable; // null if it could not be compiled
   std::string failure;
   Signature signature;
-  std::optional<Pattern> pattern;                // set for a dynamic specialisation
-  std::optional<std::vector<size_t>> left_out{}; // set if it is divided around these nodes
+  std::optional<Pattern> pattern;                      // set for a dynamic specialisation
+  std::optional<std::vector<size_t>> excluded_nodes{}; // set if it is divided around these nodes
 };
 
 struct GroupReport {
@@ -61,8 +61,8 @@ struct CallTotals {
 int64_t next_group_number();
 
 // Register or unregister a group, which its constructor and its destructor do.
-void enter_group(CompilationGroup* group);
-void leave_group(CompilationGroup* group);
+void register_group(CompilationGroup* group);
+void unregister_group(CompilationGroup* group);
 
 // Return all living groups, in no particular order. The caller keeps them alive.
 std::vector<std::shared_ptr<CompilationGroup>> living_groups();

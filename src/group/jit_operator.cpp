@@ -38,8 +38,8 @@ bool is_of_device(Refusal refusal) {
 
 // Warn that a program has no group. PyTorch passes such warnings to Python later, so this does not
 // need the GIL.
-void warn_of_no_group(const UngroupedOperator& one) {
-  TORCH_WARN("torchmdla: a program has no group to compile: ", one.op, ": ", one.reason,
+void warn_of_no_group(const UngroupedOperator& ungrouped) {
+  TORCH_WARN("torchmdla: a program has no group to compile: ", ungrouped.op, ": ", ungrouped.reason,
              ". torchmdla.explain(model, *inputs) lists its operators.");
 }
 
@@ -50,9 +50,9 @@ void run_pass(std::shared_ptr<Graph>& graph) {
     return;
   }
   std::optional<UngroupedOperator> refused;
-  const auto note = [&, count = count_ungrouped(*table)](const Ungrouped& one) {
-    count(one);
-    if (!refused && is_of_device(one.refusal)) refused = describe(one, table->device);
+  const auto note = [&, count = count_ungrouped(*table)](const Ungrouped& ungrouped) {
+    count(ungrouped);
+    if (!refused && is_of_device(ungrouped.refusal)) refused = describe(ungrouped, table->device);
   };
   const auto groups = fuse_groups(graph, *table, {.ungrouped = note, .failed = count_failed_pass});
   statistics().groups += static_cast<int64_t>(groups);

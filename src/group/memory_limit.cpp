@@ -43,8 +43,8 @@ int64_t limit_of_environment() {
 struct MemoryLimit {
   std::atomic<int64_t> bytes{limit_of_environment()};
   std::atomic<KeepTime> keep{usual_keep_time};
-  std::atomic<uint64_t> checked{0}; // number of growths at the last check
-  ProcessMutex making_room;
+  std::atomic<uint64_t> checked_epoch{0}; // allocation epoch at the last check
+  ForkRobustMutex eviction_mutex;
 };
 
 // Return the limit. It is never destroyed, because groups may outlive statics at process exit.
@@ -61,54 +61,55 @@ struct Candidate {
 
 // Return the specialisations that may lose memory, the least recently used first.
 std::vector<Candidate> candidates() {
-  const auto growth = memory_use().growths.load();
-  const auto now = Grace::Clock::now();
+  const auto epoch = memory_use().allocation_epoch.load();
+  const auto now = EvictionCooldown::Clock::now();
   const auto soon = keep_time();
-  std::vector<Candidate> found;
+  std::vector<Candidate> result;
   for (const auto& group : living_groups())
     for (const auto& entry : group->compiled()) {
-      const auto last_use = entry->last_use.at();
-      if (last_use != growth && !entry->grace.lasts(now, soon))
-        found.push_back({last_use, group, entry});
+      const auto last_use = entry->last_use.epoch();
+      if (last_use != epoch && !entry->eviction_cooldown.is_active(now, soon))
+        result.push_back({last_use, group, entry});
     }
-  std::ranges::stable_sort(
-      found, {}, [](const Candidate& one) { return std::pair(one.last_use, one.group->number()); });
-  return found;
+  std::ranges::stable_sort(result, {}, [](const Candidate& candidate) {
+    return std::pair(candidate.last_use, candidate.group->number());
+  });
+  return result;
 }
 
 bool is_used_again(const Candidate& candidate) {
-  return candidate.entry->last_use.at() != candidate.last_use;
+  return candidate.entry->last_use.epoch() != candidate.last_use;
 }
 
 // The next two functions return the number of bytes that are freed only when running calls end.
 
 int64_t unpack(Candidate& candidate) {
   constexpr int64_t least = 4096; // smaller packs are a device's handle or mapped weights
-  const auto& one = *candidate.entry;
-  if (is_used_again(candidate) || one.executable->packed_bytes() < least) return 0;
-  one.unpacked = Grace::Clock::now();
+  const auto& specialisation = *candidate.entry;
+  if (is_used_again(candidate) || specialisation.executable->packed_bytes() < least) return 0;
+  specialisation.unpacked_at = EvictionCooldown::Clock::now();
   ++statistics().memory.unpacked;
-  return one.executable->drop_packed();
+  return specialisation.executable->drop_packed();
 }
 
-int64_t take_out(Candidate& candidate) {
-  if (is_used_again(candidate) || !candidate.group->take_out(candidate.entry)) return 0;
+int64_t evict(Candidate& candidate) {
+  if (is_used_again(candidate) || !candidate.group->evict(candidate.entry)) return 0;
   ++statistics().memory.evicted;
   const auto bytes = candidate.entry->executable->held_bytes();
-  const std::weak_ptr<const Specialisation> taken = std::exchange(candidate.entry, nullptr);
-  return taken.expired() ? 0 : bytes;
+  const std::weak_ptr<const Specialisation> evicted = std::exchange(candidate.entry, nullptr);
+  return evicted.expired() ? 0 : bytes;
 }
 
-void make_room(int64_t most) {
-  if (limited_memory() <= most) return;
+void make_room(int64_t max_bytes) {
+  if (limited_memory() <= max_bytes) return;
   drop_dead_packs();
   drop_dead_packages();
-  int64_t leaving = 0;
-  const auto fits = [&] { return limited_memory() - leaving <= most; };
-  auto found = candidates();
-  for (auto* take : {&unpack, &take_out})
-    for (auto next = found.begin(); next != found.end() && !fits(); ++next)
-      leaving += take(*next);
+  int64_t pending_bytes = 0;
+  const auto fits = [&] { return limited_memory() - pending_bytes <= max_bytes; };
+  auto sorted = candidates();
+  for (auto* release : {&unpack, &evict})
+    for (auto next = sorted.begin(); next != sorted.end() && !fits(); ++next)
+      pending_bytes += release(*next);
   if (!fits()) ++statistics().memory.over_limit;
 }
 
@@ -118,8 +119,9 @@ void set_memory_limit(std::optional<int64_t> bytes, KeepTime keep) {
   TORCH_CHECK_VALUE(bytes.value_or(0) >= 0, "memory_limit must not be negative, got ", *bytes);
   limit().keep = keep;
   limit().bytes = bytes ? *bytes : limit_of_environment();
-  ++memory_use().growths; // so that no specialisation counts as used since the latest growth
-  keep_to_memory_limit();
+  ++memory_use()
+        .allocation_epoch; // so that no specialisation counts as used since the latest growth
+  enforce_memory_limit();
 }
 
 int64_t memory_limit() {
@@ -134,17 +136,17 @@ int64_t limited_memory() {
   return memory_use().packed + memory_use().code;
 }
 
-void keep_to_memory_limit() {
-  const auto most = memory_limit();
-  if (most == 0) return;
+void enforce_memory_limit() {
+  const auto max_bytes = memory_limit();
+  if (max_bytes == 0) return;
   auto& state = limit();
   // The thread that holds the lock checks again if memory has grown meanwhile.
-  while (state.checked.load() != memory_use().growths.load()) {
-    const std::unique_lock guard(state.making_room, std::try_to_lock);
+  while (state.checked_epoch.load() != memory_use().allocation_epoch.load()) {
+    const std::unique_lock guard(state.eviction_mutex, std::try_to_lock);
     if (!guard) return;
-    const auto growth = memory_use().growths.load();
-    make_room(most);
-    state.checked = growth;
+    const auto epoch = memory_use().allocation_epoch.load();
+    make_room(max_bytes);
+    state.checked_epoch = epoch;
   }
 }
 

@@ -33,6 +33,6 @@ int64_t limited_memory();
 
 // Enforce the limit after memory grew. Evicted objects may belong to Python, so no lock may be held
 // that another thread waits for with the GIL.
-void keep_to_memory_limit();
+void enforce_memory_limit();
 
 } // namespace torchmdla

@@ -25,7 +25,7 @@ namespace {
 
 // Maximum number of variants. Modules have few modes; further ones share a variant that keeps its
 // branches.
-constexpr size_t most_variants = 32;
+constexpr size_t max_variants = 32;
 
 // Return the symbol of `mdla::drawn`. It uses the result of a random draw, so that the draw stays
 // if it has no other use.
@@ -47,14 +47,14 @@ void for_each_node(Block* block, const std::function<void(Node*)>& visit) {
   }
 }
 
-void write_in(Graph& graph, size_t input, bool flag) {
+void replace_input(Graph& graph, size_t input, bool flag) {
   torch::jit::WithInsertPoint at_the_top(*graph.nodes().begin());
   graph.inputs()[input]->replaceAllUsesWith(graph.insertConstant(flag));
 }
 
 // Remove the branches that constants decide against. They may contain the only use of a random
 // number that is drawn before them; the draw must stay.
-void leave_out_branches(std::shared_ptr<Graph>& graph) {
+void prune_branches(std::shared_ptr<Graph>& graph) {
   for_each_node(graph->block(), [&](Node* node) {
     if (!node->isNondeterministic() || node->outputs().size() != 1) return;
     const torch::jit::WithInsertPoint behind(node->next());
@@ -69,7 +69,7 @@ void leave_out_branches(std::shared_ptr<Graph>& graph) {
 
 // Return the group that is all of `graph` but for constants, with the graph's outputs in the same
 // order. Return null if there is no such group.
-const Node* only_group(const Graph& graph) {
+const Node* find_single_group(const Graph& graph) {
   const Node* group = nullptr;
   for (const auto* node : graph.nodes()) {
     if (node->kind() == prim::Constant) continue;
@@ -89,7 +89,7 @@ std::vector<size_t> flag_inputs(const Node* node) {
 ModeSpecialisedGroup::ModeSpecialisedGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
       name_(group_name(graph_)), parameters_(node->is(parameters_attribute())),
-      written_around_(is_written_around(node)), varying_(varying_inputs(node)), inputs_(node),
+      written_around_(has_external_writes(node)), varying_(varying_inputs(node)), inputs_(node),
       flag_inputs_(flag_inputs(node)), flags_(inputs_.of(flag_inputs_)) {}
 
 void ModeSpecialisedGroup::run(Stack& stack) {
@@ -97,12 +97,14 @@ void ModeSpecialisedGroup::run(Stack& stack) {
   if (chosen.group) return chosen.group->run(stack);
   inputs_.expand(stack);
   const auto below = stack.size() - inputs_.num_inputs();
-  const bool followed = needs_gradients(torch::jit::last(stack, inputs_.num_inputs()));
-  if (followed && !written_around_ && chosen.expected_backward.count_call())
+  const bool is_recorded_by_autograd =
+      needs_gradients(torch::jit::last(stack, inputs_.num_inputs()));
+  if (is_recorded_by_autograd && !written_around_ && chosen.backward_predictor.count_call())
     run_differentiable(chosen, stack);
   else
     torch::jit::InterpreterState(*chosen.grouped).run(stack);
-  if (followed) chosen.expected_backward.watch(torch::jit::last(stack, stack.size() - below));
+  if (is_recorded_by_autograd)
+    chosen.backward_predictor.add_backward_hooks(torch::jit::last(stack, stack.size() - below));
 }
 
 ModeSpecialisedGroup::Flags ModeSpecialisedGroup::flags(const Stack& stack) const {
@@ -113,65 +115,65 @@ ModeSpecialisedGroup::Flags ModeSpecialisedGroup::flags(const Stack& stack) cons
 }
 
 ModeSpecialisedGroup::Variant& ModeSpecialisedGroup::variant(const Flags& flags) {
-  if (auto* found = find(flags)) return *found;
-  const Guard guard(mutex_);
-  if (auto* found = find(flags)) return *found;
-  if (variants_.size() >= most_variants) {
-    if (!open_) open_ = make_open();
-    return *open_;
+  if (auto* existing = find(flags)) return *existing;
+  const ForkSafeLock guard(mutex_);
+  if (auto* existing = find(flags)) return *existing;
+  if (variants_.size() >= max_variants) {
+    if (!generic_) generic_ = make_generic();
+    return *generic_;
   }
-  auto made = make(flags);
-  made->next = newest_.load(std::memory_order_relaxed);
-  newest_.store(made.get(), std::memory_order_release);
-  variants_.push_back(std::move(made));
+  auto result = make_variant(flags);
+  result->next = newest_.load(std::memory_order_relaxed);
+  newest_.store(result.get(), std::memory_order_release);
+  variants_.push_back(std::move(result));
   return *variants_.back();
 }
 
 ModeSpecialisedGroup::Variant* ModeSpecialisedGroup::find(const Flags& flags) const {
-  auto* found = newest_.load(std::memory_order_acquire);
-  while (found && found->flags != flags)
-    found = found->next;
-  return found;
+  auto* entry = newest_.load(std::memory_order_acquire);
+  while (entry && entry->flags != flags)
+    entry = entry->next;
+  return entry;
 }
 
 std::unique_ptr<ModeSpecialisedGroup::Variant>
-ModeSpecialisedGroup::make(const Flags& flags) const {
-  auto made = std::make_unique<Variant>();
-  made->flags = flags;
-  made->graph = graph_->copy();
+ModeSpecialisedGroup::make_variant(const Flags& flags) const {
+  auto result = std::make_unique<Variant>();
+  result->flags = flags;
+  result->graph = graph_->copy();
   for (size_t i = 0; i < flags.size(); ++i)
-    write_in(*made->graph, flag_inputs_[i], flags[i]);
-  leave_out_branches(made->graph);
-  group_anew(*made);
-  return made;
+    replace_input(*result->graph, flag_inputs_[i], flags[i]);
+  prune_branches(result->graph);
+  regroup(*result);
+  return result;
 }
 
-std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_open() const {
-  auto made = std::make_unique<Variant>();
-  made->graph = graph_->copy();
+std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_generic() const {
+  auto result = std::make_unique<Variant>();
+  result->graph = graph_->copy();
   auto grouped = graph_->copy();
   if (const auto table = device_table(device_))
     fuse_groups(grouped, *table,
                 {.open_conditions = OpenConditions::assume_violated,
                  .parameters = parameters_,
-                 .written_around = written_around_,
+                 .has_external_writes = written_around_,
                  .varying = varying_,
                  .ungrouped = count_ungrouped(*table),
                  .failed = count_failed_pass});
-  made->grouped.emplace(grouped, name_);
-  return made;
+  result->grouped.emplace(grouped, name_);
+  return result;
 }
 
-void ModeSpecialisedGroup::group_anew(Variant& variant) const {
+void ModeSpecialisedGroup::regroup(Variant& variant) const {
   auto grouped = variant.graph->copy();
   if (const auto table = device_table(device_))
     fuse_groups(grouped, *table,
                 {.parameters = parameters_,
-                 .written_around = written_around_,
+                 .has_external_writes = written_around_,
                  .varying = varying_,
                  .ungrouped = count_ungrouped(*table),
                  .failed = count_failed_pass});
-  const auto* group = only_group(*grouped);
+  const auto* group = find_single_group(*grouped);
   if (!group || group->hasAttribute(flags_attribute())) {
     variant.grouped.emplace(grouped, name_);
     return;
@@ -186,7 +188,7 @@ void ModeSpecialisedGroup::group_anew(Variant& variant) const {
 // inside of them.
 void ModeSpecialisedGroup::run_differentiable(Variant& variant, Stack& stack) const {
   std::call_once(variant.differentiable_once, [&] {
-    const Unforked section;
+    const ForkGuard section;
     variant.differentiable.emplace(*variant.graph, name_);
   });
   variant.differentiable->run(stack);

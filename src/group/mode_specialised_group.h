@@ -39,7 +39,7 @@ private:
     std::shared_ptr<torch::jit::Graph> graph; // ungrouped, with all inputs of the group
     std::shared_ptr<CompilationGroup> group;  // the whole variant; null if it is not one group
     std::optional<torch::jit::Code> grouped;  // set if `group` is null
-    ExpectedBackward expected_backward;       // used if `group` is null
+    BackwardPredictor backward_predictor;     // used if `group` is null
     std::once_flag differentiable_once;
     std::optional<DifferentiableGraph> differentiable; // set under differentiable_once
     Variant* next = nullptr;
@@ -48,9 +48,9 @@ private:
   Flags flags(const torch::jit::Stack& stack) const;
   Variant& variant(const Flags& flags);
   Variant* find(const Flags& flags) const;
-  std::unique_ptr<Variant> make(const Flags& flags) const;
-  std::unique_ptr<Variant> make_open() const;
-  void group_anew(Variant& variant) const;
+  std::unique_ptr<Variant> make_variant(const Flags& flags) const;
+  std::unique_ptr<Variant> make_generic() const;
+  void regroup(Variant& variant) const;
   void run_differentiable(Variant& variant, torch::jit::Stack& stack) const;
 
   const std::shared_ptr<torch::jit::Graph> graph_;
@@ -67,7 +67,7 @@ private:
   std::atomic<Variant*> newest_{nullptr};
   std::mutex mutex_;
   std::vector<std::unique_ptr<Variant>> variants_; // guarded by mutex_
-  std::unique_ptr<Variant> open_;                  // the variant for any flags; guarded by mutex_
+  std::unique_ptr<Variant> generic_;               // the variant for any flags; guarded by mutex_
 };
 
 } // namespace torchmdla

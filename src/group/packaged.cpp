@@ -24,7 +24,7 @@ struct FirstBytes {
   }
 };
 
-struct KnownPackage {
+struct RegisteredPackage {
   Package package;
   std::vector<ProgramLife> programs;
   std::set<std::string> paths; // files whose programs are not known
@@ -46,38 +46,39 @@ struct KnownPackage {
 struct PackagedRegistry {
   std::atomic<bool> has_any{false};
   std::mutex mutex;
-  std::list<KnownPackage> packages;                                 // guarded by mutex
-  std::unordered_map<Structure, Packaged, FirstBytes> by_structure; // guarded by mutex
+  std::list<RegisteredPackage> packages;                                // guarded by mutex
+  std::unordered_map<Structure, PackagedList, FirstBytes> by_structure; // guarded by mutex
 
   // The functions below must be called with the mutex held.
 
-  KnownPackage& known(Package package) {
-    const auto found = std::ranges::find(
-        packages, package.identity, [](const KnownPackage& one) { return one.package.identity; });
-    if (found != packages.end()) return *found;
-    for (const auto& one : package.specialisations)
-      by_structure[one->structure].push_back(one);
+  RegisteredPackage& find_or_add(Package package) {
+    const auto match =
+        std::ranges::find(packages, package.identity,
+                          [](const RegisteredPackage& entry) { return entry.package.identity; });
+    if (match != packages.end()) return *match;
+    for (const auto& specialisation : package.specialisations)
+      by_structure[specialisation->structure].push_back(specialisation);
     return packages.emplace_back(std::move(package));
   }
 
   // Remove and return the dead packages. The caller destroys them after it releases the lock.
-  std::list<KnownPackage> take_dead() {
-    std::list<KnownPackage> dead;
+  std::list<RegisteredPackage> remove_dead() {
+    std::list<RegisteredPackage> dead;
     for (auto next = packages.begin(); next != packages.end();) {
-      const auto one = next++;
-      if (one->is_dead()) dead.splice(dead.end(), packages, one);
+      const auto entry = next++;
+      if (entry->is_dead()) dead.splice(dead.end(), packages, entry);
     }
-    for (const auto& one : dead)
-      forget(one.package.specialisations);
+    for (const auto& entry : dead)
+      unregister(entry.package.specialisations);
     has_any.store(!packages.empty(), std::memory_order_release);
     return dead;
   }
 
-  void forget(const Packaged& specialisations) {
-    for (const auto& one : specialisations) {
-      const auto found = by_structure.find(one->structure);
-      std::erase(found->second, one);
-      if (found->second.empty()) by_structure.erase(found);
+  void unregister(const PackagedList& specialisations) {
+    for (const auto& specialisation : specialisations) {
+      const auto match = by_structure.find(specialisation->structure);
+      std::erase(match->second, specialisation);
+      if (match->second.empty()) by_structure.erase(match);
     }
   }
 };
@@ -98,30 +99,30 @@ bool PackagedSpecialisation::covers(const Signature& other) const {
 
 void add_package(Package package, const std::string& path, std::optional<ProgramLife> program) {
   auto& registry = packaged_registry();
-  std::list<KnownPackage> dead;
-  const Guard guard(registry.mutex);
-  for (auto& one : registry.packages)
-    if (one.package.identity != package.identity) one.paths.erase(path);
-  registry.known(std::move(package)).add(path, std::move(program));
-  dead = registry.take_dead();
+  std::list<RegisteredPackage> dead;
+  const ForkSafeLock guard(registry.mutex);
+  for (auto& entry : registry.packages)
+    if (entry.package.identity != package.identity) entry.paths.erase(path);
+  registry.find_or_add(std::move(package)).add(path, std::move(program));
+  dead = registry.remove_dead();
 }
 
 void drop_dead_packages() {
   auto& registry = packaged_registry();
-  std::list<KnownPackage> dead;
-  const Guard guard(registry.mutex);
-  dead = registry.take_dead();
+  std::list<RegisteredPackage> dead;
+  const ForkSafeLock guard(registry.mutex);
+  dead = registry.remove_dead();
 }
 
 bool are_any_packaged() {
   return packaged_registry().has_any.load(std::memory_order_acquire);
 }
 
-Packaged find_packaged(const Structure& structure) {
+PackagedList find_packaged(const Structure& structure) {
   auto& registry = packaged_registry();
-  const Guard guard(registry.mutex);
-  const auto found = registry.by_structure.find(structure);
-  return found == registry.by_structure.end() ? Packaged() : found->second;
+  const ForkSafeLock guard(registry.mutex);
+  const auto match = registry.by_structure.find(structure);
+  return match == registry.by_structure.end() ? PackagedList() : match->second;
 }
 
 } // namespace torchmdla

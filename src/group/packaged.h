@@ -30,7 +30,7 @@ public:
   std::optional<Pattern> pattern; // set for a dynamic one
   SizeProgram sizes;              // set for a dynamic one
   // Nodes of the subgraph that the specialisation leaves out, if it runs in groups around them.
-  std::optional<std::vector<size_t>> left_out;
+  std::optional<std::vector<size_t>> excluded_nodes;
   // Input indices of int8 weights, each with the number of bits that the weight's values must need.
   std::vector<std::pair<size_t, int64_t>> bits;
 
@@ -42,14 +42,14 @@ public:
                                                  size_t num_inputs) const = 0;
 };
 
-using Packaged = std::vector<std::shared_ptr<const PackagedSpecialisation>>;
+using PackagedList = std::vector<std::shared_ptr<const PackagedSpecialisation>>;
 
 // Reference to an object that lives as long as its program: the compilation unit in TorchScript.
 using ProgramLife = std::weak_ptr<const void>;
 
 struct Package {
-  std::string identity;     // equal for packages of equal content
-  Packaged specialisations; // in order
+  std::string identity;         // equal for packages of equal content
+  PackagedList specialisations; // in order
 };
 
 // Register a package for all groups, once, for as long as one of its programs lives. An unknown
@@ -63,6 +63,6 @@ void drop_dead_packages();
 bool are_any_packaged();
 
 // Return the specialisations of this structure, in the order in which they were added.
-Packaged find_packaged(const Structure& structure);
+PackagedList find_packaged(const Structure& structure);
 
 } // namespace torchmdla

@@ -32,24 +32,24 @@ std::optional<PackedWeights> content(std::string kind, const at::Tensor& weight,
   const auto parameters = parameters_of(weight);
   if (!parameters) return std::nullopt;
   const auto& [scales, zero_points] = *parameters;
-  PackedWeights made{std::move(kind), {}, zero_points.any().item<bool>(), bias.has_value(), {}};
-  made.tensors = {weight.int_repr(), scales};
-  if (made.has_zero_points) made.tensors.push_back(zero_points);
-  if (bias) made.tensors.push_back(bias->detach());
-  return made;
+  PackedWeights weights{std::move(kind), {}, zero_points.any().item<bool>(), bias.has_value(), {}};
+  weights.tensors = {weight.int_repr(), scales};
+  if (weights.has_zero_points) weights.tensors.push_back(zero_points);
+  if (bias) weights.tensors.push_back(bias->detach());
+  return weights;
 }
 
 template <int dimensions> std::optional<PackedWeights> convolution(const c10::IValue& value) {
   const auto packed = as<ConvPackedParamsBase<dimensions>>(value);
   if (!packed || packed->transpose()) return std::nullopt;
   const auto [weight, bias] = packed->unpack();
-  auto made = content("conv" + std::to_string(dimensions), weight, bias);
-  if (!made) return made;
+  auto weights = content("conv" + std::to_string(dimensions), weight, bias);
+  if (!weights) return weights;
   for (const auto& numbers : {packed->stride(), packed->padding(), packed->dilation()})
     for (const int64_t number : numbers)
-      made->geometry.push_back(number);
-  made->geometry.push_back(packed->groups());
-  return made;
+      weights->geometry.push_back(number);
+  weights->geometry.push_back(packed->groups());
+  return weights;
 }
 
 std::optional<PackedWeights> linear(const c10::IValue& value) {
@@ -64,7 +64,7 @@ std::optional<PackedWeights> linear(const c10::IValue& value) {
 std::optional<PackedWeights> unpacked(const c10::IValue& value) {
   if (!value.isObject() || !value.isCustomClass()) return std::nullopt;
   for (const auto read : {linear, convolution<2>, convolution<3>})
-    if (auto found = read(value)) return found;
+    if (auto weights = read(value)) return weights;
   return std::nullopt;
 }
 

@@ -13,12 +13,12 @@ namespace {
 
 struct Profiling {
   std::mutex mutex; // guards the members below
-  bool left_out = false;
-  size_t needed = 0;
-  size_t usual_runs = 0; // the number to restore, while profiling is left out
+  bool is_disabled = false;
+  size_t num_users = 0;
+  size_t default_runs = 0; // the number to restore, while profiling is left out
 
   void apply() const {
-    torch::jit::getNumProfiledRuns() = needed != 0 ? std::max<size_t>(usual_runs, 1) : 0;
+    torch::jit::getNumProfiledRuns() = num_users != 0 ? std::max<size_t>(default_runs, 1) : 0;
   }
 };
 
@@ -27,34 +27,34 @@ Profiling& profiling() {
   return instance;
 }
 
-void need(int change) {
+void add_users(int change) {
   auto& state = profiling();
-  const Guard guard(state.mutex);
-  state.needed += change;
-  if (state.left_out) state.apply();
+  const ForkSafeLock guard(state.mutex);
+  state.num_users += change;
+  if (state.is_disabled) state.apply();
 }
 
 } // namespace
 
 void leave_out_profiling(bool leave_out) {
   auto& state = profiling();
-  const Guard guard(state.mutex);
-  if (leave_out == state.left_out) return;
-  state.left_out = leave_out;
+  const ForkSafeLock guard(state.mutex);
+  if (leave_out == state.is_disabled) return;
+  state.is_disabled = leave_out;
   if (!leave_out) {
-    torch::jit::getNumProfiledRuns() = state.usual_runs;
+    torch::jit::getNumProfiledRuns() = state.default_runs;
     return;
   }
-  state.usual_runs = torch::jit::getNumProfiledRuns();
+  state.default_runs = torch::jit::getNumProfiledRuns();
   state.apply();
 }
 
 WithProfiling::WithProfiling() {
-  need(1);
+  add_users(1);
 }
 
 WithProfiling::~WithProfiling() {
-  need(-1);
+  add_users(-1);
 }
 
 } // namespace torchmdla

@@ -20,21 +20,21 @@ TensorMeta meta_of(const at::Tensor& tensor) {
 }
 
 // Return whether the value is a list of tensors, or of tensors and None.
-bool holds_tensors(const c10::IValue& seen) {
-  if (!seen.isList()) return false;
-  const auto items = seen.toListRef();
-  return seen.isTensorList() ||
+bool holds_tensors(const c10::IValue& value) {
+  if (!value.isList()) return false;
+  const auto items = value.toListRef();
+  return value.isTensorList() ||
          std::ranges::any_of(items, [](const c10::IValue& item) { return item.isTensor(); });
 }
 
-decltype(RecordedValue::seen) describe(const c10::IValue& seen) {
-  if (seen.isTensor()) {
-    if (!seen.toTensor().defined()) return c10::IValue();
-    return meta_of(seen.toTensor());
+decltype(RecordedValue::value) describe(const c10::IValue& value) {
+  if (value.isTensor()) {
+    if (!value.toTensor().defined()) return c10::IValue();
+    return meta_of(value.toTensor());
   }
-  if (!holds_tensors(seen)) return seen;
+  if (!holds_tensors(value)) return value;
   TensorMetas metas;
-  for (const auto& item : seen.toListRef())
+  for (const auto& item : value.toListRef())
     metas.push_back(item.isTensor() && item.toTensor().defined()
                         ? std::optional(meta_of(item.toTensor()))
                         : std::nullopt);
@@ -68,7 +68,7 @@ public:
 private:
   void run(Node* node, torch::jit::Stack& local) {
     for (const auto* input : node->inputs())
-      local.push_back(take(input));
+      local.push_back(consume(input));
     call_node(*node, local);
     const auto outputs = node->outputs();
     for (size_t i = 0; i < outputs.size(); ++i)
@@ -78,14 +78,14 @@ private:
 
   // Return a value and release it at its last use, so that recording needs no more memory than
   // eager execution.
-  c10::IValue take(const Value* value) {
-    auto& held = values_.at(value);
-    return --uses_[value] == 0 ? std::move(held) : held;
+  c10::IValue consume(const Value* value) {
+    auto& stored = values_.at(value);
+    return --uses_[value] == 0 ? std::move(stored) : stored;
   }
 
-  void set(const Value* value, c10::IValue seen) {
-    record_.push_back({value->debugName(), describe(seen)});
-    if (uses_[value] != 0) values_[value] = std::move(seen);
+  void set(const Value* value, c10::IValue content) {
+    record_.push_back({value->debugName(), describe(content)});
+    if (uses_[value] != 0) values_[value] = std::move(content);
   }
 
   Graph& graph_;

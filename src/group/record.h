@@ -30,7 +30,7 @@ using TensorMetas = std::vector<std::optional<TensorMeta>>;
 
 struct RecordedValue {
   std::string name; // unique in the graph
-  std::variant<TensorMeta, TensorMetas, c10::IValue> seen;
+  std::variant<TensorMeta, TensorMetas, c10::IValue> value;
 };
 using Record = std::vector<RecordedValue>; // the graph's inputs come first
 

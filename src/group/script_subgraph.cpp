@@ -57,7 +57,7 @@ ScriptSubgraph::ScriptSubgraph(std::shared_ptr<torch::jit::Graph> graph, std::st
 
 void ScriptSubgraph::run(Stack& stack) {
   std::call_once(interpreted_once_, [&] {
-    const Unforked section;
+    const ForkGuard section;
     interpreted_.emplace(graph_, name_);
   });
   torch::jit::InterpreterState(*interpreted_).run(stack);
@@ -70,7 +70,7 @@ Record ScriptSubgraph::run_and_record(Stack& stack) {
 bool ScriptSubgraph::run_differentiable(Stack& stack) {
   if (in_differentiable_run || written_around_) return false;
   std::call_once(differentiable_once_, [&] {
-    const Unforked section;
+    const ForkGuard section;
     differentiable_.emplace(*graph_, name_);
   });
   in_differentiable_run = true;
@@ -107,25 +107,25 @@ bool ScriptSubgraph::conditions_hold(const Record& record) const {
   if (conditions_.empty()) return true;
   std::unordered_map<std::string_view, const c10::IValue*> values;
   for (const auto& recorded : record)
-    values[recorded.name] = std::get_if<c10::IValue>(&recorded.seen);
+    values[recorded.name] = std::get_if<c10::IValue>(&recorded.value);
   return std::all_of(conditions_.begin(), conditions_.end(), [&](const Condition& condition) {
-    const auto found = values.find(condition.value);
-    return found != values.end() && found->second &&
-           found->second->equals(condition.wanted).toBool();
+    const auto match = values.find(condition.value);
+    return match != values.end() && match->second &&
+           match->second->equals(condition.wanted).toBool();
   });
 }
 
-Subgraph::Division ScriptSubgraph::divide(const std::vector<size_t>& left_out,
+Subgraph::Division ScriptSubgraph::divide(const std::vector<size_t>& excluded_nodes,
                                           const std::vector<int64_t>& parameters) {
-  const Unforked section;
+  const ForkGuard section;
   const auto table = device_table(device_);
   auto graph = graph_->copy();
   if (fuse_groups(graph, *table,
                   {.open_conditions = OpenConditions::assume_violated,
                    .parameters = parameters,
-                   .written_around = written_around_,
+                   .has_external_writes = written_around_,
                    .varying = varying_,
-                   .left_out = left_out,
+                   .left_out = excluded_nodes,
                    .ungrouped = count_ungrouped(*table),
                    .failed = count_failed_pass}) == 0)
     return nullptr;

@@ -43,7 +43,7 @@ public:
 
   bool conditions_hold(const Record& record) const override;
 
-  Division divide(const std::vector<size_t>& left_out,
+  Division divide(const std::vector<size_t>& excluded_nodes,
                   const std::vector<int64_t>& parameters) override;
 
 private:

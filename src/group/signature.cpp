@@ -72,9 +72,9 @@ int64_t class_with_gaps(const at::Tensor& value, const Order& order) {
   uint64_t code = 1;
   int64_t inner_stride = 0, inner_size = 1;
   for (auto it = order.rbegin(); it != order.rend(); ++it) {
-    const auto found = relation(value.stride(*it), inner_stride, inner_size);
-    const auto own = static_cast<uint64_t>((*it + 1) << 3 | found);
-    code = is_coded ? code << 7 | own : c10::hash_combine(code, own);
+    const auto code_of_relation = relation(value.stride(*it), inner_stride, inner_size);
+    const auto dimension_code = static_cast<uint64_t>((*it + 1) << 3 | code_of_relation);
+    code = is_coded ? code << 7 | dimension_code : c10::hash_combine(code, dimension_code);
     inner_stride = value.stride(*it);
     inner_size = value.size(*it);
   }
@@ -200,16 +200,16 @@ bool has_default_dtype(const Signature& signature) {
 }
 
 std::vector<std::string> bf16_products(const Signature& signature) {
-  std::vector<std::string> found;
+  std::vector<std::string> names;
   for (size_t i = 0; i < products.size(); ++i)
-    if (signature.back() >> i & 1) found.emplace_back(products[i].name);
-  return found;
+    if (signature.back() >> i & 1) names.emplace_back(products[i].name);
+  return names;
 }
 
 EntryKinds entry_kinds(const c10::IValue& value) {
-  Signature own;
-  append_signature(value, own);
-  EntryKinds kinds(own.size(), EntryKind::constant);
+  Signature signature;
+  append_signature(value, signature);
+  EntryKinds kinds(signature.size(), EntryKind::constant);
   const auto number_from = [&](size_t first, EntryKind kind = EntryKind::number) {
     if (first < kinds.size()) std::fill(kinds.begin() + first, kinds.end(), kind);
   };

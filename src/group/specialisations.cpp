@@ -8,30 +8,33 @@ namespace torchmdla {
 
 namespace {
 
-// Return the newest entry for which `holds` is true. Later entries are more likely to be used.
-template <class Holds>
-const Specialisation* newest(const std::vector<Specialisations::Entry>& entries, Holds holds) {
+// Return the newest entry for which `predicate` is true. Later entries are more likely to be used.
+template <class Predicate>
+const Specialisation* newest(const std::vector<Specialisations::Entry>& entries,
+                             Predicate predicate) {
   for (const auto& entry : entries | std::views::reverse)
-    if (holds(*entry)) return entry.get();
+    if (predicate(*entry)) return entry.get();
   return nullptr;
 }
 
 } // namespace
 
 const Specialisation* Specialisations::find(const Signature& signature) const {
-  return newest(fixed_, [&](const Specialisation& one) { return one.signature == signature; });
+  return newest(fixed_, [&](const Specialisation& specialisation) {
+    return specialisation.signature == signature;
+  });
 }
 
 const Specialisation* Specialisations::find_dynamic(const Signature& signature,
                                                     Symbols& values) const {
-  return newest(dynamic_, [&](const Specialisation& one) {
-    return one.pattern->covers(signature, values) && one.sizes.extend(values);
+  return newest(dynamic_, [&](const Specialisation& specialisation) {
+    return specialisation.pattern->covers(signature, values) && specialisation.sizes.extend(values);
   });
 }
 
 const Specialisation* Specialisations::newest_split() const {
-  return newest(fixed_, [](const Specialisation& one) {
-    return one.outcome == Specialisation::Outcome::split;
+  return newest(fixed_, [](const Specialisation& specialisation) {
+    return specialisation.outcome == Specialisation::Outcome::split;
   });
 }
 

@@ -20,40 +20,40 @@
 
 namespace torchmdla {
 
-// Time of the last use, measured in growths of memory (runtime/memory.h). Calls therefore write
+// Time of the last use, measured in allocation epochs (runtime/memory.h). Calls therefore write
 // nothing while memory does not grow.
 class LastUse {
 public:
   // Note a use. Return whether memory has grown since the last one.
-  bool note() const {
-    const auto now = memory_use().growths.load(std::memory_order_relaxed);
-    if (at_.load(std::memory_order_relaxed) == now) return false;
-    at_.store(now, std::memory_order_relaxed);
+  bool update() const {
+    const auto now = memory_use().allocation_epoch.load(std::memory_order_relaxed);
+    if (epoch_.load(std::memory_order_relaxed) == now) return false;
+    epoch_.store(now, std::memory_order_relaxed);
     return true;
   }
 
-  uint64_t at() const { return at_.load(std::memory_order_relaxed); }
+  uint64_t epoch() const { return epoch_.load(std::memory_order_relaxed); }
 
 private:
-  mutable std::atomic<uint64_t> at_{0};
+  mutable std::atomic<uint64_t> epoch_{0};
 };
 
 // Period within which a renewed use counts as soon.
 using KeepTime = std::chrono::duration<double>;
 
-// Grace period of an entry that was used again soon after it lost its memory. It keeps its memory
+// Cooldown of an entry that was used again soon after it lost its memory. It keeps its memory
 // for that period.
-class Grace {
+class EvictionCooldown {
 public:
   using Clock = std::chrono::steady_clock;
 
-  // Note that the entry is back, after it lost its memory at `taken`.
-  void back(Clock::time_point taken, KeepTime soon) const {
+  // Note that the entry is back, after it lost its memory at `lost_at`.
+  void begin_if_soon(Clock::time_point lost_at, KeepTime soon) const {
     const auto now = Clock::now();
-    if (now - taken <= soon) began_ = now;
+    if (now - lost_at <= soon) began_ = now;
   }
 
-  bool lasts(Clock::time_point now, KeepTime soon) const {
+  bool is_active(Clock::time_point now, KeepTime soon) const {
     const auto began = began_.load();
     return began != Clock::time_point() && now - began < soon;
   }
@@ -72,17 +72,18 @@ struct Specialisation {
   SizeProgram sizes;              // set for a dynamic one
   Outcome outcome = Outcome::failed;
   std::shared_ptr<const Executable> executable;
-  Subgraph::Division division;  // set if the outcome is `split`
-  std::vector<size_t> left_out; // numbers of the nodes that are left out
+  Subgraph::Division division;        // set if the outcome is `split`
+  std::vector<size_t> excluded_nodes; // numbers of the nodes that are left out
   std::string failure;
   std::vector<std::atomic<int64_t>*>
       failure_counters; // incremented by calls that fall back for this failure
   std::function<void()> raise;
   mutable OutputGradients gradients; // grows after publication
   LastUse last_use;
-  Grace grace;
+  EvictionCooldown eviction_cooldown;
   // Time at which it lost its packs (memory_limit.h), or a default time point if it has them.
-  mutable std::atomic<Grace::Clock::time_point> unpacked{Grace::Clock::time_point()};
+  mutable std::atomic<EvictionCooldown::Clock::time_point> unpacked_at{
+      EvictionCooldown::Clock::time_point()};
 };
 
 // All specialisations of a group at one time. Readers keep the ones that they run alive, even if

@@ -35,12 +35,12 @@ const char* describe(Fallback reason) {
 }
 
 ReasonCounts::Counter& ReasonCounts::counter(const std::string& reason) {
-  const Guard guard(mutex_);
+  const ForkSafeLock guard(mutex_);
   return counts_[reason];
 }
 
 std::map<std::string, int64_t> ReasonCounts::counts() const {
-  const Guard guard(mutex_);
+  const ForkSafeLock guard(mutex_);
   std::map<std::string, int64_t> result;
   for (const auto& [reason, counter] : counts_)
     if (const int64_t number = counter) result.emplace(reason, number);
@@ -48,7 +48,7 @@ std::map<std::string, int64_t> ReasonCounts::counts() const {
 }
 
 int64_t ReasonCounts::total() const {
-  const Guard guard(mutex_);
+  const ForkSafeLock guard(mutex_);
   int64_t sum = 0;
   for (const auto& [reason, counter] : counts_)
     sum += counter;
@@ -56,7 +56,7 @@ int64_t ReasonCounts::total() const {
 }
 
 void ReasonCounts::reset() {
-  const Guard guard(mutex_);
+  const ForkSafeLock guard(mutex_);
   for (auto& [reason, counter] : counts_)
     counter = 0;
 }
@@ -82,7 +82,7 @@ void FallbackCounts::reset() {
 }
 
 void PackageCounts::reset() {
-  taken.reset();
+  loaded.reset();
   refused.reset();
   specialisations = 0;
 }

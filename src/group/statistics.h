@@ -32,7 +32,7 @@ const char* describe(Fallback reason);
 // Counter of an event in every call. Threads write to separate cache lines.
 class StripedCount {
 public:
-  void add() { counts_.mine().fetch_add(1, std::memory_order_relaxed); }
+  void add() { counts_.local().fetch_add(1, std::memory_order_relaxed); }
   int64_t total() const {
     int64_t sum = 0;
     counts_.for_each([&](const auto& count) { sum += count.load(std::memory_order_relaxed); });
@@ -84,7 +84,7 @@ private:
 
 // Counts of the files that hold code.
 struct PackageCounts {
-  ReasonCounts taken;                      // packages, by the target whose code is used
+  ReasonCounts loaded;                     // packages, by the target whose code is used
   std::atomic<int64_t> specialisations{0}; // loaded by groups
   ReasonCounts refused;                    // packages, or specialisations in them
 

@@ -101,8 +101,8 @@ private:
     key_.add_list(weights.geometry);
     key_.add(weights.has_zero_points);
     key_.add(weights.has_bias);
-    for (const auto& one : weights.tensors)
-      tensor(one);
+    for (const auto& element : weights.tensors)
+      tensor(element);
   }
 
   void attribute(const Node* node, c10::Symbol name) {

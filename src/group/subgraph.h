@@ -55,9 +55,9 @@ public:
   // Function that runs the subgraph in groups of its own.
   using Division = std::function<void(torch::jit::Stack& stack)>;
 
-  // Return groups around the nodes numbered in `left_out` and the conditional nodes. Return null if
-  // no node is left for groups. `parameters` are the indices of inputs that are weights.
-  virtual Division divide(const std::vector<size_t>& left_out,
+  // Return groups around the nodes numbered in `excluded_nodes` and the conditional nodes. Return
+  // null if no node is left for groups. `parameters` are the indices of inputs that are weights.
+  virtual Division divide(const std::vector<size_t>& excluded_nodes,
                           const std::vector<int64_t>& parameters) = 0;
 };
 

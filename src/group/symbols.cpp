@@ -94,7 +94,7 @@ Pattern pattern_of(const Signature& signature, const Marks& marks,
 }
 
 std::optional<Pattern> possible(Pattern pattern, const std::set<SymbolPlaces>& refused) {
-  const bool has_symbols = pattern.symbols > 0 && pattern.symbols <= most_symbols;
+  const bool has_symbols = pattern.symbols > 0 && pattern.symbols <= max_symbols;
   return has_symbols && !refused.count(pattern.places) ? std::optional(std::move(pattern))
                                                        : std::nullopt;
 }

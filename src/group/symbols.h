@@ -22,7 +22,7 @@ using SymbolPlaces = std::vector<int32_t>;
 constexpr int32_t fixed = -1;
 
 // Maximum number of symbols of a pattern.
-constexpr size_t most_symbols = 4;
+constexpr size_t max_symbols = 4;
 
 // The signatures that one dynamic specialisation covers.
 struct Pattern {

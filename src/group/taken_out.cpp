@@ -6,46 +6,49 @@ namespace torchmdla {
 
 namespace {
 
-constexpr size_t most_remembered = 32;
+constexpr size_t max_entries = 32;
 
 } // namespace
 
-void TakenOut::add(const Specialisation& taken) {
-  entries_.push_back({taken.signature, taken.pattern, Grace::Clock::now()});
-  if (entries_.size() > most_remembered) entries_.pop_front();
+void GhostList::add(const Specialisation& evicted) {
+  entries_.push_back({evicted.signature, evicted.pattern, EvictionCooldown::Clock::now()});
+  if (entries_.size() > max_entries) entries_.pop_front();
 }
 
-std::optional<Grace::Clock::time_point> TakenOut::made_again(const Specialisation& made) {
-  const auto found =
-      std::ranges::find_if(entries_, [&](const Entry& entry) { return entry.is(made); });
-  if (found == entries_.end()) return std::nullopt;
-  const auto taken = found->at;
-  entries_.erase(found);
-  return taken;
+std::optional<EvictionCooldown::Clock::time_point>
+GhostList::time_of_eviction(const Specialisation& specialisation) {
+  const auto match = std::ranges::find_if(
+      entries_, [&](const Entry& entry) { return entry.is_of(specialisation); });
+  if (match == entries_.end()) return std::nullopt;
+  const auto evicted_at = match->evicted_at;
+  entries_.erase(match);
+  return evicted_at;
 }
 
-std::vector<const Signature*> TakenOut::signatures() const {
-  std::vector<const Signature*> found;
+std::vector<const Signature*> GhostList::signatures() const {
+  std::vector<const Signature*> result;
   for (const auto& entry : entries_)
-    found.push_back(&entry.signature);
-  return found;
+    result.push_back(&entry.signature);
+  return result;
 }
 
-std::optional<Pattern> TakenOut::pattern_for(const Signature& signature) const {
+std::optional<Pattern> GhostList::pattern_for(const Signature& signature) const {
   Symbols values;
   for (const auto& entry : entries_)
     if (entry.pattern && entry.pattern->covers(signature, values)) {
-      auto found = *entry.pattern;
-      found.typical = signature;
-      return found;
+      auto result = *entry.pattern;
+      result.typical = signature;
+      return result;
     }
   return std::nullopt;
 }
 
-bool TakenOut::Entry::is(const Specialisation& made) const {
-  if (!pattern || !made.pattern) return !pattern && !made.pattern && signature == made.signature;
+bool GhostList::Entry::is_of(const Specialisation& specialisation) const {
+  if (!pattern || !specialisation.pattern)
+    return !pattern && !specialisation.pattern && signature == specialisation.signature;
   Symbols values;
-  return pattern->places == made.pattern->places && pattern->covers(made.signature, values);
+  return pattern->places == specialisation.pattern->places &&
+         pattern->covers(specialisation.signature, values);
 }
 
 } // namespace torchmdla

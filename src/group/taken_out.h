@@ -12,14 +12,15 @@
 
 namespace torchmdla {
 
-class TakenOut {
+class GhostList {
 public:
   // Remember an evicted specialisation. Only the latest few are remembered.
-  void add(const Specialisation& taken);
+  void add(const Specialisation& evicted);
 
   // Return when a new specialisation was evicted before, and forget that. Return nullopt if it was
   // not.
-  std::optional<Grace::Clock::time_point> made_again(const Specialisation& made);
+  std::optional<EvictionCooldown::Clock::time_point>
+  time_of_eviction(const Specialisation& specialisation);
 
   // Return the signatures of calls that had code. The pointers are valid until the next change.
   std::vector<const Signature*> signatures() const;
@@ -32,9 +33,9 @@ private:
   struct Entry {
     Signature signature;
     std::optional<Pattern> pattern;
-    Grace::Clock::time_point at;
+    EvictionCooldown::Clock::time_point evicted_at;
 
-    bool is(const Specialisation& made) const;
+    bool is_of(const Specialisation& specialisation) const;
   };
 
   std::deque<Entry> entries_; // the latest last

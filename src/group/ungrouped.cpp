@@ -62,16 +62,17 @@ std::string source_ranges(const torch::jit::Node* node) {
   }
 }
 
-UngroupedOperator describe(const Ungrouped& one, const std::string& device) {
-  return {name_of(one.node), describe(one.refusal, device), source_ranges(one.node)};
+UngroupedOperator describe(const Ungrouped& ungrouped, const std::string& device) {
+  return {name_of(ungrouped.node), describe(ungrouped.refusal, device),
+          source_ranges(ungrouped.node)};
 }
 
 std::function<void(const Ungrouped&)> count_ungrouped(const DeviceTable& table) {
-  return [device = table.device](const Ungrouped& one) {
-    if (one.refusal == Refusal::left_out) return;
-    auto described = describe(one, device);
-    const Guard guard(counts().mutex);
-    ++counts().counts[std::move(described)];
+  return [device = table.device](const Ungrouped& ungrouped) {
+    if (ungrouped.refusal == Refusal::left_out) return;
+    auto description = describe(ungrouped, device);
+    const ForkSafeLock guard(counts().mutex);
+    ++counts().counts[std::move(description)];
   };
 }
 
@@ -81,7 +82,7 @@ void count_failed_pass(const std::string& error) {
 }
 
 std::map<UngroupedOperator, int64_t> ungrouped_operators() {
-  const Guard guard(counts().mutex);
+  const ForkSafeLock guard(counts().mutex);
   return counts().counts;
 }
 

@@ -27,7 +27,7 @@ struct UngroupedOperator {
 };
 
 // Return the description of an operator that is in no group of `device`.
-UngroupedOperator describe(const Ungrouped& one, const std::string& device);
+UngroupedOperator describe(const Ungrouped& ungrouped, const std::string& device);
 
 // Return a function that counts the operators that a pass with `table` leaves outside of groups.
 // Operators that it was asked to leave out do not count.

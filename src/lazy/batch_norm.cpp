@@ -6,14 +6,14 @@ namespace torchmdla::lazy {
 
 namespace {
 
-bool is_given(const c10::IValue& tensor) {
+bool is_defined(const c10::IValue& tensor) {
   return !tensor.isNone() && tensor.toTensor().defined();
 }
 
 bool writes_statistics(std::span<const c10::IValue> arguments) {
   constexpr size_t input = 0, running_mean = 3, running_var = 4, training = 5;
   return is_lazy(arguments[input].toTensor()) && arguments[training].toBool() &&
-         is_given(arguments[running_mean]) && is_given(arguments[running_var]);
+         is_defined(arguments[running_mean]) && is_defined(arguments[running_var]);
 }
 
 } // namespace

@@ -66,7 +66,7 @@ std::vector<Computation::Alias> LoweringContext::aliases() const {
   std::unordered_map<int64_t, size_t> outputs;
   for (size_t i = 0; i < tensors.size(); ++i)
     outputs.emplace(tensors[i], i);
-  std::vector<Computation::Alias> found;
+  std::vector<Computation::Alias> pairs;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto* info =
         dynamic_cast<const LazyGraphExecutor::DeviceDataInfo*>(parameters_[i]->info());
@@ -74,9 +74,9 @@ std::vector<Computation::Alias> LoweringContext::aliases() const {
     const auto output = outputs.find(info->tensor_id);
     if (output == outputs.end()) continue;
     if (parameters_[i]->shape() == results_[output->second].shape())
-      found.push_back({output->second, i});
+      pairs.push_back({output->second, i});
   }
-  return found;
+  return pairs;
 }
 
 } // namespace torchmdla::lazy

@@ -52,7 +52,7 @@ void run_on_cpu(const InterceptedCall& call) {
 }
 
 // Run the composite kernel, so that functionalisation processes each of its operators.
-void take_apart(const InterceptedCall& call) {
+void decompose(const InterceptedCall& call) {
   if (!device_of(call)) return call.run_original();
   call.op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, *call.stack);
 }
@@ -72,7 +72,7 @@ Interceptor interceptor_of(const c10::OperatorHandle& op) {
   static constexpr std::array<std::string_view, 3> pytorchs{"aten", "prim", "prepacked"};
   const auto space = op.operator_name().getNamespace();
   if (!space || !is_composite(op)) return {};
-  if (*space == "prims") return take_apart;
+  if (*space == "prims") return decompose;
   const bool is_foreign = std::find(pytorchs.begin(), pytorchs.end(), *space) == pytorchs.end();
   return is_foreign && !op.schema().hasAnyAliasInfo() ? run_on_cpu : Interceptor();
 }
@@ -93,7 +93,7 @@ void register_foreign_operators() {
   static const NeverDestroyed<c10::RegistrationHandleRAII> listening(
       c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<Listener>()));
   static std::mutex mutex;
-  const Guard guard(mutex);
+  const ForkSafeLock guard(mutex);
   has_new_operators = false;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {

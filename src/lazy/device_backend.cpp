@@ -50,7 +50,7 @@ State& state() {
 // Set a field of the state. The former value may own Python objects and is released without the
 // mutex. The release acquires the GIL, and the thread that holds the GIL may wait for the mutex.
 template <class Field> void store(Field State::* field, Field value) {
-  const Guard guard(state().mutex);
+  const ForkSafeLock guard(state().mutex);
   std::swap(state().*field, value);
 }
 
@@ -69,9 +69,9 @@ private:
 
 // Compile a graph by the backend that the user set. Return null if there is none or it rejects the
 // graph.
-std::shared_ptr<LazyProgram> compile_elsewhere(const std::shared_ptr<torch::jit::Graph>& graph) {
+std::shared_ptr<LazyProgram> compile_with_backend(const std::shared_ptr<torch::jit::Graph>& graph) {
   const auto backend = [] {
-    const Guard guard(state().mutex);
+    const ForkSafeLock guard(state().mutex);
     return state().backend;
   }();
   if (!backend) return nullptr;
@@ -85,9 +85,9 @@ std::shared_ptr<LazyProgram> compile_elsewhere(const std::shared_ptr<torch::jit:
 }
 
 std::shared_ptr<LazyProgram> compile(const std::shared_ptr<torch::jit::Graph>& graph) {
-  if (auto program = compile_elsewhere(graph)) return program;
+  if (auto program = compile_with_backend(graph)) return program;
   const auto runner = [] {
-    const Guard guard(state().mutex);
+    const ForkSafeLock guard(state().mutex);
     return state().runner;
   }();
   return std::make_shared<GroupedProgram>(runner->prepare(graph));
@@ -141,10 +141,10 @@ std::vector<Outcome> run(const Computation& computation, const std::vector<Outco
     const auto outputs = computation.program().run(std::move(values));
     return {outputs.begin(), outputs.end()};
   } catch (...) {
-    auto outcomes = run_apart(*computation.graph(), inputs);
+    auto outcomes = run_call_by_call(*computation.graph(), inputs);
     // The error of a single call is more specific than that of the graph.
     const auto error = first_error(outcomes);
-    note_error(error ? error : std::current_exception());
+    record_error(error ? error : std::current_exception());
     return outcomes;
   }
 }
@@ -201,7 +201,7 @@ public:
 
   std::string GetComputationBackendText(const ComputationPtr computation) const override {
     const auto writer = [] {
-      const Guard guard(state().mutex);
+      const ForkSafeLock guard(state().mutex);
       return state().text_writer;
     }();
     const auto ours = std::static_pointer_cast<const Computation>(computation);
@@ -215,7 +215,7 @@ public:
 
   at::Tensor MakeTensorFromComputationData(const BackendDataPtr data,
                                            std::optional<at::ScalarType> dtype) const override {
-    raise_noted_error();
+    rethrow_recorded_error();
     if (const auto error = error_of(data)) std::rethrow_exception(error);
     return base_.MakeTensorFromComputationData(data, dtype);
   }
@@ -297,7 +297,7 @@ void set_backend(std::shared_ptr<LazyBackend> backend) {
 }
 
 std::shared_ptr<const Computation> latest_computation() {
-  const Guard guard(state().mutex);
+  const ForkSafeLock guard(state().mutex);
   return state().latest;
 }
 

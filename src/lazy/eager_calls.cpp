@@ -14,7 +14,7 @@ void count_eager(const c10::OperatorHandle& op) {
   static std::mutex mutex;
   static std::map<std::string, torch::lazy::Counter> counters; // guarded by mutex
   const auto name = c10::toString(op.operator_name());
-  const Guard guard(mutex);
+  const ForkSafeLock guard(mutex);
   counters.try_emplace(name, name).first->second.AddValue(1);
 }
 

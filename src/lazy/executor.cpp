@@ -60,17 +60,17 @@ void Executor::SyncLiveTensorsGraph(const torch::lazy::BackendDevice* device,
   marks_step = true;
   const auto leave = c10::make_scope_exit([] { marks_step = false; });
   LazyGraphExecutor::SyncLiveTensorsGraph(device, devices, wait);
-  raise_noted_error();
+  rethrow_recorded_error();
 }
 
 void Executor::RegisterTensor(std::shared_ptr<LazyTensor::Data> data) {
   notice_new_operators();
-  note_made(data);
+  register_tensor(data);
   LazyGraphExecutor::RegisterTensor(std::move(data));
 }
 
 void Executor::UnregisterTensor(LazyTensor::Data* data) {
-  note_gone(*data);
+  unregister_tensor(*data);
   LazyGraphExecutor::UnregisterTensor(data);
 }
 

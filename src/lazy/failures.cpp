@@ -14,7 +14,7 @@ using torch::jit::Value;
 
 namespace {
 
-thread_local std::exception_ptr noted;
+thread_local std::exception_ptr recorded_error;
 
 } // namespace
 
@@ -29,7 +29,7 @@ std::exception_ptr first_error(const std::vector<Outcome>& outcomes) {
   return nullptr;
 }
 
-std::vector<Outcome> run_apart(const Graph& graph, const std::vector<Outcome>& inputs) {
+std::vector<Outcome> run_call_by_call(const Graph& graph, const std::vector<Outcome>& inputs) {
   const PlainModes modes;
   std::unordered_map<const Value*, Outcome> outcomes;
   for (size_t i = 0; i < inputs.size(); ++i)
@@ -53,12 +53,12 @@ std::vector<Outcome> run_apart(const Graph& graph, const std::vector<Outcome>& i
   return results;
 }
 
-void note_error(std::exception_ptr error) {
-  if (!noted) noted = std::move(error);
+void record_error(std::exception_ptr error) {
+  if (!recorded_error) recorded_error = std::move(error);
 }
 
-void raise_noted_error() {
-  if (noted) std::rethrow_exception(std::exchange(noted, nullptr));
+void rethrow_recorded_error() {
+  if (recorded_error) std::rethrow_exception(std::exchange(recorded_error, nullptr));
 }
 
 } // namespace torchmdla::lazy

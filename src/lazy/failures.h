@@ -21,14 +21,15 @@ std::exception_ptr first_error(const std::vector<Outcome>& outcomes);
 
 // Run a flat graph of functional ATen calls call by call and return its outputs. A call that fails
 // affects only the values that depend on it.
-std::vector<Outcome> run_apart(const torch::jit::Graph& graph, const std::vector<Outcome>& inputs);
+std::vector<Outcome> run_call_by_call(const torch::jit::Graph& graph,
+                                      const std::vector<Outcome>& inputs);
 
 // Note an error, which the same thread raises on its way back to the user. PyTorch stores
 // exceptions of `ExecuteComputation` and throws them again at the next use of the device, whatever
 // that is. Noting avoids this. If several errors are noted, the first one is kept.
-void note_error(std::exception_ptr error);
+void record_error(std::exception_ptr error);
 
 // Throw the error that this thread has noted, if any, and clear it.
-void raise_noted_error();
+void rethrow_recorded_error();
 
 } // namespace torchmdla::lazy

@@ -33,7 +33,7 @@ Order plain_order(int64_t rank) {
   return order;
 }
 
-Order channels_behind(int64_t rank) {
+Order channels_last_order(int64_t rank) {
   auto order = plain_order(rank);
   std::rotate(order.begin() + 1, order.begin() + 2, order.end());
   return order;
@@ -77,7 +77,7 @@ std::optional<Order> order_of_copy(const at::Tensor& self, c10::MemoryFormat for
   const auto rank = rank_of(format);
   TORCH_CHECK(self.dim() == rank, "required rank ", rank, " tensor to use ",
               rank == 4 ? "channels_last" : "channels_last_3d", " format");
-  return channels_behind(rank);
+  return channels_last_order(rank);
 }
 
 // Copy in the given order of dimensions. The memory format is the last argument of the call.
@@ -96,7 +96,7 @@ c10::MemoryFormat format_of(const InterceptedCall& call) {
   return format.isNone() ? c10::MemoryFormat::Preserve : format.toMemoryFormat();
 }
 
-bool leaves_device(const InterceptedCall& call) {
+bool targets_other_device(const InterceptedCall& call) {
   const auto arguments = call.arguments();
   return std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& argument) {
     return argument.isDevice() && !argument.toDevice().is_lazy();
@@ -105,7 +105,7 @@ bool leaves_device(const InterceptedCall& call) {
 
 void copy_on_device(const InterceptedCall& call) {
   const auto& self = call.arguments().front().toTensor();
-  if (!is_lazy(self) || leaves_device(call)) return call.run_original();
+  if (!is_lazy(self) || targets_other_device(call)) return call.run_original();
   copy_in_order(call, order_of_copy(self, format_of(call)));
 }
 
@@ -116,7 +116,7 @@ bool has_views() {
 void copy_to_device(const InterceptedCall& call) {
   const auto& self = call.arguments().front().toTensor();
   const bool is_dense = self.device().is_cpu() && self.layout() == at::kStrided;
-  if (!is_dense || leaves_device(call) || !has_views()) return call.run_original();
+  if (!is_dense || targets_other_device(call) || !has_views()) return call.run_original();
   const BelowAutograd below;
   copy_in_order(call, order_of_copy(self, format_of(call)));
 }
@@ -139,7 +139,7 @@ Interceptor format_interceptor(const c10::OperatorHandle& op) {
   return is_overload_in(copying, op) ? copy_on_device : Interceptor();
 }
 
-Interceptor arrival_interceptor(const c10::OperatorHandle& op) {
+Interceptor copy_from_cpu_interceptor(const c10::OperatorHandle& op) {
   return c10::toString(op.operator_name()) == "aten::_to_copy" ? copy_to_device : Interceptor();
 }
 

@@ -16,7 +16,7 @@ namespace torchmdla::lazy {
 Interceptor format_interceptor(const c10::OperatorHandle& op);
 
 // Return the interceptor for copies from the CPU. It belongs to the dispatch key Lazy.
-Interceptor arrival_interceptor(const c10::OperatorHandle& op);
+Interceptor copy_from_cpu_interceptor(const c10::OperatorHandle& op);
 
 // Return an empty tensor (a kernel for the device). Strides that are an order of the dimensions
 // become those of a view of contiguous memory. Other tensors, which have gaps, become contiguous.

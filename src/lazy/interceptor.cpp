@@ -39,7 +39,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKey key, Interceptor 
   static std::mutex mutex;
   static NeverDestroyed<std::vector<c10::RegistrationHandleRAII>> registered; // guarded by mutex
   auto kernel = std::make_unique<Kernel>(op, key, std::move(interceptor));
-  const Guard guard(mutex);
+  const ForkSafeLock guard(mutex);
   registered->push_back(c10::Dispatcher::singleton().registerImpl(
       op.operator_name(), key, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
       /*cpp_signature=*/std::nullopt, /*inferred_function_schema=*/nullptr,

@@ -63,7 +63,7 @@ constexpr std::array<std::string_view, 13> recorded{
     "aten::std.correction"};
 
 // Operators that change the device, layout or memory of a tensor. They are not recorded.
-constexpr std::array<std::string_view, 10> left_alone{
+constexpr std::array<std::string_view, 10> unrecorded{
     "aten::clone", "aten::copy", "aten::lift",      "aten::_lazy_clone", "aten::set",
     "aten::zero",  "aten::fill", "aten::resize_as", "aten::resize",      "aten::_unsafe_view"};
 
@@ -77,7 +77,7 @@ void record_or_run(const c10::OperatorHandle& op, Stack* stack) {
 // Return whether `record_or_run` is the best kernel for `op`. PyTorch's kernel may be missing or
 // wrong, or may be composed of other operators. A composite kernel writes to memory below
 // functionalisation, so its writes are lost or make the graph run.
-bool is_taken(const c10::OperatorHandle& op) {
+bool needs_own_kernel(const c10::OperatorHandle& op) {
   if (is_in(replaced, op) || is_overload_in(recorded, op)) return true;
   if (op.hasKernelForDispatchKey(DispatchKey::Lazy) ||
       op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd))
@@ -87,7 +87,7 @@ bool is_taken(const c10::OperatorHandle& op) {
   const bool makes_new = std::any_of(arguments.begin(), arguments.end(), [](const auto& argument) {
     return argument.name() == "device";
   });
-  return !makes_new && !is_in(left_alone, op) && can_record(op);
+  return !makes_new && !is_in(unrecorded, op) && can_record(op);
 }
 
 // --- views and memory --------------------------------------------------------------------------
@@ -148,15 +148,15 @@ at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at
 
 // Decompose `op` if gradients are needed. Some operators (`std`) get their derivatives by
 // decomposition, but PyTorch has kernels of this device for them and none for autograd.
-void take_apart_for_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                              torch::jit::Stack* stack) {
+void decompose_for_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                             torch::jit::Stack* stack) {
   if (needs_gradients(torch::jit::last(*stack, op.schema().arguments().size())))
     op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, *stack);
   else
     op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-bool has_lost_its_derivative(const c10::OperatorHandle& op) {
+bool lacks_derivative(const c10::OperatorHandle& op) {
   return !op.schema().is_mutable() &&
          op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
          op.hasKernelForDispatchKey(DispatchKey::Lazy) &&
@@ -172,8 +172,8 @@ struct Interception {
 };
 constexpr std::array<Interception, 7> interceptions{{
     {DispatchKey::Lazy, number_interceptor},
-    {DispatchKey::Lazy, looking_interceptor},
-    {DispatchKey::Lazy, arrival_interceptor},
+    {DispatchKey::Lazy, read_interceptor},
+    {DispatchKey::Lazy, copy_from_cpu_interceptor},
     {DispatchKey::Functionalize, view_interceptor},
     {DispatchKey::Functionalize, format_interceptor},
     {DispatchKey::Functionalize, batch_norm_interceptor},
@@ -211,14 +211,14 @@ void register_kernels() {
                                  __LINE__);
   autograd.impl("scaled_dot_product_attention", &attention);
   for_each_aten_operator([](const c10::OperatorHandle& op) {
-    if (is_taken(op))
+    if (needs_own_kernel(op))
       below.impl(c10::toString(op.operator_name()).c_str(),
                  torch::CppFunction::makeFromBoxedFunction<&record_or_run>());
   });
   for_each_aten_operator([](const c10::OperatorHandle& op) {
-    if (has_lost_its_derivative(op))
+    if (lacks_derivative(op))
       autograd.impl(c10::toString(op.operator_name()).c_str(),
-                    torch::CppFunction::makeFromBoxedFunction<&take_apart_for_gradients>());
+                    torch::CppFunction::makeFromBoxedFunction<&decompose_for_gradients>());
   });
   register_random();
   register_foreign_operators();

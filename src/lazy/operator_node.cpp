@@ -217,7 +217,7 @@ bool record_call(const c10::OperatorHandle& op, Stack* stack) {
   if (!device || !can_record(op)) return false;
   auto shapes = shapes_of(op, arguments);
   if (!shapes) return false;
-  settle_numbers(arguments);
+  convert_wrapped_numbers(arguments);
   Recorder recorder(op, *device);
   for (size_t i = 0; i < arguments.size(); ++i)
     if (!recorder.add(arguments[i], schema.arguments()[i].type())) return false;

@@ -55,37 +55,37 @@ Recent& recent() {
 }
 
 void forget_recent(const std::vector<int64_t>& ids) {
-  const Guard guard(recent().mutex);
+  const ForkSafeLock guard(recent().mutex);
   auto& by_thread = recent().by_thread;
-  const auto made = by_thread.find(std::this_thread::get_id());
-  if (made == by_thread.end()) return;
+  const auto entry = by_thread.find(std::this_thread::get_id());
+  if (entry == by_thread.end()) return;
   for (const auto id : ids)
-    made->second.erase(id);
-  if (made->second.empty()) by_thread.erase(made);
+    entry->second.erase(id);
+  if (entry->second.empty()) by_thread.erase(entry);
 }
 
 // Return the recent tensors of this thread. No tensor may be destroyed under the lock, because its
 // destruction acquires the lock.
 HeldTensors recent_tensors() {
-  HeldTensors found;
-  const Guard guard(recent().mutex);
-  const auto made = recent().by_thread.find(std::this_thread::get_id());
-  if (made == recent().by_thread.end()) return found;
-  for (const auto& [id, tensor] : made->second)
-    if (auto held = tensor.lock()) found.emplace_hint(found.end(), id, std::move(held));
-  return found;
+  HeldTensors result;
+  const ForkSafeLock guard(recent().mutex);
+  const auto entry = recent().by_thread.find(std::this_thread::get_id());
+  if (entry == recent().by_thread.end()) return result;
+  for (const auto& [id, tensor] : entry->second)
+    if (auto held = tensor.lock()) result.emplace_hint(result.end(), id, std::move(held));
+  return result;
 }
 
 HeldTensors recent_pending() {
-  auto found = recent_tensors();
-  std::vector<int64_t> settled;
-  std::erase_if(found, [&](const auto& one) {
-    if (is_pending(*one.second)) return false;
-    settled.push_back(one.first);
+  auto pending = recent_tensors();
+  std::vector<int64_t> computed_ids;
+  std::erase_if(pending, [&](const auto& entry) {
+    if (is_pending(*entry.second)) return false;
+    computed_ids.push_back(entry.first);
     return true;
   });
-  forget_recent(settled);
-  return found;
+  forget_recent(computed_ids);
+  return pending;
 }
 
 // --- families ------------------------------------------------------------------------------------
@@ -98,17 +98,17 @@ public:
   // Return the number of tensors when the families were formed.
   size_t size() const { return size_; }
 
-  void add_members_to(HeldTensors& found) const {
+  void add_members_to(HeldTensors& result) const {
     for (const auto& [family, members] : members_)
-      add(members, found);
+      add(members, result);
   }
 
   // Add the members of all families that one of the nodes belongs to.
-  void add_relatives_to(HeldTensors& found, const std::vector<const Node*>& nodes) const {
+  void add_relatives_to(HeldTensors& result, const std::vector<const Node*>& nodes) const {
     std::unordered_set<size_t> families;
     for (const auto* node : nodes)
       if (const auto family = family_of_.find(node); family != family_of_.end())
-        if (families.insert(family->second).second) add(members_.at(family->second), found);
+        if (families.insert(family->second).second) add(members_.at(family->second), result);
   }
 
   // Replace all families by those of `tensors`.
@@ -128,8 +128,8 @@ public:
       if (!is_computation(*nodes[i])) continue;
       family_of_.emplace(nodes[i], i);
       for (const auto& operand : nodes[i]->operands())
-        if (const auto found = family_of_.find(operand.node); found != family_of_.end())
-          parents[family(found->second)] = family(i);
+        if (const auto entry = family_of_.find(operand.node); entry != family_of_.end())
+          parents[family(entry->second)] = family(i);
     }
     for (auto& [node, index] : family_of_)
       index = family(index);
@@ -138,9 +138,9 @@ public:
   }
 
 private:
-  static void add(const Tensors& members, HeldTensors& found) {
+  static void add(const Tensors& members, HeldTensors& result) {
     for (const auto& [id, tensor] : members)
-      if (auto held = tensor.lock(); held && is_pending(*held)) found.emplace(id, std::move(held));
+      if (auto held = tensor.lock(); held && is_pending(*held)) result.emplace(id, std::move(held));
   }
 
   std::unordered_map<const Node*, size_t> family_of_;
@@ -151,7 +151,7 @@ private:
 // Return the families of this thread. Many recent tensors are merged into them once reads have
 // walked as many tensors as the families contain. Forming the families costs about as much as these
 // walks.
-const Families& families_beside(HeldTensors& recent) {
+const Families& update_families(HeldTensors& recent) {
   constexpr size_t few = 64;
   thread_local Families families;
   thread_local size_t walked = 0;
@@ -170,16 +170,16 @@ const Families& families_beside(HeldTensors& recent) {
 
 } // namespace
 
-void note_made(const std::shared_ptr<LazyTensor::Data>& tensor) {
-  const Guard guard(recent().mutex);
+void register_tensor(const std::shared_ptr<LazyTensor::Data>& tensor) {
+  const ForkSafeLock guard(recent().mutex);
   recent().by_thread[std::this_thread::get_id()].insert_or_assign(tensor->unique_id, tensor);
 }
 
-void note_gone(const LazyTensor::Data& tensor) {
-  const Guard guard(recent().mutex);
+void unregister_tensor(const LazyTensor::Data& tensor) {
+  const ForkSafeLock guard(recent().mutex);
   auto& by_thread = recent().by_thread;
-  const auto maker = std::find_if(by_thread.begin(), by_thread.end(), [&](auto& made) {
-    return made.second.erase(tensor.unique_id) != 0;
+  const auto maker = std::find_if(by_thread.begin(), by_thread.end(), [&](auto& entry) {
+    return entry.second.erase(tensor.unique_id) != 0;
   });
   if (maker != by_thread.end() && maker->second.empty()) by_thread.erase(maker);
 }
@@ -193,18 +193,18 @@ std::vector<torch::lazy::LazyTensorPtr> pending_with(const LazyTensor::Data& ten
   auto nodes = Util::ComputePostOrder(tensor.ir_value.node.get(), &walked);
   std::erase_if(nodes, [](const Node* node) { return !is_computation(*node); });
   auto candidates = recent_pending();
-  families_beside(candidates).add_relatives_to(candidates, nodes);
+  update_families(candidates).add_relatives_to(candidates, nodes);
 
   std::unordered_set<const Node*> shared(nodes.begin(), nodes.end());
   for (const auto* node : Util::ComputePostOrder(roots_of(candidates), &walked))
     if (std::any_of(node->operands().begin(), node->operands().end(),
                     [&](const auto& operand) { return shared.count(operand.node) != 0; }))
       shared.insert(node);
-  std::vector<torch::lazy::LazyTensorPtr> found;
+  std::vector<torch::lazy::LazyTensorPtr> result;
   for (const auto& [id, candidate] : candidates)
     if (candidate->device == tensor.device && shared.count(candidate->ir_value.node.get()) != 0)
-      found.push_back(LazyTensor::Create(candidate));
-  return found;
+      result.push_back(LazyTensor::Create(candidate));
+  return result;
 }
 
 } // namespace torchmdla::lazy

@@ -8,10 +8,10 @@
 
 namespace torchmdla::lazy {
 
-// Record the creation and destruction of a tensor. Call `note_made` on the thread that creates it;
-// `note_gone` may run on any thread.
-void note_made(const std::shared_ptr<torch::lazy::LazyTensor::Data>& tensor);
-void note_gone(const torch::lazy::LazyTensor::Data& tensor);
+// Record the creation and destruction of a tensor. Call `register_tensor` on the thread that
+// creates it; `unregister_tensor` may run on any thread.
+void register_tensor(const std::shared_ptr<torch::lazy::LazyTensor::Data>& tensor);
+void unregister_tensor(const torch::lazy::LazyTensor::Data& tensor);
 
 // Return whether the tensor is defined by a computation that has not run. Inputs and constants are
 // not computations.

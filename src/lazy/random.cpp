@@ -70,9 +70,9 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
                                                   std::optional<bool> train) {
   auto mask = empty_as(input, at::kBool);
   if (!train.value_or(true)) return {at::clone(input), moved(mask.fill_(true), input)};
-  const double kept = 1 - probability;
-  mask = moved(mask.bernoulli_(kept), input);
-  return {at::mul(at::mul(input, mask), kept == 0 ? 0.0 : 1 / kept), mask};
+  const double keep_probability = 1 - probability;
+  mask = moved(mask.bernoulli_(keep_probability), input);
+  return {at::mul(at::mul(input, mask), keep_probability == 0 ? 0.0 : 1 / keep_probability), mask};
 }
 
 } // namespace

@@ -21,8 +21,8 @@ void compute(const torch::lazy::LazyTensorPtr& tensor) {
 }
 
 // Operators that may move the values of their first argument to another device.
-constexpr std::array<std::string_view, 3> taking{"aten::_to_copy", "aten::_copy_from",
-                                                 "aten::_copy_from_and_resize"};
+constexpr std::array<std::string_view, 3> copying{"aten::_to_copy", "aten::_copy_from",
+                                                  "aten::_copy_from_and_resize"};
 
 // Return the index of the argument that specifies the target device.
 size_t target_of(const c10::FunctionSchema& schema) {
@@ -30,19 +30,19 @@ size_t target_of(const c10::FunctionSchema& schema) {
   return device ? *device : *schema.argumentIndexWithName("dst");
 }
 
-bool leaves(const c10::IValue& target) {
+bool is_other_device(const c10::IValue& target) {
   if (target.isTensor()) return !target.toTensor().device().is_lazy();
   return target.isDevice() && !target.toDevice().is_lazy();
 }
 
 } // namespace
 
-Interceptor looking_interceptor(const c10::OperatorHandle& op) {
-  if (!is_overload_in(taking, op)) return nullptr;
+Interceptor read_interceptor(const c10::OperatorHandle& op) {
+  if (!is_overload_in(copying, op)) return nullptr;
   return [target = target_of(op.schema())](const InterceptedCall& call) {
     const auto arguments = call.arguments();
     const auto lazy = torch::lazy::TryGetLtcTensor(arguments[0].toTensor());
-    if (lazy && leaves(arguments[target])) compute(lazy);
+    if (lazy && is_other_device(arguments[target])) compute(lazy);
     call.run_original();
   };
 }

@@ -9,6 +9,6 @@ namespace torchmdla::lazy {
 // computes only the tensor that is read, and computes shared parts again for other tensors. Two
 // results of one model would take two passes. The interceptor computes all pending tensors of the
 // thread that share a computation with it. It belongs to the dispatch key Lazy.
-Interceptor looking_interceptor(const c10::OperatorHandle& op);
+Interceptor read_interceptor(const c10::OperatorHandle& op);
 
 } // namespace torchmdla::lazy

@@ -85,7 +85,7 @@ at::Tensor shallow_copy(const at::Tensor& tensor) {
 }
 
 // Turn a view into a tensor of the whole memory that it shares.
-void become_base(const at::Tensor& view) {
+void convert_to_base(const at::Tensor& view) {
   steps_of(view).clear();
   wrapper_of(view).regenerate_from_base();
 }
@@ -93,12 +93,12 @@ void become_base(const at::Tensor& view) {
 // Return a new tensor of the whole memory that a view shares.
 at::Tensor base_of(const at::Tensor& view) {
   auto base = shallow_copy(view);
-  become_base(base);
+  convert_to_base(base);
   return base;
 }
 
 // Return a tensor that shares the memory of `view` but reports that it is contiguous.
-at::Tensor without_place(const at::Tensor& view) {
+at::Tensor remove_place(const at::Tensor& view) {
   auto tensor = shallow_copy(view);
   wrapper_of(tensor).replace_(
       torch::lazy::CreateAtenFromLtcTensor(torch::lazy::TryGetLtcTensor(wrapper_of(view).value())),
@@ -138,12 +138,12 @@ void make_views(const InterceptedCall& call) {
 void view(const InterceptedCall& call) {
   auto& self = call.arguments()[0];
   if (is_lazy(self.toTensor()) && has_no_view(self.toTensor(), call.arguments()[1].toIntVector()))
-    self = without_place(self.toTensor());
+    self = remove_place(self.toTensor());
   make_views(call);
 }
 
 // Set the offset, the last argument of the call, to that of `self` if it is None.
-void settle_offset(const InterceptedCall& call, const at::Tensor& self) {
+void set_default_offset(const InterceptedCall& call, const at::Tensor& self) {
   auto& offset = call.arguments().back();
   if (offset.isNone()) offset = self.sym_storage_offset().expect_int();
 }
@@ -153,7 +153,7 @@ void settle_offset(const InterceptedCall& call, const at::Tensor& self) {
 void as_strided(const InterceptedCall& call) {
   const auto self = call.arguments()[0].toTensor();
   if (is_lazy_view(self)) {
-    settle_offset(call, self);
+    set_default_offset(call, self);
     call.arguments()[0] = base_of(self);
   }
   make_views(call);
@@ -162,8 +162,8 @@ void as_strided(const InterceptedCall& call) {
 void as_strided_in_place(const InterceptedCall& call) {
   const auto self = call.arguments()[0].toTensor();
   if (is_lazy_view(self)) {
-    settle_offset(call, self);
-    become_base(self);
+    set_default_offset(call, self);
+    convert_to_base(self);
   }
   make_views(call);
 }
@@ -177,7 +177,7 @@ void as_strided_scatter(const InterceptedCall& call) {
                                         self.sym_storage_offset().expect_int());
 }
 
-const std::unordered_map<std::string, void (*)(const InterceptedCall&)> with_rules_of_their_own{
+const std::unordered_map<std::string, void (*)(const InterceptedCall&)> custom_rules{
     {"aten::as_strided", as_strided},
     {"aten::as_strided_", as_strided_in_place},
     {"aten::as_strided_copy", as_strided},
@@ -207,8 +207,8 @@ bool is_lazy(const at::Tensor& tensor) {
 }
 
 Interceptor view_interceptor(const c10::OperatorHandle& op) {
-  const auto found = with_rules_of_their_own.find(c10::toString(op.operator_name()));
-  if (found != with_rules_of_their_own.end()) return found->second;
+  const auto entry = custom_rules.find(c10::toString(op.operator_name()));
+  if (entry != custom_rules.end()) return entry->second;
   return is_view(op) ? make_views : Interceptor();
 }
 

@@ -36,7 +36,7 @@ at::ScalarType dtype_of_numbers(std::span<const c10::IValue> arguments) {
 
 } // namespace
 
-void settle_numbers(std::span<c10::IValue> arguments) {
+void convert_wrapped_numbers(std::span<c10::IValue> arguments) {
   if (std::none_of(arguments.begin(), arguments.end(), is_number)) return;
   const auto dtype = dtype_of_numbers(arguments);
   for (auto& argument : arguments)
@@ -45,13 +45,13 @@ void settle_numbers(std::span<c10::IValue> arguments) {
 
 namespace {
 
-// Settle the numbers and move them to the device of the other tensors. PyTorch only accepts CPU
+// Convert the numbers and move them to the device of the other tensors. PyTorch only accepts CPU
 // tensors as numbers in their original form.
-void settle_on_device(std::span<c10::IValue> arguments) {
+void move_numbers_to_device(std::span<c10::IValue> arguments) {
   std::vector<bool> are_numbers;
   for (const auto& argument : arguments)
     are_numbers.push_back(is_number(argument));
-  settle_numbers(arguments);
+  convert_wrapped_numbers(arguments);
   const auto device = device_of(arguments);
   if (!device) return;
   for (size_t i = 0; i < arguments.size(); ++i)
@@ -62,7 +62,7 @@ void settle_on_device(std::span<c10::IValue> arguments) {
 
 void run_with_numbers(const InterceptedCall& call) {
   const auto arguments = call.arguments();
-  if (std::any_of(arguments.begin(), arguments.end(), is_number)) settle_on_device(arguments);
+  if (std::any_of(arguments.begin(), arguments.end(), is_number)) move_numbers_to_device(arguments);
   call.run_original();
 }
 

@@ -12,7 +12,7 @@ namespace torchmdla::lazy {
 // Replace numbers among the arguments of a call by tensors of the dtype to which they are promoted.
 // A number that is a wrapped tensor (`x * 0.5`) is promoted as a number, but a graph receives an
 // ordinary tensor of doubles. `x.mean() > 0.1` would therefore compare doubles.
-void settle_numbers(std::span<c10::IValue> arguments);
+void convert_wrapped_numbers(std::span<c10::IValue> arguments);
 
 // Return the interceptor that does this for PyTorch's own kernel of `op` for Lazy. It is null if
 // there is no kernel or no promotion.

@@ -38,7 +38,7 @@ tmdla_status failed(tmdla_status status, const char* text) noexcept {
 }
 
 // Run `body`. Convert an exception into a status and the thread's error text.
-template <class Body> tmdla_status guarded(Body body) noexcept {
+template <class Body> tmdla_status catch_errors(Body body) noexcept {
   try {
     body();
     return TMDLA_OK;
@@ -61,12 +61,12 @@ template <class Body> tmdla_status guarded(Body body) noexcept {
   }
 }
 
-void demand(bool holds, const char* problem) {
+void check_argument(bool holds, const char* problem) {
   if (!holds) throw Error(TMDLA_INVALID_ARGUMENT, problem);
 }
 
 TensorView view_of(const tmdla_tensor& tensor) {
-  demand(tensor.rank >= 0 && (tensor.rank == 0 || tensor.sizes), "a tensor has no sizes");
+  check_argument(tensor.rank >= 0 && (tensor.rank == 0 || tensor.sizes), "a tensor has no sizes");
   const auto rank = static_cast<size_t>(tensor.rank);
   return {static_cast<std::byte*>(tensor.data),
           tensor.dtype,
@@ -75,7 +75,7 @@ TensorView view_of(const tmdla_tensor& tensor) {
 }
 
 std::vector<TensorView> views_of(const tmdla_tensor* tensors, size_t count) {
-  demand(tensors || count == 0, "the tensors are null");
+  check_argument(tensors || count == 0, "the tensors are null");
   std::vector<TensorView> views;
   std::transform(tensors, tensors + count, std::back_inserter(views), view_of);
   return views;
@@ -83,18 +83,18 @@ std::vector<TensorView> views_of(const tmdla_tensor* tensors, size_t count) {
 
 std::vector<TensorView> views_of(DLManagedTensor* const* tensors, size_t count) {
   namespace dlpack = torchmdla::native::dlpack;
-  demand(tensors || count == 0, "the tensors are null");
+  check_argument(tensors || count == 0, "the tensors are null");
   std::vector<TensorView> views;
   for (size_t i = 0; i < count; ++i) {
-    demand(tensors[i], "a tensor of DLPack is null");
+    check_argument(tensors[i], "a tensor of DLPack is null");
     views.push_back(dlpack::view_of(*reinterpret_cast<const dlpack::ManagedTensor*>(tensors[i])));
   }
   return views;
 }
 
 void describe(const std::vector<Port>& ports, size_t index, tmdla_info* info) {
-  demand(info, "there is nowhere to write to");
-  demand(index < ports.size(), "the model has fewer inputs or outputs");
+  check_argument(info, "there is nowhere to write to");
+  check_argument(index < ports.size(), "the model has fewer inputs or outputs");
   const auto& port = ports[index];
   *info = {port.name.c_str(), static_cast<int32_t>(port.dtype),
            static_cast<int32_t>(port.sizes.size()), port.sizes.data()};
@@ -111,11 +111,11 @@ const char* tmdla_last_error() {
 }
 
 tmdla_status tmdla_load(const char* path, const tmdla_options* options, tmdla_model** model) {
-  return guarded([&] {
-    demand(path && model, "a path and somewhere to write the model to are needed");
+  return catch_errors([&] {
+    check_argument(path && model, "a path and somewhere to write the model to are needed");
     *model = nullptr;
-    demand(!options || options->api_version == TMDLA_API_VERSION,
-           "the options are of another version of the interface");
+    check_argument(!options || options->api_version == TMDLA_API_VERSION,
+                   "the options are of another version of the interface");
     const auto chosen = options ? *options : tmdla_options{TMDLA_API_VERSION, 0, 0};
     *model = std::make_unique<tmdla_model>(path, chosen.threads, chosen.any_owner != 0).release();
   });
@@ -126,15 +126,15 @@ void tmdla_free(tmdla_model* model) {
 }
 
 tmdla_status tmdla_verify(const tmdla_model* model) {
-  return guarded([&] {
-    demand(model, "the model is null");
+  return catch_errors([&] {
+    check_argument(model, "the model is null");
     model->verify();
   });
 }
 
 tmdla_status tmdla_set_threads(tmdla_model* model, int32_t threads) {
-  return guarded([&] {
-    demand(model, "the model is null");
+  return catch_errors([&] {
+    check_argument(model, "the model is null");
     model->set_threads(threads);
   });
 }
@@ -152,34 +152,34 @@ size_t tmdla_output_count(const tmdla_model* model) {
 }
 
 tmdla_status tmdla_input(const tmdla_model* model, size_t index, tmdla_info* info) {
-  return guarded([&] {
-    demand(model, "the model is null");
+  return catch_errors([&] {
+    check_argument(model, "the model is null");
     describe(model->inputs(), index, info);
   });
 }
 
 tmdla_status tmdla_output(const tmdla_model* model, size_t index, tmdla_info* info) {
-  return guarded([&] {
-    demand(model, "the model is null");
+  return catch_errors([&] {
+    check_argument(model, "the model is null");
     describe(model->outputs(), index, info);
   });
 }
 
 tmdla_status tmdla_output_sizes(const tmdla_model* model, const tmdla_tensor* inputs,
                                 size_t input_count, size_t index, int64_t* sizes) {
-  return guarded([&] {
-    demand(model, "the model is null");
-    demand(index < model->outputs().size(), "the model has fewer outputs");
-    const auto found = model->output_sizes(views_of(inputs, input_count), index);
-    demand(sizes || found.empty(), "there is nowhere to write to");
-    std::ranges::copy(found, sizes);
+  return catch_errors([&] {
+    check_argument(model, "the model is null");
+    check_argument(index < model->outputs().size(), "the model has fewer outputs");
+    const auto output_sizes = model->output_sizes(views_of(inputs, input_count), index);
+    check_argument(sizes || output_sizes.empty(), "there is nowhere to write to");
+    std::ranges::copy(output_sizes, sizes);
   });
 }
 
 tmdla_status tmdla_run(const tmdla_model* model, const tmdla_tensor* inputs, size_t input_count,
                        const tmdla_tensor* outputs, size_t output_count) {
-  return guarded([&] {
-    demand(model, "the model is null");
+  return catch_errors([&] {
+    check_argument(model, "the model is null");
     model->run(views_of(inputs, input_count), views_of(outputs, output_count));
   });
 }
@@ -187,8 +187,8 @@ tmdla_status tmdla_run(const tmdla_model* model, const tmdla_tensor* inputs, siz
 tmdla_status tmdla_run_dlpack(const tmdla_model* model, DLManagedTensor* const* inputs,
                               size_t input_count, DLManagedTensor* const* outputs,
                               size_t output_count) {
-  return guarded([&] {
-    demand(model, "the model is null");
+  return catch_errors([&] {
+    check_argument(model, "the model is null");
     model->run(views_of(inputs, input_count), views_of(outputs, output_count));
   });
 }

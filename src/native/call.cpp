@@ -13,9 +13,9 @@ constexpr std::ptrdiff_t in_place = -1;
 constexpr size_t alignment = 64;
 
 // Return whether code can use the tensor in place.
-bool fits(const TensorView& tensor, std::span<const int64_t> strides) {
+bool is_usable_in_place(const TensorView& tensor, std::span<const int64_t> strides) {
   const auto width = std::min<size_t>(element_bytes(tensor.dtype), alignof(std::max_align_t));
-  return reinterpret_cast<uintptr_t>(tensor.data) % width == 0 && lies_so(tensor, strides);
+  return reinterpret_cast<uintptr_t>(tensor.data) % width == 0 && has_strides(tensor, strides);
 }
 
 size_t bytes_of(const TensorView& tensor) {
@@ -43,9 +43,9 @@ int32_t Call::run(int32_t (*entry)(void* const* buffers), int64_t workspace_byte
   const auto workspace = reserve(static_cast<size_t>(workspace_bytes));
   auto* const memory = static_cast<std::byte*>(thread_workspace(static_cast<int64_t>(reserved_)));
   copy_in(memory);
-  auto given = buffers(memory, packed, weight);
-  given[0] = memory + workspace;
-  const auto status = entry(given.data());
+  auto addresses = buffers(memory, packed, weight);
+  addresses[0] = memory + workspace;
+  const auto status = entry(addresses.data());
   if (status == 0) copy_out(memory);
   return status;
 }
@@ -59,7 +59,7 @@ size_t Call::reserve(size_t bytes) {
 void Call::plan_inputs() {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     auto strides = dense_strides(inputs_[i].sizes, specialisation_.inputs[i].permutation);
-    if (fits(inputs_[i], strides)) continue;
+    if (is_usable_in_place(inputs_[i], strides)) continue;
     const auto offset = reserve(bytes_of(inputs_[i]));
     copied_inputs_[i] = static_cast<std::ptrdiff_t>(offset);
     before_.push_back({&inputs_[i], std::move(strides), offset});
@@ -73,10 +73,10 @@ void Call::plan_outputs() {
     const auto sharing =
         std::ranges::count(specialisation_.outputs, layout.result, &OutputLayout::result);
     auto strides = layout.strides_at(symbols_);
-    if (sharing == 1 && fits(outputs_[i], strides)) continue;
+    if (sharing == 1 && is_usable_in_place(outputs_[i], strides)) continue;
     // The strides come from the file, so check that they stay in the buffer.
     const auto bytes = bytes_of(outputs_[owner]);
-    if (!lies_among(outputs_[i].sizes, strides, bytes / element_bytes(outputs_[i].dtype)))
+    if (!is_within(outputs_[i].sizes, strides, bytes / element_bytes(outputs_[i].dtype)))
       throw BadBytes("a model's file: an output is outside of its memory");
     auto& offset = copied_results_[layout.result];
     if (offset == in_place) offset = static_cast<std::ptrdiff_t>(reserve(bytes));
@@ -86,28 +86,28 @@ void Call::plan_outputs() {
 
 std::vector<void*> Call::buffers(std::byte* memory, std::span<const void* const> packed,
                                  const AddressOfWeight& weight) {
-  std::vector<void*> given{nullptr, const_cast<void**>(packed.data()),
-                           const_cast<int64_t*>(symbols_.data())};
+  std::vector<void*> addresses{nullptr, const_cast<void**>(packed.data()),
+                               const_cast<int64_t*>(symbols_.data())};
   for (const auto& [source, index] : specialisation_.arguments)
     switch (source) {
     case Argument::Source::input:
-      given.push_back(copied_inputs_[index] == in_place ? inputs_[index].data
-                                                        : memory + copied_inputs_[index]);
+      addresses.push_back(copied_inputs_[index] == in_place ? inputs_[index].data
+                                                            : memory + copied_inputs_[index]);
       break;
     case Argument::Source::weight:
-      given.push_back(const_cast<void*>(weight(index)));
+      addresses.push_back(const_cast<void*>(weight(index)));
       break;
     case Argument::Source::size:
-      given.push_back(const_cast<int64_t*>(&symbols_[index]));
+      addresses.push_back(const_cast<int64_t*>(&symbols_[index]));
       break;
     case Argument::Source::unused:
-      given.push_back(nullptr);
+      addresses.push_back(nullptr);
       break;
     }
   for (size_t i = 0; i < copied_results_.size(); ++i)
-    given.push_back(copied_results_[i] == in_place ? outputs_[specialisation_.owners[i]].data
-                                                   : memory + copied_results_[i]);
-  return given;
+    addresses.push_back(copied_results_[i] == in_place ? outputs_[specialisation_.owners[i]].data
+                                                       : memory + copied_results_[i]);
+  return addresses;
 }
 
 void Call::copy_in(std::byte* memory) const {

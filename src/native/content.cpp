@@ -12,18 +12,18 @@ namespace {
 
 // Sizes of 0 and 1 are never symbols, because they change broadcasting and strides.
 constexpr int64_t least_symbol = 2;
-constexpr size_t most_symbols = 4;
+constexpr size_t max_symbols = 4;
 constexpr uint64_t weight_alignment = 64;
 
-void demand(bool holds, const char* reason) {
+void check(bool holds, const char* reason) {
   if (!holds) throw BadBytes(reason);
 }
 
 Numbers at(const Numbers& numbers, const Varying& varying, std::span<const int64_t> symbols) {
-  auto found = numbers;
+  auto values = numbers;
   for (const auto& [place, polynomial] : varying)
-    found[place] = polynomial.at(symbols);
-  return found;
+    values[place] = polynomial.at(symbols);
+  return values;
 }
 
 // Reader of a file's content. Each part is checked against the parts before it.
@@ -40,76 +40,76 @@ public:
     content_.weights = reader_.list([&] { return read_weight(); });
     content_.images = reader_.list([&] { return reader_.bytes(reader_.count()); });
     content_.specialisations = reader_.list([&] { return read_specialisation(); });
-    demand(!content_.specialisations.empty(), "it has no code");
-    demand(reader_.at_end(), "it is longer than its length field");
+    check(!content_.specialisations.empty(), "it has no code");
+    check(reader_.at_end(), "it is longer than its length field");
     return std::move(content_);
   }
 
 private:
   Port read_port() {
     Port port{reader_.text(), reader_.byte(), reader_.integers()};
-    demand(element_bytes(port.dtype) > 0, "a tensor has an unknown dtype");
+    check(element_bytes(port.dtype) > 0, "a tensor has an unknown dtype");
     return port;
   }
 
   Weight read_weight() {
     Weight weight{reader_.count(), reader_.count(), {}};
     std::ranges::copy(reader_.bytes(weight.digest.size()), weight.digest.begin());
-    demand(weight.offset % weight_alignment == 0, "a weight is not aligned");
-    demand(weight.offset <= weight_bytes_ && weight.bytes <= weight_bytes_ - weight.offset,
-           "the file is cut short: weights are missing");
+    check(weight.offset % weight_alignment == 0, "a weight is not aligned");
+    check(weight.offset <= weight_bytes_ && weight.bytes <= weight_bytes_ - weight.offset,
+          "the file is cut short: weights are missing");
     return weight;
   }
 
   Specialisation read_specialisation() {
-    Specialisation made{};
-    made.image = index(content_.images.size());
-    made.entry = reader_.text();
-    made.workspace = reader_.text();
-    made.workspace_bytes = reader_.count();
-    made.symbols = reader_.count();
-    demand(made.symbols <= most_symbols, "there are too many symbols");
-    made.inputs = reader_.list([&] { return read_input(made.symbols); });
-    check_ranks(made.inputs, content_.inputs);
-    known_symbols_ = made.symbols;
+    Specialisation specialisation{};
+    specialisation.image = index(content_.images.size());
+    specialisation.entry = reader_.text();
+    specialisation.workspace = reader_.text();
+    specialisation.workspace_bytes = reader_.count();
+    specialisation.symbols = reader_.count();
+    check(specialisation.symbols <= max_symbols, "there are too many symbols");
+    specialisation.inputs = reader_.list([&] { return read_input(specialisation.symbols); });
+    check_ranks(specialisation.inputs, content_.inputs);
+    known_symbols_ = specialisation.symbols;
     if (reader_.truth()) {
-      made.sizes = read_size_program(reader_, made.symbols);
-      known_symbols_ += made.sizes->computed();
+      specialisation.sizes = read_size_program(reader_, specialisation.symbols);
+      known_symbols_ += specialisation.sizes->computed();
     }
-    made.arguments = reader_.list([&] { return read_argument(); });
-    made.packs = reader_.list([&] { return index(content_.weights.size()); });
-    made.outputs = reader_.list([&] { return read_output(); });
-    check_ranks(made.outputs, content_.outputs);
-    made.owners = owners_of(made.outputs);
-    return made;
+    specialisation.arguments = reader_.list([&] { return read_argument(); });
+    specialisation.packs = reader_.list([&] { return index(content_.weights.size()); });
+    specialisation.outputs = reader_.list([&] { return read_output(); });
+    check_ranks(specialisation.outputs, content_.outputs);
+    specialisation.owners = owners_of(specialisation.outputs);
+    return specialisation;
   }
 
   size_t index(size_t count) {
     const auto number = reader_.count();
-    demand(number < count, "a name is unknown");
+    check(number < count, "a name is unknown");
     return number;
   }
 
   InputLayout read_input(size_t symbols) {
     InputLayout input{reader_.integers(), reader_.integers(), reader_.integers()};
     const auto rank = input.sizes.size();
-    demand(input.symbols.size() == rank && input.permutation.size() == rank,
-           "an input has more sizes than strides, or fewer");
+    check(input.symbols.size() == rank && input.permutation.size() == rank,
+          "an input has more sizes than strides, or fewer");
     for (const auto symbol : input.symbols)
-      demand(symbol >= InputLayout::fixed && symbol < static_cast<int64_t>(symbols),
-             "an input has an unknown symbol");
+      check(symbol >= InputLayout::fixed && symbol < static_cast<int64_t>(symbols),
+            "an input has an unknown symbol");
     auto sorted = input.permutation;
     std::ranges::sort(sorted);
     for (size_t i = 0; i < rank; ++i)
-      demand(sorted[i] == static_cast<int64_t>(i),
-             "an input's order of dimensions is not a permutation");
+      check(sorted[i] == static_cast<int64_t>(i),
+            "an input's order of dimensions is not a permutation");
     return input;
   }
 
   Argument read_argument() {
     constexpr uint8_t sources = 4;
     const auto source = reader_.byte();
-    demand(source < sources, "an argument comes from nowhere");
+    check(source < sources, "an argument comes from nowhere");
     const size_t counts[sources] = {content_.inputs.size(), content_.weights.size(), known_symbols_,
                                     /*unused=*/1};
     return {static_cast<Argument::Source>(source), index(counts[source])};
@@ -117,8 +117,8 @@ private:
 
   OutputLayout read_output() {
     OutputLayout output{reader_.count(), reader_.integers(), reader_.integers(), {}, {}};
-    demand(output.sizes.size() == output.strides.size(),
-           "a tensor has more sizes than strides, or fewer");
+    check(output.sizes.size() == output.strides.size(),
+          "a tensor has more sizes than strides, or fewer");
     output.varying_sizes = read_varying(reader_, output.sizes.size(), known_symbols_);
     output.varying_strides = read_varying(reader_, output.strides.size(), known_symbols_);
     return output;
@@ -126,22 +126,22 @@ private:
 
   template <class Layout>
   static void check_ranks(const std::vector<Layout>& layouts, const std::vector<Port>& ports) {
-    demand(layouts.size() == ports.size(), "code is for another number of tensors");
+    check(layouts.size() == ports.size(), "code is for another number of tensors");
     for (size_t i = 0; i < ports.size(); ++i)
-      demand(layouts[i].sizes.size() == ports[i].sizes.size(), "code is for another rank");
+      check(layouts[i].sizes.size() == ports[i].sizes.size(), "code is for another rank");
   }
 
   static std::vector<size_t> owners_of(const std::vector<OutputLayout>& outputs) {
     std::vector<size_t> owners(outputs.size(), outputs.size());
     size_t results = 0;
     for (size_t i = outputs.size(); i-- > 0;) {
-      demand(outputs[i].result < outputs.size(), "there are more results than outputs");
+      check(outputs[i].result < outputs.size(), "there are more results than outputs");
       owners[outputs[i].result] = i;
       results = std::max(results, outputs[i].result + 1);
     }
     owners.resize(results);
     for (const auto owner : owners)
-      demand(owner < outputs.size(), "a result is not an output");
+      check(owner < outputs.size(), "a result is not an output");
     return owners;
   }
 

@@ -111,14 +111,14 @@ const std::vector<DeviceCall>& device_calls() {
 
 void* address_of_symbol(const std::string& name) {
   static const auto addresses = [] {
-    std::unordered_map<std::string, void*> made;
+    std::unordered_map<std::string, void*> addresses_by_name;
     for (const auto* const functions : {&device_calls(), &library_functions()})
       for (const auto& [name, address] : *functions)
-        made.emplace(name, address);
-    return made;
+        addresses_by_name.emplace(name, address);
+    return addresses_by_name;
   }();
-  const auto found = addresses.find(name);
-  return found == addresses.end() ? nullptr : found->second;
+  const auto entry = addresses.find(name);
+  return entry == addresses.end() ? nullptr : entry->second;
 }
 
 void* thread_workspace(int64_t bytes) {

@@ -29,20 +29,20 @@ template <class Function> Function* function(const Image& image, const std::stri
   return reinterpret_cast<Function*>(address);
 }
 
-int checked_threads(int threads) {
+int validate_threads(int threads) {
   if (threads < 0 || threads > most_threads)
     throw Error(TMDLA_INVALID_ARGUMENT, "no model runs on " + std::to_string(threads) + " threads");
   return threads == 0 ? default_threads() : threads;
 }
 
-std::string described(const char* kind, size_t number, const Port& port) {
+std::string port_text(const char* kind, size_t number, const Port& port) {
   return std::string(kind) + " " + std::to_string(number) + " (" + port.name + ")";
 }
 
 void check_tensor(const char* kind, size_t number, const Port& port, const TensorView& tensor,
                   bool with_data) {
   const auto refuse = [&](const std::string& problem) {
-    throw Error(TMDLA_WRONG_TENSOR, described(kind, number, port) + " " + problem);
+    throw Error(TMDLA_WRONG_TENSOR, port_text(kind, number, port) + " " + problem);
   };
   if (tensor.dtype != port.dtype)
     refuse("is " + dtype_name(port.dtype) + ", and " + dtype_name(tensor.dtype) + " is given");
@@ -53,10 +53,10 @@ void check_tensor(const char* kind, size_t number, const Port& port, const Tenso
   if (with_data && count > 0 && !tensor.data) refuse("has no data");
 }
 
-void check_count(const char* kind, size_t wanted, size_t given) {
-  if (given != wanted)
-    throw Error(TMDLA_WRONG_TENSOR, "the model has " + std::to_string(wanted) + " " + kind +
-                                        ", and " + std::to_string(given) + " are given");
+void check_count(const char* kind, size_t expected, size_t actual) {
+  if (actual != expected)
+    throw Error(TMDLA_WRONG_TENSOR, "the model has " + std::to_string(expected) + " " + kind +
+                                        ", and " + std::to_string(actual) + " are given");
 }
 
 Numbers sizes_of(const TensorView& tensor) {
@@ -81,7 +81,7 @@ template <class Tensors> std::string sizes_of_all(const Tensors& tensors) {
 } // namespace
 
 Model::Model(const std::string& path, int threads, bool any_owner)
-    : file_(path, any_owner), threads_(checked_threads(threads)) {
+    : file_(path, any_owner), threads_(validate_threads(threads)) {
   check_processor(file_.content().features);
   load_code();
   file_.drop_images();
@@ -107,7 +107,7 @@ void Model::load_code() {
 }
 
 void Model::set_threads(int threads) {
-  threads_ = checked_threads(threads);
+  threads_ = validate_threads(threads);
 }
 
 Numbers Model::output_sizes(std::span<const TensorView> inputs, size_t output) const {
@@ -133,35 +133,36 @@ void Model::run(std::span<const TensorView> inputs, std::span<const TensorView> 
                               "zero, or a check that does not hold");
 }
 
-void Model::check_inputs(std::span<const TensorView> given, bool with_data) const {
-  check_count("inputs", inputs().size(), given.size());
-  for (size_t i = 0; i < given.size(); ++i)
-    check_tensor("input", i, inputs()[i], given[i], with_data);
+void Model::check_inputs(std::span<const TensorView> tensors, bool with_data) const {
+  check_count("inputs", inputs().size(), tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i)
+    check_tensor("input", i, inputs()[i], tensors[i], with_data);
 }
 
-void Model::check_outputs(std::span<const TensorView> given, const Choice& choice) const {
-  check_count("outputs", outputs().size(), given.size());
-  for (size_t i = 0; i < given.size(); ++i) {
-    check_tensor("output", i, outputs()[i], given[i], /*with_data=*/true);
+void Model::check_outputs(std::span<const TensorView> tensors, const Choice& choice) const {
+  check_count("outputs", outputs().size(), tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    check_tensor("output", i, outputs()[i], tensors[i], /*with_data=*/true);
     const auto sizes = choice.code->specialisation->outputs[i].sizes_at(choice.symbols);
-    if (!std::ranges::equal(sizes, given[i].sizes))
-      throw Error(TMDLA_WRONG_TENSOR, described("output", i, outputs()[i]) + " is " +
+    if (!std::ranges::equal(sizes, tensors[i].sizes))
+      throw Error(TMDLA_WRONG_TENSOR, port_text("output", i, outputs()[i]) + " is " +
                                           sizes_text(sizes) + " for these inputs, and " +
-                                          sizes_text(given[i].sizes) + " is given");
+                                          sizes_text(tensors[i].sizes) + " is given");
   }
 }
 
-Model::Choice Model::choose(std::span<const TensorView> given) const {
+Model::Choice Model::choose(std::span<const TensorView> tensors) const {
   // Dynamic specialisations come after static ones, so a static one is preferred.
   for (const auto& code : codes_)
-    if (auto symbols = code.specialisation->symbols_at(given)) return {&code, std::move(*symbols)};
+    if (auto symbols = code.specialisation->symbols_at(tensors))
+      return {&code, std::move(*symbols)};
   std::string known;
   for (const auto& code : codes_)
     known += (known.empty() ? "" : "; ") + sizes_of_all(code.specialisation->inputs);
   if (known.find('?') != std::string::npos)
     known += ", where ? is 2 or more, and as large as what the program computes of it needs";
   throw Error(TMDLA_WRONG_TENSOR, "the model has no code for inputs of sizes " +
-                                      sizes_of_all(given) + ", but for " + known);
+                                      sizes_of_all(tensors) + ", but for " + known);
 }
 
 } // namespace torchmdla::native

@@ -28,8 +28,8 @@ constexpr DType dtypes[] = {
 };
 
 const DType* find_dtype(int64_t number) {
-  const auto* const found = std::ranges::find(dtypes, number, &DType::number);
-  return found == std::end(dtypes) ? nullptr : found;
+  const auto* const entry = std::ranges::find(dtypes, number, &DType::number);
+  return entry == std::end(dtypes) ? nullptr : entry;
 }
 
 Numbers in_order(size_t rank) {
@@ -89,13 +89,13 @@ void copy_loops(std::byte* to, const std::byte* from, std::span<const Loop> loop
 } // namespace
 
 size_t element_bytes(int64_t dtype) {
-  const auto* const found = find_dtype(dtype);
-  return found ? found->bytes : 0;
+  const auto* const entry = find_dtype(dtype);
+  return entry ? entry->bytes : 0;
 }
 
 std::string dtype_name(int64_t dtype) {
-  const auto* const found = find_dtype(dtype);
-  return found ? found->name : "dtype " + std::to_string(dtype);
+  const auto* const entry = find_dtype(dtype);
+  return entry ? entry->name : "dtype " + std::to_string(dtype);
 }
 
 std::string sizes_text(std::span<const int64_t> sizes) {
@@ -133,7 +133,7 @@ size_t element_count(std::span<const int64_t> sizes) {
   return std::ranges::find(sizes, 0) == sizes.end() ? static_cast<size_t>(count) : 0;
 }
 
-bool lies_among(std::span<const int64_t> sizes, std::span<const int64_t> strides, size_t count) {
+bool is_within(std::span<const int64_t> sizes, std::span<const int64_t> strides, size_t count) {
   if (std::ranges::find(sizes, 0) != sizes.end()) return true;
   int64_t last = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -145,11 +145,12 @@ bool lies_among(std::span<const int64_t> sizes, std::span<const int64_t> strides
   return static_cast<size_t>(last) < count;
 }
 
-bool lies_so(const TensorView& tensor, std::span<const int64_t> strides) {
-  const auto own = tensor.strides.empty() ? contiguous_strides(tensor.sizes)
-                                          : Numbers(tensor.strides.begin(), tensor.strides.end());
-  for (size_t i = 0; i < own.size(); ++i)
-    if (tensor.sizes[i] != 1 && own[i] != strides[i]) return false;
+bool has_strides(const TensorView& tensor, std::span<const int64_t> strides) {
+  const auto tensor_strides = tensor.strides.empty()
+                                  ? contiguous_strides(tensor.sizes)
+                                  : Numbers(tensor.strides.begin(), tensor.strides.end());
+  for (size_t i = 0; i < tensor_strides.size(); ++i)
+    if (tensor.sizes[i] != 1 && tensor_strides[i] != strides[i]) return false;
   return true;
 }
 

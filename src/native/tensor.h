@@ -35,10 +35,10 @@ size_t element_count(std::span<const int64_t> sizes);
 
 // Return whether all elements of a tensor with these sizes and strides have an offset below
 // `count`.
-bool lies_among(std::span<const int64_t> sizes, std::span<const int64_t> strides, size_t count);
+bool is_within(std::span<const int64_t> sizes, std::span<const int64_t> strides, size_t count);
 
 // Return whether `tensor` has the layout of `strides`. Strides of dimensions of size 1 are ignored.
-bool lies_so(const TensorView& tensor, std::span<const int64_t> strides);
+bool has_strides(const TensorView& tensor, std::span<const int64_t> strides);
 
 // Copy the elements of a tensor of these sizes. Memory need not be aligned.
 void copy_elements(std::byte* to, std::span<const int64_t> to_strides, const std::byte* from,

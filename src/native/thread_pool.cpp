@@ -40,8 +40,8 @@ template <class T> void wait_for_change(const std::atomic<T>& value, T old) {
   value.wait(old, std::memory_order_acquire);
 }
 
-int64_t divided_up(int64_t number, int64_t by) {
-  return (number + by - 1) / by;
+int64_t ceil_divide(int64_t number, int64_t divisor) {
+  return (number + divisor - 1) / divisor;
 }
 
 // Scope in which the calling thread blocks all signals. Threads that it starts inherit this, so
@@ -91,7 +91,7 @@ class ThreadPool::Range {
 public:
   Range(mdla_kernel body, void* const* operands, int64_t begin, int64_t end, int64_t parts)
       : body_(body), operands_(operands), begin_(begin), end_(end),
-        step_(divided_up(end - begin, parts)), chunks_(divided_up(end - begin, step_)) {}
+        step_(ceil_divide(end - begin, parts)), chunks_(ceil_divide(end - begin, step_)) {}
 
   bool has_chunks() const { return next_.load(std::memory_order_relaxed) < chunks_; }
 
@@ -130,7 +130,7 @@ ThreadPool& ThreadPool::of_this_process() {
   static std::atomic<ThreadPool*> current{nullptr}; // never freed: its threads run until the end
   auto* pool = current.load(std::memory_order_acquire);
   if (pool && pool->process_ == process_number()) return *pool;
-  const Guard guard(mutex);
+  const ForkSafeLock guard(mutex);
   pool = current.load(std::memory_order_relaxed);
   if (!pool || pool->process_ != process_number()) {
     pool = new ThreadPool;
@@ -142,7 +142,7 @@ ThreadPool& ThreadPool::of_this_process() {
 void ThreadPool::run(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,
                      int64_t grain) {
   if (begin >= end) return;
-  const auto most = divided_up(end - begin, std::max<int64_t>(grain, 1));
+  const auto most = ceil_divide(end - begin, std::max<int64_t>(grain, 1));
   const auto parts = is_inside ? 1 : std::min<int64_t>(thread_limit, most);
   if (parts <= 1) {
     body(operands, begin, end);
@@ -189,10 +189,10 @@ void ThreadPool::work() {
 
 ThreadPool::Range* ThreadPool::join_range() {
   const std::lock_guard guard(mutex_);
-  const auto found = std::ranges::find_if(open_, &Range::has_chunks);
-  if (found == open_.end()) return nullptr;
-  ++(*found)->helpers;
-  return *found;
+  const auto range = std::ranges::find_if(open_, &Range::has_chunks);
+  if (range == open_.end()) return nullptr;
+  ++(*range)->helpers;
+  return *range;
 }
 
 void ThreadPool::leave_range(Range& range) {

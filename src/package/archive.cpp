@@ -40,26 +40,26 @@ std::string record_name(PyTorchStreamReader& reader, const std::string& name) {
   return reader.hasRecord(extra) ? extra : reader.hasRecord(name) ? name : "";
 }
 
-bool take_package_in(PyTorchStreamReader& reader, const OpenFile* file,
+bool load_package_in(PyTorchStreamReader& reader, const OpenFile* file,
                      std::optional<ProgramLife> program) {
   const auto read = [&](const std::string& name) -> std::optional<FileRecord> {
-    const auto found = record_name(reader, name);
-    if (found.empty()) return std::nullopt;
-    auto [data, size] = reader.getRecord(found);
+    const auto record = record_name(reader, name);
+    if (record.empty()) return std::nullopt;
+    auto [data, size] = reader.getRecord(record);
     const std::span bytes(static_cast<const std::byte*>(data.get()), size);
     return FileRecord{bytes, std::make_shared<at::DataPtr>(std::move(data))};
   };
   const auto map = [&](const std::string& name) -> std::optional<FileRecord> {
-    const auto found = record_name(reader, name);
-    if (found.empty() || !file) return std::nullopt;
-    const auto size = reader.getRecordSize(found);
-    if (reader.getRecordOffset(found) + size > file->size())
+    const auto record = record_name(reader, name);
+    if (record.empty() || !file) return std::nullopt;
+    const auto size = reader.getRecordSize(record);
+    if (reader.getRecordOffset(record) + size > file->size())
       throw FileProblem(name + " goes beyond the end of the file");
-    auto mapped = std::make_shared<MappedFile>(*file, reader.getRecordOffset(found), size);
+    auto mapped = std::make_shared<MappedFile>(*file, reader.getRecordOffset(record), size);
     const std::span bytes(mapped->data(), size);
     return FileRecord{bytes, std::move(mapped)};
   };
-  return take_package({read, map, file ? file->name() : "a program", file, std::move(program)});
+  return load_package({read, map, file ? file->name() : "a program", file, std::move(program)});
 }
 
 } // namespace
@@ -70,18 +70,18 @@ std::shared_ptr<ReadAdapterInterface> adapter_of(std::shared_ptr<const OpenFile>
 
 bool take_package_of(std::shared_ptr<const OpenFile> file, std::optional<ProgramLife> program) {
   PyTorchStreamReader reader(adapter_of(file));
-  return take_package_in(reader, file.get(), std::move(program));
+  return load_package_in(reader, file.get(), std::move(program));
 }
 
 bool take_package_of(const std::shared_ptr<ReadAdapterInterface>& file, ProgramLife program) {
   PyTorchStreamReader reader(file);
-  return take_package_in(reader, nullptr, std::move(program));
+  return load_package_in(reader, nullptr, std::move(program));
 }
 
 bool take_package_of(std::istream& file, ProgramLife program) {
   file.clear();
   PyTorchStreamReader reader(&file);
-  return take_package_in(reader, nullptr, std::move(program));
+  return load_package_in(reader, nullptr, std::move(program));
 }
 
 bool take_package_of(const std::string& file, ProgramLife program) {

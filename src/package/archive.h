@@ -40,6 +40,6 @@ torch::jit::Module load_with_package(const std::string& file, std::optional<c10:
 
 // Add the package in `file`, from which `module` was loaded, to those that groups search. Do not
 // throw: if the package cannot be read, a warning gives the reason.
-void take_loaded_package(const std::string& file, const torch::jit::Module& module);
+void add_package_of_module(const std::string& file, const torch::jit::Module& module);
 
 } // namespace torchmdla

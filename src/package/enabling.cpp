@@ -14,15 +14,15 @@ namespace torchmdla {
 
 namespace {
 
-bool is_wanted() {
+bool is_requested() {
   const char* value = std::getenv("TORCHMDLA_ENABLE");
   return !value || (std::string_view(value) != "0" && *value != '\0');
 }
 
 // Loading the library enables it. If the Python package loads the library, it sets more options
 // later.
-[[maybe_unused]] const bool begun = [] {
-  if (is_wanted()) enable();
+[[maybe_unused]] const bool is_initialised = [] {
+  if (is_requested()) enable();
   return true;
 }();
 
@@ -30,7 +30,7 @@ bool is_wanted() {
 
 void enable(const Options& options) {
   set_processor(options.processor.empty() ? processor_setting() : options.processor);
-  if (!options.trusted_keys.empty()) set_demanded_keys(options.trusted_keys);
+  if (!options.trusted_keys.empty()) set_required_keys(options.trusted_keys);
   add_device_table(cpu_table(converts_f16(processor_setting())));
   use_device_table("cpu");
   settings().strict = options.strict;

@@ -51,26 +51,26 @@ ProgramLife life_of(const Module& module) {
   return module._ivalue()->compilation_unit();
 }
 
-// Return the module from `load`, prepared if `take` finds a package in its file.
-template <class Load, class Take> Module load_prepared(Load load, Take take) {
+// Return the module from `load`, prepared if `add_package` finds a package in its file.
+template <class Load, class AddPackage> Module load_prepared(Load load, AddPackage add_package) {
   auto module = load();
   if (is_enabled())
     without_failing([&] {
-      if (take(life_of(module))) prepare(module);
+      if (add_package(life_of(module))) prepare(module);
     });
   return module;
 }
 
 } // namespace
 
-void take_loaded_package(const std::string& file, const Module& module) {
+void add_package_of_module(const std::string& file, const Module& module) {
   if (is_enabled()) without_failing([&] { take_package_of(file, life_of(module)); });
 }
 
 Module load_with_package(const std::string& file, std::optional<c10::Device> device) {
   auto module =
       torch::jit::import_ir_module(std::make_shared<torch::jit::CompilationUnit>(), file, device);
-  take_loaded_package(file, module);
+  add_package_of_module(file, module);
   return module;
 }
 

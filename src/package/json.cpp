@@ -81,7 +81,7 @@ private:
 };
 
 void write(JsonWriter& json, const SpecialisationReport& report) {
-  const char* state = report.executable ? "compiled" : report.left_out ? "divided" : "failed";
+  const char* state = report.executable ? "compiled" : report.excluded_nodes ? "divided" : "failed";
   json.object(std::vector{json.field("state", std::string(state)),
                           json.field("is_dynamic", report.pattern ? 1 : 0),
                           json.field("failure", report.failure)});
@@ -95,7 +95,7 @@ void write(JsonWriter& json, const GroupReport& report) {
                      json.field("training_calls", report.training_calls),
                      json.field("fallbacks", report.fallbacks)};
   fields.emplace_back("specialisations", [&] {
-    json.array(report.specialisations, [&](const auto& one) { write(json, one); });
+    json.array(report.specialisations, [&](const auto& entry) { write(json, entry); });
   });
   json.object(fields);
 }
@@ -104,26 +104,27 @@ void write(JsonWriter& json, const GroupReport& report) {
 
 std::string statistics_as_json() {
   JsonWriter json;
-  const auto& counted = statistics();
-  json.object(std::vector{
-      json.field("groups", counted.groups), json.field("specialisations", counted.specialisations),
-      json.field("packages", counted.packages.taken.counts()),
-      json.field("packaged_specialisations", counted.packages.specialisations),
-      json.field("refused", counted.packages.refused.counts()),
-      json.field("fallbacks", counted.fallbacks.counts()),
-      json.field("training_calls", counted.training_calls),
-      json.field("packed_bytes", memory_use().packed),
-      json.field("workspace_bytes", memory_use().workspace),
-      json.field("code_bytes", memory_use().code), json.field("memory_limit", memory_limit()),
-      json.field("unpacked", counted.memory.unpacked),
-      json.field("evicted", counted.memory.evicted),
-      json.field("over_limit", counted.memory.over_limit)});
+  const auto& counters = statistics();
+  json.object(std::vector{json.field("groups", counters.groups),
+                          json.field("specialisations", counters.specialisations),
+                          json.field("packages", counters.packages.loaded.counts()),
+                          json.field("packaged_specialisations", counters.packages.specialisations),
+                          json.field("refused", counters.packages.refused.counts()),
+                          json.field("fallbacks", counters.fallbacks.counts()),
+                          json.field("training_calls", counters.training_calls),
+                          json.field("packed_bytes", memory_use().packed),
+                          json.field("workspace_bytes", memory_use().workspace),
+                          json.field("code_bytes", memory_use().code),
+                          json.field("memory_limit", memory_limit()),
+                          json.field("unpacked", counters.memory.unpacked),
+                          json.field("evicted", counters.memory.evicted),
+                          json.field("over_limit", counters.memory.over_limit)});
   return json.str();
 }
 
 std::string explain_as_json() {
   JsonWriter json;
-  json.array(group_reports(), [&](const auto& one) { write(json, one); });
+  json.array(group_reports(), [&](const auto& entry) { write(json, entry); });
   return json.str();
 }
 

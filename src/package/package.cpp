@@ -40,11 +40,11 @@ struct PackageTarget {
 // Read a target's name. Allow only plain characters, because the name becomes part of record names
 // and messages.
 std::string name_of_target(ByteReader& reader) {
-  constexpr size_t most = 64;
+  constexpr size_t max_length = 64;
   auto name = reader.text();
   const bool is_plain = std::ranges::all_of(
       name, [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_' || c == '.'; });
-  if (name.empty() || name.size() > most || !is_plain) throw BadBytes("invalid target name");
+  if (name.empty() || name.size() > max_length || !is_plain) throw BadBytes("invalid target name");
   return name;
 }
 
@@ -80,23 +80,23 @@ const PackageTarget& best_of(const std::vector<PackageTarget>& targets,
 // Code reads them directly from the mapping.
 std::optional<FileRecord> weights_of(const PackageSource& source, const PackageTarget& target) {
   constexpr size_t alignment = 64;
-  auto found = source.map ? source.map(folder + "weights/" + target.name) : std::nullopt;
+  auto record = source.map ? source.map(folder + "weights/" + target.name) : std::nullopt;
   const bool is_aligned =
-      found && reinterpret_cast<uintptr_t>(found->bytes.data()) % alignment == 0;
-  return is_aligned ? found : std::nullopt;
+      record && reinterpret_cast<uintptr_t>(record->bytes.data()) % alignment == 0;
+  return is_aligned ? record : std::nullopt;
 }
 
-Packaged specialisations_in(const PackageTarget& target, const FileRecord& block,
-                            const std::optional<FileRecord>& weights) {
+PackagedList specialisations_in(const PackageTarget& target, const FileRecord& block,
+                                const std::optional<FileRecord>& weights) {
   if (sha256(block.bytes) != target.digest)
     throw BadBytes("the package's target " + target.name + " is not the one that its index has");
   ByteReader reader(content_of(block.bytes, target_format));
   const auto content = std::make_shared<PackagedContent>(block.owner, block.bytes.size());
   if (weights) content->weights = weights->bytes, content->weights_owner = weights->owner;
   content->images = reader.list([&] { return reader.bytes(reader.count()); });
-  const auto found = reader.list([&] { return read_specialisation(reader, content); });
+  const auto specialisations = reader.list([&] { return read_specialisation(reader, content); });
   if (!reader.at_end()) throw BadBytes("a package's target is longer than its length field");
-  return found;
+  return specialisations;
 }
 
 // Return the package's identity: the digest of its index, which contains the digests of all blocks.
@@ -113,7 +113,7 @@ std::string path_of(const OpenFile* file) {
 // Check that this process may trust the package's code. If signatures are required, one of the
 // trusted keys must have signed it. Otherwise the owner of the file must be trusted.
 void check_origin(const PackageSource& source, const FileRecord& index) {
-  if (const auto keys = demanded_keys()) {
+  if (const auto keys = required_keys()) {
     const auto signature = source.read(folder + "signature");
     if (!signature) throw BadBytes("the package is not signed (python -m torchmdla sign)");
     check_signature(signature->bytes, index_of_package, index.bytes, *keys);
@@ -124,25 +124,26 @@ void check_origin(const PackageSource& source, const FileRecord& index) {
 }
 
 // Add the package of `source` and return the name of the target whose code is used.
-std::string take(const PackageSource& source, const FileRecord& index) {
+std::string load_target(const PackageSource& source, const FileRecord& index) {
   check_origin(source, index);
   const auto targets = targets_in(index.bytes);
   const auto& target = best_of(targets, features_of(processor_setting()));
   const auto block = source.read(folder + "targets/" + target.name);
   if (!block) throw BadBytes("the package lacks its target " + target.name);
-  auto found = specialisations_in(target, *block, weights_of(source, target));
+  auto specialisations = specialisations_in(target, *block, weights_of(source, target));
   // Add it only after all checks, so that an undamaged copy of a refused file can be added later.
-  add_package({identity_of(index.bytes), std::move(found)}, path_of(source.file), source.program);
+  add_package({identity_of(index.bytes), std::move(specialisations)}, path_of(source.file),
+              source.program);
   return target.name;
 }
 
 } // namespace
 
-bool take_package(const PackageSource& source) {
+bool load_package(const PackageSource& source) {
   try {
     const auto index = source.read(folder + "index");
     if (!index) return false;
-    statistics().packages.taken.count(take(source, *index));
+    statistics().packages.loaded.count(load_target(source, *index));
   } catch (const std::exception& error) {
     const auto reason = text_of(error);
     statistics().packages.refused.count(reason);

@@ -46,6 +46,6 @@ struct PackageSource {
 // is also refused if a signature is required and missing or wrong. If no signature is required, a
 // package in a file that another user may have written is refused. A refusal is counted and causes
 // a warning, and the program runs without the package.
-bool take_package(const PackageSource& source);
+bool load_package(const PackageSource& source);
 
 } // namespace torchmdla

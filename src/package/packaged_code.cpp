@@ -58,7 +58,7 @@ struct PackagedPack {
 
   // Return the saved output. Return null if there is none, the weights are not mapped, or its
   // content has changed.
-  std::shared_ptr<const ReadyBuffer> ready(const PackagedContent& content) const {
+  std::shared_ptr<const PrebuiltBuffer> find_prebuilt(const PackagedContent& content) const {
     if (!packed || content.weights.empty()) return nullptr;
     const auto* data = content.weights.data() + packed->offset;
     if (content_hash(data, bytes) != packed->content_hash) {
@@ -66,8 +66,8 @@ struct PackagedPack {
           "packed weights are not what they were when they were saved: they are packed anew");
       return nullptr;
     }
-    return std::make_shared<ReadyBuffer>(
-        ReadyBuffer{data, packed->parameters, content.weights_owner});
+    return std::make_shared<PrebuiltBuffer>(
+        PrebuiltBuffer{data, packed->parameters, content.weights_owner});
   }
 };
 
@@ -112,7 +112,7 @@ public:
                       std::make_shared<KernelTimes>(kernels)};
     for (const auto& pack : packs)
       code.packs.push_back({function<Entry>(mapped, pack.symbol), pack.recipe, pack.arguments,
-                            pack.bytes, nullptr, pack.ready(*content)});
+                            pack.bytes, nullptr, pack.find_prebuilt(*content)});
     std::vector<InputBinding> bindings;
     for (const auto& input : inputs)
       bindings.push_back(input.bind(subgraph, num_inputs));
@@ -121,11 +121,11 @@ public:
 };
 
 // Upper limit for numbers of bytes in a package: more than the memory of any machine.
-constexpr int64_t most_bytes = int64_t(1) << 40;
+constexpr int64_t max_bytes = int64_t(1) << 40;
 
 int64_t read_bytes(ByteReader& reader) {
   const auto bytes = reader.integer();
-  if (bytes < 0 || bytes > most_bytes) throw BadBytes("invalid number of bytes");
+  if (bytes < 0 || bytes > max_bytes) throw BadBytes("invalid number of bytes");
   return bytes;
 }
 
@@ -159,7 +159,7 @@ void check_layout(const OutputTensor& tensor) {
     int64_t span = 0;
     if (size < 0 || stride < 0 ||
         __builtin_mul_overflow(std::max<int64_t>(size - 1, 1), stride, &span) ||
-        __builtin_add_overflow(end, span, &end) || end > most_bytes)
+        __builtin_add_overflow(end, span, &end) || end > max_bytes)
       throw BadBytes("invalid sizes or strides");
   }
 }
@@ -287,7 +287,7 @@ PackagedPack read_pack(ByteReader& reader, const PackagedContent& content) {
 
 Pattern read_pattern(ByteReader& reader, const Signature& typical) {
   Pattern pattern{typical, {}, reader.count(), false};
-  if (pattern.symbols > most_symbols) throw BadBytes("there are too many symbols");
+  if (pattern.symbols > max_symbols) throw BadBytes("there are too many symbols");
   for (const auto place : reader.integers()) {
     if (place < fixed || place >= static_cast<int64_t>(pattern.symbols))
       throw BadBytes("an input has an unknown symbol");
@@ -299,19 +299,20 @@ Pattern read_pattern(ByteReader& reader, const Signature& typical) {
 }
 
 // Read the part that all kinds of specialisation have. Return the number of symbols.
-size_t read_head(ByteReader& reader, PackagedSpecialisation& made) {
-  std::ranges::copy(reader.bytes(made.structure.size()), made.structure.begin());
+size_t read_head(ByteReader& reader, PackagedSpecialisation& specialisation) {
+  std::ranges::copy(reader.bytes(specialisation.structure.size()),
+                    specialisation.structure.begin());
   const auto signature = reader.integers();
-  made.signature.append(signature.begin(), signature.end());
+  specialisation.signature.append(signature.begin(), signature.end());
   for (const auto& [input, bits] : reader.list([&] {
          const auto input = reader.count();
          return std::pair(input, reader.integer());
        }))
-    made.bits.emplace_back(input, bits);
+    specialisation.bits.emplace_back(input, bits);
   if (!reader.truth()) return 0;
-  made.pattern = read_pattern(reader, made.signature);
-  made.sizes = read_size_program(reader, made.pattern->symbols);
-  return made.pattern->symbols + made.sizes.computed();
+  specialisation.pattern = read_pattern(reader, specialisation.signature);
+  specialisation.sizes = read_size_program(reader, specialisation.pattern->symbols);
+  return specialisation.pattern->symbols + specialisation.sizes.computed();
 }
 
 // Specialisation without code: the group leaves out some nodes and runs in groups around them.
@@ -320,18 +321,18 @@ public:
   std::shared_ptr<const Executable> load(const Subgraph&, size_t) const override { return nullptr; }
 };
 
-void read_code(ByteReader& reader, size_t symbols, PackagedCode& made) {
-  made.image = reader.count();
-  if (made.image >= made.content->images.size())
+void read_code(ByteReader& reader, size_t symbols, PackagedCode& code) {
+  code.image = reader.count();
+  if (code.image >= code.content->images.size())
     throw BadBytes("a specialisation has an unknown image");
-  made.entry = reader.text();
-  made.workspace = reader.text();
-  made.fault = reader.text();
-  made.workspace_bytes = read_bytes(reader);
-  made.packs = reader.list([&] { return read_pack(reader, *made.content); });
-  made.inputs = reader.list([&] { return read_input(reader, symbols); });
-  made.outputs = reader.list([&] { return read_output(reader, symbols); });
-  made.kernels = reader.list([&] { return reader.text(); });
+  code.entry = reader.text();
+  code.workspace = reader.text();
+  code.fault = reader.text();
+  code.workspace_bytes = read_bytes(reader);
+  code.packs = reader.list([&] { return read_pack(reader, *code.content); });
+  code.inputs = reader.list([&] { return read_input(reader, symbols); });
+  code.outputs = reader.list([&] { return read_output(reader, symbols); });
+  code.kernels = reader.list([&] { return reader.text(); });
 }
 
 } // namespace
@@ -339,17 +340,17 @@ void read_code(ByteReader& reader, size_t symbols, PackagedCode& made) {
 std::shared_ptr<const PackagedSpecialisation>
 read_specialisation(ByteReader& reader, const std::shared_ptr<const PackagedContent>& content) {
   if (reader.truth()) {
-    auto made = std::make_shared<PackagedDivision>();
-    read_head(reader, *made);
-    if (made->pattern) throw BadBytes("a division is dynamic");
-    made->left_out = reader.counts();
-    return made;
+    auto division = std::make_shared<PackagedDivision>();
+    read_head(reader, *division);
+    if (division->pattern) throw BadBytes("a division is dynamic");
+    division->excluded_nodes = reader.counts();
+    return division;
   }
-  auto made = std::make_shared<PackagedCode>();
-  made->content = content;
-  const auto symbols = read_head(reader, *made);
-  read_code(reader, symbols, *made);
-  return made;
+  auto code = std::make_shared<PackagedCode>();
+  code->content = content;
+  const auto symbols = read_head(reader, *code);
+  read_code(reader, symbols, *code);
+  return code;
 }
 
 } // namespace torchmdla

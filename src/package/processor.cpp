@@ -36,13 +36,13 @@ std::set<std::string> features_of(const std::string& processor) {
   for (const auto& [level, listed] : cpu_levels) {
     names += std::string(", ") + level;
     if (processor != level) continue;
-    const auto wanted = words(listed);
+    const auto required = words(listed);
     const auto& host = host_features();
     std::vector<std::string> missing;
-    std::ranges::set_difference(wanted, host, std::back_inserter(missing));
+    std::ranges::set_difference(required, host, std::back_inserter(missing));
     TORCH_CHECK_VALUE(missing.empty(), "this processor does not support ", processor,
                       " (missing: ", c10::Join(", ", missing), ")");
-    return wanted;
+    return required;
   }
   TORCH_CHECK_VALUE(false, "unknown processor '", processor, "' (choose from ", names, ")");
 }

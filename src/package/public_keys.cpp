@@ -20,7 +20,7 @@ constexpr std::array<unsigned char, 12> der_head{0x30, 0x2a, 0x30, 0x05, 0x06, 0
                                                  0x2b, 0x65, 0x70, 0x03, 0x21, 0x00};
 
 // Number of bytes that are read from a PEM file; a file of one key is always smaller.
-constexpr size_t most_pem_bytes = 16384;
+constexpr size_t max_pem_bytes = 16384;
 
 // Decode base64 (RFC 4648), and ignore line breaks. Throw std::runtime_error for other characters.
 std::vector<unsigned char> from_base64(std::string_view text) {
@@ -52,7 +52,7 @@ void check_owner(const OpenFile& file) {
 
 PublicKey read_public_key(const OpenFile& file) {
   check_owner(file);
-  std::string text(most_pem_bytes, '\0');
+  std::string text(max_pem_bytes, '\0');
   text.resize(file.read(0, std::as_writable_bytes(std::span(text))));
   try {
     return public_key_in(text);
@@ -64,10 +64,10 @@ PublicKey read_public_key(const OpenFile& file) {
 std::vector<PublicKey> read_folder(const OpenFile& folder) {
   check_owner(folder);
   std::vector<std::string> names;
-  std::error_code failed;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path(), failed))
+  std::error_code error_code;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path(), error_code))
     if (entry.path().extension() == ".pem") names.push_back(entry.path().filename());
-  if (failed) refuse_key(folder, failed.message());
+  if (error_code) refuse_key(folder, error_code.message());
   if (names.empty()) refuse_key(folder, "it contains no key (*.pem)");
   std::vector<PublicKey> keys;
   for (const auto& name : names)

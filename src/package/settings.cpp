@@ -49,32 +49,32 @@ PackageSettings& package_settings() {
 } // namespace
 
 std::string processor_setting() {
-  const Guard guard(package_settings().mutex);
+  const ForkSafeLock guard(package_settings().mutex);
   return package_settings().processor;
 }
 
 void set_processor(const std::string& processor) {
   features_of(processor);
-  const Guard guard(package_settings().mutex);
+  const ForkSafeLock guard(package_settings().mutex);
   package_settings().processor = processor;
 }
 
-std::optional<std::vector<PublicKey>> demanded_keys() {
+std::optional<std::vector<PublicKey>> required_keys() {
   const auto paths = [] {
-    const Guard guard(package_settings().mutex);
+    const ForkSafeLock guard(package_settings().mutex);
     return package_settings().key_paths;
   }();
   if (!paths) return std::nullopt;
   return read_public_keys(*paths);
 }
 
-void set_demanded_keys(std::optional<std::vector<std::string>> paths) {
+void set_required_keys(std::optional<std::vector<std::string>> paths) {
   try {
     if (paths) read_public_keys(*paths);
   } catch (const FileProblem& problem) {
     TORCH_CHECK_VALUE(false, "torchmdla: ", problem.what());
   }
-  const Guard guard(package_settings().mutex);
+  const ForkSafeLock guard(package_settings().mutex);
   package_settings().key_paths = std::move(paths);
 }
 

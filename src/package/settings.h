@@ -18,9 +18,9 @@ void set_processor(const std::string& processor);
 // signature. By default, `TORCHMDLA_REQUIRE_SIGNATURE` lists the files of keys, separated by
 // colons. Each call reads the files again. Throw FileProblem if one cannot be read or trusted
 // (public_keys.h).
-std::optional<std::vector<PublicKey>> demanded_keys();
+std::optional<std::vector<PublicKey>> required_keys();
 // Set the files of keys; nullopt accepts packages without signatures. Throw c10::ValueError, and
 // change nothing, if a file cannot be read or trusted.
-void set_demanded_keys(std::optional<std::vector<std::string>> paths);
+void set_required_keys(std::optional<std::vector<std::string>> paths);
 
 } // namespace torchmdla

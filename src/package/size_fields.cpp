@@ -15,11 +15,11 @@ SizeProgram::Number read_number(ByteReader& reader) {
 } // namespace
 
 Polynomial read_polynomial(ByteReader& reader, size_t symbols) {
-  constexpr int64_t most_factors = 64;
+  constexpr int64_t max_exponent = 64;
   return {reader.list([&] {
     Polynomial::Term term{reader.integers(), reader.integer()};
     const bool is_power = std::ranges::all_of(
-        term.exponents, [](int64_t power) { return power >= 0 && power <= most_factors; });
+        term.exponents, [](int64_t power) { return power >= 0 && power <= max_exponent; });
     if (term.exponents.size() > symbols || !is_power)
       throw BadBytes("a size varies with an unknown symbol");
     return term;

@@ -37,19 +37,19 @@ Passing& passing() {
 
 } // namespace
 
-std::shared_ptr<PyObject> hold(const py::object& object) {
+std::shared_ptr<PyObject> own_reference(const py::object& object) {
   return {py::object(object).release().ptr(), release};
 }
 
 PassingError::PassingError() {
   persist();
-  const Guard guard(passing().mutex);
+  const ForkSafeLock guard(passing().mutex);
   if (passing().count++ == 0)
     passing().flag_before = std::exchange(FLAGS_torch_jit_enable_rethrow_caught_exception, true);
 }
 
 PassingError::~PassingError() {
-  const Guard guard(passing().mutex);
+  const ForkSafeLock guard(passing().mutex);
   if (--passing().count == 0)
     FLAGS_torch_jit_enable_rethrow_caught_exception = passing().flag_before;
 }

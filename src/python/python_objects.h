@@ -11,10 +11,10 @@ namespace torchmdla {
 
 // Return a reference to the object, which any thread may release. The object is not released after
 // the interpreter has ended. The GIL must be held.
-std::shared_ptr<PyObject> hold(const pybind11::object& object);
+std::shared_ptr<PyObject> own_reference(const pybind11::object& object);
 
-inline pybind11::object borrow(const std::shared_ptr<PyObject>& held) {
-  return pybind11::reinterpret_borrow<pybind11::object>(held.get());
+inline pybind11::object borrow_reference(const std::shared_ptr<PyObject>& reference) {
+  return pybind11::reinterpret_borrow<pybind11::object>(reference.get());
 }
 
 // Convert numbers, strings, devices, None and lists of numbers. (PyTorch's own conversion is not

@@ -48,7 +48,7 @@ enum { no_action, register_action, unregister_action };
 
 std::mutex debuggers_mutex; // guards the descriptor, its list, and perf's file
 
-void tell_gdb(uint32_t action, jit_code_entry& entry) {
+void notify_gdb(uint32_t action, jit_code_entry& entry) {
   __jit_debug_descriptor.action_flag = action;
   __jit_debug_descriptor.relevant_entry = &entry;
   __jit_debug_register_code();
@@ -98,13 +98,13 @@ Elf64_Ehdr elf_header() {
 }
 
 Elf64_Sym elf_symbol(const CodeSymbol& symbol, uint32_t name) {
-  Elf64_Sym made{};
-  made.st_name = name;
-  made.st_info = ELF64_ST_INFO(STB_GLOBAL, STT_FUNC);
-  made.st_shndx = text_section;
-  made.st_value = symbol.address;
-  made.st_size = symbol.size;
-  return made;
+  Elf64_Sym result{};
+  result.st_name = name;
+  result.st_info = ELF64_ST_INFO(STB_GLOBAL, STT_FUNC);
+  result.st_shndx = text_section;
+  result.st_value = symbol.address;
+  result.st_size = symbol.size;
+  return result;
 }
 
 template <class Part> void append(std::string& file, const Part* parts, size_t count) {
@@ -148,12 +148,12 @@ std::string elf_file(std::span<const std::byte> code, std::span<const CodeSymbol
 
 // --- perf ---
 
-bool perf_is_asked_for() {
-  static const bool asked = [] {
+bool is_perf_map_requested() {
+  static const bool is_requested = [] {
     const char* value = std::getenv("TORCHMDLA_PERF_MAP");
     return value != nullptr && std::strcmp(value, "1") == 0;
   }();
-  return asked;
+  return is_requested;
 }
 
 // Open perf's file of this process, which must belong to this user. Return -1 if that fails.
@@ -187,12 +187,12 @@ void append_to(int file, const std::string& text) {
   [[maybe_unused]] const auto written = write(file, text.data(), text.size());
 }
 
-void tell_perf(std::span<const CodeSymbol> symbols) {
+void write_perf_map(std::span<const CodeSymbol> symbols) {
   static pid_t process = 0; // process that the file belongs to
   static int file = -1;
-  static std::string told; // lines of this process and of those that it was forked from
+  static std::string written_lines; // lines of this process and of those that it was forked from
   const auto lines = perf_lines(symbols);
-  told += lines;
+  written_lines += lines;
   if (process == getpid()) {
     append_to(file, lines);
     return;
@@ -200,7 +200,7 @@ void tell_perf(std::span<const CodeSymbol> symbols) {
   if (file >= 0) close(file);
   file = open_perf_map();
   process = getpid();
-  append_to(file, told);
+  append_to(file, written_lines);
 }
 
 } // namespace
@@ -215,23 +215,23 @@ DebuggerEntry::DebuggerEntry(std::span<const std::byte> code, std::span<const Co
   auto& entry = registered_->entry;
   entry.symfile_addr = registered_->file.data();
   entry.symfile_size = registered_->file.size();
-  const Guard guard(debuggers_mutex);
+  const ForkSafeLock guard(debuggers_mutex);
   entry.next_entry = __jit_debug_descriptor.first_entry;
   if (entry.next_entry != nullptr) entry.next_entry->prev_entry = &entry;
   __jit_debug_descriptor.first_entry = &entry;
-  tell_gdb(register_action, entry);
-  if (perf_is_asked_for()) tell_perf(symbols);
+  notify_gdb(register_action, entry);
+  if (is_perf_map_requested()) write_perf_map(symbols);
 }
 
 DebuggerEntry::~DebuggerEntry() {
-  const Guard guard(debuggers_mutex);
+  const ForkSafeLock guard(debuggers_mutex);
   auto& entry = registered_->entry;
   if (entry.prev_entry != nullptr)
     entry.prev_entry->next_entry = entry.next_entry;
   else
     __jit_debug_descriptor.first_entry = entry.next_entry;
   if (entry.next_entry != nullptr) entry.next_entry->prev_entry = entry.prev_entry;
-  tell_gdb(unregister_action, entry);
+  notify_gdb(unregister_action, entry);
 }
 
 } // namespace torchmdla

@@ -54,7 +54,7 @@ void* thread_workspace(int64_t bytes) {
 
 void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,
                        int64_t grain) {
-  torchmdla::keep_to_quota();
+  torchmdla::limit_to_quota();
   at::parallel_for(begin, end, grain,
                    [&](int64_t first, int64_t last) { body(operands, first, last); });
 }

@@ -53,7 +53,7 @@ const at::Tensor& tensor_of(const InputBinding& binding, c10::ArrayRef<c10::IVal
   return (binding.element ? value.toListRef().at(*binding.element) : value).toTensor();
 }
 
-bool takes(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
+bool accepts(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
   if (binding.source == Source::constant || binding.source == Source::size) return true;
   if (binding.input >= values.size()) return false;
   const auto& value = values[binding.input];
@@ -62,7 +62,7 @@ bool takes(const InputBinding& binding, c10::ArrayRef<c10::IValue> values) {
 }
 
 // Return whether inputs of these types always fit. The length of a list is known only in a call.
-bool takes(const InputBinding& binding, c10::ArrayRef<c10::TypePtr> types) {
+bool accepts(const InputBinding& binding, c10::ArrayRef<c10::TypePtr> types) {
   if (binding.source == Source::constant || binding.source == Source::size) return true;
   if (binding.input >= types.size() || binding.element) return false;
   const auto kind =
@@ -79,10 +79,10 @@ uint64_t now() {
 }
 
 // Return whether the packed arguments still have their content, in the lines that this call checks.
-bool content_holds(const PackedSet& set, const std::vector<size_t>& packed,
-                   c10::ArrayRef<void*> arguments) {
+bool is_content_unchanged(const PackedSet& set, const std::vector<size_t>& packed,
+                          c10::ArrayRef<void*> arguments) {
   for (size_t i = 0; i < packed.size(); ++i)
-    if (!set.watch.holds(i, arguments[packed[i]])) return false;
+    if (!set.verifier.verify_next(i, arguments[packed[i]])) return false;
   return true;
 }
 
@@ -128,10 +128,10 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
   c10::SmallVector<at::Tensor, 4> copies;
   bind_inputs(values, symbols, buffers, scalars.data(), copies);
 
-  const auto [set, looking] =
+  const auto [set, check_time] =
       packed_ ? packed(values, c10::ArrayRef<void*>(buffers).slice(buffers_before_arguments))
               : Packed();
-  const auto start = looking ? now() : 0;
+  const auto start = check_time ? now() : 0;
   if (set && set->fault) {
     if (set->fault->empty()) return false;
     throw DeviceFault(*set->fault);
@@ -146,12 +146,12 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
     results.push_back(allocate(std::get<OutputTensor>(outputs_[output]), symbols));
     buffers.push_back(results.back().mutable_data_ptr());
   }
-  if (enter(buffers.data(), symbols) != 0) {
+  if (run_entry(buffers.data(), symbols) != 0) {
     const std::string fault = code_.fault ? code_.fault() : "";
     if (!fault.empty()) throw DeviceFault(fault);
     return false;
   }
-  if (looking) set->watch.adapt(looking, now() - start);
+  if (check_time) set->verifier.adapt_share(check_time, now() - start);
   push_outputs(stack, num_inputs, symbols, results);
   return true;
 }
@@ -159,7 +159,8 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
 void Executable::pack_constants() const {
   const bool are_constants = std::ranges::all_of(
       parameters_, [&](size_t argument) { return inputs_[argument].source == Source::constant; });
-  if (packed_ && are_constants && !packed_->load()) keep_packed(*packed_, [&] { return pack({}); });
+  if (packed_ && are_constants && !packed_->load())
+    store_packed(*packed_, [&] { return pack({}); });
 }
 
 void Executable::prefetch() const {
@@ -168,7 +169,7 @@ void Executable::prefetch() const {
   for (size_t i = 0; set && i < set->parameters.size(); ++i) {
     const auto& parameter = set->parameters[i];
     parameter.prefetch();
-    set->watch.prefetch(i, parameter.data());
+    set->verifier.prefetch(i, parameter.data());
   }
 }
 
@@ -186,7 +187,7 @@ int64_t Executable::drop_packed() const {
   return dropped.expired() ? 0 : bytes;
 }
 
-int32_t Executable::enter(void* const* buffers, c10::ArrayRef<int64_t> symbols) const {
+int32_t Executable::run_entry(void* const* buffers, c10::ArrayRef<int64_t> symbols) const {
   if (!code_.times || !kernel_observation().any()) return code_.entry(buffers);
   const KernelClock clock(*code_.times, symbols);
   return code_.entry(buffers);
@@ -196,15 +197,15 @@ Executable::Packed Executable::packed(c10::ArrayRef<c10::IValue> values,
                                       c10::ArrayRef<void*> arguments) const {
   auto set = packed_->load();
   if (set && is_current(*set, values, arguments)) {
-    const bool timed = set->watch.adapts();
-    const auto start = timed ? now() : 0;
-    if (content_holds(*set, parameters_, arguments)) {
-      const auto looking = timed ? std::max<uint64_t>(now() - start, 1) : 0;
-      return {std::move(set), looking};
+    const bool is_timed = set->verifier.is_adaptive();
+    const auto start = is_timed ? now() : 0;
+    if (is_content_unchanged(*set, parameters_, arguments)) {
+      const auto check_time = is_timed ? std::max<uint64_t>(now() - start, 1) : 0;
+      return {std::move(set), check_time};
     }
   }
   const WithoutGil without_gil;
-  return {keep_packed(*packed_, [&] { return pack(values); })};
+  return {store_packed(*packed_, [&] { return pack(values); })};
 }
 
 bool Executable::is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
@@ -225,24 +226,24 @@ std::shared_ptr<const PackedSet> Executable::pack(c10::ArrayRef<c10::IValue> val
     parameters.push_back(tensor_of(inputs_[argument], values));
     unversioned.push_back(inputs_[argument].unversioned);
   }
-  const auto made = std::make_shared<PackedSet>(states_of(parameters, unversioned));
+  const auto set = std::make_shared<PackedSet>(states_of(parameters, unversioned));
   for (const auto& pack : code_.packs) {
     std::vector<ParameterState> parameters;
     for (const size_t argument : pack.arguments) {
-      const auto found = std::lower_bound(parameters_.begin(), parameters_.end(), argument);
-      parameters.push_back(made->parameters[found - parameters_.begin()]);
+      const auto match = std::lower_bound(parameters_.begin(), parameters_.end(), argument);
+      parameters.push_back(set->parameters[match - parameters_.begin()]);
     }
     try {
-      made->buffers.push_back(packed_buffer(pack, std::move(parameters), code_.workspace_bytes));
+      set->buffers.push_back(packed_buffer(pack, std::move(parameters), code_.workspace_bytes));
     } catch (const PackingFailed& failure) {
       const std::string fault = code_.fault ? code_.fault() : "";
-      if (failure.held) throw DeviceFault(fault, true);
-      made->fault = fault; // kept, like a buffer: the same parameters would fail again
-      return made;
+      if (failure.has_python_error) throw DeviceFault(fault, true);
+      set->fault = fault; // kept, like a buffer: the same parameters would fail again
+      return set;
     }
-    made->addresses.push_back(made->buffers.back()->memory.get());
+    set->addresses.push_back(set->buffers.back()->memory.get());
   }
-  return made;
+  return set;
 }
 
 void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<int64_t> symbols,
@@ -290,14 +291,14 @@ void Executable::push_outputs(torch::jit::Stack& stack, size_t num_inputs,
                std::make_move_iterator(values.end()));
 }
 
-bool Executable::takes(c10::ArrayRef<c10::IValue> values) const {
+bool Executable::accepts(c10::ArrayRef<c10::IValue> values) const {
   return std::ranges::all_of(
-      inputs_, [&](const auto& binding) { return torchmdla::takes(binding, values); });
+      inputs_, [&](const auto& binding) { return torchmdla::accepts(binding, values); });
 }
 
-bool Executable::takes(c10::ArrayRef<c10::TypePtr> types) const {
-  return std::ranges::all_of(inputs_,
-                             [&](const auto& binding) { return torchmdla::takes(binding, types); });
+bool Executable::accepts(c10::ArrayRef<c10::TypePtr> types) const {
+  return std::ranges::all_of(
+      inputs_, [&](const auto& binding) { return torchmdla::accepts(binding, types); });
 }
 
 } // namespace torchmdla

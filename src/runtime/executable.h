@@ -80,12 +80,12 @@ struct CompiledCode {
   int64_t program_bytes = 0; // bytes of the program that its owner keeps for debugging
 };
 
-// Failure of the device, with the text of CompiledCode::fault. `held` is set if a Python exception
-// waits to be raised (torchmdla/devices/interrupts.py).
+// Failure of the device, with the text of CompiledCode::fault. `has_python_error` is set if a
+// Python exception waits to be raised (torchmdla/devices/interrupts.py).
 struct DeviceFault : std::runtime_error {
-  explicit DeviceFault(const std::string& text, bool held = false)
-      : std::runtime_error(text), held(held) {}
-  const bool held;
+  explicit DeviceFault(const std::string& text, bool has_python_error = false)
+      : std::runtime_error(text), has_python_error(has_python_error) {}
+  const bool has_python_error;
 };
 
 class Executable {
@@ -101,10 +101,10 @@ public:
   bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
 
   // Return whether each argument has a value of its kind. Bindings from a file are not trusted.
-  bool takes(c10::ArrayRef<c10::IValue> values) const;
+  bool accepts(c10::ArrayRef<c10::IValue> values) const;
 
   // Return whether each argument has such a value for all inputs of these types.
-  bool takes(c10::ArrayRef<c10::TypePtr> types) const;
+  bool accepts(c10::ArrayRef<c10::TypePtr> types) const;
 
   const CodeOwner& owner() const { return *code_.owner; }
   const std::shared_ptr<KernelTimes>& times() const { return code_.times; }
@@ -128,10 +128,10 @@ private:
   // Packs that a call uses, and the time spent on checking that they are current.
   struct Packed {
     std::shared_ptr<const PackedSet> set;
-    uint64_t looking = 0;
+    uint64_t check_time = 0;
   };
 
-  int32_t enter(void* const* buffers, c10::ArrayRef<int64_t> symbols) const;
+  int32_t run_entry(void* const* buffers, c10::ArrayRef<int64_t> symbols) const;
   Packed packed(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<void*> arguments) const;
   bool is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
                   c10::ArrayRef<void*> arguments) const;

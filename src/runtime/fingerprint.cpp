@@ -89,8 +89,8 @@ Fingerprint::Order Fingerprint::even_order(size_t lines) {
   Order best{lines, std::min<size_t>(lines, 1)};
   size_t least = SIZE_MAX;
   for (size_t stride = start; stride < std::min(start + candidates, lines); ++stride) {
-    const auto found = unevenness(lines, stride);
-    if (found < least) best.stride = stride, least = found;
+    const auto current = unevenness(lines, stride);
+    if (current < least) best.stride = stride, least = current;
     if (least <= even_enough) break;
   }
   return best;
@@ -137,13 +137,14 @@ uint64_t content_hash(const void* data, size_t bytes) {
   });
 }
 
-bool Fingerprint::holds(const void* data, size_t first, size_t count) const {
+bool Fingerprint::matches(const void* data, size_t first, size_t count) const {
   const auto* start = static_cast<const std::byte*>(data);
   const auto before_end = std::min(count, steps() - first);
-  return holds_until_end(start, first, before_end) && holds_until_end(start, 0, count - before_end);
+  return matches_until_end(start, first, before_end) &&
+         matches_until_end(start, 0, count - before_end);
 }
 
-bool Fingerprint::holds_until_end(const std::byte* data, size_t first, size_t count) const {
+bool Fingerprint::matches_until_end(const std::byte* data, size_t first, size_t count) const {
   if (count == 0) return true;
   auto place = order_.at(first), ahead = place;
   const auto fetch = [&] {

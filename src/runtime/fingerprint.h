@@ -26,9 +26,9 @@ public:
 
   // Return whether the lines of `count` steps are unchanged, from step `first` on and around the
   // end. `data` must be as long as it was.
-  bool holds(const void* data, size_t first, size_t count) const;
+  bool matches(const void* data, size_t first, size_t count) const;
 
-  // Prefetch the first lines that `holds` will read.
+  // Prefetch the first lines that `matches` will read.
   void prefetch(const void* data, size_t first, size_t count) const;
 
   bool operator==(const Fingerprint& other) const;
@@ -50,7 +50,7 @@ private:
     Order inverse() const;
   };
   static Order even_order(size_t lines);
-  bool holds_until_end(const std::byte* data, size_t first, size_t count) const;
+  bool matches_until_end(const std::byte* data, size_t first, size_t count) const;
 
   size_t bytes_ = 0;
   uint64_t content_hash_ = 0;

@@ -89,23 +89,23 @@ Image::Image(std::span<const std::byte> data, const Resolver& resolve) {
   fill_imports(file, *memory_, resolve);
   protect_segments(file, *memory_);
   const auto code = memory_->range(file.code().address, file.code().memory_bytes);
-  if (file.unwinding().bytes > 0) tell_unwinder(file.unwinding(), code);
+  if (file.unwinding().bytes > 0) register_unwind_table(file.unwinding(), code);
   symbols_ = symbols_of(file, *memory_);
-  debuggers_.emplace(code, symbols_);
+  debugger_entry_.emplace(code, symbols_);
 }
 
-void Image::tell_unwinder(const ImageRange& table, std::span<const std::byte> code) {
+void Image::register_unwind_table(const ImageRange& table, std::span<const std::byte> code) {
   try {
-    unwinding_.emplace(memory_->range(table.address, table.bytes), code);
+    unwind_table_.emplace(memory_->range(table.address, table.bytes), code);
   } catch (const UnwindError& error) {
     refuse_image(std::string("of its unwind table, ") + error.what());
   }
 }
 
 void* Image::symbol(std::string_view name) const {
-  const auto found = std::ranges::lower_bound(symbols_, name, {}, &CodeSymbol::name);
-  if (found == symbols_.end() || found->name != name) return nullptr;
-  return reinterpret_cast<void*>(found->address);
+  const auto match = std::ranges::lower_bound(symbols_, name, {}, &CodeSymbol::name);
+  if (match == symbols_.end() || match->name != name) return nullptr;
+  return reinterpret_cast<void*>(match->address);
 }
 
 } // namespace torchmdla

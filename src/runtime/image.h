@@ -51,12 +51,12 @@ public:
   size_t bytes() const { return memory_->bytes(); }                   // size of its address range
 
 private:
-  void tell_unwinder(const ImageRange& table, std::span<const std::byte> code);
+  void register_unwind_table(const ImageRange& table, std::span<const std::byte> code);
 
   std::optional<Mapping> memory_; // destroyed last
-  std::optional<UnwindTable> unwinding_;
+  std::optional<UnwindTable> unwind_table_;
   std::vector<CodeSymbol> symbols_;
-  std::optional<DebuggerEntry> debuggers_;
+  std::optional<DebuggerEntry> debugger_entry_;
 };
 
 } // namespace torchmdla

@@ -13,15 +13,15 @@ constexpr uint32_t image_version = 1;
 constexpr uint64_t image_reach = uint64_t(1) << 31;
 
 #if defined(__x86_64__)
-constexpr uint32_t own_machine = 62;
+constexpr uint32_t this_machine = 62;
 #elif defined(__aarch64__)
-constexpr uint32_t own_machine = 183;
+constexpr uint32_t this_machine = 183;
 #else
-constexpr uint32_t own_machine = 0;
+constexpr uint32_t this_machine = 0;
 #endif
 
-void demand(bool holds, const char* reason) {
-  if (!holds) refuse_image(reason);
+void require(bool is_valid, const char* reason) {
+  if (!is_valid) refuse_image(reason);
 }
 
 } // namespace
@@ -42,13 +42,13 @@ ImageFile::ImageFile(std::span<const std::byte> data) : data_(data) {
 }
 
 void ImageFile::read_header() {
-  demand(data_.size() >= sizeof header_, "it is shorter than its header");
+  require(data_.size() >= sizeof header_, "it is shorter than its header");
   std::memcpy(&header_, data_.data(), sizeof header_);
-  demand(std::memcmp(header_.magic, image_magic, sizeof image_magic) == 0, "it is not an image");
+  require(std::memcmp(header_.magic, image_magic, sizeof image_magic) == 0, "it is not an image");
   if (header_.version != image_version)
     refuse_image("it has version " + std::to_string(header_.version) + " of the format, not " +
                  std::to_string(image_version));
-  if (header_.machine != own_machine)
+  if (header_.machine != this_machine)
     throw ImageError("the image is for another machine (number " + std::to_string(header_.machine) +
                      " of ELF's)");
 }
@@ -72,30 +72,30 @@ void ImageFile::check_order() const {
   follow_table(header_.symbols, sizeof(ImageSymbol), "symbols");
   follow_table(header_.fixups, sizeof(ImageFixup), "fixups");
   follow_table(header_.names, 1, "names");
-  demand(end == data_.size(), "the file goes on behind its parts");
+  require(end == data_.size(), "the file goes on behind its parts");
 }
 
 void ImageFile::check_addresses() const {
   uint64_t end = 0;
   for (const auto& segment : header_.segments) {
-    demand(segment.address % image_page == 0,
-           "a segment's address is not a multiple of the page size");
-    demand(segment.address >= end, "segments overlap");
-    demand(segment.file_bytes <= segment.memory_bytes, "a segment is longer in the file");
+    require(segment.address % image_page == 0,
+            "a segment's address is not a multiple of the page size");
+    require(segment.address >= end, "segments overlap");
+    require(segment.file_bytes <= segment.memory_bytes, "a segment is longer in the file");
     end = up_to_page(segment.end());
   }
-  demand(end <= image_reach, "it is larger than instructions reach");
-  demand(code().memory_bytes > 0, "it has no code");
-  demand(unwinding().bytes == 0 || constants().holds(unwinding().address, unwinding().bytes),
-         "its unwind table is not in the constants");
+  require(end <= image_reach, "it is larger than instructions reach");
+  require(code().memory_bytes > 0, "it has no code");
+  require(unwinding().bytes == 0 || constants().contains(unwinding().address, unwinding().bytes),
+          "its unwind table is not in the constants");
 }
 
 void ImageFile::check_names() const {
   std::string last;
   for (const auto& symbol : symbols_) {
-    demand(code().holds(symbol.address, symbol.size), "a symbol is outside of the code");
+    require(code().contains(symbol.address, symbol.size), "a symbol is outside of the code");
     auto next = name(symbol.name);
-    demand(last < next, "its symbols are not sorted by name");
+    require(last < next, "its symbols are not sorted by name");
     last = std::move(next);
   }
   for (const auto& import : imports_)
@@ -104,13 +104,13 @@ void ImageFile::check_names() const {
 
 std::string ImageFile::name(uint32_t offset) const {
   const auto names = data_.subspan(header_.names.offset, header_.names.count);
-  demand(offset < names.size(), "a name begins outside of the names");
+  require(offset < names.size(), "a name begins outside of the names");
   const auto* start = reinterpret_cast<const char*>(names.data()) + offset;
   const size_t length = strnlen(start, names.size() - offset);
-  demand(length < names.size() - offset, "a name does not end");
-  demand(length > 0, "a name is empty");
-  demand(std::all_of(start, start + length, [](char c) { return c > ' ' && c < '\x7f'; }),
-         "a name has characters that names do not have");
+  require(length < names.size() - offset, "a name does not end");
+  require(length > 0, "a name is empty");
+  require(std::all_of(start, start + length, [](char c) { return c > ' ' && c < '\x7f'; }),
+          "a name has characters that names do not have");
   return {start, length};
 }
 
@@ -119,9 +119,9 @@ void ImageFile::check_words() const {
   check_table(imports_, [](const ImageImport& import) { return import.word; });
   check_table(fixups_, [](ImageFixup word) { return word; });
   for (const auto& import : imports_)
-    demand(!std::ranges::binary_search(fixups_, import.word), "an import is a fixup, too");
+    require(!std::ranges::binary_search(fixups_, import.word), "an import is a fixup, too");
   for (const auto word : fixups_)
-    demand(fixed(word) <= end(), "a fixup points outside of the image");
+    require(fixed(word) <= end(), "a fixup points outside of the image");
 }
 
 template <class Entries, class Word>
@@ -129,15 +129,15 @@ void ImageFile::check_table(const Entries& entries, Word word) const {
   uint64_t end = 0;
   for (const auto& entry : entries) {
     const uint64_t address = word(entry);
-    demand(address % sizeof(uint64_t) == 0, "a word is not aligned");
-    demand(address >= end, "words are not sorted by address");
-    demand(holder(address) != nullptr, "a word is in none of constants and data");
+    require(address % sizeof(uint64_t) == 0, "a word is not aligned");
+    require(address >= end, "words are not sorted by address");
+    require(segment_of(address) != nullptr, "a word is in none of constants and data");
     end = address + sizeof(uint64_t);
   }
 }
 
 // Return the segment whose content in the file includes the word, or null.
-const ImageSegment* ImageFile::holder(uint64_t word) const {
+const ImageSegment* ImageFile::segment_of(uint64_t word) const {
   for (const auto* segment : {&constants(), &data()})
     if (word >= segment->address &&
         word + sizeof(uint64_t) <= uint64_t(segment->address) + segment->file_bytes)
@@ -147,7 +147,7 @@ const ImageSegment* ImageFile::holder(uint64_t word) const {
 
 // Return the value of a fixup's word in the file.
 uint64_t ImageFile::fixed(uint64_t word) const {
-  const auto* segment = holder(word);
+  const auto* segment = segment_of(word);
   uint64_t value;
   std::memcpy(&value, &data_[segment->offset + (word - segment->address)], sizeof value);
   return value;

@@ -33,7 +33,7 @@ struct ImageSegment {
   uint32_t offset, file_bytes, address, memory_bytes;
 
   uint64_t end() const { return uint64_t(address) + memory_bytes; }
-  bool holds(uint64_t from, uint64_t bytes) const {
+  bool contains(uint64_t from, uint64_t bytes) const {
     return from >= address && from + bytes <= end();
   }
 };
@@ -94,7 +94,7 @@ private:
   void check_words() const;
   template <class Entry> std::vector<Entry> entries(const ImageTable& table) const;
   template <class Entries, class Word> void check_table(const Entries& entries, Word word) const;
-  const ImageSegment* holder(uint64_t word) const;
+  const ImageSegment* segment_of(uint64_t word) const;
   uint64_t fixed(uint64_t word) const;
 
   std::span<const std::byte> data_;

@@ -27,13 +27,13 @@ KernelTimes::KernelTimes(std::vector<std::string> names) : names_(std::move(name
 }
 
 KernelTimes::Sums KernelTimes::sums() const {
-  const Guard guard(mutex_);
+  const ForkSafeLock guard(mutex_);
   return sums_;
 }
 
 void KernelTimes::add(Nanoseconds entry, const std::vector<Nanoseconds>& kernels,
                       c10::ArrayRef<int64_t> symbols) {
-  const Guard guard(mutex_);
+  const ForkSafeLock guard(mutex_);
   const bool is_first = sums_.calls++ == 0;
   add_to(sums_.entry, entry, is_first);
   for (size_t i = 0; i < kernels.size(); ++i)
@@ -42,7 +42,7 @@ void KernelTimes::add(Nanoseconds entry, const std::vector<Nanoseconds>& kernels
 }
 
 void KernelTimes::reset() {
-  const Guard guard(mutex_);
+  const ForkSafeLock guard(mutex_);
   sums_ = {};
   sums_.kernels.resize(names_.size());
 }
@@ -72,11 +72,11 @@ void KernelClock::begin(size_t kernel) {
     range_.emplace(at::RecordScope::USER_SCOPE);
     if (range_->isActive()) range_->before(times_.names()[kernel]);
   }
-  began_ = Clock::now();
+  kernel_start_ = Clock::now();
 }
 
 void KernelClock::end_kernel(Clock::time_point now) {
-  if (kernel_) spent_[*kernel_] += std::chrono::nanoseconds(now - began_).count();
+  if (kernel_) spent_[*kernel_] += std::chrono::nanoseconds(now - kernel_start_).count();
   kernel_.reset();
   range_.reset();
 }

@@ -80,7 +80,7 @@ private:
   const c10::ArrayRef<int64_t> symbols_;
   KernelClock* const outer_;
   const Clock::time_point start_ = Clock::now();
-  Clock::time_point began_{};
+  Clock::time_point kernel_start_{};
   std::optional<size_t> kernel_; // the kernel that is running
   std::vector<KernelTimes::Nanoseconds> spent_;
   std::optional<at::RecordFunction> range_;

@@ -17,8 +17,8 @@ struct CountedImage {
 } // namespace
 
 std::shared_ptr<Image> load_image(std::span<const std::byte> data, const Image::Resolver& resolve) {
-  const auto made = std::make_shared<CountedImage>(data, resolve);
-  return {made, &made->image};
+  const auto counted_image = std::make_shared<CountedImage>(data, resolve);
+  return {counted_image, &counted_image->image};
 }
 
 } // namespace torchmdla

@@ -11,12 +11,12 @@ MemoryUse& memory_use() {
   return instance;
 }
 
-std::shared_ptr<void> aligned_memory(int64_t bytes, std::atomic<int64_t>& held) {
+std::shared_ptr<void> aligned_memory(int64_t bytes, std::atomic<int64_t>& counter) {
   auto memory = allocate_aligned(static_cast<size_t>(bytes));
   TORCH_CHECK_WITH(OutOfMemoryError, memory, "torchmdla: cannot allocate ", bytes, " bytes");
-  held += bytes;
-  return {memory.release(), [&held, bytes](void* freed) {
-            held -= bytes;
+  counter += bytes;
+  return {memory.release(), [&counter, bytes](void* freed) {
+            counter -= bytes;
             FreeMemory()(freed);
           }};
 }

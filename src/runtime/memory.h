@@ -15,17 +15,17 @@ struct MemoryUse {
   // of packages are excluded, because they are mapped from their files.
   std::atomic<int64_t> code{0};
   // Number of times that packs or code were added. The time of a last use is measured in it.
-  std::atomic<uint64_t> growths{0};
+  std::atomic<uint64_t> allocation_epoch{0};
 };
 MemoryUse& memory_use();
 
-// Bytes that are included in `held` while it lives.
+// Bytes that are included in `counter` while it lives.
 class CountedBytes {
 public:
-  CountedBytes(int64_t bytes, std::atomic<int64_t>& held) : bytes_(bytes), held_(held) {
-    held_ += bytes_;
+  CountedBytes(int64_t bytes, std::atomic<int64_t>& counter) : bytes_(bytes), counter_(counter) {
+    counter_ += bytes_;
   }
-  ~CountedBytes() { held_ -= bytes_; }
+  ~CountedBytes() { counter_ -= bytes_; }
   CountedBytes(const CountedBytes&) = delete;
   CountedBytes& operator=(const CountedBytes&) = delete;
 
@@ -33,11 +33,11 @@ public:
 
 private:
   const int64_t bytes_;
-  std::atomic<int64_t>& held_;
+  std::atomic<int64_t>& counter_;
 };
 
 // Return 64-byte aligned memory, in huge pages if it is large and the system supports them. It
-// counts in `held` until it is freed. Throw if there is not enough memory.
-std::shared_ptr<void> aligned_memory(int64_t bytes, std::atomic<int64_t>& held);
+// counts in `counter` until it is freed. Throw if there is not enough memory.
+std::shared_ptr<void> aligned_memory(int64_t bytes, std::atomic<int64_t>& counter);
 
 } // namespace torchmdla

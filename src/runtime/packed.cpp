@@ -32,14 +32,14 @@ void prefetch_lines(const void* start, size_t bytes) {
 }
 
 // Buffers of one recipe that executables still use.
-struct Known {
-  ProcessMutex mutex;
+struct Bucket {
+  ForkRobustMutex mutex;
   std::list<std::weak_ptr<const PackedBuffer>> buffers; // changed only in unforked sections
 };
 
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<std::string, std::shared_ptr<Known>> recipes;
+  std::unordered_map<std::string, std::shared_ptr<Bucket>> recipes;
   std::vector<std::weak_ptr<PackedSlot>> slots;
 };
 
@@ -48,24 +48,24 @@ Registry& registry() {
   return instance;
 }
 
-std::shared_ptr<Known> known_of(const std::string& recipe) {
-  const Guard guard(registry().mutex);
-  auto& known = registry().recipes[recipe];
-  if (!known) known = std::make_shared<Known>();
-  return known;
+std::shared_ptr<Bucket> bucket_for(const std::string& recipe) {
+  const ForkSafeLock guard(registry().mutex);
+  auto& bucket = registry().recipes[recipe];
+  if (!bucket) bucket = std::make_shared<Bucket>();
+  return bucket;
 }
 
 // Number of calls of `refresh_packs`.
 std::atomic<uint64_t> refreshes{0};
 
-std::vector<std::shared_ptr<PackedSlot>> living_slots() {
-  const Guard guard(registry().mutex);
-  std::vector<std::shared_ptr<PackedSlot>> living;
+std::vector<std::shared_ptr<PackedSlot>> live_slots() {
+  const ForkSafeLock guard(registry().mutex);
+  std::vector<std::shared_ptr<PackedSlot>> live;
   std::erase_if(registry().slots, [&](const auto& slot) {
-    if (auto lives = slot.lock()) return living.push_back(std::move(lives)), false;
+    if (auto live_slot = slot.lock()) return live.push_back(std::move(live_slot)), false;
     return true;
   });
-  return living;
+  return live;
 }
 
 std::vector<Fingerprint> contents_of(const std::vector<ParameterState>& parameters) {
@@ -75,28 +75,29 @@ std::vector<Fingerprint> contents_of(const std::vector<ParameterState>& paramete
   return contents;
 }
 
-// Drop the packs of the chosen parameters. No lock is held, because freed objects may belong to
-// Python.
-void drop_sets(const Chosen& chosen) {
-  for (const auto& slot : living_slots()) {
+// Drop the packs of the parameters for which `predicate` is true. No lock is held, because freed
+// objects may belong to Python.
+void drop_sets(const ParameterPredicate& predicate) {
+  for (const auto& slot : live_slots()) {
     auto set = slot->load();
-    if (!set || !std::ranges::any_of(set->parameters, chosen)) continue;
+    if (!set || !std::ranges::any_of(set->parameters, predicate)) continue;
     for (const auto& buffer : set->buffers)
-      if (std::ranges::any_of(buffer->parameters, chosen)) buffer->dropped = true;
+      if (std::ranges::any_of(buffer->parameters, predicate)) buffer->is_dropped = true;
     slot->drop(set);
   }
 }
 
-bool are_of(const std::vector<ParameterState>& parameters, const ReadyBuffer& ready) {
-  return std::ranges::equal(parameters, ready.parameters, {}, &ParameterState::content_hash);
+bool has_contents_of(const std::vector<ParameterState>& parameters,
+                     const PrebuiltBuffer& prebuilt) {
+  return std::ranges::equal(parameters, prebuilt.parameters, {}, &ParameterState::content_hash);
 }
 
-std::shared_ptr<const PackedBuffer> make(const Pack& pack, std::vector<ParameterState> parameters,
-                                         int64_t workspace_bytes) {
+std::shared_ptr<const PackedBuffer>
+make_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t workspace_bytes) {
   auto buffer = std::make_shared<PackedBuffer>();
-  if (pack.ready && are_of(parameters, *pack.ready)) {
-    buffer->memory = {std::const_pointer_cast<void>(pack.ready->owner),
-                      const_cast<void*>(pack.ready->data)};
+  if (pack.prebuilt && has_contents_of(parameters, *pack.prebuilt)) {
+    buffer->memory = {std::const_pointer_cast<void>(pack.prebuilt->owner),
+                      const_cast<void*>(pack.prebuilt->data)};
     buffer->parameters = std::move(parameters);
     return buffer;
   }
@@ -186,26 +187,26 @@ std::vector<ParameterState> states_of(c10::ArrayRef<at::Tensor> parameters,
 
 std::shared_ptr<const PackedBuffer>
 packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t workspace_bytes) {
-  const auto known = known_of(pack.recipe);
+  const auto bucket = bucket_for(pack.recipe);
   // The lock is held while packing, so that two executables do not make the same buffer twice.
-  const std::lock_guard<ProcessMutex> guard(known->mutex);
-  auto& candidates = known->buffers;
+  const std::lock_guard<ForkRobustMutex> guard(bucket->mutex);
+  auto& candidates = bucket->buffers;
   {
-    const Unforked section;
+    const ForkGuard section;
     candidates.remove_if([](const auto& candidate) { return candidate.expired(); });
   }
   for (const auto& candidate : candidates)
     if (auto buffer = candidate.lock();
-        buffer && !buffer->dropped && buffer->parameters == parameters)
+        buffer && !buffer->is_dropped && buffer->parameters == parameters)
       return buffer;
-  auto made = make(pack, std::move(parameters), workspace_bytes);
-  const Unforked section;
-  candidates.emplace_back(made);
-  return made;
+  auto buffer = make_buffer(pack, std::move(parameters), workspace_bytes);
+  const ForkGuard section;
+  candidates.emplace_back(buffer);
+  return buffer;
 }
 
 PackedSet::PackedSet(std::vector<ParameterState> states)
-    : parameters(std::move(states)), watch(contents_of(parameters)) {}
+    : parameters(std::move(states)), verifier(contents_of(parameters)) {}
 
 int64_t PackedSet::bytes() const {
   int64_t sum = 0;
@@ -216,35 +217,36 @@ int64_t PackedSet::bytes() const {
 
 std::shared_ptr<PackedSlot> make_packed_slot() {
   auto slot = std::make_shared<PackedSlot>();
-  const Guard guard(registry().mutex);
+  const ForkSafeLock guard(registry().mutex);
   registry().slots.push_back(slot);
   return slot;
 }
 
 std::shared_ptr<const PackedSet>
-keep_packed(PackedSlot& slot, const std::function<std::shared_ptr<const PackedSet>()>& make) {
+store_packed(PackedSlot& slot, const std::function<std::shared_ptr<const PackedSet>()>& make) {
   drop_dead_packs();
   const auto before = refreshes.load();
-  auto made = make();
-  slot.store(made);
-  ++memory_use().growths;
+  auto set = make();
+  slot.store(set);
+  ++memory_use().allocation_epoch;
   // `refresh_packs` counts first and looks into the slots afterwards.
   if (refreshes.load() != before) slot.store(nullptr);
-  return made;
+  return set;
 }
 
-void refresh_packs(const Chosen& chosen) {
+void refresh_packs(const ParameterPredicate& predicate) {
   ++refreshes;
-  drop_sets(chosen);
+  drop_sets(predicate);
 }
 
 void drop_dead_packs() {
   drop_sets([](const ParameterState& parameter) { return parameter.is_dead(); });
-  const Guard guard(registry().mutex);
+  const ForkSafeLock guard(registry().mutex);
   std::erase_if(registry().recipes, [](const auto& recipe) {
-    const auto& [name, known] = recipe;
-    return known.use_count() == 1 && // no thread looks for a buffer there
-           std::ranges::all_of(known->buffers, [](const auto& kept) { return kept.expired(); });
+    const auto& [name, bucket] = recipe;
+    return bucket.use_count() == 1 && // no thread looks for a buffer there
+           std::ranges::all_of(bucket->buffers,
+                               [](const auto& buffer) { return buffer.expired(); });
   });
 }
 

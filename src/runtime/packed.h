@@ -24,7 +24,7 @@ namespace torchmdla {
 using Entry = int32_t (*)(void* const* buffers);
 
 // A buffer that a pack made elsewhere from parameters with these contents (`content_hash`).
-struct ReadyBuffer {
+struct PrebuiltBuffer {
   const void* data;
   std::vector<uint64_t> parameters;
   std::shared_ptr<const void> owner; // keeps `data` alive
@@ -38,14 +38,15 @@ struct Pack {
   std::vector<size_t> arguments;
   int64_t bytes;
   void (*release)(void* buffer) = nullptr; // called before the buffer's memory is freed, if set
-  std::shared_ptr<const ReadyBuffer> ready = nullptr; // used for parameters with its contents
+  std::shared_ptr<const PrebuiltBuffer> prebuilt = nullptr; // used for parameters with its contents
 };
 
-// Failure of a pack. `held` is set if a Python exception waits to be raised.
+// Failure of a pack. `has_python_error` is set if a Python exception waits to be raised.
 struct PackingFailed : std::runtime_error {
-  explicit PackingFailed(bool held)
-      : std::runtime_error("torchmdla: packing parameters failed"), held(held) {}
-  const bool held;
+  explicit PackingFailed(bool has_python_error)
+      : std::runtime_error("torchmdla: packing parameters failed"),
+        has_python_error(has_python_error) {}
+  const bool has_python_error;
 };
 
 // State of a parameter when something was made from it: its identity, version and content. The
@@ -107,8 +108,8 @@ std::vector<ParameterState> states_of(c10::ArrayRef<at::Tensor> parameters,
 struct PackedBuffer {
   std::vector<ParameterState> parameters;
   std::shared_ptr<void> memory;
-  int64_t bytes = 0;                        // counted in memory_use().packed; 0 if mapped
-  mutable std::atomic<bool> dropped{false}; // not shared any more
+  int64_t bytes = 0;                           // counted in memory_use().packed; 0 if mapped
+  mutable std::atomic<bool> is_dropped{false}; // not shared any more
 };
 
 // Return the buffer of `pack` for these parameters, shared with every executable that has it
@@ -130,25 +131,25 @@ struct PackedSet {
   // Fault of the device, if packing failed and there are no buffers. It is empty if the parameters
   // are not the ones that the code relies on.
   std::optional<std::string> fault;
-  mutable Watch watch; // over the parameters' contents
+  mutable ContentVerifier verifier; // over the parameters' contents
 };
 
 // Slot in which an executable keeps its set. The set is replaced when a parameter has changed, and
 // may be dropped at any time. A call keeps the set that it started with.
-using PackedSlot = Published<const PackedSet>;
+using PackedSlot = RcuCell<const PackedSet>;
 
 // Return an empty slot. The functions below know all slots that live.
 std::shared_ptr<PackedSlot> make_packed_slot();
 
 // Return the result of `make`, and keep it in `slot` unless packs were refreshed meanwhile.
 std::shared_ptr<const PackedSet>
-keep_packed(PackedSlot& slot, const std::function<std::shared_ptr<const PackedSet>()>& make);
+store_packed(PackedSlot& slot, const std::function<std::shared_ptr<const PackedSet>()>& make);
 
-using Chosen = std::function<bool(const ParameterState&)>;
+using ParameterPredicate = std::function<bool(const ParameterState&)>;
 
-// Drop all packs of the chosen parameters, so that the next call packs them again. The GIL must not
-// be held.
-void refresh_packs(const Chosen& chosen);
+// Drop all packs of the parameters for which `predicate` is true, so that the next call packs them
+// again. The GIL must not be held.
+void refresh_packs(const ParameterPredicate& predicate);
 
 // Drop the packs of parameters that do not exist any more. PyTorch keeps the groups of traced
 // modules that are not referenced any more. The GIL must not be held.

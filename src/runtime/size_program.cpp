@@ -120,8 +120,8 @@ std::optional<Number> computed(Operation operation, Number left, Number right) {
                       : computed(operation, real(left), real(right));
 }
 
-void check_program(bool holds, const char* reason) {
-  if (!holds) throw std::runtime_error(std::string("torchmdla: ") + reason);
+void check_program(bool is_valid, const char* reason) {
+  if (!is_valid) throw std::runtime_error(std::string("torchmdla: ") + reason);
 }
 
 } // namespace
@@ -148,8 +148,8 @@ std::optional<SizeProgram::Operation> SizeProgram::operation(const std::string& 
       {"or", Operation::logical_or},
       {"not", Operation::logical_not},
   };
-  const auto found = operations.find(name);
-  return found == operations.end() ? std::nullopt : std::optional(found->second);
+  const auto match = operations.find(name);
+  return match == operations.end() ? std::nullopt : std::optional(match->second);
 }
 
 SizeProgram::SizeProgram(std::vector<Node> nodes, std::vector<size_t> computed,

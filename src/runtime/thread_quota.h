@@ -7,9 +7,9 @@ namespace torchmdla {
 
 // Reduce the calling thread's number of threads to the quota, once, before a range is shared. A
 // number that the program or an environment variable chose is kept.
-void keep_to_quota();
+void limit_to_quota();
 
 // Reduce it to a quota of `cpus` CPUs.
-void keep_to_quota(int cpus);
+void limit_to_quota(int cpus);
 
 } // namespace torchmdla

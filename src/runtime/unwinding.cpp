@@ -93,12 +93,12 @@ private:
 UnwindTable::UnwindTable(std::span<const std::byte> table, std::span<const std::byte> code)
     : start_(table.data()) {
   TableCheck(table, code).run();
-  const Unforked section;
+  const ForkGuard section;
   __register_frame(start_);
 }
 
 UnwindTable::~UnwindTable() {
-  const Unforked section;
+  const ForkGuard section;
   __deregister_frame(start_);
 }
 

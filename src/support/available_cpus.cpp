@@ -125,16 +125,16 @@ std::string unescaped(std::string_view text) {
 // Return the mounts of a version. Lines are `id parent device root point options [fields] - type
 // source options` (proc(5)).
 std::vector<Mount> mounts_of(const Version& version, std::string_view listed) {
-  std::vector<Mount> found;
+  std::vector<Mount> mounts;
   for (const auto line : split(listed, '\n')) {
     const auto fields = split(line, ' ');
     const auto end = std::ranges::find(fields, "-");
     if (end - fields.begin() < 6 || fields.end() - end < 4 || end[1] != version.file_system)
       continue;
     if (version.controller.empty() || contains(end[3], version.controller))
-      found.push_back({unescaped(fields[3]), unescaped(fields[4])});
+      mounts.push_back({unescaped(fields[3]), unescaped(fields[4])});
   }
-  return found;
+  return mounts;
 }
 
 // Return the folder of `group` below the mount's point. It is empty, which means the point itself,

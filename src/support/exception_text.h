@@ -10,8 +10,8 @@ namespace torchmdla {
 
 // Return the message, without the stack of C++ calls that PyTorch's exceptions include.
 inline std::string text_of(const std::exception& error) {
-  const auto* own = dynamic_cast<const c10::Error*>(&error);
-  return own ? own->what_without_backtrace() : error.what();
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error ? torch_error->what_without_backtrace() : error.what();
 }
 
 } // namespace torchmdla

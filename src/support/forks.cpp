@@ -10,22 +10,22 @@ namespace torchmdla {
 namespace {
 
 // Duration of an attempt. Threads in a section that wait for the GIL get it between two attempts.
-constexpr std::chrono::milliseconds one_attempt{1};
+constexpr std::chrono::milliseconds attempt_duration{1};
 
-std::atomic<uint64_t> number{1};
-std::atomic<int> threads_inside{0};
-std::atomic<bool> stopped{false};
-thread_local int depth = 0;
+std::atomic<uint64_t> process_counter{1};
+std::atomic<int> threads_in_sections{0};
+std::atomic<bool> are_sections_closed{false};
+thread_local int nesting_depth = 0;
 
-void let_in() {
-  stopped = false;
-  stopped.notify_all();
+void reopen_sections() {
+  are_sections_closed = false;
+  are_sections_closed.notify_all();
 }
 
 void after_fork_in_child() {
-  ++number;
-  threads_inside = depth > 0 ? 1 : 0;
-  let_in();
+  ++process_counter;
+  threads_in_sections = nesting_depth > 0 ? 1 : 0;
+  reopen_sections();
 }
 
 // The handler runs for every fork, even if Python is not involved.
@@ -34,45 +34,45 @@ void after_fork_in_child() {
 } // namespace
 
 uint64_t process_number() {
-  return number.load(std::memory_order_relaxed);
+  return process_counter.load(std::memory_order_relaxed);
 }
 
-Unforked::Unforked() {
-  if (depth++ > 0) return;
+ForkGuard::ForkGuard() {
+  if (nesting_depth++ > 0) return;
   while (true) {
-    ++threads_inside;
-    if (!stopped) return;
-    --threads_inside;
-    stopped.wait(true);
+    ++threads_in_sections;
+    if (!are_sections_closed) return;
+    --threads_in_sections;
+    are_sections_closed.wait(true);
   }
 }
 
-Unforked::~Unforked() {
-  if (--depth == 0) --threads_inside;
+ForkGuard::~ForkGuard() {
+  if (--nesting_depth == 0) --threads_in_sections;
 }
 
-void ProcessMutex::lock() {
+void ForkRobustMutex::lock() {
   while (!try_lock())
     holder_.wait(process_number());
 }
 
-bool ProcessMutex::try_lock() {
-  const auto own = process_number();
-  auto holder = free;
-  return holder_.compare_exchange_strong(holder, own) ||
-         (holder != own && holder_.compare_exchange_strong(holder, own));
+bool ForkRobustMutex::try_lock() {
+  const auto process = process_number();
+  auto holder = no_holder;
+  return holder_.compare_exchange_strong(holder, process) ||
+         (holder != process && holder_.compare_exchange_strong(holder, process));
 }
 
-void ProcessMutex::unlock() {
-  holder_ = free;
+void ForkRobustMutex::unlock() {
+  holder_ = no_holder;
   holder_.notify_one();
 }
 
 bool enter_alone() {
-  if (stopped.exchange(true)) return false; // another thread forks
-  const auto end = std::chrono::steady_clock::now() + one_attempt;
-  if (depth++ == 0) ++threads_inside;
-  while (threads_inside != 1) {
+  if (are_sections_closed.exchange(true)) return false; // another thread forks
+  const auto end = std::chrono::steady_clock::now() + attempt_duration;
+  if (nesting_depth++ == 0) ++threads_in_sections;
+  while (threads_in_sections != 1) {
     if (std::chrono::steady_clock::now() > end) {
       leave_alone();
       return false;
@@ -83,8 +83,8 @@ bool enter_alone() {
 }
 
 void leave_alone() {
-  if (--depth == 0) --threads_inside;
-  let_in();
+  if (--nesting_depth == 0) --threads_in_sections;
+  reopen_sections();
 }
 
 } // namespace torchmdla

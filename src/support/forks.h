@@ -2,7 +2,7 @@
 //
 // The other threads do not exist in the child of a fork. Everything is as they left it: mutexes
 // locked, lists half written. A fork by Python (os.fork) therefore waits for every section that is
-// `Unforked`. Work that takes too long for that notes the process that it began in.
+// held by a `ForkGuard`. Work that takes too long for that notes the process that it began in.
 #pragma once
 
 #include "striped.h"
@@ -22,101 +22,102 @@ uint64_t process_number();
 
 // Section during which the process does not fork. It may wait for the GIL, or for another such
 // section.
-class Unforked {
+class ForkGuard {
 public:
-  Unforked();
-  ~Unforked();
-  Unforked(const Unforked&) = delete;
-  Unforked& operator=(const Unforked&) = delete;
+  ForkGuard();
+  ~ForkGuard();
+  ForkGuard(const ForkGuard&) = delete;
+  ForkGuard& operator=(const ForkGuard&) = delete;
 };
 
 // Lock of a mutex within an unforked section. The child of a fork finds the mutex free, and the
 // data that it guards consistent.
-class Guard {
+class ForkSafeLock {
 public:
-  explicit Guard(std::mutex& mutex) : guard_(mutex) {}
+  explicit ForkSafeLock(std::mutex& mutex) : guard_(mutex) {}
 
 private:
-  const Unforked section_;
+  const ForkGuard section_;
   const std::lock_guard<std::mutex> guard_;
 };
 
 // Mutex for work that a fork does not wait for. It is free in the child of a fork. The data that it
 // guards must be consistent at any time, or change only in unforked sections.
-class ProcessMutex {
+class ForkRobustMutex {
 public:
   void lock();
   bool try_lock();
   void unlock();
 
 private:
-  static constexpr uint64_t free = 0;
-  std::atomic<uint64_t> holder_{free}; // number of the holder's process
+  static constexpr uint64_t no_holder = 0;
+  std::atomic<uint64_t> holder_{no_holder}; // number of the holder's process
 };
 
 // Shared pointer that threads read while others replace it; each locks it for a few instructions. A
 // read writes to no memory that other threads read, because each stripe has its own reference
 // count. In the child of a fork the pointer is free and consistent, because it is replaced in
 // unforked sections. A read that a fork interrupts leaks at most one reference.
-template <class T> class Published {
+template <class T> class RcuCell {
 public:
-  explicit Published(std::shared_ptr<T> value = nullptr) { replace(std::move(value)); }
+  explicit RcuCell(std::shared_ptr<T> value = nullptr) { replace(std::move(value)); }
 
   std::shared_ptr<T> load() const {
-    auto& stripe = stripes_.mine();
-    const Held held(stripe.holder);
+    auto& stripe = stripes_.local();
+    const SpinLock lock(stripe.holder);
     return stripe.value;
   }
 
   void store(std::shared_ptr<T> value) {
-    const Unforked section;
-    std::shared_ptr<T> before; // destroyed after the lock is released
-    const Held held(holder_);
-    before = replace(std::move(value));
+    const ForkGuard section;
+    std::shared_ptr<T> previous; // destroyed after the lock is released
+    const SpinLock lock(holder_);
+    previous = replace(std::move(value));
   }
 
   // Set the pointer to null if it is still `value`. Return a reference that shows whether readers
   // still have the old object.
   std::weak_ptr<T> drop(const std::shared_ptr<T>& value) {
-    const Unforked section;
-    std::shared_ptr<T> before;
-    const Held held(holder_);
-    if (value_ == value) before = replace(nullptr);
-    return before;
+    const ForkGuard section;
+    std::shared_ptr<T> previous;
+    const SpinLock lock(holder_);
+    if (value_ == value) previous = replace(nullptr);
+    return previous;
   }
 
 private:
-  static constexpr uint64_t nobody = 0;
+  static constexpr uint64_t no_holder = 0;
 
-  class Held {
+  class SpinLock {
   public:
-    explicit Held(std::atomic<uint64_t>& holder) : holder_(holder) {
-      constexpr int patience = 64; // the holder may have lost its processor
-      const auto own = process_number();
-      auto found = nobody;
+    explicit SpinLock(std::atomic<uint64_t>& holder) : holder_(holder) {
+      constexpr int attempts_per_yield = 64; // the holder may have lost its processor
+      const auto process = process_number();
+      auto expected = no_holder;
       // A lock that a thread of another process holds is never released, so it is taken over.
-      for (int attempt = 1; !holder_.compare_exchange_weak(found, own, std::memory_order_acquire);
+      for (int attempt = 1;
+           !holder_.compare_exchange_weak(expected, process, std::memory_order_acquire);
            ++attempt) {
-        if (found != own) continue;
-        if (attempt % patience == 0) std::this_thread::yield();
-        found = nobody;
+        if (expected != process) continue;
+        if (attempt % attempts_per_yield == 0) std::this_thread::yield();
+        expected = no_holder;
       }
     }
-    ~Held() { holder_.store(nobody, std::memory_order_release); }
-    Held(const Held&) = delete;
-    Held& operator=(const Held&) = delete;
+    ~SpinLock() { holder_.store(no_holder, std::memory_order_release); }
+    SpinLock(const SpinLock&) = delete;
+    SpinLock& operator=(const SpinLock&) = delete;
 
   private:
     std::atomic<uint64_t>& holder_;
   };
 
   struct Stripe {
-    mutable std::atomic<uint64_t> holder{nobody}; // number of the holder's process
+    mutable std::atomic<uint64_t> holder{no_holder}; // number of the holder's process
     std::shared_ptr<T> value;
   };
 
   // Return the same object with another reference count, in cache lines of its own.
-  static std::shared_ptr<T> counted_apart(const std::shared_ptr<T>& value) {
+  static std::shared_ptr<T> with_separate_count(const std::shared_ptr<T>& value) {
     struct alignas(64) Reference {
       std::shared_ptr<T> value;
     };
@@ -128,14 +129,14 @@ private:
   // Replace the value in all stripes and return the old value.
   std::shared_ptr<T> replace(std::shared_ptr<T> value) {
     stripes_.for_each([&](Stripe& stripe) {
-      auto reference = counted_apart(value);
-      const Held held(stripe.holder);
+      auto reference = with_separate_count(value);
+      const SpinLock lock(stripe.holder);
       stripe.value.swap(reference);
     });
     return std::exchange(value_, std::move(value));
   }
 
-  std::atomic<uint64_t> holder_{nobody}; // number of the process that replaces the value
+  std::atomic<uint64_t> holder_{no_holder}; // number of the process that replaces the value
   std::shared_ptr<T> value_;
   Striped<Stripe> stripes_;
 };

@@ -133,18 +133,18 @@ std::string identity() {
 #endif
 
 std::set<std::string> detect() {
-  std::set<std::string> found;
+  std::set<std::string> detected;
   const auto state = kept_state();
   for (const auto& feature : features)
-    if (has_feature(feature, state)) found.emplace(feature.name);
-  return found;
+    if (has_feature(feature, state)) detected.emplace(feature.name);
+  return detected;
 }
 
 } // namespace
 
 const std::set<std::string>& host_features() {
-  static const auto found = detect();
-  return found;
+  static const auto detected = detect();
+  return detected;
 }
 
 std::string processor_identity() {

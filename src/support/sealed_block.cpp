@@ -63,9 +63,9 @@ std::span<const std::byte> content_of(std::span<const std::byte> block, const Bl
       throw BadBytes("its content does not match its checksum");
     const auto description = reader.count(), content = reader.count();
     reader.bytes(description);
-    const auto found = reader.bytes(content);
+    const auto body = reader.bytes(content);
     if (!reader.at_end()) throw BadBytes("it is longer than its length field");
-    return found;
+    return body;
   });
 }
 

@@ -10,30 +10,30 @@ namespace torchmdla {
 
 namespace {
 
-struct Numbers {
+struct ThreadNumbers {
   std::mutex mutex;
-  std::vector<bool> taken;
+  std::vector<bool> in_use;
 };
 
 // Return the numbers. They are never destroyed, because threads also end after the destructors of
 // statics.
-Numbers& numbers() {
-  static NeverDestroyed<Numbers> instance;
+ThreadNumbers& numbers() {
+  static NeverDestroyed<ThreadNumbers> instance;
   return *instance;
 }
 
 class ThreadNumber {
 public:
   ThreadNumber() {
-    const Guard guard(numbers().mutex);
-    auto& taken = numbers().taken;
-    number_ = std::ranges::find(taken, false) - taken.begin();
-    if (number_ == taken.size()) taken.push_back(false);
-    taken[number_] = true;
+    const ForkSafeLock guard(numbers().mutex);
+    auto& in_use = numbers().in_use;
+    number_ = std::ranges::find(in_use, false) - in_use.begin();
+    if (number_ == in_use.size()) in_use.push_back(false);
+    in_use[number_] = true;
   }
   ~ThreadNumber() {
-    const Guard guard(numbers().mutex);
-    numbers().taken[number_] = false;
+    const ForkSafeLock guard(numbers().mutex);
+    numbers().in_use[number_] = false;
   }
   ThreadNumber(const ThreadNumber&) = delete;
   ThreadNumber& operator=(const ThreadNumber&) = delete;
@@ -47,8 +47,8 @@ private:
 } // namespace
 
 size_t thread_number() {
-  thread_local const ThreadNumber mine;
-  return mine.number();
+  thread_local const ThreadNumber thread;
+  return thread.number();
 }
 
 } // namespace torchmdla

@@ -16,8 +16,8 @@ size_t thread_number();
 // stripe must therefore be safe to use from several threads, and so must a walk over all stripes.
 template <class T> class Striped {
 public:
-  T& mine() { return stripes_[thread_number() & (count_ - 1)].value; }
-  const T& mine() const { return stripes_[thread_number() & (count_ - 1)].value; }
+  T& local() { return stripes_[thread_number() & (count_ - 1)].value; }
+  const T& local() const { return stripes_[thread_number() & (count_ - 1)].value; }
 
   template <class Visit> void for_each(Visit visit) const {
     for (size_t i = 0; i < count_; ++i)
@@ -29,15 +29,15 @@ public:
   }
 
 private:
-  static constexpr size_t most = 64;
+  static constexpr size_t max_stripes = 64;
 
   struct alignas(64) Stripe {
     T value{};
   };
 
   // Twice the number of processors, because threads that wait have numbers, too.
-  const size_t count_ =
-      std::min(std::bit_ceil(2 * std::max<size_t>(std::thread::hardware_concurrency(), 1)), most);
+  const size_t count_ = std::min(
+      std::bit_ceil(2 * std::max<size_t>(std::thread::hardware_concurrency(), 1)), max_stripes);
   const std::unique_ptr<Stripe[]> stripes_ = std::make_unique<Stripe[]>(count_);
 };
 

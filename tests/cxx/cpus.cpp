@@ -180,9 +180,9 @@ TEST(quota_takes_pytorchs_own_number_of_threads_down) {
     unsetenv("OMP_NUM_THREADS");
     unsetenv("MKL_NUM_THREADS");
     at::set_num_threads(at::intraop_default_num_threads());
-    keep_to_quota(1);
+    limit_to_quota(1);
     EXPECT_EQUAL(at::get_num_threads(), 1);
-    keep_to_quota(2);
+    limit_to_quota(2);
     EXPECT_EQUAL(at::get_num_threads(), 1);
   }));
 }
@@ -193,7 +193,7 @@ TEST(quota_leaves_a_number_of_threads_that_was_chosen) {
     unsetenv("MKL_NUM_THREADS");
     const int chosen = at::intraop_default_num_threads() + 3;
     at::set_num_threads(chosen);
-    keep_to_quota(1);
+    limit_to_quota(1);
     EXPECT_EQUAL(at::get_num_threads(), chosen);
   }));
 }
@@ -202,7 +202,7 @@ TEST(quota_leaves_the_number_of_threads_of_a_variable) {
   EXPECT(in_child([] {
     setenv("OMP_NUM_THREADS", "2", 1);
     at::set_num_threads(2);
-    keep_to_quota(1);
+    limit_to_quota(1);
     EXPECT_EQUAL(at::get_num_threads(), 2);
   }));
 }

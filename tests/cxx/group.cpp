@@ -65,7 +65,7 @@ using Values = std::vector<int64_t>;
 
 } // namespace
 
-TEST(specialisations_are_taken_out_of_later_ones_alone) {
+TEST(specialisations_are_evicted_from_later_ones_alone) {
   const auto entry = [](int64_t size, bool dynamic) {
     auto made = std::make_shared<Specialisation>();
     made->signature = signature_of(at::empty({size, 8}));
@@ -85,44 +85,44 @@ TEST(specialisations_are_taken_out_of_later_ones_alone) {
 
 TEST(use_is_noted_once_for_each_growth) {
   const LastUse use;
-  ++memory_use().growths;
-  EXPECT(use.note());
-  EXPECT(!use.note());
-  ++memory_use().growths;
-  EXPECT(use.note() && use.at() == memory_use().growths);
+  ++memory_use().allocation_epoch;
+  EXPECT(use.update());
+  EXPECT(!use.update());
+  ++memory_use().allocation_epoch;
+  EXPECT(use.update() && use.epoch() == memory_use().allocation_epoch);
 }
 
-TEST(what_was_taken_out_and_comes_back_is_known) {
+TEST(evicted_specialisation_that_comes_back_is_known) {
   Specialisation made;
   made.signature = signature_of(at::empty({2, 8}));
-  TakenOut taken;
-  EXPECT(!taken.made_again(made));
-  taken.add(made);
-  EXPECT_EQUAL(taken.signatures().size(), 1);
-  EXPECT(taken.made_again(made));
-  EXPECT(!taken.made_again(made));
+  GhostList ghosts;
+  EXPECT(!ghosts.time_of_eviction(made));
+  ghosts.add(made);
+  EXPECT_EQUAL(ghosts.signatures().size(), 1);
+  EXPECT(ghosts.time_of_eviction(made));
+  EXPECT(!ghosts.time_of_eviction(made));
 }
 
-TEST(a_pattern_that_was_taken_out_is_found_for_other_sizes) {
+TEST(a_pattern_that_was_evicted_is_found_for_other_sizes) {
   Specialisation made;
   made.signature = signature_of(at::empty({4, 8}));
   made.pattern = pattern_of({{2, 8}, {3, 8}, {4, 8}});
-  TakenOut taken;
-  taken.add(made);
+  GhostList ghosts;
+  ghosts.add(made);
   const auto other = signature_of(at::empty({9, 8}));
-  const auto found = taken.pattern_for(other);
+  const auto found = ghosts.pattern_for(other);
   EXPECT(found && found->typical == other && found->typical_values()[0] == 9);
-  EXPECT(!taken.pattern_for(signature_of(at::empty({9, 7}))));
+  EXPECT(!ghosts.pattern_for(signature_of(at::empty({9, 7}))));
 }
 
-TEST(grace_lasts_where_something_came_back_soon) {
+TEST(eviction_cooldown_is_active_after_a_soon_return) {
   using std::chrono::minutes;
-  const auto now = Grace::Clock::now();
-  const Grace soon, late;
-  soon.back(now - minutes(1), minutes(2));
-  late.back(now - minutes(3), minutes(2));
-  EXPECT(soon.lasts(now, minutes(2)) && !soon.lasts(now + minutes(5), minutes(2)));
-  EXPECT(!late.lasts(now, minutes(2)) && !Grace().lasts(now, minutes(2)));
+  const auto now = EvictionCooldown::Clock::now();
+  const EvictionCooldown soon, late;
+  soon.begin_if_soon(now - minutes(1), minutes(2));
+  late.begin_if_soon(now - minutes(3), minutes(2));
+  EXPECT(soon.is_active(now, minutes(2)) && !soon.is_active(now + minutes(5), minutes(2)));
+  EXPECT(!late.is_active(now, minutes(2)) && !EvictionCooldown().is_active(now, minutes(2)));
 }
 
 TEST(signature_tells_strides_apart) {
@@ -235,7 +235,7 @@ TEST(pattern_that_is_refused_gives_way_to_the_next) {
 TEST(pattern_has_no_more_symbols_than_most) {
   std::vector<std::vector<int64_t>> calls(3);
   for (int64_t i = 0; i < 3; ++i)
-    for (int64_t j = 0; j <= static_cast<int64_t>(most_symbols); ++j)
+    for (int64_t j = 0; j <= static_cast<int64_t>(max_symbols); ++j)
       calls[i].push_back(2 + i * (j + 1) + 10 * j);
   EXPECT(!pattern_of(calls));
 }

@@ -31,7 +31,7 @@ std::vector<size_t> steps_that_find(const Fingerprint& fingerprint, Bytes& data,
   data[changed] ^= 0x10;
   std::vector<size_t> found;
   for (size_t step = 0; step < fingerprint.steps(); ++step)
-    if (!fingerprint.holds(data.data(), step, 1)) found.push_back(step);
+    if (!fingerprint.matches(data.data(), step, 1)) found.push_back(step);
   data[changed] ^= 0x10;
   return found;
 }
@@ -46,11 +46,12 @@ std::vector<size_t> steps_of_lines(size_t lines) {
   return steps;
 }
 
-// Return the number of calls until a watch detects a change in the last line of its only content.
-size_t calls_until_seen(Watch& watch, Bytes data) {
+// Return the number of calls until a verifier detects a change in the last line of its only
+// content.
+size_t calls_until_seen(ContentVerifier& verifier, Bytes data) {
   data.back() ^= 0x10;
   size_t calls = 1;
-  while (watch.holds(0, data.data()))
+  while (verifier.verify_next(0, data.data()))
     TORCH_CHECK(++calls < data.size(), "a watch never sees what has changed");
   return calls;
 }
@@ -140,9 +141,9 @@ TEST(fingerprint_goes_on_at_the_first_step_behind_the_last) {
   const auto found = steps_that_find(fingerprint, data, 0).at(0);
   data[0] ^= 0x10;
   const auto before = (found + 99) % 100, after = (found + 1) % 100;
-  EXPECT(!fingerprint.holds(data.data(), before, 2));
-  EXPECT(fingerprint.holds(data.data(), after, 99));
-  EXPECT(!fingerprint.holds(data.data(), after, 100));
+  EXPECT(!fingerprint.matches(data.data(), before, 2));
+  EXPECT(fingerprint.matches(data.data(), after, 99));
+  EXPECT(!fingerprint.matches(data.data(), after, 100));
 }
 
 // Any r adjacent lines of N are met within 5 N / r steps, as Fingerprint documents.
@@ -161,7 +162,7 @@ TEST(fingerprint_meets_rows_of_lines_soon) {
 TEST(fingerprint_of_nothing_holds) {
   const Fingerprint nothing(nullptr, 0);
   EXPECT_EQUAL(nothing.steps(), size_t{0});
-  EXPECT(nothing.holds(nullptr, 0, 0));
+  EXPECT(nothing.matches(nullptr, 0, 0));
   EXPECT(nothing == Fingerprint(nullptr, 0));
 }
 
@@ -176,22 +177,22 @@ TEST(fingerprints_are_equal_where_content_and_length_are) {
 
 TEST(watch_looks_at_small_content_whole) {
   const auto data = bytes(4 * Fingerprint::line);
-  Watch watch({Fingerprint(data.data(), data.size())});
+  ContentVerifier verifier({Fingerprint(data.data(), data.size())});
   for (int call = 0; call < 5; ++call)
-    EXPECT_EQUAL(calls_until_seen(watch, data), size_t{1});
-  EXPECT(!watch.adapts());
+    EXPECT_EQUAL(calls_until_seen(verifier, data), size_t{1});
+  EXPECT(!verifier.is_adaptive());
 }
 
 TEST(watch_looks_at_everything_in_time) {
   constexpr size_t lines = 64;
   auto data = bytes(lines * Fingerprint::line);
   for (size_t line = 0; line < lines; ++line) {
-    Watch watch({Fingerprint(data.data(), data.size())});
-    EXPECT(!watch.adapts());
+    ContentVerifier verifier({Fingerprint(data.data(), data.size())});
+    EXPECT(!verifier.is_adaptive());
     data[line * Fingerprint::line] ^= 0x10;
     bool was_seen = false;
     for (size_t call = 0; call < lines / 2; ++call)
-      was_seen |= !watch.holds(0, data.data());
+      was_seen |= !verifier.verify_next(0, data.data());
     data[line * Fingerprint::line] ^= 0x10;
     EXPECT(was_seen);
   }
@@ -200,27 +201,27 @@ TEST(watch_looks_at_everything_in_time) {
 TEST(watch_looks_at_as_much_as_is_affordable) {
   constexpr size_t lines = 1 << 14;
   const auto data = bytes(lines * Fingerprint::line);
-  Watch watch({Fingerprint(data.data(), data.size())});
-  EXPECT(watch.adapts());
+  ContentVerifier verifier({Fingerprint(data.data(), data.size())});
+  EXPECT(verifier.is_adaptive());
   for (int call = 0; call < 10; ++call)
-    watch.adapt(/*looking=*/1, /*running=*/1 << 20);
-  EXPECT_EQUAL(calls_until_seen(watch, data), size_t{1});
-  watch.adapt(/*looking=*/1 << 20, /*running=*/1);
-  EXPECT(calls_until_seen(watch, data) > 1);
+    verifier.adapt_share(/*check_time=*/1, /*run_time=*/1 << 20);
+  EXPECT_EQUAL(calls_until_seen(verifier, data), size_t{1});
+  verifier.adapt_share(/*check_time=*/1 << 20, /*run_time=*/1);
+  EXPECT(calls_until_seen(verifier, data) > 1);
 }
 
 // One interrupted call, which looks slow, must not make the next call check all lines.
 TEST(watch_grows_step_by_step) {
   constexpr size_t lines = 1 << 14;
   const auto data = bytes(lines * Fingerprint::line);
-  Watch watch({Fingerprint(data.data(), data.size())});
+  ContentVerifier verifier({Fingerprint(data.data(), data.size())});
   const auto step = lines >> 8; // initial number of lines per call
-  watch.adapt(/*looking=*/1, /*running=*/uint64_t{1} << 40);
-  EXPECT(calls_until_seen(watch, data) <= lines / (4 * step) + 1);
-  watch.adapt(/*looking=*/1, /*running=*/uint64_t{1} << 40);
+  verifier.adapt_share(/*check_time=*/1, /*run_time=*/uint64_t{1} << 40);
+  EXPECT(calls_until_seen(verifier, data) <= lines / (4 * step) + 1);
+  verifier.adapt_share(/*check_time=*/1, /*run_time=*/uint64_t{1} << 40);
   size_t calls = 0;
   for (int round = 0; round < 32; ++round)
-    calls = std::max(calls, calls_until_seen(watch, data));
+    calls = std::max(calls, calls_until_seen(verifier, data));
   EXPECT(calls > 2);
 }
 
@@ -292,7 +293,7 @@ TEST(pack_that_fails_throws_and_keeps_nothing) {
 TEST(refreshed_pack_is_given_to_nobody_any_more) {
   const auto tensor = parameter();
   const auto slot = make_packed_slot();
-  const auto set = keep_packed(*slot, [&] { return set_of(tensor); });
+  const auto set = store_packed(*slot, [&] { return set_of(tensor); });
   EXPECT(slot->load() == set);
   refresh_packs([](const ParameterState&) { return false; });
   EXPECT(slot->load() == set);
@@ -304,7 +305,7 @@ TEST(refreshed_pack_is_given_to_nobody_any_more) {
 TEST(what_is_packed_during_a_refresh_is_not_kept) {
   const auto tensor = parameter();
   const auto slot = make_packed_slot();
-  const auto set = keep_packed(*slot, [&] {
+  const auto set = store_packed(*slot, [&] {
     auto made = set_of(tensor);
     refresh_packs(chooses_all);
     return made;

@@ -36,7 +36,7 @@ class InSection {
 public:
   InSection()
       : thread_([this] {
-          const Unforked section;
+          const ForkGuard section;
           is_inside_ = true;
           is_inside_.notify_all();
           may_leave_.wait(false);
@@ -55,9 +55,9 @@ private:
 };
 
 // Variables that children of forks read.
-ProcessMutex locked_by_parent;
+ForkRobustMutex locked_by_parent;
 uint64_t number_of_parent;
-Published<const int> published;
+RcuCell<const int> published;
 
 } // namespace
 
@@ -81,7 +81,7 @@ TEST(child_of_fork_has_another_process_number) {
 }
 
 TEST(child_of_fork_finds_process_mutex_free) {
-  const std::lock_guard<ProcessMutex> guard(locked_by_parent);
+  const std::lock_guard<ForkRobustMutex> guard(locked_by_parent);
   EXPECT(in_child([] {
     locked_by_parent.lock();
     locked_by_parent.unlock();
@@ -89,12 +89,12 @@ TEST(child_of_fork_finds_process_mutex_free) {
 }
 
 TEST(process_mutex_excludes_threads) {
-  ProcessMutex mutex;
+  ForkRobustMutex mutex;
   int64_t count = 0;
   constexpr int64_t times = 5000;
   const auto add = [&] {
     for (int64_t i = 0; i < times; ++i) {
-      const std::lock_guard<ProcessMutex> guard(mutex);
+      const std::lock_guard<ForkRobustMutex> guard(mutex);
       const auto before = count;
       std::this_thread::yield(); // the other thread would count meanwhile
       count = before + 1;
@@ -120,7 +120,7 @@ TEST(child_of_fork_has_what_was_published) {
 
 TEST(child_of_fork_frees_what_was_published_before) {
   static std::atomic<int> freed{0};
-  static Published<const int> before{
+  static RcuCell<const int> before{
       std::shared_ptr<const int>(new int(1), [](const int* value) { ++freed, delete value; })};
   EXPECT(in_child([] {
     before.store(std::make_shared<const int>(2));
@@ -130,7 +130,7 @@ TEST(child_of_fork_frees_what_was_published_before) {
 }
 
 TEST(published_is_read_while_it_is_replaced) {
-  Published<const int64_t> published{std::make_shared<const int64_t>(0)};
+  RcuCell<const int64_t> published{std::make_shared<const int64_t>(0)};
   constexpr int64_t last = 20000;
   bool went_back = false;
   std::thread reader([&] {
@@ -147,7 +147,7 @@ TEST(published_is_read_while_it_is_replaced) {
 }
 
 TEST(process_mutex_is_tried_without_waiting) {
-  ProcessMutex mutex;
+  ForkRobustMutex mutex;
   EXPECT(mutex.try_lock());
   EXPECT(!mutex.try_lock());
   mutex.unlock();
@@ -167,7 +167,7 @@ TEST(sizes_are_read_as_people_write_them) {
 }
 
 TEST(published_drops_only_what_it_still_has) {
-  Published<const int> slot;
+  RcuCell<const int> slot;
   const auto first = std::make_shared<const int>(1), second = std::make_shared<const int>(2);
   slot.store(first);
   slot.store(second);
@@ -181,14 +181,14 @@ TEST(published_drops_only_what_it_still_has) {
 TEST(threads_have_stripes_in_cache_lines_of_their_own) {
   constexpr uintptr_t line = 64;
   Striped<int> striped;
-  auto* const mine = &striped.mine();
+  auto* const mine = &striped.local();
   int *first = nullptr, *second = nullptr;
-  std::thread([&] { first = &striped.mine(); }).join();
-  std::thread([&] { second = &striped.mine(); }).join();
+  std::thread([&] { first = &striped.local(); }).join();
+  std::thread([&] { second = &striped.local(); }).join();
   EXPECT(first != mine);
   EXPECT_EQUAL(first, second); // the number of a finished thread is reused
   EXPECT(reinterpret_cast<uintptr_t>(first) / line != reinterpret_cast<uintptr_t>(mine) / line);
-  EXPECT_EQUAL(mine, &striped.mine());
+  EXPECT_EQUAL(mine, &striped.local());
   ++*mine, ++*first;
   int sum = 0;
   striped.for_each([&](int value) { sum += value; });
@@ -196,7 +196,7 @@ TEST(threads_have_stripes_in_cache_lines_of_their_own) {
 }
 
 TEST(published_tells_whether_a_reader_has_what_it_drops) {
-  Published<const int> slot(std::make_shared<const int>(1));
+  RcuCell<const int> slot(std::make_shared<const int>(1));
   auto read = slot.load();
   std::shared_ptr<const int> elsewhere;
   std::thread([&] { elsewhere = slot.load(); }).join();
@@ -219,8 +219,8 @@ TEST(no_fork_while_another_thread_is_in_a_section) {
 }
 
 TEST(thread_that_forks_may_be_in_a_section_itself) {
-  const Unforked outer;
-  const Unforked inner;
+  const ForkGuard outer;
+  const ForkGuard inner;
   EXPECT(enter_alone());
   EXPECT(in_child([] {
     leave_alone();
@@ -247,7 +247,7 @@ TEST(section_waits_for_the_end_of_a_fork) {
   std::thread other([&] {
     is_there = true;
     is_there.notify_all();
-    const Unforked section;
+    const ForkGuard section;
     came_after = has_left;
   });
   is_there.wait(false);

@@ -121,7 +121,7 @@ def _hunt(options: argparse.Namespace, kinds: Sequence[str], variant_names: Sequ
     hunt = Hunt(
         Options(
             kinds=kinds,
-            variant_names=variant_names,
+            ways=variant_names,
             seed=options.seed,
             count=options.count,
             seconds=minutes and 60 * minutes,

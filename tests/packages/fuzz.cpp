@@ -72,8 +72,8 @@ bool takes(const std::map<std::string, std::string>& records) {
   };
   const ReadRecord map = [](const std::string&) { return FileRecord{weights(), nullptr}; };
   statistics().packages.reset();
-  take_package({read, map, "a program", nullptr, program});
-  return statistics().packages.taken.total() > 0;
+  load_package({read, map, "a program", nullptr, program});
+  return statistics().packages.loaded.total() > 0;
 }
 
 std::string text(std::string_view characters) {
@@ -94,7 +94,7 @@ void bind(std::string_view bytes, const Group& group) {
   for (const auto& one : reader.list([&] { return read_specialisation(reader, content); })) {
     one->covers(signature);
     one->covers(one->signature);
-    if (const auto executable = one->load(group, inputs.size())) executable->takes(inputs);
+    if (const auto executable = one->load(group, inputs.size())) executable->accepts(inputs);
   }
 }
 
