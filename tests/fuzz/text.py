@@ -108,7 +108,7 @@ class Text:
             f"    def forward(self, {_declared(self.inputs)}):",
             f"        return program({call_arguments})",
         ]
-        return f"\n\nPARAMETERS = drawn(({draws.rstrip()}), 0)\n\n\n" + "\n".join(lines)
+        return f"\n\nPARAMETERS = draw_inputs(({draws.rstrip()}), 0)\n\n\n" + "\n".join(lines)
 
     def on(self, way: str) -> Text:
         """Return the same program for another frontend."""
