@@ -26,8 +26,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
+from harness import output
 from torch import Tensor, nn
 
 # The minimum and the median time of a call, in microseconds.
@@ -57,7 +56,14 @@ def total(*inputs: Tensor) -> Tensor:
     return result
 
 
-# A group of six ops in each iteration. A loop of a known number of iterations would be unrolled.
+def repeat(x: Tensor, times: int) -> Tensor:
+    """Compute six ops as often as ``times``."""
+    for _ in range(times):
+        x = six(x)
+    return x
+
+
+# The same, with a group in each iteration. A loop of a known number of iterations would be unrolled.
 REPEAT = """
 def repeat(x, times: int):
     while times > 0:
@@ -97,6 +103,7 @@ def main() -> int:
             check(ways, tensors, groups_expected=int(name != EMPTY))
             results[name] = measure(ways, tensors, options.rounds, options.calls)
         loops["group"] = optimised_loop()
+        check({**loops, "eager": repeat}, (torch.randn(4, 4), 3), groups_expected=1)
         rates = measure_threads(loops, range(1, options.threads + 1), options.rounds, options.calls)
     if options.json:
         print(
@@ -105,8 +112,7 @@ def main() -> int:
             )
         )
     else:
-        show(results)
-        show_threads(rates)
+        show(results, rates)
     return 0
 
 
@@ -141,7 +147,7 @@ def optimised_loop() -> Any:
     return loop
 
 
-def check(ways: dict[str, Callable[..., Tensor]], inputs: tuple[Tensor, ...], groups_expected: int) -> None:
+def check(ways: dict[str, Callable[..., Tensor]], inputs: tuple[Any, ...], groups_expected: int) -> None:
     """Raise an error unless all variants agree.
 
     "group" must have groups that do not fall back, and "scripted" must not have groups.
@@ -204,27 +210,20 @@ def rate(loop: Callable[..., Tensor], threads: int, calls: int) -> float:
     return threads * calls / (max(ends) - min(starts))
 
 
-def show(results: dict[str, dict[str, Times]]) -> None:
-    table = Table(title="µs for one call, least / median", caption="overhead: a group over the same ops scripted")
-    table.add_column("4×4 tensors")
+def show(results: dict[str, dict[str, Times]], rates: dict[str, dict[int, float]]) -> None:
     ways = ("eager", "scripted", "group", "overhead")
-    for way in ways:
-        table.add_column(way, justify="right")
+    calls = output.table(
+        "µs for one call, least / median", ("4×4 tensors", *ways), "overhead: a group over the same ops scripted"
+    )
     for name, result in results.items():
-        table.add_row(name, *(f"{result[way]['min']:.2f} / {result[way]['median']:.2f}" for way in ways))
-    # Wide enough for the table if the output is not a terminal.
-    Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(table)
-
-
-def show_threads(rates: dict[str, dict[int, float]]) -> None:
-    table = Table(title="Calls a second of threads together, in millions, and over those of one thread")
-    table.add_column("threads")
-    for way in rates:
-        table.add_column(way, justify="right")
+        calls.add_row(name, *(f"{result[way]['min']:.2f} / {result[way]['median']:.2f}" for way in ways))
+    threads = output.table(
+        "Calls a second of threads together, in millions, and over those of one thread", ("threads", *rates)
+    )
     for count in next(iter(rates.values())):
         cells = (f"{by_count[count] / 1e6:.2f} / {by_count[count] / by_count[1]:.2f}" for by_count in rates.values())
-        table.add_row(str(count), *cells)
-    Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(table)
+        threads.add_row(str(count), *cells)
+    output.show(calls, threads)
 
 
 if __name__ == "__main__":

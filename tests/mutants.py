@@ -24,7 +24,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -86,10 +85,10 @@ def main() -> int:
     RESULTS.unlink(missing_ok=True)
     outcomes = []
     for number, mutant in enumerate(mutants, 1):
-        outcomes.append(run(mutant, options))
+        outcome = run(mutant, options)
+        outcomes.append(outcome)
         with RESULTS.open("a") as file:
-            print(json.dumps(asdict(outcomes[-1])), file=file)
-        outcome = outcomes[-1]
+            print(json.dumps(asdict(outcome)), file=file)
         print(
             f"{number}/{len(mutants)} {mutant.file}: {outcome.noticed or 'survived'}, {outcome.seconds:.0f} s",
             flush=True,
@@ -133,7 +132,7 @@ def draw(count: int, random: random.Random) -> list[Mutant]:
     while len(drawn) < count:
         (file,) = random.choices(files, lengths)
         source = file.read_text()
-        places = list(places_of(str(file.relative_to(ROOT)), source))
+        places = places_of(str(file.relative_to(ROOT)), source)
         if places:
             mutant = random.choice(random.choice(places))
             if syntax_tree(mutant.code(source)) not in (None, syntax_tree(source)):
@@ -141,7 +140,7 @@ def draw(count: int, random: random.Random) -> list[Mutant]:
     return list(drawn)
 
 
-def places_of(file: str, source: str) -> Iterator[list[Mutant]]:
+def places_of(file: str, source: str) -> list[list[Mutant]]:
     """Return the mutants of each place of a file: some operators change a place in ten ways, others in one."""
     nodes = list(ast_nodes(get_ast(source)))
     places: dict[tuple[int, int], list[Mutant]] = {}
@@ -152,7 +151,7 @@ def places_of(file: str, source: str) -> Iterator[list[Mutant]]:
         starts = (start for node in nodes for start, _ in operator.mutation_positions(node))
         for occurrence, start in enumerate(starts):
             places.setdefault(start, []).append(Mutant(file, name, occurrence))
-    yield from places.values()
+    return list(places.values())
 
 
 def syntax_tree(source: str) -> str | None:
