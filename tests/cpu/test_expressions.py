@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -39,6 +40,14 @@ def add(a: Expression, b: Expression) -> Expression:
 def test_equal_expressions_are_one() -> None:
     assert add(load(X), constant(1.0, "f32")) is add(load(X), constant(1, "f32"))
     assert add(load(X), load(Y)) is not add(load(Y), load(X))
+
+
+def test_a_copy_by_pickle_is_interned() -> None:
+    (total,) = pickle.loads(pickle.dumps([add(add(load(X), load(X)), constant(-0.0, "f32"))]))
+    (left, zero) = total.operands
+    assert total is add(left, zero)
+    assert left.operands[0] is left.operands[1]
+    assert zero is constant(-0.0, "f32")
 
 
 @pytest.mark.parametrize(

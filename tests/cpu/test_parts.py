@@ -57,8 +57,10 @@ def test_object_files_are_joined(objects: list[bytes]) -> None:
     assert split_objects(join_objects(objects)) == objects
 
 
-# A module that is large enough for several parts, compiled by one process and by two.
+# A module that is large enough for several parts, and the samples of a dynamic program, in one process and in two.
 _SHARED = """
+import torch
+from dynamic_programs import Traced, program_of
 from test_parts import layers
 from nest_running import host_target
 from written_programs import Builder
@@ -70,8 +72,11 @@ parts._PART = 1000
 builder = Builder()
 program = builder.program(layers(builder), host_target())
 alone = lower(program)
+general = program_of(Traced.of(torch.nn.Linear(5, 7), [torch.ones(6, 5)]), lambda n: [torch.ones(n, 5)], [6])
+general_alone = lower(general)
 sharing.allow(2)
 assert lower(program).object_code == alone.object_code
+assert lower(general).object_code == general_alone.object_code
 """
 
 

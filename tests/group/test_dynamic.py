@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import torchmdla
 from torchmdla import _C
 from torchmdla.capture import background
+from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
@@ -412,6 +413,28 @@ DECIDED = {
     "a diagonal": (triangles, rows, AROUND_TWELVE),
     "a range": (counted_from_an_offset, rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 64, 6, 11]),
 }
+
+
+@pytest.mark.parametrize(("function", "imports"), [(chain, 2), (rolled_by_seven, 5)])
+def test_an_import_for_all_sizes_is_a_template(
+    function: Any, imports: int, programs: list[Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that one import gives all samples, and that all are imported if a number is not an expression of sizes."""
+    imported: list[Any] = []
+    import_program = ScriptSubgraph.import_program
+
+    def spy(*arguments: Any) -> Any:
+        imported.append(arguments)
+        return import_program(*arguments)
+
+    monkeypatch.setattr(ScriptSubgraph, "import_program", spy)
+    scripted = warmed_up(torch.jit.script(function), torch.randn(8, 4))
+    for rows in (12, 17, 30):
+        before = len(imported)
+        call_twice(scripted, function, (torch.randn(rows, 4),))
+        if programs:
+            break
+    assert len(imported) - before == imports
 
 
 @pytest.mark.parametrize("scripted", [True, False], ids=["scripted", "traced"])

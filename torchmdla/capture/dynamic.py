@@ -11,8 +11,10 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from torchmdla.capture.symbolic import RECURRENT, SymbolicRun, clear_shape_cache
 from torchmdla.compile_service import records
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.program import Argument, Program, Result, Sample
-from torchmdla.compiler.sizes import Size
+from torchmdla.compiler.sizes import Size, at
 from torchmdla.errors import CompileError
 from torchmdla.importer import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record, TensorMeta
 from torchmdla.importer.size_int import SizeInt, SizeValue
@@ -36,9 +38,9 @@ from torchmdla.importer.size_int import SizeInt, SizeValue
 # The smallest size that is not a specialisation: 0 and 1 change broadcasting and strides.
 _LEAST = 2
 
-# Numbers of sample points: for sizes that are polynomials of one or two symbols, of more symbols, and with parts that
-# are not polynomials.
-_POINTS, _POINTS_OF_MANY_SYMBOLS, _POINTS_WITH_PARTS = 5, 6, 8
+# Numbers of sample points: for sizes that are polynomials of one, two or more symbols, and with parts that are not
+# polynomials.
+_POINTS, _POINTS_OF_MANY_SYMBOLS, _POINTS_WITH_PARTS = {1: 4, 2: 5}, 6, 8
 
 # Range of the sample points, where the guards allow it.
 _LEAST_POINT, _MOST_POINT = 11, 61
@@ -107,10 +109,15 @@ def dynamic_program(
     if not known.conditions_hold(values):
         raise CompileError("what holds at small sizes does not at the call's")
     _check_agreement(known.at(seen, values), record, subgraph.outputs)
-    points = _sample_points(known, values, fixed, written_out)
-    samples = [subgraph.import_program(known.at(seen, point), parameters, options) for point in points]
-    if any(_size_independent_parts(sample) != _size_independent_parts(everywhere) for sample in samples):
-        raise CompileError("bindings, roles, dtypes or layouts depend on the sizes")
+    points = sorted(_sample_points(known, values, fixed, written_out), reverse=True)
+
+    def import_at(point: Values) -> ImportedGraph:
+        sample = subgraph.import_program(known.at(seen, point), parameters, options)
+        if _size_independent_parts(sample) != _size_independent_parts(everywhere):
+            raise CompileError("bindings, roles, dtypes or layouts depend on the sizes")
+        return sample
+
+    samples = _samples(import_at, everywhere, known, points)
     program = Program(
         "",
         known.at(everywhere.arguments, values),
@@ -127,6 +134,30 @@ def dynamic_program(
     )
     outputs = [_replace_sizes_by_terms(output_of(output, everywhere), known) for output in everywhere.outputs]
     return DynamicProgram(samples[0], program, outputs, known.program())
+
+
+def _samples(
+    import_at: Callable[[Values], ImportedGraph],
+    everywhere: ImportedGraph,
+    known: _SizeExpressions,
+    points: Sequence[Values],
+) -> list[ImportedGraph]:
+    """Return the imported graph at each of ``points``.
+
+    An import takes long, so the graph for all sizes serves as a template. If the first sample, the largest, equals the
+    filled-in template, each number that depends on sizes is written as its expression: a generic point equals no other
+    number by chance.
+    """
+    first = import_at(points[0])
+    try:
+        is_template = _program_of(known.fill_in(everywhere, points[0])) == _program_of(first)
+    except CompileError:  # A size is not a polynomial.
+        is_template = False
+    return [first, *(known.fill_in(everywhere, point) if is_template else import_at(point) for point in points[1:])]
+
+
+def _program_of(imported: ImportedGraph) -> object:
+    return imported.mlir, imported.arguments, imported.results
 
 
 class _SizeExpressions:
@@ -239,6 +270,25 @@ class _SizeExpressions:
             return item
 
         return concrete(thing)
+
+    def fill_in(self, imported: ImportedGraph, values: Values) -> ImportedGraph:
+        """Return a graph that was imported for all sizes, where the symbols have ``values``; its bindings stay.
+
+        Raises:
+            CompileError: a size is not a polynomial of the symbols.
+        """
+        symbols = self.symbols(values)
+
+        @cache
+        def number(text: str) -> str:
+            return str(at(self.polynomial(self._run.env.written[text]), symbols))
+
+        return replace(
+            imported,
+            mlir=re.sub("⟦[^⟧]*⟧", lambda match: number(match[0]), imported.mlir),
+            arguments=self.at(imported.arguments, values),
+            results=self.at(imported.results, values),
+        )
 
     def quotients(self) -> tuple[tuple[int | Size, int | Size], ...]:
         """Return the quotients of sizes that are used as values."""
@@ -358,9 +408,7 @@ def _sample_points(known: _SizeExpressions, values: Values, fixed: Collection[in
     Raises:
         CompileError: there are too few such values.
     """
-    count = _POINTS if len(values) <= 2 else _POINTS_OF_MANY_SYMBOLS
-    if known.has_parts:
-        count = _POINTS_WITH_PARTS
+    count = _POINTS_WITH_PARTS if known.has_parts else _POINTS.get(len(values), _POINTS_OF_MANY_SYMBOLS)
     draw = random.Random(0)
     for low, high in _ranges(values, written_out, known.has_parts):
         any_number = known.has_parts or high <= max(values) + 20

@@ -8,7 +8,7 @@ subgraph has the same structure, and its sizes are the values of the expressions
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ from torchmdla.importer import Record, TensorMeta
 from torchmdla.importer.builder import takes_size_value
 from torchmdla.importer.decompositions.convolutions import result_shape
 from torchmdla.importer.decompositions.resize import RESIZED_SHAPES
-from torchmdla.importer.schemas import call_in_order, overload_of
+from torchmdla.importer.schemas import call_in_order, overload_of, written_arguments
 from torchmdla.importer.size_int import SizeInt, to_size_int
 from torchmdla.importer.trace import leaves, qualified_name, without_modes
 from torchmdla.importer.types import record_value
@@ -67,6 +67,8 @@ class _SizeEnv(ShapeEnv):
         super().__init__(duck_shape=False)
         # Numerators and denominators of the quotients that are used as values, in order.
         self.quotients: dict[tuple[sympy.Expr, sympy.Expr], None] = {}
+        # The sizes of which a text was made, by their text.
+        self.written: dict[str, SizeInt] = {}
 
 
 class SymbolicRun:
@@ -79,6 +81,8 @@ class SymbolicRun:
         self._mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         # PyTorch's cache keeps the results of operators for the symbols of every environment until the process ends.
         self._mode.cache_enabled = False
+        # Results by operator and arguments: most layers of a model repeat the types of an earlier one.
+        self._results: dict[Hashable, Any] = {}
         self._symints = [self._symbol(number, value) for number, value in enumerate(values)]
         # The sizes that are used as values, in order.
         self.values_of_sizes: dict[sympy.Expr, None] = {}
@@ -108,9 +112,18 @@ class SymbolicRun:
     def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
         """Return the result of an operator; ``arguments`` are in the order of ``schema``.
 
-        A size that is used as a value is fixed to one number, unless the operator takes it at run time.
+        A size that is used as a value is fixed to one number, unless the operator takes it at run time. The result is
+        that of an earlier call of the operator with arguments of the same types and values, if there was one.
         """
         name = qualified_name(schema)
+        if written_arguments(schema) or any(map(_has_data, leaves(arguments))):
+            return self._call(name, schema, arguments)
+        key = name, _key_of(arguments)
+        if key not in self._results:
+            self._results[key] = self._call(name, schema, arguments)
+        return self._results[key]
+
+    def _call(self, name: str, schema: Any, arguments: Sequence[Any]) -> Any:
         dtypes = [leaf.dtype for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
         def prepared(argument: torch._C.Argument, value: Any) -> Any:
@@ -167,6 +180,21 @@ class SymbolicRun:
     def _number(self, seen: int) -> Any:
         place = next(self._places)
         return seen if place is None else self._symints[place]
+
+
+def _has_data(argument: object) -> bool:
+    """Return whether an argument is a tensor whose data may determine a result."""
+    return isinstance(argument, torch.Tensor) and getattr(argument, "constant", argument) is not None
+
+
+def _key_of(argument: object) -> Hashable:
+    """Return a key that is equal for arguments which give an operator the same result."""
+    if isinstance(argument, list | tuple):
+        return tuple(map(_key_of, argument))
+    if not isinstance(argument, torch.Tensor):
+        return type(argument), argument.node.expr if isinstance(argument, torch.SymInt) else repr(argument)
+    sizes = (*argument.shape, *argument.stride())
+    return argument.dtype, *(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
 
 
 @contextmanager

@@ -178,8 +178,8 @@ def fit(points: Sequence[Sequence[int]], numbers: Sequence[int]) -> int | Size:
 
     :func:`_forms` lists the forms that are tried.
 
-    The coefficients are integers. For reliability there are at least two more points than coefficients, or one more for
-    multiplied-out products.
+    The coefficients are integers. For reliability there are at least two more points than coefficients, or one more if
+    few combinations have that number of coefficients.
 
     Raises:
         NoPolynomial: no polynomial with integer coefficients fits.
@@ -214,7 +214,7 @@ def _tables(points: tuple[tuple[int, ...], ...]) -> list[_Table]:
     tables = []
     for monomials in _forms(len(points[0])):
         count = len(monomials[0]) if monomials else 0
-        if not monomials or len(points) < count + 1 + (2 if count <= 2 else 1):
+        if not monomials or len(points) < count + 1 + (2 if len(monomials) > 1 and count <= 2 else 1):
             continue
         values = {e: [float(_monomial(e, point)) for point in points] for e in set(itertools.chain(*monomials))}
         ones = [1.0] * len(points)

@@ -92,7 +92,8 @@ def _write_int(emitter: Emitter, operand: Operand) -> Value:
         return emitter.integer(LAYOUTS[operand])
     if isinstance(operand, torch.memory_format):
         return emitter.integer(MEMORY_FORMATS[operand])
-    return emitter.integer(int(operand))  # type: ignore[call-overload]
+    # A size keeps its type, and with it its expression.
+    return emitter.integer(int(operand) if isinstance(operand, bool) else operand)  # type: ignore[arg-type]
 
 
 def _write_number(emitter: Emitter, operand: Operand) -> Value:

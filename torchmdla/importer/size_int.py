@@ -15,7 +15,8 @@ class SizeInt(int):
     It is used like any integer. Sums, products and quotients are also expressions. Every decision on one (a comparison,
     a truth value) is recorded as a guard by the ``ShapeEnv`` of its symbols. So the code that one call runs is known to
     be correct at all sizes where the guards hold. True division and conversion to a float give plain floats. For the
-    symbols in a decomposition, see :func:`to_size_int`.
+    symbols in a decomposition, see :func:`to_size_int`. Its text is its expression in ``⟦⟧``, which the environment
+    remembers (``written``), so that a text with sizes is a template for other sizes.
 
     An integer that is used as a value is symbol number ``symbol`` of the program, and the program gets it as an
     argument.
@@ -28,6 +29,14 @@ class SizeInt(int):
         number = super().__new__(cls, symbolic.node.hint)
         number.symbolic = symbolic
         return number
+
+    def __str__(self) -> str:
+        text = f"⟦{self.symbolic.node.expr}⟧"
+        self.symbolic.node.shape_env.written[text] = self
+        return text
+
+    def __format__(self, specification: str) -> str:
+        return str(self)
 
     def __bool__(self) -> bool:
         return bool(self.symbolic != 0)

@@ -63,6 +63,9 @@ class Expression:
         of = [str(self.payload)] if self.payload is not None else []
         return f"{self.op}({', '.join([*of, *map(repr, self.operands)])})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _intern, (self.op, self.operands, self.type, self.attributes, self.payload)
+
     def replace(self, operands: tuple[Expression, ...], payload: Hashable) -> Expression:
         """Return the expression with other operands and another payload."""
         return _intern(self.op, operands, self.type, self.attributes, payload)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from torch_mlir import ir
 
@@ -42,6 +43,9 @@ from torchmdla.errors import CompileError
 from torchmdla.support import trace
 from torchmdla.support.sharing import parallel_map
 
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
 # Functions that LLVM may call. They are listed here for object formats whose symbols are not read.
 _LIKELY_SYMBOLS = ("memcpy", "memmove", "memset")
 
@@ -56,11 +60,7 @@ def lower(program: Program) -> Artifact:
     with shared_context(), ir.Location.unknown():
         code, plan = _generate(program, seconds)
         parts = partition(code)
-        compiled = partial(_compile_part, code, program, seconds)
-        start = time.perf_counter()
-        # Dumps are written only by this process, so compile all parts here if dumping is on.
-        objects = list(map(compiled, parts)) if dump.is_on() else parallel_map(compiled, parts)
-        seconds["waiting"] = time.perf_counter() - start - seconds["llvm"] - seconds["object"]
+        objects = _map_in_parallel(partial(_compile_part, code, program, seconds), parts, seconds)
     with _timed(seconds, "image"):
         object_code = _link_parts(objects)
     return Artifact(object_code, _manifest(program, code, plan, objects, seconds))
@@ -163,7 +163,8 @@ def loop_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgr
         torchmdla.CompileError: as for :func:`lower`.
     """
     written = [program.sample(k) for k in range(len(program.samples))] or [program]
-    samples, decisions = [_read(sample, seconds) for sample in written], Decisions.of(program)
+    samples = _map_in_parallel(partial(_read, seconds=seconds), written, seconds)
+    decisions = Decisions.of(program)
     with _timed(seconds, "steps"), _report_mismatched_tiles(decisions.tiles):
         return transform(program, samples, decisions.tiles, decisions.algorithms)
 
@@ -193,6 +194,18 @@ def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
     dump.write("fused.mlir", lambda: located_text(module))
     with _timed(seconds, "steps"):
         return read_program(module, program)
+
+
+def _map_in_parallel(
+    work: Callable[[Item], Outcome], items: Sequence[Item], seconds: dict[str, float]
+) -> list[Outcome]:
+    """Return the results of ``work`` for each item, in order, and add the time without a stage to ``seconds``."""
+    start, before = time.perf_counter(), sum(seconds.values())
+    # Dumps are written only by this process, so it does all the work if dumping is on.
+    results = list(map(work, items)) if dump.is_on() else parallel_map(work, items)
+    spent = sum(seconds.values()) - before
+    seconds["waiting"] = seconds.get("waiting", 0.0) + time.perf_counter() - start - spent
+    return results
 
 
 def _manifest(
