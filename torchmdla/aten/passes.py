@@ -15,10 +15,9 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
+from torchmdla.aten.calls import layer_names
 from torchmdla.aten.dialect import AtenError, diagnostics_as_error, register
-from torchmdla.aten.liveness import LivenessReport, liveness_report
-from torchmdla.aten.naming import layer_names
-from torchmdla.aten.operations import OpReport, op_report
+from torchmdla.aten.reports import LivenessReport, OpReport, liveness_report, op_report
 from torchmdla.aten.returns import return_elimination
 from torchmdla.aten.to_std import aten_to_std, lower_to_std
 
@@ -82,7 +81,10 @@ def pipeline(text: str, context: ir.Context) -> PassManager:
         if name in PASSES:
             manager.add(_runner(name, _options(name, options)), name=name, argument=name)
         else:
-            _add(manager, element)
+            try:
+                manager.add(element)
+            except ValueError as error:
+                raise AtenError(f"{element}: {error}") from None
     return manager
 
 
@@ -95,13 +97,6 @@ def run(module: ir.Module, text: str) -> None:
     manager = pipeline(text, module.context)
     with diagnostics_as_error("the pipeline failed"):
         manager.run(module.operation)
-
-
-def _add(manager: PassManager, element: str) -> None:
-    try:
-        manager.add(element)
-    except ValueError as error:
-        raise AtenError(f"{element}: {error}") from None
 
 
 def _runner(name: str, options: Mapping[str, str]) -> Callable[[Any, Any], None]:
