@@ -124,7 +124,7 @@ class DialectWriter(Values):
         if isinstance(operand, ir.Value):
             return operand
         if kind == "TensorType" and isinstance(operand, bool | int | float):
-            return constants.tensor_constant(torch.tensor(operand))  # PyTorch accepts a number as a tensor.
+            return constants.tensor_constant(operand)  # PyTorch accepts a number as a tensor.
         if isinstance(operand, list | tuple) and any(isinstance(item, ir.Value) or item is None for item in operand):
             elements = [self._value(item) for item in operand]
             type_ = ir.TupleType.get_tuple([element.type for element in elements])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Sequence
@@ -82,24 +81,12 @@ def constant_of_attribute(attribute: ir.Attribute, type_: ir.Type) -> ir.Value:
     return ir.Operation.create("aten.constant", results=[type_], attributes=attributes).result
 
 
-def tensor_constant(tensor: torch.Tensor) -> ir.Value:
-    """Create an ``aten.constant`` with a tensor's data, at the current insertion point and location.
-
-    Raises:
-        ValueError: a tensor of this dtype cannot be a literal.
-    """
-    if tensor.is_complex():
-        raise ValueError("the bindings of MLIR cannot hold a literal tensor of complex numbers")
-    type_ = types.tensor_type(tensor.dtype, tuple(tensor.shape))
-    data = tensor.detach().contiguous().flatten()
-    if tensor.numel() == 0:
-        body = ""
-    elif tensor.dtype == torch.bool:
-        body = json.dumps(tensor.tolist())
-    else:
-        body = f'"0x{bytes(data.view(torch.uint8).tolist()).hex().upper()}"'
-    attribute = ir.Attribute.parse(f"dense<{body}> : {type_}")
-    return ir.Operation.create("aten.constant", results=[ir.Type.parse(type_)], attributes={"value": attribute}).result
+def tensor_constant(value: float) -> ir.Value:
+    """Create an ``aten.constant`` with PyTorch's tensor of a number, at the current insertion point and location."""
+    type_ = ir.RankedTensorType(ir.Type.parse(types.tensor_type(torch.tensor(value).dtype, ())))
+    attribute = ir.FloatAttr if isinstance(value, float) else ir.IntegerAttr
+    number = attribute.get(type_.element_type, value)
+    return constant_of_attribute(ir.DenseElementsAttr.get_splat(type_, number), type_)
 
 
 def read(op: Any) -> object:

@@ -179,11 +179,9 @@ class _GraphRun(Flattening):
         return value
 
     def node(self, node: Any) -> None:
-        if node.kind() in _IMPLICIT:  # Tracing turned a number into a tensor.
+        # Tracing turned a number into a tensor.
+        if node.kind() in ("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"):
             (tensor,) = self.values(node.inputs())
             self.define(node.outputs(), [tensor.item()])
         else:
             super().node(node)
-
-
-_IMPLICIT = frozenset(("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"))

@@ -27,22 +27,21 @@ def _report_pass(report: Callable[..., OpReport | LivenessReport]) -> Callable[.
         if format not in ("json", "table"):
             raise AtenError(f"format must be json or table, got {format!r}")
         result = report(module, function or None)
-        text = result.to_json() + "\n" if format == "json" else _table(result)
+        if format == "json":
+            text = result.to_json() + "\n"
+        else:
+            from rich.console import Console
+
+            console = Console(width=200)
+            with console.capture() as capture:
+                console.print(result)
+            text = capture.get()
         if output == "-":
             print(text, end="")
         else:
             Path(output).write_text(text, encoding="utf-8")
 
     return run
-
-
-def _table(report: OpReport | LivenessReport) -> str:
-    from rich.console import Console
-
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(report)
-    return capture.get()
 
 
 # Each function has the module as its argument, and its options as keyword arguments.
@@ -55,9 +54,7 @@ PASSES: Mapping[str, Callable[..., object]] = {
     "aten-lower-to-std": lower_to_std,
 }
 
-_OPTIONS: Mapping[str, frozenset[str]] = {
-    name: frozenset(("function", "format", "output")) for name in ("aten-op-report", "aten-liveness-report")
-}
+_REPORT_OPTIONS = ("function", "format", "output")
 
 
 def pipeline(text: str, context: ir.Context) -> PassManager:
@@ -122,7 +119,7 @@ def _options(name: str, text: str) -> dict[str, str]:
     options = {}
     for item in text[:-1].split():
         key, equals, value = item.partition("=")
-        if not equals or key not in _OPTIONS.get(name, frozenset()):
+        if not equals or not name.endswith("-report") or key not in _REPORT_OPTIONS:
             raise AtenError(f"{name}: no option {item!r}")
         options[key] = value
     return options

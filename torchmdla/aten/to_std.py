@@ -48,7 +48,8 @@ def aten_to_std(module: ir.Module) -> None:
             for source in sources:
                 _Function(source, globals_).convert()
         except BaseException:
-            globals_.undo()
+            for op in globals_.added:
+                op.erase()
             raise
     for source in sources:
         source.erase()
@@ -61,18 +62,13 @@ class _Globals:
     def __init__(self, module: ir.Module) -> None:
         self._module = module
         self._names: dict[str, str] = {}
-        self._made: list[Any] = []
+        self.added: list[Any] = []
 
     def add(self, name: str, attributes: Mapping[str, ir.Attribute]) -> Any:
         """Add an op at the current insertion point; a function does not have a body."""
         regions = 1 if name == "func.func" else 0
-        self._made.append(ir.Operation.create(name, attributes=dict(attributes), regions=regions))
-        return self._made[-1]
-
-    def undo(self) -> None:
-        """Erase all added ops."""
-        for op in self._made:
-            op.erase()
+        self.added.append(ir.Operation.create(name, attributes=dict(attributes), regions=regions))
+        return self.added[-1]
 
     def declare(self, name: str, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
         """Declare a private function, unless it is already declared."""
@@ -217,7 +213,7 @@ class _Function:
                 result_codes.append(_code(_wide_type(result.type)))
             else:
                 self._known[result] = _Literal(None)
-        name = _symbol(schema.qualified, codes, result_codes)
+        name = "__".join((re.sub(r"::|\.", "_", schema.qualified), "_".join(codes), "_".join(result_codes)))
         passed = [_erase_sizes(operand) for operand in operands]
         outputs = [_wide_type(result.type) for result in returned]
         self._globals.declare(name, [operand.type for operand in passed], outputs)
@@ -364,8 +360,3 @@ def _number_attribute(value: float, type_: ir.Type) -> ir.Attribute:
 
 def _code(type_: ir.Type) -> str:
     return re.sub(r"\W+", "", str(type_))
-
-
-def _symbol(qualified: str, operands: Sequence[str], results: Sequence[str]) -> str:
-    base = qualified.replace("::", "_").replace(".", "_")
-    return f"{base}__{'_'.join(operands)}__{'_'.join(results)}"

@@ -90,16 +90,7 @@ _EACH: Mapping[str, str] = {
     "__and__.bool __or__.bool eq.int ne.int lt.int le.int gt.int ge.int eq.bool ne.bool eq.int_list ne.int_list": "",
 }
 
-_POWERS: Mapping[float, str] = {
-    0: "",
-    0.5: "sqrt",
-    1: "",
-    2: "*",
-    3: "* *",
-    -0.5: "sqrt /",
-    -1: "/",
-    -2: "* /",
-}
+_POWERS: Mapping[float, str] = {0: "", 0.5: "sqrt", 1: "", 2: "*", 3: "* *", -0.5: "sqrt /", -1: "/", -2: "* /"}
 
 
 def _sum(sign: str) -> Rule:

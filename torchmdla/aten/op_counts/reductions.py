@@ -24,10 +24,6 @@ def _log_softmax(elements: int, rows: int) -> Counts:
     return _comparisons(elements, rows) + each(elements, "- - exp +") + each(rows, "log")
 
 
-def _logsumexp(elements: int, rows: int) -> Counts:
-    return _comparisons(elements, rows) + each(elements, "- exp +") + each(rows, "+ log")
-
-
 def _reduction(elements: str, results: str = "") -> Rule:
     """Return the rule with the kinds for each element of ``self`` and for each result."""
     return lambda call: each(call["self"].numel, elements) + each(call.out.numel, results)
@@ -112,22 +108,6 @@ def _rms_norm(call: Call) -> Counts:
     return each(call["input"].numel, kinds) + each(_normalised_rows(call), "* + / sqrt")
 
 
-def _batch_norm_backward(call: Call) -> Counts:
-    """Return the counts of the gradients of a batch norm.
-
-    Σ g and Σ g·x̂ are computed for each channel, then weight/σ · (g − mean g − x̂ · mean g·x̂). x̂ is computed again.
-    """
-    return each(call["input"].numel, "+ + - - * * * MAC") + each(_channels(call), "* * *")
-
-
-def _layer_norm_backward(call: Call) -> Counts:
-    """Return the counts of the gradients of a layer norm.
-
-    They are as those of a batch norm. The gradients of weight and bias are summed separately from those of the rows.
-    """
-    return each(call["input"].numel, "+ + + - - * * * * MAC MAC") + each(call["mean"].numel, "* * *")
-
-
 # --- losses: elementwise terms, reduced by the argument ``reduction`` (0 none, 1 mean, 2 sum) ---------------------
 
 # Kinds for each element of the input.
@@ -200,7 +180,7 @@ RULES: Mapping[str, Rule] = {
     "aminmax": _reduction_by(lambda n, r: _comparisons(2 * n, 2 * r)),
     **dict.fromkeys(("all", "any"), _reduction("&")),
     "count_nonzero": _reduction("> +"),
-    "logsumexp": _reduction_by(_logsumexp),
+    "logsumexp": _reduction_by(lambda n, r: _comparisons(n, r) + each(n, "- exp +") + each(r, "+ log")),
     **dict.fromkeys(("norm", "linalg_vector_norm", "frobenius_norm"), _norm),
     "cumsum": _reduction("+"),
     "cumprod": _reduction("*"),
@@ -226,8 +206,14 @@ RULES: Mapping[str, Rule] = {
     "group_norm": _normalisation(lambda call: call["input"].shape[0] * call["num_groups"]),
     "native_group_norm": _normalisation(lambda call: call["input"].shape[0] * call["group"]),
     "rms_norm": _rms_norm,
-    "native_batch_norm_backward": _batch_norm_backward,
-    "native_layer_norm_backward": _layer_norm_backward,
+    # Σ g and Σ g·x̂ for each row, then weight/σ · (g − mean g − x̂ · mean g·x̂). x̂ is computed again.
+    "native_batch_norm_backward": lambda call: (
+        each(call["input"].numel, "+ + - - * * * MAC") + each(_channels(call), "* * *")
+    ),
+    # The gradients of weight and bias are summed separately from those of the rows.
+    "native_layer_norm_backward": lambda call: (
+        each(call["input"].numel, "+ + + - - * * * * MAC MAC") + each(call["mean"].numel, "* * *")
+    ),
     **{name: _terms(kinds) for name, kinds in _TERMS.items()},
     "kl_div": _kl_div,
     **dict.fromkeys(("nll_loss", "nll_loss_nd", "nll_loss_forward", "nll_loss2d", "nll_loss2d_forward"), _nll_loss),

@@ -50,14 +50,6 @@ def _window(call: Call, dims: int) -> int:
     return math.prod(listed) if len(listed) > 1 else listed[0] ** dims
 
 
-def _max_pool(dims: int) -> Rule:
-    return lambda call: each(call.out.numel * (_window(call, dims) - 1), ">")
-
-
-def _average_pool(dims: int) -> Rule:
-    return lambda call: each(call.out.numel * _window(call, dims), "+") + each(call.out.numel, "*")
-
-
 def _window_elements(call: Call, dims: int) -> int:
     """Return the number of elements in all windows of an adaptive pooling.
 
@@ -69,19 +61,6 @@ def _window_elements(call: Call, dims: int) -> int:
         for size, result in zip(sizes, results, strict=True)
     ]
     return math.prod(windows, start=math.prod(call.out.shape[:-dims]))
-
-
-def _adaptive_average(dims: int) -> Rule:
-    return lambda call: each(_window_elements(call, dims), "+") + each(call.out.numel, "*")
-
-
-def _adaptive_maximum(dims: int) -> Rule:
-    return lambda call: each(_window_elements(call, dims) - call.out.numel, ">")
-
-
-def _interpolation(points: int) -> Rule:
-    """Return the rule for ops whose results are sums of ``points`` elements with weights known from the sizes."""
-    return lambda call: each(points * call.out.numel, "MAC")
 
 
 def _grid_sampler(call: Call) -> Counts:
@@ -104,21 +83,42 @@ def _grid_sampler(call: Call) -> Counts:
     return each(coordinates, "MAC *") + interpolated[call["interpolation_mode"]]
 
 
-_DIMS = (1, 2, 3)
+def _interpolation(points: int) -> Rule:
+    """Return the rule for ops whose results are sums of ``points`` elements with weights known from the sizes."""
+    return lambda call: each(points * call.out.numel, "MAC")
+
+
+def _rules_of(dims: int) -> dict[str, Rule]:
+    """Return the rules of the ops that have ``dims`` in their name."""
+
+    def max_pool(call: Call) -> Counts:
+        return each(call.out.numel * (_window(call, dims) - 1), ">")
+
+    def adaptive_average(call: Call) -> Counts:
+        return each(_window_elements(call, dims), "+") + each(call.out.numel, "*")
+
+    return {
+        f"conv{dims}d": _convolution(False),
+        f"conv_transpose{dims}d": _convolution(True),
+        f"max_pool{dims}d": max_pool,
+        f"max_pool{dims}d_with_indices": max_pool,
+        f"avg_pool{dims}d": lambda call: each(call.out.numel * _window(call, dims), "+") + each(call.out.numel, "*"),
+        f"adaptive_avg_pool{dims}d": adaptive_average,
+        f"_adaptive_avg_pool{dims}d": adaptive_average,
+        f"adaptive_max_pool{dims}d": lambda call: each(_window_elements(call, dims) - call.out.numel, ">"),
+        f"upsample_nearest{dims}d": "",
+        f"_upsample_nearest_exact{dims}d": "",
+    }
+
 
 RULES: Mapping[str, Rule] = {
-    **{f"conv{dims}d": _convolution(False) for dims in _DIMS},
+    **_rules_of(1),
+    **_rules_of(2),
+    **_rules_of(3),
     "_convolution_mode": _convolution(False),
-    **{f"conv_transpose{dims}d": _convolution(True) for dims in _DIMS},
     **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), _convolution()),
     "convolution_backward": _convolution_backward,
-    **{f"max_pool{dims}d{suffix}": _max_pool(dims) for dims in _DIMS for suffix in ("", "_with_indices")},
     "max_pool2d_with_indices_backward": lambda call: each(call["grad_output"].numel, "+"),
-    **{f"avg_pool{dims}d": _average_pool(dims) for dims in _DIMS},
-    **{f"{prefix}adaptive_avg_pool{dims}d": _adaptive_average(dims) for dims in _DIMS for prefix in ("", "_")},
-    **{f"adaptive_max_pool{dims}d": _adaptive_maximum(dims) for dims in _DIMS},
-    **{f"upsample_nearest{dims}d": "" for dims in _DIMS},
-    **{f"_upsample_nearest_exact{dims}d": "" for dims in _DIMS},
     "upsample_linear1d": _interpolation(2),
     "upsample_bilinear2d": _interpolation(4),
     "upsample_trilinear3d": _interpolation(8),
