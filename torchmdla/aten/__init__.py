@@ -11,39 +11,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchmdla.aten.calls import layer_names
     from torchmdla.aten.dialect import AtenError, parse, register
     from torchmdla.aten.graphs import from_fx, from_graph, from_module, from_typed_graph
-    from torchmdla.aten.liveness import HeldValue, LivenessPoint, LivenessReport, liveness_report
-    from torchmdla.aten.naming import layer_names
-    from torchmdla.aten.operations import LayerReport, OpReport, op_report
     from torchmdla.aten.passes import PASSES, pipeline, run
+    from torchmdla.aten.reports import (
+        HeldValue,
+        LayerReport,
+        LivenessPoint,
+        LivenessReport,
+        OpReport,
+        liveness_report,
+        op_report,
+    )
     from torchmdla.aten.returns import return_elimination
     from torchmdla.aten.to_std import aten_to_std, lower_to_std
     from torchmdla.aten.torch_dialect import from_torch
 
+# Names of the modules.
 _HOMES = {
-    "AtenError": "dialect",
-    "parse": "dialect",
-    "register": "dialect",
-    "from_fx": "graphs",
-    "from_graph": "graphs",
-    "from_module": "graphs",
-    "from_typed_graph": "graphs",
-    "layer_names": "naming",
-    "HeldValue": "liveness",
-    "LivenessPoint": "liveness",
-    "LivenessReport": "liveness",
-    "liveness_report": "liveness",
-    "LayerReport": "operations",
-    "OpReport": "operations",
-    "op_report": "operations",
-    "PASSES": "passes",
-    "pipeline": "passes",
-    "run": "passes",
-    "return_elimination": "returns",
-    "aten_to_std": "to_std",
-    "lower_to_std": "to_std",
-    "from_torch": "torch_dialect",
+    "calls": ("layer_names",),
+    "dialect": ("AtenError", "parse", "register"),
+    "graphs": ("from_fx", "from_graph", "from_module", "from_typed_graph"),
+    "passes": ("PASSES", "pipeline", "run"),
+    "reports": (
+        *("LayerReport", "OpReport", "op_report"),
+        *("HeldValue", "LivenessPoint", "LivenessReport", "liveness_report"),
+    ),
+    "returns": ("return_elimination",),
+    "to_std": ("aten_to_std", "lower_to_std"),
+    "torch_dialect": ("from_torch",),
 }
 
 __all__ = [
@@ -73,6 +70,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

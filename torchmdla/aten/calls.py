@@ -1,4 +1,4 @@
-"""Reader that turns a function in the aten dialect into a list of calls.
+"""Names of a function's layers, and the reader that turns it into a list of calls.
 
 The calls are plain data, so that rules see no MLIR objects.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch_mlir import ir
 
 from torchmdla.aten import constants, types
-from torchmdla.aten.builder import PARAMETER
-from torchmdla.aten.dialect import CAST, CONSTANT, AtenError
+from torchmdla.aten.dialect import CAST, CONSTANT, PARAMETER, AtenError, body_of, functions_with_body
 from torchmdla.aten.schemas import OpSchema, by_op
 
-LAYER_NAME = "layer_name"
+_LAYER_NAME = "layer_name"
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the elements in bytes."""
-        return self.numel * element_bytes(self.element)
+        """Return the size of the elements in bytes in PyTorch, where an ``i1`` has one byte."""
+        bits = int(re.findall(r"\d+", self.element)[0]) * (2 if self.element.startswith("complex") else 1)
+        return self.numel * max(1, bits // 8)
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,7 @@ class Call:
         return list(tensors(self.results))
 
 
-class _Unknown:
-    def __repr__(self) -> str:
-        return "UNKNOWN"
-
-
-UNKNOWN = _Unknown()
+UNKNOWN = object()
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
@@ -112,40 +108,32 @@ class Function:
     returned: tuple[str, ...]
 
 
-def functions(module: ir.Module) -> list[Function]:
-    """Return every function of a module that has a body.
+def layer_names(module: ir.Module) -> list[str]:
+    """Name every layer of every function, in place, and return the names in order.
+
+    A layer is an op of the dialect other than ``aten.constant``. ``L3-relu-1`` is the fourth layer of its function and
+    the second relu. Existing names are replaced.
 
     Raises:
-        AtenError: an op does not belong to the aten dialect, or a size is not known.
+        AtenError: a function has control flow.
     """
-    operations = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
-    return [_Reader(op).read() for op in operations if len(op.regions[0].blocks)]
+    names = []
+    for function in functions_with_body(module):
+        for op, name in _layers(body_of(function)):
+            with module.context:
+                op.attributes[_LAYER_NAME] = ir.StringAttr.get(name)
+            names.append(name)
+    return names
 
 
-def body(function: Any) -> Any:
-    """Return the only block of a function.
-
-    Raises:
-        AtenError: the function has several blocks.
-    """
-    blocks = function.regions[0].blocks
-    if len(blocks) != 1:
-        raise AtenError(f"function {function.attributes['sym_name']} has control flow")
-    return blocks[0]
-
-
-def layers(function: Any) -> list[Any]:
-    """Return the layers of a function: its ops of the aten dialect, without constants."""
-    operations = [op.operation for op in body(function).operations]
-    return [op for op in operations if op.name.startswith("aten.") and op.name != CONSTANT]
-
-
-def layer_name(number: int, base: str, count: int) -> str:
-    """Return the name of a layer.
-
-    ``number`` counts over the graph, and ``count`` counts over the ops of its kind. Both start at 0.
-    """
-    return f"L{number}-{base}-{count}"
+def _layers(block: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the layers of a function's block with their default names."""
+    counts: Counter[str] = Counter()
+    layers = (op.operation for op in block.operations if op.operation.name in by_op())
+    for number, op in enumerate(layers):
+        base = by_op()[op.name].base
+        yield op, f"L{number}-{base}-{counts[base]}"
+        counts[base] += 1
 
 
 _TENSOR = re.compile(r"tensor<((?:[\d?]+x)*)([^,>]+(?:<[^>]*>)?)>")
@@ -160,20 +148,23 @@ class _Reader:
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        self._name = str(ir.StringAttr(function.attributes["sym_name"]).value)
+        self.name = str(ir.StringAttr(function.attributes["sym_name"]).value)
         # The state numbers all values once, not once per name.
         self._state = ir.AsmState(function)
         self._known: dict[ir.Value, Any] = {}
         self._literals: list[Tensor] = []
 
     def read(self) -> Function:
-        block = body(self._function)
+        block = body_of(self._function)
+        attributes = self._function.attributes
+        marks = attributes["arg_attrs"] if "arg_attrs" in attributes else [{}] * len(block.arguments)
         for argument in block.arguments:
             self._known[argument] = self._describe(argument)
-        marked = [argument for argument in block.arguments if PARAMETER in self._attributes(argument)]
+        arguments = [self._known[argument] for argument in block.arguments]
+        marked = [argument for argument, mark in zip(arguments, marks, strict=True) if PARAMETER in mark]
+        names = (name for _, name in _layers(block))
         calls: list[Call] = []
         returned: list[str] = []
-        counts: dict[str, int] = {}
         for op in (view.operation for view in block.operations):
             if op.name == "func.return":
                 returned = [tensor.name for tensor in tensors([self._known[value] for value in op.operands])]
@@ -181,19 +172,13 @@ class _Reader:
                 self._constant(op)
             elif op.name == CAST:
                 self._cast(op)
-            elif op.name.startswith("aten."):
-                calls.append(self._call(op, len(calls), counts))
+            elif op.name in by_op():
+                calls.append(self._call(op, next(names)))
             elif op.name not in _UNCOUNTED_OPS:
                 raise AtenError(f"{op.name} is not an op of the aten dialect ({op.location})")
-        literals = tuple(self._literals)
-        parameters = frozenset(tensor.name for tensor in tensors([self._known[argument] for argument in marked]))
-        arguments = tuple(tensors([self._known[argument] for argument in block.arguments]))
-        return Function(self._name, arguments, parameters, literals, tuple(calls), tuple(returned))
-
-    def _attributes(self, argument: Any) -> Any:
-        if "arg_attrs" not in self._function.attributes:
-            return {}
-        return self._function.attributes["arg_attrs"][argument.arg_number]
+        parameters = frozenset(tensor.name for tensor in tensors(marked))
+        literals, inputs = tuple(self._literals), tuple(tensors(arguments))
+        return Function(self.name, inputs, parameters, literals, tuple(calls), tuple(returned))
 
     def _constant(self, op: Any) -> None:
         value = op.results[0]
@@ -210,17 +195,12 @@ class _Reader:
         else:
             raise AtenError(f"{op.name} neither makes nor takes apart a tuple ({op.location})")
 
-    def _call(self, op: Any, number: int, counts: dict[str, int]) -> Call:
+    def _call(self, op: Any, name: str) -> Call:
         schema = by_op()[op.name]
         arguments = dict(zip(schema.arguments, (self._known[value] for value in op.operands), strict=True))
-        results = []
-        for value in op.results:
-            self._known[value] = self._describe(value)
-            results.append(self._known[value])
-        count = counts.get(schema.base, 0)
-        counts[schema.base] = count + 1
-        label = op.attributes[LAYER_NAME].value if LAYER_NAME in op.attributes else ""
-        return Call(schema, arguments, tuple(results), label or layer_name(number, schema.base, count))
+        self._known.update((value, self._describe(value)) for value in op.results)
+        label = op.attributes[_LAYER_NAME].value if _LAYER_NAME in op.attributes else ""
+        return Call(schema, arguments, tuple(self._known[value] for value in op.results), label or name)
 
     def _describe(self, value: ir.Value) -> Any:
         name = value.get_name(self._state)
@@ -236,36 +216,21 @@ class _Reader:
             return UNKNOWN
         match = _TENSOR.fullmatch(str(type_))
         if match is None or "?" in match[1]:
-            raise AtenError(f"@{self._name}: the sizes of {name}, a {type_}, must be known for a report")
+            raise AtenError(f"@{self.name}: the sizes of {name}, a {type_}, must be known for a report")
         return Tensor(tuple(int(size) for size in match[1].split("x") if size), match[2], name)
-
-
-_BITS = re.compile(r"\d+")
-
-
-def element_bytes(element: str) -> int:
-    """Return the bytes of one element in PyTorch; an ``i1`` has one byte."""
-    bits = int(_BITS.findall(element)[0]) * (2 if element.startswith("complex") else 1)
-    return max(1, bits // 8)
-
-
-def as_list(value: Any, length: int) -> Sequence[int]:
-    """Return an ``int[N]`` argument as a list; a single number is repeated ``length`` times."""
-    values = [value] if isinstance(value, int) else list(value)
-    return values * length if len(values) == 1 else values
 
 
 def function_of(module: ir.Module, name: str | None = None) -> Function:
     """Return the function called ``name``, or the module's only function.
 
     Raises:
-        AtenError: the function does not exist, or ``name`` is ``None`` and there are several; also as
-            :func:`functions`.
+        AtenError: the function does not exist, or ``name`` is ``None`` and there are several. An op does not belong to
+            the aten dialect, or a size is not known.
     """
-    candidates = functions(module)
-    names = ", ".join(f"@{function.name}" for function in candidates) or "none"
-    chosen = [function for function in candidates if name in (None, function.name)]
+    readers = [_Reader(function) for function in functions_with_body(module)]
+    chosen = [reader for reader in readers if name in (None, reader.name)]
     if len(chosen) != 1:
         wanted = "one function" if name is None else f"function @{name}"
+        names = ", ".join(f"@{reader.name}" for reader in readers) or "none"
         raise AtenError(f"{wanted} expected, the module has {names}")
-    return chosen[0]
+    return chosen[0].read()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Sequence
@@ -12,9 +11,6 @@ import torch
 from torch_mlir import ir
 
 from torchmdla.aten import types
-from torchmdla.importer.emitter import quote
-
-_I32 = range(-(2**31), 2**31)
 
 
 def literal(value: object) -> tuple[ir.Attribute, ir.Type]:
@@ -25,8 +21,48 @@ def literal(value: object) -> tuple[ir.Attribute, ir.Type]:
     Raises:
         TypeError: ``value`` has another type.
     """
-    text, type_ = _literal_text(value)
-    return ir.Attribute.parse(text), ir.Type.parse(type_)
+    if value is None:
+        return ir.UnitAttr.get(), ir.NoneType.get()
+    if isinstance(value, bool | int | float):
+        type_ = _number_type(value)
+        if isinstance(value, float):
+            return ir.FloatAttr.get_f32(value) if type_ == ir.F32Type.get() else ir.FloatAttr.get_f64(value), type_
+        return ir.IntegerAttr.get(type_, value), type_
+    if isinstance(value, complex):
+        parts = [ir.FloatAttr.get_f64(part) for part in (value.real, value.imag)]
+        return ir.ArrayAttr.get(parts), ir.ComplexType.get(ir.F64Type.get())
+    if isinstance(value, str):
+        return ir.StringAttr.get(value), ir.Type.parse(types.STRING)
+    if isinstance(value, Sequence) and all(isinstance(item, bool | int | float) for item in value):
+        return _list_literal(value)
+    raise TypeError(f"no literal of the aten dialect for {value!r}")
+
+
+def _list_literal(values: Sequence[float]) -> tuple[ir.Attribute, ir.Type]:
+    convert: type[float] = int
+    array: Any = ir.DenseI64ArrayAttr
+    if values and all(isinstance(value, bool) for value in values):
+        convert, array = bool, ir.DenseBoolArrayAttr
+    elif any(isinstance(value, float) for value in values):
+        convert, array = float, ir.DenseF64ArrayAttr
+    items = [convert(value) for value in values]
+    return array.get(items), ir.TupleType.get_tuple([_number_type(item) for item in items])
+
+
+_I32 = range(-(2**31), 2**31)
+
+
+def _number_type(value: float) -> ir.Type:
+    """Return the type of a literal number: 32 bits if these are exact, else 64 bits."""
+    if isinstance(value, bool):
+        return ir.IntegerType.get_signless(1)
+    if isinstance(value, int):
+        return ir.IntegerType.get_signless(32 if value in _I32 else 64)
+    try:
+        is_exact = not math.isfinite(value) or struct.unpack("<f", struct.pack("<f", value))[0] == value
+    except OverflowError:
+        is_exact = False
+    return ir.F32Type.get() if is_exact else ir.F64Type.get()
 
 
 def constant(value: object) -> ir.Value:
@@ -45,33 +81,17 @@ def constant_of_attribute(attribute: ir.Attribute, type_: ir.Type) -> ir.Value:
     return ir.Operation.create("aten.constant", results=[type_], attributes=attributes).result
 
 
-def tensor_constant(tensor: torch.Tensor) -> ir.Value:
-    """Create an ``aten.constant`` with a tensor's data, at the current insertion point and location.
-
-    Raises:
-        ValueError: a tensor of this dtype cannot be a literal.
-    """
-    if tensor.is_complex():
-        raise ValueError("the bindings of MLIR cannot hold a literal tensor of complex numbers")
-    type_ = types.tensor_type(tensor.dtype, tuple(tensor.shape))
-    data = tensor.detach().contiguous().flatten()
-    if tensor.numel() == 0:
-        body = ""
-    elif tensor.dtype == torch.bool:
-        body = json.dumps(tensor.tolist())
-    else:
-        body = f'"0x{bytes(data.view(torch.uint8).tolist()).hex().upper()}"'
-    attribute = ir.Attribute.parse(f"dense<{body}> : {type_}")
-    return ir.Operation.create("aten.constant", results=[ir.Type.parse(type_)], attributes={"value": attribute}).result
+def tensor_constant(value: float) -> ir.Value:
+    """Create an ``aten.constant`` with PyTorch's tensor of a number, at the current insertion point and location."""
+    type_ = ir.RankedTensorType(ir.Type.parse(types.tensor_type(torch.tensor(value).dtype, ())))
+    attribute = ir.FloatAttr if isinstance(value, float) else ir.IntegerAttr
+    number = attribute.get(type_.element_type, value)
+    return constant_of_attribute(ir.DenseElementsAttr.get_splat(type_, number), type_)
 
 
 def read(op: Any) -> object:
     """Return the Python value of an ``aten.constant``, or the attribute itself for a tensor."""
-    return read_attribute(op.attributes["value"])
-
-
-def read_attribute(attribute: Any) -> object:
-    """Return the Python value of an attribute, or the attribute itself for a tensor."""
+    attribute = op.attributes["value"]
     if isinstance(attribute, ir.UnitAttr):
         return None
     if isinstance(attribute, ir.BoolAttr | ir.IntegerAttr):
@@ -79,7 +99,7 @@ def read_attribute(attribute: Any) -> object:
         return bool(attribute.value) if width == 1 else attribute.value
     if isinstance(attribute, ir.FloatAttr | ir.StringAttr):
         return attribute.value
-    if isinstance(attribute, _ARRAYS):
+    if type(attribute) in _ARRAYS:
         return list(attribute)
     return attribute
 
@@ -108,100 +128,24 @@ def _kind(type_: ir.Type) -> str:
     return ""
 
 
-_ARRAYS = (ir.DenseBoolArrayAttr, ir.DenseI64ArrayAttr, ir.DenseF64ArrayAttr)
-
-
-def _matches_type(attribute: ir.Attribute, type_: ir.Type) -> bool:
-    if isinstance(attribute, ir.UnitAttr):
-        return types.is_none(type_)
-    if isinstance(attribute, ir.StringAttr):
-        return str(type_) == types.STRING
-    if isinstance(attribute, _ARRAYS):
-        if not isinstance(type_, ir.TupleType):
-            return False
-        elements = types.elements_of(type_)
-        values = list(attribute)
-        return len(values) == len(elements) and all(
-            isinstance(element, _ELEMENTS[type(attribute)]) for element in elements
-        )
-    if isinstance(attribute, ir.DenseElementsAttr | ir.DenseResourceElementsAttr) or types.is_tensor(type_):
-        return _is_typed(attribute, type_)
-    if isinstance(type_, ir.ComplexType):
-        return (
-            isinstance(attribute, ir.ArrayAttr)
-            and [getattr(part, "type", None) for part in attribute] == [type_.element_type] * 2
-        )
-    return _is_typed(attribute, type_)
-
-
-def _is_typed(attribute: ir.Attribute, type_: ir.Type) -> bool:
-    return bool(getattr(attribute, "type", None) == type_)
-
-
-_ELEMENTS: dict[type, type] = {
+# Types of the elements, by the attribute of a list.
+_ARRAYS: dict[type, type] = {
     ir.DenseBoolArrayAttr: ir.IntegerType,
     ir.DenseI64ArrayAttr: ir.IntegerType,
     ir.DenseF64ArrayAttr: ir.FloatType,
 }
 
 
-def _literal_text(value: object) -> tuple[str, str]:
-    """Return the text of a literal's attribute and the text of its type."""
-    if value is None:
-        return "unit", "none"
-    if isinstance(value, bool):
-        return str(value).lower(), "i1"
-    if isinstance(value, int):
-        type_ = integer_type(value)
-        return f"{value} : {type_}", type_
-    if isinstance(value, float):
-        type_ = float_type(value)
-        return f"{_float(value, type_)} : {type_}", type_
-    if isinstance(value, complex):
-        return f"[{_float(value.real, 'f64')} : f64, {_float(value.imag, 'f64')} : f64]", "complex<f64>"
-    if isinstance(value, str):
-        return quote(value), types.STRING
-    if isinstance(value, Sequence) and all(isinstance(item, bool | int | float) for item in value):
-        return _array(value)
-    raise TypeError(f"no literal of the aten dialect for {value!r}")
-
-
-def integer_type(value: int) -> str:
-    """Return the type of a literal integer."""
-    return "i32" if value in _I32 else "i64"
-
-
-def float_type(value: float) -> str:
-    """Return the type of a literal float: ``f32`` if that is exact, else ``f64``."""
-    if not math.isfinite(value):
-        return "f32"
-    try:
-        return "f32" if struct.unpack("<f", struct.pack("<f", value))[0] == value else "f64"
-    except OverflowError:
-        return "f64"
-
-
-def _float(value: float, type_: str) -> str:
-    if math.isfinite(value):
-        return f"{value:.17e}"
-    layout = {"f32": ">f", "f64": ">d"}[type_]
-    return "0x" + struct.pack(layout, value).hex().upper()
-
-
-def _array(values: Sequence[Any]) -> tuple[str, str]:
-    if values and all(isinstance(value, bool) for value in values):
-        return f"array<i1: {', '.join(str(value).lower() for value in values)}>", _tuple(["i1"] * len(values))
-    if any(isinstance(value, float) for value in values):
-        items = ", ".join(_float(float(value), "f64") for value in values)
-        return f"array<f64: {items}>", _tuple([float_type(float(value)) for value in values])
-    items = ", ".join(str(int(value)) for value in values)
-    return f"array<i64: {items}>" if values else "array<i64>", _tuple([integer_type(int(value)) for value in values])
-
-
-def float_list(values: Sequence[float]) -> str:
-    """Return the text of the elements of a ``dense<…>`` of ``f64``."""
-    return f"[{', '.join(_float(float(value), 'f64') for value in values)}]"
-
-
-def _tuple(items: Sequence[str]) -> str:
-    return f"tuple<{', '.join(items)}>"
+def _matches_type(attribute: Any, type_: ir.Type) -> bool:
+    if isinstance(attribute, ir.UnitAttr):
+        return types.is_none(type_)
+    if isinstance(attribute, ir.StringAttr):
+        return str(type_) == types.STRING
+    if type(attribute) in _ARRAYS:
+        elements = types.elements_of(type_) if isinstance(type_, ir.TupleType) else None
+        fitting = _ARRAYS[type(attribute)]
+        return elements is not None and [isinstance(item, fitting) for item in elements] == [True] * len(attribute)
+    if isinstance(type_, ir.ComplexType):
+        parts = attribute if isinstance(attribute, ir.ArrayAttr) else ()
+        return [getattr(part, "type", None) for part in parts] == [type_.element_type] * 2
+    return bool(getattr(attribute, "type", None) == type_)

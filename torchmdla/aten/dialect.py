@@ -16,11 +16,13 @@ from torch_mlir import ir
 from torch_mlir.dialects import irdl
 
 from torchmdla.aten import constants, types
-from torchmdla.aten.schemas import OpSchema, by_op
+from torchmdla.aten.schemas import by_op
 
 CONSTANT = "aten.constant"
 # This op packs and unpacks lists.
 CAST = "builtin.unrealized_conversion_cast"
+# Attribute of the arguments that are weights or buffers.
+PARAMETER = "aten.parameter"
 
 
 class AtenError(ValueError):
@@ -53,6 +55,24 @@ def new_context() -> ir.Context:
     context = ir.Context()
     register(context)
     return context
+
+
+def functions_with_body(module: ir.Module) -> list[Any]:
+    """Return the functions of a module without its declarations."""
+    operations = [op.operation for op in module.body.operations]
+    return [op for op in operations if op.name == "func.func" and len(op.regions[0].blocks)]
+
+
+def body_of(function: Any) -> Any:
+    """Return the only block of a function.
+
+    Raises:
+        AtenError: the function has several blocks.
+    """
+    blocks = function.regions[0].blocks
+    if len(blocks) != 1:
+        raise AtenError(f"function {function.attributes['sym_name']} has control flow")
+    return blocks[0]
 
 
 def parse(text: str, context: ir.Context | None = None) -> ir.Module:
@@ -143,18 +163,10 @@ def _fault(op: Any) -> str | None:
         return f"expects {len(schema.types)} operands ({names}) by {schema.qualified}, got {len(operands)}"
     if len(results) != len(schema.returns):
         return f"expects {len(schema.returns)} results by {schema.qualified}, got {len(results)}"
-    return _operand_fault(schema, operands) or _result_fault(schema, results)
-
-
-def _operand_fault(schema: OpSchema, operands: list[ir.Type]) -> str | None:
     for name, expected, repeated, type_ in zip(schema.arguments, schema.types, schema.repeated, operands, strict=True):
         if not types.fits(type_, expected, repeated):
             wanted = types.describe(expected, repeated)
             return f"expects argument '{name}' of {schema.qualified} to be {wanted}, got {type_}"
-    return None
-
-
-def _result_fault(schema: OpSchema, results: list[ir.Type]) -> str | None:
     for index, (expected, type_) in enumerate(zip(schema.returns, results, strict=True)):
         # An undefined tensor has the type none.
         if not types.fits(type_, expected) and not (types.is_none(type_) and expected.kind() == "TensorType"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,19 +16,13 @@ import torch
 from torch.utils import _pytree as pytree
 from torch_mlir import ir
 
-from torchmdla.aten import types
-from torchmdla.aten.builder import FunctionBuilder
+from torchmdla.aten.builder import DialectWriter
 from torchmdla.aten.dialect import AtenError
-from torchmdla.aten.schemas import OpSchema, registry
 from torchmdla.errors import CompileError
 from torchmdla.importer.flatten import Flattening
 from torchmdla.importer.fx import read_fx
 from torchmdla.importer.graph import read_graph, types_of
 from torchmdla.importer.interpreter import tensors_in
-from torchmdla.importer.reader import Values
-from torchmdla.importer.schemas import schema_of
-from torchmdla.importer.trace import qualified_name
-from torchmdla.importer.types import LAYOUTS, MEMORY_FORMATS, Record, TensorMeta, dtype_number
 
 
 def from_module(module: Any, *inputs: Any, name: str = "forward", context: ir.Context | None = None) -> ir.Module:
@@ -73,7 +67,7 @@ def from_graph(
     torch._C._jit_pass_remove_mutation(graph)  # type: ignore[attr-defined]
     with _as_aten_error():
         run = _GraphRun(graph, inputs, parameters)
-        return read_graph(run.graph, _DialectWriter(FunctionBuilder(name, context), run.record, run.parameters))
+        return read_graph(run.graph, DialectWriter(name, run.record, run.parameters, context=context))
 
 
 def from_typed_graph(
@@ -91,9 +85,9 @@ def from_typed_graph(
     Raises:
         AtenError: the aten dialect cannot express part of the graph; the message names the op.
     """
-    builder = FunctionBuilder(name, context, share_literals=share_literals)
     with _as_aten_error():
-        return read_graph(graph, _DialectWriter(builder, types_of(graph)))
+        writer = DialectWriter(name, types_of(graph), context=context, share_literals=share_literals)
+        return read_graph(graph, writer)
 
 
 def from_fx(
@@ -121,7 +115,7 @@ def from_fx(
         return from_fx(program.graph_module, weights, name=name, context=context)
     record = {node.name: _meta(node) for node in program.graph.nodes if node.op in ("placeholder", "call_function")}
     with _as_aten_error():
-        return read_fx(program.graph, _DialectWriter(FunctionBuilder(name, context), record, parameters))
+        return read_fx(program.graph, DialectWriter(name, record, parameters, context=context))
 
 
 @contextmanager
@@ -185,128 +179,9 @@ class _GraphRun(Flattening):
         return value
 
     def node(self, node: Any) -> None:
-        if node.kind() in _IMPLICIT:  # Tracing turned a number into a tensor.
+        # Tracing turned a number into a tensor.
+        if node.kind() in ("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"):
             (tensor,) = self.values(node.inputs())
             self.define(node.outputs(), [tensor.item()])
         else:
             super().node(node)
-
-
-_IMPLICIT = frozenset(("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"))
-
-
-def _schema(op: str) -> OpSchema:
-    """Return the schema of an op by its name with overload."""
-    if op not in registry():
-        raise CompileError("it is not an op of the aten dialect")
-    return registry()[op]
-
-
-def _literals(operand: object) -> object:
-    """Return an operand with its literals in the dialect's form."""
-    if isinstance(operand, ir.Value):
-        return operand
-    return [_literals(item) for item in operand] if isinstance(operand, list | tuple) else _literal(operand)
-
-
-def _literal(value: object) -> object:
-    for kind, written in _LITERALS.items():
-        if isinstance(value, kind):
-            return written(value)
-    raise CompileError(f"{type(value).__name__} cannot be expressed in the aten dialect")
-
-
-# Functions that convert a value to the dialect's literal, by the type of the value.
-_LITERALS: Mapping[Any, Callable[[Any], object]] = {
-    bool | int | float | complex | str | None: lambda value: value,
-    torch.dtype: dtype_number,
-    torch.layout: LAYOUTS.__getitem__,
-    torch.memory_format: MEMORY_FORMATS.__getitem__,
-    torch.device: str,
-    torch.Generator: lambda value: None,
-}
-
-
-def _type(value: object) -> str:
-    """Return the dialect type of a result: a tensor, a list of tensors, None, or a number."""
-    if isinstance(value, torch.Tensor | TensorMeta):
-        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-        try:
-            return types.tensor_type(value.dtype, shape)
-        except ValueError as error:
-            raise CompileError(str(error)) from None
-    if isinstance(value, list | tuple):
-        return f"tuple<{', '.join(_type(item) for item in value)}>"
-    for kind, type_ in _SCALAR_TYPES.items():
-        if isinstance(value, kind):
-            return type_
-    raise CompileError(f"a result of type {type(value).__name__} cannot be expressed in the aten dialect")
-
-
-_SCALAR_TYPES: Mapping[Any, str] = {
-    type(None): "none",
-    bool: "i1",
-    int: "i64",
-    float: "f64",
-    torch.SymInt: "i64",
-    torch.SymFloat: "f64",
-    torch.SymBool: "i1",
-}
-
-
-# Schemas of the Python functions that FX graphs call for arithmetic on sizes, by function name.
-_SIZE_ARITHMETIC: Mapping[str, str] = {
-    "add": "aten::add.int",
-    "sub": "aten::sub.int",
-    "mul": "aten::mul.int",
-    "floordiv": "aten::floordiv.int",
-    "mod": "aten::remainder.int",
-}
-
-
-class _DialectWriter(Values):
-    """:class:`~torchmdla.importer.reader.GraphBuilder` of functions in the dialect.
-
-    Args:
-        record: tensors, fake or not, or their types.
-        parameters: names of the inputs that are weights.
-    """
-
-    def __init__(self, builder: FunctionBuilder, record: Record, parameters: Collection[str] = ()) -> None:
-        super().__init__(record)
-        self._builder = builder
-        self._parameters = frozenset(parameters)
-        self._source = ""
-
-    def enter(self, op: str, source: str) -> None:
-        # A trace that starts in this file has no location.
-        self._source = "" if source.startswith(__file__) else source
-
-    def input(self, name: str) -> None:
-        type_ = _type(self.recorded(name))
-        self.define(name, self._builder.argument(type_, parameter=name in self._parameters))
-
-    def constant(self, index: int, name: str, value: object) -> None:
-        """Define a constant: a tensor becomes an argument, as weights do, unless the record has a number for it."""
-        known = self._record.get(name)
-        if isinstance(known, bool | int | float | complex):
-            self.define(name, known)
-        else:
-            is_tensor = isinstance(value, torch.Tensor)
-            self.define(name, self._builder.argument(_type(value), parameter=True) if is_tensor else value)
-
-    def node(
-        self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[object], metas: Sequence[object]
-    ) -> list[object]:
-        if op == "prim::NumToTensor.Scalar":
-            schema, operands = schema_of("aten::scalar_tensor"), [*operands, None, None, None, None]
-        known = _schema(qualified_name(schema) if schema else _SIZE_ARITHMETIC.get(op, op))
-        arguments = [_literals(operand) for operand in operands]
-        values = self._builder.call(known, arguments, [_type(meta) for meta in metas], self._source)
-        return [
-            self._builder.unpack(value) if isinstance(meta, list | tuple) else value
-            for value, meta in zip(values, metas, strict=True)
-        ]
-
-    def finish(self, outputs: Sequence[str]) -> ir.Module:
-        return self._builder.finish([_literals(self.operand(name)) for name in outputs])

@@ -15,10 +15,9 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
+from torchmdla.aten.calls import layer_names
 from torchmdla.aten.dialect import AtenError, diagnostics_as_error, register
-from torchmdla.aten.liveness import LivenessReport, liveness_report
-from torchmdla.aten.naming import layer_names
-from torchmdla.aten.operations import OpReport, op_report
+from torchmdla.aten.reports import LivenessReport, OpReport, liveness_report, op_report
 from torchmdla.aten.returns import return_elimination
 from torchmdla.aten.to_std import aten_to_std, lower_to_std
 
@@ -28,22 +27,21 @@ def _report_pass(report: Callable[..., OpReport | LivenessReport]) -> Callable[.
         if format not in ("json", "table"):
             raise AtenError(f"format must be json or table, got {format!r}")
         result = report(module, function or None)
-        text = result.to_json() + "\n" if format == "json" else _table(result)
+        if format == "json":
+            text = result.to_json() + "\n"
+        else:
+            from rich.console import Console
+
+            console = Console(width=200)
+            with console.capture() as capture:
+                console.print(result)
+            text = capture.get()
         if output == "-":
             print(text, end="")
         else:
             Path(output).write_text(text, encoding="utf-8")
 
     return run
-
-
-def _table(report: OpReport | LivenessReport) -> str:
-    from rich.console import Console
-
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(report)
-    return capture.get()
 
 
 # Each function has the module as its argument, and its options as keyword arguments.
@@ -56,9 +54,7 @@ PASSES: Mapping[str, Callable[..., object]] = {
     "aten-lower-to-std": lower_to_std,
 }
 
-_OPTIONS: Mapping[str, frozenset[str]] = {
-    name: frozenset(("function", "format", "output")) for name in ("aten-op-report", "aten-liveness-report")
-}
+_REPORT_OPTIONS = ("function", "format", "output")
 
 
 def pipeline(text: str, context: ir.Context) -> PassManager:
@@ -82,7 +78,10 @@ def pipeline(text: str, context: ir.Context) -> PassManager:
         if name in PASSES:
             manager.add(_runner(name, _options(name, options)), name=name, argument=name)
         else:
-            _add(manager, element)
+            try:
+                manager.add(element)
+            except ValueError as error:
+                raise AtenError(f"{element}: {error}") from None
     return manager
 
 
@@ -95,13 +94,6 @@ def run(module: ir.Module, text: str) -> None:
     manager = pipeline(text, module.context)
     with diagnostics_as_error("the pipeline failed"):
         manager.run(module.operation)
-
-
-def _add(manager: PassManager, element: str) -> None:
-    try:
-        manager.add(element)
-    except ValueError as error:
-        raise AtenError(f"{element}: {error}") from None
 
 
 def _runner(name: str, options: Mapping[str, str]) -> Callable[[Any, Any], None]:
@@ -127,7 +119,7 @@ def _options(name: str, text: str) -> dict[str, str]:
     options = {}
     for item in text[:-1].split():
         key, equals, value = item.partition("=")
-        if not equals or key not in _OPTIONS.get(name, frozenset()):
+        if not equals or not name.endswith("-report") or key not in _REPORT_OPTIONS:
             raise AtenError(f"{name}: no option {item!r}")
         options[key] = value
     return options

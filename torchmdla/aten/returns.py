@@ -11,7 +11,7 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.aten import types
-from torchmdla.aten.dialect import AtenError, verify
+from torchmdla.aten.dialect import AtenError, body_of, functions_with_body, verify
 
 
 def return_elimination(module: ir.Module) -> None:
@@ -20,12 +20,14 @@ def return_elimination(module: ir.Module) -> None:
     Raises:
         AtenError: a function has control flow, is called in the module, or returns a tuple.
     """
-    changed = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
-    changed = [function for function in changed if len(function.regions[0].blocks)]
+    changed = functions_with_body(module)
     _check_not_called(module, {ir.StringAttr(function.attributes["sym_name"]).value for function in changed})
     with module.context, ir.Location.unknown():
         for function in changed:
-            _check(function)
+            # All checks precede all changes.
+            for value in _return_of(body_of(function)).operands:
+                if not types.is_none(value.type):
+                    memref_type(value.type)
         for function in changed:
             _eliminate(function)
     verify(module)
@@ -44,23 +46,13 @@ def _check_not_called(module: ir.Module, names: set[str]) -> None:
         raise AtenError(f"function {call.attributes['callee']} is called in the module ({call.location})")
 
 
-def _check(function: Any) -> None:
-    """Check that a function can be changed; this runs before any change."""
-    if len(function.regions[0].blocks) != 1:
-        raise AtenError(f"function {function.attributes['sym_name']} has control flow")
-    for value in _return_of(function).operands:
-        if not types.is_none(value.type):
-            memref_type(value.type)
-
-
-def _return_of(function: Any) -> Any:
-    operations = function.regions[0].blocks[0].operations
-    return operations[len(operations) - 1].operation
+def _return_of(block: Any) -> Any:
+    return block.operations[len(block.operations) - 1].operation
 
 
 def _eliminate(function: Any) -> None:
-    block = function.regions[0].blocks[0]
-    returned = _return_of(function)
+    block = body_of(function)
+    returned = _return_of(block)
     written = [index for index, value in enumerate(returned.operands) if not types.is_none(value.type)]
     memrefs = [memref_type(returned.operands[index].type) for index in written]
     for index, memref in zip(written, memrefs, strict=True):

@@ -1,15 +1,11 @@
 """PyTorch's registry as a table that maps ops of the dialect to schemas.
 
-Each schema has one op. The op has the schema's name, followed by the overload where a name has several overloads. The
-*principal* overload of a name has no suffix. It is the overload without a name if that has a tensor among its arguments
-or results. Otherwise it is ``Tensor``, else the alphabetically first overload with a tensor, else the first of all. For
-example, ``aten.add`` is ``aten::add.Tensor``, and ``aten.add.Scalar`` is ``aten::add.Scalar``. ``aten.add.default`` is
-``aten::add``, the overload for two numbers.
+``docs/aten.md`` has the rule for the names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -104,5 +100,4 @@ def _principal(overloads: Mapping[str, torch._C.FunctionSchema]) -> str:
 
 
 def _has_tensor(schema: torch._C.FunctionSchema) -> bool:
-    values: Sequence[torch._C.Argument] = [*schema.arguments, *schema.returns]
-    return any("Tensor" in str(value.type) for value in values)
+    return any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))

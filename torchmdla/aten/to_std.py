@@ -2,16 +2,7 @@
 
 Every op becomes a ``func.call`` of a private function that is declared in the module. The name specifies the details
 that the function's type leaves open. ``aten_add_Tensor__f32r3_f32r3_i64__f32r3`` is ``aten::add.Tensor`` of two ``f32``
-tensors of rank 3 and an integer, with a result of rank 3. Operands, in the order of the schema:
-
-| operand | is passed as | in the name |
-|---|---|---|
-| tensor | ``memref<?x…xf32>``, contiguous | ``f32r2`` |
-| integer, float, bool | ``i64``, ``f64``, ``i1`` | ``i64``, ``f64``, ``i1`` |
-| list of numbers | ``memref<?xi64>`` (``f64``, ``i1``), constant | ``i64s`` |
-| string | ``memref<?xi8>``, constant | ``str`` |
-| None | not at all | ``n`` |
-| list of tensors | each of them | ``l2_f32r2_f32r2`` |
+tensors of rank 3 and an integer, with a result of rank 3. ``docs/aten.md`` has the table of operands.
 
 Tensor results are trailing arguments: memory that the caller allocates. Numbers are returned. Every result has its own
 contiguous memory, so views are copies. An in-place op writes its argument and has no memory for it among its results.
@@ -28,7 +19,7 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.aten import constants, types
-from torchmdla.aten.dialect import CAST, CONSTANT, AtenError, verify
+from torchmdla.aten.dialect import CAST, CONSTANT, AtenError, body_of, functions_with_body, verify
 from torchmdla.aten.returns import memref_type, return_elimination
 from torchmdla.aten.schemas import OpSchema, by_op
 
@@ -50,15 +41,15 @@ def aten_to_std(module: ir.Module) -> None:
         AtenError: a function has control flow, an op of another dialect, a size that is not known, or an op that writes
             through a view.
     """
-    functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
-    sources = [function for function in functions if len(function.regions[0].blocks)]
+    sources = functions_with_body(module)
     globals_ = _Globals(module)
     with module.context, ir.Location.unknown():
         try:
             for source in sources:
                 _Function(source, globals_).convert()
         except BaseException:
-            globals_.undo()
+            for op in globals_.added:
+                op.erase()
             raise
     for source in sources:
         source.erase()
@@ -71,18 +62,13 @@ class _Globals:
     def __init__(self, module: ir.Module) -> None:
         self._module = module
         self._names: dict[str, str] = {}
-        self._made: list[Any] = []
+        self.added: list[Any] = []
 
-    def function(self, source: Any, attributes: Mapping[str, ir.Attribute]) -> Any:
-        """Add a function without a body before ``source``."""
-        with ir.InsertionPoint(source), source.location:
-            self._made.append(ir.Operation.create("func.func", attributes=dict(attributes), regions=1))
-        return self._made[-1]
-
-    def undo(self) -> None:
-        """Erase all added ops."""
-        for op in self._made:
-            op.erase()
+    def add(self, name: str, attributes: Mapping[str, ir.Attribute]) -> Any:
+        """Add an op at the current insertion point; a function does not have a body."""
+        regions = 1 if name == "func.func" else 0
+        self.added.append(ir.Operation.create(name, attributes=dict(attributes), regions=regions))
+        return self.added[-1]
 
     def declare(self, name: str, inputs: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
         """Declare a private function, unless it is already declared."""
@@ -96,7 +82,7 @@ class _Globals:
             "llvm.emit_c_interface": ir.UnitAttr.get(),
         }
         with ir.InsertionPoint(self._module.body):
-            self._made.append(ir.Operation.create("func.func", attributes=attributes, regions=1))
+            self.add("func.func", attributes)
 
     def memory(self, value: ir.Attribute, type_: ir.Type) -> ir.Value:
         """Return constant memory, at the current insertion point."""
@@ -111,7 +97,7 @@ class _Globals:
                 "constant": ir.UnitAttr.get(),
             }
             with ir.InsertionPoint.at_block_begin(self._module.body):
-                self._made.append(ir.Operation.create("memref.global", attributes=attributes))
+                self.add("memref.global", attributes)
         name = ir.FlatSymbolRefAttr.get(self._names[key])
         return ir.Operation.create("memref.get_global", results=[type_], attributes={"name": name}).result
 
@@ -131,22 +117,24 @@ class _Function:
 
     def convert(self) -> None:
         source = self._source
-        if len(source.regions[0].blocks) != 1:
-            raise AtenError(f"function {source.attributes['sym_name']} has control flow")
-        block = source.regions[0].blocks[0]
+        block = body_of(source)
         signature = ir.FunctionType(ir.TypeAttr(source.attributes["function_type"]).value)
         inputs = [_memory(type_) for type_ in signature.inputs]
         results = [_memory(type_) for type_ in signature.results if not types.is_none(type_)]
-        attributes = {name: source.attributes[name] for name in _KEPT_ATTRIBUTES if name in source.attributes}
+        names = ("sym_name", "sym_visibility", "arg_attrs")
+        attributes = {name: source.attributes[name] for name in names if name in source.attributes}
         attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, results))
-        body = self._globals.function(source, attributes).regions[0].blocks.append(*inputs)
+        with ir.InsertionPoint(source), source.location:
+            body = self._globals.add("func.func", attributes).regions[0].blocks.append(*inputs)
         self._known.update(zip(block.arguments, body.arguments, strict=True))
         self._find_destinations(block)
         with ir.InsertionPoint(body):
             for op in (view.operation for view in block.operations):
                 with op.location:
                     self._op(op)
-        self._free()
+        for value, last in self._last.items():
+            with ir.InsertionPoint.after(last), last.location:
+                ir.Operation.create("memref.dealloc", operands=[value])
 
     def _find_destinations(self, block: Any) -> None:
         """Record the destination of each materialized result, so that it is computed in place."""
@@ -162,8 +150,8 @@ class _Function:
         elif op.name in by_op():
             self._call(op, by_op()[op.name])
         elif op.name in _UNCHANGED:
-            operands = [self._value(value) for value in op.operands]
-            ir.Operation.create(op.name, operands=operands, attributes=dict(_attributes(op)))
+            attributes = {name: op.attributes[name] for name in op.attributes}
+            ir.Operation.create(op.name, operands=[self._value(value) for value in op.operands], attributes=attributes)
         else:
             raise AtenError(f"{op.name} is not an op of the aten dialect ({op.location})")
 
@@ -225,7 +213,7 @@ class _Function:
                 result_codes.append(_code(_wide_type(result.type)))
             else:
                 self._known[result] = _Literal(None)
-        name = _symbol(schema.qualified, codes, result_codes)
+        name = "__".join((re.sub(r"::|\.", "_", schema.qualified), "_".join(codes), "_".join(result_codes)))
         passed = [_erase_sizes(operand) for operand in operands]
         outputs = [_wide_type(result.type) for result in returned]
         self._globals.declare(name, [operand.type for operand in passed], outputs)
@@ -272,9 +260,11 @@ class _Function:
             codes.append("n")
         elif isinstance(value, str):
             codes.append("str")
-            operands.append(self._bytes(value))
+            # Signed bytes
+            operands.append(self._numbers(memoryview(value.encode()).cast("b").tolist(), "i8"))
         elif isinstance(value, list):
-            element = "i1" if value and isinstance(value[0], bool) else "f64" if _has_float(value) else "i64"
+            has_float = any(isinstance(item, float) for item in value)
+            element = "i1" if value and isinstance(value[0], bool) else "f64" if has_float else "i64"
             codes.append(f"{element}s")
             operands.append(self._numbers(value, element))
         else:
@@ -282,16 +272,12 @@ class _Function:
             codes.append(_code(number.type))
             operands.append(number)
 
-    def _bytes(self, text: str) -> ir.Value:
-        data = text.encode()
-        return self._numbers([byte - 256 if byte > 127 else byte for byte in data], "i8")
-
     def _numbers(self, values: Sequence[Any], element: str) -> ir.Value:
-        items = ", ".join(str(value).lower() if element == "i1" else repr(value) for value in values)
-        literal = constants.float_list(values) if element == "f64" else f"[{items}]" if values else ""
-        attribute = ir.Attribute.parse(f"dense<{literal}> : tensor<{len(values)}x{element}>")
-        type_ = ir.MemRefType.get([len(values)], ir.Type.parse(element))
-        return self._globals.memory(attribute, type_)
+        type_ = ir.Type.parse(element)
+        shape = ir.RankedTensorType.get([len(values)], type_)
+        items = [_number_attribute(value, type_) for value in values]
+        attribute = ir.DenseElementsAttr.get(items, shape) if items else ir.Attribute.parse(f"dense<> : {shape}")
+        return self._globals.memory(attribute, ir.MemRefType.get([len(values)], type_))
 
     def _allocate(self, result: ir.Value) -> Any:
         if isinstance(result.type, ir.TupleType):
@@ -312,11 +298,6 @@ class _Function:
             if value in self._last:
                 self._last[value] = op
 
-    def _free(self) -> None:
-        for value, last in self._last.items():
-            with ir.InsertionPoint.after(last), last.location:
-                ir.Operation.create("memref.dealloc", operands=[value])
-
 
 class _Literal:
     """Known number, string, list of numbers, or None."""
@@ -333,11 +314,6 @@ _RULES: Mapping[str, _Rule] = {
     "func.return": _Function.finish,
 }
 _UNCHANGED = frozenset(("memref.store", "memref.copy", "cf.assert"))
-_KEPT_ATTRIBUTES = ("sym_name", "sym_visibility", "arg_attrs")
-
-
-def _attributes(op: Any) -> list[tuple[str, ir.Attribute]]:
-    return [(name, op.attributes[name]) for name in op.attributes]
 
 
 def _memory(type_: ir.Type) -> Any:
@@ -370,23 +346,17 @@ def _widen(value: ir.Value) -> ir.Value:
 
 
 def _number(value: Any, type_: ir.Type) -> ir.Value:
-    if isinstance(value, bool | int):
-        attribute: ir.Attribute = ir.IntegerAttr.get(type_, int(value))
-    elif isinstance(value, float):
-        attribute = ir.FloatAttr.get(type_, value)
-    else:
+    if not isinstance(value, bool | int | float):
         raise AtenError(f"{value!r} cannot be passed to a runtime function")
-    return ir.Operation.create("arith.constant", results=[type_], attributes={"value": attribute}).result
+    attributes = {"value": _number_attribute(value, type_)}
+    return ir.Operation.create("arith.constant", results=[type_], attributes=attributes).result
 
 
-def _has_float(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, float) for value in values)
+def _number_attribute(value: float, type_: ir.Type) -> ir.Attribute:
+    if isinstance(type_, ir.FloatType):
+        return ir.FloatAttr.get(type_, float(value))
+    return ir.IntegerAttr.get(type_, int(value))
 
 
 def _code(type_: ir.Type) -> str:
     return re.sub(r"\W+", "", str(type_))
-
-
-def _symbol(qualified: str, operands: Sequence[str], results: Sequence[str]) -> str:
-    base = qualified.replace("::", "_").replace(".", "_")
-    return f"{base}__{'_'.join(operands)}__{'_'.join(results)}"

@@ -92,7 +92,8 @@ class _Function:
         signature = ir.FunctionType(ir.TypeAttr(self._source.attributes["function_type"]).value)
         blocks = self._source.regions[0].blocks
         if len(blocks) > 1:
-            raise AtenError(f"function @{self._name()} has control flow, which the aten dialect has no form for")
+            name = ir.StringAttr(self._source.attributes["sym_name"]).value
+            raise AtenError(f"function @{name} has control flow, which the aten dialect has no form for")
         arguments = [_type(type_) for type_ in signature.inputs]
         with ir.InsertionPoint(self._target), self._source.operation.location:
             function = ir.Operation.create("func.func", attributes=self._attributes(), regions=1)
@@ -119,17 +120,11 @@ class _Function:
             attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(mark) for mark in others])
         return attributes
 
-    def _name(self) -> str:
-        return str(ir.StringAttr(self._source.attributes["sym_name"]).value)
-
     def _op(self, op: Any) -> None:
         try:
             if op.name in _IGNORED_OPS:
                 return
-            if op.name in _RULES:
-                results = _RULES[op.name](self, op)
-            else:
-                results = self._call(op)
+            results = _RULES[op.name](self, op) if op.name in _RULES else self._call(op)
         except AtenError as error:
             raise AtenError(f"{error} ({op.location})") from None
         for result, value in zip(op.results, results, strict=False):
@@ -150,7 +145,7 @@ class _Function:
         if len(op.operands) != len(schema.arguments):
             raise AtenError(f"{op.name} has {len(op.operands)} operands, {schema.qualified} {len(schema.arguments)}")
         results = [_list_type(result) or _type(result.type) for result in op.results]
-        return list(ir.Operation.create(schema.name, results=results, operands=self.operands(op)).results)
+        return _operation(schema.name, results, self.operands(op))
 
 
 def _set_type(function: Any, arguments: Sequence[ir.Type], results: Sequence[ir.Type]) -> None:
@@ -195,9 +190,8 @@ _EQUIVALENT_OPS: Mapping[str, str] = {
 _Rule = Callable[[_Function, Any], Sequence[ir.Value]]
 
 
-def _literal(function: _Function, op: Any) -> Sequence[ir.Value]:
-    value = op.attributes["value"]
-    return [constants.constant(constants.read_attribute(value))]
+def _operation(name: str, results: Sequence[ir.Type], operands: Sequence[ir.Value]) -> list[ir.Value]:
+    return list(ir.Operation.create(name, results=list(results), operands=list(operands)).results)
 
 
 def _tensor_literal(function: _Function, op: Any) -> Sequence[ir.Value]:
@@ -216,7 +210,7 @@ def _list(function: _Function, op: Any) -> Sequence[ir.Value]:
     known = [_constant_value(element) for element in elements]
     if all(isinstance(value, bool | int | float) for value in known) and len({type(value) for value in known}) <= 1:
         return [constants.constant(known)]
-    return [_cast(elements, ir.TupleType.get_tuple([element.type for element in elements]))]
+    return _operation(CAST, [ir.TupleType.get_tuple([element.type for element in elements])], elements)
 
 
 def _constant_value(value: ir.Value) -> object:
@@ -228,34 +222,22 @@ def _list_unpack(function: _Function, op: Any) -> Sequence[ir.Value]:
     value = function.operand(op.operands[0])
     if not isinstance(value.type, ir.TupleType):
         raise AtenError(f"{op.name} takes apart a value of type {value.type}")
-    elements = types.elements_of(value.type)
-    return list(ir.Operation.create(CAST, results=elements, operands=[value]).results)
-
-
-def _cast(elements: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
-    return ir.Operation.create(CAST, results=[type_], operands=list(elements)).result
-
-
-def _forward(function: _Function, op: Any) -> Sequence[ir.Value]:
-    return [function.operand(op.operands[0])]
+    return _operation(CAST, types.elements_of(value.type), [value])
 
 
 def _number_to_tensor(function: _Function, op: Any) -> Sequence[ir.Value]:
-    nothing = constants.constant(None)
-    operands = [function.operand(op.operands[0]), *[nothing] * 4]
-    return [ir.Operation.create("aten.scalar_tensor", results=[_type(op.results[0].type)], operands=operands).result]
+    operands = [*function.operands(op), *[constants.constant(None)] * 4]
+    return _operation("aten.scalar_tensor", [_type(op.results[0].type)], operands)
 
 
 def _convert(function: _Function, op: Any) -> Sequence[ir.Value]:
-    value, dtype = function.operands(op)
-    operands = [value, dtype, constants.constant(False), constants.constant(False), constants.constant(None)]
-    return [ir.Operation.create("aten.to.dtype", results=[_type(op.results[0].type)], operands=operands).result]
+    operands = [*function.operands(op), *map(constants.constant, (False, False, None))]
+    return _operation("aten.to.dtype", [_type(op.results[0].type)], operands)
 
 
 def _overwrite(function: _Function, op: Any) -> Sequence[ir.Value]:
     source, target = function.operands(op)
-    blocking = constants.constant(False)
-    ir.Operation.create("aten.copy_", results=[target.type], operands=[target, source, blocking])
+    _operation("aten.copy_", [target.type], [target, source, constants.constant(False)])
     return []
 
 
@@ -265,34 +247,28 @@ def _check(function: _Function, op: Any) -> Sequence[ir.Value]:
 
 
 def _return(function: _Function, op: Any) -> Sequence[ir.Value]:
-    ir.Operation.create("func.return", operands=function.operands(op))
-    return []
-
-
-def _erase(function: _Function, op: Any) -> Sequence[ir.Value]:
-    return [constants.constant(None)]
+    return _operation("func.return", [], function.operands(op))
 
 
 # These ops name symbolic sizes; the types have the needed information.
 _IGNORED_OPS = frozenset(("torch.bind_symbolic_shape", "torch.symbolic_int", "torch.initialize.global_slots"))
 
 _RULES: Mapping[str, _Rule] = {
-    **{f"torch.constant.{kind}": _literal for kind in ("bool", "int", "float", "str", "device")},
-    "torch.constant.none": _erase,
-    "torch.vtensor.literal": _tensor_literal,
-    "torch.tensor.literal": _tensor_literal,
-    "torch.prim.ListConstruct": _list,
-    "torch.prim.TupleConstruct": _list,
-    "torch.prim.ListUnpack": _list_unpack,
-    "torch.prim.TupleUnpack": _list_unpack,
+    **dict.fromkeys(
+        (f"torch.constant.{kind}" for kind in ("bool", "int", "float", "str", "device")),
+        lambda function, op: [constants.constant(constants.read(op))],
+    ),
+    "torch.constant.none": lambda function, op: [constants.constant(None)],
+    **dict.fromkeys(("torch.vtensor.literal", "torch.tensor.literal"), _tensor_literal),
+    **dict.fromkeys(("torch.prim.ListConstruct", "torch.prim.TupleConstruct"), _list),
+    **dict.fromkeys(("torch.prim.ListUnpack", "torch.prim.TupleUnpack"), _list_unpack),
     "torch.prim.NumToTensor.Scalar": _number_to_tensor,
     "torch.prims.convert_element_type": _convert,
-    "torch.derefine": _forward,
-    "torch.copy.to_tensor": _forward,
-    "torch.copy.to_vtensor": _forward,
-    "torch.tensor_static_info_cast": _forward,
+    **dict.fromkeys(
+        ("torch.derefine", "torch.copy.to_tensor", "torch.copy.to_vtensor", "torch.tensor_static_info_cast"),
+        lambda function, op: function.operands(op),
+    ),
     "torch.overwrite.tensor.contents": _overwrite,
     "torch.runtime.assert": _check,
-    "func.return": _return,
-    "return": _return,
+    **dict.fromkeys(("func.return", "return"), _return),
 }

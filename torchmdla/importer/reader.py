@@ -4,7 +4,7 @@ A reader (``graph.py`` for TorchScript, ``fx.py`` for FX) walks a flat graph onc
 :class:`GraphBuilder`. The reader handles everything except operators: constants, lists, elements, and the order of
 arguments. It also determines places in the user's program, and attributes errors to nodes. A builder makes a program
 (``builder.py``), a function of the Torch dialect for humans (``function.py``), or a function of the aten dialect
-(``torchmdla/aten/graphs.py``).
+(``torchmdla/aten/builder.py``).
 """
 
 from __future__ import annotations

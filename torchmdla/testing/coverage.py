@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 import torchmdla
 
@@ -124,32 +124,26 @@ class LayerCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.layers: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.layers += func.overloadpacket in flop_registry or func.overloadpacket in _FORMULAS
+        self.layers += func.overloadpacket in _FORMULAS
         return func(*args, **(kwargs or {}))
 
 
 def _op_work(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     packet = func.overloadpacket
     if packet in _FORMULAS:
-        return _FORMULAS[packet](*args)
-    if packet in flop_registry:
-        return int(flop_registry[packet](*args, **kwargs, out_val=result))
+        return int(_FORMULAS[packet](*args, **kwargs, out_val=result))
     if func.is_view or packet in _MOVING_OPS:
         return 0
     leaves = torch.utils._pytree.tree_leaves((args, kwargs, result))
     return max((leaf.numel() for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), default=0)
 
 
-def _rnn_layer_work(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, *_: Any) -> int:
+def _rnn_layer_work(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
     steps = x.size(0) * x.size(1)
     return 2 * steps * (input_weight.numel() + hidden_weight.numel())
 
 
-def _attention_work(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
-
-
-def _encoder_layer_work(x: Tensor, *args: Any) -> int:
+def _encoder_layer_work(x: Tensor, *args: Any, **_: Any) -> int:
     """Return the work of four products with weights, and of attention over ``[batch, time]``.
 
     The weights are the only matrices among the arguments.
@@ -161,34 +155,16 @@ def _encoder_layer_work(x: Tensor, *args: Any) -> int:
 
 _aten = torch.ops.aten
 
-# Fused ops that PyTorch selects on a CPU and that flop_counter lacks.
+# Formulas of flop_counter, and of fused ops that PyTorch selects on a CPU and that flop_counter lacks.
 _FORMULAS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
     _aten.mkldnn_rnn_layer: _rnn_layer_work,
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_work,
+    _aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_aten._scaled_dot_product_flash_attention],
     _aten._transformer_encoder_layer_fwd: _encoder_layer_work,
 }
 
-_MOVING_OPS = frozenset(
-    {
-        _aten._to_copy,
-        _aten._unsafe_view,
-        _aten._reshape_copy,
-        _aten.arange,
-        _aten.cat,
-        _aten.clone,
-        _aten.copy_,
-        _aten.embedding,
-        _aten.empty,
-        _aten.empty_like,
-        _aten.fill_,
-        _aten.full,
-        _aten.index,
-        _aten.index_select,
-        _aten.new_zeros,
-        _aten.ones,
-        _aten.ones_like,
-        _aten.stack,
-        _aten.zeros,
-        _aten.zeros_like,
-    }
-)
+_MOVING = """
+_to_copy _unsafe_view _reshape_copy arange cat clone copy_ embedding empty empty_like fill_ full index index_select
+new_zeros ones ones_like stack zeros zeros_like
+"""
+_MOVING_OPS = frozenset(getattr(_aten, name) for name in _MOVING.split())

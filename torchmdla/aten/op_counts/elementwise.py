@@ -1,162 +1,134 @@
-"""Operation counts of elementwise ops, per element of the result."""
+"""Operation counts of elementwise ops, and of ops that move, view or fill data or compute with numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchmdla.aten.calls import Call
-from torchmdla.aten.op_counts.kinds import Counts, Rule, times, total, words
+from torchmdla.aten.op_counts.kinds import KINDS, Rule, each
+from torchmdla.importer import schemas
 
-SIGMOID: Mapping[str, int] = {"-": 1, "exp": 1, "+": 1, "/": 1}  # 1 / (1 + exp(−x))
-SOFTPLUS: Mapping[str, int] = {
-    "*": 2,
-    "exp": 1,
-    "+": 1,
-    "log": 1,
-    ">": 1,
-    "?": 1,
-}  # log(1 + exp(βx)) / β below a threshold
-GELU: Mapping[str, int] = {"*": 3, "erf": 1, "+": 1}  # x · ½ · (1 + erf(x · √½))
-GELU_TANH: Mapping[str, int] = {"*": 6, "+": 2, "tanh": 1}  # ½x · (1 + tanh(c · (x + 0.044715·x·x·x)))
+# Ops that read only a tensor's type, without the namespace.
+METADATA = frozenset(name.partition("::")[2] for name in schemas.METADATA)
 
-# Counts per element of the result.
-_EACH: Mapping[str, Mapping[str, int]] = {
-    **{
-        name: {name: 1}
-        for name in words("abs exp log sqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf round")
-    },
-    **{name: {"log": 1} for name in ("log2", "log10")},
-    **{name: {"round": 1} for name in ("floor", "ceil", "trunc")},
-    **{name: {">": 1} for name in words("eq ne lt le gt ge maximum minimum isnan isinf relu")},
-    **{
-        name: {"&": 1}
-        for name in words(
-            "logical_not logical_and logical_or logical_xor bitwise_not bitwise_and bitwise_or bitwise_xor "
-            "__and__ __or__ __xor__ bitwise_left_shift bitwise_right_shift"
-        )
-    },
-    **{name: {"?": 1} for name in ("where", "masked_fill")},
-    "neg": {"-": 1},
-    "exp2": {"exp": 1},
-    "expm1": {"exp": 1, "-": 1},
-    "log1p": {"+": 1, "log": 1},
-    "rsqrt": {"sqrt": 1, "/": 1},
-    "reciprocal": {"/": 1},
-    "square": {"*": 1},
-    "erfc": {"erf": 1, "-": 1},
-    "frac": {"round": 1, "-": 1},
-    "sign": {">": 2},
-    "sgn": {">": 2},
-    "isfinite": {"abs": 1, ">": 1},
-    "relu6": {">": 2},
-    "hardtanh": {">": 2},
+SIGMOID = "- exp + /"  # 1 / (1 + exp(−x))
+_SOFTPLUS = "* * exp + log > ?"  # log(1 + exp(βx)) / β below a threshold
+GELU = "* * * erf +"  # x · ½ · (1 + erf(x · √½))
+_GELU_TANH = "* * * * * * + + tanh"  # ½x · (1 + tanh(c · (x + 0.044715·x·x·x)))
+
+# Kinds for each element of the result, by ops.
+_EACH: Mapping[str, str] = {
+    **{kind: kind for kind in KINDS if kind.islower()},
+    "log2 log10": "log",
+    "floor ceil trunc": "round",
+    "eq ne lt le gt ge maximum minimum max.other min.other isnan isinf relu": ">",
+    "logical_not logical_and logical_or logical_xor bitwise_not bitwise_and bitwise_or bitwise_xor": "&",
+    "__and__ __or__ __xor__ bitwise_left_shift bitwise_right_shift": "&",
+    "where masked_fill": "?",
+    "neg": "-",
+    "exp2": "exp",
+    "expm1": "exp -",
+    "log1p": "+ log",
+    "rsqrt": "sqrt /",
+    "reciprocal": "/",
+    "mul square deg2rad rad2deg": "*",
+    "erfc": "erf -",
+    "frac": "round -",
+    "sign sgn relu6 hardtanh": "> >",
+    "isfinite": "abs >",
     "sigmoid": SIGMOID,
-    "silu": {**SIGMOID, "*": 1},
-    "mish": {**SOFTPLUS, "tanh": 1, "*": SOFTPLUS["*"] + 1},
-    "hardsigmoid": {"+": 1, ">": 2, "*": 1},
-    "hardswish": {"+": 1, ">": 2, "*": 2},
-    "log_sigmoid": {">": 1, "abs": 1, "-": 2, "exp": 1, "+": 1, "log": 1},  # min(x, 0) − log(1 + exp(−|x|))
-    "selu": {">": 1, "exp": 1, "-": 1, "*": 2, "?": 1},
-    "elu": {">": 1, "exp": 1, "-": 1, "*": 3, "?": 1},
-    "celu": {">": 1, "/": 1, "exp": 1, "-": 1, "*": 1, "?": 1},
-    "softplus": SOFTPLUS,
-    "leaky_relu": {">": 1, "*": 1},
-    "prelu": {">": 1, "*": 1},
-    "_prelu_kernel": {">": 1, "*": 1},
-    "hardshrink": {"abs": 1, ">": 1, "?": 1},
-    "softshrink": {">": 2, "-": 1, "+": 1, "?": 2},
-    "threshold": {">": 1, "?": 1},
-    "glu": {**SIGMOID, "*": 1},
-    "logit": {"-": 1, "/": 1, "log": 1},
-    "nan_to_num": {">": 3, "?": 3},
-    "heaviside": {">": 2, "?": 2},
-    "remainder": {"%": 1},
-    "fmod": {"%": 1},
-    "floor_divide": {"/": 1, "round": 1},
-    "atan2": {"/": 1, "atan": 1},
-    "hypot": {"*": 1, "MAC": 1, "sqrt": 1},
-    "logaddexp": {"exp": 2, "+": 1, "log": 1},
-    "sinc": {"*": 1, "sin": 1, "/": 1, ">": 1, "?": 1},
-    "xlogy": {"log": 1, "*": 1, ">": 2, "?": 2},
-    **{name: {"*": 1} for name in ("deg2rad", "rad2deg")},
-    "lerp": {"-": 1, "MAC": 1},
-    "addcdiv": {"/": 1, "MAC": 1},
-    "addcmul": {"*": 1, "MAC": 1},
+    "silu glu": f"{SIGMOID} *",
+    "mish": f"{_SOFTPLUS} tanh *",
+    "hardsigmoid": "+ > > *",
+    "hardswish": "+ > > * *",
+    "log_sigmoid": "> abs - - exp + log",  # min(x, 0) − log(1 + exp(−|x|))
+    "selu": "> exp - * * ?",
+    "elu": "> exp - * * * ?",
+    "celu": "> / exp - * ?",
+    "softplus": _SOFTPLUS,
+    "leaky_relu prelu _prelu_kernel": "> *",
+    "hardshrink": "abs > ?",
+    "softshrink": "> > - + ? ?",
+    "threshold": "> ?",
+    "logit": "- / log",
+    "nan_to_num": "> > > ? ? ?",
+    "heaviside": "> > ? ?",
+    "remainder fmod": "%",
+    "floor_divide": "/ round",
+    "atan2": "/ atan",
+    "hypot": "* MAC sqrt",
+    "logaddexp": "exp exp + log",
+    "sinc": "* sin / > ?",
+    "xlogy": "log * > > ? ?",
+    "lerp": "- MAC",
+    "addcdiv": "/ MAC",
+    "addcmul": "* MAC",
+    "native_dropout": "* ?",
     # Gradients, computed from the incoming gradient g and the tensors saved by the forward pass
-    "threshold_backward": {">": 1, "?": 1},
-    "hardtanh_backward": {">": 2, "?": 1},
-    "hardswish_backward": {">": 2, "*": 2, "+": 1, "?": 2},
-    "hardsigmoid_backward": {">": 2, "*": 1, "?": 1},
-    "leaky_relu_backward": {">": 1, "*": 1},
-    "elu_backward": {">": 1, "exp": 1, "*": 3, "?": 1},
-    "tanh_backward": {"*": 2, "-": 1},  # g · (1 − y·y)
-    "sigmoid_backward": {"*": 2, "-": 1},  # g · y · (1 − y)
-    "silu_backward": {**SIGMOID, "-": 2, "*": 3, "+": 2},  # g · s · (1 + x · (1 − s))
-    "mse_loss_backward": {"-": 1, "*": 2},
+    "threshold_backward": "> ?",
+    "hardtanh_backward": "> > ?",
+    "hardswish_backward": "> > * * + ? ?",
+    "hardsigmoid_backward": "> > * ?",
+    "leaky_relu_backward": "> *",
+    "elu_backward": "> exp * * * ?",
+    "tanh_backward": "* * -",  # g · (1 − y·y)
+    "sigmoid_backward": "* * -",  # g · y · (1 − y)
+    "silu_backward": f"{SIGMOID} - + * * *",  # g · s · (1 + x · (1 − s))
+    "mse_loss_backward": "- * *",
+    # Moving, viewing and filling
+    "clone _to_copy copy cat concat stack hstack vstack repeat repeat_interleave tile roll flip rot90 tril triu": "",
+    "constant_pad_nd pad reflection_pad1d reflection_pad2d reflection_pad3d pixel_shuffle pixel_unshuffle": "",
+    "replication_pad1d replication_pad2d replication_pad3d channel_shuffle embedding index_select gather index": "",
+    "take_along_dim diag_embed select_scatter slice_scatter scatter select_backward slice_backward": "",
+    "zeros ones full empty zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty": "",
+    "arange linspace eye scalar_tensor fill zero lift_fresh lift_fresh_copy": "",
+    # Numbers
+    "item Int Float Bool IntImplicit FloatImplicit ScalarImplicit floordiv __not__ __is__ __isnot__ __getitem__": "",
+    "slice.t add.t mul.left_t": "",
+    # Arithmetic on sizes, which shares its names with ops on tensors
+    "add.default sub.default mul.default div.default floordiv.default remainder.default": "",
+    "add.int sub.int mul.int div.int remainder.int neg.int pow.int pow.int_to_int sqrt.int ceil.int floor.int": "",
+    "__and__.bool __or__.bool eq.int ne.int lt.int le.int gt.int ge.int eq.bool ne.bool eq.int_list ne.int_list": "",
 }
 
-
-def _each(each: Mapping[str, int]) -> Rule:
-    return lambda call: times(call.out.numel, each)
+_POWERS: Mapping[float, str] = {0: "", 0.5: "sqrt", 1: "", 2: "*", 3: "* *", -0.5: "sqrt /", -1: "/", -2: "* /"}
 
 
 def _sum(sign: str) -> Rule:
     """Return the rule for ``a ± alpha·b``."""
-
-    def rule(call: Call) -> Counts:
-        scaled = call.arguments.get("alpha", 1) != 1
-        return times(call.out.numel, {"MAC": 1} if scaled else {sign: 1})
-
-    return rule
+    return lambda call: each(call.out.numel, sign if call.arguments.get("alpha", 1) == 1 else "MAC")
 
 
-def _division(call: Call) -> Counts:
-    rounded = call.arguments.get("rounding_mode") is not None
-    return times(call.out.numel, {"/": 1, "round": 1} if rounded else {"/": 1})
+def _gelu(exact: str, by_tanh: str) -> Rule:
+    return lambda call: each(call.out.numel, by_tanh if call["approximate"] == "tanh" else exact)
 
 
-_POWERS: Mapping[float, Mapping[str, int]] = {
-    0.0: {},
-    0.5: {"sqrt": 1},
-    1.0: {},
-    2.0: {"*": 1},
-    3.0: {"*": 2},
-    -0.5: {"sqrt": 1, "/": 1},
-    -1.0: {"/": 1},
-    -2.0: {"*": 1, "/": 1},
-}
-
-
-def _power(call: Call) -> Counts:
-    exponent = call["exponent"]
-    known = isinstance(exponent, int | float) and float(exponent) in _POWERS
-    return times(call.out.numel, _POWERS[float(exponent)] if known else {"pow": 1})
-
-
-def _clamp(call: Call) -> Counts:
-    bounds = [call.arguments.get(name) for name in ("min", "max")]
-    return {">": call.out.numel * sum(bound is not None for bound in bounds)}
-
-
-def _gelu(each: Mapping[str, int], by_tanh: Mapping[str, int]) -> Rule:
-    return lambda call: times(call.out.numel, by_tanh if call["approximate"] == "tanh" else each)
+def _dropout(kinds: str) -> Rule:
+    """Return the rule for dropout, which scales and masks elements in training; drawing the mask is not counted."""
+    return lambda call: each(call.out.numel, kinds if call["train"] else "")
 
 
 RULES: Mapping[str, Rule] = {
-    **{name: _each(each) for name, each in _EACH.items()},
-    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "clip"), _clamp),
+    **{name: kinds for names, kinds in _EACH.items() for name in names.split()},
+    **dict.fromkeys(METADATA, ""),
+    **dict.fromkeys(
+        ("clamp", "clamp_min", "clamp_max", "clip"),
+        lambda call: each(call.out.numel * sum(call.arguments.get(name) is not None for name in ("min", "max")), ">"),
+    ),
     "add": _sum("+"),
     "sub": _sum("-"),
     "rsub": _sum("-"),
-    "mul": _each({"*": 1}),
-    "div": _division,
-    "pow": _power,
-    "gelu": _gelu(GELU, GELU_TANH),
+    "div": lambda call: each(call.out.numel, "/ round" if call.arguments.get("rounding_mode") is not None else "/"),
+    "pow": lambda call: each(call.out.numel, _POWERS.get(call["exponent"], "pow")),
+    "gelu": _gelu(GELU, _GELU_TANH),
     # The derivative also needs the density, or the square of tanh.
-    "gelu_backward": _gelu(
-        total(GELU, {"*": 4, "exp": 1, "+": 1}),
-        total(GELU_TANH, {"*": 6, "+": 2, "-": 1}),
+    "gelu_backward": _gelu(f"{GELU} * * * * exp +", f"{_GELU_TANH} * * * * * * + + -"),
+    "dropout": _dropout("* ?"),
+    "feature_dropout": _dropout("* ?"),
+    "alpha_dropout": _dropout("MAC ?"),
+    **dict.fromkeys(
+        ("index_put", "_index_put_impl"), lambda call: each(call["values"].numel, "+" if call["accumulate"] else "")
     ),
-    "max.other": _each({">": 1}),
-    "min.other": _each({">": 1}),
+    "scatter_add": lambda call: each(call["src"].numel, "+"),
+    "index_add": lambda call: each(call["source"].numel, "MAC"),
+    "embedding_dense_backward": lambda call: each(call["grad_output"].numel, "+"),
 }

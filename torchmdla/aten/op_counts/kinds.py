@@ -1,18 +1,16 @@
-"""Kinds of operations that are counted, and arithmetic on counts."""
+"""Kinds of operations that are counted, and their notation in the tables of rules."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from torchmdla.aten.calls import Call
 
+_FUNCTIONS = "sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf"
 
-def words(text: str) -> list[str]:
-    """Return the words of ``text``."""
-    return text.split()
-
-
-# Meaning of each kind. Comparisons, minimum, maximum, and tests for special values are one kind.
+# Meaning of each kind, which has the name of its op if it is a word. Comparisons, minimum, maximum, and tests for
+# special values are one kind.
 KINDS: Mapping[str, str] = {
     "MAC": "multiplication and addition of the product",
     "+": "addition",
@@ -29,23 +27,14 @@ KINDS: Mapping[str, str] = {
     "pow": "power",
     "exp": "exponential, to any base",
     "log": "logarithm, to any base",
-    **dict.fromkeys(words("sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf"), "function"),
+    **dict.fromkeys(_FUNCTIONS.split(), "function"),
 }
 
-# Operations by kind.
-Counts = dict[str, int]
-Rule = Callable[[Call], Counts]
+Counts = Counter[str]
+# A rule is the kinds for each element of the result, or a function.
+Rule = str | Callable[[Call], Counts]
 
 
-def total(*parts: Mapping[str, int]) -> Counts:
-    """Return the sum of counts; kinds with a sum of zero are left out."""
-    result: Counts = {}
-    for part in parts:
-        for kind, number in part.items():
-            result[kind] = result.get(kind, 0) + number
-    return {kind: number for kind, number in result.items() if number}
-
-
-def times(number: int, each: Mapping[str, int]) -> Counts:
-    """Return ``each`` multiplied by ``number``."""
-    return {kind: number * count for kind, count in each.items()}
+def each(number: int, kinds: str) -> Counts:
+    """Return the counts of ``number`` times all ``kinds``, such as ``"- exp + /"``; a kind may be repeated."""
+    return Counter({kind: number * count for kind, count in Counter(kinds.split()).items()})

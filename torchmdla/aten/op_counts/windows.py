@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from torchmdla.aten.calls import Call, Tensor, as_list
-from torchmdla.aten.op_counts.kinds import Counts, Rule, total
+from torchmdla.aten.calls import Call, Tensor
+from torchmdla.aten.op_counts.kinds import Counts, Rule, each
 
 
 def _products(outside: Tensor, inside: Tensor, weight: Tensor, *, transposed: bool) -> int:
@@ -20,13 +20,13 @@ def _products(outside: Tensor, inside: Tensor, weight: Tensor, *, transposed: bo
     return spread.numel * weight.numel // max(weight.shape[0], 1)
 
 
-def _convolution(transposed: bool | None) -> Rule:
+def _convolution(transposed: bool | None = None) -> Rule:
     """Return the rule for a convolution; ``transposed`` None means that the op has an argument for it."""
 
     def rule(call: Call) -> Counts:
         swapped = call["transposed"] if transposed is None else transposed
         products = _products(call.out, call["input"], call["weight"], transposed=swapped)
-        return total({"MAC": products, "+": call.out.numel if call["bias"] is not None else 0})
+        return each(products, "MAC") + each(call.out.numel, "+" if call["bias"] is not None else "")
 
     return rule
 
@@ -40,20 +40,14 @@ def _convolution_backward(call: Call) -> Counts:
     gradient = call["grad_output"]
     products = _products(gradient, call["input"], call["weight"], transposed=call["transposed"])
     of_input, of_weight, of_bias = call["output_mask"]
-    return total({"MAC": products * (of_input + of_weight), "+": gradient.numel if of_bias else 0})
+    return each(products * (of_input + of_weight), "MAC") + each(gradient.numel, "+" if of_bias else "")
 
 
 def _window(call: Call, dims: int) -> int:
-    sizes: list[int] = list(as_list(call["kernel_size"], dims))
-    return math.prod(sizes)
-
-
-def _max_pool(dims: int) -> Rule:
-    return lambda call: {">": call.out.numel * (_window(call, dims) - 1)}
-
-
-def _average_pool(dims: int) -> Rule:
-    return lambda call: {"+": call.out.numel * _window(call, dims), "*": call.out.numel}
+    """Return the number of elements of a window; an ``int[N]`` argument may be one number."""
+    sizes = call["kernel_size"]
+    listed: list[int] = [sizes] if isinstance(sizes, int) else list(sizes)
+    return math.prod(listed) if len(listed) > 1 else listed[0] ** dims
 
 
 def _window_elements(call: Call, dims: int) -> int:
@@ -69,22 +63,6 @@ def _window_elements(call: Call, dims: int) -> int:
     return math.prod(windows, start=math.prod(call.out.shape[:-dims]))
 
 
-def _adaptive_average(dims: int) -> Rule:
-    return lambda call: {"+": _window_elements(call, dims), "*": call.out.numel}
-
-
-def _adaptive_maximum(dims: int) -> Rule:
-    return lambda call: {">": _window_elements(call, dims) - call.out.numel}
-
-
-def _interpolation(points: int) -> Rule:
-    """Return the rule for ops whose results are weighted sums of ``points`` elements.
-
-    The sizes determine the weights.
-    """
-    return lambda call: {"MAC": points * call.out.numel}
-
-
 def _grid_sampler(call: Call) -> Counts:
     """Return the counts of a grid sampler.
 
@@ -92,37 +70,55 @@ def _grid_sampler(call: Call) -> Counts:
     distances to them.
     """
     dims = len(call["input"].shape) - 2
-    places = call["grid"].numel // dims
-    nearest = {"round": dims * places}
-    corners = 2**dims
-    # A weight is a product of one distance per coordinate.
-    weights = {"round": dims * places, "-": 2 * dims * places, "*": corners * (dims - 1) * places}
-    bilinear = total(weights, {"MAC": corners * call.out.numel})
-    cubic = {"MAC": 4**dims * call.out.numel + 16 * dims * places, "round": dims * places, "-": dims * places}
-    return total({"MAC": dims * places, "*": dims * places}, (bilinear, nearest, cubic)[call["interpolation_mode"]])
+    coordinates = call["grid"].numel
+    places, corners = coordinates // dims, 2**dims
+    interpolated = (
+        # A weight of a corner is a product of one distance per coordinate.
+        each(coordinates, "round - -")
+        + each(corners * (dims - 1) * places, "*")
+        + each(corners * call.out.numel, "MAC"),
+        each(coordinates, "round"),
+        each(4**dims * call.out.numel + 16 * coordinates, "MAC") + each(coordinates, "round -"),
+    )
+    return each(coordinates, "MAC *") + interpolated[call["interpolation_mode"]]
 
 
-def _nothing(call: Call) -> Counts:
-    return {}
+def _interpolation(points: int) -> Rule:
+    """Return the rule for ops whose results are sums of ``points`` elements with weights known from the sizes."""
+    return lambda call: each(points * call.out.numel, "MAC")
 
 
-_DIMS = (1, 2, 3)
+def _rules_of(dims: int) -> dict[str, Rule]:
+    """Return the rules of the ops that have ``dims`` in their name."""
+
+    def max_pool(call: Call) -> Counts:
+        return each(call.out.numel * (_window(call, dims) - 1), ">")
+
+    def adaptive_average(call: Call) -> Counts:
+        return each(_window_elements(call, dims), "+") + each(call.out.numel, "*")
+
+    return {
+        f"conv{dims}d": _convolution(False),
+        f"conv_transpose{dims}d": _convolution(True),
+        f"max_pool{dims}d": max_pool,
+        f"max_pool{dims}d_with_indices": max_pool,
+        f"avg_pool{dims}d": lambda call: each(call.out.numel * _window(call, dims), "+") + each(call.out.numel, "*"),
+        f"adaptive_avg_pool{dims}d": adaptive_average,
+        f"_adaptive_avg_pool{dims}d": adaptive_average,
+        f"adaptive_max_pool{dims}d": lambda call: each(_window_elements(call, dims) - call.out.numel, ">"),
+        f"upsample_nearest{dims}d": "",
+        f"_upsample_nearest_exact{dims}d": "",
+    }
+
 
 RULES: Mapping[str, Rule] = {
-    **{f"conv{dims}d": _convolution(False) for dims in _DIMS},
+    **_rules_of(1),
+    **_rules_of(2),
+    **_rules_of(3),
     "_convolution_mode": _convolution(False),
-    **{f"conv_transpose{dims}d": _convolution(True) for dims in _DIMS},
-    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), _convolution(None)),
+    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), _convolution()),
     "convolution_backward": _convolution_backward,
-    **{f"max_pool{dims}d": _max_pool(dims) for dims in _DIMS},
-    **{f"max_pool{dims}d_with_indices": _max_pool(dims) for dims in _DIMS},
-    "max_pool2d_with_indices_backward": lambda call: {"+": call["grad_output"].numel},
-    **{f"avg_pool{dims}d": _average_pool(dims) for dims in _DIMS},
-    **{f"adaptive_avg_pool{dims}d": _adaptive_average(dims) for dims in _DIMS},
-    **{f"_adaptive_avg_pool{dims}d": _adaptive_average(dims) for dims in _DIMS},
-    **{f"adaptive_max_pool{dims}d": _adaptive_maximum(dims) for dims in _DIMS},
-    **{f"upsample_nearest{dims}d": _nothing for dims in _DIMS},
-    **{f"_upsample_nearest_exact{dims}d": _nothing for dims in _DIMS},
+    "max_pool2d_with_indices_backward": lambda call: each(call["grad_output"].numel, "+"),
     "upsample_linear1d": _interpolation(2),
     "upsample_bilinear2d": _interpolation(4),
     "upsample_trilinear3d": _interpolation(8),
