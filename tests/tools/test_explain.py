@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from fragile_device import WrongDevice
-from test_statistics_tables import power_of_size, two
 from torch import Tensor, nn
 
 import torchmdla
@@ -246,6 +245,15 @@ def test_another_dtype() -> None:
     torchmdla.explain(scripted, torch.randn(3, 4))
     (group,) = torchmdla.explain(scripted, torch.randn(3, 4, dtype=torch.float64)).groups
     assert group.specialisations[1].cause == "dtype float64 of x.1, in place of float32"
+
+
+# TorchScript compiles a function once in a process, so these are not those of other tests.
+def two(x: Tensor) -> Tensor:
+    return torch.sigmoid(torch.relu(x))
+
+
+def power_of_size(x: Tensor) -> Tensor:
+    return torch.relu(x) * (-1) ** x.size(0) + 1
 
 
 def test_why_it_is_not_dynamic() -> None:
