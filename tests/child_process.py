@@ -57,6 +57,14 @@ def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Com
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
+def run_script(
+    *arguments: object, folder: Path | None = None, stdin: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments in a new process, with more variables in its environment."""
+    command, variables = [sys.executable, *map(str, arguments)], {**os.environ, **environment}
+    return subprocess.run(command, cwd=folder, env=variables, input=stdin, capture_output=True, text=True)
+
+
 def _forked(code: str, arguments: tuple[str, ...], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run code in a fork of the server, whose standard input is empty."""
     server = _server()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from executing import Loaded
@@ -20,6 +21,21 @@ SAMPLES = 5
 
 # Returns the inputs for values of the symbols.
 Draw = Callable[..., Sequence[Tensor]]
+
+
+class Function(nn.Module):
+    """Module that calls a function with its inputs, then with its weights and inner modules."""
+
+    def __init__(self, function: Callable[..., Any], *weights: Tensor | nn.Module) -> None:
+        super().__init__()
+        self._function = function
+        for number, weight in enumerate(weights):
+            value = weight if isinstance(weight, nn.Module) else nn.Parameter(weight, weight.is_floating_point())
+            setattr(self, f"weight{number}", value)
+        self._names = [f"weight{number}" for number in range(len(weights))]
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._function(*inputs, *(getattr(self, name) for name in self._names))
 
 
 @dataclass(frozen=True)

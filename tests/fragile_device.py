@@ -1,4 +1,4 @@
-"""Device for tests: the cpu device, except for operators that it does not compile.
+"""Devices for tests: the cpu device, except for operators that they do not compile, or compute wrongly.
 
 Compiler processes import this module, so it does not import torch.
 """
@@ -35,3 +35,16 @@ class FragileDevice(CpuDevice):
         if "torch.aten.atan" in program.mlir:
             raise CompileError("no arcs", op="aten::atan")
         return super().lower(program)
+
+
+class WrongDevice(CpuDevice):
+    """Device that computes ``sin`` for ``tanh``."""
+
+    name = "wrong"
+
+    def target(self) -> Target:
+        return dataclasses.replace(super().target(), device=self.name)
+
+    def lower(self, program: Program) -> Artifact:
+        artifact = super().lower(dataclasses.replace(program, mlir=program.mlir.replace("aten.tanh", "aten.sin")))
+        return dataclasses.replace(artifact, manifest=dataclasses.replace(artifact.manifest, program=program.key))

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from nest_running import DTYPES, host_target, span
+from nest_running import DTYPES, Kernel, host_target, reference, span
 
 from torchmdla.compiler.program import Target
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, numbered_value, operation, reduced
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand
+from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, specialise
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.schedule import Schedule
 
 AVX512 = ("+avx", "+avx2", "+fma", "+avx512f", "+avx512bw", "+avx512dq", "+avx512vl")
 TARGETS = {"avx512": AVX512, "avx2": ("+avx", "+avx2", "+fma"), "none": ("",)}
@@ -21,6 +23,10 @@ TARGETS = {"avx512": AVX512, "avx2": ("+avx", "+avx2", "+fma"), "none": ("",)}
 # Two symbols, and the dynamic sizes of them.
 M, N = Size.symbol(0), Size.symbol(1)
 DYNAMIC = (M, N, M + 1, N - 2, 2 * M, 16 * N, M + N)
+
+# Typical values of the symbols, and values around the edges of tiles and vectors.
+TYPICAL = (64, 64)
+PAIRS = [(2, 2), (3, 70), (7, 16), (8, 17), (9, 33), (16, 48), (17, 50), (70, 3), (64, 64), (33, 32)]
 
 ZERO = constant(0.0, "f32")
 
@@ -54,6 +60,34 @@ def arrays_of(nest: KernelSpec, seed: int, scalars: Sequence[float] = ()) -> lis
     arrays = [generator.integers(-4, 5, span(o, nest.sizes) + 16).astype(DTYPES[o.element]) for o in nest.operands]
     elements = nest.scalars + (nest.epilogue.scalars if nest.epilogue else ())
     return arrays + [np.array([v], DTYPES[e]) for v, e in zip(scalars, elements, strict=True)]
+
+
+def check(
+    nest: AnyNest,
+    target: Target,
+    scalars: Sequence[float] = (),
+    tasks: int = 1,
+    schedule: Schedule | None = None,
+    points: Sequence[tuple[int, ...]] = (),
+    typical: tuple[int, ...] = TYPICAL,
+) -> Kernel:
+    """Run the kernel of a nest at all ``points``, which are values of its symbols. Only results may be written."""
+    is_static = isinstance(math.prod(nest.sizes), int)
+    kernel = Kernel(nest, target, schedule, () if is_static else typical)
+    if is_static and schedule is None and any(nest.reduction):
+        accumulators = math.prod(kernel.schedule.tiles) // kernel.schedule.lanes
+        assert accumulators < Machine.of(target).registers
+    for values in points or ([()] if is_static else PAIRS):
+        there = specialise(nest, values)
+        arrays = arrays_of(there, 0, scalars)
+        before = [a.copy() for a in arrays]
+        expected = reference(there, arrays)
+        kernel(arrays, max(1, min(tasks, kernel.iterations(values))), values)
+        first = len(nest.operands) - len(expected)
+        for position, array in enumerate(arrays):
+            wanted = expected[position - first] if first <= position < len(nest.operands) else before[position]
+            np.testing.assert_array_equal(array, wanted, err_msg=f"operand {position} at {values}")
+    return kernel
 
 
 def matmul(m: int, n: int, k: int, **changes: object) -> KernelSpec:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from child_process import run_python
+from child_process import run_python, run_script
 
 import torchmdla
 from torchmdla.packages import format
@@ -178,9 +177,7 @@ def load_all(paths: Sequence[Path], example: Path, *, ready: bool = False, **env
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command of ``python -m torchmdla``."""
-    return subprocess.run(
-        [sys.executable, "-m", "torchmdla", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+    return run_script("-m", "torchmdla", *arguments)
 
 
 def write_example(path: Path) -> Path:

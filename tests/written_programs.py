@@ -1,18 +1,27 @@
-"""Handwritten programs of the cpu device with eager PyTorch's results. They run between guard bytes."""
+"""Programs of the cpu device, traced or handwritten, with eager PyTorch's results. They run between guard bytes."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import torch
+from dynamic_programs import Function, Traced
+from executing import argument_of
 from nest_running import KERNEL, host_target
+from torch import Tensor, nn
+from torch_mlir import ir
 
 from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Argument, Program, Result, Target
 from torchmdla.devices.cpu.loader import load_code
-from torchmdla.devices.cpu.lowering import lower
+from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.lowering import loop_program, lower
+from torchmdla.importer import ImportedGraph
 from torchmdla.testing.compare import assert_matches
 
 ELEMENTS = {
@@ -252,3 +261,50 @@ def check(builder: Builder, results: Sequence[Value], target: Target | None = No
     for got, expected in zip(actual, (r.tensor for r in results), strict=True):
         assert_matches(got, expected, layers=2, strides=False)
     return executable
+
+
+# Programs of PyTorch functions.
+
+
+class TracedProgram:
+    """Program of a module, or of a function and its weights, for given inputs. It is traced at its first use."""
+
+    def __init__(
+        self, subject: Callable[..., Any], *inputs: Tensor, weights: Sequence[Tensor | nn.Module] = ()
+    ) -> None:
+        self._module = subject if isinstance(subject, nn.Module) else Function(subject, *weights)
+        self._inputs = inputs
+
+    @cached_property
+    def _traced(self) -> Traced:
+        return Traced.of(self._module, self._inputs)
+
+    @cached_property
+    def _imported(self) -> tuple[ImportedGraph, list[Any]]:
+        return self._traced.imported(self._inputs)
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The arguments of the compiled code."""
+        everything = [*self._inputs, *self._traced.weights]
+        return [argument_of(binding, self._traced.graph, everything) for binding in self._imported[0].bindings]
+
+    def program(self, target: Target | None = None, options: tuple[tuple[str, str], ...] = ()) -> Program:
+        imported, _ = self._imported
+        return Program(imported.mlir, imported.arguments, imported.results, target or host_target(), options)
+
+    def steps(self, target: Target | None = None) -> LoopProgram:
+        with new_context(), ir.Location.unknown():
+            return loop_program(self.program(target), {})[0]
+
+    def check(self, target: Target | None = None, options: tuple[tuple[str, str], ...] = ()) -> Executable:
+        """Compile and run the program, and compare with the results of eager PyTorch."""
+        executable = Executable(lower(self.program(target, options)))
+        status, results = executable(self.values)
+        assert status == 0
+        imported, expected = self._imported
+        for output, wanted in zip(imported.outputs, expected, strict=True):
+            actual = self._inputs[output.index] if output.source == "input" else results[output.index]
+            actual = actual.permute(output.permutation) if output.source == "result" else actual
+            assert_matches(actual, wanted, layers=2, strides=False)
+        return executable

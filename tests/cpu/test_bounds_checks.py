@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from dynamic_programs import Dynamic, Traced
+from dynamic_programs import Dynamic, Function
 from executing import FailedCallError, Loaded
+from graphs import warmed_up
 from torch import Tensor, nn
+from written_programs import TracedProgram
 
 import torchmdla
 from torchmdla import devices
@@ -38,22 +40,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHMDLA_CHECK_BOUNDS", "1")
 
 
-class Function(nn.Module):
-    """Module that calls a function with weights."""
-
-    def __init__(self, function: Callable[..., Tensor], *weights: Tensor) -> None:
-        super().__init__()
-        self.function = function
-        self.weights = nn.ParameterList(nn.Parameter(w) for w in weights)
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs, *self.weights)
-
-
-def call_damaged(
-    name: str, module: nn.Module, inputs: Sequence[Tensor], damage: Damage, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, bool]:
-    """Return the error of a call of the damaged program, and whether the memory around the result is unchanged."""
+def damage_plans(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = lowering.plan_schedules
 
     def damaged(steps: LoopProgram, *rest: Any) -> Plan:
@@ -61,20 +48,22 @@ def call_damaged(
         return plan(steps, *rest)
 
     monkeypatch.setattr(lowering, "plan_schedules", damaged)
-    traced = Traced.of(module, inputs)
-    imported, _ = traced.imported(inputs)
-    device = devices.get("cpu")
+
+
+def call_damaged(
+    name: str, module: nn.Module, inputs: Sequence[Tensor], damage: Damage, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, bool]:
+    """Return the error of a call of the damaged program, and whether the memory around the result is unchanged."""
+    damage_plans(damage, monkeypatch)
+    subject = TracedProgram(module, *inputs)
     # Loaded code is cached by its program. The option makes each damage a separate program.
-    options = (("damage", name),)
-    program = Program(imported.mlir, imported.arguments, imported.results, device.target(), options)
-    loaded = Loaded(device.lower(program))
-    (result,) = imported.results
+    program = subject.program(devices.get("cpu").target(), (("damage", name),))
+    loaded = Loaded(devices.get("cpu").lower(program))
+    (result,) = program.results
     dtype = getattr(torch, result.dtype)
     memory = torch.full((GUARD + torch.Size(result.shape).numel() + GUARD,), GUARDED, dtype=dtype)
-    result_view = memory[GUARD:-GUARD].view(result.shape)
-    arguments = [tensor.detach().contiguous() for tensor in (*inputs, *traced.weights)]
     with pytest.raises(FailedCallError) as raised:
-        loaded.call(arguments, [result_view], ())
+        loaded.call(subject.values, [memory[GUARD:-GUARD].view(result.shape)], ())
     untouched = torch.cat([memory[:GUARD], memory[-GUARD:]]) == GUARDED
     return str(raised.value), bool(untouched.all())
 
@@ -136,10 +125,6 @@ def region_of_less(steps: LoopProgram) -> None:
     steps.steps[number] = replace(region, inputs=(less, *region.inputs[1:]))
 
 
-def relu(x: Tensor) -> Tensor:
-    return torch.relu(x)
-
-
 def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x * 2, -1)
 
@@ -161,18 +146,28 @@ def recurrence(x: Tensor, weight: Tensor) -> Tensor:
 
 BROKEN = {
     "load": (
-        Function(relu),
+        Function(torch.relu),
         [floats(1)],
         read_behind(1),
         r"kernel_0 reads 4 bytes at offset 4 of input 0 .*has 4 bytes",
     ),
-    "load in front": (Function(relu), [floats(1)], read_behind(-1), r"reads 4 bytes at offset -4 of input 0"),
-    "store": (Function(relu), [floats(1)], write_behind(1), r"kernel_0 writes 4 bytes at offset 4 of result 1"),
-    "vector load": (Function(relu), [floats(256)], read_behind(1), r"reads \d+ bytes at offset \d+ of input 0"),
-    "vector store": (Function(relu), [floats(256)], write_behind(1), r"writes \d+ bytes at offset \d+ of result 1"),
-    "vector store in front": (Function(relu), [floats(256)], write_behind(-1), r"writes \d+ bytes at offset -4 of"),
-    "masked load": (Function(relu), [floats(251)], read_behind(1), r"reads \d+ bytes at offset \d+ of input 0"),
-    "masked store": (Function(relu), [floats(3)], write_behind(1), r"writes 4 bytes at offset 12 of result 1"),
+    "load in front": (Function(torch.relu), [floats(1)], read_behind(-1), r"reads 4 bytes at offset -4 of input 0"),
+    "store": (Function(torch.relu), [floats(1)], write_behind(1), r"kernel_0 writes 4 bytes at offset 4 of result 1"),
+    "vector load": (Function(torch.relu), [floats(256)], read_behind(1), r"reads \d+ bytes at offset \d+ of input 0"),
+    "vector store": (
+        Function(torch.relu),
+        [floats(256)],
+        write_behind(1),
+        r"writes \d+ bytes at offset \d+ of result 1",
+    ),
+    "vector store in front": (
+        Function(torch.relu),
+        [floats(256)],
+        write_behind(-1),
+        r"writes \d+ bytes at offset -4 of",
+    ),
+    "masked load": (Function(torch.relu), [floats(251)], read_behind(1), r"reads \d+ bytes at offset \d+ of input 0"),
+    "masked store": (Function(torch.relu), [floats(3)], write_behind(1), r"writes 4 bytes at offset 12 of result 1"),
     "gather": (Function(lambda x: x[:, 1] * 2), [floats(64, 3)], read_behind(2), r"reads 4 bytes at offset 768 of in"),
     "product": (Function(torch.mm), [floats(33, 40), floats(40, 70)], read_behind(3), r"reads \d+ bytes .* input 0"),
     "chain": (Function(softmax), [floats(40, 300)], write_behind(1), r"writes \d+ bytes .* of result 1"),
@@ -250,15 +245,14 @@ def test_a_dynamic_program_is_right() -> None:
 
 
 def program_of(function: Callable[..., Tensor], *inputs: Tensor) -> Program:
-    imported, _ = Traced.of(Function(function), inputs).imported(inputs)
-    return Program(imported.mlir, imported.arguments, imported.results, devices.get("cpu").target())
+    return TracedProgram(function, *inputs).program(devices.get("cpu").target())
 
 
 def test_code_of_one_kind_is_never_taken_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check keys and faults. A worker compiles the programs, and it does not read the environment variable."""
-    checked = program_of(relu, floats(19))
+    checked = program_of(torch.relu, floats(19))
     monkeypatch.setenv("TORCHMDLA_CHECK_BOUNDS", "0")
-    plain = program_of(relu, floats(19))
+    plain = program_of(torch.relu, floats(19))
     assert plain.mlir == checked.mlir
     assert plain.key != checked.key
     outcomes = [service.compile_program(program) for program in (checked, plain)]
@@ -273,20 +267,8 @@ def test_code_without_checks_has_nothing_of_them(monkeypatch: pytest.MonkeyPatch
     assert b"mdla_outside" not in code
 
 
-def run_often(compiled: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    """Call ``compiled`` until compiled code has run."""
-    for _ in range(4):
-        compiled(x)
-
-
 def test_a_user_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = lowering.plan_schedules
-
-    def damaged(steps: LoopProgram, *rest: Any) -> Plan:
-        read_behind(1)(steps)
-        return plan(steps, *rest)
-
-    monkeypatch.setattr(lowering, "plan_schedules", damaged)
+    damage_plans(read_behind(1), monkeypatch)
     monkeypatch.setenv("TORCHMDLA_COMPILE_IN_PROCESS", "1")
     service.reset()
     torchmdla.enable(strict=True)
@@ -294,6 +276,6 @@ def test_a_user_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         traced = torch.jit.trace(Function(softmax), x, check_trace=False)
         with torch.no_grad(), pytest.raises(torchmdla.DeviceError, match=r"internal error: .* reads .* of input 0"):
-            run_often(traced, x)
+            warmed_up(traced, x)
     finally:
         service.reset()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from child_process import run_script
 
 from torchmdla.compiler import dump
-from torchmdla.compiler.program import Program
+from torchmdla.compiler.program import Program, Target
 
 PROGRAM = """
 import os, sys, torch, torchmdla
@@ -32,9 +31,8 @@ with torch.no_grad():
 
 
 def run(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, dump.VARIABLE: str(folder), "TORCHMDLA_COMPILE_IN_PROCESS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    environment = {dump.VARIABLE: str(folder), "TORCHMDLA_COMPILE_IN_PROCESS": "1"}
+    return run_script("-W", "ignore", "-c", script, *arguments, **environment)
 
 
 @pytest.mark.sampled(0)
@@ -66,7 +64,7 @@ def test_every_stage_is_written(tmp_path: Path) -> None:
 def test_a_compile_is_repeated(tmp_path: Path) -> None:
     run(PROGRAM, tmp_path, "works")
     folder = next(tmp_path.iterdir())
-    again = subprocess.run([sys.executable, folder / "repeat.py"], capture_output=True, text=True, check=False)
+    again = run_script(folder / "repeat.py")
     assert "bytes of code" in again.stdout, again.stderr
 
 
@@ -92,14 +90,8 @@ def test_nothing_is_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_unchanged_stages_are_written_once(tmp_path: Path) -> None:
-    program = Program("module {}", (), (), _target())
+    program = Program("module {}", (), (), Target("cpu"))
     written = dump.Dump(tmp_path, program)
     for name, text in (("a", "1"), ("b", "1"), ("c", "2"), ("d", "1")):
         written.write(f"{name}.steps", text, series="steps")
     assert sorted(path.name for path in tmp_path.glob("*.steps")) == ["000-a.steps", "001-c.steps", "002-d.steps"]
-
-
-def _target():
-    from torchmdla import devices
-
-    return devices.get("cpu").target()

@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from nest_running import Kernel, host_target, reference
+from nest_running import Kernel, host_target
 from nest_samples import (
     AVX512,
+    PAIRS,
     TARGETS,
+    TYPICAL,
     ZERO,
     M,
     N,
     added,
     arrays_of,
     bias_relu_residual,
+    check,
     contractions,
     matmul,
     operand,
@@ -34,11 +37,8 @@ from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, spec
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Level, Schedule, choose_schedule, ranges
 
-TYPICAL = (64, 64)
-
 # Sizes around the edges of tiles and vectors.
 EDGES = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 70)
-PAIRS = [(2, 2), (3, 70), (7, 16), (8, 17), (9, 33), (16, 48), (17, 50), (70, 3), (64, 64), (33, 32)]
 
 
 @pytest.fixture(params=TARGETS)
@@ -55,30 +55,6 @@ def row_sums(
     return KernelSpec((rows, columns), (False, True), (matrix,), (sums,), (added(operand(0)),), initial=initial)
 
 
-def check(
-    nest: AnyNest,
-    target,
-    pairs: Sequence[tuple[int, int]],
-    scalars: Sequence[float] = (),
-    tasks: int = 1,
-    schedule: Schedule | None = None,
-    typical: tuple[int, int] = TYPICAL,
-) -> Kernel:
-    """Run the kernel of ``nest`` at all ``pairs`` of values. Only results may be written."""
-    kernel = Kernel(nest, target, schedule, typical)
-    for values in pairs:
-        there = specialise(nest, values)
-        arrays = arrays_of(there, 0, scalars)
-        before = [a.copy() for a in arrays]
-        expected = reference(there, arrays)
-        kernel(arrays, max(1, min(tasks, kernel.iterations(values))), values)
-        first = len(nest.operands) - len(expected)
-        for position, array in enumerate(arrays):
-            wanted = expected[position - first] if first <= position < len(nest.operands) else before[position]
-            np.testing.assert_array_equal(array, wanted, err_msg=f"operand {position} at {values}")
-    return kernel
-
-
 def compare(nest: AnyNest, target, values: tuple[int, int], arrays: Sequence[np.ndarray], kernel: Kernel) -> None:
     """Check that the dynamic kernel's results equal those of the static kernel of ``values``, bit by bit."""
     wanted, results = [a.copy() for a in arrays], [a.copy() for a in arrays]
@@ -88,36 +64,12 @@ def compare(nest: AnyNest, target, values: tuple[int, int], arrays: Sequence[np.
         np.testing.assert_array_equal(a, b, err_msg=f"at {values}")
 
 
-@pytest.mark.parametrize(
-    "sizes", [(M, 96, 40), (40, N, 30), (M, N, 33), (M, 64, N), (33, 20, N), (M, M, M), (M, N, M + N), (2 * M, 7, N)]
-)
-def test_matmul(target, sizes):
-    check(matmul(*sizes), target, PAIRS)
-    check(matmul(*sizes, initial=None), target, PAIRS, tasks=3)
-
-
-@pytest.mark.parametrize("sizes", [(M, 33, 20), (M, N, 30), (33, 20, N), (M, M, N)])
-def test_transposed_factors(target, sizes):
-    m, _, k = sizes
-    check(matmul(*sizes, inputs=(Operand("f32", (1, 0, m)), Operand("f32", (0, k, 1)))), target, PAIRS, tasks=2)
-    check(matmul(*sizes, inputs=(Operand("f32", (k, 0, 1)), Operand("f32", (0, k, 1)))), target, PAIRS)
-
-
-@pytest.mark.parametrize("sizes", [(M, 33, 20), (17, N, 30), (M, N, M)])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_epilogue(target, sizes, transposed):
-    _, n, k = sizes
-    second = Operand("f32", (0, k, 1) if transposed else (0, 1, n))
-    nest = matmul(*sizes, inputs=(Operand("f32", (k, 0, 1)), second), epilogue=bias_relu_residual((n, 1, 0), (0, 1, 0)))
-    check(nest, target, PAIRS, scalars=(3.0,), tasks=3)
-
-
 @pytest.mark.parametrize("ranged", [0, 2])
 def test_rows_are_shared_evenly(target, ranged):
     """Check tile rows. Tiles have as many rows as the largest, or one fewer. Code exists for every number of rows."""
     nest = matmul(M, 32, 20)
     schedule = replace(choose_schedule(nest, Machine.of(target), TYPICAL), ranged=ranged)
-    kernel = check(nest, target, [(m, 2) for m in range(1, 40)], tasks=2, schedule=schedule)
+    kernel = check(nest, target, tasks=2, schedule=schedule, points=[(m, 2) for m in range(1, 40)])
     rows, columns, _ = schedule.tiles
     assert rows > 1
     if 32 % columns == 0:
@@ -128,10 +80,8 @@ def test_rows_are_shared_evenly(target, ranged):
 def test_no_iteration(target, size):
     """Check sizes of 0. An empty reduction returns its initial value, and an empty parallel loop writes nothing."""
     pairs = [(2, 2), (5, 2), (5, 9)]
-    check(matmul(M, 20, size), target, pairs)
-    check(matmul(size, 20, M), target, pairs)
-    check(matmul(M, size, 5), target, pairs)
-    check(row_sums(M, size), target, pairs)
+    for nest in (matmul(M, 20, size), matmul(size, 20, M), matmul(M, size, 5), row_sums(M, size)):
+        check(nest, target, points=pairs)
 
 
 # Rounding.
@@ -177,7 +127,7 @@ def test_blocks_of_a_reduction(target, steps, rows, sizes):
     for epilogue in (None, bias_relu_residual((sizes[1], 1, 0), (0, 1, 0))):
         nest = matmul(*sizes, epilogue=epilogue)
         schedule = blocked(nest, choose_schedule(nest, Machine.of(target), TYPICAL), steps, rows)
-        check(nest, target, PAIRS[:6], (3.0,) if epilogue else (), 2, schedule)
+        check(nest, target, (3.0,) if epilogue else (), 2, schedule, PAIRS[:6])
 
 
 @pytest.mark.parametrize("sizes", [(M, 1024, 1024), (48, 1024, 16 * N), (M, 1024, 16 * N)])
@@ -326,7 +276,7 @@ def small(nest: AnyNest, pairs: Sequence[tuple[int, int]]) -> list[tuple[int, in
 )
 @pytest.mark.sampled(0)
 def test_random_contractions(target, nest, pairs, tasks, typical):
-    check(nest, target, small(nest, pairs), (2.0,) if nest.epilogue else (), tasks, typical=typical)
+    check(nest, target, (2.0,) if nest.epilogue else (), tasks, points=small(nest, pairs), typical=typical)
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
@@ -335,4 +285,4 @@ def test_random_contractions(target, nest, pairs, tasks, typical):
 )
 @pytest.mark.sampled(0)
 def test_random_reductions_and_elementwise(target, nest, pairs, tasks, typical):
-    check(nest, target, small(nest, pairs), tasks=tasks, typical=typical)
+    check(nest, target, tasks=tasks, points=small(nest, pairs), typical=typical)

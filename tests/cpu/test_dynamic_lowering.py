@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from dynamic_programs import Draw, Dynamic, Traced, program_of
+from dynamic_programs import Draw, Dynamic, Function, Traced, program_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn, randn
@@ -22,18 +23,6 @@ from torchmdla.testing.models import MODELS
 
 SIZES = [(s,) for s in (2, 3, 15, 16, 17, 31, 100, 197, 300)]
 PAIRS = [(3, 2), (2, 17), (5, 31), (7, 16), (2, 100), (17, 5), (31, 15), (3, 197)]
-
-
-class Function(nn.Module):
-    """Module that calls a function with tensors and with its inner modules."""
-
-    def __init__(self, function: Callable[..., object], *modules: nn.Module) -> None:
-        super().__init__()
-        self._function = function
-        self.inner = nn.ModuleList(modules)
-
-    def forward(self, *inputs: Tensor) -> object:
-        return self._function(*inputs, *self.inner)
 
 
 def conv_net() -> nn.Module:
@@ -72,99 +61,57 @@ def channels_last(b: int) -> list[Tensor]:
     return [randn(b, 16, 10, 10).contiguous(memory_format=torch.channels_last)]
 
 
-# Name: the module, a function that draws its inputs, typical sizes, and the sizes to test.
-CASES: dict[str, tuple[Callable[[], nn.Module], Draw, Sequence[int], Sequence[Sequence[int]]]] = {
-    "mlp": (
-        lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)),
-        lambda b: [randn(b, 32)],
-        (16,),
-        SIZES,
-    ),
+# Name: a module or a function, a function that draws its inputs, typical sizes, and the sizes to test.
+CASES: dict[str, tuple[Callable[..., Any], Draw, Sequence[int], Sequence[Sequence[int]]]] = {
+    "mlp": (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10)), lambda b: [randn(b, 32)], (16,), SIZES),
     "encoder layer": (
-        lambda: nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
+        nn.TransformerEncoderLayer(64, 4, 128, batch_first=True),
         lambda b, s: [randn(b, s, 64)],
         (4, 32),
         PAIRS,
     ),
-    "convolutions": (conv_net, lambda b: [randn(b, 3, 20, 20)], (4,), SIZES[:-1]),
+    "convolutions": (conv_net(), lambda b: [randn(b, 3, 20, 20)], (4,), SIZES[:-1]),
     "image": (
-        lambda: nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()),
         lambda h, w: [randn(2, 3, h, w)],
         (32, 32),
         PAIRS,
     ),
-    "channels last": (
-        lambda: nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()),
-        channels_last,
-        (4,),
-        SIZES[:-2],
-    ),
+    "channels last": (nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()), channels_last, (4,), SIZES[:-2]),
     "mean of embeddings": (
-        lambda: Function(lambda t, e: e(t).mean(1), nn.Embedding(50, 24)),
+        Function(lambda t, e: e(t).mean(1), nn.Embedding(50, 24)),
         lambda b, s: [torch.randint(50, (b, s))],
         (4, 16),
         PAIRS,
     ),
-    "table of dynamic size": (
-        lambda: Function(lambda x, i: x[i]),
-        lambda n, m: [randn(n, 5), torch.randint(n, (m,))],
-        (16, 16),
-        PAIRS,
-    ),
-    "softmax": (lambda: Function(lambda x: x.softmax(-1)), lambda n: [randn(33, n)], (128,), SIZES),
-    "softmax of columns": (lambda: Function(lambda x: x.softmax(0)), lambda n: [randn(n, 33)], (128,), SIZES),
-    "layer norm": (
-        lambda: Function(lambda x: functional.layer_norm(x, (x.size(-1),))),
-        lambda n: [randn(33, n)],
-        (128,),
-        SIZES,
-    ),
-    "variance": (lambda: Function(lambda x: x.double().var(-1)), lambda n: [randn(6, n)], (64,), SIZES),
+    "table of dynamic size": (lambda x, i: x[i], lambda n, m: [randn(n, 5), torch.randint(n, (m,))], (16, 16), PAIRS),
+    "softmax": (lambda x: x.softmax(-1), lambda n: [randn(33, n)], (128,), SIZES),
+    "softmax of columns": (lambda x: x.softmax(0), lambda n: [randn(n, 33)], (128,), SIZES),
+    "layer norm": (lambda x: functional.layer_norm(x, (x.size(-1),)), lambda n: [randn(33, n)], (128,), SIZES),
+    "variance": (lambda x: x.double().var(-1), lambda n: [randn(6, n)], (64,), SIZES),
     "concatenation": (
-        lambda: Function(lambda x, y: torch.cat([x, y.relu(), x * 2], 1)),
+        lambda x, y: torch.cat([x, y.relu(), x * 2], 1),
         lambda n, m: [randn(8, n), randn(8, m)],
         (12, 20),
         PAIRS,
     ),
-    "stack": (
-        lambda: Function(lambda x, y: torch.stack([x, y.relu()], 1)),
-        lambda n: [randn(8, n), randn(8, n)],
-        (12,),
-        SIZES,
-    ),
-    "chunks": (lambda: Function(gated), lambda n: [randn(n, 24)], (12,), SIZES),
-    "square product": (lambda: Function(torch.matmul), lambda n: [randn(n, n), randn(n, n)], (64,), SIZES),
-    "batched product": (
-        lambda: Function(torch.matmul),
-        lambda n, k: [randn(n, 3, k), randn(n, k, n)],
-        (8, 64),
-        PAIRS,
-    ),
-    "broadcast": (
-        lambda: Function(lambda x, y, z: (x + y) * z),
-        lambda n, m: [randn(n, 1), randn(1, m), randn(n, m)],
-        (64, 64),
-        PAIRS,
-    ),
-    "causal mask": (lambda: Function(masked), lambda n: [randn(n, n)], (64,), SIZES),
-    "counts": (lambda: Function(by_element_count), lambda n: [randn(5, n)], (64,), SIZES),
-    "total": (lambda: Function(lambda x: (x * x).sum()), lambda n: [randn(n, 7)], (64,), SIZES),
-    "transposition": (
-        lambda: Function(lambda x: x.transpose(1, 2).contiguous()),
-        lambda n, m: [randn(3, n, m)],
-        (64, 32),
-        PAIRS,
-    ),
-    "positions": (
-        lambda: Function(with_positions, nn.Embedding(512, 24)),
-        lambda b, s: [randn(b, s, 24)],
-        (4, 16),
-        PAIRS,
-    ),
+    "stack": (lambda x, y: torch.stack([x, y.relu()], 1), lambda n: [randn(8, n), randn(8, n)], (12,), SIZES),
+    "chunks": (gated, lambda n: [randn(n, 24)], (12,), SIZES),
+    "square product": (torch.matmul, lambda n: [randn(n, n), randn(n, n)], (64,), SIZES),
+    "batched product": (torch.matmul, lambda n, k: [randn(n, 3, k), randn(n, k, n)], (8, 64), PAIRS),
+    "broadcast": (lambda x, y, z: (x + y) * z, lambda n, m: [randn(n, 1), randn(1, m), randn(n, m)], (64, 64), PAIRS),
+    "causal mask": (masked, lambda n: [randn(n, n)], (64,), SIZES),
+    "counts": (by_element_count, lambda n: [randn(5, n)], (64,), SIZES),
+    "total": (lambda x: (x * x).sum(), lambda n: [randn(n, 7)], (64,), SIZES),
+    "transposition": (lambda x: x.transpose(1, 2).contiguous(), lambda n, m: [randn(3, n, m)], (64, 32), PAIRS),
+    "positions": (Function(with_positions, nn.Embedding(512, 24)), lambda b, s: [randn(b, s, 24)], (4, 16), PAIRS),
 }
 
 
-def _check(module: nn.Module, draw: Draw, typical: Sequence[int], points: Sequence[Sequence[int]], layers: int) -> None:
+def _check(
+    subject: Callable[..., Any], draw: Draw, typical: Sequence[int], points: Sequence[Sequence[int]], layers: int
+) -> None:
+    module = subject if isinstance(subject, nn.Module) else Function(subject)
     dynamic = Dynamic.of(module, draw, typical)
     for values in points:
         result, expected = dynamic(values, draw(*values))
@@ -173,8 +120,7 @@ def _check(module: nn.Module, draw: Draw, typical: Sequence[int], points: Sequen
 
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_eager_at_many_sizes(name: str) -> None:
-    module, draw, typical, points = CASES[name]
-    _check(module(), draw, typical, points, layers=8)
+    _check(*CASES[name], layers=8)
 
 
 def _bert_inputs(b: int, s: int) -> list[Tensor]:
@@ -208,15 +154,9 @@ def test_models_agree_with_eager(
 @pytest.mark.sampled(0)
 def test_two_threads_run_tiles_of_dynamic_sizes() -> None:
     """Check local buffers of a chain. Each thread has its own, and they grow with the sizes."""
-    dynamic = Dynamic.of(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), lambda s: [randn(2, s, 64)], (16,))
-    threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        for size in (16, 500, 17, 900):
-            result, expected = dynamic((size,), [randn(2, size, 64)])
-            assert_matches(result, expected, layers=8)
-    finally:
-        torch.set_num_threads(threads)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    _check(layer, lambda s: [randn(2, s, 64)], (16,), [(16,), (500,), (17,), (900,)], layers=8)
 
 
 def test_the_manifest_tells_of_symbols_and_workspace() -> None:
@@ -255,10 +195,7 @@ def test_parts_that_overlap_at_some_sizes() -> None:
     def draw(n: int) -> list[Tensor]:
         return [randn(3, n), randn(3, 10), randn(3, 10)]
 
-    dynamic = Dynamic.of(Function(ends), draw, (64,))
-    for size in (12, 19, 20, 64):
-        result, expected = dynamic((size,), draw(size))
-        assert_matches(result, expected)
+    _check(ends, draw, (64,), [(12,), (19,), (20,), (64,)], layers=1)
 
 
 S, T = Size.symbol(0), Size.symbol(1)

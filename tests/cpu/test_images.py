@@ -8,20 +8,18 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from child_process import run_python
+from in_threads import in_threads
 from linked_code import FIRST, SECOND, call, image_of, object_of
-from nest_running import host_target
-from written_programs import Builder, Value, normal
+from written_programs import TracedProgram, normal
 
 import torchmdla
 from torchmdla import _C
-from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import loader, lowering
 from torchmdla.devices.cpu.code.image import PAGE, Image, is_image
 from torchmdla.devices.cpu.code.linking import NotLinkable, link
@@ -33,21 +31,11 @@ IMAGE = image_of(FIRST, SECOND).to_bytes() if platform.machine() == "x86_64" els
 PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def layers(b: Builder) -> list[Value]:
-    value, weight = b.input(normal(33, 48)), b.input(normal(48, 48), "parameter")
-    value = b.op("aten.mm", [value, weight], value.tensor @ weight.tensor)
-    return [b.op("aten._softmax", [value, 1, False], torch.softmax(value.tensor, 1))]
-
-
-def sorting(b: Builder) -> list[Value]:
-    """Build a region, which upstream's passes lower."""
-    value = b.input(normal(7, 9))
-    return [b.op("aten.cumsum", [value, 1, None], value.tensor.cumsum(1))]
-
-
-def written(program: str) -> Program:
-    builder = Builder()
-    return builder.program({"layers": layers, "sorting": sorting}[program](builder), host_target())
+PROGRAMS = {
+    "layers": TracedProgram(lambda x, w: torch.softmax(torch.mm(x, w), 1), normal(33, 48), weights=[normal(48, 48)]),
+    # A region, which upstream's passes lower.
+    "sorting": TracedProgram(lambda x: x.cumsum(1), normal(7, 9)),
+}
 
 
 # --- linking ---
@@ -73,11 +61,11 @@ def test_exceptions_pass_through_code() -> None:
         executable([])
 
 
-@pytest.mark.parametrize("program", ["layers", "sorting"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_are_images(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Image] = []
     monkeypatch.setattr(lowering, "link", lambda objects: seen.append(link(objects)) or seen[-1])
-    artifact = lowering.lower(written(program))
+    artifact = lowering.lower(PROGRAMS[program].program())
     assert is_image(artifact.object_code)
     assert sorted({name for name, _ in seen[0].imports}) == list(artifact.manifest.device_calls)
     names = _C.Image(artifact.object_code).names()
@@ -126,7 +114,7 @@ def test_unlinkable_objects_are_linked_by_the_loader(monkeypatch: pytest.MonkeyP
         raise NotLinkable("for a test")
 
     monkeypatch.setattr(lowering, "link", refuse)
-    artifact = lowering.lower(written("layers"))
+    artifact = lowering.lower(PROGRAMS["layers"].program())
     assert all(map(is_elf, split_objects(artifact.object_code)))
     loaded = loader._load(artifact)
     assert loaded.entry and loaded.packs
@@ -137,7 +125,7 @@ def test_unlinkable_objects_are_linked_by_the_loader(monkeypatch: pytest.MonkeyP
 
 def test_an_image_alone_needs_no_llvm(tmp_path: Path) -> None:
     file = tmp_path / "artifact"
-    file.write_bytes(lowering.lower(written("layers")).to_bytes())
+    file.write_bytes(lowering.lower(PROGRAMS["layers"].program()).to_bytes())
     done = run_python(
         """
         import sys
@@ -154,7 +142,7 @@ def test_an_image_alone_needs_no_llvm(tmp_path: Path) -> None:
 
 
 def test_an_image_that_cannot_be_loaded_is_a_compile_error() -> None:
-    artifact = lowering.lower(written("layers"))
+    artifact = lowering.lower(PROGRAMS["layers"].program())
     with pytest.raises(torchmdla.CompileError, match=r"cannot be loaded[^$]*cut short"):
         loader._load(replace(artifact, object_code=artifact.object_code[:-1]))
     other = replace(artifact, manifest=replace(artifact.manifest, entry="elsewhere"))
@@ -276,14 +264,10 @@ def test_memory_goes_with_the_image() -> None:
 def test_threads_load_at_one_time() -> None:
     sums: list[int] = []
 
-    def load() -> None:
+    def load(_: int) -> None:
         sums.extend(call(_C.Image(IMAGE), "entry", 1) for _ in range(50))
 
-    threads = [threading.Thread(target=load) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    assert not in_threads(8, load)
     assert sums == [1 + 5 + 11 + 100 + 1] * 400
 
 
@@ -292,6 +276,7 @@ def test_threads_load_at_one_time() -> None:
 # Calls a function of an image, at which gdb stops. One image is deleted by then, and two images are loaded.
 CALLS = """
 import sys
+from in_threads import in_threads
 from linked_code import FIRST, SECOND, call, image_of
 from torchmdla import _C
 
@@ -323,6 +308,7 @@ def test_gdb_knows_functions() -> None:
 # Prints the process numbers of this process and of a child, and the address of a function in each.
 LOADS = """
 import os
+from in_threads import in_threads
 from linked_code import FIRST, SECOND, image_of
 from torchmdla import _C
 

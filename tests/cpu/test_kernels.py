@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nest_running import Kernel, host_target, mark_prefetches, reference
+from nest_running import Kernel, host_target, mark_prefetches
 from nest_samples import (
     AVX512,
     PRODUCT,
     SUM_OF_PRODUCTS,
     TARGETS,
     ZERO,
+    M,
+    N,
     added,
-    arrays_of,
     bias_relu_residual,
+    check,
     contractions,
     matmul,
     operand,
@@ -38,40 +38,32 @@ def target(request):
     return target_with(request.param)
 
 
-def check(
-    nest: KernelSpec, target, scalars: Sequence[float] = (), tasks: int = 1, schedule: Schedule | None = None
-) -> Kernel:
-    arrays = arrays_of(nest, 0, scalars)
-    before = [a.copy() for a in arrays]
-    expected = reference(nest, arrays)
-    kernel = Kernel(nest, target, schedule)
-    if any(nest.reduction):
-        accumulators = math.prod(kernel.schedule.tiles) // kernel.schedule.lanes
-        assert accumulators < Machine.of(target).registers
-    kernel(arrays, min(tasks, kernel.schedule.iterations))
-    first = len(nest.operands) - len(expected)
-    for position, array in enumerate(arrays):
-        wanted = expected[position - first] if first <= position < len(nest.operands) else before[position]
-        np.testing.assert_array_equal(array, wanted)
-    return kernel
+STATIC = [(1, 1, 1), (3, 5, 7), (8, 48, 16), (17, 33, 9), (14, 100, 40), (50, 64, 300), (1, 70, 600), (129, 65, 31)]
+DYNAMIC = [(M, 96, 40), (40, N, 30), (M, N, 33), (M, 64, N), (33, 20, N), (M, M, M), (M, N, M + N), (2 * M, 7, N)]
+
+
+@pytest.mark.parametrize("sizes", STATIC + DYNAMIC)
+def test_matmul(target, sizes):
+    check(matmul(*sizes), target)
+    check(matmul(*sizes, initial=None), target, tasks=3)
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 1, 1), (3, 5, 7), (8, 48, 16), (17, 33, 9), (14, 100, 40), (50, 64, 300), (1, 70, 600), (129, 65, 31)]
+    "sizes", [(3, 5, 7), (17, 33, 9), (1, 70, 600), (64, 64, 64), (M, 33, 20), (M, N, 30), (33, 20, N), (M, M, N)]
 )
-def test_matmul(target, sizes):
-    check(matmul(*sizes), target)
-    check(matmul(*sizes, initial=None), target, tasks=2)
-
-
-@pytest.mark.parametrize("sizes", [(3, 5, 7), (17, 33, 9), (1, 70, 600), (64, 64, 64)])
 def test_transposed_factors(target, sizes):
     m, _, k = sizes
     check(matmul(*sizes, inputs=(Operand("f32", (1, 0, m)), Operand("f32", (0, k, 1)))), target, tasks=2)
     check(matmul(*sizes, inputs=(Operand("f32", (k, 0, 1)), Operand("f32", (0, k, 1)))), target)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 7), (17, 33, 9), (40, 49, 300), (1, 70, 600), (128, 96, 1100)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *[(1, 1, 1), (3, 5, 7), (17, 33, 9), (40, 49, 300), (1, 70, 600), (128, 96, 1100)],
+        *[(M, 33, 20), (17, N, 30), (M, N, M)],
+    ],
+)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_epilogue(target, sizes, transposed):
     _, n, k = sizes

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from counting import MOST, calls_of
-from nest_running import host_target
 from test_tile_fusion import all_nests
+from torch import Tensor
 from torch_mlir import ir
-from written_programs import Builder, Value, check, normal
+from written_programs import TracedProgram, normal
 
 import torchmdla
 from torchmdla.compiler.mlir import new_context
@@ -21,43 +23,37 @@ from torchmdla.devices.cpu.lowering import generated_module, loop_program
 from torchmdla.testing.compare import assert_matches
 
 
-def chain(b: Builder, count: int) -> list[Value]:
-    """Build one chain of elementwise operators, each with its own second input."""
-    x = b.input(normal(4, 4))
-    for _ in range(count):
-        y = b.input(normal(4))
-        x = b.op("aten.mul.Tensor", [x, y], x.tensor * y.tensor)
-    return [x]
+def chain(x: Tensor, *factors: Tensor) -> Tensor:
+    """Return one chain of elementwise operators, each with its own second input."""
+    return functools.reduce(torch.mul, factors, x)
 
 
-def results(b: Builder, count: int) -> list[Value]:
-    """Build results that do not depend on each other."""
-    x = b.input(normal(4, 4))
-    return [b.op("aten.mul.Scalar", [x, k + 0.5], x.tensor * (k + 0.5)) for k in range(count)]
+def results(x: Tensor, *factors: Tensor) -> tuple[Tensor, ...]:
+    """Return results that do not depend on each other."""
+    return tuple(x * (k + 0.5) for k in range(len(factors)))
 
 
-def concatenation(b: Builder, count: int) -> list[Value]:
-    """Build a concatenation of ``count`` parts, whose operators repeat with a period."""
-    x = b.input(normal(4, 4))
-    parts = [b.op("aten.mul.Scalar", [x, k % 9 + 0.5], x.tensor * (k % 9 + 0.5)) for k in range(count)]
-    return [b.op("aten.cat", [parts, 0], torch.cat([part.tensor for part in parts]))]
+def concatenation(x: Tensor, *factors: Tensor) -> Tensor:
+    """Return a concatenation of parts, whose operators repeat with a period."""
+    return torch.cat([x * (k % 9 + 0.5) for k in range(len(factors))])
 
 
-def writes(b: Builder, count: int) -> list[Value]:
-    """Build rows that are written one after the other."""
-    x = b.input(normal(4, 4))
-    y = b.op("aten.mul.Scalar", [x, 2.0], x.tensor * 2.0)
-    for k in range(count):
-        row = b.op("aten.select.int", [y, 0, k % 4], y.tensor[k % 4])
-        changed = b.op("aten.mul.Scalar", [row, 0.5], row.tensor * 0.5)
-        y = b.op("aten.select_scatter", [y, changed, 0, k % 4], y.tensor.select_scatter(changed.tensor, 0, k % 4))
-    return [y]
+def writes(x: Tensor, *factors: Tensor) -> Tensor:
+    """Return rows that are written one after the other."""
+    x = x * 2.0
+    for k in range(len(factors)):
+        x = torch.select_scatter(x, x[k % 4] * 0.5, 0, k % 4)
+    return x
 
 
-def transformed(function: Callable[[Builder, int], list[Value]], count: int) -> tuple[LoopProgram, int]:
+def program_of(function: Callable[..., Any], count: int) -> TracedProgram:
+    """Return a program of ``count`` operators."""
+    return TracedProgram(function, normal(4, 4), *[normal(4)] * count)
+
+
+def transformed(function: Callable[..., Any], count: int) -> tuple[LoopProgram, int]:
     """Return the steps of a program of ``count`` operators, and the number of calls that compile it."""
-    builder = Builder()
-    program = builder.program(function(builder, count), host_target())
+    program = program_of(function, count).program()
     steps: list[LoopProgram] = []
     with new_context(), ir.Location.unknown():
         calls = calls_of(lambda: steps.append(loop_program(program, {})[0]))
@@ -66,7 +62,7 @@ def transformed(function: Callable[[Builder, int], list[Value]], count: int) -> 
 
 @pytest.mark.parametrize("function", [chain, results, concatenation, writes])
 @pytest.mark.sampled(1)
-def test_passes_call_in_proportion(function: Callable[[Builder, int], list[Value]]) -> None:
+def test_passes_call_in_proportion(function: Callable[..., Any]) -> None:
     (_, short), (_, long) = (transformed(function, count) for count in (160, 320))
     assert long <= MOST * short
 
@@ -86,15 +82,14 @@ def test_entries_load_pointers_again() -> None:
 
     LLVM takes minutes to allocate registers for a pointer that thousands of calls in a row use.
     """
-    builder = Builder()
-    parts = concatenation(builder, 700)
+    program = program_of(concatenation, 700)
     with new_context(), ir.Location.unknown():
-        code = str(generated_module(builder.program(parts, host_target())))
+        code = str(generated_module(program.program()))
     entry = code[code.index("@mdla_forward") :]
     moved = Counter(re.findall(r"llvm.getelementptr (%\w+)", entry))
     assert moved.total() >= 600
     assert max(moved.values()) <= 600
-    check(builder, parts)
+    program.check()
 
 
 @pytest.mark.sampled(0)

@@ -55,14 +55,12 @@ def check(module: nn.Module, draw: Draw, lengths: Sequence[int] = (LONG, 600, LO
 )
 @pytest.mark.sampled(0)
 def test_one_program_from_the_first_call_on(kind: str, options: dict[str, object]) -> None:
-    torch.manual_seed(0)
     network = KINDS[kind](8, 16, **options)
     check(network, lambda length: [torch.randn((3, length, 8) if "batch_first" in options else (length, 3, 8))])
 
 
 @pytest.mark.sampled(0)
 def test_given_state() -> None:
-    torch.manual_seed(0)
     check(
         WithState(nn.LSTM(8, 16)),
         lambda length: [torch.randn(length, 3, 8), torch.randn(1, 3, 16), torch.randn(1, 3, 16)],
@@ -82,14 +80,12 @@ class Tagger(nn.Module):
 
 @pytest.mark.sampled(0)
 def test_a_length_computed_from_an_inputs() -> None:
-    torch.manual_seed(0)
     check(Tagger(), lambda length: [torch.randint(50, (3, length))])
 
 
 @pytest.mark.sampled(0)
 def test_weights_of_a_module_that_is_not_frozen_stay_as_they_are() -> None:
     """Check weights where one dimension has the size of the sequence that is too long."""
-    torch.manual_seed(0)
     module = nn.LSTM(8, 150).eval()
     with torch.no_grad():
         script = torch.jit.trace(module, torch.randn(6, 2, 8), check_trace=False)
@@ -102,7 +98,6 @@ def test_weights_of_a_module_that_is_not_frozen_stay_as_they_are() -> None:
 @pytest.mark.sampled(0)
 def test_exported_program() -> None:
     """Check an exported program. FX groups behave in the same way."""
-    torch.manual_seed(0)
     module = Tagger().eval()
     draw = [torch.randint(50, (3, LONG))]
     with torch.no_grad():
@@ -130,7 +125,6 @@ class Halved(nn.Module):
 
 
 def test_a_length_that_is_no_polynomial_falls_back_with_one_warning() -> None:
-    torch.manual_seed(0)
     module = Halved().eval()
     with torch.no_grad():
         script = traced(module, torch.randn(6, 2, 8))

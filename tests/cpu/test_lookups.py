@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import Kernel, host_target
 from nest_samples import operand
-from test_tile_fusion import all_nests, steps_of
+from test_tile_fusion import all_nests
 from torch.nn import functional
-from written_programs import Builder, Value, check, normal
+from written_programs import TracedProgram, normal
 
 import torchmdla
 from torchmdla.devices.cpu.accesses import Access
@@ -27,51 +27,21 @@ from torchmdla.testing.compare import assert_matches
 # Programs.
 
 
-def flip(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype = torch.float32) -> Callable[..., list[Value]]:
-    def program(b: Builder) -> list[Value]:
-        x = b.input((normal(*sizes) * 9).to(dtype))
-        flipped = b.op("aten.flip", [x, list(dims)], x.tensor.flip(dims))
-        return [b.op("aten.neg", [flipped], -flipped.tensor)]
-
-    return program
-
-
-def input_gradient(channels: int, side: int) -> Callable[..., list[Value]]:
-    """Return a program of the input gradient of a 3×3 convolution.
-
-    It is a transposed convolution whose weights are inputs, so that they are not packed.
-    """
-
-    def program(b: Builder) -> list[Value]:
-        x, w = b.input(normal(1, channels, side, side)), b.input(normal(channels, channels, 3, 3) * 0.1)
-        expected = functional.conv_transpose2d(x.tensor, w.tensor, padding=1)
-        return [b.op("aten.convolution", [x, w, None, [1, 1], [1, 1], [1, 1], True, [0, 0], 1], expected)]
-
-    return program
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 @pytest.mark.parametrize(
     ("sizes", "dims"),
     [((5, 64), [1]), ((5, 67), [1]), ((67, 5), [0]), ((3, 20, 31), [0, 2]), ((3, 20, 31), [1]), ((33,), [0])],
 )
 def test_flips(sizes: Sequence[int], dims: Sequence[int], dtype: torch.dtype) -> None:
-    program = flip(sizes, dims, dtype)
-    assert not any(nest.tables for nest in all_nests(steps_of(program)))
-    builder = Builder()
-    check(builder, program(builder))
+    program = TracedProgram(lambda x: -x.flip(dims), (normal(*sizes) * 9).to(dtype))
+    assert not any(nest.tables for nest in all_nests(program.steps()))
+    program.check()
 
 
 @pytest.mark.parametrize("sizes", [(3, 5), (7, 33), (64, 300)])
 def test_a_reduction_of_a_reversed_operand(sizes: tuple[int, int]) -> None:
     """Check a reduction over operands with negative strides. The strides determine their size in a cache."""
-
-    b = Builder()
-    x = b.input(normal(*sizes))
-    flipped = b.op("aten.flip", [x, [0]], x.tensor.flip(0))
-    exponentials = b.op("aten.expm1", [flipped], flipped.tensor.expm1())
-    back = b.op("aten.flip", [exponentials, [0]], exponentials.tensor.flip(0))
-    check(b, [b.op("aten.amax", [back, [0], False], back.tensor.amax(0))])
+    TracedProgram(lambda x: x.flip(0).expm1().flip(0).amax(0), normal(*sizes)).check()
 
 
 def test_booleans_are_mirrored() -> None:
@@ -89,17 +59,20 @@ def reads_of(nests: Sequence[LoopNest], access: Access) -> int:
 
 @pytest.mark.parametrize(("channels", "side"), [(64, 7), (32, 9), (17, 5)])
 def test_mirrored_weights_are_copied_once(channels: int, side: int) -> None:
-    """Check that one copy brings the weights into the layout that the kernel reads."""
-    program = input_gradient(channels, side)
-    nests = all_nests(steps_of(program))
+    """Check that one copy brings the weights into the layout that the kernel reads.
+
+    The program is the input gradient of a convolution. Its weights are inputs, so that they are not packed.
+    """
+    inputs = normal(1, channels, side, side), normal(channels, channels, 3, 3) * 0.1
+    program = TracedProgram(lambda x, w: functional.conv_transpose2d(x, w, padding=1), *inputs)
+    nests = all_nests(program.steps())
     (first,) = (a for nest in nests for a in nest.inputs if a.buffer.kind == "input" and a.buffer.sizes[-1] == 3)
     assert not any(nest.tables for nest in nests)
     copies = [nest for nest in nests if is_copy(nest) and reads_of([nest], first)]
     if channels % 16 == 0:
         (copy,) = copies
         assert all(reads_of(nests, output) == 1 for output in copy.outputs)
-    builder = Builder()
-    check(builder, program(builder))
+    program.check()
 
 
 def test_a_copy_of_an_overwritten_buffer_stays() -> None:

@@ -2,68 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from nest_running import host_target
+from test_tile_fusion import all_nests
+from torch import Tensor
 from torch.nn import functional
-from torch_mlir import ir
-from written_programs import Builder, Value, check, normal
+from written_programs import TracedProgram, normal
 
-from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.expressions import Contents
-from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
-from torchmdla.devices.cpu.lowering import loop_program
+from torchmdla.devices.cpu.loop_program import LoopNest
+
+Program = Callable[[str], TracedProgram]
 
 
-def scaled(b: Builder, x: Value, statistics: str) -> Value:
-    """Build ``x * f + t`` for each channel, with ``f = rsqrt(variance + 0.5) * weight`` and ``t = -mean * f``.
-
-    ``statistics`` is the role of mean and variance. The weight is a parameter.
-    """
-    channels = x.tensor.shape[1]
-    variance = b.input(normal(channels).abs() + 0.5, statistics)
-    weight, mean = b.input(normal(channels), "parameter"), b.input(normal(channels) + 1, statistics)
-    moved = b.op("aten.add.Scalar", [variance, 0.5, 1], variance.tensor + 0.5)
-    root = b.op("aten.rsqrt", [moved], moved.tensor.rsqrt())
-    factor = b.op("aten.mul.Tensor", [root, weight], root.tensor * weight.tensor)
-    negative = b.op("aten.neg", [mean], -mean.tensor)
-    term = b.op("aten.mul.Tensor", [negative, factor], negative.tensor * factor.tensor)
-    sizes = [1, channels] + [1] * (x.tensor.dim() - 2)
-    shaped = [b.op("aten.view", [v, sizes], v.tensor.view(sizes)) for v in (factor, term)]
-    product = b.op("aten.mul.Tensor", [x, shaped[0]], x.tensor * shaped[0].tensor)
-    return b.op("aten.add.Tensor", [product, shaped[1], 1], product.tensor + shaped[1].tensor)
+def scaled(x: Tensor, variance: Tensor, mean: Tensor, weight: Tensor) -> Tensor:
+    """Return ``x * f + t`` for each channel, with ``f = rsqrt(variance + 0.5) * weight`` and ``t = -mean * f``."""
+    sizes = [1, -1] + [1] * (x.dim() - 2)
+    factor = (variance + 0.5).rsqrt() * weight
+    return x * factor.view(sizes) + (-mean * factor).view(sizes)
 
 
-def after_a_convolution(b: Builder, role: str, channels: int = 32) -> list[Value]:
-    x, weight = b.input(normal(2, 16, 9, 9)), b.input(normal(channels, 16, 3, 3) / 12, "parameter")
-    product = functional.conv2d(x.tensor, weight.tensor)
-    operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
-    return [scaled(b, b.op("aten.convolution", operands, product), role)]
+def normed(role: str, channels: int, x: Tensor, *weights: Tensor, function: Callable[..., Any]) -> TracedProgram:
+    """Return a program of a function of ``x``, a norm's statistics of that role and its weight, and other weights."""
+    statistics = normal(channels).abs() + 0.5, normal(channels) + 1
+    parameters = normal(channels), *weights
+    if role == "input":
+        return TracedProgram(function, x, *statistics, weights=parameters)
+    return TracedProgram(function, x, weights=(*statistics, *parameters))
 
 
-def with_a_partial_block(b: Builder, role: str) -> list[Value]:
-    return after_a_convolution(b, role, channels=21)
+def after_a_convolution(
+    role: str, channels: int = 32, groups: int = 1, then: Callable[..., Any] = scaled
+) -> TracedProgram:
+    def function(x: Tensor, variance: Tensor, mean: Tensor, weight: Tensor, kernel: Tensor) -> Any:
+        return then(functional.conv2d(x, kernel, groups=groups), variance, mean, weight)
+
+    ins = channels if groups > 1 else 16
+    kernel = normal(channels, ins // groups, 3, 3) / (12 if groups == 1 else 3)
+    return normed(role, channels, normal(2, ins, 9, 9), kernel, function=function)
 
 
-def after_a_depthwise_convolution(b: Builder, role: str) -> list[Value]:
-    x, weight = b.input(normal(2, 32, 9, 9)), b.input(normal(32, 1, 3, 3) / 3, "parameter")
-    product = functional.conv2d(x.tensor, weight.tensor, groups=32)
-    operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 32]
-    return [scaled(b, b.op("aten.convolution", operands, product), role)]
+def with_a_partial_block(role: str, then: Callable[..., Any] = scaled) -> TracedProgram:
+    return after_a_convolution(role, channels=21, then=then)
 
 
-def after_a_product(b: Builder, role: str) -> list[Value]:
-    x, weight = b.input(normal(40, 24)), b.input(normal(24, 48) / 5, "parameter")
-    return [scaled(b, b.op("aten.mm", [x, weight], x.tensor @ weight.tensor), role)]
+def after_a_depthwise_convolution(role: str, then: Callable[..., Any] = scaled) -> TracedProgram:
+    return after_a_convolution(role, groups=32, then=then)
 
 
-def alone(b: Builder, role: str) -> list[Value]:
-    return [scaled(b, b.input(normal(3, 20, 5, 7)), role)]
+def after_a_product(role: str, rows: int = 40, then: Callable[..., Any] = scaled) -> TracedProgram:
+    def function(x: Tensor, variance: Tensor, mean: Tensor, weight: Tensor, matrix: Tensor) -> Any:
+        return then(torch.mm(x, matrix), variance, mean, weight)
+
+    return normed(role, 48, normal(rows, 24), normal(24, 48) / 5, function=function)
 
 
-def of_a_matrix(b: Builder, role: str) -> list[Value]:
-    return [scaled(b, b.input(normal(33, 20)), role)]
+def alone(role: str) -> TracedProgram:
+    return normed(role, 20, normal(3, 20, 5, 7), function=scaled)
+
+
+def of_a_matrix(role: str) -> TracedProgram:
+    return normed(role, 20, normal(33, 20), function=scaled)
 
 
 AFTER_PRODUCTS = [after_a_convolution, with_a_partial_block, after_a_depthwise_convolution, after_a_product]
@@ -73,26 +77,18 @@ PROGRAMS = [*AFTER_PRODUCTS, alone, of_a_matrix]
 @pytest.mark.parametrize("target", [host_target(), host_target("")], ids=["host", "narrow"])
 @pytest.mark.parametrize("role", ["parameter", "input"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_results(program, role: str, target: Target) -> None:
-    builder = Builder()
-    check(builder, program(builder, role), target)
+def test_results(program: Program, role: str, target: Target) -> None:
+    program(role).check(target)
 
 
-def nests_over_images(program, role: str) -> list[LoopNest]:
+def nests_over_images(program: TracedProgram) -> list[LoopNest]:
     """Return the steps that a call runs over whole images."""
-    builder = Builder()
-    written = builder.program(program(builder, role), host_target())
-    with new_context(), ir.Location.unknown():
-        steps, _ = loop_program(written, {})
-    nests = [s for s in steps.steps if isinstance(s, LoopNest)]
-    nests += [member for s in steps.steps if isinstance(s, TileLoop) for member in s.members]
-    return [s for s in nests if torch.Size(s.sizes).numel() > 128]
+    return [nest for nest in all_nests(program.steps()) if torch.Size(nest.sizes).numel() > 128]
 
 
-def ops_per_element(program, role: str) -> set[str]:
+def ops_per_element(program: TracedProgram) -> set[str]:
     """Return the names of the instructions in the steps that a call runs over whole images."""
-    nests = nests_over_images(program, role)
-    return {e.op for s in nests for body in bodies(s) for e in body.expressions if e.operands}
+    return {e.op for s in nests_over_images(program) for body in bodies(s) for e in body.expressions if e.operands}
 
 
 def bodies(step: LoopNest) -> list[Contents]:
@@ -101,91 +97,75 @@ def bodies(step: LoopNest) -> list[Contents]:
 
 @pytest.mark.parametrize("role", ["parameter", "input"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_nothing_but_a_product_and_a_sum_is_left(program, role: str) -> None:
-    assert ops_per_element(program, role) == {"arith.mulf", "arith.addf"}
+def test_nothing_but_a_product_and_a_sum_is_left(program: Program, role: str) -> None:
+    assert ops_per_element(program(role)) == {"arith.mulf", "arith.addf"}
 
 
 def test_packs_depend_on_parameters_only() -> None:
     def packs(role: str) -> int:
-        builder = Builder()
-        manifest = check(builder, alone(builder, role)).manifest
+        manifest = alone(role).check().manifest
         assert all(manifest.arguments[k].role == "parameter" for pack in manifest.packs for k in pack.arguments)
         return len(manifest.packs)
 
     assert packs("parameter") > packs("input") == 0
 
 
-def twice(b: Builder, role: str) -> list[Value]:
-    """Build two norms of convolutions with one shared weight. Each norm scales the weight by a different factor."""
-    weight = b.input(normal(32, 16, 3, 3) / 12, "parameter")
-    results = []
-    for _ in range(2):
-        x = b.input(normal(2, 16, 9, 9))
-        product = functional.conv2d(x.tensor, weight.tensor)
-        operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
-        results.append(scaled(b, b.op("aten.convolution", operands, product), role))
-    return results
+def twice(role: str) -> TracedProgram:
+    """Return two norms of convolutions with one shared weight. Each norm scales the weight by a different factor."""
+
+    def function(x: Tensor, variance: Tensor, mean: Tensor, weight: Tensor, kernel: Tensor) -> Any:
+        statistics = (variance, mean), (variance + 1, mean * 2)
+        images = zip(x.split(2), statistics, strict=True)
+        return tuple(scaled(functional.conv2d(image, kernel), *each, weight) for image, each in images)
+
+    return normed(role, 32, normal(4, 16, 9, 9), normal(32, 16, 3, 3) / 12, function=function)
 
 
-def squared(b: Builder, role: str) -> list[Value]:
-    """Build a program that reads the normalised convolution twice."""
-    (normed,) = after_a_convolution(b, role)
-    return [b.op("aten.mul.Tensor", [normed, normed], normed.tensor * normed.tensor)]
+def squared(role: str) -> TracedProgram:
+    """Return a program that reads the normalised convolution twice."""
+    return after_a_convolution(role, then=lambda *operands: (result := scaled(*operands)) * result)
 
 
 @pytest.mark.parametrize("role", ["parameter", "input"])
 @pytest.mark.parametrize("program", [twice, squared])
-def test_results_of_other_programs(program, role: str) -> None:
-    builder = Builder()
-    check(builder, program(builder, role))
+def test_results_of_other_programs(program: Program, role: str) -> None:
+    program(role).check()
+
+
+def clamped(*operands: Tensor) -> Tensor:
+    return scaled(*operands).clamp(0, 6)
 
 
 @pytest.mark.parametrize("program", AFTER_PRODUCTS)
-def test_weights_take_the_factor(program) -> None:
+def test_weights_take_the_factor(program: Callable[..., TracedProgram]) -> None:
     """Check that the weights absorb the factor of a norm whose statistics are parameters, as in a frozen module.
 
     An operator after the norm does not change this. If the statistics are inputs, the factor stays in the epilogue.
     """
 
-    def clamped(b: Builder, role: str) -> list[Value]:
-        (normed,) = program(b, role)
-        return [b.op("aten.clamp", [normed, 0, 6], normed.tensor.clamp(0, 6))]
-
-    def ops_after(function, role: str) -> list[str]:
-        epilogues = [s.epilogue for s in nests_over_images(function, role) if s.epilogue]
+    def ops_after(program: TracedProgram) -> list[str]:
+        epilogues = [s.epilogue for s in nests_over_images(program) if s.epilogue]
         return [e.op for epilogue in epilogues for e in epilogue.body.expressions if e.operands]
 
-    assert ops_after(program, "parameter") == ["arith.addf"]
-    assert ops_after(program, "input") == ["arith.mulf", "arith.addf"]
-    assert "arith.mulf" not in ops_after(clamped, "parameter")
-    assert "arith.mulf" in ops_after(clamped, "input")
-
-
-def pooled(b: Builder, role: str) -> list[Value]:
-    """Build the mean of each channel after a norm and an activation, as at the end of image networks."""
-    (normed,) = after_a_convolution(b, role)
-    clamped = b.op("aten.clamp", [normed, 0, 6], normed.tensor.clamp(0, 6))
-    return [b.op("aten.mean.dim", [clamped, [2, 3], True, None], clamped.tensor.mean((2, 3), keepdim=True))]
+    assert ops_after(program("parameter")) == ["arith.addf"]
+    assert ops_after(program("input")) == ["arith.mulf", "arith.addf"]
+    assert "arith.mulf" not in ops_after(program("parameter", then=clamped))
+    assert "arith.mulf" in ops_after(program("input", then=clamped))
 
 
 def test_a_norm_before_a_mean_stays_with_the_convolution() -> None:
-    """Check the place of a norm whose only reader is a mean.
+    """Check the place of a norm whose only reader is a mean, as at the end of image networks.
 
     In the body of the mean, the weights could not absorb the factor.
     """
-    builder = Builder()
-    check(builder, pooled(builder, "parameter"))
-    product, mean = (s for s in nests_over_images(pooled, "parameter") if any(s.reduction))
+    program = after_a_convolution("parameter", then=lambda *operands: clamped(*operands).mean((2, 3), keepdim=True))
+    program.check()
+    product, mean = (s for s in nests_over_images(program) if any(s.reduction))
     assert product.epilogue is not None
     assert "arith.mulf" not in {e.op for e in product.epilogue.body.expressions}
     assert [e.op for e in mean.body.expressions if e.operands] == ["arith.addf"]
 
 
 def test_weights_that_are_used_once_stay() -> None:
-    def few_rows(b: Builder, role: str) -> list[Value]:
-        x, weight = b.input(normal(2, 24)), b.input(normal(24, 48) / 5, "parameter")
-        return [scaled(b, b.op("aten.mm", [x, weight], x.tensor @ weight.tensor), role)]
-
-    builder = Builder()
-    manifest = check(builder, few_rows(builder, "parameter")).manifest
+    manifest = after_a_product("parameter", rows=2).check().manifest
     assert all(pack.size < 24 * 48 * 4 for pack in manifest.packs)

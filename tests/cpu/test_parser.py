@@ -10,8 +10,8 @@ import torch
 from dynamic_programs import Traced, program_of
 from nest_running import host_target
 from torch import Tensor, nn, randn
+from written_programs import TracedProgram
 
-from torchmdla.capture.function_module import FunctionModule
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.loop_program import LoopProgram
@@ -21,10 +21,8 @@ from torchmdla.devices.cpu.printer import program_text
 from torchmdla.errors import CompileError
 
 
-def static(module: nn.Module | Callable[..., object], *inputs: Tensor) -> Program:
-    module = module if isinstance(module, nn.Module) else FunctionModule(module)
-    imported, _ = Traced.of(module, inputs).imported(inputs)
-    return Program(imported.mlir, imported.arguments, imported.results, host_target())
+def static(subject: Callable[..., object], *inputs: Tensor) -> Program:
+    return TracedProgram(subject, *inputs).program()
 
 
 def dynamic(module: nn.Module, draw: Callable[..., list[Tensor]], typical: tuple[int, ...]) -> Program:

@@ -11,20 +11,24 @@ import torch
 from child_process import run_python
 from hypothesis import given
 from hypothesis import strategies as st
-from written_programs import Builder, Value, check, normal
+from torch import Tensor
+from written_programs import TracedProgram, normal
 
 from torchmdla.devices.cpu.code import parts
 from torchmdla.devices.cpu.code.object_file import join_objects, split_objects
 
 
-def layers(b: Builder) -> list[Value]:
-    """Build functions of all kinds, some called twice: products with packed weights, a tile loop and a sum."""
-    value = b.input(normal(33, 48))
-    for _ in range(3):
-        weight = b.input(normal(48, 48), "parameter")
-        value = b.op("aten.mm", [value, weight], value.tensor @ weight.tensor)
-        value = b.op("aten._softmax", [value, 1, False], torch.softmax(value.tensor, 1))
-    return [value, b.op("aten.sum.dim_IntList", [value, [0], False, None], value.tensor.sum(0))]
+def layers(x: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return results of functions of all kinds, some called twice.
+
+    They are products with packed weights, a tile loop and a sum.
+    """
+    for weight in weights:
+        x = torch.softmax(torch.mm(x, weight), 1)
+    return x, x.sum(0)
+
+
+LAYERS = TracedProgram(layers, normal(33, 48), weights=[normal(48, 48) for _ in range(3)])
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
@@ -34,8 +38,7 @@ def test_parts_compute_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> N
     counted: list[parts.Part] = []
     make = parts._part
     monkeypatch.setattr(parts, "_part", lambda *of: counted.append(make(*of)) or counted[-1])
-    builder = Builder()
-    executable = check(builder, layers(builder))
+    executable = LAYERS.check()
     assert len(counted) == (0 if most == 1 else most)
     assert not any(name.startswith("kernel") for name in executable.manifest.device_calls)
 
@@ -61,16 +64,13 @@ def test_object_files_are_joined(objects: list[bytes]) -> None:
 _SHARED = """
 import torch
 from dynamic_programs import Traced, program_of
-from test_parts import layers
-from nest_running import host_target
-from written_programs import Builder
+from test_parts import LAYERS
 from torchmdla.devices.cpu.code import parts
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.support import sharing
 
 parts._PART = 1000
-builder = Builder()
-program = builder.program(layers(builder), host_target())
+program = LAYERS.program()
 alone = lower(program)
 general = program_of(Traced.of(torch.nn.Linear(5, 7), [torch.ones(6, 5)]), lambda n: [torch.ones(n, 5)], [6])
 general_alone = lower(general)

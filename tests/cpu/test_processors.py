@@ -28,14 +28,10 @@ def test_values_are_the_same(processor: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(288, 5)).eval()
     x = torch.randn(2, 3, 8, 8)
     torchmdla.enable(processor=processor, strict=True)
-    try:
-        torchmdla.reset_stats()
-        compiled = torchmdla.compile(model, x)
-        with torch.no_grad():
-            assert_matches(compiled(x), model(x))
-        assert torchmdla.stats().specialisations == 1
-    finally:
-        torchmdla.enable()
+    compiled = torchmdla.compile(model, x)
+    with torch.no_grad():
+        assert_matches(compiled(x), model(x))
+    assert torchmdla.stats().specialisations == 1
 
 
 def test_each_is_another_target() -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
-from dynamic_programs import Traced
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import host_target
 from nest_samples import AVX512
-from test_tile_fusion import chains, steps_of
+from test_tile_fusion import chains
 from torch import Tensor, nn
-from torch_mlir import ir
-from written_programs import Builder, Value, normal
+from written_programs import TracedProgram, normal
 
 import torchmdla
-from torchmdla.compiler.mlir import new_context
-from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, flatten
-from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.testing.compare import assert_matches
 
 KINDS = {
@@ -32,15 +29,11 @@ KINDS = {
 def check(module: nn.Module, *inputs: object) -> None:
     """Compare a compiled network with eager, outputs and states, on one thread and on two."""
     module.eval()
-    threads = torch.get_num_threads()
-    try:
-        with torch.no_grad():
-            compiled = torchmdla.compile(module, *inputs)
-            for count in (1, 2):
-                torch.set_num_threads(count)
-                assert_matches(compiled(*inputs), module(*inputs))
-    finally:
-        torch.set_num_threads(threads)
+    with torch.no_grad():
+        compiled = torchmdla.compile(module, *inputs)
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert_matches(compiled(*inputs), module(*inputs))
     assert torchmdla.stats().fallbacks == {}
 
 
@@ -57,7 +50,6 @@ def check(module: nn.Module, *inputs: object) -> None:
 @pytest.mark.parametrize("hidden", [64, 50])
 @pytest.mark.sampled(3)
 def test_values(kind, options, hidden):
-    torch.manual_seed(0)
     shape = (5, 6, 24) if options.get("batch_first") else (6, 5, 24)
     check(KINDS[kind](24, hidden, **options), torch.randn(shape))
 
@@ -75,12 +67,10 @@ class WithState(nn.Module):
 
 
 def test_given_state():
-    torch.manual_seed(0)
     check(WithState(nn.LSTM(20, 96)), torch.randn(4, 3, 20), torch.randn(1, 3, 96), torch.randn(1, 3, 96))
 
 
 def test_a_state_of_zeros_meets_weights_that_are_not_numbers():
-    torch.manual_seed(0)
     network = nn.LSTM(16, 64)
     with torch.no_grad():
         network.weight_hh_l0[3, 5] = float("nan")
@@ -91,7 +81,6 @@ def test_a_state_of_zeros_meets_weights_that_are_not_numbers():
 @pytest.mark.sampled(0)
 def test_long_sequences(kind):
     """Check long sequences. Bufferisation skips upstream's analysis for so many operations."""
-    torch.manual_seed(0)
     check(KINDS[kind](12, 32, num_layers=2), torch.randn(160, 2, 12))
 
 
@@ -108,28 +97,18 @@ def test_any_sizes(kind, batch, length, features, hidden):
     check(KINDS[kind](features, hidden), torch.randn(length, batch, features))
 
 
-def gated(hidden: int, slices: int, rows: int = 8) -> list[TileLoop]:
+def gated(hidden: int, slices: int) -> list[TileLoop]:
     """Return the chains of a product that is read in slices.
 
     The program multiplies all slices, and applies tanh to all but the first.
     """
 
-    def program(b: Builder) -> list[Value]:
-        x, w = b.input(normal(rows, 40)), b.input(normal(slices * hidden, 40) / 6, "parameter")
-        y = b.op("aten.linear", [x, w, None], nn.functional.linear(x.tensor, w.tensor))
-        parts = [
-            b.op(
-                "aten.slice.Tensor", [y, 1, k * hidden, (k + 1) * hidden, 1], y.tensor[:, k * hidden : (k + 1) * hidden]
-            )
-            for k in range(slices)
-        ]
-        total = parts[0]
-        for part in parts[1:]:
-            wave = b.op("aten.tanh", [part], part.tensor.tanh())
-            total = b.op("aten.mul.Tensor", [total, wave], total.tensor * wave.tensor)
-        return [total]
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        first, *others = nn.functional.linear(x, weight).split(hidden, 1)
+        return functools.reduce(lambda total, part: total * part.tanh(), others, first)
 
-    return chains(steps_of(program, host_target(*AVX512)))
+    program = TracedProgram(multiply, normal(8, 40), weights=[normal(slices * hidden, 40) / 6])
+    return chains(program.steps(host_target(*AVX512)))
 
 
 @pytest.mark.parametrize("slices", [2, 3, 4])
@@ -147,10 +126,7 @@ def test_slices_that_are_no_multiples_of_vectors_stay_apart():
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"num_layers": 2}])
 def test_every_product_with_a_state_is_a_chain(kind, options):
     """Check all products with a state, also the last one, whose results are results of the program."""
-    module, x = KINDS[kind](16, 64, **options).eval(), torch.randn(7, 3, 16)
-    imported, _ = Traced.of(module, [x]).imported([x])
-    program = Program(imported.mlir, imported.arguments, imported.results, host_target())
-    with new_context(), ir.Location.unknown():
-        steps, _ = loop_program(program, {})
+    module = KINDS[kind](16, 64, **options)
+    steps = TracedProgram(module, torch.randn(7, 3, 16)).steps()
     products = [s for s in flatten(steps.steps) if isinstance(s, LoopNest) and any(s.reduction)]
     assert len(products) == len(module.all_weights)  # products with the inputs

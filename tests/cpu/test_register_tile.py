@@ -86,10 +86,7 @@ def pointwise(outputs: int, height: int | Size, width: int, channels: int) -> An
         product(16, 16, 16, 16),
         sizes=(outputs, 16, height, width, channels, 16),
         reduction=(False, False, False, False, True, True),
-        inputs=(
-            Operand("f32", (0, 0, 16 * width, 16, plane, 1)),
-            Operand("f32", (256 * channels, 1, 0, 0, 256, 16)),
-        ),
+        inputs=(Operand("f32", (0, 0, 16 * width, 16, plane, 1)), Operand("f32", (256 * channels, 1, 0, 0, 256, 16))),
         outputs=(Operand("f32", (plane, 1, 16 * width, 16, 0, 0)),),
     )
 
@@ -136,12 +133,15 @@ def test_short_sums_store_runs_of_memory(nest: KernelSpec) -> None:
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_values_of_a_stem(step: int) -> None:
-    nest = stem(9, 21, step)
-    kernel = Kernel(nest)
+    check_values(Kernel(nest := stem(9, 21, step)), nest)
+
+
+def check_values(kernel: Kernel, nest: KernelSpec) -> None:
+    """Compare the results of a kernel, called on three parts of its range, with the reference."""
     generator = np.random.default_rng(0)
     arrays = [generator.standard_normal(span(o, nest.sizes)).astype(np.float32) for o in nest.operands]
     (expected,) = reference(nest, arrays)
-    kernel(arrays)
+    kernel(arrays, tasks=3)
     np.testing.assert_allclose(arrays[-1], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -348,8 +348,4 @@ def test_values(length: int, features: str) -> None:
     nest = with_epilogue(nest, length) if length else nest
     kernel = Kernel(nest, target_with(features))
     assert ("llvm.intr.prefetch" in kernel.text) == (features == "avx512")
-    generator = np.random.default_rng(0)
-    arrays = [generator.standard_normal(span(o, nest.sizes)).astype(np.float32) for o in nest.operands]
-    (expected,) = reference(nest, arrays)
-    kernel(arrays, tasks=3)
-    np.testing.assert_allclose(arrays[-1], expected, rtol=1e-4, atol=1e-4)
+    check_values(kernel, nest)

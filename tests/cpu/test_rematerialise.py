@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nest_running import reference
-from test_tile_fusion import attention, chains, layer_norm, softmax, steps_of
+from test_tile_fusion import COLUMNS, ROWS, attention, buffer, chains, layer_norm, row, softmax, whole
 from test_tile_fusion import row_sum as summed
+from written_programs import TracedProgram
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation, scalar
 from torchmdla.devices.cpu.loop_program import LoopNest
 from torchmdla.devices.cpu.passes.rematerialise import rematerialise
-
-ROWS, COLUMNS = 64, 512
 
 
 def sub(a: Expression, b: Expression) -> Expression:
@@ -29,27 +28,12 @@ def square(a: Expression) -> Expression:
     return operation("arith.mulf", [a, a], "f32")
 
 
-def buffer(kind: str = "temporary", sizes: tuple[int, ...] = (ROWS, COLUMNS)) -> Buffer:
-    return Buffer(kind, "f32", sizes)  # type: ignore[arg-type]
-
-
 def at(buffer_read: Buffer, *indices: tuple[int, ...] | AffineExpr) -> Access:
     return Access(buffer_read, tuple(i if isinstance(i, AffineExpr) else AffineExpr(i) for i in indices))
 
 
-def whole(buffer_read: Buffer) -> Access:
-    return at(buffer_read, (1, 0), (0, 1))
-
-
-def row(buffer_read: Buffer) -> Access:
-    return at(buffer_read, (1, 0), (0, 0))
-
-
 def step(
-    inputs: Sequence[Access],
-    output: Access,
-    value: Callable[..., Expression],
-    sizes: tuple[int, ...] = (ROWS, COLUMNS),
+    inputs: Sequence[Access], output: Access, value: Callable[..., Expression], sizes: tuple[int, ...] = (ROWS, COLUMNS)
 ) -> LoopNest:
     """Return an elementwise nest of ``value`` of the elements that it reads."""
     return LoopNest.elementwise(sizes, output, value(*map(load, inputs)))
@@ -67,14 +51,14 @@ def unchanged(members: list[LoopNest], local: Sequence[Buffer]) -> bool:
 
 
 def test_a_normalisation_stores_no_differences() -> None:
-    (chain,) = chains(steps_of(layer_norm(300, 512)))
+    (chain,) = chains(layer_norm(300, 512).steps())
     assert {b.sizes[1:] for b in chain.locals} == {(1,)}
     assert len(chain.members) == 4
 
 
 @pytest.mark.parametrize(("program", "members"), [(softmax(300, 512), 4), (attention(4, 160, 32), 5)])
-def test_exponentials_are_computed_once(program: object, members: int) -> None:
-    (chain,) = chains(steps_of(program))  # type: ignore[arg-type]
+def test_exponentials_are_computed_once(program: TracedProgram, members: int) -> None:
+    (chain,) = chains(program.steps())
     assert len(chain.members) == members
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from dynamic_programs import Dynamic
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_recurrent import KINDS
-from test_tile_fusion import steps_of
 from torch import Tensor, nn
-from written_programs import Builder, Value, check, normal
+from written_programs import TracedProgram, normal
 
 import torchmdla
 from torchmdla.devices.cpu.loop_program import LoopProgram, RepeatLoop
 from torchmdla.testing.compare import assert_matches
-
-Program = Callable[[Builder], "list[Value]"]
 
 VARIANTS = {
     "plain": {},
@@ -36,88 +31,72 @@ def loops(steps: LoopProgram) -> list[RepeatLoop]:
 # Programs.
 
 
-def power(times: int, driven: bool = True, keep: bool = False, shared: bool = True) -> Program:
+def power(times: int, driven: bool = True, keep: bool = False, shared: bool = True) -> TracedProgram:
     """Return a program whose state is multiplied by a matrix and passes through tanh.
 
     If ``keep``, all states are results, otherwise the last one. If ``driven``, a part of a sequence is added to each
     state. If ``shared``, all steps use one matrix.
     """
 
-    def program(b: Builder) -> list[Value]:
-        x, sequence = b.input(normal(6, 40)), b.input(normal(times, 6, 40))
-        matrices = [b.input(normal(40, 40) / 6, "parameter") for _ in range(1 if shared else times)]
-        states = []
+    def function(x: Tensor, sequence: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
+        states = [x]
         for k in range(times):
-            matrix = matrices[0 if shared else k]
-            x = b.op("aten.mm", [x, matrix], x.tensor @ matrix.tensor)
-            if driven:
-                part = b.op("aten.select.int", [sequence, 0, k], sequence.tensor[k])
-                x = b.op("aten.add.Tensor", [x, part, 1], x.tensor + part.tensor)
-            x = b.op("aten.tanh", [x], x.tensor.tanh())
-            states.append(x)
-        return states if keep else states[-1:]
+            x = torch.mm(states[-1], matrices[k % len(matrices)])
+            states.append((x + sequence[k] if driven else x).tanh())
+        return tuple(states[1:] if keep else states[-1:])
 
-    return program
+    matrices = [normal(40, 40) / 6 for _ in range(1 if shared else times)]
+    return TracedProgram(function, normal(6, 40), normal(times, 6, 40), weights=matrices)
 
 
-def fibonacci(times: int) -> Program:
+def fibonacci(times: int) -> TracedProgram:
     """Return a program whose states each depend on the two states before."""
 
-    def program(b: Builder) -> list[Value]:
-        matrix = b.input(normal(32, 32) / 8, "parameter")
-        sequence = b.input(normal(times, 2, 4, 32))
-        older, newer = b.input(normal(4, 32)), b.input(normal(4, 32))
+    def function(sequence: Tensor, older: Tensor, newer: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
         for k in range(times):
-            product = b.op("aten.mm", [newer, matrix], newer.tensor @ matrix.tensor)
-            total = b.op("aten.mul.Tensor", [product, older], product.tensor * older.tensor)
-            for half in range(2):
-                row = b.op("aten.select.int", [sequence, 0, k], sequence.tensor[k])
-                part = b.op("aten.select.int", [row, 0, half], row.tensor[half])
-                total = b.op("aten.add.Tensor", [total, part, 1], total.tensor + part.tensor)
-            older, newer = newer, b.op("aten.tanh", [total], total.tensor.tanh())
-        return [older, newer]
+            total = torch.mm(newer, matrix) * older + sequence[k][0] + sequence[k][1]
+            older, newer = newer, total.tanh()
+        return older, newer
 
-    return program
+    return TracedProgram(function, normal(times, 2, 4, 32), *[normal(4, 32)] * 2, weights=[normal(32, 32) / 8])
 
 
-def side_by_side(times: int) -> Program:
+def side_by_side(times: int) -> TracedProgram:
     """Return products with one matrix that do not depend on each other."""
 
-    def program(b: Builder) -> list[Value]:
-        matrix = b.input(normal(40, 40) / 6, "parameter")
-        inputs = [b.input(normal(6, 40)) for _ in range(times)]
-        return [b.op("aten.mm", [x, matrix], x.tensor @ matrix.tensor) for x in inputs]
+    def function(*operands: Tensor) -> tuple[Tensor, ...]:
+        *inputs, matrix = operands
+        return tuple(torch.mm(x, matrix) for x in inputs)
 
-    return program
+    return TracedProgram(function, *[normal(6, 40)] * times, weights=[normal(40, 40) / 6])
 
 
 # Steps that become loops.
 
 
 def test_a_recurrence_is_a_loop():
-    (loop,) = loops(steps_of(power(12)))
+    (loop,) = loops(power(12).steps())
     assert 12 - 2 <= loop.count <= 12
-    assert len(steps_of(power(12)).steps) == len(steps_of(power(20)).steps)
+    assert len(power(12).steps().steps) == len(power(20).steps().steps)
 
 
 def test_states_that_are_all_results_stay_where_they_are():
-    assert loops(steps_of(power(12, keep=True))) == []
+    assert loops(power(12, keep=True).steps()) == []
 
 
 @pytest.mark.parametrize("program", [power(12, shared=False), side_by_side(12), power(2), power(12, driven=False)])
 def test_steps_without_recurrence_form_no_loop(program):
-    assert loops(steps_of(program)) == []
+    assert loops(program.steps()) == []
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 4, 5, 9, 16])
 @pytest.mark.parametrize("program", [power, fibonacci])
 def test_values(program, times):
-    builder = Builder()
-    check(builder, program(times)(builder))
+    program(times).check()
 
 
 def test_two_states_are_passed_on():
-    (loop,) = loops(steps_of(fibonacci(12)))
+    (loop,) = loops(fibonacci(12).steps())
     assert loop.count >= 8
 
 
@@ -128,7 +107,6 @@ SHORT = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
 
 def network(kind: str, hidden: int, options: dict[str, object]) -> Dynamic:
     """Return a network that is compiled once for all lengths, for five sequences at a time."""
-    torch.manual_seed(0)
     return Dynamic.of(KINDS[kind](16, hidden, **options), lambda length: [inputs(length, options)], [12], SHORT)
 
 
@@ -142,7 +120,6 @@ def inputs(length: int, options: dict[str, object]) -> Tensor:
 def test_one_program_for_all_lengths(kind, options):
     # Gates of whole vectors are computed tile by tile; other gates are not.
     compiled = network(kind, 20 if options.get("bidirectional") else 64, options)
-    threads = torch.get_num_threads()
 
     @settings(max_examples=6)
     @given(length=st.integers(2, 60), count=st.integers(1, 2))
@@ -152,10 +129,7 @@ def test_one_program_for_all_lengths(kind, options):
         results, expected = compiled([length], [inputs(length, options)])
         assert_matches(results, expected)
 
-    try:
-        compare()
-    finally:
-        torch.set_num_threads(threads)
+    compare()
 
 
 class Classifier(nn.Module):
@@ -171,7 +145,6 @@ class Classifier(nn.Module):
 
 @pytest.mark.sampled(0)
 def test_a_last_state_alone_at_any_length():
-    torch.manual_seed(0)
     compiled = Dynamic.of(Classifier(), lambda length: [torch.randn(length, 3, 16), torch.randn(1, 3, 64)], [12], SHORT)
     for length in (2, 3, 40):
         results, expected = compiled([length], [torch.randn(length, 3, 16), torch.randn(1, 3, 64)])
@@ -180,7 +153,6 @@ def test_a_last_state_alone_at_any_length():
 
 @pytest.mark.sampled(0)
 def test_lengths_and_batches_that_vary_together():
-    torch.manual_seed(0)
     compiled = Dynamic.of(nn.LSTM(16, 64), lambda length, batch: [torch.randn(length, batch, 16)], [12, 8], SHORT)
     for length, batch in ((2, 2), (9, 3), (40, 8)):
         results, expected = compiled([length, batch], [torch.randn(length, batch, 16)])
@@ -189,7 +161,6 @@ def test_lengths_and_batches_that_vary_together():
 
 @pytest.mark.sampled(0)
 def test_a_third_length_is_compiled_for_all():
-    torch.manual_seed(0)
     module = nn.LSTM(16, 32).eval()
     with torch.no_grad():
         traced = torch.jit.freeze(torch.jit.trace(module, torch.randn(6, 3, 16), check_trace=False))

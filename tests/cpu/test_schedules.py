@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from dynamic_programs import Traced
-from executing import Loaded
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from nest_running import Kernel, host_target, reference
-from nest_samples import arrays_of, contractions, matmul, others
-from torch import Tensor, nn
+from nest_running import host_target
+from nest_samples import check, contractions, matmul, others
+from written_programs import TracedProgram
 
-from torchmdla import devices
-from torchmdla.capture.function_module import FunctionModule
-from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.expressions import numbered_value, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
@@ -31,7 +24,6 @@ from torchmdla.devices.cpu.schedule.blocking import Prefetch
 from torchmdla.devices.cpu.schedule.plan import OPTION, Plan
 from torchmdla.devices.cpu.schedule.validity import find_faults
 from torchmdla.errors import CompileError
-from torchmdla.testing.compare import assert_matches
 
 MACHINE = Machine.of(host_target())
 
@@ -39,73 +31,50 @@ MACHINE = Machine.of(host_target())
 # Schedules of a program.
 
 
-def attention(x: Tensor) -> Tensor:
-    return (x @ x.transpose(-1, -2)).softmax(-1) @ x
+def decided(subject: TracedProgram, monkeypatch: pytest.MonkeyPatch, decisions: str = "") -> tuple[str, dict[str, Any]]:
+    """Return the code that is generated with given decisions, and the decisions that it is generated from."""
+    plans: list[tuple[Plan, Any]] = []
+    with monkeypatch.context() as patch, lowering.new_context(), lowering.ir.Location.unknown():
+        plan, steps = lowering.plan_schedules, lowering.loop_program
+        tiles: list[Any] = []
+        patch.setattr(lowering, "loop_program", lambda *a: tiles.append(steps(*a)) or tiles[-1])
+        patch.setattr(lowering, "plan_schedules", lambda *a: plans.append((plan(*a), tiles[-1][1])) or plans[-1][0])
+        program = subject.program(options=((OPTION, decisions),) if decisions else ())
+        code = str(lowering.generated_module(program))
+    (final_plan, chosen) = plans[-1]
+    return code, json.loads(final_plan.to_json(chosen))
 
 
-class Compiled:
-    """Function for given inputs, compiled with given decisions."""
-
-    def __init__(self, function: Callable[..., Tensor] | nn.Module, *inputs: Tensor) -> None:
-        self._module = function if isinstance(function, nn.Module) else FunctionModule(function)
-        self._inputs = inputs
-        self._traced = Traced.of(self._module, inputs)
-        self._imported, _ = self._traced.imported(inputs)
-
-    def program(self, decisions: str = "") -> Program:
-        options = ((OPTION, decisions),) if decisions else ()
-        device = devices.get("cpu")
-        return Program(self._imported.mlir, self._imported.arguments, self._imported.results, device.target(), options)
-
-    def decided(self, monkeypatch: pytest.MonkeyPatch, decisions: str = "") -> tuple[str, dict[str, Any]]:
-        """Return the generated code, and the decisions that it is generated from."""
-        plans: list[tuple[Plan, Any]] = []
-        with monkeypatch.context() as patch, lowering.new_context(), lowering.ir.Location.unknown():
-            plan, steps = lowering.plan_schedules, lowering.loop_program
-            tiles: list[Any] = []
-            patch.setattr(lowering, "loop_program", lambda *a: tiles.append(steps(*a)) or tiles[-1])
-            patch.setattr(lowering, "plan_schedules", lambda *a: plans.append((plan(*a), tiles[-1][1])) or plans[-1][0])
-            code = str(lowering.generated_module(self.program(decisions)))
-        (final_plan, chosen) = plans[-1]
-        return code, json.loads(final_plan.to_json(chosen))
-
-    def check(self, decisions: str) -> None:
-        """Check that the program, compiled with ``decisions``, computes eager's values."""
-        loaded = Loaded(devices.get("cpu").lower(self.program(decisions)))
-        results = [torch.empty(r.shape, dtype=getattr(torch, r.dtype)) for r in self._imported.results]
-        loaded.call([tensor.detach().contiguous() for tensor in (*self._inputs, *self._traced.weights)], results, ())
-        assert_matches(results[0], self._module(*self._inputs))
+ATTENTION = TracedProgram(lambda x: (x @ x.transpose(-1, -2)).softmax(-1) @ x, torch.randn(4, 48, 16))
 
 
 def test_written_schedules_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Compiled(attention, torch.randn(4, 48, 16))
-    code, decisions = compiled.decided(monkeypatch)
+    code, decisions = decided(ATTENTION, monkeypatch)
     assert decisions["tiles"] and len(decisions["kernels"]) > 3
-    assert compiled.decided(monkeypatch, json.dumps(decisions)) == (code, decisions)
+    assert decided(ATTENTION, monkeypatch, json.dumps(decisions)) == (code, decisions)
 
 
 def test_tiles_and_schedules_that_are_edited(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Compiled(attention, torch.randn(4, 48, 16))
-    code, _ = compiled.decided(monkeypatch)
+    code, _ = decided(ATTENTION, monkeypatch)
     edited = json.dumps({"tiles": [[1, 7]]})
-    other, _ = compiled.decided(monkeypatch, edited)
+    other, _ = decided(ATTENTION, monkeypatch, edited)
     assert other != code
-    compiled.check(edited)
+    ATTENTION.check(options=((OPTION, edited),))
 
 
 def test_a_part_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that costs choose the unnamed parts of a schedule."""
-    compiled = Compiled(lambda x, y: x @ y, torch.randn(33, 20), torch.randn(20, 64))
-    code, decisions = compiled.decided(monkeypatch)
+    compiled = TracedProgram(torch.matmul, torch.randn(33, 20), torch.randn(20, 64))
+    code, decisions = decided(compiled, monkeypatch)
     (name,) = (n for n, kernel in decisions["kernels"].items() if kernel["reduction"])
     chosen = decisions["kernels"][name]
     levels = [[loop, 4 if loop != chosen["vector"] else step] for loop, step in chosen["levels"]]
     tiles = [step if d == chosen["vector"] or d in chosen["reduction"] else 4 for d, step in enumerate(chosen["tiles"])]
     edited = json.dumps({"kernels": {name: {"levels": levels, "tiles": tiles}}})
-    other, edited_decisions = compiled.decided(monkeypatch, edited)
+    other, edited_decisions = decided(compiled, monkeypatch, edited)
     assert other != code and edited_decisions["kernels"][name]["tiles"] == tiles
     assert edited_decisions["kernels"][name]["unroll"] == chosen["unroll"]
-    compiled.check(edited)
+    compiled.check(options=((OPTION, edited),))
 
 
 @pytest.mark.parametrize(
@@ -122,11 +91,10 @@ def test_a_part_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_decisions_that_do_not_fit(decisions: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = Compiled(attention, torch.randn(4, 48, 16))
-    _, original = compiled.decided(monkeypatch)
+    _, original = decided(ATTENTION, monkeypatch)
     name = next(n for n, kernel in original["kernels"].items() if kernel["reduction"] and kernel["lanes"] > 1)
     with pytest.raises(CompileError) as error:
-        compiled.decided(monkeypatch, decisions.replace("NAME", name))
+        decided(ATTENTION, monkeypatch, decisions.replace("NAME", name))
     assert message.replace("NAME", name) in str(error.value)
 
 
@@ -219,9 +187,4 @@ def test_whatever_is_valid_computes_the_same(data: st.DataObject) -> None:
     assume(math.prod(nest.sizes) <= 20_000)
     schedule = data.draw(schedules(nest))
     assume(not list(find_faults(nest, schedule, MACHINE)))
-    arrays = arrays_of(nest, 0, (3.0,) * len(nest.all_scalars))
-    expected = reference(nest, arrays)
-    Kernel(nest, schedule=schedule)(arrays, tasks=2)
-    first = len(nest.operands) - len(expected)
-    for result, wanted in zip(arrays[first:], expected, strict=False):
-        np.testing.assert_array_equal(result, wanted)
+    check(nest, host_target(), (3.0,) * len(nest.all_scalars), 2, schedule)

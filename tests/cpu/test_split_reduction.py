@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from nest_running import MACHINE
-from test_tile_fusion import steps_of
 from torch import Tensor
 from torch.nn import functional
-from written_programs import Builder, Value, normal
+from written_programs import TracedProgram
 
 import torchmdla
 from torchmdla.devices.cpu.loop_program import LoopNest
@@ -21,20 +20,14 @@ from torchmdla.devices.cpu.patterns import apply
 from torchmdla.testing.compare import assert_matches
 
 
-def total(*sizes: int, dims: list[int] | None = None) -> Callable[[Builder], list[Value]]:
+def total(*sizes: int, dims: list[int] | None = None) -> TracedProgram:
     """Return a program of the sum of exponentials over ``dims``, or over all dimensions if None."""
     over = list(range(len(sizes))) if dims is None else dims
-
-    def program(b: Builder) -> list[Value]:
-        x = b.input(normal(*sizes))
-        wave = b.op("aten.exp", [x], x.tensor.exp())
-        return [b.op("aten.sum.dim_IntList", [wave, over, False, None], wave.tensor.sum(over))]
-
-    return program
+    return TracedProgram(lambda x: x.exp().sum(over), torch.zeros(sizes))
 
 
-def reductions(program: Callable[[Builder], list[Value]]) -> list[LoopNest]:
-    return [step for step in steps_of(program).nests() if any(step.reduction)]
+def reductions(program: TracedProgram) -> list[LoopNest]:
+    return [step for step in program.steps().nests() if any(step.reduction)]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +40,7 @@ def reductions(program: Callable[[Builder], list[Value]]) -> list[LoopNest]:
         pytest.param(total(96, 3, 4096, dims=[0, 2]), 96, id="a dimension that stays"),
     ],
 )
-def test_a_long_one_is_made_in_parts(program: Callable[[Builder], list[Value]], parts: int) -> None:
+def test_a_long_one_is_made_in_parts(program: TracedProgram, parts: int) -> None:
     making, combining = reductions(program)
     (partial,) = making.writes
     assert combining.reads == [partial]
@@ -63,7 +56,7 @@ def test_a_long_one_is_made_in_parts(program: Callable[[Builder], list[Value]], 
         pytest.param(total(262147), id="a prime"),
     ],
 )
-def test_others_stay_whole(program: Callable[[Builder], list[Value]]) -> None:
+def test_others_stay_whole(program: TracedProgram) -> None:
     assert len(reductions(program)) == 1
 
 
@@ -123,19 +116,14 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values(name: str) -> None:
     function, shapes = FUNCTIONS[name]
-    torch.manual_seed(0)
     inputs = [torch.randn(shape) for shape in shapes]
     traced = torch.jit.trace(function, inputs, check_trace=False)
-    threads = torch.get_num_threads()
     results = []
-    try:
-        with torch.no_grad():
-            compiled = torchmdla.compile(traced, *inputs)
-            for count in (1, 2):
-                torch.set_num_threads(count)
-                results.append(compiled(*inputs))
-                assert_matches(results[-1], function(*inputs))
-    finally:
-        torch.set_num_threads(threads)
+    with torch.no_grad():
+        compiled = torchmdla.compile(traced, *inputs)
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append(compiled(*inputs))
+            assert_matches(results[-1], function(*inputs))
     assert torchmdla.stats().fallbacks == {}
     assert torch.equal(*results) or all(torch.isnan(x).all() for x in results)

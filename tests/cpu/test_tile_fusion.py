@@ -14,16 +14,13 @@ from hypothesis import strategies as st
 from nest_running import host_target
 from torch import nn
 from torch.nn import functional
-from torch_mlir import ir
-from written_programs import Builder, Value, check, normal
+from written_programs import TracedProgram, normal
 
 import torchmdla
-from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Target
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, is_copy
-from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
@@ -31,18 +28,7 @@ from torchmdla.devices.cpu.schedule.plan import Decisions
 from torchmdla.devices.cpu.schedule.tile_loops import MemberPrefetches, plan_prefetches
 from torchmdla.testing.compare import assert_matches
 
-Program = Callable[[Builder], "list[Value]"]
-
 MACHINE = replace(Machine.of(host_target()), has_strong_prefetcher=False)
-
-
-def steps_of(function: Program, target: Target | None = None) -> LoopProgram:
-    """Return the steps of the program, for ``target`` or this machine."""
-    builder = Builder()
-    program = builder.program(function(builder), target or host_target())
-    with new_context(), ir.Location.unknown():
-        steps, _ = loop_program(program, {})
-    return steps
 
 
 def chains(steps: LoopProgram) -> list[TileLoop]:
@@ -56,53 +42,32 @@ def all_nests(steps: LoopProgram) -> list[LoopNest]:
 # Programs.
 
 
-def softmax(*sizes: int, dim: int = -1) -> Program:
-    def program(b: Builder) -> list[Value]:
-        x = b.input(normal(*sizes) * 20)
-        return [b.op("aten.softmax.int", [x, dim, None], x.tensor.softmax(dim))]
-
-    return program
+def softmax(*sizes: int, dim: int = -1) -> TracedProgram:
+    return TracedProgram(lambda x: x.softmax(dim), normal(*sizes) * 20)
 
 
-def layer_norm(rows: int, width: int) -> Program:
-    def program(b: Builder) -> list[Value]:
-        x, w, c = b.input(normal(rows, width) + 3), b.input(normal(width)), b.input(normal(width))
-        expected = functional.layer_norm(x.tensor, (width,), w.tensor, c.tensor)
-        normed = b.op("aten.layer_norm", [x, [width], w, c, 1e-5, True], expected)
-        exact = b._constant("str", '"none"', "!torch.str")
-        return [b.op("aten.gelu", [normed, exact], functional.gelu(expected))]
-
-    return program
+def layer_norm(rows: int, width: int) -> TracedProgram:
+    inputs = normal(rows, width) + 3, normal(width), normal(width)
+    return TracedProgram(lambda x, w, c: functional.gelu(functional.layer_norm(x, (width,), w, c)), *inputs)
 
 
-def attention(heads: int, length: int, width: int) -> Program:
-    def program(b: Builder) -> list[Value]:
-        q, k, v = (b.input(normal(heads, length, width) * scale) for scale in (1.0, 1.1, 0.9))
-        turned = b.op("aten.transpose.int", [k, 1, 2], k.tensor.transpose(1, 2))
-        scores = b.op("aten.bmm", [q, turned], torch.bmm(q.tensor, turned.tensor))
-        scaled = b.op("aten.div.Scalar", [scores, 3.0], scores.tensor / 3.0)
-        weights = b.op("aten.softmax.int", [scaled, -1, None], scaled.tensor.softmax(-1))
-        return [b.op("aten.bmm", [weights, v], torch.bmm(weights.tensor, v.tensor))]
-
-    return program
+def attention(heads: int, length: int, width: int) -> TracedProgram:
+    q, k, v = (normal(heads, length, width) * scale for scale in (1.0, 1.1, 0.9))
+    return TracedProgram(lambda q, k, v: torch.bmm((torch.bmm(q, k.transpose(1, 2)) / 3.0).softmax(-1), v), q, k, v)
 
 
-def elementwise_and_maximum(rows: int, width: int) -> Program:
-    def program(b: Builder) -> list[Value]:
-        x, y = b.input(normal(rows, width)), b.input(normal(width))
-        total = b.op("aten.add.Tensor", [x, y, 1], x.tensor + y.tensor)
-        most = b.op("aten.amax", [total, [1], True], total.tensor.amax(1, keepdim=True))
-        difference = b.op("aten.sub.Tensor", [total, most, 1], total.tensor - most.tensor)
-        return [b.op("aten.exp", [difference], difference.tensor.exp())]
+def elementwise_and_maximum(rows: int, width: int) -> TracedProgram:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        total = x + y
+        return (total - total.amax(1, keepdim=True)).exp()
 
-    return program
+    return TracedProgram(function, normal(rows, width), normal(width))
 
 
-def linear_with_everything(b: Builder) -> list[Value]:
-    x, w, c, r = b.input(normal(24, 40)), b.input(normal(56, 40)), b.input(normal(56)), b.input(normal(24, 56))
-    y = b.op("aten.linear", [x, w, c], functional.linear(x.tensor, w.tensor, c.tensor))
-    total = b.op("aten.add.Tensor", [y, r, 1], y.tensor + r.tensor)
-    return [b.op("aten.relu", [total], total.tensor.relu())]
+LINEAR_WITH_EVERYTHING = TracedProgram(
+    lambda x, w, c, r: torch.relu(functional.linear(x, w, c) + r),
+    *(normal(24, 40), normal(56, 40), normal(56), normal(24, 56)),
+)
 
 
 @pytest.mark.parametrize(
@@ -118,22 +83,21 @@ def linear_with_everything(b: Builder) -> list[Value]:
         attention(3, 37, 16),
         attention(2, 160, 32),
         attention(1, 400, 8),
-        linear_with_everything,
+        LINEAR_WITH_EVERYTHING,
     ],
 )
 @pytest.mark.parametrize("target", [host_target(), host_target("+avx2", "+fma"), host_target("")])
 @pytest.mark.sampled(6)
-def test_values(program: Program, target: object) -> None:
-    builder = Builder()
-    check(builder, program(builder), target)  # type: ignore[arg-type]
+def test_values(program: TracedProgram, target: Target) -> None:
+    program.check(target)
 
 
 # Programs that become chains.
 
 
 @pytest.mark.parametrize("program", [softmax(512, 96), layer_norm(300, 512), attention(4, 160, 32)])
-def test_one_pass_over_memory(program: Program) -> None:
-    loops = chains(steps_of(program))
+def test_one_pass_over_memory(program: TracedProgram) -> None:
+    loops = chains(program.steps())
     assert len(loops) == 1
     assert loops[0].locals
     # The memory between nests fits into the first-level cache, or into the second-level cache for matrix products.
@@ -141,13 +105,13 @@ def test_one_pass_over_memory(program: Program) -> None:
 
 
 def test_attention_keeps_scores_in_the_chain() -> None:
-    (chain,) = chains(steps_of(attention(4, 160, 32)))
+    (chain,) = chains(attention(4, 160, 32).steps())
     assert len(chain.members) == 5  # scores, maximum, exponentials, their sums, results
     assert {b.kind for b in chain.writes} == {"result"}
 
 
 def test_queries_meet_transposed_keys() -> None:
-    steps = steps_of(attention(4, 160, 32))
+    steps = attention(4, 160, 32).steps()
     product = chains(steps)[0].members[0]
     column = [access.linearise(len(product.sizes)).factors for access in product.inputs]
     (lane_loop,) = [
@@ -170,29 +134,29 @@ def structure(steps: LoopProgram) -> list[object]:
 
 @pytest.mark.parametrize("make", [softmax, layer_norm, elementwise_and_maximum])
 @pytest.mark.parametrize("sizes", [(3, 7), (61, 67), (67, 500), (128, 61), (1009, 96), (4096, 4096)])
-def test_sizes_change_no_structure(make: Callable[[int, int], Program], sizes: tuple[int, int]) -> None:
+def test_sizes_change_no_structure(make: Callable[[int, int], TracedProgram], sizes: tuple[int, int]) -> None:
     # One pass over long rows computes mean and variance.
-    assert structure(steps_of(make(*sizes))) == structure(steps_of(make(64, 128 if sizes[1] < 256 else 256)))
+    assert structure(make(*sizes).steps()) == structure(make(64, 128 if sizes[1] < 256 else 256).steps())
 
 
 @pytest.mark.parametrize("length", [11, 61, 67, 197, 500])
 def test_length_changes_no_structure(length: int) -> None:
-    steps = steps_of(attention(3, length, 16))
-    assert structure(steps) == structure(steps_of(attention(3, 128, 16)))
+    steps = attention(3, length, 16).steps()
+    assert structure(steps) == structure(attention(3, 128, 16).steps())
 
 
 # Tiles that do not divide an axis.
 
 
 @pytest.mark.parametrize("program", [softmax(197, 700), layer_norm(197, 500), attention(3, 197, 64)])
-def test_a_prime_has_tiles(program: Program) -> None:
-    (chain,) = chains(steps_of(program))
+def test_a_prime_has_tiles(program: TracedProgram) -> None:
+    (chain,) = chains(program.steps())
     (tile,) = (t for t, extent in zip(chain.tile, chain.extents, strict=True) if extent == 197)
     assert 1 < tile < 197
 
 
 def test_tiles_of_a_prime_are_even() -> None:
-    (chain,) = chains(steps_of(attention(1, 197, 64)))
+    (chain,) = chains(attention(1, 197, 64).steps())
     count = -(-197 // chain.tile[0])
     assert chain.tile[0] * count - 197 < count
 
@@ -204,24 +168,21 @@ odd = st.integers(1, 130).map(lambda n: 2 * n + 1)
 @given(rows=odd, width=odd, dim=st.sampled_from([0, 1]))
 @pytest.mark.sampled(0)
 def test_softmax_of_any_size(rows: int, width: int, dim: int) -> None:
-    builder = Builder()
-    check(builder, softmax(rows, 8 * width, dim=dim)(builder))
+    softmax(rows, 8 * width, dim=dim).check()
 
 
 @settings(max_examples=15)
 @given(rows=odd, width=odd, make=st.sampled_from([layer_norm, elementwise_and_maximum]))
 @pytest.mark.sampled(0)
-def test_rows_of_any_size(rows: int, width: int, make: Callable[[int, int], Program]) -> None:
-    builder = Builder()
-    check(builder, make(rows, 4 * width)(builder))
+def test_rows_of_any_size(rows: int, width: int, make: Callable[[int, int], TracedProgram]) -> None:
+    make(rows, 4 * width).check()
 
 
 @settings(max_examples=15)
 @given(heads=st.integers(1, 3), length=odd, width=st.integers(1, 40))
 @pytest.mark.sampled(0)
 def test_attention_of_any_size(heads: int, length: int, width: int) -> None:
-    builder = Builder()
-    check(builder, attention(heads, length, width)(builder))
+    attention(heads, length, width).check()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -231,13 +192,9 @@ def test_threads_run_ragged_tiles(threads: int) -> None:
         return functional.layer_norm(weights @ v, (64,))
 
     inputs = normal(12, 197, 64), normal(12, 197, 64) + 0.1, normal(12, 197, 64)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        compiled = torchmdla.compile(torch.jit.trace(function, inputs), *inputs)
-        assert_matches(compiled(*inputs), function(*inputs))
-    finally:
-        torch.set_num_threads(before)
+    compiled = torchmdla.compile(torch.jit.trace(function, inputs), *inputs)
+    assert_matches(compiled(*inputs), function(*inputs))
 
 
 # Chains with given tiles.
@@ -256,12 +213,14 @@ def test_threads_run_ragged_tiles(threads: int) -> None:
     ],
 )
 def test_given_tiles(
-    make: Callable[..., Program], sizes: tuple[int, ...], tiles: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., TracedProgram],
+    sizes: tuple[int, ...],
+    tiles: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Decisions, "of", lambda program: Decisions(tiles))
-    assert [chain.tile for chain in chains(steps_of(make(*sizes)))] == tiles
-    builder = Builder()
-    check(builder, make(*sizes)(builder))
+    assert [chain.tile for chain in chains(make(*sizes).steps())] == tiles
+    make(*sizes).check()
 
 
 @pytest.mark.parametrize("tiles", [[], [(4, 4)], [(4,), (4,)]])
@@ -274,8 +233,7 @@ def test_tiles_of_other_chains(tiles: list[tuple[int, ...]]) -> None:
 
 
 def test_threads_share_tiles() -> None:
-    builder = Builder()
-    executable = check(builder, softmax(2048, 1024)(builder))
+    executable = softmax(2048, 1024).check()
     assert executable.pool.chunks > 1
 
 
@@ -284,8 +242,8 @@ def test_threads_share_tiles() -> None:
 
 @pytest.mark.parametrize("make", [softmax, layer_norm])
 @pytest.mark.parametrize("rows", [2048, 2039])
-def test_later_tiles_are_fetched_while_one_is_computed(make: Callable[[int, int], Program], rows: int) -> None:
-    (chain,) = chains(steps_of(make(rows, 1024)))
+def test_later_tiles_are_fetched_while_one_is_computed(make: Callable[[int, int], TracedProgram], rows: int) -> None:
+    (chain,) = chains(make(rows, 1024).steps())
     fetches = {}
     for position, (member, fetched) in enumerate(zip(chain.members, plan_prefetches(chain, MACHINE), strict=True)):
         places = [*fetched.beside]
@@ -300,12 +258,11 @@ def test_later_tiles_are_fetched_while_one_is_computed(make: Callable[[int, int]
     assert len({position for position, _ in fetches.values()}) == 2
     (distance,) = (far for buffer, (_, far) in fetches.items() if buffer.kind == "input")
     assert distance == 2 * chain.tile[0] * 1024 * 4
-    builder = Builder()
-    check(builder, make(rows, 1024)(builder))
+    make(rows, 1024).check()
 
 
 def test_data_in_the_second_cache_is_not_prefetched() -> None:
-    (chain,) = chains(steps_of(softmax(64, 1024)))
+    (chain,) = chains(softmax(64, 1024).steps())
     assert plan_prefetches(chain, replace(MACHINE, second_level=1 << 20)) == [MemberPrefetches()] * len(chain.members)
 
 
@@ -334,7 +291,7 @@ def test_values_with_a_large_mean_are_as_exact_as_eager_has_them(
 
 
 def test_everything_after_a_product_is_its_epilogue() -> None:
-    nests = all_nests(steps_of(linear_with_everything))
+    nests = all_nests(LINEAR_WITH_EVERYTHING.steps())
     products = [s for s in nests if any(s.reduction)]
     assert len(products) == 1
     assert all(is_copy(s) for s in nests if s not in products)
@@ -343,26 +300,15 @@ def test_everything_after_a_product_is_its_epilogue() -> None:
 
 
 def test_a_result_that_is_read_twice_stays() -> None:
-    def program(b: Builder) -> list[Value]:
-        x, y = b.input(normal(24, 40)), b.input(normal(40, 56))
-        product = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
-        return [product, b.op("aten.relu", [product], product.tensor.relu())]
-
-    assert all(s.epilogue is None for s in all_nests(steps_of(program)))
-    builder = Builder()
-    check(builder, program(builder))
+    program = TracedProgram(lambda x, y: (z := torch.mm(x, y), z.relu()), normal(24, 40), normal(40, 56))
+    assert all(s.epilogue is None for s in all_nests(program.steps()))
+    program.check()
 
 
 def test_a_transposing_reader_becomes_an_epilogue() -> None:
-    def program(b: Builder) -> list[Value]:
-        x, y = b.input(normal(24, 40)), b.input(normal(40, 56))
-        product = b.op("aten.mm", [x, y], x.tensor @ y.tensor)
-        turned = b.op("aten.transpose.int", [product, 0, 1], product.tensor.t())
-        return [b.op("aten.relu", [turned], turned.tensor.relu().contiguous())]
-
-    assert any(s.epilogue is not None for s in all_nests(steps_of(program)))
-    builder = Builder()
-    check(builder, program(builder))
+    program = TracedProgram(lambda x, y: torch.mm(x, y).t().contiguous().relu(), normal(24, 40), normal(40, 56))
+    assert any(s.epilogue is not None for s in all_nests(program.steps()))
+    program.check()
 
 
 # Hazards, with handwritten steps.

@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from nest_running import Kernel, host_target, reference
-from nest_samples import arrays_of, contractions, matmul, others
+from nest_running import host_target
+from nest_samples import check, contractions, matmul, others
 from torch import Tensor, nn
 
 import torchmdla
@@ -74,16 +74,11 @@ def test_candidates_compute_the_same(data: st.DataObject) -> None:
     nest = data.draw(contractions() | others())
     assume(math.prod(nest.sizes) <= 5_000)
     best = choose_schedule(nest, MACHINE)
-    arrays = arrays_of(nest, 0, (3.0,) * len(nest.all_scalars))
-    expected = reference(nest, arrays)
     for stage in STAGES:
         candidates = [c for c in itertools.islice(stage(nest, MACHINE, best), 3) if c != best]
         valid = [c for c in candidates if not list(find_faults(nest, c, MACHINE))]
         for schedule in valid[:1]:
-            copies = [array.copy() for array in arrays]
-            Kernel(nest, schedule=schedule)(copies, tasks=2)
-            for result, wanted in zip(copies[len(nest.operands) - len(expected) :], expected, strict=False):
-                np.testing.assert_array_equal(result, wanted)
+            check(nest, host_target(), (3.0,) * len(nest.all_scalars), 2, schedule)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
@@ -112,18 +107,8 @@ def scalar_schedule(nest: KernelSpec) -> Schedule:
     tiles = (1,) * len(nest.sizes)
     chosen = choose_schedule(nest, MACHINE)
     levels = tuple(dataclasses.replace(level, step=1) for level in chosen.levels)
-    return dataclasses.replace(
-        chosen,
-        levels=levels,
-        tiles=tiles,
-        unroll=tiles,
-        vector=-1,
-        lanes=1,
-        ranged=0,
-        iterations=1,
-        grain=0,
-        prefetch=None,
-    )
+    plain = {"vector": -1, "lanes": 1, "ranged": 0, "iterations": 1, "grain": 0, "prefetch": None}
+    return dataclasses.replace(chosen, levels=levels, tiles=tiles, unroll=tiles, **plain)
 
 
 def test_a_bad_choice_is_improved() -> None:

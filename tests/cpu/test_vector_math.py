@@ -10,10 +10,11 @@ import numpy
 import pytest
 import torch
 from llvmlite import binding
+from nest_running import host_target
 from torch_mlir import ir
 
 from torchmdla.compiler.mlir import new_context
-from torchmdla.compiler.program import Program, Target
+from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.code.emit import to_llvm, to_object
 from torchmdla.devices.cpu.code.entry import function_attributes
 from torchmdla.devices.cpu.code.kernels import write_kernel
@@ -37,9 +38,7 @@ EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "math.tanh": torch.tanh,
 }
 
-HOST = Target(
-    "cpu", binding.get_process_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-)
+HOST = host_target()
 
 
 def unary(name: str, size: int, element: str, machine: Machine) -> KernelSpec:

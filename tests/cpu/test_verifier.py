@@ -83,17 +83,14 @@ def test_valid_steps() -> None:
     verify(product(), "a pass")
 
 
-def _reorder(steps: LoopProgram) -> None:
-    steps.steps.reverse()
+def change_nest(number: int, **fields: object) -> Callable[[LoopProgram], None]:
+    """Return a change of fields of a nest."""
 
+    def change(steps: LoopProgram) -> None:
+        for name, value in fields.items():
+            setattr(steps.nests()[number], name, value)
 
-def _write_input(steps: LoopProgram) -> None:
-    twice = steps.nests()[1]
-    twice.outputs = (replace(twice.outputs[0], buffer=Buffer("input", "f32", (4, 8), 0)),)
-
-
-def _drop_initial(steps: LoopProgram) -> None:
-    steps.nests()[0].initial = None
+    return change
 
 
 def _store_reduced(steps: LoopProgram) -> None:
@@ -103,37 +100,8 @@ def _store_reduced(steps: LoopProgram) -> None:
     nest.epilogue = replace(nest.epilogue, outputs=outputs)
 
 
-def _compute_nothing(steps: LoopProgram) -> None:
-    steps.nests()[1].values = ()
-
-
-def _carry_without_reducing(steps: LoopProgram) -> None:
-    steps.nests()[1].values = (accumulator(0, "f32"),)
-
-
-def _carry_unknown(steps: LoopProgram) -> None:
-    steps.nests()[0].values = (accumulator(9, "f32"),)
-
-
-def _forget_loop(steps: LoopProgram) -> None:
-    steps.nests()[1].sizes = (32,)
-
-
-def _drop_loop(steps: LoopProgram) -> None:
-    steps.nests()[1].sizes, steps.nests()[1].reduction = (32,), (False,)
-
-
 def _flatten_buffer(steps: LoopProgram) -> None:
     steps.nests()[1].outputs[0].buffer.sizes = (32,)
-
-
-def _use_lost_index(steps: LoopProgram) -> None:
-    steps.nests()[1].values = (operation("arith.sitofp", [index(2)], "f32"),)
-
-
-def _look_up_at_fewer_indices(steps: LoopProgram) -> None:
-    table = TableAccess(Buffer("input", "f32", (48,), 0, fixed=True), Table("f32", (6, 8), (8, 1)), 0)
-    steps.nests()[1].values = (gather(table, [index(0)]),)
 
 
 def _chain_of_other_tiles(steps: LoopProgram) -> None:
@@ -145,30 +113,36 @@ def _load_without_strides(steps: LoopProgram) -> None:
     steps.steps.append(LoadStep(Scalar("f32"), result, 0, (scalar,), ()))
 
 
-BROKEN: dict[Callable[[LoopProgram], None], str] = {
-    _reorder: "reads what is not yet written",
-    _write_input: "writes to what is given",
-    _drop_initial: "has an epilogue, but no initial value",
-    _store_reduced: "stores results at the index of a loop that reduces",
-    _compute_nothing: "computes other values than its outputs",
-    _carry_without_reducing: "carries a value, but has no loop that reduces",
-    _carry_unknown: "uses a reduction that it does not have",
-    _forget_loop: "specifies the reduction of other loops",
-    _drop_loop: "has an index over other loops than its own",
-    _flatten_buffer: "has 2 indices into a buffer of 1 dimensions",
-    _use_lost_index: "uses the index of a loop that it does not have",
-    _look_up_at_fewer_indices: "looks up at other indices than a table has",
-    _chain_of_other_tiles: "has a member that is not over one tile",
-    _load_without_strides: "has other indices than strides",
+TABLE = TableAccess(Buffer("input", "f32", (48,), 0, fixed=True), Table("f32", (6, 8), (8, 1)), 0)
+LOST_INDEX = operation("arith.sitofp", [index(2)], "f32")
+INPUT = Access.identity(Buffer("input", "f32", (4, 8), 0))
+BROKEN: dict[str, Callable[[LoopProgram], None]] = {
+    "reads what is not yet written": lambda steps: steps.steps.reverse(),
+    "writes to what is given": change_nest(1, outputs=(INPUT,)),
+    "has an epilogue, but no initial value": change_nest(0, initial=None),
+    "stores results at the index of a loop that reduces": _store_reduced,
+    "computes other values than its outputs": change_nest(1, values=()),
+    "carries a value, but has no loop that reduces": change_nest(1, values=(accumulator(0, "f32"),)),
+    "uses a reduction that it does not have": change_nest(0, values=(accumulator(9, "f32"),)),
+    "specifies the reduction of other loops": change_nest(1, sizes=(32,)),
+    "has an index over other loops than its own": change_nest(1, sizes=(32,), reduction=(False,)),
+    "has 2 indices into a buffer of 1 dimensions": _flatten_buffer,
+    "uses the index of a loop that it does not have": change_nest(
+        1, values=(operation("arith.sitofp", [index(2)], "f32"),)
+    ),
+    "looks up at other indices than a table has": change_nest(1, values=(gather(TABLE, [index(0)]),)),
+    "has a member that is not over one tile": _chain_of_other_tiles,
+    "has other indices than strides": _load_without_strides,
 }
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda function: function.__name__.strip("_"))
-def test_a_broken_pass_is_named(broken: Callable[[LoopProgram], None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("message", BROKEN)
+def test_a_broken_pass_is_named(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program("module {}", (), (), devices.get("cpu").target())
+    broken = pipeline.Pass("broken-pass", lambda steps, _: BROKEN[message](steps))
     monkeypatch.setenv("TORCHMDLA_VERIFY", "1")
-    with pytest.raises(CompileError, match=f"after broken-pass a step {BROKEN[broken]}") as caught:
-        pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program.target)
+    with pytest.raises(CompileError, match=f"after broken-pass a step {message}") as caught:
+        pipeline.run(broken, product(), program.target)
     assert caught.value.diagnostic
     monkeypatch.setenv("TORCHMDLA_VERIFY", "0")
-    pipeline.run(pipeline.Pass("broken-pass", lambda steps, _: broken(steps)), product(), program.target)
+    pipeline.run(broken, product(), program.target)

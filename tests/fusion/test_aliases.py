@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from torchmdla.devices.cpu.ops import OPS
 from torchmdla.importer.schemas import call_in_order, overload_of
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import SAMPLES
+
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 # Expressions of a float32 tensor ``x`` with 2×3 elements. Operators that may copy appear both with and without a copy.
 CALLS: Mapping[str, str] = {
@@ -129,12 +131,6 @@ def memory(results: Any, x: Tensor) -> list[tuple[bool, tuple[int, ...]]]:
     return [(tensor.untyped_storage().data_ptr() == start, tensor.stride()) for tensor in tensors]
 
 
-@pytest.fixture(autouse=True)
-def without_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-
-
 @pytest.mark.parametrize("use", PROGRAMS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.sampled(30)
@@ -153,7 +149,6 @@ ON_OTHER_FRONTENDS = [call for call in CALLS if call not in _OTHERWISE]
 @pytest.mark.parametrize("call", ON_OTHER_FRONTENDS)
 @pytest.mark.sampled(10)
 def test_compiled(call: str, use: str) -> None:
-    torch._dynamo.reset()
     program = eager(source(call, use))
     check(torch.compile(program, backend="torchmdla"), program)
 

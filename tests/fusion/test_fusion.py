@@ -17,11 +17,7 @@ from torchmdla.testing import coverage
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.coverage import GROUP
 
-
-@pytest.fixture(autouse=True)
-def without_grad():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 @pytest.mark.parametrize(

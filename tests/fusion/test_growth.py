@@ -55,14 +55,8 @@ SCRIPTS: dict[str, Callable[[int], tuple[list[str], str]]] = {
         ["y = x", *(f"y = y.t()\n    z{i} = torch.special.i0e(y * {i} + 1)" for i in range(n))],
         "y * 2, y",
     ),
-    "appends": lambda n: (
-        ["a = [x]", *(f"a.append(x * {i} + 1)" for i in range(n))],
-        "torch.cat(a)",
-    ),
-    "integers": lambda n: (
-        ["m = x.size(0)", "n = m", *("m, n = n, m + n" for _ in range(n))],
-        "x * n + 1",
-    ),
+    "appends": lambda n: (["a = [x]", *(f"a.append(x * {i} + 1)" for i in range(n))], "torch.cat(a)"),
+    "integers": lambda n: (["m = x.size(0)", "n = m", *("m, n = n, m + n" for _ in range(n))], "x * n + 1"),
 }
 
 

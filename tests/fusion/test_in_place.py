@@ -16,11 +16,7 @@ import torchmdla
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import SAMPLES
 
-
-@pytest.fixture(autouse=True)
-def without_grad():
-    with torch.no_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def in_place_of(name: str) -> Any | None:
@@ -305,17 +301,7 @@ def in_a_loop(x: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [
-        in_tuple,
-        each,
-        zipped,
-        by_no_op_of_the_device,
-        of_a_view,
-        returned,
-        appended_to,
-        in_a_branch,
-        in_a_loop,
-    ],
+    [in_tuple, each, zipped, by_no_op_of_the_device, of_a_view, returned, appended_to, in_a_branch, in_a_loop],
 )
 def test_elements_of_containers(function):
     scripted = torch.jit.script(function)
@@ -378,12 +364,7 @@ _READ: Sequence[Callable[[Tensor, Tensor], Tensor]] = [
     lambda x, y: torch.stack([x, x]).sum(0),
     lambda x, y: x * y.mean(),
 ]
-_STEPS = {
-    "make": (_MAKE, 1),
-    "view": (_VIEW, 1),
-    "write": (_WRITE, 2),
-    "read": (_READ, 2),
-}
+_STEPS = {"make": (_MAKE, 1), "view": (_VIEW, 1), "write": (_WRITE, 2), "read": (_READ, 2)}
 
 
 def _program(steps: Sequence[tuple[str, int, int, int]]) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:

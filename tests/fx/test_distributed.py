@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import rank_programs
 import training_cases
-from child_process import run_python
+from child_process import run_python, run_script
 from ranks import Ranks
 from training_cases import Case
 
@@ -134,12 +131,6 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples" / "distributed_training.py")
 
 
-def run_example(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-
-
 LAUNCHES = {
     "DDP, by itself": [EXAMPLE],
     "FSDP, by torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE, "--sharded"],
@@ -149,14 +140,14 @@ LAUNCHES = {
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.sampled(0)
 def test_the_example(launch: str) -> None:
-    done = run_example(*LAUNCHES[launch], "--steps", "10")
+    done = run_script(*LAUNCHES[launch], "--steps", "10", PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
     assert "groups were compiled in each of 2 processes, none fell back" in done.stdout
 
 
 @pytest.mark.sampled(0)
 def test_the_example_rejects_wrong_arguments() -> None:
-    refused = run_example(EXAMPLE, "--steps", "0")
+    refused = run_script(EXAMPLE, "--steps", "0", PYTHONPATH=str(ROOT))
     assert refused.returncode == 2
     assert "[--sharded]" in refused.stderr
     assert "--processes and --steps are at least 1" in refused.stderr

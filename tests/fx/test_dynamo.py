@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from child_process import run_script
+from in_threads import in_threads
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
@@ -428,26 +427,17 @@ def test_switched_off() -> None:
 def test_threads() -> None:
     layer = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 6)).eval()
     program = compiled(layer)
-    failures: list[BaseException] = []
 
     def work(seed: int) -> None:
-        try:
-            generator = torch.Generator().manual_seed(seed)
-            with torch.no_grad():
-                for _ in range(20):
-                    x = torch.randn(4, 6, generator=generator)
-                    assert_matches(program(x), layer(x))
-        except BaseException as error:
-            failures.append(error)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for _ in range(20):
+                x = torch.randn(4, 6, generator=generator)
+                assert_matches(program(x), layer(x))
 
     with torch.no_grad():
         program(X)
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    assert not in_threads(4, work)
 
 
 def test_whole_graph() -> None:
@@ -512,15 +502,15 @@ def test_found_without_import() -> None:
         "import torchmdla\n"
         "print(torchmdla.stats().specialisations)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1"]
+    done = run_script("-c", script)
+    assert done.stdout.split() == ["1"], done.stderr
 
 
 @pytest.mark.parametrize("example", ["fx_model", "training_loop"])
 @pytest.mark.sampled(0)
 def test_examples(example: str) -> None:
     script = Path(__file__).parents[2] / "examples" / f"{example}.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    done = run_script(script)
     assert done.returncode == 0, done.stderr
     assert "groups were compiled" in done.stdout
     assert "a group runs in" not in done.stderr

@@ -111,29 +111,39 @@ def test_an_example_that_is_a_view_asks_for_no_views() -> None:
             assert_matches(program(argument.clone()), Written()(argument.clone()))
 
 
+def loaded(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return the program after it was saved and loaded."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
 def test_a_saved_program() -> None:
     module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
     x = torch.randn(4, 6)
-    file = io.BytesIO()
-    torch.export.save(torch.export.export(module, (x,)), file)
-    file.seek(0)
-    program = torchmdla.compile(torch.export.load(file))
+    program = torchmdla.compile(loaded(torch.export.export(module, (x,))))
     assert torchmdla.stats().specialisations == 1
     with torch.no_grad():
         assert_matches(program(x), module(x))
 
 
-def test_gradients_are_eagers() -> None:
-    module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+def check_gradients(module: nn.Module) -> None:
+    """Compare results and gradients of an exported module with eager's."""
     program = torchmdla.compile(module, torch.randn(4, 6), frontend="export")
     results = []
     for call in (program, module):
+        torch.manual_seed(0)
         call.zero_grad()
         x = torch.ones(4, 6, requires_grad=True)
         result = call(x)
         result.sin().sum().backward()
         results.append((result, x.grad, [p.grad.clone() for p in call.parameters()]))
     assert_matches(*results)
+
+
+def test_gradients_are_eagers() -> None:
+    check_gradients(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
 
 
 def test_running_statistics_have_no_gradients() -> None:
@@ -173,16 +183,7 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.parametrize("name", WRITES)
 def test_gradients_through_writes(name: str) -> None:
     """PyTorch's functional forms of these writes have no derivatives."""
-    module = Written(WRITES[name])
-    program = torchmdla.compile(module, torch.randn(4, 6), frontend="export")
-    results = []
-    for call in (program, module):
-        torch.manual_seed(0)
-        x = torch.ones(4, 6, requires_grad=True)
-        result = call(x)
-        result.sin().sum().backward()
-        results.append((result, x.grad))
-    assert_matches(*results)
+    check_gradients(Written(WRITES[name]))
 
 
 class Filled(nn.Module):
@@ -308,12 +309,7 @@ class WithBuffer(nn.Module):
 def test_views_of_written_tensors(function: Callable[[Tensor, Tensor], Any], is_loaded: bool) -> None:
     module = WithBuffer(function)
     exported = torch.export.export(copy.deepcopy(module), (torch.randn(4, 6),))
-    if is_loaded:
-        file = io.BytesIO()
-        torch.export.save(exported, file)
-        file.seek(0)
-        exported = torch.export.load(file)
-    program = torchmdla.compile(exported)
+    program = torchmdla.compile(loaded(exported) if is_loaded else exported)
     seen = []
     with torch.no_grad():
         for call in (program, module):

@@ -101,7 +101,6 @@ class Image(nn.Module):
 )
 @pytest.mark.sampled(1)
 def test_exported_graphs(build: Callable[[], nn.Module], x: Tensor, is_dynamic: bool) -> None:
-    torch.manual_seed(0)
     quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config(is_dynamic=is_dynamic))
     prepared = prepare_pt2e(torch.export.export(build().eval(), (x,)).module(), quantizer)
     with torch.no_grad():

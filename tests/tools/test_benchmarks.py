@@ -8,7 +8,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from child_process import run_script
 
 from torchmdla.testing import timing
 
@@ -25,8 +25,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_script(BENCHMARKS / f"{script}.py", *options)
 
 
 def is_time(times: dict[str, float]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from child_process import run_python
+from child_process import run_python, run_script
+from program_files import WRITTEN, in_files
 from torch import nn
 
 from torchmdla import get_mlir
@@ -21,47 +21,18 @@ from torchmdla.__main__ import main
 from torchmdla.cli import doctor
 from torchmdla.compile_service import service
 
-MODULE = """module {
-  func.func @forward(%arg0: tensor<2xf32>) -> tensor<2xf32> {
-    %0 = arith.addf %arg0, %arg0 : tensor<2xf32>
-    %1 = arith.addf %arg0, %arg0 : tensor<2xf32>
-    %2 = arith.mulf %0, %1 : tensor<2xf32>
-    return %2 : tensor<2xf32>
-  }
-}
-"""
-
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torchmdla", *arguments], input=stdin, capture_output=True, text=True, check=False
-    )
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return paths of one small network in every kind of file, and of files that are not programs."""
-    folder = tmp_path_factory.mktemp("files")
-    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval()
-    paths = {
-        name: str(folder / name) for name in ("script.pt", "exported.pt2", "pickled.pt", "state.pt", "text.pt", "ir")
-    }
-    torch.jit.script(module).save(paths["script.pt"])
-    torch.export.save(torch.export.export(module, (torch.randn(2, 4),)), paths["exported.pt2"])
-    torch.save(module, paths["pickled.pt"])
-    torch.save(module.state_dict(), paths["state.pt"])
-    Path(paths["text.pt"]).write_text("hello")
-    Path(paths["ir"]).write_text(MODULE)
-    return paths
+    return run_script("-m", "torchmdla", *arguments, stdin=stdin)
 
 
 @pytest.mark.sampled(0)
 def test_both_commands_as_processes(files: dict[str, str], tmp_path: Path) -> None:
     written = tmp_path / "out.mlir"
-    process = run("mlir", files["script.pt"], "--input", "2x4", "--output", "linalg", "-o", str(written))
+    process = run("mlir", files["linear.pt"], "--input", "2x4", "--output", "linalg", "-o", str(written))
     assert (process.returncode, process.stdout) == (0, "")
-    assert written.read_text() == str(get_mlir(torch.jit.load(files["script.pt"]), torch.ones(2, 4), output="linalg"))
-    optimised = run("opt", "--pipeline", "func.func(cse)", "--print-after-all", stdin=MODULE)
+    assert written.read_text() == str(get_mlir(torch.jit.load(files["linear.pt"]), torch.ones(2, 4), output="linalg"))
+    optimised = run("opt", "--pipeline", "func.func(cse)", "--print-after-all", stdin=WRITTEN["sums.mlir"])
     assert optimised.returncode == 0
     assert optimised.stdout.count("arith.addf") == 1
     assert "IR Dump After" in optimised.stderr
@@ -70,13 +41,13 @@ def test_both_commands_as_processes(files: dict[str, str], tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("file", "options", "sign"),
     [
-        ("script.pt", ["--input", "2x4"], "!torch.vtensor<[2,4],f32>"),
-        ("script.pt", ["--input", "?x4"], "!torch.vtensor<[?,4],f32>"),
-        ("script.pt", ["--input", "2x4", "--dynamic", "--output", "stablehlo"], "tensor<?x4xf32>"),
-        ("script.pt", ["--input", "2x4:float32", "--weights", "literals"], "torch.vtensor.literal"),
-        ("script.pt", ["--input", "2x4", "--locations"], 'loc("0.weight")'),
-        ("exported.pt2", ["--output", "tosa"], "tosa.matmul"),
-        ("pickled.pt", ["--input", "2x4", "--allow-pickle", "--output", "aten"], '"aten.relu"'),
+        ("linear.pt", ["--input", "2x4"], "!torch.vtensor<[2,4],f32>"),
+        ("linear.pt", ["--input", "?x4"], "!torch.vtensor<[?,4],f32>"),
+        ("linear.pt", ["--input", "2x4", "--dynamic", "--output", "stablehlo"], "tensor<?x4xf32>"),
+        ("linear.pt", ["--input", "2x4:float32", "--weights", "literals"], "torch.vtensor.literal"),
+        ("linear.pt", ["--input", "2x4", "--locations"], 'loc("0.weight")'),
+        ("linear.pt2", ["--output", "tosa"], "tosa.matmul"),
+        ("pickled.pt", ["--input", "2x3x4x4", "--allow-pickle", "--output", "aten"], '"aten.relu"'),
     ],
 )
 def test_mlir(file: str, options: list[str], sign: str, files: dict[str, str], capsys: Any) -> None:
@@ -84,29 +55,63 @@ def test_mlir(file: str, options: list[str], sign: str, files: dict[str, str], c
     assert sign in capsys.readouterr().out
 
 
+INPUT = ["--input", "2x3x4x4"]
+OF_PROGRAMS = ("mlir", "explain", "run", "bench")
+
+# Commands, their arguments, and the error.
+ERRORS: list[tuple[tuple[str, ...], list[str], str]] = [
+    (OF_PROGRAMS, ["script.pt"], "--input is needed"),
+    (OF_PROGRAMS, ["script.pt", "--input", "2xq"], "'2xq': sizes are written as 1x3x224x224"),
+    (OF_PROGRAMS, ["script.pt", "--input", "2x3x4x4:float31"], "unknown dtype 'float31'"),
+    (OF_PROGRAMS, ["text.pt"], "not a TorchScript archive, an exported program or a pickled module"),
+    (OF_PROGRAMS, ["missing.pt"], "No such file or directory"),
+    (("mlir", "run", "bench"), ["script.pt", "--input", "2x3x9x4"], "mat1 and mat2 shapes cannot be multiplied"),
+    (("mlir",), ["script.pt", *INPUT, "--input", "2"], "takes 1 input (input), got 2"),
+    (("mlir",), ["script.pt", *INPUT, "-o", "/nowhere/x"], "No such file or directory"),
+    (("mlir",), ["exported.pt2", *INPUT], "has its inputs"),
+    (("mlir",), ["pickled.pt", *INPUT], "--allow-pickle"),
+    (("mlir",), ["state.pt", "--allow-pickle"], "not a module"),
+    (("explain", "run", "bench"), ["script.pt", "--input", "?x3x4x4"], "a call has known sizes"),
+    (("explain",), ["script.pt", "--input", "1x4x4x4"], "expected input"),
+    (("explain",), ["script.pt", *INPUT, "--input", "1"], "forward() expected at most"),
+    (("explain",), ["exported.pt2", "--input", "1x3x4x4"], "Guard failed: input.size()[0] == 2"),
+    (("run", "bench"), ["script.pt", "--input", "@missing.npy"], "No such file or directory"),
+    (("run", "bench"), ["script.pt", "--input", "@d.pt"], "holds a dict, not a tensor"),
+    (
+        ("run", "bench"),
+        ["script.pt", "--input", "@script.pt"],
+        "holds no tensor that torch.save (.pt) or numpy.save (.npy) wrote",
+    ),
+    (("run", "bench"), ["script.pt", *INPUT, "--device", "gpu"], "no device named 'gpu'"),
+    (("run", "bench"), ["script.pt", *INPUT, "--options", "fast"], "'fast' is not NAME=VALUE"),
+    (("run", "bench"), ["exported.pt2", "--input", "3x3x4x4"], "size"),
+    (("run", "bench"), ["exported.pt2", *INPUT * 2], "the program takes 1 input, got 2"),
+    (("run",), ["dynamic.mlir"], "a tensor of known dtype and sizes is needed"),
+    (("run",), ["two.mlir"], "a module with one public function is needed; public in this one: @a, @b"),
+    (("run",), ["bad.mlir"], "no valid module of MLIR: "),
+    (("run",), ["tosa.mlir"], "the module is in tosa: what runs is a function in the Torch dialect, or in linalg"),
+    (("run",), ["torch.mlir", "--input", "2x3x4x5"], "argument 0 of @forward is torch.float32 [2, 3, 4, 4], got"),
+    (("run",), ["torch.mlir", *["--input", "1"] * 10], "takes 9 tensors, got 10"),
+    *(
+        (("bench",), [f"{name}.mlir"], "bench compares with PyTorch, which runs no MLIR")
+        for name in ("dynamic", "two", "bad", "tosa", "torch")
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["script.pt"], "--input is needed"),
-        (["script.pt", "--input", "2x4", "--input", "2"], "takes 1 input (input), got 2"),
-        (["script.pt", "--input", "2xq"], "'2xq': sizes are written as 1x3x224x224"),
-        (["script.pt", "--input", "2x4:float31"], "unknown dtype 'float31'"),
-        (["script.pt", "--input", "2x5"], "mat1 and mat2 shapes cannot be multiplied"),
-        (["script.pt", "--input", "2x4", "-o", "/nowhere/x"], "No such file or directory"),
-        (["exported.pt2", "--input", "2x4"], "has its inputs"),
-        (["pickled.pt", "--input", "2x4"], "--allow-pickle"),
-        (["state.pt", "--allow-pickle"], "not a module"),
-        (["text.pt"], "not a TorchScript archive, an exported program or a pickled module"),
-        (["missing.pt"], "No such file or directory"),
-    ],
+    ("command", "arguments", "message"),
+    [(command, arguments, message) for commands, arguments, message in ERRORS for command in commands],
 )
-def test_mlir_errors(arguments: list[str], message: str, files: dict[str, str], capsys: Any) -> None:
-    file, *options = arguments
-    assert main(["mlir", files.get(file, file), *options]) == 2
-    printed = capsys.readouterr()
+@pytest.mark.sampled(12)
+def test_errors(command: str, arguments: list[str], message: str, files: dict[str, str], capfd: Any) -> None:
+    assert main([command, *in_files(arguments, files)]) == 2
+    printed = capfd.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("error: ")
-    assert message in printed.err
+    (line,) = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    assert message in line
+    assert "Traceback" not in printed.err
+    assert command != "explain" or printed.err.count("\n") == 1
 
 
 class Runs:
@@ -202,7 +207,7 @@ def test_a_damaged_archive(files: dict[str, str], tmp_path: Path, capsys: Any) -
     [("func.func(cse)", 1), ("builtin.module(func.func(cse))", 1), ("canonicalize", 2)],
 )
 def test_opt(pipeline: str, ops: int, files: dict[str, str], capfd: Any) -> None:
-    assert main(["opt", files["ir"], "--pipeline", pipeline]) == 0
+    assert main(["opt", files["sums.mlir"], "--pipeline", pipeline]) == 0
     printed = capfd.readouterr()
     assert printed.out.count("arith.addf") == ops
     assert printed.err == ""
@@ -220,21 +225,21 @@ def test_opt(pipeline: str, ops: int, files: dict[str, str], capfd: Any) -> None
     ],
 )
 def test_passes_are_flags(flags: list[str], ops: int, files: dict[str, str], capfd: Any) -> None:
-    assert main(["opt", files["ir"], *flags]) == 0
+    assert main(["opt", files["sums.mlir"], *flags]) == 0
     assert capfd.readouterr().out.count("arith.addf") == ops
 
 
-@pytest.mark.parametrize("arguments", [["opt", "ir", "-x"], ["opt", "ir", "more"], ["mlir", "script.pt", "--cse"]])
-def test_unknown_flags_are_refused(arguments: list[str], files: dict[str, str], capsys: Any) -> None:
+@pytest.mark.parametrize("arguments", [["opt", "x", "-x"], ["opt", "x", "more"], ["mlir", "x", "--cse"]])
+def test_unknown_flags_are_refused(arguments: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([files.get(argument, argument) for argument in arguments])
+        main(arguments)
     assert ended.value.code == 2
     assert f"unrecognized arguments: {arguments[-1]}" in capsys.readouterr().err
 
 
 def test_loop_programs(files: dict[str, str], capfd: Any, tmp_path: Path) -> None:
     written = str(tmp_path / "model.steps")
-    assert main(["mlir", files["script.pt"], "--input", "16x4", "--output", "loops", "-o", written]) == 0
+    assert main(["mlir", files["linear.pt"], "--input", "16x4", "--output", "loops", "-o", written]) == 0
     assert main(["opt", written, "--print-after", "merge-epilogues", "--stop-after", "fold-scales"]) == 0
     printed = capfd.readouterr()
     assert printed.err.startswith("// -----// after merge-epilogues")
@@ -246,7 +251,7 @@ def test_loop_programs(files: dict[str, str], capfd: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("name", "dumps"), [("cse", 1), ("canonicalize", 2)])
 def test_printing_after_one_pass(name: str, dumps: int, files: dict[str, str], capfd: Any) -> None:
     options = ["--pipeline", "canonicalize,func.func(cse),canonicalize", "--print-after", name, "-o", "/dev/null"]
-    assert main(["opt", files["ir"], *options]) == 0
+    assert main(["opt", files["sums.mlir"], *options]) == 0
     assert capfd.readouterr().err.count("IR Dump After") == dumps
 
 
@@ -262,19 +267,19 @@ def test_passes_of_the_aten_dialect(monkeypatch: pytest.MonkeyPatch, capfd: Any)
 @pytest.mark.parametrize(
     ("file", "options", "message"),
     [
-        ("ir", ["--pipeline", "nonsense"], "not a pass pipeline\n"),
-        ("ir", [], "MLIR needs passes"),
-        ("ir", ["--nonsense"], "--nonsense: unknown option, and unknown pass\n"),
-        ("ir", ["--cse=nonsense=1"], "--cse=nonsense=1: unknown option, and unknown pass\n"),
-        ("ir", ["--pipeline", "cse", "--stop-after", "cse"], "--stop-after is of loop programs"),
-        ("ir", ["--pipeline", "aten-nonsense"], "not a pass pipeline\n"),
-        ("ir", ["--pipeline", "func.func(cse"], "not a pass pipeline\n"),
+        ("sums.mlir", ["--pipeline", "nonsense"], "not a pass pipeline\n"),
+        ("sums.mlir", [], "MLIR needs passes"),
+        ("sums.mlir", ["--nonsense"], "--nonsense: unknown option, and unknown pass\n"),
+        ("sums.mlir", ["--cse=nonsense=1"], "--cse=nonsense=1: unknown option, and unknown pass\n"),
+        ("sums.mlir", ["--pipeline", "cse", "--stop-after", "cse"], "--stop-after is of loop programs"),
+        ("sums.mlir", ["--pipeline", "aten-nonsense"], "not a pass pipeline\n"),
+        ("sums.mlir", ["--pipeline", "func.func(cse"], "not a pass pipeline\n"),
         ("text.pt", ["--pipeline", "cse"], "holds no valid module: "),
-        ("ir", ["--pipeline", "torch-backend-to-tosa-backend-pipeline,test-nothing"], "not a pass pipeline\n"),
-        ("ir", ["--pipeline", "cse", "--print-after", "nonsense"], "no such pass ran; there were cse\n"),
+        ("sums.mlir", ["--pipeline", "torch-backend-to-tosa-backend-pipeline,test-nothing"], "not a pass pipeline\n"),
+        ("sums.mlir", ["--pipeline", "cse", "--print-after", "nonsense"], "no such pass ran; there were cse\n"),
         ("script.pt", ["--pipeline", "cse"], "is not text: opt reads MLIR"),
         ("missing", ["--pipeline", "cse"], "No such file or directory"),
-        ("ir", ["--pipeline", "cse", "--print-after", "cse", "-o", "/nowhere/x"], "No such file or directory"),
+        ("sums.mlir", ["--pipeline", "cse", "--print-after", "cse", "-o", "/nowhere/x"], "No such file or directory"),
     ],
 )
 def test_opt_errors(file: str, options: list[str], message: str, files: dict[str, str], capfd: Any) -> None:
@@ -288,7 +293,7 @@ def test_opt_errors(file: str, options: list[str], message: str, files: dict[str
 @pytest.mark.sampled(0)
 def test_a_reader_that_has_enough(files: dict[str, str]) -> None:
     """Check that a reader that closes the pipe early, such as ``| head``, causes no error message."""
-    command = [sys.executable, "-m", "torchmdla", "mlir", files["script.pt"], "--input", "2x4", "--weights", "literals"]
+    command = [sys.executable, "-m", "torchmdla", "mlir", files["linear.pt"], "--input", "2x4", "--weights", "literals"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout and process.stderr
         process.stdout.close()
@@ -341,21 +346,13 @@ def test_doctor_calibrates(capsys: Any, tmp_path: Path, monkeypatch: pytest.Monk
         ({"TORCHMDLA_COMPILE_SECONDS": "soon"}, [], 1, ["no environment TORCHMDLA_COMPILE_SECONDS is not a duration"]),
         ({"TORCHMDLA_CACHE": "here"}, [], 1, ["no environment TORCHMDLA_CACHE is not a variable of torchmdla"]),
         ({}, ["--processor", "x86-64-v3"], 0, ["ok processor x86-64-v3, vectors of 256 bits: without AVX-512"]),
-        (
-            {},
-            ["--processor", "x86-64-v2"],
-            1,
-            ["no processor x86-64-v2, vectors of 128 bits: kernels are made"],
-        ),
+        ({}, ["--processor", "x86-64-v2"], 1, ["no processor x86-64-v2, vectors of 128 bits: kernels are made"]),
         ({}, ["--processor", "pentium"], 2, []),
     ],
 )
 @pytest.mark.sampled(0)
 def test_doctor_finds_problems(variables: dict[str, str], options: list[str], status: int, lines: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "torchmdla", "doctor", *options],
-        env={**os.environ, **variables}, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_script("-W", "ignore::DeprecationWarning", "-m", "torchmdla", "doctor", *options, **variables)
     assert done.returncode == status, done.stdout + done.stderr
     printed = [" ".join(line.split()) for line in done.stdout.splitlines()]
     for line in lines:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from child_process import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -35,10 +33,7 @@ def test_blocks_run(document: Path, tmp_path: Path) -> None:
         pytest.importorskip(package)
     script = tmp_path / f"{document.stem}_document.py"  # must not be the name of a package that it imports
     script.write_text(script_of(document.read_text()))
-    done = subprocess.run(
-        [sys.executable, script.name], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_script(script.name, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
 
 

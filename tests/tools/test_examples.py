@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from child_process import run_script
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -30,16 +29,13 @@ def test_every_example_is_run() -> None:
     assert missing == []
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(EXAMPLES / "classify_image.py"), *arguments],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
+def classify(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return run_script(EXAMPLES / "classify_image.py", *arguments, folder=folder, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.sampled(0)
 def test_classify_image_draws_and_classifies(tmp_path: Path) -> None:
-    done = run(folder=tmp_path)
+    done = classify(folder=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("no weights: a random network")
@@ -55,12 +51,12 @@ def test_classify_image_takes_files(examples: None, tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("\n".join(f"kind {k}" for k in range(7)))
     pixels = torch.randint(0, 256, (30, 40, 3), dtype=torch.uint8)
     (tmp_path / "image.ppm").write_bytes(b"P6\n40 30\n255\n" + bytes(pixels.flatten().tolist()))
-    done = run("image.ppm", "--weights", "weights.pth", "--labels", "names.txt", folder=tmp_path)
+    done = classify("image.ppm", "--weights", "weights.pth", "--labels", "names.txt", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = [line.partition("%")[2].strip() for line in done.stdout.splitlines()[-5:]]
     assert len(set(shown)) == 5 and all(name.startswith("kind ") for name in shown)
     (tmp_path / "image.gif").write_bytes(b"GIF89a")
-    done = run("image.gif", "--weights", "weights.pth", folder=tmp_path)
+    done = classify("image.gif", "--weights", "weights.pth", folder=tmp_path)
     assert done.returncode != 0 and "Traceback" not in done.stderr and "Pillow" in done.stderr
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from child_process import run_script
 from torch import Tensor
 
 import torchmdla
@@ -88,9 +86,8 @@ torchmdla.compile(lambda x: torch.relu(x) * 2 + 1, torch.randn(3, 4))
 )
 @pytest.mark.sampled(0)
 def test_the_environment_variable(value: str, signs: tuple[str, ...], tmp_path: Path) -> None:
-    environment = {**os.environ, "TORCHMDLA_LOGS": value, "TORCHMDLA_CACHE_DIR": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout == ""
+    ran = run_script("-c", PROGRAM, TORCHMDLA_LOGS=value, TORCHMDLA_CACHE_DIR=str(tmp_path))
+    assert (ran.returncode, ran.stdout) == (0, "")
     assert all(sign in ran.stderr for sign in signs)
     if "all" not in value:
         assert "torchmdla.cache" not in ran.stderr

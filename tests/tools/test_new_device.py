@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from child_process import run_script
 
 import torchmdla
 
@@ -17,8 +16,7 @@ EXAMPLE = ROOT / "examples" / "new_device"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *arguments], cwd=EXAMPLE, env=environment, capture_output=True, text=True)
+    return run_script(*arguments, folder=EXAMPLE, PYTHONPATH=str(ROOT))
 
 
 @pytest.mark.sampled(0)

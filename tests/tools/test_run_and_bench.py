@@ -7,90 +7,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from program_files import TWICE, in_files
+from torch import nn
 
-from torchmdla import _C, TensorSpec, get_mlir
+from torchmdla import _C, get_mlir
 from torchmdla.__main__ import main
 from torchmdla.api import without_groups
 from torchmdla.errors import CompileError
 from torchmdla.mlir.running import MlirFunction
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.coverage import groups
-
-ADDED = """module {
-  func.func @twice(%x: tensor<2x3xf32>) -> (tensor<2x3xf32>, tensor<2x3xf32>) {
-    %e = tensor.empty() : tensor<2x3xf32>
-    %y = linalg.add ins(%x, %x : tensor<2x3xf32>, tensor<2x3xf32>) outs(%e : tensor<2x3xf32>) -> tensor<2x3xf32>
-    return %y, %x : tensor<2x3xf32>, tensor<2x3xf32>
-  }
-}
-"""
-
-
-class Counting(nn.Module):
-    """Module whose results depend on the number of previous calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return torch.sigmoid(torch.relu(x) + self.calls)
-
-
-class Named(nn.Module):
-    def forward(self, x: Tensor, *, scale: Tensor) -> dict[str, Tensor]:
-        return {"scaled": torch.tanh(x * scale), "sum": torch.relu(x).sum()}
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("files")
-    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5)).eval()
-    x = torch.randn(2, 3, 4, 4)
-    names = ("script.pt", "frozen.pt", "training.pt", "counting.pt", "exported.pt2", "named.pt2", "pickled.pt")
-    names += (
-        "torch.mlir",
-        "linalg.mlir",
-        "tosa.mlir",
-        "dynamic.mlir",
-        "two.mlir",
-        "bad.mlir",
-        "twice.mlir",
-        "x.pt",
-        "x.npy",
-        "d.pt",
-    )
-    paths = {name: str(folder / name) for name in names}
-    torch.jit.script(module).save(paths["script.pt"])
-    torch.jit.freeze(torch.jit.script(module)).save(paths["frozen.pt"])
-    torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU())).save(paths["training.pt"])
-    torch.jit.script(Counting()).save(paths["counting.pt"])
-    torch.export.save(torch.export.export(module, (x,)), paths["exported.pt2"])
-    torch.export.save(torch.export.export(Named(), (x,), {"scale": torch.ones(4)}), paths["named.pt2"])
-    torch.save(module, paths["pickled.pt"])
-    for output in ("torch", "linalg", "tosa"):
-        Path(paths[f"{output}.mlir"]).write_text(str(get_mlir(module, x, output=output)))
-    dynamic = get_mlir(nn.ReLU(), TensorSpec((None, 3)))
-    Path(paths["dynamic.mlir"]).write_text(str(dynamic))
-    Path(paths["two.mlir"]).write_text("func.func @a() { return }\nfunc.func @b() { return }\n")
-    Path(paths["bad.mlir"]).write_text("func.func @a( {")
-    Path(paths["twice.mlir"]).write_text(ADDED)
-    torch.save(x, paths["x.pt"])
-    np.save(paths["x.npy"], x.numpy())
-    torch.save({"x": x}, paths["d.pt"])
-    return paths
-
-
-def filled(arguments: list[str], files: dict[str, str]) -> list[str]:
-    return [
-        f"@{files[argument[1:]]}" if argument.startswith("@") else files.get(argument, argument)
-        for argument in arguments
-    ]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +39,7 @@ def filled(arguments: list[str], files: dict[str, str]) -> list[str]:
 def test_programs_run_as_eager(
     arguments: list[str], result: str, groups: int | None, files: dict[str, str], capsys: Any
 ) -> None:
-    assert main(["run", *filled(arguments, files), "--json"]) == 0
+    assert main(["run", *in_files(arguments, files), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["results"][0][1] == result
     assert report["difference"] == "" and report["layers"] >= 1
@@ -129,7 +57,7 @@ def test_programs_run_as_eager(
     ],
 )
 def test_mlir_runs(arguments: list[str], results: list[str], files: dict[str, str], capsys: Any) -> None:
-    assert main(["run", *filled(arguments, files), "--json"]) == 0
+    assert main(["run", *in_files(arguments, files), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [type_ for _, type_, _ in report["results"]] == results
     assert report["layers"] is report["error"] is None
@@ -151,13 +79,13 @@ def test_mlir_matches_eager(output: str, weights: int, files: dict[str, str]) ->
 
 def test_results_that_are_arguments_are_copies() -> None:
     x = torch.randn(2, 3)
-    doubled, same = MlirFunction(ADDED).compile()(x.t().contiguous().t())
+    doubled, same = MlirFunction(TWICE).compile()(x.t().contiguous().t())
     assert torch.equal(doubled, 2 * x) and torch.equal(same, x)
     assert same.data_ptr() != x.data_ptr()
 
 
 def test_a_call_with_others_is_refused() -> None:
-    compiled = MlirFunction(ADDED).compile()
+    compiled = MlirFunction(TWICE).compile()
     for wrong in ((), (torch.ones(2, 4),), (torch.ones(2, 3).double(),)):
         with pytest.raises((TypeError, ValueError), match="@twice"):
             compiled(*wrong)
@@ -190,45 +118,6 @@ def test_printed_output(files: dict[str, str], capsys: Any) -> None:
     printed = capsys.readouterr().out
     assert "inputs: float32[2, 3, 4, 4] and 8 drawn at random" in printed
     assert "not compared: a module of MLIR has no eager reference" in printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["script.pt"], "--input is needed"),
-        (["script.pt", "--input", "?x3x4x4"], "a call has known sizes"),
-        (["script.pt", "--input", "2x3x9x4"], "mat1 and mat2 shapes cannot be multiplied"),
-        (["script.pt", "--input", "@missing.npy"], "No such file or directory"),
-        (["script.pt", "--input", "@d.pt"], "holds a dict, not a tensor"),
-        (["script.pt", "--input", "@script.pt"], "holds no tensor that torch.save (.pt) or numpy.save (.npy) wrote"),
-        (["script.pt", "--input", "2x3x4x4", "--device", "gpu"], "no device named 'gpu'"),
-        (["script.pt", "--input", "2x3x4x4", "--options", "fast"], "'fast' is not NAME=VALUE"),
-        (["missing.pt", "--input", "2"], "No such file or directory"),
-        (["exported.pt2", "--input", "3x3x4x4"], "size"),
-        (["dynamic.mlir"], "a tensor of known dtype and sizes is needed"),
-        (["two.mlir"], "a module with one public function is needed; public in this one: @a, @b"),
-        (["bad.mlir"], "no valid module of MLIR: "),
-        (["tosa.mlir"], "the module is in tosa: what runs is a function in the Torch dialect, or in linalg"),
-        (["exported.pt2", *["--input", "2x3x4x4"] * 2], "the program takes 1 input, got 2"),
-        (["torch.mlir", "--input", "2x3x4x5"], "argument 0 of @forward is torch.float32 [2, 3, 4, 4], got"),
-        (["torch.mlir", *["--input", "1"] * 10], "takes 9 tensors, got 10"),
-    ],
-)
-@pytest.mark.parametrize("command", ["run", "bench"])
-@pytest.mark.sampled(6)
-def test_errors(command: str, arguments: list[str], message: str, files: dict[str, str], capfd: Any) -> None:
-    if command == "bench" and arguments[0].endswith(".mlir"):
-        message = "bench compares with PyTorch, which runs no MLIR"
-    filled_arguments = [
-        f"@{files.get(argument[1:], argument[1:])}" if argument.startswith("@") else files.get(argument, argument)
-        for argument in arguments
-    ]
-    assert main([command, *filled_arguments]) == 2
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    (line,) = [line for line in printed.err.splitlines() if line.startswith("error: ")]
-    assert message in line
-    assert "Traceback" not in printed.err
 
 
 def test_a_difference_is_found(files: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
