@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fusion/input_paths.h"
+#include "ghost_list.h"
 #include "group_autograd.h"
 #include "group_report.h"
 #include "packaged.h"
@@ -13,7 +14,6 @@
 #include "subgraph.h"
 #include "support/forks.h"
 #include "symbols.h"
-#include "taken_out.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 

@@ -1,9 +1,9 @@
 // Tests of signatures, specialisations and sizes that vary.
 
+#include "group/ghost_list.h"
 #include "group/signature.h"
 #include "group/specialisations.h"
 #include "group/symbols.h"
-#include "group/taken_out.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-#include "taken_out.h"
+#include "ghost_list.h"
 
 #include <algorithm>
 
