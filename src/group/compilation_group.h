@@ -222,7 +222,6 @@ private:
                      torch::jit::Stack& stack);
   bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
             torch::jit::Stack& stack);
-  void handle_allocation(const Specialisation& specialisation) const;
   void run_as_pytorch(torch::jit::Stack& stack);
   bool is_first_run();
   void specialise(const Signature& signature, bool is_recorded_by_autograd,
