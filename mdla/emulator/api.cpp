@@ -120,7 +120,7 @@ MDLA_API int ie_getinfo(void* cmem, const char* name, void* value, size_t size) 
     if (!cmem && text_of(name) == "error") return write_info(lost_error, value, size);
     std::optional<Info> info = text_bytes(checked(cmem), text_of(name));
     if (!info) info = checked(cmem).info(text_of(name));
-    require(info.has_value(), "there is no information \"", text_of(name), "\"");
+    require(info.has_value(), "unknown information '", text_of(name), "'");
     return write_info(*info, value, size);
   });
 }

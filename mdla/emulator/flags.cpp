@@ -59,6 +59,14 @@ const std::string& canonical(const std::string& name) {
   return entry == synonyms().end() ? name : entry->second;
 }
 
+// Return the names of all flags, separated by commas.
+std::string flag_names() {
+  std::string names;
+  for (const auto& [name, rule] : rules())
+    names += (names.empty() ? "" : ", ") + name;
+  return names;
+}
+
 bool is_number(const std::string& value, int64_t most) {
   bool digits = !value.empty() && value.size() < 17 &&
                 value.find_first_not_of("0123456789") == std::string::npos;
@@ -104,7 +112,7 @@ void Flags::set(const std::string& flag_name, const std::string& value) {
   }
   const std::string& name = canonical(flag_name);
   auto rule = rules().find(name);
-  require(rule != rules().end(), "there is no flag \"", flag_name, "\"");
+  require(rule != rules().end(), "unknown flag '", flag_name, "' (choose from ", flag_names(), ")");
   require(allows(rule->second, value), "the flag ", flag_name, " does not take \"", value, "\" (",
           rule->second.help, ")");
   values_[name] = value;

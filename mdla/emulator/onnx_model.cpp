@@ -43,33 +43,18 @@ OnnxTensor read_tensor(Message message, std::string& name) {
   int64_t type = 0;
   std::string_view raw;
   std::vector<double> doubles;
-  while (message.next())
-    switch (message.field()) {
-    case 1:
-      message.append(tensor.shape);
-      break;
-    case 2:
-      type = message.integer();
-      break;
-    case 4:
-      message.append_fixed(tensor.floats);
-      break;
-    case 5:
-    case 7:
-      message.append(tensor.integers);
-      break;
-    case 8:
-      name = message.string();
-      break;
-    case 9:
-      raw = message.bytes();
-      break;
-    case 10:
-      message.append_fixed(doubles);
-      break;
-    case 13:
-      refuse("initialiser \"", name, "\" is in another file; save the model as one file");
-    }
+  while (message.next()) {
+    const auto field = message.field();
+    if (field == 1) message.append(tensor.shape);
+    if (field == 2) type = message.integer();
+    if (field == 4) message.append_fixed(tensor.floats);
+    if (field == 5 || field == 7) message.append(tensor.integers);
+    if (field == 8) name = message.string();
+    if (field == 9) raw = message.bytes();
+    if (field == 10) message.append_fixed(doubles);
+    require(field != 13, "initialiser \"", name,
+            "\" is in another file; save the model as one file");
+  }
   require(type == kFloat || type == kDouble || type == kInt32 || type == kInt64, "initialiser \"",
           name, "\" has the element type ", type,
           "; the device takes float, double, int32 and int64");
@@ -88,60 +73,39 @@ OnnxTensor read_tensor(Message message, std::string& name) {
 OnnxAttribute read_attribute(Message message, std::string& name) {
   OnnxAttribute attribute;
   std::string ignored;
-  while (message.next())
-    switch (message.field()) {
-    case 1:
-      name = message.string();
-      break;
-    case 2:
-      attribute.real = message.real();
-      break;
-    case 3:
-      attribute.integer = message.integer();
-      break;
-    case 4:
-      attribute.string = message.string();
-      break;
-    case 5:
-      attribute.tensor = read_tensor(message.message(), ignored);
-      break;
-    case 7:
-      message.append_fixed(attribute.reals);
-      break;
-    case 8:
-      message.append(attribute.integers);
-      break;
-    }
+  while (message.next()) {
+    const auto field = message.field();
+    if (field == 1) name = message.string();
+    if (field == 2) attribute.real = message.real();
+    if (field == 3) attribute.integer = message.integer();
+    if (field == 4) attribute.string = message.string();
+    if (field == 5) attribute.tensor = read_tensor(message.message(), ignored);
+    if (field == 7) message.append_fixed(attribute.reals);
+    if (field == 8) message.append(attribute.integers);
+  }
   return attribute;
+}
+
+// Read a value and its name, and add it to `values`.
+template <class Values, class Read>
+void add_named(Values& values, Read read, const Message& message) {
+  std::string name;
+  auto value = read(message, name);
+  values[name] = std::move(value);
 }
 
 // Fields of NodeProto: 1 input, 2 output, 3 name, 4 op_type, 5 attribute, 7 domain.
 OnnxNode read_node(Message message) {
   OnnxNode node;
-  while (message.next())
-    switch (message.field()) {
-    case 1:
-      node.inputs.push_back(message.string());
-      break;
-    case 2:
-      node.outputs.push_back(message.string());
-      break;
-    case 3:
-      node.name = message.string();
-      break;
-    case 4:
-      node.type = message.string();
-      break;
-    case 5: {
-      std::string name;
-      OnnxAttribute attribute = read_attribute(message.message(), name);
-      node.attributes[name] = std::move(attribute);
-      break;
-    }
-    case 7:
-      node.domain = message.string();
-      break;
-    }
+  while (message.next()) {
+    const auto field = message.field();
+    if (field == 1) node.inputs.push_back(message.string());
+    if (field == 2) node.outputs.push_back(message.string());
+    if (field == 3) node.name = message.string();
+    if (field == 4) node.type = message.string();
+    if (field == 5) add_named(node.attributes, read_attribute, message.message());
+    if (field == 7) node.domain = message.string();
+  }
   if (node.name.empty() && !node.outputs.empty()) node.name = node.outputs[0];
   return node;
 }
@@ -178,24 +142,13 @@ OnnxInput read_input(Message message) {
 
 // Fields of GraphProto: 1 node, 5 initializer, 11 input, 12 output.
 void read_graph(Message message, OnnxModel& model) {
-  while (message.next())
-    switch (message.field()) {
-    case 1:
-      model.nodes.push_back(read_node(message.message()));
-      break;
-    case 5: {
-      std::string name;
-      OnnxTensor tensor = read_tensor(message.message(), name);
-      model.initialisers[name] = std::move(tensor);
-      break;
-    }
-    case 11:
-      model.inputs.push_back(read_input(message.message()));
-      break;
-    case 12:
-      model.outputs.push_back(read_input(message.message()).name);
-      break;
-    }
+  while (message.next()) {
+    const auto field = message.field();
+    if (field == 1) model.nodes.push_back(read_node(message.message()));
+    if (field == 5) add_named(model.initialisers, read_tensor, message.message());
+    if (field == 11) model.inputs.push_back(read_input(message.message()));
+    if (field == 12) model.outputs.push_back(read_input(message.message()).name);
+  }
   std::erase_if(model.inputs,
                 [&](const OnnxInput& input) { return model.initialisers.count(input.name); });
 }

@@ -111,8 +111,7 @@ void replace(Stack& stack, const py::handle& results) {
 
 // --- the type ------------------------------------------------------------------------------------
 
-struct GroupObject {
-  PyObject_HEAD vectorcallfunc vectorcall;
+struct PythonGroup {
   std::shared_ptr<CompilationGroup> group;
   std::shared_ptr<PythonSubgraph> subgraph;
   std::vector<int64_t> parameters;
@@ -120,8 +119,13 @@ struct GroupObject {
   size_t num_inputs;
 };
 
-GroupObject& as_group(PyObject* self) {
-  return *reinterpret_cast<GroupObject*>(self);
+struct GroupObject {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PythonGroup content;
+};
+
+PythonGroup& as_group(PyObject* self) {
+  return reinterpret_cast<GroupObject*>(self)->content;
 }
 
 PyObject* call_group(PyObject* self, PyObject* const* arguments, size_t flagged_count,
@@ -146,17 +150,17 @@ PyObject* call_group(PyObject* self, PyObject* const* arguments, size_t flagged_
   END_HANDLE_TH_ERRORS
 }
 
-std::vector<VaryingNumber> to_varying(PyObject* pairs) {
-  if (pairs == Py_None) return {};
-  std::vector<VaryingNumber> result;
-  using Pairs = std::vector<std::pair<size_t, size_t>>;
-  for (const auto& [input, number] : py::handle(pairs).cast<Pairs>())
-    result.push_back({input, number});
-  return result;
+// Convert a Python object, or None.
+template <class Value> std::optional<Value> to_optional(PyObject* object) {
+  return py::handle(object).cast<std::optional<Value>>();
 }
 
-template <class Number> std::optional<Number> optional_number(PyObject* value) {
-  return value == Py_None ? std::nullopt : std::optional(py::handle(value).cast<Number>());
+std::vector<VaryingNumber> to_varying(PyObject* pairs) {
+  std::vector<VaryingNumber> result;
+  using Pairs = std::vector<std::pair<size_t, size_t>>;
+  for (const auto& [input, number] : to_optional<Pairs>(pairs).value_or(Pairs()))
+    result.push_back({input, number});
+  return result;
 }
 
 PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
@@ -172,39 +176,30 @@ PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords)
                                    &subgraph, &name, &device, &parameters, &num_inputs, &strict,
                                    &background, &most, &varying))
     return nullptr;
-  auto instance = py::reinterpret_steal<py::object>(type->tp_alloc(type, 0));
-  if (!instance) return nullptr;
-  auto& object = as_group(instance.ptr());
-  new (&object.group) std::shared_ptr<CompilationGroup>();
-  new (&object.subgraph) std::shared_ptr<PythonSubgraph>();
-  new (&object.parameters) std::vector<int64_t>();
-  new (&object.name) std::string(name);
-  object.vectorcall = call_group;
-  object.num_inputs = static_cast<size_t>(num_inputs);
-  object.parameters = py::handle(parameters).cast<std::vector<int64_t>>();
-  object.subgraph = std::make_shared<PythonSubgraph>(py::reinterpret_borrow<py::object>(subgraph));
-  object.group = std::make_shared<CompilationGroup>(
-      GroupDescription{object.subgraph,
-                       device,
-                       name,
-                       object.parameters,
-                       InputPaths(object.num_inputs),
-                       {optional_number<bool>(strict), optional_number<bool>(background),
-                        optional_number<int64_t>(most)},
-                       /*has_run=*/true,
-                       to_varying(varying)});
+  PythonGroup content{
+      nullptr, std::make_shared<PythonSubgraph>(py::reinterpret_borrow<py::object>(subgraph)),
+      py::handle(parameters).cast<std::vector<int64_t>>(), name, static_cast<size_t>(num_inputs)};
+  content.group = std::make_shared<CompilationGroup>(GroupDescription{
+      content.subgraph,
+      device,
+      name,
+      content.parameters,
+      InputPaths(content.num_inputs),
+      {to_optional<bool>(strict), to_optional<bool>(background), to_optional<int64_t>(most)},
+      /*has_run=*/true,
+      to_varying(varying)});
+  auto* self = type->tp_alloc(type, 0);
+  if (!self) return nullptr;
+  reinterpret_cast<GroupObject*>(self)->vectorcall = call_group;
+  new (&as_group(self)) PythonGroup(std::move(content));
   ++statistics().groups;
-  return instance.release().ptr();
+  return self;
   END_HANDLE_TH_ERRORS
 }
 
 void delete_group(PyObject* self) {
   auto* type = Py_TYPE(self);
-  auto& object = as_group(self);
-  std::destroy_at(&object.group);
-  std::destroy_at(&object.subgraph);
-  std::destroy_at(&object.parameters);
-  std::destroy_at(&object.name);
+  std::destroy_at(&as_group(self));
   type->tp_free(self);
   Py_DECREF(type);
 }

@@ -361,9 +361,12 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
                             Stack& stack) {
   std::optional<DeviceFault> fault;
   try {
-    specialisation.last_use.update();
+    specialisation.use.update();
     const bool done = specialisation.executable->run(stack, group_.inputs.num_inputs(), symbols);
-    if (specialisation.last_use.update()) handle_allocation(specialisation);
+    if (specialisation.use.update()) {
+      specialisation.use.restore(keep_time()); // it may have packed its parameters again
+      enforce_memory_limit();
+    }
     if (done) {
       calls_.compiled.add();
       return true;
@@ -379,15 +382,6 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
     compiler().report_fault(group_.name, fault->what(), strict());
   count_fallback(fault->what());
   return false;
-}
-
-// Handle memory growth during a call. The specialisation may have packed its parameters again.
-void CompilationGroup::handle_allocation(const Specialisation& specialisation) const {
-  constexpr EvictionCooldown::Clock::time_point never{};
-  const auto unpacked_at = specialisation.unpacked_at.exchange(never);
-  if (unpacked_at != never)
-    specialisation.eviction_cooldown.begin_if_soon(unpacked_at, keep_time());
-  enforce_memory_limit();
 }
 
 // Handle the first call with new inputs. Eager kernels compute its results: the compiler needs
@@ -678,11 +672,13 @@ Specialisations::Entry CompilationGroup::find_retry_later(const Signature& signa
 
 void CompilationGroup::publish(std::shared_ptr<Specialisation> specialisation) {
   ++memory_use().allocation_epoch;
-  specialisation->last_use.update();
+  specialisation->use.update();
   {
     const ForkSafeLock guard(mutex_);
-    if (const auto evicted_at = ghost_list_.time_of_eviction(*specialisation))
-      specialisation->eviction_cooldown.begin_if_soon(*evicted_at, keep_time());
+    if (const auto evicted_at = ghost_list_.time_of_eviction(*specialisation)) {
+      specialisation->use.lose(*evicted_at);
+      specialisation->use.restore(keep_time());
+    }
     specialisations_.store(std::make_shared<const Specialisations>(
         specialisations_.load()->with(std::move(specialisation))));
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fusion/input_paths.h"
+#include "ghost_list.h"
 #include "group_autograd.h"
 #include "group_report.h"
 #include "packaged.h"
@@ -13,7 +14,6 @@
 #include "subgraph.h"
 #include "support/forks.h"
 #include "symbols.h"
-#include "taken_out.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -222,7 +222,6 @@ private:
                      torch::jit::Stack& stack);
   bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
             torch::jit::Stack& stack);
-  void handle_allocation(const Specialisation& specialisation) const;
   void run_as_pytorch(torch::jit::Stack& stack);
   bool is_first_run();
   void specialise(const Signature& signature, bool is_recorded_by_autograd,

@@ -53,6 +53,11 @@ MemoryLimit& limit() {
   return instance;
 }
 
+// Return the number of bytes that the limit applies to.
+int64_t limited_memory() {
+  return memory_use().packed + memory_use().code;
+}
+
 struct Candidate {
   uint64_t last_use;
   std::shared_ptr<CompilationGroup> group;
@@ -62,13 +67,13 @@ struct Candidate {
 // Return the specialisations that may lose memory, the least recently used first.
 std::vector<Candidate> candidates() {
   const auto epoch = memory_use().allocation_epoch.load();
-  const auto now = EvictionCooldown::Clock::now();
+  const auto now = UseRecord::Clock::now();
   const auto soon = keep_time();
   std::vector<Candidate> result;
   for (const auto& group : living_groups())
     for (const auto& entry : group->compiled()) {
-      const auto last_use = entry->last_use.epoch();
-      if (last_use != epoch && !entry->eviction_cooldown.is_active(now, soon))
+      const auto last_use = entry->use.epoch();
+      if (last_use != epoch && !entry->use.is_protected(now, soon))
         result.push_back({last_use, group, entry});
     }
   std::ranges::stable_sort(result, {}, [](const Candidate& candidate) {
@@ -78,7 +83,7 @@ std::vector<Candidate> candidates() {
 }
 
 bool is_used_again(const Candidate& candidate) {
-  return candidate.entry->last_use.epoch() != candidate.last_use;
+  return candidate.entry->use.epoch() != candidate.last_use;
 }
 
 // The next two functions return the number of bytes that are freed only when running calls end.
@@ -87,7 +92,7 @@ int64_t unpack(Candidate& candidate) {
   constexpr int64_t least = 4096; // smaller packs are a device's handle or mapped weights
   const auto& specialisation = *candidate.entry;
   if (is_used_again(candidate) || specialisation.executable->packed_bytes() < least) return 0;
-  specialisation.unpacked_at = EvictionCooldown::Clock::now();
+  specialisation.use.lose(UseRecord::Clock::now());
   ++statistics().memory.unpacked;
   return specialisation.executable->drop_packed();
 }
@@ -130,10 +135,6 @@ int64_t memory_limit() {
 
 KeepTime keep_time() {
   return limit().keep;
-}
-
-int64_t limited_memory() {
-  return memory_use().packed + memory_use().code;
 }
 
 void enforce_memory_limit() {

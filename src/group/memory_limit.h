@@ -28,9 +28,6 @@ void set_memory_limit(std::optional<int64_t> limit, KeepTime keep = usual_keep_t
 int64_t memory_limit();
 KeepTime keep_time();
 
-// Return the number of bytes that the limit applies to.
-int64_t limited_memory();
-
 // Enforce the limit after memory grew. Evicted objects may belong to Python, so no lock may be held
 // that another thread waits for with the GIL.
 void enforce_memory_limit();

@@ -1,10 +1,7 @@
 #include "mode_specialised_group.h"
 
-#include "fusion/device_table.h"
-#include "fusion/fusion_pass.h"
 #include "fusion/graph_values.h"
 #include "support/forks.h"
-#include "ungrouped.h"
 
 #include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
@@ -22,10 +19,6 @@ namespace attr = c10::attr;
 namespace prim = c10::prim;
 
 namespace {
-
-// Maximum number of variants. Modules have few modes; further ones share a variant that keeps its
-// branches.
-constexpr size_t max_variants = 32;
 
 // Return the symbol of `mdla::drawn`. It uses the result of a random draw, so that the draw stays
 // if it has no other use.
@@ -88,10 +81,12 @@ std::vector<size_t> flag_inputs(const Node* node) {
 
 ModeSpecialisedGroup::ModeSpecialisedGroup(const Node* node)
     : graph_(node->g(attr::Subgraph)), device_(node->s(device_attribute())),
-      name_(group_name(graph_)), parameters_(node->is(parameters_attribute())),
-      written_around_(has_external_writes(node)), varying_(varying_inputs(node)), inputs_(node),
-      flag_inputs_(flag_inputs(node)), flags_(inputs_.of(flag_inputs_)) {}
+      parameters_(node->is(parameters_attribute())), written_around_(has_external_writes(node)),
+      varying_(varying_inputs(node)), inputs_(node), flag_inputs_(flag_inputs(node)),
+      flags_(inputs_.of(flag_inputs_)) {}
 
+// A call for training runs in PyTorch's executor, which makes differentiable graphs of the variant,
+// and groups inside of them.
 void ModeSpecialisedGroup::run(Stack& stack) {
   auto& chosen = variant(flags(stack));
   if (chosen.group) return chosen.group->run(stack);
@@ -99,10 +94,9 @@ void ModeSpecialisedGroup::run(Stack& stack) {
   const auto below = stack.size() - inputs_.num_inputs();
   const bool is_recorded_by_autograd =
       needs_gradients(torch::jit::last(stack, inputs_.num_inputs()));
-  if (is_recorded_by_autograd && !written_around_ && chosen.backward_predictor.count_call())
-    run_differentiable(chosen, stack);
-  else
-    torch::jit::InterpreterState(*chosen.grouped).run(stack);
+  if (!is_recorded_by_autograd || !chosen.backward_predictor.count_call() ||
+      !chosen.subgraph->run_differentiable(stack))
+    chosen.division(stack);
   if (is_recorded_by_autograd)
     chosen.backward_predictor.add_backward_hooks(torch::jit::last(stack, stack.size() - below));
 }
@@ -118,80 +112,52 @@ ModeSpecialisedGroup::Variant& ModeSpecialisedGroup::variant(const Flags& flags)
   if (auto* existing = find(flags)) return *existing;
   const ForkSafeLock guard(mutex_);
   if (auto* existing = find(flags)) return *existing;
-  if (variants_.size() >= max_variants) {
-    if (!generic_) generic_ = make_generic();
+  const auto count = num_variants_.load(std::memory_order_relaxed);
+  if (count == max_variants) {
+    if (!generic_) generic_ = group_again(graph_, OpenConditions::assume_violated);
     return *generic_;
   }
-  auto result = make_variant(flags);
-  result->next = newest_.load(std::memory_order_relaxed);
-  newest_.store(result.get(), std::memory_order_release);
-  variants_.push_back(std::move(result));
-  return *variants_.back();
+  variants_[count] = make_variant(flags);
+  num_variants_.store(count + 1, std::memory_order_release);
+  return *variants_[count];
 }
 
 ModeSpecialisedGroup::Variant* ModeSpecialisedGroup::find(const Flags& flags) const {
-  auto* entry = newest_.load(std::memory_order_acquire);
-  while (entry && entry->flags != flags)
-    entry = entry->next;
-  return entry;
+  const auto count = num_variants_.load(std::memory_order_acquire);
+  for (size_t i = 0; i < count; ++i)
+    if (variants_[i]->flags == flags) return variants_[i].get();
+  return nullptr;
 }
 
 std::unique_ptr<ModeSpecialisedGroup::Variant>
 ModeSpecialisedGroup::make_variant(const Flags& flags) const {
-  auto result = std::make_unique<Variant>();
-  result->flags = flags;
-  result->graph = graph_->copy();
+  auto graph = graph_->copy();
   for (size_t i = 0; i < flags.size(); ++i)
-    replace_input(*result->graph, flag_inputs_[i], flags[i]);
-  prune_branches(result->graph);
-  regroup(*result);
+    replace_input(*graph, flag_inputs_[i], flags[i]);
+  prune_branches(graph);
+  auto result = group_again(graph, OpenConditions::assume_met);
+  result->flags = flags;
   return result;
 }
 
-std::unique_ptr<ModeSpecialisedGroup::Variant> ModeSpecialisedGroup::make_generic() const {
+std::unique_ptr<ModeSpecialisedGroup::Variant>
+ModeSpecialisedGroup::group_again(const std::shared_ptr<Graph>& graph,
+                                  OpenConditions open_conditions) const {
   auto result = std::make_unique<Variant>();
-  result->graph = graph_->copy();
-  auto grouped = graph_->copy();
-  if (const auto table = device_table(device_))
-    fuse_groups(grouped, *table,
-                {.open_conditions = OpenConditions::assume_violated,
-                 .parameters = parameters_,
-                 .has_external_writes = written_around_,
-                 .varying = varying_,
-                 .ungrouped = count_ungrouped(*table),
-                 .failed = count_failed_pass});
-  result->grouped.emplace(grouped, name_);
-  return result;
-}
-
-void ModeSpecialisedGroup::regroup(Variant& variant) const {
-  auto grouped = variant.graph->copy();
-  if (const auto table = device_table(device_))
-    fuse_groups(grouped, *table,
-                {.parameters = parameters_,
-                 .has_external_writes = written_around_,
-                 .varying = varying_,
-                 .ungrouped = count_ungrouped(*table),
-                 .failed = count_failed_pass});
+  result->subgraph = std::make_unique<ScriptSubgraph>(graph, device_, written_around_, varying_);
+  auto grouped = graph->copy();
+  result->subgraph->fuse_groups(grouped,
+                                {.open_conditions = open_conditions, .parameters = parameters_});
   const auto* group = find_single_group(*grouped);
   if (!group || group->hasAttribute(flags_attribute())) {
-    variant.grouped.emplace(grouped, name_);
-    return;
+    result->division = result->subgraph->interpreted(grouped);
+    return result;
   }
   std::vector<size_t> inputs;
   for (const auto* input : group->inputs())
     inputs.push_back(input->offset());
-  variant.group = std::make_shared<CompilationGroup>(group, inputs_.of(inputs));
-}
-
-// Run a variant with gradients. PyTorch's executor makes differentiable graphs of it, and groups
-// inside of them.
-void ModeSpecialisedGroup::run_differentiable(Variant& variant, Stack& stack) const {
-  std::call_once(variant.differentiable_once, [&] {
-    const ForkGuard section;
-    variant.differentiable.emplace(*variant.graph, name_);
-  });
-  variant.differentiable->run(stack);
+  result->group = std::make_shared<CompilationGroup>(group, inputs_.of(inputs));
+  return result;
 }
 
 } // namespace torchmdla

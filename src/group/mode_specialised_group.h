@@ -7,17 +7,17 @@
 #pragma once
 
 #include "compilation_group.h"
-#include "differentiable.h"
+#include "fusion/fusion_pass.h"
 #include "fusion/input_paths.h"
 #include "group_autograd.h"
+#include "script_subgraph.h"
 
 #include <torch/csrc/jit/ir/ir.h>
-#include <torch/csrc/jit/runtime/interpreter.h>
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,26 +36,26 @@ private:
 
   struct Variant {
     Flags flags;
-    std::shared_ptr<torch::jit::Graph> graph; // ungrouped, with all inputs of the group
-    std::shared_ptr<CompilationGroup> group;  // the whole variant; null if it is not one group
-    std::optional<torch::jit::Code> grouped;  // set if `group` is null
-    BackwardPredictor backward_predictor;     // used if `group` is null
-    std::once_flag differentiable_once;
-    std::optional<DifferentiableGraph> differentiable; // set under differentiable_once
-    Variant* next = nullptr;
+    std::shared_ptr<CompilationGroup> group; // the whole variant; null if it is not one group
+    // The members below are used if `group` is null.
+    std::unique_ptr<ScriptSubgraph> subgraph; // has all inputs of the group
+    Subgraph::Division division;
+    BackwardPredictor backward_predictor;
   };
+
+  // Maximum number of variants. Modules have few modes; further ones share a variant that keeps its
+  // branches.
+  static constexpr size_t max_variants = 32;
 
   Flags flags(const torch::jit::Stack& stack) const;
   Variant& variant(const Flags& flags);
   Variant* find(const Flags& flags) const;
   std::unique_ptr<Variant> make_variant(const Flags& flags) const;
-  std::unique_ptr<Variant> make_generic() const;
-  void regroup(Variant& variant) const;
-  void run_differentiable(Variant& variant, torch::jit::Stack& stack) const;
+  std::unique_ptr<Variant> group_again(const std::shared_ptr<torch::jit::Graph>& graph,
+                                       OpenConditions open_conditions) const;
 
   const std::shared_ptr<torch::jit::Graph> graph_;
   const std::string device_;
-  const std::string name_;
   const std::vector<int64_t> parameters_;
   const bool written_around_;
   const std::vector<int64_t> varying_;
@@ -63,11 +63,11 @@ private:
   const std::vector<size_t> flag_inputs_; // indices of the inputs that are flags
   const InputPaths flags_;
 
-  // Readers walk the list from `newest_` without a lock; entries live as long as the group.
-  std::atomic<Variant*> newest_{nullptr};
+  // Readers look at the first `num_variants_` without a lock; the rest is guarded by mutex_.
+  std::array<std::unique_ptr<Variant>, max_variants> variants_;
+  std::atomic<size_t> num_variants_{0};
+  std::unique_ptr<Variant> generic_; // the variant for any flags
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Variant>> variants_; // guarded by mutex_
-  std::unique_ptr<Variant> generic_;               // the variant for any flags; guarded by mutex_
 };
 
 } // namespace torchmdla

@@ -1,7 +1,6 @@
 #include "script_subgraph.h"
 
 #include "fusion/device_table.h"
-#include "fusion/fusion_pass.h"
 #include "packed_weights.h"
 #include "support/forks.h"
 #include "ungrouped.h"
@@ -118,19 +117,27 @@ bool ScriptSubgraph::conditions_hold(const Record& record) const {
 Subgraph::Division ScriptSubgraph::divide(const std::vector<size_t>& excluded_nodes,
                                           const std::vector<int64_t>& parameters) {
   const ForkGuard section;
-  const auto table = device_table(device_);
   auto graph = graph_->copy();
-  if (fuse_groups(graph, *table,
-                  {.open_conditions = OpenConditions::assume_violated,
-                   .parameters = parameters,
-                   .has_external_writes = written_around_,
-                   .varying = varying_,
-                   .left_out = excluded_nodes,
-                   .ungrouped = count_ungrouped(*table),
-                   .failed = count_failed_pass}) == 0)
+  if (fuse_groups(graph, {.open_conditions = OpenConditions::assume_violated,
+                          .parameters = parameters,
+                          .left_out = excluded_nodes}) == 0)
     return nullptr;
   TORCH_CHECK(!has_group_of(*graph, structure(device_, parameters), device_),
               "torchmdla: a division leaves nothing out");
+  return interpreted(graph);
+}
+
+size_t ScriptSubgraph::fuse_groups(const std::shared_ptr<Graph>& graph,
+                                   FusionOptions options) const {
+  const auto table = device_table(device_);
+  options.has_external_writes = written_around_;
+  options.varying = varying_;
+  options.ungrouped = count_ungrouped(*table);
+  options.failed = count_failed_pass;
+  return torchmdla::fuse_groups(graph, *table, options);
+}
+
+Subgraph::Division ScriptSubgraph::interpreted(const std::shared_ptr<Graph>& graph) const {
   auto code = std::make_shared<torch::jit::Code>(graph, name_);
   return [code](Stack& stack) { torch::jit::InterpreterState(*code).run(stack); };
 }

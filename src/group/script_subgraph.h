@@ -2,6 +2,7 @@
 #pragma once
 
 #include "differentiable.h"
+#include "fusion/fusion_pass.h"
 #include "subgraph.h"
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -45,6 +46,12 @@ public:
 
   Division divide(const std::vector<size_t>& excluded_nodes,
                   const std::vector<int64_t>& parameters) override;
+
+  // Form groups in `graph`, a copy of the subgraph. Return their number. `options` are completed.
+  size_t fuse_groups(const std::shared_ptr<torch::jit::Graph>& graph, FusionOptions options) const;
+
+  // Return a function that interprets `graph`, a copy of the subgraph with groups.
+  Division interpreted(const std::shared_ptr<torch::jit::Graph>& graph) const;
 
 private:
   // A value that must equal `wanted` for its node to be compiled.

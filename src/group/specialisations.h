@@ -20,10 +20,16 @@
 
 namespace torchmdla {
 
-// Time of the last use, measured in allocation epochs (runtime/memory.h). Calls therefore write
-// nothing while memory does not grow.
-class LastUse {
+// Period within which a renewed use counts as soon.
+using KeepTime = std::chrono::duration<double>;
+
+// Notes of a specialisation's use, by which the memory limit chooses what to evict. Times of use
+// are allocation epochs (runtime/memory.h). Calls therefore write nothing while memory does not
+// grow.
+class UseRecord {
 public:
+  using Clock = std::chrono::steady_clock;
+
   // Note a use. Return whether memory has grown since the last one.
   bool update() const {
     const auto now = memory_use().allocation_epoch.load(std::memory_order_relaxed);
@@ -34,32 +40,25 @@ public:
 
   uint64_t epoch() const { return epoch_.load(std::memory_order_relaxed); }
 
+  // Note that the specialisation lost memory, which a later use restores.
+  void lose(Clock::time_point time) const { lost_at_ = time; }
+
+  // Note that memory was restored. If that is soon after the loss, a period of protection begins.
+  void restore(KeepTime soon) const {
+    const auto now = Clock::now(), lost_at = lost_at_.exchange(never);
+    if (lost_at != never && now - lost_at <= soon) protected_at_ = now;
+  }
+
+  // Return whether the specialisation keeps its memory for now.
+  bool is_protected(Clock::time_point now, KeepTime soon) const {
+    const auto began = protected_at_.load();
+    return began != never && now - began < soon;
+  }
+
 private:
+  static constexpr Clock::time_point never{};
   mutable std::atomic<uint64_t> epoch_{0};
-};
-
-// Period within which a renewed use counts as soon.
-using KeepTime = std::chrono::duration<double>;
-
-// Cooldown of an entry that was used again soon after it lost its memory. It keeps its memory
-// for that period.
-class EvictionCooldown {
-public:
-  using Clock = std::chrono::steady_clock;
-
-  // Note that the entry is back, after it lost its memory at `lost_at`.
-  void begin_if_soon(Clock::time_point lost_at, KeepTime soon) const {
-    const auto now = Clock::now();
-    if (now - lost_at <= soon) began_ = now;
-  }
-
-  bool is_active(Clock::time_point now, KeepTime soon) const {
-    const auto began = began_.load();
-    return began != Clock::time_point() && now - began < soon;
-  }
-
-private:
-  mutable std::atomic<Clock::time_point> began_{Clock::time_point()};
+  mutable std::atomic<Clock::time_point> lost_at_{never}, protected_at_{never};
 };
 
 // One specialisation. It is immutable once published, except for `gradients` and the notes of its
@@ -79,11 +78,7 @@ struct Specialisation {
       failure_counters; // incremented by calls that fall back for this failure
   std::function<void()> raise;
   mutable OutputGradients gradients; // grows after publication
-  LastUse last_use;
-  EvictionCooldown eviction_cooldown;
-  // Time at which it lost its packs (memory_limit.h), or a default time point if it has them.
-  mutable std::atomic<EvictionCooldown::Clock::time_point> unpacked_at{
-      EvictionCooldown::Clock::time_point()};
+  UseRecord use;
 };
 
 // All specialisations of a group at one time. Readers keep the ones that they run alive, even if

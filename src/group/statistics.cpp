@@ -5,33 +5,20 @@
 namespace torchmdla {
 
 const char* describe(Fallback reason) {
-  switch (reason) {
-  case Fallback::switched_off:
-    return "torchmdla is switched off";
-  case Fallback::dispatch_mode:
-    return "a dispatch mode (vmap, TorchDispatchMode, …) is active";
-  case Fallback::input_kind:
-    return "an input is not a plain strided CPU tensor";
-  case Fallback::requires_grad:
-    return "grad mode is on, an input requires grad, and backward is expected";
-  case Fallback::saved_tensors:
-    return "an input requires grad, and hooks on saved tensors or tensors of inference mode keep "
-           "it "
-           "from being saved";
-  case Fallback::tangent:
-    return "an input has a forward-mode gradient";
-  case Fallback::being_compiled:
-    return "this specialisation is being compiled";
-  case Fallback::too_many_specialisations:
-    return "the group has too many specialisations";
-  case Fallback::status:
-    return "the compiled code reported an error";
-  case Fallback::no_compiler:
-    return "no package has code for the call, and there is no compiler in this process";
-  case Fallback::count:
-    break;
-  }
-  return "";
+  static constexpr std::array<const char*, static_cast<size_t>(Fallback::count)> texts{
+      "torchmdla is switched off",
+      "a dispatch mode (vmap, TorchDispatchMode, …) is active",
+      "an input is not a plain strided CPU tensor",
+      "grad mode is on, an input requires grad, and backward is expected",
+      "an input requires grad, and hooks on saved tensors or tensors of inference mode keep it "
+      "from "
+      "being saved",
+      "an input has a forward-mode gradient",
+      "this specialisation is being compiled",
+      "the group has too many specialisations",
+      "the compiled code reported an error",
+      "no package has code for the call, and there is no compiler in this process"};
+  return texts[static_cast<size_t>(reason)];
 }
 
 ReasonCounts::Counter& ReasonCounts::counter(const std::string& reason) {

@@ -12,7 +12,8 @@
 
 namespace torchmdla {
 
-// Reason why a group ran its subgraph in PyTorch's interpreter.
+// Reason why a group ran its subgraph in PyTorch's interpreter. `describe` has their texts in
+// order.
 enum class Fallback {
   switched_off,
   dispatch_mode,

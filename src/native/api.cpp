@@ -93,7 +93,7 @@ std::vector<TensorView> views_of(DLManagedTensor* const* tensors, size_t count) 
 }
 
 void describe(const std::vector<Port>& ports, size_t index, tmdla_info* info) {
-  check_argument(info, "there is nowhere to write to");
+  check_argument(info, "the pointer to the result is null");
   check_argument(index < ports.size(), "the model has fewer inputs or outputs");
   const auto& port = ports[index];
   *info = {port.name.c_str(), static_cast<int32_t>(port.dtype),
@@ -112,7 +112,7 @@ const char* tmdla_last_error() {
 
 tmdla_status tmdla_load(const char* path, const tmdla_options* options, tmdla_model** model) {
   return catch_errors([&] {
-    check_argument(path && model, "a path and somewhere to write the model to are needed");
+    check_argument(path && model, "the path or the pointer to the model is null");
     *model = nullptr;
     check_argument(!options || options->api_version == TMDLA_API_VERSION,
                    "the options are of another version of the interface");
@@ -171,7 +171,7 @@ tmdla_status tmdla_output_sizes(const tmdla_model* model, const tmdla_tensor* in
     check_argument(model, "the model is null");
     check_argument(index < model->outputs().size(), "the model has fewer outputs");
     const auto output_sizes = model->output_sizes(views_of(inputs, input_count), index);
-    check_argument(sizes || output_sizes.empty(), "there is nowhere to write to");
+    check_argument(sizes || output_sizes.empty(), "the pointer to the result is null");
     std::ranges::copy(output_sizes, sizes);
   });
 }

@@ -59,13 +59,23 @@ private:
   sigset_t before_;
 };
 
+// The pool of this process. It is never freed: its threads run until the end.
+std::atomic<ThreadPool*> current_pool{nullptr};
+
 void before_fork() {
   while (!enter_alone())
     std::this_thread::yield();
 }
 
+// The threads of the pool do not exist in the child.
+void after_fork_in_child() {
+  current_pool = nullptr;
+  leave_alone();
+}
+
 // Makes every fork of the process, by any code, wait until no thread is in an unforked section.
-[[maybe_unused]] const int registered = pthread_atfork(before_fork, leave_alone, leave_alone);
+[[maybe_unused]] const int registered =
+    pthread_atfork(before_fork, leave_alone, after_fork_in_child);
 
 } // namespace
 
@@ -123,20 +133,13 @@ private:
   std::exception_ptr failure_;
 };
 
-ThreadPool::ThreadPool() : process_(process_number()) {}
-
 ThreadPool& ThreadPool::of_this_process() {
   static std::mutex mutex;
-  static std::atomic<ThreadPool*> current{nullptr}; // never freed: its threads run until the end
-  auto* pool = current.load(std::memory_order_acquire);
-  if (pool && pool->process_ == process_number()) return *pool;
+  if (auto* pool = current_pool.load(std::memory_order_acquire)) return *pool;
   const ForkSafeLock guard(mutex);
-  pool = current.load(std::memory_order_relaxed);
-  if (!pool || pool->process_ != process_number()) {
-    pool = new ThreadPool;
-    current.store(pool, std::memory_order_release);
-  }
-  return *pool;
+  if (!current_pool.load(std::memory_order_relaxed))
+    current_pool.store(new ThreadPool, std::memory_order_release);
+  return *current_pool.load(std::memory_order_relaxed);
 }
 
 void ThreadPool::run(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,

@@ -44,14 +44,13 @@ public:
 private:
   class Range;
 
-  ThreadPool();
+  ThreadPool() = default;
   void start_threads(int wanted);
   void work();
   Range* join_range();
   void leave_range(Range& range);
   void close_range(Range& range);
 
-  const uint64_t process_;
   std::atomic<uint32_t> opened_{0}; // number of ranges that were ever opened
   std::mutex mutex_;
   std::vector<Range*> open_; // guarded by `mutex_`

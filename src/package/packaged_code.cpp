@@ -191,61 +191,36 @@ OutputList read_numbers(ByteReader& reader, size_t symbols) {
   return list;
 }
 
+c10::List<bool> read_booleans(ByteReader& reader) {
+  c10::List<bool> list;
+  for (const auto flag : reader.list([&] { return reader.byte(); }))
+    list.push_back(flag != 0);
+  return list;
+}
+
+// Read a value. Its kind is the index of its reader.
 c10::IValue read_value(ByteReader& reader) {
-  enum Tag : uint8_t {
-    none,
-    boolean,
-    integer,
-    real,
-    text,
-    device,
-    integers,
-    booleans,
-    reals,
-    count
+  using Read = c10::IValue (*)(ByteReader&);
+  static constexpr Read readers[] = {
+      [](ByteReader&) { return c10::IValue(); },
+      [](ByteReader& from) { return c10::IValue(from.truth()); },
+      [](ByteReader& from) { return c10::IValue(from.integer()); },
+      [](ByteReader& from) { return c10::IValue(from.real()); },
+      [](ByteReader& from) { return c10::IValue(from.text()); },
+      [](ByteReader& from) { return c10::IValue(c10::Device(from.text())); },
+      [](ByteReader& from) { return c10::IValue(from.integers()); },
+      [](ByteReader& from) { return c10::IValue(read_booleans(from)); },
+      [](ByteReader& from) { return c10::IValue(from.list([&] { return from.real(); })); },
   };
-  switch (kind<Tag>(reader, count)) {
-  case none:
-    return {};
-  case boolean:
-    return reader.truth();
-  case integer:
-    return reader.integer();
-  case real:
-    return reader.real();
-  case text:
-    return reader.text();
-  case device:
-    return c10::Device(reader.text());
-  case integers:
-    return reader.integers();
-  case booleans: {
-    c10::List<bool> list;
-    for (const auto flag : reader.list([&] { return reader.byte(); }))
-      list.push_back(flag != 0);
-    return list;
-  }
-  case reals:
-    return reader.list([&] { return reader.real(); });
-  case count:
-    break;
-  }
-  return {};
+  return readers[kind<size_t>(reader, std::size(readers))](reader);
 }
 
 OutputBinding read_output(ByteReader& reader, size_t symbols) {
   enum Kind : uint8_t { tensor, numbers, number, constant, count };
-  switch (kind<Kind>(reader, count)) {
-  case tensor:
-    return read_tensor(reader, symbols);
-  case numbers:
-    return read_numbers(reader, symbols);
-  case number:
-    return read_polynomial(reader, symbols);
-  case constant:
-  case count:
-    break;
-  }
+  const auto output = kind<Kind>(reader, count);
+  if (output == tensor) return read_tensor(reader, symbols);
+  if (output == numbers) return read_numbers(reader, symbols);
+  if (output == number) return read_polynomial(reader, symbols);
   return read_value(reader);
 }
 

@@ -48,7 +48,7 @@ void check_signature(std::span<const std::byte> record, const SignedKind& kind,
   const auto head = std::as_bytes(std::span(kind.label));
   std::vector<std::byte> message(head.begin(), head.end());
   message.insert(message.end(), content.begin(), content.end());
-  if (!signature_checker().accepts(signature, message, *key))
+  if (!signature_checker()(signature, message, *key))
     throw BadBytes(name + "'s signature is not that of its content by key " + short_number(number));
 }
 

@@ -58,20 +58,6 @@ void notify_gdb(uint32_t action, jit_code_entry& entry) {
 
 // --- an object file that contains only symbols ---
 
-// Strings of a section. The string at offset 0 is empty.
-class Strings {
-public:
-  uint32_t add(const std::string& text) {
-    const auto offset = bytes_.size();
-    bytes_.append(text).push_back('\0');
-    return static_cast<uint32_t>(offset);
-  }
-  const std::string& bytes() const { return bytes_; }
-
-private:
-  std::string bytes_ = std::string(1, '\0');
-};
-
 enum { no_section, text_section, symbols_section, strings_section, section_count };
 
 #if defined(__aarch64__)
@@ -80,32 +66,22 @@ constexpr Elf64_Half elf_machine = EM_AARCH64;
 constexpr Elf64_Half elf_machine = EM_X86_64;
 #endif
 
-Elf64_Ehdr elf_header() {
-  Elf64_Ehdr header{};
-  std::memcpy(header.e_ident, ELFMAG, SELFMAG);
-  header.e_ident[EI_CLASS] = ELFCLASS64;
-  header.e_ident[EI_DATA] = ELFDATA2LSB;
-  header.e_ident[EI_VERSION] = EV_CURRENT;
-  header.e_type = ET_EXEC; // its addresses are those of this process
-  header.e_machine = elf_machine;
-  header.e_version = EV_CURRENT;
-  header.e_ehsize = sizeof(Elf64_Ehdr);
-  header.e_shoff = sizeof(Elf64_Ehdr);
-  header.e_shentsize = sizeof(Elf64_Shdr);
-  header.e_shnum = section_count;
-  header.e_shstrndx = strings_section;
-  return header;
-}
-
-Elf64_Sym elf_symbol(const CodeSymbol& symbol, uint32_t name) {
-  Elf64_Sym result{};
-  result.st_name = name;
-  result.st_info = ELF64_ST_INFO(STB_GLOBAL, STT_FUNC);
-  result.st_shndx = text_section;
-  result.st_value = symbol.address;
-  result.st_size = symbol.size;
-  return result;
-}
+// The addresses of an executable (ET_EXEC) are those of this process.
+constexpr Elf64_Ehdr elf_header{
+    .e_ident = {ELFMAG0, ELFMAG1, ELFMAG2, ELFMAG3, ELFCLASS64, ELFDATA2LSB, EV_CURRENT},
+    .e_type = ET_EXEC,
+    .e_machine = elf_machine,
+    .e_version = EV_CURRENT,
+    .e_entry = 0,
+    .e_phoff = 0,
+    .e_shoff = sizeof(Elf64_Ehdr),
+    .e_flags = 0,
+    .e_ehsize = sizeof(Elf64_Ehdr),
+    .e_phentsize = 0,
+    .e_phnum = 0,
+    .e_shentsize = sizeof(Elf64_Shdr),
+    .e_shnum = section_count,
+    .e_shstrndx = strings_section};
 
 template <class Part> void append(std::string& file, const Part* parts, size_t count) {
   file.append(reinterpret_cast<const char*>(parts), count * sizeof(Part));
@@ -113,37 +89,42 @@ template <class Part> void append(std::string& file, const Part* parts, size_t c
 
 // Return the file: header, section headers, symbols, strings. It does not contain the code.
 std::string elf_file(std::span<const std::byte> code, std::span<const CodeSymbol> symbols) {
-  Strings strings;
-  std::vector<Elf64_Sym> table(1);
-  for (const auto& symbol : symbols)
-    table.push_back(elf_symbol(symbol, strings.add(symbol.name)));
-  Elf64_Shdr sections[section_count]{};
-  const auto describe = [&](int number, const char* name, uint32_t type) -> Elf64_Shdr& {
-    sections[number].sh_name = strings.add(name);
-    sections[number].sh_type = type;
-    sections[number].sh_addralign = 1;
-    return sections[number];
+  std::string strings(1, '\0'); // the string at offset 0 is empty
+  const auto add_string = [&](const std::string& text) {
+    const auto offset = static_cast<Elf64_Word>(strings.size());
+    strings.append(text).push_back('\0');
+    return offset;
   };
-  auto& text = describe(text_section, ".text", SHT_NOBITS);
+  std::vector<Elf64_Sym> table(1);
+  for (const auto& [name, address, size] : symbols)
+    table.push_back({add_string(name), ELF64_ST_INFO(STB_GLOBAL, STT_FUNC), STV_DEFAULT,
+                     text_section, address, size});
+  Elf64_Shdr sections[section_count]{};
+  const auto describe = [&](int number, const char* name, Elf64_Word type, size_t offset,
+                            size_t size) -> Elf64_Shdr& {
+    auto& section = sections[number];
+    section.sh_name = add_string(name), section.sh_type = type;
+    section.sh_offset = offset, section.sh_size = size;
+    section.sh_addralign = 1;
+    return section;
+  };
+  auto& text = describe(text_section, ".text", SHT_NOBITS, 0, code.size());
   text.sh_flags = SHF_ALLOC | SHF_EXECINSTR;
   text.sh_addr = reinterpret_cast<uintptr_t>(code.data());
-  text.sh_size = code.size();
-  auto& symtab = describe(symbols_section, ".symtab", SHT_SYMTAB);
-  symtab.sh_offset = sizeof(Elf64_Ehdr) + sizeof sections;
-  symtab.sh_size = table.size() * sizeof(Elf64_Sym);
+  auto& symtab = describe(symbols_section, ".symtab", SHT_SYMTAB,
+                          sizeof elf_header + sizeof sections, table.size() * sizeof(Elf64_Sym));
   symtab.sh_link = strings_section;
   symtab.sh_info = 1; // the first symbol that is not local
   symtab.sh_addralign = alignof(Elf64_Sym);
   symtab.sh_entsize = sizeof(Elf64_Sym);
-  auto& strtab = describe(strings_section, ".strtab", SHT_STRTAB);
-  strtab.sh_offset = symtab.sh_offset + symtab.sh_size;
-  strtab.sh_size = strings.bytes().size();
-  const auto header = elf_header();
+  auto& strtab =
+      describe(strings_section, ".strtab", SHT_STRTAB, symtab.sh_offset + symtab.sh_size, 0);
+  strtab.sh_size = strings.size();
   std::string file;
-  append(file, &header, 1);
+  append(file, &elf_header, 1);
   append(file, sections, section_count);
   append(file, table.data(), table.size());
-  return file + strings.bytes();
+  return file + strings;
 }
 
 // --- perf ---

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "image.h"
+#include "memory.h"
 
 #include <cstddef>
 #include <memory>
@@ -10,6 +11,11 @@
 namespace torchmdla {
 
 // Load an image. Throw ImageError if that is not possible.
-std::shared_ptr<Image> load_image(std::span<const std::byte> data, const Image::Resolver& resolve);
+inline std::shared_ptr<Image> load_image(std::span<const std::byte> data,
+                                         const Image::Resolver& resolve) {
+  const auto image = std::make_shared<Image>(data, resolve);
+  const auto counted = std::make_shared<CountedBytes>(image->bytes(), memory_use().code);
+  return {image.get(), [image, counted](Image*) {}};
+}
 
 } // namespace torchmdla

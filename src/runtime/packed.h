@@ -2,9 +2,9 @@
 // statistics.
 #pragma once
 
+#include "content_verifier.h"
 #include "fingerprint.h"
 #include "support/forks.h"
-#include "watch.h"
 
 #include <ATen/core/Tensor.h>
 

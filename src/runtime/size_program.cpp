@@ -6,7 +6,7 @@
 #include <limits>
 #include <memory_resource>
 #include <stdexcept>
-#include <unordered_map>
+#include <string_view>
 #include <utility>
 
 namespace torchmdla {
@@ -127,29 +127,12 @@ void check_program(bool is_valid, const char* reason) {
 } // namespace
 
 std::optional<SizeProgram::Operation> SizeProgram::operation(const std::string& name) {
-  static const std::unordered_map<std::string, Operation> operations{
-      {"constant", Operation::constant},
-      {"symbol", Operation::symbol},
-      {"add", Operation::add},
-      {"mul", Operation::mul},
-      {"floor_div", Operation::floor_div},
-      {"mod", Operation::mod},
-      {"div", Operation::div},
-      {"min", Operation::min},
-      {"max", Operation::max},
-      {"floor", Operation::floor},
-      {"ceil", Operation::ceil},
-      {"trunc", Operation::trunc},
-      {"eq", Operation::eq},
-      {"ne", Operation::ne},
-      {"lt", Operation::lt},
-      {"le", Operation::le},
-      {"and", Operation::logical_and},
-      {"or", Operation::logical_or},
-      {"not", Operation::logical_not},
-  };
-  const auto match = operations.find(name);
-  return match == operations.end() ? std::nullopt : std::optional(match->second);
+  static constexpr std::string_view names[] = {
+      "constant", "symbol", "add", "mul", "floor_div", "mod", "div", "min", "max", "floor",
+      "ceil",     "trunc",  "eq",  "ne",  "lt",        "le",  "and", "or",  "not"};
+  const auto* const match = std::ranges::find(names, name);
+  if (match == std::end(names)) return std::nullopt;
+  return static_cast<Operation>(match - names);
 }
 
 SizeProgram::SizeProgram(std::vector<Node> nodes, std::vector<size_t> computed,

@@ -20,6 +20,7 @@ public:
   // Value of a node. A double is a quotient, or is computed from one.
   using Number = std::variant<int64_t, double>;
 
+  // `operation` has their names in order.
   enum class Operation {
     constant,
     symbol,

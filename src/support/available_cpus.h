@@ -10,9 +10,9 @@ namespace torchmdla {
 // read once in a process.
 int available_cpus();
 
-// Return the quota of this process's control groups (versions 1 and 2) and of their ancestors,
-// rounded up to whole CPUs. Return nullopt if no group is limited. All paths of the system's files
-// begin with `root`.
+// Return the least quota of this process's control group (version 2) and its ancestors, rounded up
+// to whole CPUs. Return nullopt if no group is limited. All paths of the system's files begin with
+// `root`.
 std::optional<int> cgroup_cpus(const std::string& root = "");
 
 } // namespace torchmdla

@@ -56,13 +56,6 @@ void ForkRobustMutex::lock() {
     holder_.wait(process_number());
 }
 
-bool ForkRobustMutex::try_lock() {
-  const auto process = process_number();
-  auto holder = no_holder;
-  return holder_.compare_exchange_strong(holder, process) ||
-         (holder != process && holder_.compare_exchange_strong(holder, process));
-}
-
 void ForkRobustMutex::unlock() {
   holder_ = no_holder;
   holder_.notify_one();

@@ -41,17 +41,29 @@ private:
   const std::lock_guard<std::mutex> guard_;
 };
 
+// Value of a lock that is free. The value of others is the number of the holder's process.
+constexpr uint64_t no_holder = 0;
+
+// Take a lock without waiting. Return false if a thread of this process holds it. Threads of other
+// processes never release their locks here, so these are taken over.
+inline bool try_acquire(std::atomic<uint64_t>& holder) {
+  const auto process = process_number();
+  auto current = no_holder;
+  return holder.compare_exchange_strong(current, process, std::memory_order_acquire) ||
+         (current != process &&
+          holder.compare_exchange_strong(current, process, std::memory_order_acquire));
+}
+
 // Mutex for work that a fork does not wait for. It is free in the child of a fork. The data that it
 // guards must be consistent at any time, or change only in unforked sections.
 class ForkRobustMutex {
 public:
   void lock();
-  bool try_lock();
+  bool try_lock() { return try_acquire(holder_); }
   void unlock();
 
 private:
-  static constexpr uint64_t no_holder = 0;
-  std::atomic<uint64_t> holder_{no_holder}; // number of the holder's process
+  std::atomic<uint64_t> holder_{no_holder};
 };
 
 // Shared pointer that threads read while others replace it; each locks it for a few instructions. A
@@ -86,22 +98,12 @@ public:
   }
 
 private:
-  static constexpr uint64_t no_holder = 0;
-
   class SpinLock {
   public:
     explicit SpinLock(std::atomic<uint64_t>& holder) : holder_(holder) {
       constexpr int attempts_per_yield = 64; // the holder may have lost its processor
-      const auto process = process_number();
-      auto expected = no_holder;
-      // A lock that a thread of another process holds is never released, so it is taken over.
-      for (int attempt = 1;
-           !holder_.compare_exchange_weak(expected, process, std::memory_order_acquire);
-           ++attempt) {
-        if (expected != process) continue;
+      for (int attempt = 1; !try_acquire(holder_); ++attempt)
         if (attempt % attempts_per_yield == 0) std::this_thread::yield();
-        expected = no_holder;
-      }
     }
     ~SpinLock() { holder_.store(no_holder, std::memory_order_release); }
     SpinLock(const SpinLock&) = delete;
@@ -112,7 +114,7 @@ private:
   };
 
   struct Stripe {
-    mutable std::atomic<uint64_t> holder{no_holder}; // number of the holder's process
+    std::atomic<uint64_t> holder{no_holder};
     std::shared_ptr<T> value;
   };
 
@@ -136,7 +138,7 @@ private:
     return std::exchange(value_, std::move(value));
   }
 
-  std::atomic<uint64_t> holder_{no_holder}; // number of the process that replaces the value
+  std::atomic<uint64_t> holder_{no_holder}; // locked while the value is replaced
   std::shared_ptr<T> value_;
   Striped<Stripe> stripes_;
 };

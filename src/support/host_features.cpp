@@ -8,7 +8,6 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
-#endif
 
 namespace torchmdla {
 
@@ -83,8 +82,6 @@ constexpr Feature features[] = {
     {"64bit", 0x80000001, 0, edx, 29},
 };
 
-#ifdef __x86_64__
-
 // Return the state that the system saves, or 0 if it does not use XSAVE.
 uint64_t kept_state() {
   uint32_t r[4];
@@ -101,37 +98,6 @@ bool has_feature(const Feature& feature, uint64_t state) {
   return answered && r[feature.in] >> feature.bit & 1 && (state & feature.state) == feature.state;
 }
 
-// Return the vendor, family, model and features, and the register state that the system saves.
-std::string identity() {
-  std::ostringstream text;
-  text << std::hex << kept_state();
-  for (const auto& [leaf, subleaf] : std::initializer_list<std::pair<uint32_t, uint32_t>>{
-           {0, 0}, {1, 0}, {7, 0}, {7, 1}, {0x80000001, 0}}) {
-    uint32_t r[4]{};
-    __get_cpuid_count(leaf, subleaf, &r[eax], &r[ebx], &r[ecx], &r[edx]);
-    if (leaf == 1) r[ebx] = 0; // holds the number of the core
-    for (const auto word : r)
-      text << ' ' << word;
-  }
-  return text.str();
-}
-
-#else
-
-uint64_t kept_state() {
-  return 0;
-}
-
-bool has_feature(const Feature&, uint64_t) {
-  return false;
-}
-
-std::string identity() {
-  return "";
-}
-
-#endif
-
 std::set<std::string> detect() {
   std::set<std::string> detected;
   const auto state = kept_state();
@@ -147,8 +113,32 @@ const std::set<std::string>& host_features() {
   return detected;
 }
 
+// It has the vendor, family, model and features, and the register state that the system saves.
 std::string processor_identity() {
-  return identity();
+  std::ostringstream text;
+  text << std::hex << kept_state();
+  for (const auto& [leaf, subleaf] : std::initializer_list<std::pair<uint32_t, uint32_t>>{
+           {0, 0}, {1, 0}, {7, 0}, {7, 1}, {0x80000001, 0}}) {
+    uint32_t r[4]{};
+    __get_cpuid_count(leaf, subleaf, &r[eax], &r[ebx], &r[ecx], &r[edx]);
+    if (leaf == 1) r[ebx] = 0; // holds the number of the core
+    for (const auto word : r)
+      text << ' ' << word;
+  }
+  return text.str();
 }
 
 } // namespace torchmdla
+
+#else
+
+const std::set<std::string>& torchmdla::host_features() {
+  static const std::set<std::string> none;
+  return none;
+}
+
+std::string torchmdla::processor_identity() {
+  return "";
+}
+
+#endif

@@ -16,14 +16,9 @@ size_t thread_number();
 // stripe must therefore be safe to use from several threads, and so must a walk over all stripes.
 template <class T> class Striped {
 public:
-  T& local() { return stripes_[thread_number() & (count_ - 1)].value; }
-  const T& local() const { return stripes_[thread_number() & (count_ - 1)].value; }
+  T& local() const { return stripes_[thread_number() & (count_ - 1)].value; }
 
   template <class Visit> void for_each(Visit visit) const {
-    for (size_t i = 0; i < count_; ++i)
-      visit(stripes_[i].value);
-  }
-  template <class Visit> void for_each(Visit visit) {
     for (size_t i = 0; i < count_; ++i)
       visit(stripes_[i].value);
   }

@@ -49,32 +49,19 @@ private:
   const std::string path_ = new_folder();
 };
 
-constexpr std::string_view groups = "/proc/self/cgroup", mounts = "/proc/self/mountinfo";
-
-// The mount of the control groups is between others, with and without optional fields.
-constexpr std::string_view version_2 =
-    "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
-    "30 22 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
-    "41 22 0:38 / /proc rw - proc proc rw\n";
-
-constexpr std::string_view version_1 =
-    "32 31 0:29 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
-    "33 31 0:30 /docker/0a1b /sys/fs/cgroup/cpu,cpuacct ro master:12 - cgroup cgroup "
-    "rw,cpu,cpuacct\n";
+constexpr std::string_view groups = "/proc/self/cgroup";
 
 } // namespace
 
 TEST(no_files_of_control_groups_are_no_limit) {
   EXPECT(!FakeRoot({}).cpus());
   EXPECT(!FakeRoot({{groups, "0::/\n"}}).cpus());
-  EXPECT(!FakeRoot({{groups, "0::/\n"}, {mounts, version_2}}).cpus());
+  EXPECT(!FakeRoot({{groups, "1:cpu:/app\n"}, {"/sys/fs/cgroup/cpu.max", "100000"}}).cpus());
 }
 
-TEST(quota_of_version_2_is_rounded_up) {
+TEST(quota_is_rounded_up) {
   const auto cpus = [](std::string_view text) {
-    return FakeRoot(
-               {{groups, "0::/app\n"}, {mounts, version_2}, {"/sys/fs/cgroup/app/cpu.max", text}})
-        .cpus();
+    return FakeRoot({{groups, "0::/app\n"}, {"/sys/fs/cgroup/app/cpu.max", text}}).cpus();
   };
   EXPECT_EQUAL(cpus("200000 100000\n").value(), 2);
   EXPECT_EQUAL(cpus("200001 100000\n").value(), 3);
@@ -86,17 +73,11 @@ TEST(quota_of_version_2_is_rounded_up) {
 
 TEST(what_is_no_quota_is_no_limit) {
   for (const auto* const text : {"", "\n", "many 100000\n", "-1 100000\n", "0 100000\n", " "})
-    EXPECT(!FakeRoot({{groups, "0::/"}, {mounts, version_2}, {"/sys/fs/cgroup/cpu.max", text}})
-                .cpus());
-  EXPECT(!FakeRoot({{groups, ":\n::\n0:\n"},
-                    {mounts, "30 22 0:26 /\n- cgroup2\n\n"},
-                    {"/cpu.max", "100000 100000"}})
-              .cpus());
+    EXPECT(!FakeRoot({{groups, "0::/"}, {"/sys/fs/cgroup/cpu.max", text}}).cpus());
 }
 
 TEST(least_quota_of_all_groups_around_counts) {
   const FakeRoot root{{groups, "0::/a/b/c\n"},
-                      {mounts, version_2},
                       {"/sys/fs/cgroup/a/cpu.max", "300000 100000"},
                       {"/sys/fs/cgroup/a/b/cpu.max", "max 100000"},
                       {"/sys/fs/cgroup/a/b/c/cpu.max", "200000 50000"}};
@@ -105,58 +86,23 @@ TEST(least_quota_of_all_groups_around_counts) {
 
 TEST(container_with_names_of_its_own_sees_its_group_as_the_root) {
   EXPECT_EQUAL(
-      FakeRoot(
-          {{groups, "0::/\n"}, {mounts, version_2}, {"/sys/fs/cgroup/cpu.max", "250000 100000"}})
-          .cpus()
-          .value(),
+      FakeRoot({{groups, "0::/\n"}, {"/sys/fs/cgroup/cpu.max", "250000 100000"}}).cpus().value(),
       3);
 }
 
-TEST(container_with_names_of_the_host_sees_its_group_as_the_mount) {
-  const std::pair<std::string_view, std::string_view> quota{
-      "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "150000\n"};
-  const std::pair<std::string_view, std::string_view> period{
-      "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "50000\n"};
+TEST(container_with_names_of_the_host_sees_its_group_as_the_root) {
   for (const auto* const group :
-       {"4:cpu,cpuacct:/docker/0a1b\n", "4:cpu,cpuacct:/kubepods/pod1\n", "4:cpu,cpuacct:/../x\n"})
-    EXPECT_EQUAL(FakeRoot({{groups, group}, {mounts, version_1}, quota, period}).cpus().value(), 3);
+       {"0::/docker/0a1b\n", "4:cpu:/\n0::/kubepods/pod 1\n", "0::/../x\n"})
+    EXPECT_EQUAL(
+        FakeRoot({{groups, group}, {"/sys/fs/cgroup/cpu.max", "150000 50000\n"}}).cpus().value(),
+        3);
 }
 
-TEST(group_within_that_of_the_mount_is_found) {
+TEST(groups_may_have_spaces_and_colons) {
   const FakeRoot root{
-      {groups, "7:cpuset:/\n4:cpu,cpuacct:/docker/0a1b/worker\n"},
-      {mounts, version_1},
-      {"/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n"},
-      {"/sys/fs/cgroup/cpu,cpuacct/worker/cpu.cfs_quota_us", "400000\n"},
-      {"/sys/fs/cgroup/cpu,cpuacct/worker/cpu.cfs_period_us", "100000\n"},
-  };
-  EXPECT_EQUAL(root.cpus().value(), 4);
-}
-
-TEST(controllers_of_similar_names_have_no_quotas) {
-  EXPECT(!FakeRoot({{groups, "2:cpuset:/\n3:cpuacct:/\n1:name=cpu:/\n"},
-                    {mounts, version_1},
-                    {"/sys/fs/cgroup/cpuset/cpu.cfs_quota_us", "100000\n"},
-                    {"/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "100000\n"}})
-              .cpus());
-}
-
-TEST(both_versions_at_once_count) {
-  const FakeRoot root{
-      {groups, "4:cpu,cpuacct:/\n0::/\n"},
-      {mounts, "33 31 0:30 / /cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-               "38 31 0:41 / /cgroup/unified rw - cgroup2 cgroup2 rw\n"},
-      {"/cgroup/cpu/cpu.cfs_quota_us", "500000"},
-      {"/cgroup/unified/cpu.max", "400000 100000"},
-  };
-  EXPECT_EQUAL(root.cpus().value(), 4);
-}
-
-TEST(mounts_and_groups_may_have_spaces_and_colons) {
-  const FakeRoot root{
-      {groups, "0::/my group:1\n"},
-      {mounts, "30 22 0:26 / /mnt/control\\040groups rw - cgroup2 cgroup2 rw\n"},
-      {"/mnt/control groups/my group:1/cpu.max", "100000 100000"},
+      {groups, "2:cpu,cpuacct:/\n0::/my group:1\n"},
+      {"/sys/fs/cgroup/my group:1/cpu.max", "100000 100000"},
+      {"/sys/fs/cgroup/cpu.max", "400000 100000"},
   };
   EXPECT_EQUAL(root.cpus().value(), 1);
 }

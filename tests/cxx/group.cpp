@@ -1,9 +1,9 @@
 // Tests of signatures, specialisations and sizes that vary.
 
+#include "group/ghost_list.h"
 #include "group/signature.h"
 #include "group/specialisations.h"
 #include "group/symbols.h"
-#include "group/taken_out.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>
@@ -84,7 +84,7 @@ TEST(specialisations_are_evicted_from_later_ones_alone) {
 }
 
 TEST(use_is_noted_once_for_each_growth) {
-  const LastUse use;
+  const UseRecord use;
   ++memory_use().allocation_epoch;
   EXPECT(use.update());
   EXPECT(!use.update());
@@ -115,14 +115,16 @@ TEST(a_pattern_that_was_evicted_is_found_for_other_sizes) {
   EXPECT(!ghosts.pattern_for(signature_of(at::empty({9, 7}))));
 }
 
-TEST(eviction_cooldown_is_active_after_a_soon_return) {
+TEST(memory_that_is_restored_soon_is_protected) {
   using std::chrono::minutes;
-  const auto now = EvictionCooldown::Clock::now();
-  const EvictionCooldown soon, late;
-  soon.begin_if_soon(now - minutes(1), minutes(2));
-  late.begin_if_soon(now - minutes(3), minutes(2));
-  EXPECT(soon.is_active(now, minutes(2)) && !soon.is_active(now + minutes(5), minutes(2)));
-  EXPECT(!late.is_active(now, minutes(2)) && !EvictionCooldown().is_active(now, minutes(2)));
+  const auto now = UseRecord::Clock::now();
+  const UseRecord soon, late, never;
+  soon.lose(now - minutes(1));
+  late.lose(now - minutes(3));
+  for (const auto* use : {&soon, &late, &never})
+    use->restore(minutes(2));
+  EXPECT(soon.is_protected(now, minutes(2)) && !soon.is_protected(now + minutes(5), minutes(2)));
+  EXPECT(!late.is_protected(now, minutes(2)) && !never.is_protected(now, minutes(2)));
 }
 
 TEST(signature_tells_strides_apart) {

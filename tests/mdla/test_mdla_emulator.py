@@ -553,6 +553,8 @@ def test_other_refusals(tmp_path: Path) -> None:
     with Context() as context:
         with pytest.raises(MdlaError, match="cannot read"):
             context.compile(tmp_path / "none.onnx")
+        with pytest.raises(MdlaError, match=r"unknown flag 'cluster' \(choose from addroff, bitfile, "):
+            context.set_flag("cluster", 1)
         with pytest.raises(MdlaError, match="does not take"):
             context.set_flag("precision", "float64")
         context.set_flag("nclusters", 9)

@@ -1,4 +1,4 @@
-#include "watch.h"
+#include "content_verifier.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "taken_out.h"
+#include "ghost_list.h"
 
 #include <algorithm>
 
@@ -11,11 +11,11 @@ constexpr size_t max_entries = 32;
 } // namespace
 
 void GhostList::add(const Specialisation& evicted) {
-  entries_.push_back({evicted.signature, evicted.pattern, EvictionCooldown::Clock::now()});
+  entries_.push_back({evicted.signature, evicted.pattern, UseRecord::Clock::now()});
   if (entries_.size() > max_entries) entries_.pop_front();
 }
 
-std::optional<EvictionCooldown::Clock::time_point>
+std::optional<UseRecord::Clock::time_point>
 GhostList::time_of_eviction(const Specialisation& specialisation) {
   const auto match = std::ranges::find_if(
       entries_, [&](const Entry& entry) { return entry.is_of(specialisation); });

@@ -19,7 +19,7 @@ public:
 
   // Return when a new specialisation was evicted before, and forget that. Return nullopt if it was
   // not.
-  std::optional<EvictionCooldown::Clock::time_point>
+  std::optional<UseRecord::Clock::time_point>
   time_of_eviction(const Specialisation& specialisation);
 
   // Return the signatures of calls that had code. The pointers are valid until the next change.
@@ -33,7 +33,7 @@ private:
   struct Entry {
     Signature signature;
     std::optional<Pattern> pattern;
-    EvictionCooldown::Clock::time_point evicted_at;
+    UseRecord::Clock::time_point evicted_at;
 
     bool is_of(const Specialisation& specialisation) const;
   };

@@ -52,9 +52,6 @@ private:
     std::atomic<size_t>& next(size_t index) {
       return steps[index / steps_per_line].next[index % steps_per_line];
     }
-    const std::atomic<size_t>& next(size_t index) const {
-      return steps[index / steps_per_line].next[index % steps_per_line];
-    }
   };
 
   const std::vector<Fingerprint> contents_;
