@@ -22,7 +22,7 @@ from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes.copies import shrink_broadcasts
-from torchmdla.devices.cpu.passes.roundings import drop_roundings
+from torchmdla.devices.cpu.passes.narrow.formats import drop_roundings
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.importer.types import dtype_number
 

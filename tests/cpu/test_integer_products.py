@@ -24,7 +24,7 @@ from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program, lower
 from torchmdla.devices.cpu.parser import parse_program
-from torchmdla.devices.cpu.passes.requantised import keep_floats
+from torchmdla.devices.cpu.passes.narrow.formats import keep_floats
 from torchmdla.devices.cpu.printer import program_text
 from torchmdla.importer.types import dtype_number
 from torchmdla.testing.compare import assert_matches
