@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -178,11 +178,7 @@ def is_zero(value: Expression) -> bool:
     return value.op == "constant" and value.payload == 0
 
 
-_INTEGER_OPS: Mapping[str, Callable[[int, int], int]] = {
-    "arith.addi": operator.add,
-    "arith.subi": operator.sub,
-    "arith.muli": operator.mul,
-}
+_INTEGER_OPS = {"arith.addi": operator.add, "arith.subi": operator.sub, "arith.muli": operator.mul}
 
 
 def integer_op(name: str, left: Expression, right: Expression) -> Expression:
