@@ -47,11 +47,15 @@ SUM_OF_PRODUCTS = added(PRODUCT)
 
 def target_with(features: str) -> Target:
     """Return this machine with one of ``TARGETS``. Skip the test if the machine lacks the features."""
-    wanted = [f for f in TARGETS[features] if f]
+    return available_target(*TARGETS[features])
+
+
+def available_target(*features: str) -> Target:
+    """Return this machine with ``features``. Skip the test if the machine lacks one of them."""
     available = host_target().features.split(",")
-    if any(feature not in available for feature in wanted):
+    if any(feature and feature not in available for feature in features):
         pytest.skip("this machine lacks the target's features")
-    return host_target(*TARGETS[features])
+    return host_target(*features)
 
 
 def arrays_of(nest: KernelSpec, seed: int, scalars: Sequence[float] = ()) -> list[np.ndarray]:

@@ -22,6 +22,7 @@ from torchmdla.devices.cpu.loader import load_code
 from torchmdla.devices.cpu.loop_program import LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program, lower
 from torchmdla.importer import ImportedGraph
+from torchmdla.importer.types import dtype_number
 from torchmdla.testing.compare import assert_matches
 
 ELEMENTS = {
@@ -82,6 +83,14 @@ class Builder:
 
     def op(self, name: str, operands: Sequence[object], result: torch.Tensor) -> Value:
         return self.raw(name, [self.value(o) for o in operands], tensor_type(result), result)
+
+    def cast(self, x: Value, dtype: torch.dtype) -> Value:
+        return self.op("aten.to.dtype", [x, dtype_number(dtype), False, False, None], x.tensor.to(dtype))
+
+    def steps(self, results: Sequence[Value], *features: str) -> LoopProgram:
+        """Return the loop program on this machine with ``features``."""
+        with new_context(), ir.Location.unknown():
+            return loop_program(self.program(results, host_target(*features)), {})[0]
 
     def raw(self, name: str, operands: Sequence[Value], kind: str, data: torch.Tensor | None = None) -> Value:
         result = Value(f"%{len(self.lines)}", kind, data)

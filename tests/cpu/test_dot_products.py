@@ -1,4 +1,4 @@
-"""Sums of products of bfloat16 pairs: kernels, the products that use them, and values on all processors."""
+"""Sums of products of words: kernels, products that use pairs of bfloat16, and their values on all processors."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import Kernel, host_target
-from nest_samples import TARGETS, ZERO, added, operand, target_with
+from nest_samples import TARGETS, available_target, operand, target_with
 from test_winograd import convolve
-from torch_mlir import ir
 from written_programs import Builder, Value, check, normal
 
-from torchmdla.compiler.mlir import new_context
-from torchmdla.devices.cpu.expressions import operation
+from torchmdla.devices.cpu.expressions import constant, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.loop_program import LoopProgram
-from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes.copies import shrink_broadcasts
-from torchmdla.devices.cpu.passes.roundings import drop_roundings
+from torchmdla.devices.cpu.passes.narrow.formats import drop_roundings
+from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum
 from torchmdla.devices.cpu.printer import program_text
-from torchmdla.importer.types import dtype_number
 
 # Features of processors with the instruction, and of processors that compute in float32. They do not depend on this
 # machine.
@@ -49,23 +46,33 @@ def pairs(generator: np.random.Generator, count: int) -> tuple[np.ndarray, np.nd
     return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.int32).reshape(-1), values
 
 
+def fours(generator: np.random.Generator, count: int, least: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ``count`` words of four integers of 8 bits each, from ``least`` on, and their values."""
+    values = generator.integers(least, least + 256, (count, 4)).astype(np.int32)
+    return values.astype(np.uint8).view(np.int32).reshape(-1), values
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 7), (8, 48, 16), (17, 33, 9), (1, 70, 600), (12, 64, 300)])
 @pytest.mark.parametrize("features", ["native", *TARGETS])
-def test_kernels(sizes: tuple[int, int, int], features: str) -> None:
+@pytest.mark.parametrize("kind", ["f32", "i32"])
+def test_kernels(sizes: tuple[int, int, int], features: str, kind: str) -> None:
     rows, columns, words = sizes
     generator = np.random.default_rng(0)
-    (left, x), (right, w) = pairs(generator, rows * words), pairs(generator, words * columns)
+    if kind == "f32":
+        (left, x), (right, w) = pairs(generator, rows * words), pairs(generator, words * columns)
+    else:
+        (left, x), (right, w) = fours(generator, rows * words, 0), fours(generator, words * columns, -128)
     nest = KernelSpec(
         sizes=sizes,
         reduction=(False, False, True),
         inputs=(Operand("i32", (words, 0, 1)), Operand("i32", (0, 1, columns))),
-        outputs=(Operand("f32", (columns, 1, 0)),),
-        values=(added(operation("dot", [operand(0, "i32"), operand(1, "i32")], "f32")),),
-        initial=ZERO,
+        outputs=(Operand(kind, (columns, 1, 0)),),
+        values=(add_to_sum(operation("dot", [operand(0, "i32"), operand(1, "i32")], kind)),),
+        initial=constant(0, kind),
     )
-    result = np.full(rows * columns + 16, 7, np.float32)
+    result = np.full(rows * columns + 16, 7, x.dtype)
     Kernel(nest, host_target() if features == "native" else target_with(features))([left, right, result])
-    expected = np.einsum("rkp,kcp->rc", x.reshape(rows, words, 2), w.reshape(words, columns, 2))
+    expected = np.einsum("rkp,kcp->rc", x.reshape(rows, words, -1), w.reshape(words, columns, -1))
     np.testing.assert_array_equal(result[: rows * columns].reshape(rows, columns), expected)
     np.testing.assert_array_equal(result[rows * columns :], 7)
 
@@ -73,16 +80,12 @@ def test_kernels(sizes: tuple[int, int, int], features: str) -> None:
 # Programs.
 
 
-def cast(b: Builder, x: Value, dtype: torch.dtype) -> Value:
-    return b.op("aten.to.dtype", [x, dtype_number(dtype), False, False, None], x.tensor.to(dtype))
-
-
 def widened(b: Builder, x: Value) -> Value:
-    return cast(b, x, torch.float32)
+    return b.cast(x, torch.float32)
 
 
 def rounded(b: Builder, x: Value) -> Value:
-    return cast(b, x, torch.bfloat16)
+    return b.cast(x, torch.bfloat16)
 
 
 def linear(b: Builder, x: Value, columns: int) -> Value:
@@ -145,11 +148,6 @@ def plain(b: Builder) -> list[Value]:
     return [convolve(b, b.input(normal(1, 32, 9, 9)), 32, [1, 1])]
 
 
-def steps_of(b: Builder, results: list[Value], *features: str) -> LoopProgram:
-    with new_context(), ir.Location.unknown():
-        return loop_program(b.program(results, host_target(*features)), {})[0]
-
-
 Made = Callable[[Builder], "list[Value]"]
 
 # The number of products that use pairs.
@@ -168,11 +166,11 @@ COUNTS: list[tuple[Made, int]] = [
 def test_which_products_are_of_pairs(make: Made, count: int) -> None:
     b = Builder()
     results = make(b)
-    text = program_text(steps_of(b, results, *WITH_PAIRS))
+    text = program_text(b.steps(results, *WITH_PAIRS))
     assert text.count("= dot ") == count
     assert program_text(parse_program(text)) == text
     for features in OTHERS.values():
-        assert "= dot " not in program_text(steps_of(b, results, *features))
+        assert "= dot " not in program_text(b.steps(results, *features))
 
 
 @pytest.mark.parametrize("make", [make for make, _ in COUNTS])
@@ -180,10 +178,7 @@ def test_which_products_are_of_pairs(make: Made, count: int) -> None:
 @pytest.mark.sampled(6)
 def test_values(make: Made, features: tuple[str, ...]) -> None:
     b = Builder()
-    available = host_target().features.split(",")
-    if any(feature and feature not in available for feature in features):
-        pytest.skip("this machine lacks the target's features")
-    check(b, make(b), host_target(*features))
+    check(b, make(b), available_target(*features))
 
 
 @settings(max_examples=15)
@@ -195,7 +190,7 @@ def test_values_of_any_shape(rows: int, terms: int, columns: int) -> None:
 
 def test_weights_in_rows_are_read_where_they_lie() -> None:
     b = Builder()
-    assert not steps_of(b, one_row(b), *WITH_PAIRS).packings
+    assert not b.steps(one_row(b), *WITH_PAIRS).packings
 
 
 # Other passes that use roundings.

@@ -1,32 +1,27 @@
-"""Sums of products of quantised integers: kernels, the products that use them, and values on all processors."""
+"""Sums of products of quantised integers: the products that use words, and values on all processors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nest_running import Kernel, host_target
-from nest_samples import TARGETS, operand, target_with
+from nest_running import host_target
+from nest_samples import available_target
 from torch import Tensor
 from torch.nn import functional
-from torch_mlir import ir
 from written_programs import Builder, Executable, Value, check, normal
 
 import torchmdla
-from torchmdla.compiler.mlir import new_context
-from torchmdla.devices.cpu.expressions import accumulator, constant, operation
-from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
-from torchmdla.devices.cpu.loop_program import LoopProgram
-from torchmdla.devices.cpu.lowering import loop_program, lower
+from torchmdla.devices.cpu.lowering import lower
 from torchmdla.devices.cpu.parser import parse_program
-from torchmdla.devices.cpu.passes.requantised import keep_floats
+from torchmdla.devices.cpu.passes.narrow.formats import keep_floats
+from torchmdla.devices.cpu.passes.narrow.stores import store_words
 from torchmdla.devices.cpu.printer import program_text
-from torchmdla.importer.types import dtype_number
+from torchmdla.devices.cpu.reference import validation
 from torchmdla.testing.compare import assert_matches
 
 # Features of processors with the instruction, and of processors that compute in float32. They do not depend on this
@@ -42,33 +37,6 @@ OTHERS = {
 }
 
 
-# Kernels.
-
-
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 7), (8, 48, 16), (17, 33, 9), (1, 70, 600), (12, 64, 300)])
-@pytest.mark.parametrize("features", ["native", *TARGETS])
-def test_kernels(sizes: tuple[int, int, int], features: str) -> None:
-    rows, columns, words = sizes
-    generator = np.random.default_rng(0)
-    left = generator.integers(0, 256, (rows, words, 4)).astype(np.uint8)
-    right = generator.integers(-128, 128, (words, columns, 4)).astype(np.int8)
-    products = operation("dot", [operand(0, "i32"), operand(1, "i32")], "i32")
-    nest = KernelSpec(
-        sizes=sizes,
-        reduction=(False, False, True),
-        inputs=(Operand("i32", (words, 0, 1)), Operand("i32", (0, 1, columns))),
-        outputs=(Operand("i32", (columns, 1, 0)),),
-        values=(operation("arith.addi", [accumulator(0, "i32"), products], "i32"),),
-        initial=constant(0, "i32"),
-    )
-    result = np.full(rows * columns + 16, 7, np.int32)
-    arrays = [left.view(np.int32).reshape(-1), right.view(np.int32).reshape(-1), result]
-    Kernel(nest, host_target() if features == "native" else target_with(features))(arrays)
-    expected = np.einsum("rkp,kcp->rc", left.astype(np.int32), right.astype(np.int32))
-    np.testing.assert_array_equal(result[: rows * columns].reshape(rows, columns), expected)
-    np.testing.assert_array_equal(result[rows * columns :], 7)
-
-
 # Programs. Scales are powers of two, so that float32 is exact, and ties round as in eager.
 
 
@@ -78,19 +46,16 @@ class Written:
 
     b: Builder = field(default_factory=Builder)
 
-    def cast(self, x: Value, dtype: torch.dtype) -> Value:
-        return self.b.op("aten.to.dtype", [x, dtype_number(dtype), False, False, None], x.tensor.to(dtype))
-
     def by_number(self, name: str, x: Value, number: float, function: Callable[[Tensor, float], Tensor]) -> Value:
         operands = [x, number, 1] if name in ("add", "sub") else [x, number]
         return self.b.op(f"aten.{name}.Scalar", operands, function(x.tensor, number))
 
     def dequantised(self, x: Value, scale: float, zero: int, is_signed: bool) -> Value:
         """Build the dequantisation of an ``int8`` tensor. Without a sign, the same bits represent 0 to 255."""
-        wide = self.cast(x, torch.int32)
+        wide = self.b.cast(x, torch.int32)
         if not is_signed:
             wide = self.by_number("bitwise_and", wide, 255, lambda t, n: t & int(n))
-        value = self.cast(wide, torch.float32)
+        value = self.b.cast(wide, torch.float32)
         if zero:
             value = self.by_number("sub", value, float(zero), torch.sub)
         return self.by_number("mul", value, scale, torch.mul)
@@ -101,10 +66,10 @@ class Written:
         bounds = float(least - zero), float(least + 255 - zero)
         value = self.b.op("aten.clamp", [value, *bounds], value.tensor.clamp(*bounds))
         value = self.b.op("aten.round", [value], value.tensor.round())
-        integer = self.cast(value, torch.int32)
+        integer = self.b.cast(value, torch.int32)
         if zero:
             integer = self.by_number("add", integer, zero, torch.add)
-        return self.dequantised(self.cast(integer, torch.int8), scale, zero, is_signed)
+        return self.dequantised(self.b.cast(integer, torch.int8), scale, zero, is_signed)
 
     def quantised_input(self, *sizes: int, zero: int = 0, is_signed: bool = False) -> Value:
         """Build an activation that is a float32 input, which the program quantises."""
@@ -115,10 +80,10 @@ class Written:
         integers = self.b.input(torch.randint(-128, 128, sizes, dtype=torch.int8, generator=seeded()), "parameter")
         ones = (-1, *(1 for _ in sizes[1:]))
         scales = self.b.input(2.0 ** torch.randint(-12, -8, sizes[:1], generator=seeded()).view(ones), "parameter")
-        value = self.cast(integers, torch.float32)
+        value = self.b.cast(integers, torch.float32)
         if zeros:
             points = torch.randint(-20, 20, sizes[:1], dtype=torch.int32, generator=seeded()).view(ones)
-            zero_points = self.cast(self.b.input(points, "parameter"), torch.float32)
+            zero_points = self.b.cast(self.b.input(points, "parameter"), torch.float32)
             value = self.b.op("aten.sub.Tensor", [value, zero_points, 1], value.tensor - zero_points.tensor)
         return self.b.op("aten.mul.Tensor", [value, scales], value.tensor * scales.tensor)
 
@@ -191,7 +156,7 @@ def images_of_parts(w: Written) -> list[Value]:
         w.b.input(torch.randint(-128, 128, (7, n, 3, 3), dtype=torch.int8, generator=seeded()), "parameter")
         for n in (1, 2)
     ]
-    parts = [w.by_number("mul", w.cast(part, torch.float32), 1 / 64, torch.mul) for part in integers]
+    parts = [w.by_number("mul", w.b.cast(part, torch.float32), 1 / 64, torch.mul) for part in integers]
     scaled = w.b.op("aten.cat", [parts, 1], torch.cat([part.tensor for part in parts], 1))
     product = functional.conv2d(x.tensor, scaled.tensor, padding=1)
     return [w.b.op("aten.convolution", [x, scaled, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1], product)]
@@ -222,13 +187,15 @@ def found_in_a_call(w: Written) -> list[Value]:
     most = w.b.op("aten.amax", [x, [], False], x.tensor.amax())
     scale = w.b.op("aten.exp2", [w.b.op("aten.ceil", [most], most.tensor.ceil())], torch.exp2(most.tensor.ceil()))
     scale = w.by_number("mul", scale, 1 / 256, torch.mul)
-    zero = w.cast(w.by_number("mul", most, 16.0, torch.mul), torch.int32)
+    zero = w.b.cast(w.by_number("mul", most, 16.0, torch.mul), torch.int32)
     scaled = w.b.op("aten.div.Tensor", [x, scale], x.tensor / scale.tensor)
-    rounded = w.cast(w.b.op("aten.round", [scaled], scaled.tensor.round()), torch.int32)
+    rounded = w.b.cast(w.b.op("aten.round", [scaled], scaled.tensor.round()), torch.int32)
     moved = w.b.op("aten.add.Tensor", [rounded, zero, 1], rounded.tensor + zero.tensor)
-    clamped = w.cast(w.b.op("aten.clamp", [moved, 0, 255], moved.tensor.clamp(0, 255)), torch.int8)
-    wide = w.cast(w.by_number("bitwise_and", w.cast(clamped, torch.int32), 255, lambda t, n: t & int(n)), torch.float32)
-    point = w.cast(zero, torch.float32)
+    clamped = w.b.cast(w.b.op("aten.clamp", [moved, 0, 255], moved.tensor.clamp(0, 255)), torch.int8)
+    wide = w.b.cast(
+        w.by_number("bitwise_and", w.b.cast(clamped, torch.int32), 255, lambda t, n: t & int(n)), torch.float32
+    )
+    point = w.b.cast(zero, torch.float32)
     value = w.b.op("aten.sub.Tensor", [wide, point, 1], wide.tensor - point.tensor)
     return [w.linear(w.b.op("aten.mul.Tensor", [value, scale], value.tensor * scale.tensor), 48)]
 
@@ -242,11 +209,6 @@ def two_scales(w: Written) -> list[Value]:
     parts = [w.quantised_input(8, 64), w.requantised(w.b.input(normal(8, 64)), 1 / 8, 3, False)]
     joined = w.b.op("aten.cat", [parts, 0], torch.cat([part.tensor for part in parts]))
     return [w.linear(joined, 48)]
-
-
-def steps_of(w: Written, results: list[Value], *features: str) -> LoopProgram:
-    with new_context(), ir.Location.unknown():
-        return loop_program(w.b.program(results, host_target(*features)), {})[0]
 
 
 Made = Callable[[Written], "list[Value]"]
@@ -277,11 +239,11 @@ def test_which_products_are_of_words(make: Made, count: int) -> None:
     w = Written()
     results = make(w)
     for features in WITH_WORDS.values():
-        text = program_text(steps_of(w, results, *features))
+        text = program_text(w.b.steps(results, *features))
         assert text.count("i32 = dot ") == count
         assert program_text(parse_program(text)) == text
     for features in OTHERS.values():
-        assert "= dot " not in program_text(steps_of(w, results, *features))
+        assert "= dot " not in program_text(w.b.steps(results, *features))
 
 
 @pytest.mark.parametrize("make", [make for make, _ in COUNTS])
@@ -289,10 +251,7 @@ def test_which_products_are_of_words(make: Made, count: int) -> None:
 @pytest.mark.sampled(8)
 def test_values(make: Made, features: tuple[str, ...]) -> None:
     w = Written()
-    available = host_target().features.split(",")
-    if any(feature and feature not in available for feature in features):
-        pytest.skip("this machine lacks the target's features")
-    check(w.b, make(w), host_target(*features))
+    check(w.b, make(w), available_target(*features))
 
 
 @settings(max_examples=25)
@@ -323,6 +282,53 @@ def test_values_of_any_image(channels: int, filters: int, size: int, kernel: int
         w.convolution(w.quantised_input(1, channels, size, size + 1, zero=zero), filters, kernel), 1 / 4, 3, False
     )
     check(w.b, [x, w.convolution(x, 16, 1)], host_target())
+
+
+# Stores of whole words.
+
+BYTES = """\
+buffer input0 : i8[4, 8]
+buffer input1 : i8[4, 8]
+buffer result0 : i8[8, 1, 4]
+buffer result1 : i8[4, 8]
+entry {{
+  nest {loops} {{
+    i0 = input0[d0, d1]
+    i1 = input1[d0, d1]
+{start}    v0 : i8 = arith.xori i0, {other}
+{more}    {stored} = v0
+  }}
+}}
+"""
+TABLE = """\
+    t0 = table input1 [32] strides [1] offset 0
+    v1 : i64 = arith.index_cast d0
+    v2 : i8 = gather t0, v1
+"""
+IS_STORED = {"loops": "d0:4 d1:8", "start": "", "other": "i1", "more": "", "stored": "result0[d1, 0, d0]"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"loops": "d0:3 d1:8"}, id="a part of a word"),
+        pytest.param({"stored": "result0[d1, 0, d0] = v0\n    result1[d0, d1]"}, id="two results"),
+        pytest.param({"start": TABLE, "other": "v2"}, id="a table"),
+        pytest.param({"more": "    v1 : i1 = arith.cmpi v0, 9 {predicate = 6 : i64}\n    check v1\n"}, id="a check"),
+        pytest.param({"start": "    o0 = result0[d1, 0, d0]\n", "other": "o0"}, id="the old value"),
+        pytest.param({"loops": "d0:4 d1:8 d2:2+", "start": "    o0 = from 0 : i8\n", "other": "o0"}, id="a sum"),
+        pytest.param({"stored": "result0[d1, 0, d0 * -1 + 3]"}, id="a word in reverse"),
+        pytest.param({"loops": "d0:4 d1:1", "stored": "result0[d0, 0, d0]"}, id="a diagonal"),
+    ],
+)
+def test_a_step_stores_a_word_if_it_computes_each_of_its_bytes_alone(change: dict[str, str]) -> None:
+    steps = parse_program(BYTES.format(**IS_STORED | change))
+    before, check = program_text(steps), validation.Check(steps)
+    (step,) = steps.nests()
+    assert store_words(step, step.outputs[0].buffer, 4) == (not change)
+    assert (program_text(steps) == before) == bool(change)
+    check.finish("the store", steps, is_exact=True)
 
 
 # Values that are quantised and read immediately.
@@ -390,8 +396,8 @@ def few_rows_in_groups(w: Written, rows: int = 3) -> list[Value]:
         w.b.input(normal(1024, 32, 1).abs(), "parameter"),
         w.b.input(torch.randint(-3, 3, (1024, 32, 1), dtype=torch.int8, generator=seeded()), "parameter"),
     )
-    wide = [w.cast(v, torch.int32) for v in (integers, zeros)]
-    differences = w.cast(w.b.op("aten.sub.Tensor", [*wide, 1], wide[0].tensor - wide[1].tensor), torch.float32)
+    wide = [w.b.cast(v, torch.int32) for v in (integers, zeros)]
+    differences = w.b.cast(w.b.op("aten.sub.Tensor", [*wide, 1], wide[0].tensor - wide[1].tensor), torch.float32)
     value = w.b.op("aten.mul.Tensor", [differences, scales], differences.tensor * scales.tensor)
     weight = w.b.op("aten.view", [value, [1024, 1024]], value.tensor.view(1024, 1024))
     return [w.b.op("aten.linear", [x, weight, None], functional.linear(x.tensor, weight.tensor))]
@@ -409,7 +415,7 @@ def test_weights_of_few_rows_stay_narrow(make: Made, is_narrow: bool) -> None:
     w = Written()
     results = make(w)
     for features in (*WITH_WORDS.values(), OTHERS["AVX2"]):
-        packs = [packing.buffer for packing in steps_of(w, results, *features).packings]
+        packs = [packing.buffer for packing in w.b.steps(results, *features).packings]
         assert ("i8" in {buffer.element for buffer in packs if buffer.count == 1024 * 1024}) == is_narrow
     check(w.b, results, host_target())
 
@@ -429,7 +435,7 @@ def test_sums_of_the_largest_integers_are_exact() -> None:
     terms = 4096
     x = w.requantised(w.b.input(torch.full((3, terms), 1000.0)), 1.0, 0, False)
     integers = w.b.input(torch.full((16, terms), -128, dtype=torch.int8), "parameter")
-    wide = w.cast(integers, torch.float32)
+    wide = w.b.cast(integers, torch.float32)
     product = w.b.op("aten.linear", [x, wide, None], torch.full((3, 16), -128.0 * 255 * terms))
     _, (result,) = Executable(lower(w.b.program([product], host_target())))(w.b.values)
     assert torch.equal(result, product.tensor)

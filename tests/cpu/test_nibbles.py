@@ -7,19 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import host_target
+from nest_samples import available_target
 from test_integer_products import OTHERS, WITH_WORDS, seeded
 from torch import Tensor
 from torch.nn import functional
-from torch_mlir import ir
-from written_programs import Builder, Executable, Value, check, normal
+from written_programs import Builder, Executable, check, normal
 
-from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.loop_program import LoopProgram
-from torchmdla.devices.cpu.lowering import loop_program, lower
+from torchmdla.devices.cpu.lowering import lower
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.printer import program_text
-from torchmdla.importer.types import dtype_number
 
 PROCESSORS = {**WITH_WORDS, **OTHERS}
 
@@ -44,9 +42,9 @@ class Written:
         integers = torch.randint(-limit, limit, sizes, dtype=torch.int8, generator=seeded())
         points = torch.randint(-3, 4, (columns, groups, 1), dtype=torch.int8, generator=seeded())
         scales = self.b.input(normal(columns, groups, 1).abs() + 0.1, "parameter")
-        value = self._float(self.b.input(integers, "parameter", bits % 8))
+        value = self.b.cast(self.b.input(integers, "parameter", bits % 8), torch.float32)
         if zeros:
-            point = self._float(self.b.input(points, "parameter"))
+            point = self.b.cast(self.b.input(points, "parameter"), torch.float32)
             value = self.b.op("aten.sub.Tensor", [value, point, 1], value.tensor - point.tensor)
         value = self.b.op("aten.mul.Tensor", [value, scales], value.tensor * scales.tensor)
         weight = self.b.op("aten.view", [value, [columns, terms]], value.tensor.view(columns, terms))
@@ -54,13 +52,8 @@ class Written:
         operands = self.b.input(x), weight, bias
         self.result = self.b.op("aten.linear", operands, functional.linear(*(o.tensor for o in operands)))
 
-    def _float(self, x: Value) -> Value:
-        converted = x.tensor.to(torch.float32)
-        return self.b.op("aten.to.dtype", [x, dtype_number(torch.float32), False, False, None], converted)
-
     def steps(self, *features: str) -> LoopProgram:
-        with new_context(), ir.Location.unknown():
-            return loop_program(self.b.program([self.result], host_target(*features)), {})[0]
+        return self.b.steps([self.result], *features)
 
 
 @pytest.mark.parametrize("features", [PROCESSORS[name] for name in ("AVX512_VNNI", "AVX-512 without it", "AVX2")])
@@ -81,11 +74,8 @@ def test_two_weights_lie_in_a_byte(
 @pytest.mark.parametrize("features", [(), *PROCESSORS.values()], ids=["native", *PROCESSORS])
 @pytest.mark.parametrize(("rows", "group"), [(1, 32), (2, 64), (1, None), (2, None)])
 def test_values(rows: int, group: int | None, features: tuple[str, ...]) -> None:
-    available = host_target().features.split(",")
-    if any(feature and feature not in available for feature in features):
-        pytest.skip("this machine lacks the target's features")
     w = Written(normal(rows, TERMS), group=group)
-    check(w.b, [w.result], host_target(*features))
+    check(w.b, [w.result], available_target(*features))
 
 
 @settings(max_examples=25)

@@ -34,16 +34,22 @@ class Pattern:
         op: the op of matching expressions; empty for any op.
         operands: the patterns of the operands; None for any operands.
         name: the name of the matched expression. Equal names in a pattern must match the same expression.
+        type: the type of matching expressions; empty for any type.
+        payload: the payload of matching expressions; None for any payload.
     """
 
     op: str
-    operands: tuple[Pattern, ...] | None = None
+    operands: tuple[AnyPattern, ...] | None = None
     name: str = ""
+    type: str = ""
+    payload: Any = None
 
     def matches(self, expression: Expression) -> Iterator[dict[str, Expression]]:
         """Yield the named expressions of each match."""
         captures = {self.name: expression} if self.name else {}
-        if self.op and expression.op != self.op:
+        if (self.op and expression.op != self.op) or (self.type and expression.type != self.type):
+            return
+        if self.payload is not None and expression.payload != self.payload:
             return
         if self.operands is None:
             yield captures
@@ -58,13 +64,30 @@ class Pattern:
                         yield merged
 
 
-def op(kind: str, *operands: Pattern, name: str = "") -> Pattern:
+@dataclass(frozen=True)
+class Alternatives:
+    """Pattern of the expressions that any of ``patterns`` matches. Matches of earlier patterns come first."""
+
+    patterns: tuple[AnyPattern, ...]
+
+    def matches(self, expression: Expression) -> Iterator[dict[str, Expression]]:
+        return itertools.chain.from_iterable(pattern.matches(expression) for pattern in self.patterns)
+
+
+AnyPattern = Pattern | Alternatives
+
+
+def op(kind: str, *operands: AnyPattern, name: str = "", type: str = "", payload: Any = None) -> Pattern:
     """Return the pattern of an op. Without ``operands``, its operands may be any expressions."""
-    return Pattern(kind, operands or None, name)
+    return Pattern(kind, operands or None, name, type, payload)
 
 
-def any_expression(name: str) -> Pattern:
-    return Pattern("", None, name)
+def any_expression(name: str, type: str = "") -> Pattern:
+    return Pattern("", None, name, type)
+
+
+def any_of(*patterns: AnyPattern) -> Alternatives:
+    return Alternatives(patterns)
 
 
 def find_matches(pattern: Pattern, roots: Iterable[Expression]) -> Iterator[dict[str, Expression]]:

@@ -10,14 +10,12 @@ as for any other state. It is still computed, as the other factor may hold NaN::
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from torchmdla.compiler.sizes import AnySize, estimate
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, load, substitute
+from torchmdla.devices.cpu.expressions import load, substitute
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.patterns import Captured, Rule, op
 
@@ -27,20 +25,12 @@ _MOST_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class _ConstantFactor:
-    """Matrix of the constant ``factor``, an operand of ``product`` in ``step``.
-
-    ``loops`` are the loops of the step that walk the matrix, and ``sizes`` are their sizes.
-    """
+    """Constant factor in the product of ``match`` in ``step``, which will read it at ``element`` of a buffer."""
 
     steps: LoopProgram
     step: LoopNest
-    product: Expression
-    factor: Expression
-    loops: Sequence[int]
-
-    @property
-    def sizes(self) -> tuple[AnySize, ...]:
-        return tuple(self.step.sizes[loop] for loop in self.loops)
+    match: Captured
+    element: Access
 
 
 def _match_constant(steps: LoopProgram, step: LoopNest, match: Captured) -> _ConstantFactor | None:
@@ -49,18 +39,18 @@ def _match_constant(steps: LoopProgram, step: LoopNest, match: Captured) -> _Con
         return None
     # The rows of the constant, which the input does not vary with, and the reduced loops.
     loops = [d for d, reduced in enumerate(step.reduction) if reduced or d not in input_loops]
-    case = _ConstantFactor(steps, step, match["product"], match["factor"], loops)
-    return case if estimate(math.prod(case.sizes)) <= _MOST_ELEMENTS else None
+    buffer = Buffer("temporary", match["factor"].type, tuple(step.sizes[loop] for loop in loops))
+    case = _ConstantFactor(steps, step, match, Access.of_loops(buffer, loops, len(step.sizes)))
+    return case if estimate(buffer.count) <= _MOST_ELEMENTS else None
 
 
 def _store_constant(case: _ConstantFactor) -> None:
     """Replace the constant factor by a load from a new buffer that is filled with the constant."""
-    buffer = Buffer("temporary", case.factor.type, case.sizes)
-    fill = LoopNest.elementwise(buffer.sizes, Access.identity(buffer), case.factor)
-    case.steps.steps.insert(case.steps.steps.index(case.step), fill)
-    element = load(Access.of_loops(buffer, case.loops, len(case.step.sizes)))
-    operands = tuple(element if operand is case.factor else operand for operand in case.product.operands)
-    case.step.values = substitute(case.step.values, {case.product: case.product.with_operands(operands)})
+    buffer, factor, product = case.element.buffer, case.match["factor"], case.match["product"]
+    fill = LoopNest.elementwise(buffer.sizes, Access.identity(buffer), factor)
+    case.steps.replace_step(case.step, [fill, case.step])
+    operands = tuple(load(case.element) if operand is factor else operand for operand in product.operands)
+    case.step.values = substitute(case.step.values, {product: product.with_operands(operands)})
 
 
 STORE_CONSTANT_FACTORS = Rule(

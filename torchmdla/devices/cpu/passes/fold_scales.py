@@ -19,8 +19,9 @@ from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import Expression, contents, load, operation, reduced, substitute
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, has_zero_initial
 from torchmdla.devices.cpu.passes.layout import in_memory_order, lay_out
-from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
-from torchmdla.devices.cpu.passes.roundings import HalfBuffers
+from torchmdla.devices.cpu.passes.narrow.buffers import HalfBuffers
+from torchmdla.devices.cpu.passes.narrow.sums import replace_in_epilogue
+from torchmdla.devices.cpu.passes.precompute import IsKnown
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, find_matches, op
 
 # Weights that a call uses less often than this stay unchanged: a scaled copy would cost more than it gains.
@@ -49,15 +50,13 @@ class _Scale:
         return factor
 
 
-def _match_scale(
-    steps: LoopProgram, is_known: IsKnown, halves: HalfBuffers, step: LoopNest, match: Captured
-) -> _Scale | None:
+def _match_scale(steps: LoopProgram, halves: HalfBuffers, step: LoopNest, match: Captured) -> _Scale | None:
     weights, other = match["left"].payload, match["right"].payload
     scaled = next(find_matches(_SCALED_SUM, step.epilogue.values), None) if step.epilogue else None
-    if step.epilogue is None or scaled is None or not is_known(scaled["factor"].payload):
+    if step.epilogue is None or scaled is None or not halves.is_known(scaled["factor"].payload):
         return None
     # Scaled weights would no longer be bfloat16.
-    if not is_scaling_profitable(step, weights, is_known) or weights.buffer in halves:
+    if not is_scaling_profitable(step, weights, halves.is_known) or weights.buffer in halves:
         return None
     return _Scale(steps, step, step.epilogue, scaled, weights, other)
 
@@ -77,7 +76,7 @@ def _is_only_use(case: _Scale) -> bool:
 
 FOLD_SCALES = Rule(
     SUM_OF_PRODUCTS,
-    lambda steps, _: partial(_match_scale, steps, parameter_predicate(steps), HalfBuffers(steps, "bf16")),
+    lambda steps, machine: partial(_match_scale, steps, HalfBuffers(steps, machine, "bf16")),
     _fold,
     {
         "the sum starts from zero": lambda case: has_zero_initial(case.step),
@@ -99,9 +98,7 @@ def can_scale_sum(step: LoopNest, factor: Expression) -> bool:
 def scale_sum(step: LoopNest, factor: Expression) -> None:
     """Multiply the sum of a step by ``factor``, over the step's loops, in its epilogue."""
     total = reduced(0, factor.type)
-    plain = step.epilogue or Epilogue(step.outputs, (total,))
-    scaled = operation("arith.mulf", [total, factor], factor.type)
-    step.epilogue = replace(plain, values=substitute(plain.values, {total: scaled}))
+    replace_in_epilogue(step, total, operation("arith.mulf", [total, factor], factor.type))
 
 
 def is_scaling_profitable(step: LoopNest, weights: Access, is_known: IsKnown) -> bool:

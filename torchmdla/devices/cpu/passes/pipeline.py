@@ -16,7 +16,6 @@ from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
 from torchmdla.devices.cpu.passes.dead_code import remove_unread
 from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
 from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
-from torchmdla.devices.cpu.passes.dot_products import channel_block_sizes, use_dot_products
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
@@ -24,12 +23,12 @@ from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying
 from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
 from torchmdla.devices.cpu.passes.moments import MOMENTS
-from torchmdla.devices.cpu.passes.nibbles import USE_NIBBLES
+from torchmdla.devices.cpu.passes.narrow.dot_products import channel_block_sizes, use_dot_products
+from torchmdla.devices.cpu.passes.narrow.formats import drop_roundings, keep_floats
+from torchmdla.devices.cpu.passes.narrow.nibbles import USE_NIBBLES
 from torchmdla.devices.cpu.passes.packing import pack_activations, pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
-from torchmdla.devices.cpu.passes.requantised import keep_floats
 from torchmdla.devices.cpu.passes.reroll import reroll_loops
-from torchmdla.devices.cpu.passes.roundings import drop_roundings
 from torchmdla.devices.cpu.passes.share_buffers import merge_equal, share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS

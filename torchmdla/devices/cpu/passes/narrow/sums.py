@@ -12,10 +12,10 @@ zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from torchmdla.compiler.sizes import static
+from torchmdla.compiler.sizes import AnySize, static
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.expressions import (
     Expression,
@@ -30,44 +30,54 @@ from torchmdla.devices.cpu.expressions import (
     substitute,
 )
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
-
-_SUM, _WIDE = "i32", "f32"
+from torchmdla.devices.cpu.passes.narrow.formats import SUM, WIDE, Quantisation, integer_op, is_zero
+from torchmdla.devices.cpu.passes.narrow.layouts import word_access
 
 # A sum of this many products of two differences of integers of 8 bits fits into 32 bits.
-MOST_TERMS = (2**31 - 1) // 255**2
+_MOST_TERMS = (2**31 - 1) // 255**2
 
-# One factor: the access to an element and to a word of it, its zero point and scale. The unsigned factor comes first.
-Factor = tuple[Access, Access, Expression, Expression]
+# One factor: the access to an element, and the form of the elements. The unsigned factor comes first.
+Factor = tuple[Access, Quantisation]
 
 
-def sum_of_words(step: LoopNest, left: Factor, right: Factor) -> list[LoopNest]:
-    """Rewrite a step to sum the products in words of its factors.
+def has_few_terms(step: LoopNest) -> bool:
+    """Return whether the sums of a step and their corrections fit into 32 bits."""
+    terms = _count_terms(step)
+    return isinstance(terms, int) and terms <= _MOST_TERMS
+
+
+def _count_terms(step: LoopNest) -> AnySize:
+    return math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces)
+
+
+def sum_of_words(step: LoopNest, inner: int, left: Factor, right: Factor) -> list[LoopNest]:
+    """Rewrite a step to sum the products in words of its factors, whose elements are along the loop ``inner``.
 
     Returns:
         The steps that have to run before it.
     """
-    values, left_words, left_zero, left_scale = left
-    weights, right_words, right_zero, right_scale = right
-    terms = static(math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces))
+    (values, left_form), (weights, right_form) = left, right
+    left_zero, right_zero = left_form.zero, right_form.zero
     before: list[LoopNest] = []
     # Values that are known ahead come first: z * (sum(p) - n * y).
-    total = reduced(0, _SUM)
-    if not _is_zero(left_zero):
-        sums = _subtract(_sum_elements(step, weights, before), _multiply(right_zero, constant(terms, _SUM)))
-        total = _subtract(total, hoist(step, _multiply(left_zero, sums), before))
-    if not _is_zero(right_zero):
+    total = reduced(0, SUM)
+    if not is_zero(left_zero):
+        terms = integer_op("arith.muli", right_zero, constant(static(_count_terms(step)), SUM))
+        sums = integer_op("arith.subi", _sum_elements(step, weights, before), terms)
+        total = integer_op("arith.subi", total, hoist(step, integer_op("arith.muli", left_zero, sums), before))
+    if not is_zero(right_zero):
         sums = _sum_by_windows(step, values, before)
-        total = _subtract(total, _multiply(hoist(step, right_zero, before), sums))
-    products = operation("dot", [load(left_words), load(right_words)], _SUM)
-    if (kind := step.values[0].type) != _WIDE:
-        _replace_in_epilogue(step, reduced(0, kind), operation("arith.extsi", [total], kind))
+        total = integer_op("arith.subi", total, integer_op("arith.muli", hoist(step, right_zero, before), sums))
+    products = operation("dot", [load(word_access(stored, inner)) for stored in (values, weights)], SUM)
+    if (kind := step.values[0].type) != WIDE:
+        replace_in_epilogue(step, reduced(0, kind), operation("arith.extsi", [total], kind))
         step.map_expressions(lambda roots: rewrite(roots, _without_extension))
     else:
-        scale = hoist(step, operation("arith.mulf", [left_scale, right_scale], _WIDE), before)
-        scale_result(step, operation("arith.sitofp", [total], _WIDE), scale)
-    step.values = (operation("arith.addi", [accumulator(0, _SUM), products], _SUM),)
-    step.initial = constant(0, _SUM)
-    step.outputs = tuple(replace(a, buffer=replace(a.buffer, kind="temporary", element=_SUM)) for a in step.outputs)
+        scale = hoist(step, operation("arith.mulf", [left_form.scale, right_form.scale], WIDE), before)
+        scale_result(step, scale, operation("arith.sitofp", [total], WIDE))
+    step.values = (add_to_sum(products),)
+    step.initial = constant(0, SUM)
+    step.outputs = tuple(replace(a, buffer=replace(a.buffer, kind="temporary", element=SUM)) for a in step.outputs)
     return before
 
 
@@ -79,25 +89,26 @@ def _without_extension(expression: Expression) -> Expression | None:
     return value if value.type == expression.type else None
 
 
-def scale_result(step: LoopNest, total: Expression, scale: Expression) -> None:
-    """Replace the sum of a step by ``total * scale`` in the rest of its epilogue.
+def scale_result(step: LoopNest, scale: Expression, total: Expression | None = None) -> None:
+    """Replace the sum of a step by ``total * scale`` in the rest of its epilogue; ``total`` is the sum by default.
 
     An addition to the product becomes a fused multiply-add.
     """
-    scaled = operation("arith.mulf", [total, scale], _WIDE)
+    total = total or reduced(0, WIDE)
+    scaled = operation("arith.mulf", [total, scale], WIDE)
 
     def with_one_rounding(expression: Expression) -> Expression | None:
         if expression.op != "arith.addf" or scaled not in expression.operands:
             return None
         first, second = expression.operands
-        return operation("math.fma", [total, scale, second if first is scaled else first], _WIDE)
+        return operation("math.fma", [total, scale, second if first is scaled else first], WIDE)
 
-    _replace_in_epilogue(step, reduced(0, _WIDE), scaled)
+    replace_in_epilogue(step, reduced(0, WIDE), scaled)
     assert step.epilogue is not None
     step.epilogue = replace(step.epilogue, values=rewrite(step.epilogue.values, with_one_rounding))
 
 
-def _replace_in_epilogue(step: LoopNest, total: Expression, other: Expression) -> None:
+def replace_in_epilogue(step: LoopNest, total: Expression, other: Expression) -> None:
     """Replace ``total`` by ``other`` in the step's epilogue."""
     epilogue = step.epilogue or Epilogue(step.outputs, (total,))
     step.epilogue = replace(epilogue, values=substitute(epilogue.values, {total: other}))
@@ -116,47 +127,49 @@ def hoist(step: LoopNest, value: Expression, before: list[LoopNest], order: Sequ
     varying = frozenset[int]().union(*(access.loops for access in body.loads))
     assert order is None or all(loop in order or step.sizes[loop] == 1 for loop in varying), "a loop is left out"
     loops = sorted(varying) if order is None else [loop for loop in order if loop in varying]
-    sizes = tuple(step.sizes[loop] for loop in loops)
-    buffer = Buffer("temporary", value.type, sizes)
-    (moved,) = map_loads((value,), lambda access: access.restrict(loops))
-    before.append(replace(LoopNest.elementwise(sizes, Access.identity(buffer), moved), nodes=step.nodes))
-    return load(Access.of_loops(buffer, loops, len(step.sizes)))
+    return compute_ahead(step, value, loops, before)
 
 
-def _is_zero(value: Expression) -> bool:
-    return value.op == "constant" and value.payload == 0
+def compute_ahead(
+    step: LoopNest,
+    value: Expression,
+    loops: Sequence[int],
+    before: list[LoopNest],
+    summed: Collection[int] = (),
+    checks: Sequence[Expression] = (),
+) -> Expression:
+    """Return a load of ``value``, or of its sum over the loops ``summed``, which a new step in ``before`` computes.
 
-
-def _subtract(left: Expression, right: Expression) -> Expression:
-    return left if _is_zero(right) else operation("arith.subi", [left, right], _SUM)
-
-
-def _multiply(left: Expression, right: Expression) -> Expression:
-    if left.op == "constant" and right.op == "constant":
-        return constant(left.payload * right.payload, _SUM)
-    if _is_zero(left) or _is_zero(right):
-        return constant(0, _SUM)
-    return operation("arith.muli", [left, right], _SUM)
-
-
-def _sum_elements(step: LoopNest, access: Access, before: list[LoopNest], is_signed: bool = True) -> Expression:
-    """Return the sum of the elements that a step reads at ``access``, over the step's reduced loops."""
-    loops = sorted(access.loops)
-    retained = [loop for loop in loops if not step.reduction[loop]]
-    buffer = Buffer("temporary", _SUM, tuple(step.sizes[loop] for loop in retained))
-    read = load(access.restrict(loops))
-    term = read if read.type == _SUM else operation("arith.extsi" if is_signed else "arith.extui", [read], _SUM)
+    The new step has the loops ``loops`` of ``step``, in this order, and checks ``checks``.
+    """
+    retained = [loop for loop in loops if loop not in summed]
+    buffer = Buffer("temporary", value.type, tuple(step.sizes[loop] for loop in retained))
+    result, *checks = map_loads((value, *checks), lambda access: access.restrict(loops))
     before.append(
         LoopNest(
             sizes=tuple(step.sizes[loop] for loop in loops),
-            reduction=tuple(step.reduction[loop] for loop in loops),
+            reduction=tuple(loop in summed for loop in loops),
             outputs=(Access.of_loops(buffer, [loops.index(loop) for loop in retained], len(loops)),),
-            values=(operation("arith.addi", [accumulator(0, _SUM), term], _SUM),),
-            initial=constant(0, _SUM),
+            values=(add_to_sum(result) if summed else result,),
+            initial=constant(0, value.type) if summed else None,
+            checks=tuple(checks),
             nodes=step.nodes,
         )
     )
     return load(Access.of_loops(buffer, retained, len(step.sizes)))
+
+
+def add_to_sum(value: Expression) -> Expression:
+    """Return the accumulator of a nest's only output after an addition of ``value``."""
+    add = "arith.addi" if value.type == SUM else "arith.addf"
+    return operation(add, [accumulator(0, value.type), value], value.type)
+
+
+def _sum_elements(step: LoopNest, access: Access, before: list[LoopNest], extend: str = "arith.extsi") -> Expression:
+    """Return the sum of the elements that a step reads at ``access``, over the step's reduced loops."""
+    element, loops = load(access), sorted(access.loops)
+    term = element if element.type == SUM else operation(extend, [element], SUM)
+    return compute_ahead(step, term, loops, before, [loop for loop in loops if step.reduction[loop]])
 
 
 def _sum_by_windows(step: LoopNest, access: Access, before: list[LoopNest]) -> Expression:
@@ -166,7 +179,7 @@ def _sum_by_windows(step: LoopNest, access: Access, before: list[LoopNest]) -> E
     retained = [d for d, flag in enumerate(is_summed) if not flag]
     windows = {loop for d in retained for loop in access.indices[d].loops}
     if not inner or inner & windows or len(access.indices) != len(access.buffer.sizes):
-        return _sum_elements(step, access, before, is_signed=False)
+        return _sum_elements(step, access, before, "arith.extui")
     walked, first = sorted(inner), len(retained)
     along = {loop: AffineExpr.of_loop(first + k, first + len(walked)) for k, loop in enumerate(walked)}
     indices = [index.substitute(along, first + len(walked)) for index in access.indices]
@@ -177,6 +190,6 @@ def _sum_by_windows(step: LoopNest, access: Access, before: list[LoopNest]) -> E
         sizes=(*(access.buffer.sizes[d] for d in retained), *(step.sizes[loop] for loop in walked)),
         reduction=(*(False for _ in retained), *(True for _ in walked)),
     )
-    sums = _sum_elements(rows, replace(access, indices=tuple(indices)), before, is_signed=False).payload
+    sums = _sum_elements(rows, replace(access, indices=tuple(indices)), before, "arith.extui").payload
     read = Access(sums.buffer, tuple(access.indices[d] for d in retained))
     return _sum_elements(step, read, before) if any(step.reduction[loop] for loop in windows) else load(read)

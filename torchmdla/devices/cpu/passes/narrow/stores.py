@@ -15,23 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 
 from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
-from torchmdla.devices.cpu.expressions import (
-    Expression,
-    accumulator,
-    constant,
-    contents,
-    index,
-    map_loads,
-    operation,
-    reduced,
-    substitute,
-)
+from torchmdla.devices.cpu.expressions import Expression, constant, map_loads, numbered_value, operation, rewrite
 from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
-from torchmdla.devices.cpu.passes.dot_layouts import WORD
+from torchmdla.devices.cpu.passes.narrow.layouts import WORD, shift
 
 # A body of more expressions than this is not unrolled over the elements of a word.
 _MOST_EXPRESSIONS = 64
@@ -46,18 +36,14 @@ def store_words(step: LoopNest, buffer: Buffer, used: int) -> bool:
     loop = _loop_within_words(step, buffer)
     if loop is None or step.sizes[loop] != used:
         return False
-    elements = range(used)
-    is_reduction, epilogue = any(step.reduction), step.epilogue
-    stored = epilogue.values if epilogue else step.values
+    (stored,) = (step.epilogue or step).values
     bits = 8 * ELEMENT_BYTES[buffer.element]
-    word = _pack_word([_select_element(step, stored, loop, k)[0] for k in elements], bits)
-    written = step.written_accesses[0].at_iteration(loop, 0)
-    written = replace(written, word=WORD)
-    if is_reduction:
-        step.values = tuple(_select_element(step, step.values, loop, k)[0] for k in elements)
-        step.outputs = tuple(
-            replace(step.outputs[0], buffer=replace(step.outputs[0].buffer)).at_iteration(loop, 0) for _ in elements
-        )
+    word = _pack_word([_select_element(stored, loop, k) for k in range(used)], bits)
+    written = replace(step.written_accesses[0].at_iteration(loop, 0), word=WORD)
+    if any(step.reduction):
+        (value,), (output,) = step.values, step.outputs
+        step.values = tuple(_select_element(value, loop, k) for k in range(used))
+        step.outputs = tuple(replace(output.at_iteration(loop, 0), buffer=replace(output.buffer)) for _ in range(used))
         step.epilogue = Epilogue((written,), (word,))
     else:
         step.outputs, step.values = (written,), (word,)
@@ -78,14 +64,15 @@ def _loop_within_words(step: LoopNest, buffer: Buffer) -> int | None:
     return last.loops[0] if expressions <= _MOST_EXPRESSIONS and not step.reduction[last.loops[0]] else None
 
 
-def _select_element(step: LoopNest, roots: Sequence[Expression], loop: int, number: int) -> tuple[Expression, ...]:
-    """Return ``roots`` for one element of a word, which has its own output if the step reduces."""
-    moved = map_loads(roots, lambda access: access.at_iteration(loop, number))
-    numbered = {index(loop): constant(number, "i64")}
-    for e in contents(tuple(moved)).expressions:
+def _select_element(value: Expression, loop: int, number: int) -> Expression:
+    """Return the value for one element of a word, which has its own accumulator if the step reduces."""
+
+    def select(e: Expression) -> Expression | None:
         if e.op in ("accumulator", "reduced"):
-            numbered[e] = (accumulator if e.op == "accumulator" else reduced)(number, e.type)
-    return substitute(moved, numbered)
+            return numbered_value(e.op, e.type, number)
+        return constant(number, e.type) if e.op == "index" and e.payload == loop else None
+
+    return rewrite(map_loads((value,), lambda access: access.at_iteration(loop, number)), select)[0]
 
 
 def _pack_word(elements: Sequence[Expression], bits: int) -> Expression:
@@ -93,7 +80,8 @@ def _pack_word(elements: Sequence[Expression], bits: int) -> Expression:
     if all(element.op == "constant" and element.type.startswith("i") for element in elements):
         word = sum((element.payload % (1 << bits)) << (bits * k) for k, element in enumerate(elements))
         return constant((word + 2**31) % 2**32 - 2**31, WORD)
-    return reduce(partial(_op, "ori"), (_shift_left(_zero_extend(e), bits * k) for k, e in enumerate(elements)))
+    parts = [shift("arith.shli", _zero_extend(element), bits * k) for k, element in enumerate(elements)]
+    return reduce(lambda word, part: operation("arith.ori", [word, part], WORD), parts)
 
 
 def _zero_extend(element: Expression) -> Expression:
@@ -101,11 +89,3 @@ def _zero_extend(element: Expression) -> Expression:
         bits = 8 * ELEMENT_BYTES[element.type]
         element = operation("arith.bitcast", [element], f"i{bits}")
     return operation("arith.extui", [element], WORD)
-
-
-def _shift_left(word: Expression, bits: int) -> Expression:
-    return _op("shli", word, constant(bits, WORD)) if bits else word
-
-
-def _op(name: str, left: Expression, right: Expression) -> Expression:
-    return operation(f"arith.{name}", [left, right], WORD)

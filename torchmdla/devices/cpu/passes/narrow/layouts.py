@@ -6,14 +6,14 @@ This module selects the loop that walks words, and the layouts of the factors in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, quotient
 from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, map_loads
-from torchmdla.devices.cpu.loop_program import LoopNest, Step
+from torchmdla.devices.cpu.expressions import Expression, constant, map_loads, operation
+from torchmdla.devices.cpu.loop_program import LoopNest
 
 WORD = "i32"
 WORD_BYTES = 4
@@ -28,10 +28,18 @@ class Rows:
 class Interleaved:
     """Layout in which the elements of a word, along ``dimension`` of a buffer, are in an additional last dimension.
 
-    The rest of a word is zero where the buffer has fewer elements.
+    Words have ``count`` elements. The first ``used`` ones are in use: all, or as many as there are if these are fewer
+    than a word. The rest of the word is zero.
     """
 
     dimension: int
+    count: int
+    used: int
+
+    @property
+    def is_part(self) -> bool:
+        """Return whether the elements are a part of one word."""
+        return self.used < self.count
 
 
 Layout = Rows | Interleaved
@@ -39,15 +47,11 @@ Layout = Rows | Interleaved
 
 @dataclass(frozen=True)
 class WordProduct:
-    """Nest that sums products, those of a word in each iteration of ``loop`` if its factors have ``layouts``.
+    """Sum of products in ``nest``, those of a word in each iteration of ``loop`` if its factors have ``layouts``."""
 
-    ``sizes`` and ``values`` are those of the nest after loops were joined.
-    """
-
+    nest: LoopNest
     loop: int
     layouts: Mapping[Buffer, Layout]
-    sizes: tuple[AnySize, ...]
-    values: tuple[Expression, ...]
 
 
 def product_of_words(step: LoopNest, count: int) -> WordProduct | None:
@@ -56,24 +60,19 @@ def product_of_words(step: LoopNest, count: int) -> WordProduct | None:
     Reduced loops that walk memory as one loop are joined where words would end with each of them. The loops over
     channels and pixels of a flattened image are an example.
     """
-    return _choose_product(step, count) or _choose_product(_collapse_loops(step), count)
-
-
-def _choose_product(step: LoopNest, count: int) -> WordProduct | None:
-    """Return the product of words with as many factors in :class:`Rows` as possible."""
-    candidates = (_product_along(step, loop, count) for loop, reduces in enumerate(step.reduction) if reduces)
-    return max(filter(None, candidates), key=_count_rows, default=None)
-
-
-def _count_rows(product: WordProduct) -> int:
-    return sum(isinstance(layout, Rows) for layout in product.layouts.values())
+    for nest in (step, _collapse_loops(step)):
+        candidates = (_product_along(nest, loop, count) for loop, reduces in enumerate(nest.reduction) if reduces)
+        products = [product for product in candidates if product is not None]
+        if products:  # The one with as many factors in rows as possible.
+            return max(products, key=lambda product: [*product.layouts.values()].count(Rows()))
+    return None
 
 
 def _product_along(step: LoopNest, loop: int, count: int) -> WordProduct | None:
-    if not _may_form_words(step.sizes[loop], count) or loop in step.indexed_loops:
+    if not _elements_in_use(step.sizes[loop], count) or loop in step.indexed_loops:
         return None
     layouts = {access.buffer: layout for access in step.inputs if (layout := _layout(access, loop, count)) is not None}
-    return WordProduct(loop, layouts, step.sizes, step.values) if len(layouts) == len(step.inputs) else None
+    return WordProduct(step, loop, layouts) if len(layouts) == len(step.inputs) else None
 
 
 def _collapse_loops(step: LoopNest) -> LoopNest:
@@ -108,12 +107,7 @@ def _drop_loop(access: Access, loop: int, inner: int) -> Access:
     if len(dimensions) == 1:
         return access.at_iteration(loop, 0)
     flat = access.linearise(len(access.indices[0].factors))
-    return replace(access, indices=(replace(flat, factors=drop_factor(flat.factors, loop)),))
-
-
-def drop_factor(factors: tuple[AnySize, ...], loop: int) -> tuple[AnySize, ...]:
-    """Return the factors of an index without that of ``loop``."""
-    return (*factors[:loop], 0, *factors[loop + 1 :])
+    return replace(access, indices=(flat.at_iteration(loop, 0),))
 
 
 def _layout(access: Access, loop: int, count: int) -> Layout | None:
@@ -128,24 +122,19 @@ def _layout(access: Access, loop: int, count: int) -> Layout | None:
         others = [factor for k, factor in enumerate(index.factors) if k != loop]
         in_words = all(quotient(number, count) is not None for number in (size, index.constant, *others))
         return Rows() if index.factors[loop] == 1 and in_words else None
-    return Interleaved(dimension) if index.is_loop() and _may_form_words(sizes[dimension], count) else None
+    used = _elements_in_use(sizes[dimension], count) if index.is_loop() else 0
+    return Interleaved(dimension, count, used) if used else None
 
 
-def _may_form_words(size: AnySize, count: int) -> bool:
-    """Return whether ``size`` elements are whole words, or a part of a single word."""
-    return quotient(size, count) is not None or is_part_of_word(size, count)
-
-
-def is_part_of_word(size: AnySize, count: int) -> bool:
-    """Return whether ``size`` elements are a part of one word.
-
-    Two elements are a full word where words are pairs.
-    """
-    return isinstance(size, int) and 1 < size < count
+def _elements_in_use(size: AnySize, count: int) -> int:
+    """Return the elements in use of each word if ``size`` elements are whole words or a part of one, else 0."""
+    if quotient(size, count) is not None:
+        return count
+    return size if isinstance(size, int) and 1 < size < count else 0
 
 
 def agree_on_layouts(
-    products: Iterable[WordProduct], count: int, users: Callable[[Buffer], Sequence[Step]]
+    products: Iterable[WordProduct], users: Callable[[Buffer], list[LoopNest]]
 ) -> dict[Buffer, Layout]:
     """Return the layouts of factors that all their products agree on, and that all other steps support."""
     agreed = list(products)
@@ -157,38 +146,32 @@ def agree_on_layouts(
         refused = {
             b
             for b, choices in candidates.items()
-            if len(choices) > 1 or not may_use_layouts(b, choices, count, users(b))
+            if len(choices) > 1 or not all(_may_use_layout(step, b, *choices) for step in users(b))
         }
         if not refused:
             return {buffer: layout for buffer, (layout,) in candidates.items()}
         agreed = [product for product in agreed if refused.isdisjoint(product.layouts)]
 
 
-def may_use_layouts(buffer: Buffer, layouts: Iterable[Layout], count: int, users: Iterable[Step]) -> bool:
-    """Return whether all users of a buffer can use it in any of ``layouts``."""
-    nests = [step for step in users if isinstance(step, LoopNest)]
-    return all(_may_use_layout(step, buffer, layout, count) for step in nests for layout in layouts)
-
-
-def _may_use_layout(step: LoopNest, buffer: Buffer, layout: Layout, count: int) -> bool:
-    if buffer in [table.buffer for table in step.tables]:
-        return False
-    if isinstance(layout, Rows):
-        return True
-    if is_part_of_word(buffer.sizes[layout.dimension], count):
+def _may_use_layout(step: LoopNest, buffer: Buffer, layout: Layout) -> bool:
+    if isinstance(layout, Rows) or layout.is_part:
         return True
     indices = [access.indices[layout.dimension] for access in step.accesses if access.buffer is buffer]
-    return all(index.is_loop() and quotient(step.sizes[index.loops[0]], count) is not None for index in indices)
+    return all(index.is_loop() and quotient(step.sizes[index.loops[0]], layout.count) is not None for index in indices)
 
 
-def apply_layout(buffer: Buffer, element: str, layout: Layout, count: int) -> Buffer:
+def apply_layout(buffer: Buffer, element: str, layout: Layout) -> Buffer:
     """Return a buffer of another element type in a layout."""
     sizes = list(buffer.sizes)
     if isinstance(layout, Interleaved):
-        size = sizes[layout.dimension]
-        sizes[layout.dimension] = 1 if is_part_of_word(size, count) else size // count
-        sizes.append(count)
+        sizes[layout.dimension] = 1 if layout.is_part else sizes[layout.dimension] // layout.count
+        sizes.append(layout.count)
     return replace(buffer, element=element, sizes=tuple(sizes))
+
+
+def shift(name: str, word: Expression, bits: int) -> Expression:
+    """Return a word after the op ``name`` shifted it by ``bits``."""
+    return operation(name, [word, constant(bits, WORD)], WORD) if bits else word
 
 
 def word_access(access: Access, inner: int) -> Access:
