@@ -10,8 +10,8 @@ from written_programs import Builder, Value, check, normal
 from torchmdla.devices.cpu.accesses import Access, Buffer, Kind
 from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.passes.bilinear_maps import PRODUCTS
 from torchmdla.devices.cpu.passes.share_buffers import merge_equal
-from torchmdla.devices.cpu.strassen import PRODUCTS
 
 SIZE = 8
 

@@ -8,25 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_winograd import MOST_ERROR, check_program, convolve, steps_of, target
+from test_winograd import MOST_ERROR, check_program, convolve, evaluate, steps_of, target
 from torch import Tensor, nn
 from torch.nn import functional
 from written_programs import Builder, Value, check, normal
 
 import torchmdla
-from torchmdla.devices.cpu import strassen
-from torchmdla.devices.cpu.expressions import Expression, numbered_value
+from torchmdla.devices.cpu.expressions import numbered_value
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
+from torchmdla.devices.cpu.passes import bilinear_maps
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs import PROGRAMS
-
-_OPS = {"arith.addf": torch.add, "arith.subf": torch.sub}
-
-
-def evaluated(expression: Expression, leaves: list[Tensor]) -> Tensor:
-    if expression.op == "operand":
-        return leaves[expression.payload]
-    return _OPS[expression.op](*(evaluated(operand, leaves) for operand in expression.operands))
 
 
 def test_the_form_is_exact() -> None:
@@ -38,13 +30,13 @@ def test_the_form_is_exact() -> None:
 
     leaves = {place: numbered_value("operand", "f32", k) for k, place in enumerate(places)}
     factors = [
-        [evaluated(each, quarters(matrix)) for each in function(leaves)]
-        for matrix, function in ((left, strassen.left_sums), (right, strassen.right_sums))
+        [evaluate(each, quarters(matrix)) for each in function(leaves)]
+        for matrix, function in ((left, bilinear_maps.left_sums), (right, bilinear_maps.right_sums))
     ]
     products = [a @ b for a, b in zip(*factors, strict=True)]
-    combined = strassen.results([numbered_value("operand", "f32", k) for k in range(strassen.PRODUCTS)])
+    combined = bilinear_maps.result_sums([numbered_value("operand", "f32", k) for k in range(bilinear_maps.PRODUCTS)])
     for place, expected in zip(places, quarters(left @ right), strict=True):
-        assert torch.equal(evaluated(combined[place], products), expected)
+        assert torch.equal(evaluate(combined[place], products), expected)
 
 
 def linear(b: Builder, x: Value, columns: int, bias: bool = True) -> Value:
@@ -75,7 +67,7 @@ def count(b: Builder, results: list[Value], algorithms: str = "strassen") -> int
 
 
 def is_product(nest: LoopNest) -> bool:
-    return any(nest.reduction) and nest.sizes[0] == strassen.PRODUCTS
+    return any(nest.reduction) and nest.sizes[0] == bilinear_maps.PRODUCTS
 
 
 @pytest.mark.parametrize("features", [(), ("+avx2", "+fma"), ("",)], ids=["widest", "avx2", "baseline"])

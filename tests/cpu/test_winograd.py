@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,10 @@ from written_programs import Builder, Value, check, normal
 import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.expressions import numbered_value
+from torchmdla.devices.cpu.expressions import Expression, numbered_value
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop
 from torchmdla.devices.cpu.lowering import loop_program
-from torchmdla.devices.cpu.winograd import KIND, Matrix, apply_matrices, has_transforms, transforms
+from torchmdla.devices.cpu.passes.bilinear_maps import KIND, Matrix, apply_matrices, has_transforms, transforms
 from torchmdla.testing import checking
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.frontends import variant_of
@@ -71,6 +72,15 @@ _OPS = {
 }
 
 
+def evaluate(expression: Expression, operands: Sequence[Any]) -> Any:
+    """Return the value of sums and products of numbered operands."""
+    if expression.op == "operand":
+        return operands[expression.payload]
+    if expression.op == "constant":
+        return expression.payload
+    return _OPS[expression.op](*(evaluate(each, operands) for each in expression.operands))
+
+
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("dimensions", [1, 2])
 @pytest.mark.parametrize("matrix", ["inputs", "outputs"])
@@ -80,15 +90,8 @@ def test_expressions_are_the_matrix(results: int, taps: int, matrix: str, dimens
     places = list(itertools.product(range(len(chosen[0])), repeat=dimensions))
     leaves = {place: numbered_value("operand", KIND, k) for k, place in enumerate(places)}
     numbers = torch.randn(len(places), dtype=torch.float64)
-
-    def value(expression) -> float:
-        if expression.op == "operand":
-            return float(numbers[expression.payload])
-        if expression.op == "constant":
-            return expression.payload
-        return _OPS[expression.op](*map(value, expression.operands))
-
-    actual = [value(expression) for expression in apply_matrices([chosen] * dimensions, leaves, fused).values()]
+    values = apply_matrices([chosen] * dimensions, leaves, fused).values()
+    actual = [evaluate(value, numbers.tolist()) for value in values]
     alone = torch.tensor([[float(number) for number in row] for row in chosen], dtype=torch.float64)
     whole = torch.kron(alone, alone) if dimensions == 2 else alone
     torch.testing.assert_close(torch.tensor(actual, dtype=torch.float64), whole @ numbers)

@@ -1,19 +1,25 @@
-"""Winograd's transforms: matrices for convolutions with few products, and their application to expressions.
+"""Sums of bilinear algorithms: Winograd's transforms, and the sums of Strassen's matrix product.
 
-``m`` neighbouring results of a filter of ``r`` taps are ``AT [(G g) * (BT d)]``. Here ``d`` are the ``n = m + r - 1``
-inputs, ``g`` are the taps, and ``*`` multiplies elementwise. That takes ``n`` products instead of ``m r``. In two
-dimensions, each matrix is applied along both.
+Winograd's convolution computes ``m`` neighbouring results of a filter of ``r`` taps as ``AT [(G g) * (BT d)]``. Here
+``d`` are the ``n = m + r - 1`` inputs, ``g`` are the taps, and ``*`` multiplies elementwise. That takes ``n`` products
+instead of ``m r``. In two dimensions, each matrix is applied along both.
 
 The matrices are the transposed Toom-Cook construction at points of the line (Blahut, Fast Algorithms for Signal
 Processing, 2010, section 5.2; Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, 2015). Row ``j`` of
 ``G`` and column ``j`` of ``AT`` contain the powers of point ``j``. Row ``j`` of ``BT`` contains the coefficients of the
 polynomial that is zero at all other points.
+
+Strassen's matrix product in Winograd's form has seven products of sums of quarters instead of eight products. Both
+factors and the result are divided into quarters, ``A B / C D``. Among all algorithms with seven products, this form has
+the fewest sums (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 23.1). The error of an element is
+bounded by the largest rows and columns, not by its own. Small elements beside large ones are less exact than with a
+plain sum.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -24,6 +30,10 @@ KIND = "f32"
 ZERO = constant(0.0, KIND)
 
 Matrix = tuple[tuple[Fraction, ...], ...]
+
+# The place of a value in a tile along each dimension, and the values at all places.
+Place = tuple[int, ...]
+Values = Mapping[Place, Expression]
 
 # The finite points of transforms, by the number of points including infinity. Rows of points of opposite sign share
 # terms. Among such sets these have the least error, or nearly: the root mean square over random images and taps. For
@@ -111,58 +121,53 @@ def _matrix(rows: Sequence[Sequence[Fraction]]) -> Matrix:
 # Matrices times expressions.
 
 
-def apply_matrices(
-    matrices: Sequence[Matrix], values: Mapping[tuple[int, ...], Expression], fused: bool
-) -> dict[tuple[int, ...], Expression]:
-    """Return ``values`` (f32) multiplied by a matrix along each dimension, in the order of their positions.
+def apply_matrices(matrices: Sequence[Matrix], values: Values, fused: bool) -> Values:
+    """Return ``values`` (f32) multiplied by a matrix along each dimension, in the order of their places.
 
-    ``values`` are indexed by position. ``fused``: multiply-add is one instruction.
+    Values at other places are zero. ``fused``: multiply-add is one instruction.
     """
     results = dict(values)
     for d, matrix in enumerate(matrices):
-        lines: dict[tuple[int, ...], dict[int, Expression]] = {}
+        lines: dict[Place, dict[int, Expression]] = {}
         for place, value in results.items():
             lines.setdefault((*place[:d], *place[d + 1 :]), {})[place[d]] = value
         results = {
             (*rest[:d], k, *rest[d:]): value
             for rest, line in lines.items()
-            for k, value in enumerate(_product(matrix, [line[j] for j in sorted(line)], fused))
+            for k, value in enumerate(_product(matrix, [line.get(j, ZERO) for j in range(len(matrix[0]))], fused))
         }
     return dict(sorted(results.items()))
 
 
 def _product(matrix: Matrix, vector: Sequence[Expression], fused: bool) -> list[Expression]:
     """Return a matrix times a vector."""
-    results: list[Expression] = []
-    for first, op, second in _rows(matrix):
-        value = _sum(first, vector, fused)
-        results.append(value if not op else binary(op, value, _sum(second, vector, fused)))
-    return results
+    return [combine(_sum(left, vector, fused), _sum(right, vector, fused)) for left, combine, right in _rows(matrix)]
 
 
 # Terms of a sum, grouped by factor. Each group has the positions of its values, and whether they are added or
 # subtracted.
 _Terms = tuple[tuple[float, tuple[tuple[bool, int], ...]], ...]
+_Row = tuple[_Terms, Callable[[Expression, Expression], Expression], _Terms]
 
 
 @cache
-def _rows(matrix: Matrix) -> list[tuple[_Terms, str, _Terms]]:
-    """Return each row as a sum or difference of two parts, or as one part.
+def _rows(matrix: Matrix) -> list[_Row]:
+    """Return each row as a sum or difference of two parts, the second of which may be empty.
 
     Rows of points of opposite sign differ only in signs. They are the sum and the difference of their common and their
     other terms.
     """
-    results: list[tuple[_Terms, str, _Terms]] = []
+    results: list[_Row] = []
     for number, row in enumerate(matrix):
         partner = next((k for k, other in enumerate(matrix) if _is_mirrored(row, other)), None)
         if partner is None:
-            results.append((_terms(row), "", ()))
+            results.append((_terms(row), _add, ()))
             continue
         first, second = sorted((number, partner))
         pairs = list(zip(matrix[first], matrix[second], strict=True))
         common = _terms([a if a == b else Fraction(0) for a, b in pairs])
         other = _terms([a if a != b else Fraction(0) for a, b in pairs])
-        results.append((common, "arith.addf" if number == first else "arith.subf", other))
+        results.append((common, _add if number == first else _subtract, other))
     return results
 
 
@@ -191,25 +196,55 @@ def _sum(terms: _Terms, values: Sequence[Expression], fused: bool) -> Expression
     for factor, places in terms:
         part = ZERO
         for is_added, place in places:
-            part = binary("arith.addf" if is_added else "arith.subf", part, values[place])
-        total = _plus(total, factor, part, fused)
+            part = (_add if is_added else _subtract)(part, values[place])
+        if part is ZERO:
+            continue
+        number = constant(factor, KIND)
+        if abs(factor) == 1:
+            total = (_add if factor == 1 else _subtract)(total, part)
+        elif total is ZERO or not fused:
+            total = _add(total, operation("arith.mulf", [part, number], KIND))
+        else:
+            total = operation("math.fma", [part, number, total], KIND)
     return total
 
 
-def _plus(total: Expression, factor: float, value: Expression, fused: bool) -> Expression:
-    """Return ``total`` plus ``factor`` times ``value``."""
-    if value is ZERO:
-        return total
-    if factor in (1, -1):
-        return binary("arith.addf" if factor == 1 else "arith.subf", total, value)
-    number = constant(factor, KIND)
-    if total is ZERO or not fused:
-        return binary("arith.addf", total, binary("arith.mulf", value, number))
-    return operation("math.fma", [value, number, total], KIND)
-
-
-def binary(op: str, left: Expression, right: Expression) -> Expression:
-    """Return a sum or a difference, of f32."""
-    if right is ZERO and op in ("arith.addf", "arith.subf"):
+def _add(left: Expression, right: Expression) -> Expression:
+    if right is ZERO:
         return left
-    return right if left is ZERO and op == "arith.addf" else operation(op, [left, right], KIND)
+    return right if left is ZERO else operation("arith.addf", [left, right], KIND)
+
+
+def _subtract(left: Expression, right: Expression) -> Expression:
+    return left if right is ZERO else operation("arith.subf", [left, right], KIND)
+
+
+# Strassen's sums.
+
+PRODUCTS = 7
+
+# The half of a matrix's rows, and the half of its columns.
+QUARTERS: Sequence[Place] = (0, 0), (0, 1), (1, 0), (1, 1)
+A, B, C, D = QUARTERS
+
+
+def left_sums(of: Values) -> list[Expression]:
+    """Return the left factor of each product."""
+    lower = _add(of[C], of[D])
+    rest = _subtract(lower, of[A])
+    return [of[A], of[B], _subtract(of[B], rest), of[D], lower, rest, _subtract(of[A], of[C])]
+
+
+def right_sums(of: Values) -> list[Expression]:
+    """Return the right factor of each product."""
+    upper = _subtract(of[B], of[A])
+    rest = _subtract(of[D], upper)
+    return [of[A], of[C], of[D], _subtract(rest, of[C]), upper, rest, _subtract(of[D], of[B])]
+
+
+def result_sums(products: Sequence[Expression]) -> Values:
+    """Return the quarters of the result."""
+    first, second, third, fourth, fifth, sixth, seventh = products
+    common = _add(first, sixth)
+    lower, right = _add(common, seventh), _add(common, fifth)
+    return {A: _add(first, second), B: _add(right, third), C: _subtract(lower, fourth), D: _add(lower, fifth)}
