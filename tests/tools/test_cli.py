@@ -271,7 +271,7 @@ def test_passes_of_the_aten_dialect(monkeypatch: pytest.MonkeyPatch, capfd: Any)
         ("ir", ["--pipeline", "func.func(cse"], "not a pass pipeline\n"),
         ("text.pt", ["--pipeline", "cse"], "holds no valid module: "),
         ("ir", ["--pipeline", "torch-backend-to-tosa-backend-pipeline,test-nothing"], "not a pass pipeline\n"),
-        ("ir", ["--pipeline", "cse", "--print-after", "nonsense"], "no such pass ran; there were cse\n"),
+        ("ir", ["--pipeline", "cse", "--print-after", "nonsense"], "unknown pass 'nonsense' (choose from cse)\n"),
         ("script.pt", ["--pipeline", "cse"], "is not text: opt reads MLIR"),
         ("missing", ["--pipeline", "cse"], "No such file or directory"),
         ("ir", ["--pipeline", "cse", "--print-after", "cse", "-o", "/nowhere/x"], "No such file or directory"),
