@@ -1,8 +1,8 @@
 """Compare kernels of torchmdla and torch with the machine's limit, for each kind, over shapes that occur in models.
 
 Each case is one op, or a chain that fits one kernel, compiled by torchmdla.compile; weights are parameters. The same
-rounds run a loop of fused multiply-adds and a copy of the same number of bytes (torchmdla/report/machine.py), so that a
-slow phase of the machine lowers the limit as well. The limit of a case is the longer of two times: its operations at
+rounds run a loop of fused multiply-adds and a copy of as many bytes (torchmdla/explaining/machine.py), so that a slow
+phase of the machine lowers the limit as well. The limit of a case is the longer of two times: its operations at
 the speed of the loop, and its bytes at the speed of the copy. Bytes are the required transfers: inputs once, results
 once. Percentages are of this limit, by the median of the rounds. A case that computes exponentials or similar functions
 may be limited by them instead. With one thread, the clock is its processor time, so that other processes disturb
@@ -29,7 +29,7 @@ from harness import children, output
 from torchmdla.testing import timing
 
 if TYPE_CHECKING:
-    from torchmdla.report.machine import Multiplier
+    from torchmdla.explaining.machine import Multiplier
 
 Row = dict[str, Any]
 Shape = tuple[int, ...]
@@ -95,7 +95,7 @@ def measure(kind: str, indices: Sequence[int], threads: int, rounds: int) -> lis
     rows = []
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder, torch.no_grad():
         os.environ["TORCHMDLA_CACHE_DIR"] = folder
-        from torchmdla.report.machine import Multiplier
+        from torchmdla.explaining.machine import Multiplier
 
         multiplier = Multiplier(threads)
         for index in indices:
@@ -109,7 +109,7 @@ def measure_case(case: Case, multiplier: Multiplier, threads: int, rounds: int) 
     import torch
 
     import torchmdla
-    from torchmdla.report.machine import Copier
+    from torchmdla.explaining.machine import Copier
     from torchmdla.testing.compare import assert_matches
     from torchmdla.testing.coverage import groups
 

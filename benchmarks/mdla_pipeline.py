@@ -65,7 +65,7 @@ def measure(model: str, batch: int, clusters: int, rounds: int) -> Row:
             compiled = torchmdla.compile(module, inputs)
             results.append(compiled(inputs))
             calls.append(compiled)
-            arrangement = compile_batches(call.group.model, call.group.program, Options(**settings).located(), [])
+            arrangement = compile_batches(call.group.model, call.group.program, Options(**settings).with_library(), [])
             row["ways"][how or "default"] = {"parts": arrangement.parts, "cycles": arrangement.cycles}
         row["same"] = all(torch.equal(result, results[0]) for result in results)
         times = [min(series) for series in zip(*(_round(calls, inputs) for _ in range(rounds)), strict=True)]

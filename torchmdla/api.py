@@ -19,7 +19,7 @@ from torchmdla.capture import refusals, specialise, torchscript, ungrouped, vers
 from torchmdla.compile_service import service
 from torchmdla.devices import OpSupport
 from torchmdla.errors import unknown_name
-from torchmdla.report import progress
+from torchmdla.report.observing import show_progress
 
 # The profiling executor observes types in its first run and optimises in its second. A differentiable graph profiles
 # once more inside. One further call compiles the rest.
@@ -177,7 +177,7 @@ def compile(
     if road is not None:
         warnings.warn("torchmdla.compile takes frontend= in place of road=", DeprecationWarning, stacklevel=2)
         frontend = frontend or road
-    service.prestart()
+    service.default_service().prestart()
     exported = is_exported(module)
     frontend = frontend or ("export" if exported else "torchscript")
     if frontend not in ("torchscript", "export"):
@@ -185,24 +185,21 @@ def compile(
     if frontend == "torchscript" and (exported or example_keywords or dynamic_shapes):
         raise TypeError("exported programs, keyword arguments and dynamic shapes need frontend='export'")
     keywords = example_keywords or {}
-    if frontend == "export":
+    scripted = as_torchscript(module, example_inputs) if frontend == "torchscript" else None
 
-        def compiled(anew: bool = False) -> Any:
-            return _compile_exported(module, example_inputs, keywords, dynamic_shapes)
-    else:
-        scripted = as_torchscript(module, example_inputs)
+    def build(anew: bool = False) -> Any:
+        if frontend == "export":
+            return _compile_exported(module, example_inputs, example_keywords or {}, dynamic_shapes)
+        return _compile_scripted(_freeze(scripted), example_inputs, anew)
 
-        def compiled(anew: bool = False) -> Any:
-            return _compile_scripted(_freeze(scripted), example_inputs, anew)
-
-    result = compiled()
+    result = build()
     if not tune:
         return result
     inputs = example_inputs
     if exported and not inputs:
         inputs, keywords = module.example_inputs
     _tune(lambda: result(*inputs, **keywords), tune)
-    return compiled(anew=True)
+    return build(anew=True)
 
 
 def _tune(call: Callable[[], Any], seconds: bool | float) -> None:
@@ -222,7 +219,7 @@ def _compile_scripted(scripted: Any, inputs: tuple[Any, ...], anew: bool) -> Any
     if is_enabled():
         torchscript.reoptimise(scripted, whatever=anew)
     before = ungrouped.counts()
-    with torch.no_grad(), progress.show_progress(_C.statistics):
+    with torch.no_grad(), show_progress(_C.statistics):
         refusals.call_until_compiled(lambda: scripted(*inputs), WARM_UP_CALLS)
     if _C.is_strict():
         ungrouped.refuse(ungrouped.counts() - before)
@@ -236,7 +233,7 @@ def _compile_exported(
 
     from torchmdla.capture import export
 
-    with progress.show_progress(_C.statistics):
+    with show_progress(_C.statistics):
         if isinstance(module, ExportedProgram):
             if dynamic_shapes is not None:
                 raise TypeError("an exported program has its dynamic shapes from its export")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 # Range of a compile failure: tensors of the same dtypes and ranks, tensors of the same sizes, or only this place of
@@ -68,7 +69,7 @@ class CompileError(RuntimeError):
         return {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.fields(),)
+        return partial(CompileError, **self.fields()), ()
 
 
 class DeviceError(RuntimeError):
@@ -88,7 +89,7 @@ class DeviceError(RuntimeError):
         super().__init__(f"{fault} (in group {group})" if group else fault)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_device_error, (self.fault, self.group)
+        return partial(DeviceError, self.fault, group=self.group), ()
 
 
 class CaptureError(RuntimeError):
@@ -103,14 +104,6 @@ def internal_error(error: Exception) -> CompileError:
     """Return ``error``, a fault of torchmdla itself, as a CompileError, which makes the group fall back."""
     # Truncated: a message may contain whole tensors.
     return CompileError(f"internal error: {type(error).__name__}: {str(error)[:300]}")
-
-
-def _rebuild_device_error(fault: str, group: str) -> DeviceError:
-    return DeviceError(fault, group=group)
-
-
-def _rebuild(fields: dict[str, Any]) -> CompileError:
-    return CompileError(**fields)
 
 
 def unknown_name(kind: str, name: object, choices: Iterable[object]) -> str:

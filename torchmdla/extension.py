@@ -21,7 +21,12 @@ def add_to(path: MutableSequence[str]) -> None:
         ImportError: no extension is built, PyTorch is not installed, or no extension fits its version.
     """
     package = Path(path[0])
-    built = [version for version in TORCH_VERSIONS if _is_built(package / extension_folder(version))]
+    files = [f"_C{suffix}" for suffix in machinery.EXTENSION_SUFFIXES]
+    built = [
+        version
+        for version in TORCH_VERSIONS
+        if any((package / extension_folder(version) / file).exists() for file in files)
+    ]
     if not built:
         raise ImportError(
             f"this copy of torchmdla ({package}) has no compiled extension. In a checkout, build it in place (`make "
@@ -41,10 +46,6 @@ def add_to(path: MutableSequence[str]) -> None:
             f"{_join_versions(built)}: {install}{_build_hint(torch.__version__)}"
         )
     path.insert(0, str(package / extension_folder(torch.__version__)))
-
-
-def _is_built(folder: Path) -> bool:
-    return any((folder / f"_C{suffix}").exists() for suffix in machinery.EXTENSION_SUFFIXES)
 
 
 def _build_hint(version: str) -> str:

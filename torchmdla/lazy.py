@@ -58,9 +58,10 @@ class Computation:
 
     def debug_string(self) -> str:
         """Return all information for debugging: the graph, its MLIR, the aliases, and whether it was in a mark step."""
+        graph = self.graph.str(False)  # False: without source locations, which a lazy graph does not have
         aliases = "".join(f"Output: {output} -> Input param: {parameter}\n" for output, parameter in self.aliases)
         return (
-            f"JIT Graph:\n{_format_graph(self.graph)}\n"
+            f"JIT Graph:\n{graph}\n"
             f"MLIR:\n{self.mlir()}\n\n"
             f"Input/Output Alias Mapping:\n{aliases}\n"
             f"In Mark Step: {str(self.in_mark_step).lower()}\n"
@@ -84,10 +85,6 @@ def pending_computation(*tensors: Tensor) -> Computation:
         ValueError: ``tensors`` is empty.
     """
     return Computation(_C.lazy_pending_computation(tensors))
-
-
-def _format_graph(graph: Any) -> str:
-    return str(graph.str(False))  # False: without source locations, which a lazy graph does not have
 
 
 _C.lazy_set_text_writer(lambda computation: Computation(computation).mlir())

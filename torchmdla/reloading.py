@@ -117,11 +117,6 @@ class ReloadingModel:
         """Return the counts so far."""
         return ReloadStatistics(self._path, self._number, self._failures, self._problem)
 
-    def _is_current(self, stamp: _Stamp | None) -> bool:
-        """Return whether there is nothing to load: the file is missing, is loaded already, or failed to load."""
-        _, loaded = self._version
-        return stamp is None or stamp in (loaded, self._failed_stamp)
-
 
 # Live models, for metrics.
 _live_models: weakref.WeakSet[ReloadingModel] = weakref.WeakSet()
@@ -148,7 +143,8 @@ def _watch(reference: weakref.ref[ReloadingModel], ended: threading.Event, secon
         if model is None:
             return
         stamp = _stamp(model._path)
-        if stamp == before and not model._is_current(stamp):
+        # There is nothing to load if the file is missing, is loaded already, or failed to load.
+        if stamp == before and stamp not in (None, model._version[1], model._failed_stamp):
             try:
                 model.reload()
             except Exception as error:

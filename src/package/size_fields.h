@@ -1,4 +1,4 @@
-// Readers of sizes that depend on a call's sizes (torchmdla/packages/size_fields.py writes them).
+// Readers of sizes that depend on a call's sizes (torchmdla/packages/fields.py writes them).
 // They need neither torch nor Python.
 #pragma once
 

@@ -543,7 +543,7 @@ class TestService:
         program = scripted_program("echo default")
         try:
             assert service_module.compile_program(program).source == "compiled"
-            assert service_module.statistics()["compiled"] == 1
+            assert service_module.default_service().statistics()["compiled"] == 1
         finally:
             service_module.reset()
         assert (tmp_path / "chosen" / f"{program.key}.artifact").exists()

@@ -495,7 +495,7 @@ def test_a_kernel_that_ends_the_process_is_left_alone(monkeypatch: pytest.Monkey
         yield dataclasses.replace(second, record=None, reason="measuring it has ended the process")
 
     monkeypatch.setattr(process, "_run", run)
-    kernels = list(process.measure_kernels(PROGRAM, [], 9, {}, lambda step: None))
+    kernels = list(process.measure_kernels(PROGRAM, [], 9, {}, lambda *step: None))
     assert [(kernel.kernel, kernel.record is None) for kernel in kernels] == [("a", False), ("b", True)]
 
 
@@ -505,7 +505,7 @@ def test_candidates_that_crash_the_whole_program_are_not_kept(monkeypatch: pytes
         raise process._ProcessDied("", "SIGSEGV")
 
     monkeypatch.setattr(process, "_run", run)
-    kernels = process.measure_kernels(PROGRAM, [], 9, {}, lambda step: None)
+    kernels = process.measure_kernels(PROGRAM, [], 9, {}, lambda *step: None)
     assert [bool(kernel.record and kernel.record.decisions) for kernel in itertools.islice(kernels, 2)] == [True, False]
     with pytest.raises(CompileError, match="died"):
         next(kernels)
@@ -514,13 +514,13 @@ def test_candidates_that_crash_the_whole_program_are_not_kept(monkeypatch: pytes
 def test_a_process_that_dies_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.sys, "executable", "/bin/false")
     with pytest.raises(CompileError, match="the tuner's process died"):
-        list(process.measure_kernels(PROGRAM, [], 9, {}, lambda step: None))
+        list(process.measure_kernels(PROGRAM, [], 9, {}, lambda *step: None))
 
 
 @pytest.mark.sampled(0)
 def test_a_program_that_cannot_be_compiled_is_an_error() -> None:
     with pytest.raises(CompileError):
-        list(process.measure_kernels(dataclasses.replace(PROGRAM, mlir="no program"), [], 5, {}, lambda step: None))
+        list(process.measure_kernels(dataclasses.replace(PROGRAM, mlir="no program"), [], 5, {}, lambda *step: None))
 
 
 # All of it.

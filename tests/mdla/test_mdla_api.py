@@ -360,7 +360,7 @@ def test_damaged_files_are_refused(tmp_path: Path, what: str, monkeypatch: pytes
     mdla.save(nn.Linear(4, 4).eval(), torch.randn(2, 4), path)
     damage, message = DAMAGE[what]
     path.write_bytes(damage(path.read_bytes()))
-    monkeypatch.setattr("torchmdla.mdla.loaded_program.Network", None)  # nothing may run
+    monkeypatch.setattr("torchmdla.mdla.files.Network", None)  # nothing may run
     with pytest.raises(mdla.DamagedProgram, match=rf"model\.bin: .*{message}.*torchmdla\.mdla\.save"):
         mdla.load(path)
 

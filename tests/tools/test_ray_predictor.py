@@ -287,7 +287,7 @@ WRONG = {
     "no inputs": ({"inputs": ()}, ValueError, "inputs names the columns"),
     "no rows": ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
     "pad": ({"pad": True}, ValueError, "pad=True needs the batch_size"),
-    "example's name": ({"inputs": "y"}, ValueError, "the batch has no column 'y'; it has 'x'"),
+    "example's name": ({"inputs": "y"}, ValueError, "batch: unknown column 'y'"),
     "outputs": ({"outputs": ("a", "b")}, ValueError, r"outputs names 2 results \(a, b\), the model returned 1"),
     "no such output": (
         {"model": by_name, "inputs": ("x", "x2"), "examples": [{"x": X, "x2": X}], "outputs": "c"},
@@ -307,8 +307,8 @@ def test_wrong_arguments(case: str) -> None:
 
 
 WRONG_BATCHES = {
-    "column": ({"y": X, "id": X}, "the batch has no column 'x'; it has 'y', 'id'"),
-    "kept column": ({"x": X}, "the batch has no column 'id'; it has 'x'"),
+    "column": ({"y": X, "id": X}, "batch: unknown column 'x'"),
+    "kept column": ({"x": X}, "batch: unknown column 'id'"),
     "lengths": ({"x": X, "id": np.arange(4)}, r"columns must have one length, got {'x': 9, 'id': 4}"),
     "texts": ({"x": np.array(["a", "b"]), "id": np.arange(2)}, "column 'x' cannot become a tensor"),
     "nothing": ({"x": np.array([X[0], None], dtype=object), "id": np.arange(2)}, "column 'x' cannot become a tensor"),

@@ -123,13 +123,13 @@ def test_printed_output(files: dict[str, str], capsys: Any) -> None:
 def test_a_difference_is_found(files: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     from torchmdla.cli import programs
 
-    compiled = programs.Subject.compiled
+    compile_subject = programs.Subject.compile
 
     def wrong(subject: programs.Subject) -> programs.Call:
-        call = compiled(subject)
+        call = compile_subject(subject)
         return lambda: call() + 1
 
-    monkeypatch.setattr(programs.Subject, "compiled", wrong)
+    monkeypatch.setattr(programs.Subject, "compile", wrong)
     assert main(["run", files["script.pt"], "--input", "2x3x4x4"]) == 1
     assert "differs from eager PyTorch: result: " in capsys.readouterr().out
     assert main(["bench", files["script.pt"], "--input", "2x3x4x4"]) == 1

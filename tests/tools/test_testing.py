@@ -419,7 +419,7 @@ def test_ways() -> None:
     ("frontend", "message"),
     [
         ("abacus", r"unknown frontend 'abacus' \(choose from torchscript, "),
-        ("torchscript:guess", "has no variant 'guess'; it has trace, script, freeze"),
+        ("torchscript:guess", r"unknown variant 'guess' \(choose from trace, script, freeze\)"),
     ],
 )
 def test_unknown_frontends(frontend: str, message: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from torchmdla.compile_service import service, worker
+from torchmdla.support import forks
 
 _MOST_THREADS = 2
 
@@ -74,14 +74,13 @@ def is_leaving() -> bool:
     return _background.leaving
 
 
-def _after_fork_in_child() -> None:
+def _reset() -> None:
     """Start without tasks: threads do not survive a fork, and the parent runs its tasks itself."""
     global _background
     _background = Background()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+forks.reset_in_child(_reset)
 
 
 @atexit.register

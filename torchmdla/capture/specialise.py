@@ -380,7 +380,7 @@ def _compile_and_load(program: Program, device: devices.Device) -> tuple[service
         with _imports, trace.span("load", "load"):
             return outcome, device.load(outcome.artifact)
     except CompileError:
-        service.forget(program.key)
+        service.default_service().forget(program.key)
         if outcome.source == "compiled":
             raise
     return _compile_and_load(program, device)

@@ -12,56 +12,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-from torchmdla.cli import one_line, report_failure
-from torchmdla.cli.files import FileError, add_program_arguments, read_mlir
-from torchmdla.cli.inputs import FROM_FILES, add_device_arguments, number, numbers, read_inputs, use_device
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from torchmdla.cli.programs import Call, Subject
-
-EPILOG = """\
-examples:
-  python -m torchmdla bench model.pt --input 1x3x224x224
-  python -m torchmdla bench model.pt --input 1x3x224x224 --threads 1,2 --batches 1,8
-  python -m torchmdla bench model.pt --input 1x3x224x224 --threads 1 --instances 1,2 --json > times.json
-
-The ways to run the program are timed in turn, round by round, in one process, without gradients, each after its warm-up
-and after its results were compared with eager's:
-  eager      PyTorch alone; a TorchScript program as it is, in PyTorch's interpreter
-  frozen     PyTorch alone, after torch.jit.optimize_for_inference; "-" of exported programs and in training mode
-  torchmdla  torchmdla.compile
-
-"compile, s" are the seconds that were spent in the compiler, 0 where the cache had all programs. All other times are
-milliseconds of a call, the least and the median of the rounds. "× eager" and "× frozen" are how many times faster
-torchmdla is, by the least. With several instances so many threads call at once, and a call takes longer.
-
-exit status:
-  0  all is timed
-  1  a result differs from eager's: nothing is timed
-  2  the command line is wrong, or the program fails
-"""
+from torchmdla import api, stats
+from torchmdla.cli import Command, argument, one_line, report_failure
+from torchmdla.cli.files import FileError, program_arguments, read_mlir
+from torchmdla.cli.inputs import DEVICE_ARGUMENTS, FROM_FILES, number, numbers, read_inputs, use_device
+from torchmdla.cli.programs import Call, Reference, Subject, warm_up
+from torchmdla.report.environment import environment
+from torchmdla.testing import timing
 
 OURS = "torchmdla"
 _OTHERS = ("eager", "frozen")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_program_arguments(parser, FROM_FILES)
-    add_device_arguments(parser)
-    parser.add_argument("--threads", type=numbers, metavar="LIST", help="of each operator (default: PyTorch's choice)")
-    parser.add_argument(
-        "--batches", type=numbers, metavar="LIST", help="first sizes of all inputs (default: as the inputs are)"
-    )
-    parser.add_argument(
-        "--instances", type=numbers, default=[1], metavar="LIST", help="threads that call at once (default: 1)"
-    )
-    parser.add_argument("--rounds", type=number, default=20, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 class _WrongResult(Exception):
@@ -114,10 +82,7 @@ class _Row:
         return {**sizes, "compile_seconds": self.compile_seconds, "ms": variants, "gain": gains}
 
 
-def run(options: argparse.Namespace) -> int:
-    """Time the program. Return the exit status."""
-    import torch
-
+def _run(options: argparse.Namespace) -> int:
     try:
         if read_mlir(options.file) is not None:
             raise FileError("bench compares with PyTorch, which runs no MLIR: python -m torchmdla run times a module")
@@ -136,12 +101,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[_Row]:
-    import torch
-    from tqdm import tqdm
-
-    from torchmdla import stats
-    from torchmdla.cli.programs import Subject
-
     program = Subject.of(options.file, options.allow_pickle, read_inputs(options.input), options.seed)
     batches = options.batches or [None]
     threads = options.threads or [torch.get_num_threads()]
@@ -163,33 +122,24 @@ def _rows(options: argparse.Namespace) -> Iterator[_Row]:
 
 
 def _prepare(subject: Subject, device: str) -> dict[str, Call]:
-    """Return the variants by name, each warmed up.
-
-    Raises:
-        _WrongResult: the results of a variant differ from eager's.
-    """
-    from torchmdla import api
-    from torchmdla.cli.programs import warm_up
-
+    """Return the variants by name, each warmed up."""
     with api.without_groups():
         calls = {"eager": subject.eager()}
         warm_up(calls["eager"])
         try:
-            if frozen := subject.frozen():
+            if frozen := subject.freeze():
                 calls["frozen"] = frozen
                 _check("frozen", frozen, subject, "cpu")
         except (RuntimeError, TypeError) as error:
             calls.pop("frozen", None)
             print(f"frozen is left out: {one_line(error)}", file=sys.stderr)
-    calls[OURS] = subject.compiled()
+    calls[OURS] = subject.compile()
     _check(OURS, calls[OURS], subject, device)
     return calls
 
 
 def _check(variant: str, call: Call, subject: Subject, device: str) -> None:
     """Warm up a variant, and compare it with an eager program that is called equally often."""
-    from torchmdla.cli.programs import Reference, warm_up
-
     calls = warm_up(call)
     results = subject.once(call)
     if difference := Reference.of(subject, subject.eager(), calls + 1).difference(results, device):
@@ -200,15 +150,14 @@ def _times(
     calls: Mapping[str, Call], instances: int, rounds: int, on_round: Callable[[int], object]
 ) -> dict[str, list[float]]:
     """Return the seconds of one call of each variant in each round."""
-    from torchmdla.testing import timing
-
     if instances == 1:
         return timing.time_interleaved(calls, rounds, on_round=on_round)
     counts = {variant: timing.calls_in(call, timing.SPAN) for variant, call in calls.items()}
     with ExitStack() as stack:
         pool = stack.enter_context(_callers(instances))
         together = {
-            variant: _ConcurrentCalls(pool, call, instances, counts[variant]) for variant, call in calls.items()
+            variant: partial(_call_concurrently, pool, instances, call, counts[variant])
+            for variant, call in calls.items()
         }
         seconds_of_rounds = timing.time_interleaved(together, rounds, span=0, on_round=on_round)
     return {variant: [seconds / counts[variant] for seconds in taken] for variant, taken in seconds_of_rounds.items()}
@@ -220,8 +169,6 @@ def _callers(instances: int) -> Iterator[ThreadPoolExecutor]:
 
     Both the gradient mode and the number of operator threads are per-thread settings.
     """
-    import torch
-
     threads = torch.get_num_threads()
 
     def begin() -> None:
@@ -232,42 +179,40 @@ def _callers(instances: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-class _ConcurrentCalls:
-    """Concurrent calls: each instance calls the program ``calls`` times."""
+def _call_concurrently(pool: ThreadPoolExecutor, instances: int, call: Call, calls: int) -> None:
+    """Have each instance call the program ``calls`` times."""
 
-    def __init__(self, pool: ThreadPoolExecutor, call: Call, instances: int, calls: int) -> None:
-        self._pool, self._call, self._instances, self._calls = pool, call, instances, calls
+    def call_repeatedly() -> None:
+        for _ in range(calls):
+            call()
 
-    def __call__(self) -> None:
-        for ended in [self._pool.submit(self._call_repeatedly) for _ in range(self._instances)]:
-            ended.result()
-
-    def _call_repeatedly(self) -> None:
-        for _ in range(self._calls):
-            self._call()
+    for ended in [pool.submit(call_repeatedly) for _ in range(instances)]:
+        ended.result()
 
 
 def _print_json(rows: Sequence[_Row], options: argparse.Namespace) -> None:
-    from torchmdla.report.environment import environment
-
     result = {"file": options.file, "device": options.device, "rounds": options.rounds}
     result["rows"] = [row.to_dict() for row in rows]
     print(json.dumps({**result, "environment": environment()}, indent=1))
 
 
 def _print(rows: Sequence[_Row], options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     title = f"{options.file} on {options.device}: ms of a call, least / median of {options.rounds} rounds"
     console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
-    console.print(_table(title, rows, _milliseconds, gains=True))
+
+    def milliseconds(row: _Row, variant: str) -> str:
+        return f"{row.minimum(variant) * 1e3:.4g} / {row.median(variant) * 1e3:.4g}"
+
+    def throughput(row: _Row, variant: str) -> str:
+        rate = row.calls_per_second(variant)
+        return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+    console.print(_table(title, rows, milliseconds, gains=True))
     if any(row.instances > 1 for row in rows):
-        console.print(_table("calls a second, of all instances together", rows, _throughput))
+        console.print(_table("calls a second, of all instances together", rows, throughput))
 
 
 def _table(title: str, rows: Sequence[_Row], cell: Callable[[_Row, str], str], gains: bool = False) -> Table:
-    from rich.table import Table
-
     variants = [*_OTHERS, OURS]
     table = Table(title=title)
     compiling = ["compile, s"] if gains else []
@@ -289,10 +234,42 @@ def _table(title: str, rows: Sequence[_Row], cell: Callable[[_Row, str], str], g
     return table
 
 
-def _milliseconds(row: _Row, variant: str) -> str:
-    return f"{row.minimum(variant) * 1e3:.4g} / {row.median(variant) * 1e3:.4g}"
+COMMAND = Command(
+    "bench",
+    "time a program in a file: eager, frozen and compiled, side by side",
+    _run,
+    [
+        *program_arguments(FROM_FILES),
+        *DEVICE_ARGUMENTS,
+        argument("--threads", type=numbers, metavar="LIST", help="of each operator (default: PyTorch's choice)"),
+        argument(
+            "--batches", type=numbers, metavar="LIST", help="first sizes of all inputs (default: as the inputs are)"
+        ),
+        argument(
+            "--instances", type=numbers, default=[1], metavar="LIST", help="threads that call at once (default: 1)"
+        ),
+        argument("--rounds", type=number, default=20, metavar="N", help="(default: %(default)s)"),
+        argument("--json", action="store_true", help="print one JSON object instead of tables"),
+    ],
+    epilog="""\
+examples:
+  python -m torchmdla bench model.pt --input 1x3x224x224
+  python -m torchmdla bench model.pt --input 1x3x224x224 --threads 1,2 --batches 1,8
+  python -m torchmdla bench model.pt --input 1x3x224x224 --threads 1 --instances 1,2 --json > times.json
 
+The ways to run the program are timed in turn, round by round, in one process, without gradients, each after its warm-up
+and after its results were compared with eager's:
+  eager      PyTorch alone; a TorchScript program as it is, in PyTorch's interpreter
+  frozen     PyTorch alone, after torch.jit.optimize_for_inference; "-" of exported programs and in training mode
+  torchmdla  torchmdla.compile
 
-def _throughput(row: _Row, variant: str) -> str:
-    rate = row.calls_per_second(variant)
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+"compile, s" are the seconds that were spent in the compiler, 0 where the cache had all programs. All other times are
+milliseconds of a call, the least and the median of the rounds. "× eager" and "× frozen" are how many times faster
+torchmdla is, by the least. With several instances so many threads call at once, and a call takes longer.
+
+exit status:
+  0  all is timed
+  1  a result differs from eager's: nothing is timed
+  2  the command line is wrong, or the program fails
+""",
+)

@@ -8,54 +8,36 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchmdla.cli import report_failure
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+import torchmdla
+from torchmdla.cli import Command, argument, report_failure
+from torchmdla.compile_service import store as stores
+from torchmdla.compile_service.cache import DiskCache
+from torchmdla.compile_service.records import Records
+from torchmdla.compile_service.service import CompilerService
+from torchmdla.compiler.artifact import Artifact, Manifest
+from torchmdla.compiler.program import Argument, Program, Result
+from torchmdla.devices import get
+from torchmdla.devices.cpu.machine import Machine
+from torchmdla.errors import CompileError
 from torchmdla.report.environment import environment
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-EPILOG = """\
-examples:
-  python -m torchmdla doctor
-  python -m torchmdla doctor --processor x86-64-v3     as on a machine without AVX-512
-  python -m torchmdla doctor --calibrate               measures what schedules are chosen by
-
-Schedules and algorithms are chosen by costs, some of which are constants of the machine: whether it computes its widest
-vectors in halves, how many bytes come from memory in a cycle, the second cache. --calibrate measures these in a few
-seconds, on a machine that does nothing else, and keeps them for it. Programs for which something else than was assumed
-came out are compiled anew. Calibrate before you tune.
-
-exit status:
-  0  all is well
-  1  something is not: its line says what to do
-  2  the command line is wrong
-"""
+from torchmdla.report.rendering import new_table
+from torchmdla.support import limits
 
 
 class CheckFailure(Exception):
     """Error: a check failed; the message describes the problem and its fix."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument(
-        "--processor", default="native", metavar="NAME", help="native (default), x86-64-v2, x86-64-v3 or x86-64-v4"
-    )
-    parser.add_argument(
-        "--calibrate", action="store_true", help="measure the machine's constants of the cost model, and keep them"
-    )
-
-
-def run(options: argparse.Namespace) -> int:
-    """Print a line for each check. Return the exit status."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    import torchmdla
-
+def _run(options: argparse.Namespace) -> int:
     try:
         torchmdla.enable(processor=options.processor)
     except ValueError as error:
@@ -81,12 +63,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _calibrate(console: Console) -> bool:
     """Measure the machine's constants and print them. Return whether they are stored."""
-    from rich.progress import track
-
-    from torchmdla.compile_service.records import Records
-    from torchmdla.devices import get
-    from torchmdla.report.rendering import new_table
-
     device = get("cpu")
     measured = device.calibration().values()
     constants = [
@@ -119,30 +95,16 @@ def _versions() -> str:
 
 
 # All environment variables that torchmdla reads, including those of the build and the tests.
-VARIABLES = frozenset(
-    f"TORCHMDLA_{name}"
-    for name in (
-        *("CACHE_DIR", "CACHE_SIZE", "CHECK_BOUNDS", "COMPILE_IN_PROCESS", "COMPILE_MEMORY", "COMPILE_SECONDS"),
-        *("DUMP", "ENABLE", "LOGS", "MDLA_LIBRARY", "MEMORY", "PERF_MAP", "PROCESSOR", "REQUIRE_SIGNATURE"),
-        *(
-            "STORE",
-            "STORE_SECONDS",
-            "STORE_SECRET",
-            "STORE_SIGN",
-            "STORE_TRUST",
-            "UNITY_BUILD",
-            "VERIFY",
-            "VERIFY_COUNTS",
-        ),
-    )
-)
+_VARIABLES = """
+CACHE_DIR CACHE_SIZE CHECK_BOUNDS COMPILE_IN_PROCESS COMPILE_MEMORY COMPILE_SECONDS DUMP ENABLE LOGS MDLA_LIBRARY MEMORY
+PERF_MAP PROCESSOR REQUIRE_SIGNATURE STORE STORE_SECONDS STORE_SECRET STORE_SIGN STORE_TRUST UNITY_BUILD VERIFY
+VERIFY_COUNTS
+"""
+VARIABLES = frozenset(f"TORCHMDLA_{name}" for name in _VARIABLES.split())
 
 
 def _environment() -> str:
     """Read the variables as torchmdla does, which warns of malformed ones."""
-    from torchmdla.compile_service.cache import DiskCache
-    from torchmdla.support import limits
-
     chosen = sorted(name for name in os.environ if name.startswith("TORCHMDLA_"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -159,10 +121,6 @@ def _environment() -> str:
 
 
 def _processor() -> str:
-    from torchmdla.compile_service.records import Records
-    from torchmdla.devices import get
-    from torchmdla.devices.cpu.machine import Machine
-
     target = get("cpu").target()
     machine = Machine.of(target)
     description = f"{target.cpu}, vectors of {8 * machine.vector_bytes} bits"
@@ -180,9 +138,6 @@ def _cache() -> str:
 
     Write permission of the folder alone does not prove that it works.
     """
-    from torchmdla.compile_service.cache import DiskCache
-    from torchmdla.compiler.artifact import Artifact, Manifest
-
     cache, program = DiskCache(), _program()
     problem = cache.info().problem
     if "TORCHMDLA_CACHE_SIZE" in problem:
@@ -201,9 +156,6 @@ def _cache() -> str:
 
 def _store() -> str:
     """Check the store by reading an entry, which is written first if possible."""
-    from torchmdla.compile_service import store as stores
-    from torchmdla.compiler.artifact import Artifact, Manifest
-
     if not (url := os.environ.get(stores.URL_VARIABLE)):
         return f"none: {stores.URL_VARIABLE} is not set"
     with warnings.catch_warnings(record=True) as caught:
@@ -227,10 +179,6 @@ def _store() -> str:
 
 
 def _compiler() -> str:
-    from torchmdla.compile_service.cache import DiskCache
-    from torchmdla.compile_service.service import CompilerService
-    from torchmdla.errors import CompileError
-
     service = CompilerService(cache=DiskCache(limit=0), store=None)
     start = time.perf_counter()
     try:
@@ -247,9 +195,6 @@ def _compiler() -> str:
 
 def _program() -> Any:
     """Return a program that computes ``relu`` of four numbers."""
-    from torchmdla.compiler.program import Argument, Program, Result
-    from torchmdla.devices import get
-
     tensor = "!torch.vtensor<[4],f32>"
     text = (
         f"module {{ func.func @forward(%x: {tensor}) -> {tensor} {{\n"
@@ -259,11 +204,6 @@ def _program() -> Any:
 
 
 def _self_test() -> str:
-    import torch
-    from torch import nn
-
-    import torchmdla
-
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)).eval()
     x = torch.randn(2, 3, 8, 8)
     torchmdla.reset_stats()
@@ -290,3 +230,34 @@ CHECKS: Mapping[str, Callable[[], str]] = {
     "compiler": _compiler,
     "self-test": _self_test,
 }
+
+
+COMMAND = Command(
+    "doctor",
+    "check what compiled calls need: versions, processor, cache, store, compiler, a model",
+    _run,
+    [
+        argument(
+            "--processor", default="native", metavar="NAME", help="native (default), x86-64-v2, x86-64-v3 or x86-64-v4"
+        ),
+        argument(
+            "--calibrate", action="store_true", help="measure the machine's constants of the cost model, and keep them"
+        ),
+    ],
+    epilog="""\
+examples:
+  python -m torchmdla doctor
+  python -m torchmdla doctor --processor x86-64-v3     as on a machine without AVX-512
+  python -m torchmdla doctor --calibrate               measures what schedules are chosen by
+
+Schedules and algorithms are chosen by costs, some of which are constants of the machine: whether it computes its widest
+vectors in halves, how many bytes come from memory in a cycle, the second cache. --calibrate measures these in a few
+seconds, on a machine that does nothing else, and keeps them for it. Programs for which something else than was assumed
+came out are compiled anew. Calibrate before you tune.
+
+exit status:
+  0  all is well
+  1  something is not: its line says what to do
+  2  the command line is wrong
+""",
+)

@@ -6,31 +6,12 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from torchmdla.cli import one_line, report_failure
-from torchmdla.cli.files import add_program_arguments, check_inputs, load_program
+from torchmdla.cli import Command, argument, one_line, report_failure
+from torchmdla.cli.files import check_inputs, load_program, program_arguments
 from torchmdla.cli.inputs import FROM_FILES, read_inputs
 
-EPILOG = """\
-examples:
-  python -m torchmdla explain model.pt --input 1x3x224x224
-  python -m torchmdla explain bert.pt --input 1x128:int64 --input 1x128:int64 --compare
-  python -m torchmdla explain exported.pt2 --json > report.json      an exported program has its inputs
-  python -m torchmdla explain model.pt --input 1x3x224x224 --save report.html
 
-Inputs are normal random numbers; integers, which may be indices, are 0.
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_program_arguments(parser, FROM_FILES)
-    parser.add_argument("--compare", action="store_true", help="compare every operator's result with eager's")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    parser.add_argument("--save", metavar="FILE", help="write a page with graph, kernels, roofline and timeline, too")
-
-
-def run(options: argparse.Namespace) -> int:
-    """Print the report. Return the exit status."""
+def _run(options: argparse.Namespace) -> int:
     from torchmdla.explaining import explain
 
     try:
@@ -44,3 +25,25 @@ def run(options: argparse.Namespace) -> int:
         return report_failure(one_line(error))
     print(report.to_json(indent=2) if options.json else report)
     return 0
+
+
+COMMAND = Command(
+    "explain",
+    "report what runs compiled, how fast, and why the rest does not",
+    _run,
+    [
+        *program_arguments(FROM_FILES),
+        argument("--compare", action="store_true", help="compare every operator's result with eager's"),
+        argument("--json", action="store_true", help="print one JSON object instead of tables"),
+        argument("--save", metavar="FILE", help="write a page with graph, kernels, roofline and timeline, too"),
+    ],
+    epilog="""\
+examples:
+  python -m torchmdla explain model.pt --input 1x3x224x224
+  python -m torchmdla explain bert.pt --input 1x128:int64 --input 1x128:int64 --compare
+  python -m torchmdla explain exported.pt2 --json > report.json      an exported program has its inputs
+  python -m torchmdla explain model.pt --input 1x3x224x224 --save report.html
+
+Inputs are normal random numbers; integers, which may be indices, are 0.
+""",
+)

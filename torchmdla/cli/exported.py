@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from torchmdla.structures import parse_structure
 
 
@@ -65,7 +67,8 @@ def _checked_copy(path: str) -> io.BytesIO:
     copy = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copy, "w") as checked:
         for name in dict.fromkeys(archive.namelist()):
-            _check_entry(name)
+            if not _ENTRY.fullmatch(name):
+                raise UnsafeProgramError(f"the entry {name!r}")
             content = archive.read(name)
             if name.endswith(".json"):
                 described = json.loads(content)
@@ -87,11 +90,6 @@ _ENTRY = re.compile(
 
 # The characters of names of tensors, parameters and versions. They cannot form code.
 _NAME = re.compile(r"[\w.+\-]*", re.ASCII)
-
-
-def _check_entry(name: str) -> None:
-    if not _ENTRY.fullmatch(name):
-        raise UnsafeProgramError(f"the entry {name!r}")
 
 
 def _check_name(text: str) -> None:
@@ -153,8 +151,6 @@ _SYMBOLIC = re.compile(r"torch\.sym_\w+")
 
 def _check_target(text: str) -> None:
     """Accept functions of PyTorch's dispatcher, and functions of numbers in graphs of sizes."""
-    import torch
-
     module, _, name = text.partition(".")
     if module in _MODULES:
         allowed = isinstance(getattr(_MODULES[module], name, None), types.BuiltinFunctionType)

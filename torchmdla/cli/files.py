@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from torchmdla.cli import Argument, argument
 from torchmdla.report.rendering import count_text
 
 
@@ -16,20 +18,22 @@ class FileError(Exception):
     """Error: a file has unexpected contents; the message describes them."""
 
 
-def add_program_arguments(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """Add the arguments for a program in a file and the inputs of a call.
+def program_arguments(more: str) -> list[Argument]:
+    """Return the arguments for a program in a file and the inputs of a call.
 
     ``more`` describes further forms of the inputs in the help.
     """
-    parser.add_argument("file", help="written by torch.jit.save, torch.export.save or torch.save(module)")
-    parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="SIZES[:DTYPE]",
-        help=f"an input of a call, as 1x3x224x224 or 1x128:int64; {more}once for each input",
-    )
-    parser.add_argument("--allow-pickle", action="store_true", help="read pickled modules, which runs their code")
+    return [
+        argument("file", help="written by torch.jit.save, torch.export.save or torch.save(module)"),
+        argument(
+            "--input",
+            action="append",
+            default=[],
+            metavar="SIZES[:DTYPE]",
+            help=f"an input of a call, as 1x3x224x224 or 1x128:int64; {more}once for each input",
+        ),
+        argument("--allow-pickle", action="store_true", help="read pickled modules, which runs their code"),
+    ]
 
 
 def load_program(path: str, allow_pickle: bool = False) -> Any:
@@ -79,8 +83,6 @@ def check_inputs(program: Any, inputs: Sequence[object]) -> None:
         FileError: no inputs are given, and the file does not contain a default; or an exported program has another
             number of inputs.
     """
-    import torch
-
     examples = getattr(program, "example_inputs", None)
     if inputs and examples and len(inputs) != len(examples[0]):
         raise FileError(f"the program takes {count_text(len(examples[0]), 'input')}, got {len(inputs)}")
@@ -117,8 +119,6 @@ def _load_exported(path: str, allow_pickle: bool) -> Any:
 
 
 def _unpickle(path: str, allow_pickle: bool) -> Any:
-    import torch
-
     if not allow_pickle:
         raise FileError(
             f"{path} was written by torch.save. A pickled module runs code when it is read: give --allow-pickle if you "

@@ -7,8 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+import torchmdla
+from torchmdla.cli import argument
+
 # A part of the help of ``--input``, for commands that call programs.
 FROM_FILES = "@FILE for a tensor that torch.save (.pt) or numpy.save (.npy) wrote; "
+
+# Arguments for the device, its options, and the random seed.
+DEVICE_ARGUMENTS = (
+    argument("--device", default="cpu", metavar="NAME", help="the device that groups are for (default: cpu)"),
+    argument(
+        "--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas, as for enable()"
+    ),
+    argument("--seed", type=int, default=0, metavar="N", help="of inputs, and of each call (default: 0)"),
+)
 
 
 def read_inputs(texts: Sequence[str]) -> list[Any]:
@@ -23,19 +38,8 @@ def read_inputs(texts: Sequence[str]) -> list[Any]:
 
 def draw(spec: Any) -> Any:
     """Return a tensor of a :class:`torchmdla.TensorSpec`, with values as in :func:`read_inputs`."""
-    import torch
-
     example = spec.example()
     return torch.randn_like(example) if spec.dtype.is_floating_point or spec.dtype.is_complex else example
-
-
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the device, its options, and the random seed."""
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="the device that groups are for (default: cpu)")
-    parser.add_argument(
-        "--options", default="", metavar="LIST", help="the device's own, NAME=VALUE between commas, as for enable()"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of inputs, and of each call (default: 0)")
 
 
 def use_device(options: argparse.Namespace, **more: Any) -> None:
@@ -44,7 +48,6 @@ def use_device(options: argparse.Namespace, **more: Any) -> None:
     Raises:
         TypeError, ValueError: the device does not exist, or does not have such options.
     """
-    import torchmdla
     from torchmdla.testing.frontends import device_options
 
     torchmdla.enable(device=options.device, **{**device_options(options.options), **more})
@@ -76,9 +79,6 @@ def _draw_spec(text: str) -> Any:
 
 def _load_tensor(path: str) -> Any:
     """Read a tensor as data only, without running code in the file."""
-    import numpy as np
-    import torch
-
     with Path(path).open("rb"):
         pass  # Raise an OSError that names the file.
     try:

@@ -5,40 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchmdla.cli import report_failure
-from torchmdla.cli.files import FileError, add_program_arguments, check_inputs, load_program
+from torchmdla.cli import Command, argument, report_failure
+from torchmdla.cli.files import FileError, check_inputs, load_program, program_arguments
 from torchmdla.errors import CompileError
-
-EPILOG = """\
-examples:
-  python -m torchmdla mlir model.pt --input 1x3x224x224 --output linalg
-  python -m torchmdla mlir bert.pt --input 1x128:int64 --input 1x128:int64 -o bert.mlir
-  python -m torchmdla mlir model.pt --input ?x3x224x224      the first size varies
-  python -m torchmdla mlir exported.pt2 --output stablehlo   an exported program has its inputs
-  python -m torchmdla mlir model.pt --input 8x64 --output loops | python -m torchmdla opt
-                                                             the cpu device's own IR, through its passes
-"""
 
 OUTPUTS = ("torch", "linalg", "tosa", "stablehlo", "loops", "llvm", "aten")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_program_arguments(parser, "? for a size that varies; ")
-    parser.add_argument(
-        "--output",
-        choices=OUTPUTS,
-        default="torch",
-        help="the dialect, or the cpu device's loop program (default: %(default)s)",
-    )
-    parser.add_argument("-o", dest="path", metavar="FILE", help="where to write it (default: standard output)")
-    parser.add_argument("--dynamic", action="store_true", help="the first size of every input varies")
-    parser.add_argument("--weights", choices=("arguments", "literals"), default="arguments", help="what weights become")
-    parser.add_argument("--locations", action="store_true", help="write the place of each op in the user's program")
-
-
-def run(options: argparse.Namespace) -> int:
-    """Write the module. Return the exit status."""
+def _run(options: argparse.Namespace) -> int:
     try:
         text = _text(options)
         if options.path:
@@ -63,3 +37,32 @@ def _text(options: argparse.Namespace) -> str:
         return get_loops(program, *specs)
     module = get_mlir(program, *specs, output=options.output, weights=options.weights)
     return str(module.operation.get_asm(enable_debug_info=options.locations)).rstrip("\n") + "\n"
+
+
+COMMAND = Command(
+    "mlir",
+    "write a program in a file as MLIR",
+    _run,
+    [
+        *program_arguments("? for a size that varies; "),
+        argument(
+            "--output",
+            choices=OUTPUTS,
+            default="torch",
+            help="the dialect, or the cpu device's loop program (default: %(default)s)",
+        ),
+        argument("-o", dest="path", metavar="FILE", help="where to write it (default: standard output)"),
+        argument("--dynamic", action="store_true", help="the first size of every input varies"),
+        argument("--weights", choices=("arguments", "literals"), default="arguments", help="what weights become"),
+        argument("--locations", action="store_true", help="write the place of each op in the user's program"),
+    ],
+    epilog="""\
+examples:
+  python -m torchmdla mlir model.pt --input 1x3x224x224 --output linalg
+  python -m torchmdla mlir bert.pt --input 1x128:int64 --input 1x128:int64 -o bert.mlir
+  python -m torchmdla mlir model.pt --input ?x3x224x224      the first size varies
+  python -m torchmdla mlir exported.pt2 --output stablehlo   an exported program has its inputs
+  python -m torchmdla mlir model.pt --input 8x64 --output loops | python -m torchmdla opt
+                                                             the cpu device's own IR, through its passes
+""",
+)

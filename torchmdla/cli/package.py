@@ -3,68 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchmdla.cli import one_line, report_failure
-from torchmdla.cli.files import add_program_arguments, check_inputs, load_program
+from rich.console import Console
+from rich.table import Table
+
+from torchmdla.cli import Command, argument, one_line, report_failure
+from torchmdla.cli.files import check_inputs, load_program, program_arguments
 from torchmdla.cli.inputs import FROM_FILES, read_inputs
+from torchmdla.compile_service.signatures import generate_key
 from torchmdla.report.rendering import count_text, size_text
 
 if TYPE_CHECKING:
     from torchmdla.packages import PackageInfo
 
-EPILOG = """\
-examples:
-  python -m torchmdla package model.pt --input 1x3x224x224
-  python -m torchmdla package model.pt --input 1x3x224x224 --target x86-64-v3 --target x86-64-v4 -o fleet.pt
-  python -m torchmdla package model.pt --input 2x128:int64 --call 2x96:int64 --call 2x64:int64     for any lengths
-  python -m torchmdla info fleet.pt
 
-The file that it writes is one of TorchScript, or an exported program, as the one that it reads: PyTorch without
-torchmdla takes it as any other. Where torchmdla is present, in Python or in C++, nothing is compiled for the calls that
-it was made with, and no compiler is needed (docs/packages.md).
-
-exit status:
-  0  the file is written
-  2  it is not: there is no program to read, or no code for it
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_program_arguments(parser, FROM_FILES)
-    parser.add_argument(
-        "--call",
-        action="append",
-        default=[],
-        metavar="INPUT,…",
-        help="a further call to have code for: its inputs between commas, each as for --input",
-    )
-    parser.add_argument(
-        "--target",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="native (default), x86-64-v2, x86-64-v3 or x86-64-v4; once for each",
-    )
-    parser.add_argument(
-        "--no-freeze", action="store_true", help="leave weights of TorchScript attributes; the first call packs them"
-    )
-    parser.add_argument(
-        "--sign", metavar="KEY", help="a private key to sign it with (python -m torchmdla keys generate)"
-    )
-    parser.add_argument(
-        "--pack-weights",
-        action="store_true",
-        help="weights as the code reads them, too: they are mapped, and shared by processes; the file is larger",
-    )
-    parser.add_argument("-o", "--output", metavar="FILE", help="default: beside the program, as model.packaged.pt")
-
-
-def run(options: argparse.Namespace) -> int:
-    """Write the package. Return the exit status."""
+def _run(options: argparse.Namespace) -> int:
     path = Path(options.file)
     output = Path(options.output or path.with_name(f"{path.stem}.packaged{path.suffix}"))
     try:
@@ -72,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     except Exception as error:  # Includes errors of the model.
         return report_failure(one_line(error))
     print(f"{output}: {size_text(output.stat().st_size)}")
-    print_package(package)
+    _print_package(package)
     return 0
 
 
@@ -98,30 +53,32 @@ def _package(options: argparse.Namespace, output: Path) -> PackageInfo:
 
 
 def show(path: str) -> int:
-    """Print the package in a file. Return the exit status."""
+    """Check a package, or a model file of the runtime without libtorch, and print what it has. Return the status."""
     from torchmdla.packages import DamagedPackage, info
+    from torchmdla.packages.native_file import has_model_header
 
     try:
+        if has_model_header(path):
+            return _show_native_model(path)
         package = info(path)
     except (DamagedPackage, RuntimeError, OSError) as error:
         return report_failure(f"{path}: {one_line(error)}")
     if package is None:
         return report_failure(f"{path} has no package: python -m torchmdla package {path}")
-    print_package(package)
+    _print_package(package)
     return 0
 
 
-def print_package(package: PackageInfo) -> None:
-    """Print the contents of a package to standard output."""
-    from rich.console import Console
-    from rich.table import Table
-
+def _print_package(package: PackageInfo) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = Table.grid(padding=(0, 2))
     for target in package.targets:
         several = count_text(len(target.groups), "specialisation")
         weights = f"{size_text(target.weights)} of packed weights" if target.weights else ""
-        table.add_row(target.name, size_text(target.size), several, weights, _features(target.features))
+        # Vector features distinguish processors for humans.
+        vectors = [name for name in target.features if name.startswith(("avx", "sse4", "amx"))]
+        features = " ".join(vectors) or "no vectors beyond SSE2"
+        table.add_row(target.name, size_text(target.size), several, weights, features)
     console.print(table)
     for line in package.targets[0].groups if package.targets else ():
         console.print(f"  {line}")
@@ -130,27 +87,7 @@ def print_package(package: PackageInfo) -> None:
         console.print(f"claims a signature by key {package.signer[:16]}")
 
 
-def _features(names: Sequence[str]) -> str:
-    """Return the vector features, which distinguish processors for humans."""
-    vectors = [name for name in names if name.startswith(("avx", "sse4", "amx"))]
-    return " ".join(vectors) or "no vectors beyond SSE2"
-
-
-# --- info: model files of the runtime without libtorch ------------------------------------------------------------
-
-
-def is_native_model(path: str) -> bool:
-    """Return whether a file starts as a model file does."""
-    from torchmdla.packages.native_file import has_model_header
-
-    try:
-        return has_model_header(path)
-    except OSError:
-        return False
-
-
-def show_native_model(path: str) -> int:
-    """Check a model file completely, and print its contents. Return the exit status."""
+def _show_native_model(path: str) -> int:
     from torchmdla.packages.native_file import DamagedModel, info_of
 
     try:
@@ -166,34 +103,7 @@ def show_native_model(path: str) -> int:
     return 0
 
 
-# --- keys and sign ------------------------------------------------------------------------------------------------
-
-GENERATE_EPILOG = """\
-examples:
-  python -m torchmdla keys generate release
-
-Keep release.pem secret: it signs packages. Give release.pub.pem to users who load them.
-"""
-
-SIGN_EPILOG = """\
-examples:
-  python -m torchmdla sign model.pt --key release.pem
-  python -m torchmdla sign model.pt --key release.pem -o signed.pt
-  TORCHMDLA_REQUIRE_SIGNATURE=release.pub.pem python serve.py
-
-Nothing is compiled again. A signature that the package has is replaced.
-"""
-
-
-def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``keys generate``."""
-    parser.add_argument("name", help="what the files' names begin with: NAME.pem and NAME.pub.pem")
-
-
-def generate_keys(options: argparse.Namespace) -> int:
-    """Write the two files of a key. Return the exit status."""
-    from torchmdla.compile_service.signatures import generate_key
-
+def _generate_keys(options: argparse.Namespace) -> int:
     try:
         key = generate_key(options.name)
     except (ImportError, OSError) as error:
@@ -202,15 +112,7 @@ def generate_keys(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_sign_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``sign``."""
-    parser.add_argument("file", help="a package, as torchmdla.save writes it")
-    parser.add_argument("--key", required=True, metavar="FILE", help="the private key (PEM)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: in its place)")
-
-
-def sign_package(options: argparse.Namespace) -> int:
-    """Sign a package. Return the exit status."""
+def _sign_package(options: argparse.Namespace) -> int:
     from torchmdla.packages import signing
 
     try:
@@ -219,3 +121,92 @@ def sign_package(options: argparse.Namespace) -> int:
         return report_failure(one_line(error))
     print(f"{options.output or options.file}: signed by key {key.number[:16]}")
     return 0
+
+
+COMMAND = Command(
+    "package",
+    "write a program's file with the compiled code of its groups",
+    _run,
+    [
+        *program_arguments(FROM_FILES),
+        argument(
+            "--call",
+            action="append",
+            default=[],
+            metavar="INPUT,…",
+            help="a further call to have code for: its inputs between commas, each as for --input",
+        ),
+        argument(
+            "--target",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="native (default), x86-64-v2, x86-64-v3 or x86-64-v4; once for each",
+        ),
+        argument(
+            "--no-freeze",
+            action="store_true",
+            help="leave weights of TorchScript attributes; the first call packs them",
+        ),
+        argument("--sign", metavar="KEY", help="a private key to sign it with (python -m torchmdla keys generate)"),
+        argument(
+            "--pack-weights",
+            action="store_true",
+            help="weights as the code reads them, too: they are mapped, and shared by processes; the file is larger",
+        ),
+        argument("-o", "--output", metavar="FILE", help="default: beside the program, as model.packaged.pt"),
+    ],
+    epilog="""\
+examples:
+  python -m torchmdla package model.pt --input 1x3x224x224
+  python -m torchmdla package model.pt --input 1x3x224x224 --target x86-64-v3 --target x86-64-v4 -o fleet.pt
+  python -m torchmdla package model.pt --input 2x128:int64 --call 2x96:int64 --call 2x64:int64     for any lengths
+  python -m torchmdla info fleet.pt
+
+The file that it writes is one of TorchScript, or an exported program, as the one that it reads: PyTorch without
+torchmdla takes it as any other. Where torchmdla is present, in Python or in C++, nothing is compiled for the calls that
+it was made with, and no compiler is needed (docs/packages.md).
+
+exit status:
+  0  the file is written
+  2  it is not: there is no program to read, or no code for it
+""",
+)
+
+KEYS = Command(
+    "keys",
+    "the keys that packages are signed with",
+    commands=[
+        Command(
+            "generate",
+            "make a key: a private file to sign with, and a public one to trust",
+            _generate_keys,
+            [argument("name", help="what the files' names begin with: NAME.pem and NAME.pub.pem")],
+            epilog="""\
+examples:
+  python -m torchmdla keys generate release
+
+Keep release.pem secret: it signs packages. Give release.pub.pem to users who load them.
+""",
+        )
+    ],
+)
+
+SIGN = Command(
+    "sign",
+    "sign the package in a file",
+    _sign_package,
+    [
+        argument("file", help="a package, as torchmdla.save writes it"),
+        argument("--key", required=True, metavar="FILE", help="the private key (PEM)"),
+        argument("-o", "--output", metavar="FILE", help="where to write it (default: in its place)"),
+    ],
+    epilog="""\
+examples:
+  python -m torchmdla sign model.pt --key release.pem
+  python -m torchmdla sign model.pt --key release.pem -o signed.pt
+  TORCHMDLA_REQUIRE_SIGNATURE=release.pub.pem python serve.py
+
+Nothing is compiled again. A signature that the package has is replaced.
+""",
+)

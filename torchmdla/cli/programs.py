@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,36 +57,36 @@ class Subject:
             ValueError: an input does not have rows.
         """
 
-        def resized(tensor: torch.Tensor) -> torch.Tensor:
+        def resize(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.dim():
                 return tensor
             if not tensor.size(0):
                 raise ValueError("an input of no rows cannot have others: the first size of each input is the batch")
             return tensor[torch.arange(batch) % tensor.size(0)]
 
-        inputs, keywords = tree_map_only(torch.Tensor, resized, (self.inputs, dict(self.keywords)))
+        inputs, keywords = tree_map_only(torch.Tensor, resize, (self.inputs, dict(self.keywords)))
         return Subject(self.path, self.allow_pickle, inputs, keywords, self.seed)
 
     def eager(self) -> Call:
         """Return a call of the program in PyTorch alone. TorchScript's interpreter runs a TorchScript program."""
-        program = self._load()
+        program = load_program(self.path, self.allow_pickle)
         return self._bind(program.module() if api.is_exported(program) else program)
 
-    def frozen(self) -> Call | None:
+    def freeze(self) -> Call | None:
         """Return a call of the program after ``torch.jit.optimize_for_inference``; None if that does not support it."""
-        program = self._load()
+        program = load_program(self.path, self.allow_pickle)
         if api.is_exported(program) or getattr(program, "training", False):
             return None
         with torch.no_grad():
             scripted = api.as_torchscript(program, self.inputs)
             return self._bind(torch.jit.optimize_for_inference(scripted))
 
-    def compiled(self) -> Call:
+    def compile(self) -> Call:
         """Return a call of the program by :func:`torchmdla.compile`.
 
         A TorchScript program is optimised during its first calls.
         """
-        program = self._load()
+        program = load_program(self.path, self.allow_pickle)
         if api.is_exported(program):
             return self._bind(api.compile(program, *self.inputs, example_keywords=self.keywords))
         return self._bind(api.as_frozen_torchscript(program, self.inputs))
@@ -94,9 +95,6 @@ class Subject:
         """Return a copy of the results of a call, with random numbers from the seed."""
         torch.manual_seed(self.seed)
         return tree_map_only(torch.Tensor, torch.clone, call())
-
-    def _load(self) -> Any:
-        return load_program(self.path, self.allow_pickle)
 
     def _bind(self, program: Any) -> Call:
         # Copy the inputs, because a variant may write to them.
@@ -142,12 +140,6 @@ class Reference:
 
 def warm_up(call: Call) -> int:
     """Call until PyTorch has optimised the program and no group is split any more. Return the number of calls."""
-    calls = 0
-
-    def counted() -> None:
-        nonlocal calls
-        calls += 1
-        call()
-
-    refusals.call_until_compiled(counted, api.WARM_UP_CALLS)
-    return calls
+    calls = itertools.count()
+    refusals.call_until_compiled(lambda: (call(), next(calls)), api.WARM_UP_CALLS)
+    return next(calls)

@@ -4,50 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchmdla.cli import one_line, report_failure
-from torchmdla.cli.files import add_program_arguments, read_mlir
-from torchmdla.cli.inputs import FROM_FILES, add_device_arguments, draw, number, read_inputs, use_device
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
-if TYPE_CHECKING:
-    from torchmdla import Statistics
-
-EPILOG = """\
-examples:
-  python -m torchmdla run model.pt --input 1x3x224x224
-  python -m torchmdla run bert.pt --input @ids.pt --input @mask.npy --threads 1
-  python -m torchmdla run exported.pt2               an exported program has its inputs
-  python -m torchmdla mlir model.pt --input 1x3x224x224 --output linalg -o model.mlir
-  python -m torchmdla run model.mlir --input 1x3x224x224
-
-Inputs are normal random numbers; integers, which may be indices, are 0. A program of PyTorch's is compared with eager
-PyTorch, at the tolerance of the tests (torchmdla/testing/compare.py).
-
-A module of MLIR needs one public function, in the Torch dialect or in linalg on tensors. What it takes beyond the
-inputs given is drawn at random, positive and small, and packed as weights are. There is no eager PyTorch to compare it
-with.
-
-exit status:
-  0  it ran, with eager PyTorch's results
-  1  it ran, and a result differs
-  2  the command line is wrong, or the program fails
-"""
+import torchmdla
+from torchmdla.cli import Command, argument, one_line, report_failure
+from torchmdla.cli.files import program_arguments, read_mlir
+from torchmdla.cli.inputs import DEVICE_ARGUMENTS, FROM_FILES, draw, number, read_inputs, use_device
+from torchmdla.cli.programs import Reference, Subject, warm_up
+from torchmdla.report.environment import environment
+from torchmdla.report.rendering import time_text
+from torchmdla.testing.timing import time_calls
 
 _SECONDS, _LEAST_CALLS, _MOST_CALLS = 0.5, 3, 1000
 _SHOWN = 4  # number of elements of a result to print
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_program_arguments(parser, FROM_FILES)
-    add_device_arguments(parser)
-    parser.add_argument("--threads", type=number, metavar="N", help="of each operator (default: PyTorch's choice)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 @dataclass(frozen=True)
@@ -77,16 +56,13 @@ class _RunResult:
     least: float
     median: float
     calls: int
-    statistics: Statistics
+    statistics: torchmdla.Statistics
     layers: int | None = None
     error: float | None = None
     difference: str = ""
 
 
-def run(options: argparse.Namespace) -> int:
-    """Call the program. Return the exit status."""
-    import torch
-
+def _run(options: argparse.Namespace) -> int:
     try:
         use_device(options)
         if options.threads:
@@ -105,12 +81,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _program(options: argparse.Namespace, inputs: Sequence[Any]) -> _RunResult:
-    import torchmdla
-    from torchmdla.cli.programs import Reference, Subject, warm_up
-
     subject = Subject.of(options.file, options.allow_pickle, inputs, options.seed)
     start = time.perf_counter()
-    call = subject.compiled()
+    call = subject.compile()
     before = time.perf_counter()
     call()
     first = time.perf_counter() - before
@@ -135,7 +108,6 @@ def _program(options: argparse.Namespace, inputs: Sequence[Any]) -> _RunResult:
 
 
 def _mlir(text: str, options: argparse.Namespace, inputs: Sequence[Any]) -> _RunResult:
-    import torchmdla
     from torchmdla.mlir.running import MlirFunction
 
     function = MlirFunction(text)
@@ -170,10 +142,6 @@ def _weight(spec: Any) -> Any:
 
 def _time_call(call: Callable[[], Any]) -> tuple[float, float, int]:
     """Return the minimum and the median of the seconds of a call, and the number of calls."""
-    import statistics
-
-    from torchmdla.testing.timing import time_calls
-
     taken: list[float] = []
     while len(taken) < _LEAST_CALLS or (sum(taken) < _SECONDS and len(taken) < _MOST_CALLS):
         taken.append(time_calls(call, 1))
@@ -182,9 +150,6 @@ def _time_call(call: Callable[[], Any]) -> tuple[float, float, int]:
 
 def _describe_results(results: Any) -> Iterator[tuple[str, str, str]]:
     """Yield the path, type and first elements of each result."""
-    import torch
-    from torch.utils._pytree import keystr, tree_flatten_with_path
-
     leaves, _ = tree_flatten_with_path(results)
     for path, leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -197,27 +162,17 @@ def _describe_results(results: Any) -> Iterator[tuple[str, str, str]]:
 
 def _type(value: Any) -> str:
     """Return the type of a value, for example ``float32[1, 3]``."""
-    import torch
-
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _print_json(ran: _RunResult, options: argparse.Namespace) -> None:
-    from torchmdla.report.environment import environment
-
     result = {"file": options.file, "device": options.device, "seed": options.seed, **asdict(ran)}
     print(json.dumps({**result, "environment": environment()}, indent=1))
 
 
 def _print(ran: _RunResult, options: argparse.Namespace) -> None:
-    import torch
-    from rich.console import Console
-    from rich.table import Table
-
-    from torchmdla.report.rendering import time_text
-
     console = Console(highlight=False, markup=False, soft_wrap=True)
     more = f" and {ran.drawn} drawn at random" if ran.drawn else ""
     threads = torch.get_num_threads()
@@ -242,3 +197,36 @@ def _print(ran: _RunResult, options: argparse.Namespace) -> None:
         verdict = f"differs from eager PyTorch: {ran.difference}" if ran.difference else "as eager PyTorch"
         console.print(f"{verdict} ({tolerance}{error})")
         print(ran.statistics)
+
+
+COMMAND = Command(
+    "run",
+    "call a program in a file, compiled, and compare it with eager PyTorch",
+    _run,
+    [
+        *program_arguments(FROM_FILES),
+        *DEVICE_ARGUMENTS,
+        argument("--threads", type=number, metavar="N", help="of each operator (default: PyTorch's choice)"),
+        argument("--json", action="store_true", help="print one JSON object instead of tables"),
+    ],
+    epilog="""\
+examples:
+  python -m torchmdla run model.pt --input 1x3x224x224
+  python -m torchmdla run bert.pt --input @ids.pt --input @mask.npy --threads 1
+  python -m torchmdla run exported.pt2               an exported program has its inputs
+  python -m torchmdla mlir model.pt --input 1x3x224x224 --output linalg -o model.mlir
+  python -m torchmdla run model.mlir --input 1x3x224x224
+
+Inputs are normal random numbers; integers, which may be indices, are 0. A program of PyTorch's is compared with eager
+PyTorch, at the tolerance of the tests (torchmdla/testing/compare.py).
+
+A module of MLIR needs one public function, in the Torch dialect or in linalg on tensors. What it takes beyond the
+inputs given is drawn at random, positive and small, and packed as weights are. There is no eager PyTorch to compare it
+with.
+
+exit status:
+  0  it ran, with eager PyTorch's results
+  1  it ran, and a result differs
+  2  the command line is wrong, or the program fails
+""",
+)

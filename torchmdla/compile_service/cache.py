@@ -31,8 +31,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-DEFAULT_LIMIT = 1 << 30
-
 _PATH_VARIABLE = "TORCHMDLA_CACHE_DIR"
 
 _SUFFIX = ".artifact"
@@ -93,7 +91,7 @@ class DiskCache:
         self._configuration_problem = "" if _SUPPORTED else "not supported on this system"
         self.path = _default_path() if path is None else path.absolute()
         try:
-            self.limit = _default_limit() if limit is None else limit
+            self.limit = limits.variable("TORCHMDLA_CACHE_SIZE", limits.size, 1 << 30) if limit is None else limit
         except ValueError as error:
             self.limit = 0
             self._configuration_problem = str(error)
@@ -115,7 +113,7 @@ class DiskCache:
             with self._folder() as folder:
                 data = self._read(folder, name)
                 try:
-                    return _parse(data, key)
+                    return parse_artifact(data, key)
                 except ValueError:
                     os.unlink(name, dir_fd=folder)
         except (Unusable, OSError):
@@ -231,7 +229,9 @@ class DiskCache:
             if not os.access(self.path, os.W_OK | os.X_OK):
                 problem = "not writable"
         except FileNotFoundError:
-            problem = problem or self._creation_problem()
+            parent = next(folder for folder in self.path.parents if folder.exists())
+            if not problem and not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+                problem = f"cannot be created: {parent} is not a writable folder"
         except (Unusable, OSError) as error:
             problem = _reason(error)
         artifacts = sum(entry.name.endswith(_SUFFIX) for entry in entries)
@@ -242,9 +242,6 @@ class DiskCache:
         """Yield a descriptor of the folder.
 
         The folder is checked at each use, because it may have been replaced.
-
-        Raises:
-            Unusable, OSError: the folder does not exist, or other users may write to it.
         """
         if self._configuration_problem:
             raise Unusable(self._configuration_problem)
@@ -294,23 +291,12 @@ class DiskCache:
                 total -= entry.size
         self._allowance = min(slack, self.limit - total)
 
-    def _creation_problem(self) -> str:
-        """Return why the missing folder cannot be created at the first store, or an empty string."""
-        parent = next(folder for folder in self.path.parents if folder.exists())
-        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-            return ""
-        return f"cannot be created: {parent} is not a writable folder"
-
 
 def _default_path() -> Path:
     chosen = os.environ.get(_PATH_VARIABLE) or platformdirs.user_cache_dir("torchmdla", appauthor=False)
     expanded = Path(os.path.expanduser(chosen))
     # Without a home folder, expanduser() leaves "~" unchanged. A folder of that name must not be created.
     return expanded if expanded.parts[0].startswith("~") else expanded.absolute()
-
-
-def _default_limit() -> int:
-    return limits.variable("TORCHMDLA_CACHE_SIZE", limits.size, DEFAULT_LIMIT)
 
 
 def _file_name(key: str, suffix: str = _SUFFIX) -> str:
@@ -326,7 +312,7 @@ def _check_private(status: os.stat_result, what: str) -> None:
         raise Unusable(f"{what} is writable by others (mode {stat.S_IMODE(status.st_mode):04o})")
 
 
-def _parse(data: bytes, key: str) -> Artifact:
+def parse_artifact(data: bytes, key: str) -> Artifact:
     """Return the artifact of the program ``key`` that ``data`` contains.
 
     Raises:
@@ -386,14 +372,6 @@ def _lock_file(folder: int, name: str, patience: float) -> Iterator[bool]:
 
     The system releases the lock when the process ends. The lock is a record lock (POSIX ``fcntl``), which the child of
     a fork does not inherit.
-
-    Args:
-        folder: a descriptor of the folder of the file ``name``.
-        name: the name of the file.
-        patience: the maximum time to wait, in seconds. After that, two processes compile.
-
-    Raises:
-        OSError: the file cannot be created or locked.
     """
     if fcntl is None:
         yield False

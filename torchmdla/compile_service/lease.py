@@ -64,9 +64,6 @@ def _acquire_or_wait(lease: _Lease, patience: float) -> Artifact | None:
     """Acquire the lease, or wait until its holder has finished.
 
     Return the artifact if the holder stored one, else None.
-
-    Raises:
-        Unreachable: the store cannot be accessed.
     """
     store, key = lease.store, lease.key
     if not store.may_write or lease.create():

@@ -202,7 +202,10 @@ class RemoteFolder:
             raise Unreachable(f"no answer within {self._seconds:g} s")
         if errors:
             _pause(connection)
-            raise Unreachable(_describe_error(errors[0])) from errors[0]
+            cause = errors[0]
+            # File names are left out, so that equal reasons count as one.
+            reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause).partition("\n")[0]
+            raise Unreachable(f"{type(cause).__name__}: {reason}"[:200]) from cause
         connection.failures = 0
         return outcome[0]
 
@@ -216,11 +219,7 @@ class RemoteFolder:
             return connection.system
 
     def _checked_connection(self) -> _Connection:
-        """Return the connection of this process.
-
-        Raises:
-            Unreachable: a recent operation failed, so the folder is not accessed yet.
-        """
+        """Return the connection of this process."""
         if self._connection.process != os.getpid():
             self._connection = _Connection()
         connection = self._connection
@@ -231,11 +230,7 @@ class RemoteFolder:
 
 
 def _read_by_http(system: Any, path: str, most: int) -> bytes:
-    """Return the first ``most`` bytes of a file, or all of a shorter file.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-    """
+    """Return the first ``most`` bytes of a file, or all of a shorter file."""
     data = bytearray()
     try:
         with system.open(path, "rb") as file:
@@ -254,9 +249,3 @@ def _pause(connection: _Connection) -> None:
     connection.failures += 1
     pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(connection.failures - 1, 10))
     connection.paused_until = time.monotonic() + pause
-
-
-def _describe_error(error: BaseException) -> str:
-    """Return a description of an error without file names, so that equal reasons count as one."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {reason}"[:200]

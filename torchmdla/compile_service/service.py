@@ -8,17 +8,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from torchmdla.compile_service import lease
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.failures import Failures
-from torchmdla.compile_service.lower import lower
-from torchmdla.compile_service.origin import Origin
+from torchmdla.compile_service.lower import Origin, lower
 from torchmdla.compile_service.store import Store, StoreStatistics
 from torchmdla.compile_service.store import from_environment as store_from_environment
 from torchmdla.compile_service.worker import WorkerPool
@@ -26,7 +24,7 @@ from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
-from torchmdla.support import logs, trace
+from torchmdla.support import forks, logs, trace
 from torchmdla.support.limits import Limits
 
 Source = Literal["memory", "disk", "store", "compiled"]
@@ -36,7 +34,6 @@ _LONGEST_PATIENCE = 3600.0
 
 # Maximum bytes of object code that a service keeps in memory.
 _MEMORY_BYTES = 256 << 20
-
 
 _SOURCE_TEXT = {"memory": "in memory", "disk": "on disk", "store": "in the store"}
 
@@ -51,18 +48,6 @@ class CompileOutcome:
     artifact: Artifact
     source: Source
     seconds: float
-
-
-@dataclass
-class CompileStatistics:
-    """Counters of a service. ``seconds`` is the time spent compiling, failures included."""
-
-    compiled: int = 0
-    disk_hits: int = 0
-    store_hits: int = 0
-    memory_hits: int = 0
-    failures: int = 0
-    seconds: float = 0.0
 
 
 class CompilerService:
@@ -101,7 +86,7 @@ class CompilerService:
         self._unloadable: set[str] = set()
         self._patience = Limits.from_environment().seconds or _LONGEST_PATIENCE
         self._reset_process_state()
-        _services.add(self)
+        forks.reset_in_child(self._reset_process_state)
 
     def compile(self, program: Program) -> CompileOutcome:
         """Return the artifact of ``program``; wait, without the GIL, while it is being compiled.
@@ -159,9 +144,9 @@ class CompilerService:
             return
 
     def statistics(self) -> dict[str, float]:
-        """Return :class:`CompileStatistics` as a dictionary."""
+        """Return the counters. ``seconds`` is the time spent compiling, failures included."""
         with self._lock:
-            return asdict(self._statistics)
+            return dict(self._statistics)
 
     def store_statistics(self) -> StoreStatistics:
         """Return the statistics of the store; all zero without a store."""
@@ -202,19 +187,14 @@ class CompilerService:
         artifact = self._artifacts.get(key)
         if artifact is not None:
             self._artifacts.move_to_end(key)
-            self._statistics.memory_hits += 1
+            self._statistics["memory_hits"] += 1
         return artifact
 
     def _load(self, key: str) -> tuple[Artifact, Source] | None:
         if dump.is_requested():  # A cached program has no stages to dump.
             return None
         artifact = self.cache.load(key)
-        if artifact is None:
-            return None
-        with self._lock:
-            self._remember(key, artifact)
-            self._statistics.disk_hits += 1
-        return artifact, "disk"
+        return None if artifact is None else self._remember(key, artifact, "disk")
 
     def _obtain_exclusively(self, key: str, program: Program) -> tuple[Artifact, Source]:
         """Return the artifact from another process of this machine that compiles it, else obtain it here.
@@ -253,11 +233,8 @@ class CompilerService:
         return artifact, source
 
     def _keep_fetched(self, key: str, artifact: Artifact) -> tuple[Artifact, Source]:
-        with self._lock:
-            self._remember(key, artifact)
-            self._statistics.store_hits += 1
         self.cache.store(key, artifact)
-        return artifact, "store"
+        return self._remember(key, artifact, "store")
 
     def _compile(self, key: str, program: Program) -> tuple[Artifact, Source]:
         start = time.perf_counter()
@@ -269,8 +246,8 @@ class CompilerService:
             seconds = time.perf_counter() - start
             logs.logger("compile").info("%s: refused after %.3f s: %s", key[:16], seconds, error)
             with self._lock:
-                self._statistics.seconds += seconds
-                self._statistics.failures += 1
+                self._statistics["seconds"] += seconds
+                self._statistics["failures"] += 1
                 self._failures.add(key, error, seconds)
             raise
         seconds = time.perf_counter() - start
@@ -284,27 +261,27 @@ class CompilerService:
         if ignored := artifact.manifest.statistics.get("ignored_records"):
             logs.logger("compile").warning("%s: %d records do not fit their kernels: ignored", key[:16], ignored)
         with self._lock:
-            self._statistics.seconds += seconds
-            self._statistics.compiled += 1
+            self._statistics["seconds"] += seconds
             self._failures.forget(key)
-            self._remember(key, artifact)
+            outcome = self._remember(key, artifact, "compiled")
         if self.cache.store(key, artifact):
             logs.logger("cache").info("%s: stored on disk", key[:16])
-        return artifact, "compiled"
+        return outcome
 
     def _lower(self, program: Program, folder: Path | None = None) -> Artifact:
-        return (lower if self._is_compiled_in_process(program) else self.pool.compile)(program, folder)
-
-    def _is_compiled_in_process(self, program: Program) -> bool:
         origin = Origin.of(program)
-        return self.in_process or (origin is not None and not origin.is_importable)
+        is_in_process = self.in_process or (origin is not None and not origin.is_importable)
+        return (lower if is_in_process else self.pool.compile)(program, folder)
 
-    def _remember(self, key: str, artifact: Artifact) -> None:
-        self._artifacts[key] = artifact
-        excess = sum(len(entry.object_code) for entry in self._artifacts.values()) - self._memory_bytes
-        while excess > 0 and len(self._artifacts) > 1:
-            _, oldest = self._artifacts.popitem(last=False)
-            excess -= len(oldest.object_code)
+    def _remember(self, key: str, artifact: Artifact, source: Source) -> tuple[Artifact, Source]:
+        with self._lock:
+            self._statistics["compiled" if source == "compiled" else f"{source}_hits"] += 1
+            self._artifacts[key] = artifact
+            excess = sum(len(entry.object_code) for entry in self._artifacts.values()) - self._memory_bytes
+            while excess > 0 and len(self._artifacts) > 1:
+                _, oldest = self._artifacts.popitem(last=False)
+                excess -= len(oldest.object_code)
+        return artifact, source
 
     def _reset_process_state(self) -> None:
         """Initialise the state that belongs to one process: locks, active compiles, counters."""
@@ -312,12 +289,12 @@ class CompilerService:
         self._lock = threading.RLock()
         # Programs that a thread is loading or compiling. The event is set when the thread has finished.
         self._claims: dict[str, threading.Event] = {}
-        self._statistics = CompileStatistics()
+        counters = ("compiled", "disk_hits", "store_hits", "memory_hits", "failures")
+        self._statistics: dict[str, float] = {**dict.fromkeys(counters, 0), "seconds": 0.0}
 
 
-_services: weakref.WeakSet[CompilerService] = weakref.WeakSet()
 _default: CompilerService | None = None
-_default_lock = threading.RLock()
+_default_lock = forks.hold_over_fork(threading.RLock())
 
 
 def default_service() -> CompilerService:
@@ -334,31 +311,6 @@ def compile_program(program: Program) -> CompileOutcome:
     return default_service().compile(program)
 
 
-def write_stages(program: Program, folder: Path) -> None:
-    """Call :meth:`CompilerService.write_stages` of the process's service."""
-    default_service().write_stages(program, folder)
-
-
-def statistics() -> dict[str, float]:
-    """Call :meth:`CompilerService.statistics` of the process's service."""
-    return default_service().statistics()
-
-
-def store_statistics() -> StoreStatistics:
-    """Call :meth:`CompilerService.store_statistics` of the process's service."""
-    return default_service().store_statistics()
-
-
-def prestart() -> None:
-    """Call :meth:`CompilerService.prestart` of the process's service."""
-    default_service().prestart()
-
-
-def forget(key: str) -> None:
-    """Call :meth:`CompilerService.forget` of the process's service."""
-    default_service().forget(key)
-
-
 def end() -> None:
     """End all current and future compiles of the process's service, at interpreter exit."""
     if _default is not None:
@@ -372,14 +324,3 @@ def reset() -> None:
         service, _default = _default, None
     if service is not None:
         service.pool.end()
-
-
-def _after_fork_in_child() -> None:
-    global _default_lock
-    _default_lock = threading.RLock()
-    for service in list(_services):
-        service._reset_process_state()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -12,16 +12,16 @@ import struct
 import threading
 import time
 import warnings
-import weakref
 from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torchmdla.compile_service import authentication
 from torchmdla.compile_service.authentication import Authentication, NotAuthentic
+from torchmdla.compile_service.cache import parse_artifact
 from torchmdla.compile_service.remote import RemoteFolder, Unreachable
 from torchmdla.compiler.artifact import Artifact
-from torchmdla.support import limits, logs
+from torchmdla.support import forks, limits, logs
 
 URL_VARIABLE = "TORCHMDLA_STORE"
 SECONDS_VARIABLE = "TORCHMDLA_STORE_SECONDS"
@@ -91,6 +91,7 @@ class Store:
         self.folder = folder
         self.authentication = authentication
         self._reset_process_state()
+        forks.reset_in_child(self._reset_process_state)
 
     @property
     def may_write(self) -> bool:
@@ -103,7 +104,7 @@ class Store:
         artifact = data = None
         try:
             data = self.folder.read(entry_name(key), LARGEST_ENTRY)
-            artifact = None if data is None else self._parse_entry(key, data)
+            artifact = None if data is None else parse_artifact(self.unseal(_KIND, key, data), key)
         except Unreachable as problem:
             self.note(problem)
         except ValueError as error:
@@ -176,17 +177,6 @@ class Store:
         with self._lock:
             return self._statistics + StoreStatistics()
 
-    def _parse_entry(self, key: str, data: bytes) -> Artifact:
-        """Return the artifact in an entry.
-
-        Raises:
-            ValueError: ``data`` is not an entry, is not authentic, or contains another program's artifact.
-        """
-        artifact = Artifact.from_bytes(self.unseal(_KIND, key, data))
-        if artifact.manifest.program != key:
-            raise ValueError("the artifact of another program")
-        return artifact
-
     def _count(self, **counts: Any) -> None:
         with self._lock:
             self._statistics += StoreStatistics(**counts)
@@ -195,7 +185,6 @@ class Store:
         """Initialise the state that belongs to one process."""
         self._lock = threading.Lock()
         self._statistics = StoreStatistics()
-        _stores.add(self)
 
 
 def from_environment() -> Store | None:
@@ -222,15 +211,3 @@ def entry_name(key: str) -> str:
 def _message(kind: str, key: str, content: bytes) -> bytes:
     """Return the bytes that a proof covers. An entry under another name is therefore not authentic."""
     return f"{kind} {key}\n".encode() + content
-
-
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for store in list(_stores):
-        store._reset_process_state()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -26,19 +26,18 @@ from pathlib import Path
 from typing import IO
 
 from torchmdla.compile_service import messages
-from torchmdla.compile_service.origin import Origin
+from torchmdla.compile_service.lower import Origin
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
 from torchmdla.support import forks, trace
 from torchmdla.support.limits import Limits
-from torchmdla.support.processes import describe_exit
+from torchmdla.support.sharing import describe_exit
 
 _SCRIPT = Path(__file__).with_name("worker_process.py")
 
 # Size in bytes of the retained tail of a compiler process's standard error.
 _TAIL_BYTES = 8192
-
 
 # Time limits in seconds for accepting a program: of a process that has just started, and of an idle one.
 _START_SECONDS, _ACCEPT_SECONDS = 60.0, 20.0
@@ -120,7 +119,7 @@ class Worker:
                 self.end()
                 self._process.stderr.close()
                 raise WorkerLost(f"{type(error).__name__}: {error}", passing=True) from error
-            _workers.add(self)
+            forks.reset_in_child(self.forget)
         if os.name != "nt":  # Windows cannot wait for a pipe.
             for pipe in (self._requests, self._replies):
                 os.set_blocking(pipe.fileno(), False)
@@ -200,11 +199,7 @@ class Worker:
         self._process.poll()  # Not our child, so Popen does not wait for it any more.
 
     def _send(self, program: Program, folder: Path | None, cpus: int, niceness: int) -> None:
-        """Send the program and return when the process has read it.
-
-        Raises:
-            TimeoutError: the process does not read it in time.
-        """
+        """Send the program and return when the process has read it."""
         patience = min(_ACCEPT_SECONDS, self._limits.seconds or math.inf) if self._ready else _START_SECONDS
         until = time.monotonic() + patience
         if not self._ready:
@@ -320,6 +315,7 @@ class WorkerPool:
         self._fatal: dict[str, CompileError] = {}
         self._closed = False
         self._reset()
+        forks.reset_in_child(self._reset)
         _pools.add(self)
 
     def compile(self, program: Program, folder: Path | None = None) -> Artifact:
@@ -384,7 +380,11 @@ class WorkerPool:
         try:
             slot = self._acquire_slot(ticket)
             if slot.worker is None:
-                self._start(slot)
+                slot.is_fresh = True
+                try:
+                    slot.worker = Worker(self._modules, self._limits)
+                except WorkerLost as lost:
+                    raise lost.as_compile_error() from None
             yield slot
         finally:
             self._release(ticket)
@@ -426,13 +426,6 @@ class WorkerPool:
             return 0
         return math.ceil(free / min(slots, max(len(self._waiting), free // 2)))
 
-    def _start(self, slot: _Slot) -> None:
-        slot.is_fresh = True
-        try:
-            slot.worker = Worker(self._modules, self._limits)
-        except WorkerLost as lost:
-            raise lost.as_compile_error() from None
-
     def _release(self, ticket: object) -> None:
         with self._changed:
             slot = self._busy.get(ticket)
@@ -472,25 +465,11 @@ def _block_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# Every live object of this module, for the two hooks below.
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
-_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 # Held while a process is started, so that the child of a fork knows every pipe that it inherits. A pipe left open in
 # the child would keep the parent's compiler process alive after the parent has ended.
 _start_lock = forks.hold_over_fork(threading.RLock())
-
-
-def _after_fork_in_child() -> None:
-    for worker in list(_workers):
-        worker.forget()
-    _workers.clear()
-    for pool in list(_pools):
-        pool._reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @atexit.register

@@ -56,7 +56,10 @@ def main(configuration: dict[str, Any]) -> None:
     gc.set_threshold(_MANY_OBJECTS)
     sys.path = configuration["path"]
     _install_bare_package()
-    _limit_memory(configuration["memory"])
+
+    from torchmdla.support.limits import limit_memory
+
+    limit_memory(configuration["memory"])
     os.environ |= dict.fromkeys(_THREAD_VARIABLES, "1")
     for module in configuration["modules"]:
         importlib.import_module(module)
@@ -74,12 +77,6 @@ def _take_pipes() -> tuple[int, int]:
     os.close(null)
     os.dup2(2, 1)
     return requests, replies
-
-
-def _limit_memory(limit: int) -> None:
-    from torchmdla.support.limits import limit_memory
-
-    limit_memory(limit)
 
 
 def _install_bare_package() -> None:
@@ -157,8 +154,7 @@ def _answer(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes
 
 
 def _compile(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    from torchmdla.compile_service.lower import as_compile_error, lower
-    from torchmdla.compile_service.origin import Origin
+    from torchmdla.compile_service.lower import Origin, as_compile_error, lower
     from torchmdla.compiler.program import Program
     from torchmdla.support import sharing
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,21 +13,14 @@ from torchmdla import _C, api
 from torchmdla.capture import refusals
 from torchmdla.explaining.errors import errors_of
 from torchmdla.explaining.graphs import graph_of_group, with_times
+from torchmdla.explaining.machine import peak
 from torchmdla.explaining.profile import events_of, run_outside
 from torchmdla.explaining.program import Program, model_name
 from torchmdla.explaining.reasons import Reasons, Snapshot, reason_of
 from torchmdla.explaining.recording import Recording
 from torchmdla.report.explanation import Explanation, Group, Reason
-from torchmdla.report.groups import (
-    explain_group,
-    groups_called_since,
-    programs_of,
-    reset_times,
-    timed_ops,
-    weights_of,
-)
-from torchmdla.report.machine import peak
-from torchmdla.report.observing import timed_kernels
+from torchmdla.report.groups import explain_group, groups_called_since, programs_of, reset_times, timed_ops, weights_of
+from torchmdla.report.observing import time_calls
 from torchmdla.support import logs, trace
 
 # Seconds of timed calls, and the bounds of their number.
@@ -63,10 +54,10 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
         with trace.span("getting ready", "explain"):
             program = Program(model, inputs)
         before = Snapshot.now()
-        with trace.span("first calls", "explain"), recording.profiled():
+        with trace.span("first calls", "explain"), recording.record_profile():
             refusals.call_until_compiled(program.call, api.WARM_UP_CALLS)
         measured = _Measurement.of(program, before)
-        with trace.span("a profiled call", "explain"), recording.profiled() as profile:
+        with trace.span("a profiled call", "explain"), recording.record_profile() as profile:
             program.call()
         with trace.span("reading the graph", "explain"):
             events = events_of(profile, measured.called, program.is_deferred)
@@ -124,8 +115,14 @@ class _Measurement:
         called = groups_called_since(before.calls)
         reset_times(called)
         with trace.span("timed calls", "explain"):
-            calls, seconds = _time_call(program.call)
-        passed = {report["number"]: _new_counts(report, before) for report in called}
+            spent = time_calls(program.call, _SECONDS, _LEAST_CALLS, _MOST_CALLS)
+        calls, seconds = len(spent), min(spent)
+        # PyTorch makes some of the first calls of a new group under its own modes. While a program is compiled in the
+        # background, calls always fall back.
+        passed = {
+            report["number"]: Counter() if report["number"] in before.calls else Counter(report["fallbacks"])
+            for report in called
+        }
         called = _C.groups({report["number"] for report in called})
         # The reports are read before the model is called again for other purposes.
         groups = [
@@ -140,23 +137,3 @@ class _Measurement:
         ops = sum(timed_ops(report) for report in called) // calls
         is_new = any(report["number"] not in before.calls for report in called)
         return cls(calls, seconds, called, groups, ops, reasons, is_new)
-
-
-def _new_counts(report: _C.GroupReport, before: Snapshot) -> Counter[str]:
-    """Return the fallbacks of the first calls of a new group.
-
-    PyTorch makes some of these calls under its own modes. While a program is compiled in the background, calls always
-    fall back.
-    """
-    return Counter() if report["number"] in before.calls else Counter(report["fallbacks"])
-
-
-def _time_call(call: Callable[[], Any]) -> tuple[int, float]:
-    """Return the number of calls of ``call``, and the seconds of the fastest call."""
-    spent: list[float] = []
-    with timed_kernels():
-        while len(spent) < _LEAST_CALLS or (sum(spent) < _SECONDS and len(spent) < _MOST_CALLS):
-            start = time.perf_counter()
-            call()
-            spent.append(time.perf_counter() - start)
-    return len(spent), min(spent)

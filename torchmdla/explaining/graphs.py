@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torchmdla import _C
+from torchmdla.explaining.profile import base_of
 from torchmdla.importer.fx import name_of_call, source_of_node
 from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
@@ -87,20 +88,16 @@ def with_times(graph: Graph, events: Sequence[tuple[str, float]], group_seconds:
     seen: dict[str, list[float]] = {}
     for name, seconds in events:
         seen.setdefault(name, []).append(seconds)
-    placed = Counter(_base(item.op) for item in graph.operators if not item.group)
+    placed = Counter(base_of(item.op) for item in graph.operators if not item.group)
     next_of: dict[str, Iterator[float]] = {}
     for name, spent in seen.items():
         exact = len(spent) == placed[name]
         next_of[name] = iter(spent if exact else [sum(spent) / len(spent)] * placed[name])
 
     def seconds_of(item: Operator) -> float:
-        return group_seconds.get(item.group, 0.0) if item.group else next(next_of.get(_base(item.op), iter(())), 0.0)
+        return group_seconds.get(item.group, 0.0) if item.group else next(next_of.get(base_of(item.op), iter(())), 0.0)
 
     return replace(graph, operators=tuple(replace(item, seconds=seconds_of(item)) for item in graph.operators))
-
-
-def _base(op: str) -> str:
-    return op.partition(".")[0]
 
 
 class _Reader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from torchmdla import _C
@@ -32,7 +32,7 @@ def events_of(profile: Any, reports: Collection[_C.GroupReport], is_deferred: bo
     roots = [event for event in profile.function_events if event.cpu_parent is None]
     if is_deferred:
         return [item for root in roots for item in _deferred_events(root, compiled)]
-    return [_op_and_seconds(event) for event in _outermost(roots, compiled)]
+    return [_op_and_seconds(event) for event in _outermost_ops(roots, compiled)]
 
 
 def _op_and_seconds(event: Any) -> tuple[str, float]:
@@ -44,20 +44,12 @@ def _deferred_events(root: Any, groups: Collection[str]) -> Iterator[tuple[str, 
 
     These are the graphs that it waited for, and the operator itself if it ran at once.
     """
-    ran = [_op_and_seconds(event) for event in _outermost(_graphs(root), groups)]
+    graphs = _outermost([root], lambda event: event.name.startswith("mdla_"))
+    ran = [_op_and_seconds(event) for event in _outermost_ops(graphs, groups)]
     yield from ran
     if any(event.name in ("aten::_to_cpu", root.name) for event in _descendants(root)):
         name, seconds = _op_and_seconds(root)
         yield name, max(seconds - sum(spent for _, spent in ran), 0.0)
-
-
-def _graphs(event: Any) -> Iterator[Any]:
-    """Yield the outermost ranges that are runs of graphs."""
-    if event.name.startswith("mdla_"):
-        yield event
-    else:
-        for child in event.cpu_children:
-            yield from _graphs(child)
 
 
 def _descendants(event: Any) -> Iterator[Any]:
@@ -80,10 +72,16 @@ def run_outside(events: Sequence[tuple[str, float]], reports: Collection[_C.Grou
     return sorted(result, key=lambda item: -item.seconds)
 
 
-def _outermost(events: Iterable[Any], groups: Collection[str]) -> Iterator[Any]:
-    """Yield the outermost operators and ``groups``; other ranges are searched recursively."""
+def _outermost_ops(events: Iterable[Any], groups: Collection[str]) -> Iterator[Any]:
+    return _outermost(
+        events, lambda event: event.name in groups or ("::" in event.name and not event.name.startswith("mdla"))
+    )
+
+
+def _outermost(events: Iterable[Any], is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
+    """Yield the outermost wanted ranges; other ranges are searched recursively."""
     for event in events:
-        if event.name in groups or ("::" in event.name and not event.name.startswith("mdla")):
+        if is_wanted(event):
             yield event
         else:
-            yield from _outermost(event.cpu_children, groups)
+            yield from _outermost(event.cpu_children, is_wanted)

@@ -32,7 +32,9 @@ class Program:
 
     def call(self) -> Any:
         """Return the computed results; those of a lazy device are on the CPU."""
-        return tree_map_only(torch.Tensor, _materialise, self._model(*self._inputs, **self._keywords))
+        results = self._model(*self._inputs, **self._keywords)
+        # A call of cpu() would be an operator in the profile.
+        return tree_map_only(torch.Tensor, lambda value: value if value.device.type == "cpu" else value.cpu(), results)
 
     def graph(self, groups: Sequence[_C.GroupReport], events: Sequence[tuple[str, float]]) -> Graph:
         """Return the graph of the model, or the sequence of ``events`` of a call if the graph is unknown."""
@@ -53,10 +55,6 @@ def model_name(model: Any) -> str:
         if not isinstance(named, torch.nn.Module) or isinstance(named, torch.jit.ScriptModule)
         else type(named).__name__
     )
-
-
-def _materialise(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.device.type == "cpu" else tensor.cpu()
 
 
 def _prepare(model: Any, inputs: tuple[Any, ...]) -> Any:

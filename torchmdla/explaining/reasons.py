@@ -65,7 +65,10 @@ class Reasons:
             *self._group_reasons("left out", self._program_counts(now.left_out, self._before.left_out)),
             *self._group_reasons("not compiled", self._program_counts(now.failed, self._before.failed)),
         ]
-        explained = {base_of(reason.op) for reason in reasons} | _moving_ops()
+        # Groups leave views that no group needs and sizes to eager PyTorch without a reason.
+        table = devices.get(devices.in_use()).ops
+        moving = {base_of(op) for op, support in table.items() if support.kind not in ("compute", "cheap")}
+        explained = moving | {base_of(reason.op) for reason in reasons}
         reason = RUNS_EAGERLY if self._is_deferred else _NO_GRAPH
         left = [op for op in self._seconds if op not in explained and not op.startswith(_CHECKS)]
         reasons += [reason_of("operator", reason, 1, op) for op in left]
@@ -100,12 +103,6 @@ class Reasons:
             reason_of(kind, reason, sum(lines.values()), op, tuple(sorted(filter(None, lines))))
             for (op, reason), lines in sources.items()
         ]
-
-
-def _moving_ops() -> frozenset[str]:
-    """Return the operators that groups leave to eager PyTorch without a reason: views that no group needs, sizes."""
-    table = devices.get(devices.in_use()).ops
-    return frozenset(base_of(op) for op, support in table.items() if support.kind not in ("compute", "cheap"))
 
 
 def reason_of(kind: str, reason: str, count: int, op: str = "", sources: tuple[str, ...] = ()) -> Reason:

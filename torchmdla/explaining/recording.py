@@ -34,7 +34,7 @@ _STATM = Path("/proc/self/statm")
 class Recording:
     """Context manager that records activities and memory use.
 
-    The calls of groups and operators are recorded only in :meth:`profiled` blocks, for the thread that is in the block.
+    The calls of groups and operators are recorded only in :meth:`record_profile` blocks, for the thread that is in one.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Recording:
         self._recorded.close()
 
     @contextmanager
-    def profiled(self) -> Iterator[profile]:
+    def record_profile(self) -> Iterator[profile]:
         """Turn on PyTorch's profiler within the block."""
         with _suppress_messages(), profile() as session:  # type: ignore[no-untyped-call]
             yield session
@@ -65,8 +65,12 @@ class Recording:
     def timeline(self, groups: Collection[str]) -> tuple[Activity, ...]:
         """Return the activities of threads; ``groups`` are the names of ranges that are groups."""
         profiled = (span for session in self._profiles for span in _spans_of(session, groups))
-        spans = [*self._spans, *_longest_spans(list(_merge_spans(profiled)))]
-        return tuple(self._activity(span) for span in sorted(spans, key=lambda span: (span.start, -span.end)))
+        merged = list(_merge_spans(profiled))
+        operators = sorted((span.end - span.start for span in merged if span.kind == "operator"), reverse=True)
+        least = operators[_MOST_OPERATORS] if len(operators) > _MOST_OPERATORS else -1
+        longest = (span for span in merged if span.kind != "operator" or span.end - span.start > least)
+        spans = sorted([*self._spans, *longest], key=lambda span: (span.start, -span.end))
+        return tuple(map(self._activity, spans))
 
     def memory(self) -> tuple[MemoryUse, ...]:
         """Return the memory use, in order."""
@@ -121,12 +125,6 @@ def _merge_spans(spans: Iterator[Span]) -> Iterator[Span]:
             yield replace(first, name=f"{first.name} × {len(every)}", end=every[-1].end)
         else:
             yield from every
-
-
-def _longest_spans(spans: list[Span]) -> Iterator[Span]:
-    operators = sorted((span.end - span.start for span in spans if span.kind == "operator"), reverse=True)
-    least = operators[_MOST_OPERATORS] if len(operators) > _MOST_OPERATORS else -1
-    return (span for span in spans if span.kind != "operator" or span.end - span.start > least)
 
 
 def _spans_of(session: Any, groups: Collection[str]) -> Iterator[Span]:

@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 
 from torchmdla import api
 from torchmdla.devices.mdla.options import Options
-from torchmdla.mdla.arguments import arguments_of, options_with
-from torchmdla.mdla.calls import record_calls
+from torchmdla.mdla.calls import arguments_of, options_with, record_calls
 from torchmdla.mdla.measuring import FLOAT, Layer, Networks
 from torchmdla.mdla.printed import Printable, new_table, sizes_text
 
@@ -99,7 +98,9 @@ def compare(model: Any, inputs: Any, **options: Any) -> Comparison:
     if not pairs:
         raise ValueError("the model has no floating-point results to compare")
     distance = torch.cat([(result - other).abs().flatten() for result, other in pairs])
-    same = torch.cat([_match_device(result, other) for result, other in pairs])
+    # For each row, whether the largest element has the same index.
+    places = ([torch.atleast_1d(tensor).argmax(-1).flatten() for tensor in pair] for pair in pairs)
+    same = torch.cat([torch.eq(*pair) for pair in places])
     return Comparison(
         float(distance.mean()),
         float(distance.max()),
@@ -107,12 +108,6 @@ def compare(model: Any, inputs: Any, **options: Any) -> Comparison:
         float(same.double().mean()),
         tuple(errors),
     )
-
-
-def _match_device(result: Tensor, other: Tensor) -> Tensor:
-    """Return for each row whether the largest element has the same index."""
-    places = [torch.atleast_1d(tensor).argmax(-1).flatten() for tensor in (result, other)]
-    return torch.eq(places[0], places[1])
 
 
 def _run_in_layers(model: Any, inputs: Sequence[Any], options: Options) -> tuple[Any, list[Layer]]:

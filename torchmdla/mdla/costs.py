@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rich.table import Table
 
 from torchmdla.devices.mdla.network import Network
-from torchmdla.mdla.arguments import arguments_of, options_with
-from torchmdla.mdla.calls import record_calls
+from torchmdla.mdla.calls import arguments_of, options_with, record_calls
 from torchmdla.mdla.measuring import Networks, figures
 from torchmdla.mdla.printed import Printable, new_table, sizes_text
 
@@ -32,6 +31,10 @@ class LayerReport:
     bytes_stored: int
     milliseconds: float
     clusters: int
+
+
+# The figures that follow the shape.
+_FIGURES = tuple(field.name for field in fields(LayerReport))[3:]
 
 
 @dataclass(frozen=True)
@@ -95,18 +98,7 @@ def report_of(network: Network) -> list[LayerReport]:
         DeviceError: the library does not report figures.
     """
     return [
-        LayerReport(
-            figure["name"],
-            figure["type"],
-            tuple(figure["shape"]),
-            figure["cycles"],
-            figure["macs"],
-            figure["utilisation"],
-            figure["bytes_loaded"],
-            figure["bytes_stored"],
-            figure["milliseconds"],
-            figure["clusters"],
-        )
+        LayerReport(figure["name"], figure["type"], tuple(figure["shape"]), *(figure[name] for name in _FIGURES))
         for figure in figures(network)
     ]
 

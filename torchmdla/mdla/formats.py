@@ -11,8 +11,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from torchmdla.devices.mdla import calibration
-from torchmdla.mdla.arguments import arguments_of, options_with, positions_of
-from torchmdla.mdla.calls import check_any, copy_of
+from torchmdla.mdla.calls import arguments_of, check_any, copy_of, options_with, positions_of
 from torchmdla.mdla.measuring import FLOAT, Networks, figures
 from torchmdla.mdla.printed import Printable, new_table, sizes_text
 from torchmdla.mdla.recording import Group, recording
@@ -93,7 +92,12 @@ def calibrate(model: Any, data: Iterable[Any], *, batches: int | None = None, **
     layers: list[LayerFormat] = []
     with Networks(chosen) as networks:
         for group in tqdm(groups.values(), desc="torchmdla: choosing formats", unit="group", disable=None, leave=False):
-            layers += [_format(figure) for figure in figures(networks.network(group))]
+            layers += [
+                LayerFormat(
+                    figure["name"], figure["type"], tuple(figure["shape"]), figure["element_bytes"], figure["fraction"]
+                )
+                for figure in figures(networks.network(group))
+            ]
     return Calibration(samples, tuple(layers))
 
 
@@ -104,9 +108,3 @@ def _batches(model: Any, data: Iterable[Any], batches: int | None) -> Iterable[t
         if number == batches:
             return
         yield arguments_of(batch)[:taken]
-
-
-def _format(figure: dict[str, Any]) -> LayerFormat:
-    return LayerFormat(
-        figure["name"], figure["type"], tuple(figure["shape"]), figure["element_bytes"], figure["fraction"]
-    )

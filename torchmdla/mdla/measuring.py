@@ -31,8 +31,8 @@ class Networks:
     """Groups compiled with ``options``, each once; :meth:`close` removes them from the device."""
 
     def __init__(self, options: Options) -> None:
-        self._options = options.located()
-        self._open: dict[tuple[bytes, bool], Network] = {}
+        self._options = options.with_library()
+        self._open: dict[tuple[bytes, tuple[tuple[int, ...], ...]], Network] = {}
 
     def run(self, group: Group, inputs: Sequence[Array]) -> list[Array]:
         """Return the group's results.
@@ -49,22 +49,12 @@ class Networks:
             DeviceError: the library fails.
         """
         model, nodes, shapes = _with_all_outputs(group.model)
-        key = (model, True)
-        if key not in self._open:
-            inner = [port.shape for port in group.program.inputs]
-            self._open[key] = Network(self._binary(group, model), inner, shapes, self._options)
-        values = self._open[key].run(*inputs)
+        values = self._network(group, model, shapes).run(*inputs)
         return [Layer(name, kind, value) for (name, kind), value in zip(nodes, values, strict=True)]
 
     def network(self, group: Group) -> Network:
         """Return the group on the device."""
-        key = (group.model, False)
-        if key not in self._open:
-            inputs, outputs = (
-                [port.shape for port in ports] for ports in (group.program.inputs, group.program.outputs)
-            )
-            self._open[key] = Network(self.binary(group), inputs, outputs, self._options)
-        return self._open[key]
+        return self._network(group, group.model, [port.shape for port in group.program.outputs])
 
     def binary(self, group: Group) -> bytes:
         """Return the binary that the library's compiler creates for the group.
@@ -73,6 +63,13 @@ class Networks:
             DeviceError: the compiler fails, or the calibration inputs that the precision needs are missing.
         """
         return self._binary(group, group.model)
+
+    def _network(self, group: Group, model: bytes, outputs: Sequence[tuple[int, ...]]) -> Network:
+        key = (model, tuple(outputs))
+        if key not in self._open:
+            inputs = [port.shape for port in group.program.inputs]
+            self._open[key] = Network(self._binary(group, model), inputs, outputs, self._options)
+        return self._open[key]
 
     def _binary(self, group: Group, model: bytes) -> bytes:
         samples = calibration.samples_for(group.program, self._options)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torchmdla import api
@@ -22,6 +22,7 @@ from torchmdla.devices.mdla.loader import BEFORE_ARGUMENTS, FAILED, FUNCTION, Pa
 from torchmdla.devices.mdla.runtime_library import array_at
 from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
+from torchmdla.support import forks
 
 _PACKED = 1
 
@@ -30,14 +31,13 @@ _sessions = itertools.count()
 _lock = threading.Lock()
 
 
-def _after_fork_in_child() -> None:
+def _reset_lock() -> None:
     """Replace the lock, because a session of a thread that does not exist here never ends."""
     global _lock
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+forks.reset_in_child(_reset_lock)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Recorder(MdlaDevice):
 
     def load(self, artifact: Artifact) -> LoadedCode:
         packer = _GroupPacker(artifact, self)
-        functions = FUNCTION(_Entry(self, packer)), FUNCTION(packer)
+        functions = FUNCTION(partial(self.record, packer)), FUNCTION(packer)
         entry, pack = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
         return LoadedCode(entry, (pack,), functions)
 
@@ -150,14 +150,6 @@ class _GroupPacker(Packer):
 
     def context(self, buffers: Any) -> int:
         return self._recorder.number_of(self, buffers)
-
-
-class _Entry:
-    def __init__(self, recorder: Recorder, packer: _GroupPacker) -> None:
-        self._recorder, self._packer = recorder, packer
-
-    def __call__(self, buffers: Any) -> int:
-        return self._recorder.record(self._packer, buffers)
 
 
 def _arrays(buffers: Any, ports: Sequence[ProgramPort], before: int) -> list[Array]:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from torchmdla.errors import CompileError
 from torchmdla.support.limits import Limits
-from torchmdla.support.processes import describe_exit
+from torchmdla.support.sharing import describe_exit
 
 _CHILD = Path(__file__).with_name("child.py")
 

@@ -17,7 +17,7 @@ from torchmdla.capture import refusals
 from torchmdla.compile_service import service
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
-from torchmdla.report import progress
+from torchmdla.report.observing import show_progress
 
 # Options with measurements of this machine, which are not valid for another target.
 _MACHINE_OPTIONS = frozenset(("records", "machine"))
@@ -47,15 +47,15 @@ def reload_and_call(
     buffer = io.BytesIO()
     write(buffer)
     before = _C.group_counts().keys()
-    with compiling_groups(), torch.no_grad(), progress.show_progress(_C.statistics):
+    with compiling_groups(), torch.no_grad(), show_progress(_C.statistics):
         program = load(io.BytesIO(buffer.getvalue()))
         for call in calls:
             refusals.call_until_compiled(partial(program, *call), api.WARM_UP_CALLS)
         return program, _C.groups(_C.group_counts().keys() - before)
 
 
-def retarget(program: Program | None, target: Target) -> Program | None:
-    if program is None or program.target == target:
+def retarget(program: Program, target: Target) -> Program:
+    if program.target == target:
         return program
     options = tuple(option for option in program.options if option[0] not in _MACHINE_OPTIONS)
     return replace(program, target=target, options=options)

@@ -7,10 +7,13 @@ number of its elements.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sized
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+
+if TYPE_CHECKING:
+    from torchmdla.capture.size_program import Node, SizeNodes
 
 Element = TypeVar("Element")
 
@@ -65,3 +68,40 @@ class FieldWriter:
 
     def integers(self, values: Iterable[int]) -> None:
         self.list(tuple(values), self.integer)
+
+
+# Sizes that depend on the sizes of a call (``src/package/size_fields.cpp`` reads them)
+
+
+def write_varying_lists(writer: FieldWriter, *lists: Sequence[Any]) -> None:
+    """Write the numbers of all lists, with 0 for those that vary; then those, which are polynomials."""
+    for numbers in lists:
+        writer.integers(0 if isinstance(number, tuple) else int(number) for number in numbers)
+    for numbers in lists:
+        varying = [(place, number) for place, number in enumerate(numbers) if isinstance(number, tuple)]
+        writer.integer(len(varying))
+        for place, polynomial in varying:
+            writer.integer(place)
+            write_polynomial(writer, polynomial)
+
+
+def write_polynomial(writer: FieldWriter, terms: Sequence[tuple[Sequence[int], int]]) -> None:
+    writer.integer(len(terms))
+    for exponents, factor in terms:
+        writer.integers(exponents)
+        writer.integer(factor)
+
+
+def write_size_program(writer: FieldWriter, sizes: SizeNodes) -> None:
+    def write_node(node: Node) -> None:
+        name, number, left, right = node
+        writer.text(name)
+        writer.byte(isinstance(number, float))
+        writer.real(number) if isinstance(number, float) else writer.integer(number)
+        writer.integer(left)
+        writer.integer(right)
+
+    nodes, computed, conditions = sizes
+    writer.list(nodes, write_node)
+    writer.integers(computed)
+    writer.integers(conditions)

@@ -19,11 +19,10 @@ from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.packages.compiling import compile_programs, retarget
-from torchmdla.packages.files import atomic_write
 from torchmdla.packages.native_file import VARIES, Code, InputLayout, Model, ModelInfo, OutputLayout, Port
 from torchmdla.packages.native_group import Group, GroupCode, extract_group, tensor_output
-from torchmdla.packages.packing import run_packs
-from torchmdla.packages.weights import Weights
+from torchmdla.packages.weights import Weights, run_packs
+from torchmdla.support.files import atomic_write
 
 if TYPE_CHECKING:
     from torchmdla.importer import Binding
@@ -33,12 +32,7 @@ if TYPE_CHECKING:
 _TENSOR, _RANK_BIT, _BEFORE_SIZES = 1, 16, 2
 
 
-def export_native(
-    model: Any,
-    inputs: Any,
-    file: str | os.PathLike[str],
-    target: str = "native",
-) -> ModelInfo:
+def export_native(model: Any, inputs: Any, file: str | os.PathLike[str], target: str = "native") -> ModelInfo:
     """Write a model to a file that ``libtorchmdla_runtime.so`` runs without PyTorch and Python.
 
     The file contains the code and the packed weights. The model must be in eval mode, and its program must be one
@@ -61,11 +55,15 @@ def export_native(
             code.
         ValueError: the target does not exist, this machine does not support it, or there are not any inputs.
     """
-    calls = _calls(inputs)
+    several = inputs if isinstance(inputs, list) else [inputs]
+    if not several:
+        raise ValueError("export_native needs the inputs of a call at least")
+    calls = [call if isinstance(call, tuple) else (call,) for call in several]
     device = devices.get(devices.in_use())
-    freestanding = _freestanding(device, target)
+    requested, freestanding = device.target_for(target), _freestanding(device, target)
     group = extract_group(api.as_frozen_torchscript(model, calls[0]), calls)
-    programs = [_for_runtime(Program.from_bytes(code.compiled.program), device, target) for code in group.codes]
+    compiled = (Program.from_bytes(code.compiled.program) for code in group.codes)
+    programs = [replace(retarget(program, requested), target=freestanding) for program in compiled]
     artifacts = compile_programs(programs)
     codes, weights = _codes(group, [artifacts[program.key] for program in programs], device)
     exported = Model(
@@ -80,15 +78,11 @@ def export_native(
     with atomic_write(Path(file)) as temporary:
         with temporary.open("wb") as written:
             exported.write(written)
-        _check(temporary, calls)
+        # The runtime must accept the file, and have code for each of the calls.
+        loaded = runtime.Model(temporary, threads=1)
+        for call in calls:
+            loaded.output_shapes(*(tensor.shape for tensor in call))
     return exported.info
-
-
-def _calls(inputs: Any) -> list[tuple[Any, ...]]:
-    several = inputs if isinstance(inputs, list) else [inputs]
-    if not several:
-        raise ValueError("export_native needs the inputs of a call at least")
-    return [call if isinstance(call, tuple) else (call,) for call in several]
 
 
 def _freestanding(device: devices.Device, target: str) -> Target:
@@ -102,31 +96,14 @@ def _freestanding(device: devices.Device, target: str) -> Target:
     return device.freestanding(requested)
 
 
-def _for_runtime(program: Program, device: devices.Device, target: str) -> Program:
-    retargeted = retarget(program, device.target_for(target))
-    assert retargeted is not None
-    return replace(retargeted, target=device.freestanding(retargeted.target))
-
-
-def _check(file: Path, calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
-    """Check that the runtime accepts the file and has code for each of the calls."""
-    model = runtime.Model(file, threads=1)
-    for call in calls:
-        model.output_shapes(*(tensor.shape for tensor in call))
-
-
 def _codes(group: Group, artifacts: Sequence[Artifact], device: devices.Device) -> tuple[list[Code], Weights]:
     """Return the codes and their weights; codes for fixed sizes come first."""
     weights, codes = Weights(), []
     for code, artifact in zip(group.codes, artifacts, strict=True):
-        _check_functions(artifact)
+        if missing := [name for name in artifact.manifest.device_calls if not runtime.provides(name)]:
+            raise CompileError(f"code calls {', '.join(missing)}, which the runtime does not have")
         codes.append(_code(group, code, artifact, device, weights))
     return sorted(codes, key=lambda code: code.symbols), weights
-
-
-def _check_functions(artifact: Artifact) -> None:
-    if missing := [name for name in artifact.manifest.device_calls if not runtime.provides(name)]:
-        raise CompileError(f"code calls {', '.join(missing)}, which the runtime does not have")
 
 
 def _code(group: Group, code: GroupCode, artifact: Artifact, device: devices.Device, weights: Weights) -> Code:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -20,8 +20,7 @@ import torch
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.checksummed import Format
 from torchmdla.importer import dtype_name
-from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter
-from torchmdla.packages.size_fields import mask_varying, write_size_program, write_varying
+from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter, write_size_program, write_varying_lists
 from torchmdla.packages.weights import PAGE, WeightInfo, Weights, align_up
 
 if TYPE_CHECKING:
@@ -159,8 +158,16 @@ class Model:
         writer = FieldWriter()
         writer.list(self.features, writer.text)
         for ports in (self.inputs, self.outputs):
-            writer.list(ports, lambda port: _write_port(writer, port))
-        writer.list(self.weights.infos, lambda weight: _write_weight(writer, weight))
+            writer.integer(len(ports))
+            for port in ports:
+                writer.text(port.name)
+                writer.byte(SCALAR_TYPES[port.dtype])
+                writer.integers(port.sizes)
+        writer.integer(len(self.weights.infos))
+        for weight in self.weights.infos:
+            writer.integer(weight.offset)
+            writer.integer(weight.size)
+            writer.raw(bytes.fromhex(weight.digest))
         images = {code.artifact.object_code: 0 for code in self.codes}
         numbers = {image: number for number, image in enumerate(images)}
         writer.list(images, writer.block)
@@ -205,12 +212,9 @@ def _info(description: dict[str, Any]) -> ModelInfo:
     return ModelInfo(**{**description, **lists, "weights": weights})
 
 
-def _sizes_text(sizes: Iterable[int]) -> str:
-    return "x".join("?" if size == VARIES else str(size) for size in sizes) or "scalar"
-
-
 def _port_line(port: Port) -> str:
-    return f"{port.name}: {dtype_name(port.dtype)} {_sizes_text(port.sizes)}"
+    sizes = "x".join("?" if size == VARIES else str(size) for size in port.sizes) or "scalar"
+    return f"{port.name}: {dtype_name(port.dtype)} {sizes}"
 
 
 def _code_line(code: Code) -> str:
@@ -221,18 +225,6 @@ def _code_line(code: Code) -> str:
     return f"{', '.join(map(sizes, code.inputs))}: {len(code.artifact.manifest.kernels)} kernels"
 
 
-def _write_port(writer: FieldWriter, port: Port) -> None:
-    writer.text(port.name)
-    writer.byte(SCALAR_TYPES[port.dtype])
-    writer.integers(port.sizes)
-
-
-def _write_weight(writer: FieldWriter, weight: WeightInfo) -> None:
-    writer.integer(weight.offset)
-    writer.integer(weight.size)
-    writer.raw(bytes.fromhex(weight.digest))
-
-
 def _write_code(writer: FieldWriter, code: Code, image: int) -> None:
     manifest = code.artifact.manifest
     writer.integer(image)
@@ -240,28 +232,19 @@ def _write_code(writer: FieldWriter, code: Code, image: int) -> None:
     writer.text(manifest.workspace)
     writer.integer(manifest.workspace_bytes)
     writer.integer(code.symbols)
-    writer.list(code.inputs, lambda layout: _write_input(writer, layout))
+    writer.integer(len(code.inputs))
+    for layout in code.inputs:
+        for numbers in (layout.sizes, layout.symbols, layout.permutation):
+            writer.integers(numbers)
     writer.byte(code.sizes is not None)
     if code.sizes is not None:
         write_size_program(writer, code.sizes)
-    writer.list(code.arguments, lambda argument: _write_argument(writer, *argument))
+    writer.integer(len(code.arguments))
+    for source, index in code.arguments:
+        writer.byte(_SOURCES.index(source))
+        writer.integer(index)
     writer.integers(code.packs)
-    writer.list(code.outputs, lambda layout: _write_output(writer, layout))
-
-
-def _write_input(writer: FieldWriter, layout: InputLayout) -> None:
-    for numbers in (layout.sizes, layout.symbols, layout.permutation):
-        writer.integers(numbers)
-
-
-def _write_argument(writer: FieldWriter, source: str, index: int) -> None:
-    writer.byte(_SOURCES.index(source))
-    writer.integer(index)
-
-
-def _write_output(writer: FieldWriter, layout: OutputLayout) -> None:
-    writer.integer(layout.result)
-    for numbers in (layout.sizes, layout.strides):
-        writer.integers(mask_varying(numbers))
-    for numbers in (layout.sizes, layout.strides):
-        write_varying(writer, numbers)
+    writer.integer(len(code.outputs))
+    for output in code.outputs:
+        writer.integer(output.result)
+        write_varying_lists(writer, output.sizes, output.strides)

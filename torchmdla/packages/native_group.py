@@ -98,11 +98,7 @@ def _call_copy(
 
 
 def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.Node:
-    """Return the node of the only group.
-
-    Raises:
-        CaptureError: the program contains other groups or other computations.
-    """
+    """Return the node of the only group."""
     nodes = [node for node in graph.nodes() if node.kind() not in _LISTS and node.kind() != "prim::Constant"]
     groups = [node for node in nodes if node.kind().startswith(_GROUP)]
     outside = dict.fromkeys(_operator(node) for node in nodes if node not in groups)
@@ -117,12 +113,7 @@ def _check_form(graph: torch._C.Graph, reasons: Mapping[str, str]) -> torch._C.N
 
 
 def _check_boundary(graph: torch._C.Graph, group: torch._C.Node) -> None:
-    """Check the inputs and outputs of the group.
-
-    Raises:
-        CaptureError: an input of the group is not an input of the program, or a result of the program is not the
-            group's.
-    """
+    """Check the inputs and outputs of the group."""
     available, produced = ({value.debugName() for value in values} for values in (graph.inputs(), group.outputs()))
     if any(value.debugName() not in available for value in group.inputs()):
         raise CaptureError("the program's group takes constants, which are not its own")
@@ -163,11 +154,7 @@ def _flatten(values: Any) -> Iterator[torch._C.Value]:
 
 
 def _code_of(report: _C.SpecialisationReport, subgraph: Any) -> GroupCode:
-    """Return the code of a specialisation.
-
-    Raises:
-        CaptureError: the specialisation does not have code.
-    """
+    """Return the code of a specialisation."""
     if report["executable"] is not None:
         return GroupCode(report["executable"].owner, report["signature"], report["symbols"])
     if report["left_out"] is None:

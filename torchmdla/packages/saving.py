@@ -19,12 +19,11 @@ from torchmdla.compile_service.signatures import SigningKey
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.packages.compiling import compile_programs, reload_and_call, retarget
-from torchmdla.packages.files import atomic_write
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
-from torchmdla.packages.packing import run_packs
 from torchmdla.packages.signing import SIGNATURE, signature_of
 from torchmdla.packages.specialisation import PackedWeight, Specialisation, TargetCode
-from torchmdla.packages.weights import Weights
+from torchmdla.packages.weights import Weights, run_packs
+from torchmdla.support.files import atomic_write
 from torchmdla.version import __version__
 
 
@@ -148,8 +147,10 @@ def _package(
         raise ValueError(
             "no group of the program is compiled for these inputs: torchmdla.explain(model, *inputs) has the reasons"
         )
+    originals = [item.program for item in specialisations]
     programs = {
-        name: [retarget(item.program, target) for item in specialisations] for name, target in code_targets.items()
+        name: [original and retarget(original, target) for original in originals]
+        for name, target in code_targets.items()
     }
     artifacts = compile_programs([item for row in programs.values() for item in row if item])
     described = []
@@ -173,26 +174,16 @@ def _collect_specialisations(program: _Script | _Exported, calls: Sequence[tuple
     The groups are those that a reader of the file gets.
     """
     _program, reports = reload_and_call(partial(program.write, {}), program.load, calls)
-    specialisations = (
-        Specialisation.of(structure, specialisation, _subgraph(report).constant)
-        for report in reports
-        if (structure := _structure(report)) is not None
-        for specialisation in report["specialisations"]
-    )
+    specialisations: list[Specialisation | None] = []
+    for report in reports:
+        subgraph, identity = report["subgraph"], (report["device"], report["parameters"])
+        if isinstance(subgraph, torch._C.Graph):
+            structure, constant = _C.structure(subgraph, *identity), ScriptSubgraph(subgraph).constant
+        else:
+            structure, constant = subgraph.structure(*identity), subgraph.constant
+        if structure is not None:
+            specialisations += [Specialisation.of(structure, entry, constant) for entry in report["specialisations"]]
     return [specialisation for specialisation in specialisations if specialisation is not None]
-
-
-def _subgraph(report: _C.GroupReport) -> Any:
-    subgraph = report["subgraph"]
-    return ScriptSubgraph(subgraph) if isinstance(subgraph, torch._C.Graph) else subgraph
-
-
-def _structure(report: _C.GroupReport) -> bytes | None:
-    subgraph, device, parameters = report["subgraph"], report["device"], report["parameters"]
-    if isinstance(subgraph, torch._C.Graph):
-        return _C.structure(subgraph, device, parameters)
-    structure: bytes | None = subgraph.structure(device, parameters)
-    return structure
 
 
 def _describe(specialisation: Specialisation) -> str:
@@ -206,9 +197,6 @@ def _describe(specialisation: Specialisation) -> str:
     return f"{name}: {', '.join(types) or 'no inputs'}{sizes}, {len(compiled.manifest.kernels)} kernels"
 
 
-# Code of a specialisation for a target, with the packed constants
-
-
 def _target_code(
     specialisation: Specialisation, artifact: Artifact, device: devices.Device, weights: Weights | None
 ) -> TargetCode:
@@ -216,9 +204,6 @@ def _target_code(
 
     If ``weights`` is given, the packs run on the constants and their outputs are added to it. The code must then run on
     this machine.
-
-    Raises:
-        CompileError: the artifact does not load, or a pack reports an error.
     """
     packs = artifact.manifest.packs
     if weights is None:

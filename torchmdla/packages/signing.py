@@ -15,8 +15,8 @@ from pathlib import Path
 from torchmdla import _C
 from torchmdla.compile_service import signatures
 from torchmdla.compile_service.signatures import DamagedSignature, SigningKey
-from torchmdla.packages.files import atomic_write
 from torchmdla.packages.format import FOLDER, INDEX, DamagedPackage, check_target, info_of, record_of
+from torchmdla.support.files import atomic_write
 
 SIGNATURE = f"{FOLDER}signature"
 
@@ -75,7 +75,9 @@ def sign(
                 index = archive.read(folder + INDEX)
                 for target in info_of(index).targets:
                     check_target(target, archive.read(folder + record_of(target.name)))
-                _remove(archive, folder + SIGNATURE)
+                if folder + SIGNATURE in archive.NameToInfo:
+                    # Its bytes are retained, because the following records must not move.
+                    archive.filelist.remove(archive.NameToInfo.pop(folder + SIGNATURE))
                 # PyTorch's date for records, so that equal packages are equal files.
                 archive.writestr(zipfile.ZipInfo(folder + SIGNATURE), signature_of(index, signing_key))
         except (zipfile.BadZipFile, KeyError) as error:
@@ -101,12 +103,3 @@ def _folder_of_package(archive: zipfile.ZipFile, file: str | os.PathLike[str]) -
         if name.endswith(f"/{INDEX}"):
             return name.removesuffix(INDEX)
     raise DamagedPackage(f"{os.fspath(file)} holds no package (torchmdla.save makes one)")
-
-
-def _remove(archive: zipfile.ZipFile, name: str) -> None:
-    """Remove a record from the directory of the archive.
-
-    Its bytes are retained, because the following records must not move.
-    """
-    if name in archive.NameToInfo:
-        archive.filelist.remove(archive.NameToInfo.pop(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +12,13 @@ import torch
 from torchmdla.capture.specialise import constant_of
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
-from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter
-from torchmdla.packages.size_fields import mask_varying, write_polynomial, write_size_program, write_varying
+from torchmdla.packages.fields import (
+    SCALAR_TYPES,
+    FieldWriter,
+    write_polynomial,
+    write_size_program,
+    write_varying_lists,
+)
 
 if TYPE_CHECKING:
     from torchmdla import _C
@@ -116,26 +121,21 @@ class Specialisation:
     def _write_head(self, writer: FieldWriter) -> None:
         writer.raw(self.structure)
         writer.integers(self.signature)
-        bits = [] if self.compiled is None else _bits(self.compiled)
+        # The inputs whose values must fit a limited number of bits, as pairs of input and bits.
+        pairs = zip(self.compiled.arguments, self.compiled.bindings, strict=True) if self.compiled else ()
+        bits = [
+            (binding.index, argument.bits)
+            for argument, binding in pairs
+            if argument.bits and binding.source == "input" and binding.element is None
+        ]
         writer.list(bits, writer.integer_pair)
         writer.byte(self.symbols is not None)
-        if self.symbols is None:
-            return
-        assert self.compiled is not None and self.compiled.sizes is not None
-        count, places = self.symbols
-        writer.integer(count)
-        writer.integers(places)
-        write_size_program(writer, self.compiled.sizes)
-
-
-def _bits(compiled: Compiled) -> list[tuple[int, int]]:
-    """Return the inputs whose values must fit a limited number of bits, as pairs of input and bits."""
-    pairs = zip(compiled.arguments, compiled.bindings, strict=True)
-    return [(binding.index, argument.bits) for argument, binding in pairs if argument.bits and _is_input(binding)]
-
-
-def _is_input(binding: Binding) -> bool:
-    return binding.source == "input" and binding.element is None
+        if self.symbols is not None:
+            assert self.compiled is not None and self.compiled.sizes is not None
+            count, places = self.symbols
+            writer.integer(count)
+            writer.integers(places)
+            write_size_program(writer, self.compiled.sizes)
 
 
 def _write_code(writer: FieldWriter, compiled: Compiled, image: int, code: TargetCode) -> None:
@@ -180,49 +180,41 @@ def _write_output(writer: FieldWriter, kind: str, output: Any) -> None:
         result, dtype, sizes, strides, quantisation = output
         writer.integer(result)
         writer.byte(SCALAR_TYPES[dtype])
-        for numbers in (sizes, strides):
-            writer.integers(mask_varying(numbers))
-        for numbers in (sizes, strides):
-            write_varying(writer, numbers)
+        write_varying_lists(writer, sizes, strides)
         writer.byte(quantisation is not None)
         if quantisation is not None:
             writer.real(quantisation[0])
             writer.integer(quantisation[1])
     elif kind == "numbers":
-        writer.integers(mask_varying(output))
-        write_varying(writer, output)
+        write_varying_lists(writer, output)
     elif kind == "number":
         write_polynomial(writer, output)
     else:
         _write_value(writer, output)
 
 
+# A bool is also an int. A list of booleans or floats has a kind of its own.
+_SCALARS: tuple[tuple[type, int, Callable[[FieldWriter, Any], None]], ...] = (
+    (bool, _BOOLEAN, FieldWriter.byte),
+    (int, _INTEGER, FieldWriter.integer),
+    (float, _REAL, FieldWriter.real),
+    (str, _TEXT, FieldWriter.text),
+)
+_LISTS = ((bool, _BOOLEANS, FieldWriter.byte), (float, _REALS, FieldWriter.real))
+
+
 def _write_value(writer: FieldWriter, value: Any) -> None:
     if value is None:
         writer.byte(_NONE)
-    elif isinstance(value, bool):
-        writer.byte(_BOOLEAN)
-        writer.byte(value)
-    elif isinstance(value, int):
-        writer.byte(_INTEGER)
-        writer.integer(value)
-    elif isinstance(value, float):
-        writer.byte(_REAL)
-        writer.real(value)
-    elif isinstance(value, str | torch.device):
-        writer.byte(_DEVICE if isinstance(value, torch.device) else _TEXT)
+    elif isinstance(value, torch.device):
+        writer.byte(_DEVICE)
         writer.text(str(value))
+    elif isinstance(value, bool | int | float | str):
+        number, write = next((number, write) for kind, number, write in _SCALARS if isinstance(value, kind))
+        writer.byte(number)
+        write(writer, value)
     else:
-        _write_values(writer, value)
-
-
-def _write_values(writer: FieldWriter, values: Sequence[Any]) -> None:
-    if values and all(isinstance(value, bool) for value in values):
-        writer.byte(_BOOLEANS)
-        writer.list(values, writer.byte)
-    elif values and all(isinstance(value, float) for value in values):
-        writer.byte(_REALS)
-        writer.list(values, writer.real)
-    else:
-        writer.byte(_INTEGERS)
-        writer.integers(values)
+        kinds = (entry for entry in _LISTS if value and all(isinstance(element, entry[0]) for element in value))
+        _, number, write = next(kinds, (int, _INTEGERS, FieldWriter.integer))
+        writer.byte(number)
+        writer.list(value, partial(write, writer))

@@ -1,13 +1,19 @@
-"""Buffers that are mapped from files."""
+"""Buffers that are mapped from files, and the execution of packs outside of a call, which fills them."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO
 
 import torch
+
+from torchmdla.compiler.artifact import Manifest
+from torchmdla.devices import LoadedCode
+from torchmdla.errors import CompileError
 
 # The alignment of buffers: a page, or a cache line for buffers shorter than a page.
 PAGE = 4096
@@ -63,3 +69,35 @@ class Weights:
 
 def align_up(step: int, offset: int) -> int:
     return -(-offset // step) * step
+
+
+def run_packs(
+    loaded: LoadedCode, manifest: Manifest, arguments: Mapping[int, torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Run the packs and return their buffers, as bytes.
+
+    ``arguments`` are the program's arguments by position. A pack that needs other arguments does not run; its entry in
+    the result is empty (None).
+
+    Raises:
+        CompileError: a pack reports an error, because the parameters violate an assumption of the code.
+    """
+    workspace = _buffer(manifest.workspace_bytes)
+    buffers: list[torch.Tensor | None] = []
+    for address, pack in zip(loaded.packs, manifest.packs, strict=True):
+        if not all(place in arguments for place in pack.arguments):
+            buffers.append(None)
+            continue
+        buffer = _buffer(pack.size)
+        operands = [workspace, buffer, *(arguments[place] for place in pack.arguments)]
+        addresses = (ctypes.c_void_p * len(operands))(*(operand.data_ptr() for operand in operands))
+        if ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)(ctypes.cast(addresses, ctypes.c_void_p)):
+            raise CompileError("packing the parameters failed")
+        buffers.append(buffer)
+    return buffers
+
+
+def _buffer(size: int) -> torch.Tensor:
+    buffer = torch.zeros(size, dtype=torch.uint8)
+    assert buffer.data_ptr() % _LINE == 0
+    return buffer

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from torchmdla.errors import unknown_name
 
 Column = NDArray[Any]
 # Columns by name. A column of the dtype "object" has a separate array for each row, so rows may differ in size.
@@ -24,9 +26,7 @@ def select_columns(columns: Columns, names: Iterable[str]) -> dict[str, Any]:
     """
     names = tuple(names)
     if missing := [name for name in names if name not in columns]:
-        raise ValueError(
-            f"the batch has no column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, columns))}"
-        )
+        raise ValueError(f"batch: {unknown_name('column', missing[0], columns)}")
     return {name: columns[name] for name in names}
 
 
@@ -163,16 +163,14 @@ def as_columns(results: Columns, rows: int) -> dict[str, Column]:
     Raises:
         ValueError: a result does not have ``rows`` rows.
     """
-    return {name: _as_column(name, value, rows) for name, value in results.items()}
-
-
-def _as_column(name: str, value: Any, rows: int) -> Column:
-    if isinstance(value, Tensor):
-        array: Column = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
-    else:
-        array = column_of(value) if isinstance(value, (list, tuple)) else np.asarray(value)
-    _check_rows(name, array.shape, rows)
-    return array
+    columns: dict[str, Column] = {}
+    for name, value in results.items():
+        if isinstance(value, Tensor):
+            columns[name] = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+        else:
+            columns[name] = column_of(value) if isinstance(value, (list, tuple)) else np.asarray(value)
+        _check_rows(name, columns[name].shape, rows)
+    return columns
 
 
 def merge_groups(parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], rows: int) -> dict[str, Column]:
@@ -185,13 +183,9 @@ def merge_groups(parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], 
 def _scatter_rows(name: str, parts: Sequence[Mapping[str, Column]], groups: Sequence[Rows], rows: int) -> list[Any]:
     values: list[Any] = [None] * rows
     for part, group in zip(parts, groups, strict=True):
-        for row, value in zip(_row_numbers(group, rows), part[name], strict=True):
+        for row, value in zip(np.arange(rows)[group], part[name], strict=True):
             values[row] = value
     return values
-
-
-def _row_numbers(group: Rows, rows: int) -> Iterator[int]:
-    return iter(range(rows)[group]) if isinstance(group, slice) else map(int, group)
 
 
 def _check_rows(name: str, shape: tuple[int, ...], rows: int) -> None:

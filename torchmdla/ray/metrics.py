@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from dataclasses import dataclass, fields
 
 from ray.util.metrics import Counter, Histogram
 
@@ -23,50 +22,24 @@ _DESCRIPTIONS = {
 _SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0]
 
 
-@dataclass(frozen=True)
-class _Activity:
-    """Counters of torchmdla in this process, from :func:`torchmdla.stats`."""
+# Counters of torchmdla that models of this process have reported. Models that share it do not report them twice.
+_reported: dict[str, float] = {}
+_lock = threading.Lock()
 
-    compiled_calls: int = 0
-    fallbacks: int = 0
-    specialisations: int = 0
-    compile_seconds: float = 0.0
 
-    @classmethod
-    def now(cls) -> _Activity:
+def _take_activity() -> dict[str, float]:
+    """Return the increase of each counter since the last call. A counter that is smaller than before was reset."""
+    with _lock:
         stats = torchmdla.stats()
-        return cls(
-            compiled_calls=stats.compiled_calls,
-            fallbacks=sum(stats.fallbacks.values()),
-            specialisations=stats.specialisations,
-            compile_seconds=stats.compile_seconds,
-        )
-
-    def since(self, before: _Activity) -> dict[str, float]:
-        """Return the increase of each counter. A counter that is smaller than before was reset."""
-        return {
-            field.name: max(0, getattr(self, field.name) - getattr(before, field.name)) for field in fields(_Activity)
+        now = {
+            "compiled_calls": stats.compiled_calls,
+            "fallbacks": sum(stats.fallbacks.values()),
+            "specialisations": stats.specialisations,
+            "compile_seconds": stats.compile_seconds,
         }
-
-
-class _Reported:
-    """Activity of this process that was already reported.
-
-    Models that share the process therefore do not report it twice.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._activity = _Activity()
-
-    def take(self) -> dict[str, float]:
-        with self._lock:
-            now = _Activity.now()
-            added, self._activity = now.since(self._activity), now
-        return added
-
-
-_reported = _Reported()
+        added = {name: max(0, count - _reported.get(name, 0)) for name, count in now.items()}
+        _reported.update(now)
+    return added
 
 
 class Meter:
@@ -81,7 +54,7 @@ class Meter:
 
     def count_activity(self) -> None:
         """Add the activity of torchmdla since the last report."""
-        self._add(_reported.take())
+        self._add(_take_activity())
 
     def count_batch(self, rows: int, seconds: float) -> None:
         """Add a batch, and the activity of torchmdla for it."""

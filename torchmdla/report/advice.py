@@ -107,11 +107,7 @@ _ADVICE = _rows(
         ("", "forward-mode", "call it without forward-mode gradients if this is inference"),
         ("", "plain strided CPU", "give it dense tensors on the CPU"),
         ("", "being compiled", "nothing: it passes"),
-        (
-            "",
-            "pass that forms groups failed",
-            "report it: a fault of torchmdla's costs this graph its groups",
-        ),
+        ("", "pass that forms groups failed", "report it: a fault of torchmdla's costs this graph its groups"),
         (
             "",
             "not authentic",

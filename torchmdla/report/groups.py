@@ -12,12 +12,10 @@ import torch
 from torchmdla import _C
 from torchmdla.capture.specialise import Compiled, ops_of
 from torchmdla.compiler.artifact import Count, KernelCall
-from torchmdla.compiler.program import Argument
 from torchmdla.compiler.sizes import Size
 from torchmdla.importer.fx import name_of_call, source_of_node
 from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
-from torchmdla.importer.types import Binding
 from torchmdla.report.explanation import Graph, Group, Kernel, Specialisation
 
 # Nodes that the importer numbers but that compute nothing.
@@ -99,7 +97,9 @@ def explain_group(
     The fastest of them took ``seconds``. ``numbers`` maps the group's nodes to the numbers of the operators in its
     ``graph``.
     """
-    spent = sum(map(_least_seconds, _times_of(report))) / calls
+    # The time if each call had been as fast as the fastest. Other programs on the machine therefore do not affect it.
+    sums = [times.sums() for times in _times_of(report)]
+    spent = sum(entry["calls"] * entry["entry"][1] * 1e-9 for entry in sums) / calls
     return Group(
         name=report["name"],
         device=report["device"],
@@ -121,15 +121,6 @@ def _times_of(report: _C.GroupReport) -> list[_C.KernelTimes]:
     """Return the kernel times of all specialisations that have code, including packaged code."""
     executables = [entry["executable"] for entry in report["specialisations"]]
     return [entry.times for entry in executables if entry is not None and entry.times is not None]
-
-
-def _least_seconds(times: _C.KernelTimes) -> float:
-    """Return the time of all timed calls if each had been as fast as the fastest.
-
-    Other programs on the machine therefore do not affect it.
-    """
-    sums = times.sums()
-    return sums["calls"] * sums["entry"][1] * 1e-9
 
 
 def executables_of(report: _C.GroupReport) -> list[Compiled]:
@@ -164,33 +155,35 @@ def _specialisations(
     result: list[Specialisation] = []
     earlier: list[list[_Input]] = []
     for specialisation in report["specialisations"]:
-        compiled = _compiled_of(specialisation)
-        if compiled is None and specialisation["executable"] is not None:
-            result.append(_packaged_specialisation(specialisation, specialisation["executable"], calls, seconds))
+        compiled, executable = _compiled_of(specialisation), specialisation["executable"]
+        is_dynamic, failure = specialisation["is_dynamic"], specialisation["failure"]
+        if compiled is None:
+            result.append(
+                Specialisation((), is_dynamic, "", "", 0.0, 0, 0, failure, ())
+                if executable is None
+                else _packaged_specialisation(is_dynamic, executable, calls, seconds)
+            )
             continue
-        inputs = _inputs(compiled) if compiled else []
+        inputs = _inputs(compiled)
         result.append(
             Specialisation(
                 inputs=tuple(map(str, inputs)),
-                is_dynamic=specialisation["is_dynamic"],
-                cause=_cause(inputs, earlier, specialisation["is_dynamic"]) if compiled else "",
-                origin=compiled.origin if compiled else "",
-                seconds=compiled.seconds if compiled else 0.0,
-                packed_bytes=sum(pack.size for pack in compiled.manifest.packs) if compiled else 0,
-                workspace_bytes=compiled.manifest.workspace_bytes if compiled else 0,
-                failure=specialisation["failure"],
-                kernels=_kernels(compiled, calls, seconds, numbers) if compiled else (),
-                key=compiled.manifest.program if compiled else "",
+                is_dynamic=is_dynamic,
+                cause=_cause(inputs, earlier, is_dynamic),
+                origin=compiled.origin,
+                seconds=compiled.seconds,
+                packed_bytes=sum(pack.size for pack in compiled.manifest.packs),
+                workspace_bytes=compiled.manifest.workspace_bytes,
+                failure=failure,
+                kernels=_kernels(compiled, calls * seconds, numbers),
+                key=compiled.manifest.program,
             )
         )
-        if compiled:
-            earlier.append(inputs)
+        earlier.append(inputs)
     return tuple(result)
 
 
-def _packaged_specialisation(
-    report: _C.SpecialisationReport, executable: _C.Executable, calls: int, seconds: float
-) -> Specialisation:
+def _packaged_specialisation(is_dynamic: bool, executable: _C.Executable, calls: int, seconds: float) -> Specialisation:
     """Return the explanation of packaged code, which has only the names of its kernels."""
     sums = executable.times.sums() if executable.times else None
     names = executable.times.names if executable.times else []
@@ -201,7 +194,7 @@ def _packaged_specialisation(
         kernels.append(Kernel(symbol, tuple(filter(None, ops.split("+"))), "", "", 0, 0, least * 1e-9, share))
     return Specialisation(
         inputs=(),
-        is_dynamic=report["is_dynamic"],
+        is_dynamic=is_dynamic,
         cause="its package",
         origin="package",
         seconds=0.0,
@@ -212,34 +205,23 @@ def _packaged_specialisation(
     )
 
 
-def _kernels(compiled: Compiled, calls: int, seconds: float, numbers: Mapping[int, int]) -> tuple[Kernel, ...]:
+def _kernels(compiled: Compiled, whole_seconds: float, numbers: Mapping[int, int]) -> tuple[Kernel, ...]:
     sums = compiled.times.sums()
     return tuple(
-        _kernel(compiled, kernel, least * 1e-9, sums, calls * seconds, numbers)
+        Kernel(
+            symbol=kernel.symbol,
+            ops=ops_of(kernel, compiled.ops),
+            source=next((compiled.sources[node] for node in kernel.nodes if compiled.sources[node]), ""),
+            loops=kernel.loops,
+            flops=_evaluate(kernel.flops, sums["symbols"]),
+            bytes=_evaluate(kernel.bytes, sums["symbols"]),
+            seconds=least * 1e-9,
+            share=least * 1e-9 * sums["calls"] / whole_seconds,
+            operators=tuple(dict.fromkeys(numbers[node] for node in kernel.nodes if node in numbers)),
+            after=kernel.after,
+            is_result=kernel.is_result,
+        )
         for kernel, (_, least) in zip(compiled.manifest.kernels, sums["kernels"], strict=True)
-    )
-
-
-def _kernel(
-    compiled: Compiled,
-    kernel: KernelCall,
-    seconds: float,
-    sums: _C.KernelSums,
-    whole_seconds: float,
-    numbers: Mapping[int, int],
-) -> Kernel:
-    return Kernel(
-        symbol=kernel.symbol,
-        ops=ops_of(kernel, compiled.ops),
-        source=next((compiled.sources[node] for node in kernel.nodes if compiled.sources[node]), ""),
-        loops=kernel.loops,
-        flops=_evaluate(kernel.flops, sums["symbols"]),
-        bytes=_evaluate(kernel.bytes, sums["symbols"]),
-        seconds=seconds,
-        share=seconds * sums["calls"] / whole_seconds,
-        operators=tuple(dict.fromkeys(numbers[node] for node in kernel.nodes if node in numbers)),
-        after=kernel.after,
-        is_result=kernel.is_result,
     )
 
 
@@ -302,16 +284,15 @@ class _Input:
 
 
 def _inputs(compiled: Compiled) -> list[_Input]:
-    pairs = zip(compiled.arguments, compiled.bindings, strict=True)
-    return [_input(argument, binding) for argument, binding in pairs if argument.role == "input"]
-
-
-def _input(argument: Argument, binding: Binding) -> _Input:
-    """Return the input as the group gets it; ``binding`` specifies the order of its dimensions in memory."""
-    shape = list(argument.shape)
-    for place, dim in enumerate(binding.permutation):
-        shape[dim] = argument.shape[place]
-    return _Input(binding.name, argument.dtype, tuple(shape))
+    """Return the inputs as the group gets them; a binding specifies the order of their dimensions in memory."""
+    inputs = []
+    for argument, binding in zip(compiled.arguments, compiled.bindings, strict=True):
+        if argument.role == "input":
+            shape = list(argument.shape)
+            for place, dim in enumerate(binding.permutation):
+                shape[dim] = argument.shape[place]
+            inputs.append(_Input(binding.name, argument.dtype, tuple(shape)))
+    return inputs
 
 
 def _cause(inputs: Sequence[_Input], earlier: Sequence[Sequence[_Input]], is_dynamic: bool) -> str:

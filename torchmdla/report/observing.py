@@ -1,16 +1,24 @@
-"""Times and ``torch.profiler`` ranges of the kernels of compiled groups, and traces of compilations, on request."""
+"""Times and ``torch.profiler`` ranges of kernels, traces of compilations, and the progress bar of long ones."""
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from tqdm import tqdm
 
 from torchmdla import _C
 from torchmdla.support import forks, trace
+
+# Seconds before a bar appears, and between two reads of the counts.
+_DELAY = 1.0
+_INTERVAL = 0.2
 
 _lock = forks.hold_over_fork(threading.RLock())
 _asked: Counter[Literal["times", "ranges"]] = Counter()
@@ -28,11 +36,18 @@ def profile_kernels() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def timed_kernels() -> Iterator[None]:
-    """Add the calls of every executable within the block to its :class:`torchmdla._C.KernelTimes`."""
+def time_calls(call: Callable[[], Any], seconds: float, least: int, most: int) -> list[float]:
+    """Call until ``seconds`` are over, at least and at most so often, and return the seconds of each call.
+
+    Every executable adds its calls to its :class:`torchmdla._C.KernelTimes`.
+    """
+    spent: list[float] = []
     with _observe("times"):
-        yield
+        while len(spent) < least or (sum(spent) < seconds and len(spent) < most):
+            start = time.perf_counter()
+            call()
+            spent.append(time.perf_counter() - start)
+    return spent
 
 
 @contextmanager
@@ -67,3 +82,35 @@ def trace_compiles(path: str | Path) -> Iterator[None]:
                 yield
         finally:
             file.write(trace.chrome_trace(spans))
+
+
+@contextmanager
+def show_progress(counts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """Show a bar on a terminal once the block has run for a second.
+
+    Args:
+        counts: function that returns the numbers of ``groups`` formed and ``specialisations`` compiled so far in this
+            process.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    finished = threading.Event()
+    thread = threading.Thread(target=_show, args=(finished, counts, counts()), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+
+
+def _show(finished: threading.Event, counts: Callable[[], Mapping[str, Any]], before: Mapping[str, Any]) -> None:
+    if finished.wait(_DELAY):
+        return
+    with tqdm(desc="torchmdla: compiling", unit="group", leave=False) as bar:
+        while not finished.wait(_INTERVAL):
+            now = counts()
+            bar.total = now["groups"] - before["groups"]
+            bar.n = min(bar.total, now["specialisations"] - before["specialisations"])
+            bar.refresh()

@@ -137,7 +137,7 @@ _groups_baseline: dict[int, GroupActivity] = {}
 def stats() -> Statistics:
     """Return the counts so far."""
     groups = _C.statistics()
-    counters = {name: value - _baseline.get(name, 0) for name, value in service.statistics().items()}
+    counters = {name: value - _baseline.get(name, 0) for name, value in service.default_service().statistics().items()}
     return Statistics(
         groups=groups["groups"],
         specialisations=groups["specialisations"],
@@ -157,7 +157,7 @@ def stats() -> Statistics:
         packages=groups["packages"],
         packaged=groups["packaged"],
         refused=groups["refused"],
-        store=service.store_statistics() - _store_baseline,
+        store=service.default_service().store_statistics() - _store_baseline,
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
         memory=MemoryStatistics(
             **_C.memory_use(),
@@ -182,9 +182,9 @@ def reset_stats() -> None:
     _ungrouped_baseline.update(ungrouped.counts())
     _reset_activities()
     _baseline.clear()
-    _baseline.update(service.statistics())
+    _baseline.update(service.default_service().statistics())
     global _store_baseline
-    _store_baseline = service.store_statistics()
+    _store_baseline = service.default_service().store_statistics()
 
 
 def _activities() -> tuple[GroupActivity, ...]:

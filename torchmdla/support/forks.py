@@ -1,4 +1,4 @@
-"""Locks that every fork of this process acquires before and releases afterwards.
+"""Locks that every fork of this process acquires before and releases afterwards, and state that the child resets.
 
 The child process does not have the other threads. It finds these locks free and the data that they guard consistent.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections.abc import Callable
+from types import MethodType
 from typing import Protocol, TypeVar
 
 
@@ -26,6 +28,8 @@ _PAUSE = 0.001
 
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 _acquired: list[Lock] = []
+# References to the functions, in the order of their registration.
+_resets: dict[Callable[[], Callable[[], object] | None], None] = {}
 
 
 def hold_over_fork(lock: _AnyLock) -> _AnyLock:
@@ -36,6 +40,11 @@ def hold_over_fork(lock: _AnyLock) -> _AnyLock:
     """
     _locks.add(lock)
     return lock
+
+
+def reset_in_child(reset: Callable[[], object]) -> None:
+    """Call ``reset`` in the child after every fork. A method is called as long as its object is referenced."""
+    _resets[weakref.WeakMethod(reset, _resets.pop) if isinstance(reset, MethodType) else lambda: reset] = None
 
 
 def _acquire_before_fork() -> None:
@@ -63,7 +72,12 @@ def _release_after_fork() -> None:
         _acquired.pop().release()
 
 
+def _start_child() -> None:
+    _release_after_fork()
+    for reference in list(_resets):
+        if reset := reference():
+            reset()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_acquire_before_fork, after_in_parent=_release_after_fork, after_in_child=_release_after_fork
-    )
+    os.register_at_fork(before=_acquire_before_fork, after_in_parent=_release_after_fork, after_in_child=_start_child)

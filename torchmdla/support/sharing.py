@@ -85,6 +85,16 @@ class _Child:
         return status
 
 
+def describe_exit(code: int) -> str:
+    """Return the name of the signal, or the exit status, of a process that ended with ``code``."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
 def _serve(work: Callable[[Any], Any], items: Sequence[Any], sent: int, parent: int) -> None:
     """Do the work of the child; the function does not return."""
     status = 1

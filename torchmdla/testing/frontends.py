@@ -271,7 +271,7 @@ def variant_names(text: str) -> list[str]:
             raise NotAvailableError(unknown_name("frontend", frontend, FRONTENDS))
         variants = FRONTENDS[frontend].variants
         if variant and variant not in variants:
-            raise NotAvailableError(f"frontend {frontend!r} has no variant {variant!r}; it has {', '.join(variants)}")
+            raise NotAvailableError(f"frontend {frontend!r}: {unknown_name('variant', variant, variants)}")
         names += [f"{frontend}:{name}" for name in ([variant] if variant else variants)]
     return list(dict.fromkeys(names))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +22,12 @@ from torchmdla.capture.specialise import Compiled
 from torchmdla.compile_service.records import Records
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import TunedKernel
+from torchmdla.devices.device import Progress
 from torchmdla.errors import CompileError
 from torchmdla.report.groups import calls_by_group, executables_of, groups_called_since, reset_times
-from torchmdla.report.observing import timed_kernels
+from torchmdla.report.observing import time_calls
 from torchmdla.support import logs
-from torchmdla.tuning.process import Step, measure_kernels
+from torchmdla.tuning.process import measure_kernels
 from torchmdla.tuning.report import TuningReport
 
 # Default time to measure, in seconds.
@@ -65,14 +67,14 @@ def tune(call: Callable[[], Any], seconds: float = SECONDS) -> TuningReport:
     total = sum(entry.seconds for entry in timed)
     kernels, reasons = dict[str, TunedKernel](), list[str]()
     problem = ""
-    with _Bar(seconds) as bar:
+    with _show_progress(seconds) as progress:
         for entry in sorted(timed, key=lambda entry: -entry.seconds):
             left = begin + seconds - time.monotonic()
             rest = sum(other.seconds for other in timed if other.seconds <= entry.seconds)
             records = Records(devices.get(entry.program.target.device))
             try:
                 for kernel in measure_kernels(
-                    entry.program, entry.places, left * entry.seconds / rest, records.load(), bar.show
+                    entry.program, entry.places, left * entry.seconds / rest, records.load(), progress
                 ):
                     kernels[f"{entry.program.key} {kernel.kernel}"] = kernel
                     # Stored at once, so that an interrupted tuner keeps its results.
@@ -91,11 +93,7 @@ def _timed_programs(call: Callable[[], Any]) -> list[_TimedProgram]:
         call()
         called = groups_called_since(before)
         reset_times(called)
-        calls, begin = 0, time.perf_counter()
-        with timed_kernels():
-            while calls < _LEAST_CALLS or (time.perf_counter() - begin < _CALL_SECONDS and calls < _MOST_CALLS):
-                call()
-                calls += 1
+        calls = len(time_calls(call, _CALL_SECONDS, _LEAST_CALLS, _MOST_CALLS))
     executables = [
         executable for report in called for executable in executables_of(report) if executable.times.sums()["calls"]
     ]
@@ -123,28 +121,17 @@ def _merge_by_program(executables: Sequence[Compiled], calls: int) -> Iterator[_
         yield _TimedProgram(program, places[key])
 
 
-class _Bar:
-    """Progress bar of the available seconds, on a terminal."""
+@contextmanager
+def _show_progress(seconds: float) -> Iterator[Progress]:
+    """Show a progress bar of the available seconds, on a terminal, and yield the function that updates it."""
+    form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}"
+    begin = time.monotonic()
+    with tqdm(
+        total=seconds, desc="tuning", file=sys.stderr, dynamic_ncols=True, leave=False, disable=None, bar_format=form
+    ) as bar:
 
-    def __init__(self, seconds: float) -> None:
-        form = "{l_bar}{bar}| {n:.0f}/{total:.0f} s{postfix}"
-        self._bar = tqdm(
-            total=seconds,
-            desc="tuning",
-            file=sys.stderr,
-            dynamic_ncols=True,
-            leave=False,
-            disable=None,
-            bar_format=form,
-        )
-        self._begin = time.monotonic()
+        def update(kernel: TunedKernel, tried: int, gain: float) -> None:
+            bar.n = min(bar.total, time.monotonic() - begin)
+            bar.set_postfix_str(f"{kernel.loops}: {tried} tried, × {gain:.2f}")
 
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()
-
-    def show(self, step: Step) -> None:
-        self._bar.n = min(self._bar.total, time.monotonic() - self._begin)
-        self._bar.set_postfix_str(f"{step.kernel.loops}: {step.tried} tried, × {step.gain:.2f}")
+        yield update

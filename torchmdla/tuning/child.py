@@ -37,8 +37,7 @@ def _answer(request: dict[str, Any], replies: IO[str]) -> None:
     import torch
 
     from torchmdla import devices
-    from torchmdla.compile_service.lower import as_compile_error
-    from torchmdla.compile_service.origin import Origin
+    from torchmdla.compile_service.lower import Origin, as_compile_error
     from torchmdla.compiler.program import Program
     from torchmdla.compiler.records import Record, TunedKernel
 

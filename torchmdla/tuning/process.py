@@ -9,18 +9,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchmdla.compile_service.origin import Origin
+from torchmdla.compile_service.lower import Origin
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
+from torchmdla.devices.device import Progress
 from torchmdla.errors import CompileError
-from torchmdla.support.processes import describe_exit
+from torchmdla.support.sharing import describe_exit
 
 _CHILD = Path(__file__).with_name("child.py")
 
@@ -29,15 +30,6 @@ _CHILD = Path(__file__).with_name("child.py")
 _GRACE = 90.0
 _MAX_RESTARTS = 3
 _KEPT_OUTPUT_BYTES = 2048
-
-
-@dataclass(frozen=True)
-class Step:
-    """Progress of a kernel's measurement: number of decisions that were tried, and the gain so far."""
-
-    kernel: TunedKernel
-    tried: int
-    gain: float
 
 
 class _ProcessDied(Exception):
@@ -49,11 +41,7 @@ class _ProcessDied(Exception):
 
 
 def measure_kernels(
-    program: Program,
-    places: Sequence[float],
-    seconds: float,
-    known: Mapping[str, Record],
-    progress: Callable[[Step], object],
+    program: Program, places: Sequence[float], seconds: float, known: Mapping[str, Record], progress: Progress
 ) -> Iterator[TunedKernel]:
     """Yield the kernels of :meth:`torchmdla.devices.device.Device.tune`, and again when more is known of one.
 
@@ -90,7 +78,7 @@ def _run(
     seconds: float,
     known: Mapping[str, Record],
     skip: Sequence[str],
-    progress: Callable[[Step], object],
+    progress: Progress,
 ) -> Iterator[TunedKernel]:
     origin = Origin.of(program)
     request = {
@@ -122,9 +110,9 @@ def _run(
                 if "error" in answer:
                     raise CompileError(**answer["error"])
                 if "step" in answer:
-                    step = Step(TunedKernel.from_raw(answer["step"]), answer["tried"], answer["gain"])
-                    under_way = step.kernel.kernel
-                    progress(step)
+                    kernel = TunedKernel.from_raw(answer["step"])
+                    under_way = kernel.kernel
+                    progress(kernel, answer["tried"], answer["gain"])
                 else:
                     under_way = ""
                     yield TunedKernel.from_raw(answer["kernel"])

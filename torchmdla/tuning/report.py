@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -82,10 +82,6 @@ class TuningReport:
             f"{self.improved} of them faster than by the cost model, which is {self.distance * 100:.1f} % from the "
             "best found"
         )
-
-    def timed(self, before: float, after: float) -> TuningReport:
-        """Return the report with the times of the model's calls."""
-        return replace(self, before=before, after=after)
 
     def to_dict(self) -> dict[str, Any]:
         summed = {name: getattr(self, name) for name in ("measured", "algorithms", "covered", "improved", "distance")}

@@ -47,7 +47,7 @@ class MdlaDevice(Device):
 
     def target(self) -> Target:
         # The options are part of the target, hence of every key under which the code is stored.
-        return Target(self.name, features=self._options.located().to_text())
+        return Target(self.name, features=self._options.with_library().to_text())
 
     def lower(self, program: Program) -> Artifact:
         from torchmdla.devices.mdla.lowering import lower

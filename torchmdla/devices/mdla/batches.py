@@ -65,16 +65,14 @@ def compile_batches(
     return batch.whole() if chosen == 1 else next(batch.divide(*d) for d in batch.divisions([chosen]))
 
 
+@dataclass(frozen=True)
 class _Batch:
     """Model of a whole batch, and the models of its parts."""
 
-    def __init__(
-        self, model: bytes, inputs: Sequence[Port], options: Options, samples: Sequence[Sequence[Array]]
-    ) -> None:
-        self._model = model
-        self._inputs = inputs
-        self._options = options
-        self._samples = samples
+    model: bytes
+    inputs: Sequence[Port]
+    options: Options
+    samples: Sequence[Sequence[Array]]
 
     def divisions(self, among: Iterable[int] | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield the possible numbers of parts, in ascending order, each with the model of one part.
@@ -85,7 +83,7 @@ class _Batch:
 
         from torchmdla.devices.mdla.division import divide_batch, possible_parts
 
-        model = onnx.load_from_string(self._model)
+        model = onnx.load_from_string(self.model)
         for parts in possible_parts(model) if among is None else among:
             if (part := divide_batch(model, parts)) is not None:
                 yield parts, part.SerializeToString()
@@ -106,15 +104,15 @@ class _Batch:
         return best
 
     def whole(self) -> Inferences:
-        return _inferences(1, compiling.compile_binary(self._model, self._inputs, self._options, self._samples))
+        return _inferences(1, compiling.compile_binary(self.model, self.inputs, self.options, self.samples))
 
     def divide(self, parts: int, model: bytes) -> Inferences:
         """Return the inferences for ``parts`` parts, where ``model`` is the model of one part."""
-        inputs = [Port(port.position, (port.shape[0] // parts, *port.shape[1:])) for port in self._inputs]
+        inputs = [Port(port.position, (port.shape[0] // parts, *port.shape[1:])) for port in self.inputs]
         samples = [
-            [np.split(array, parts)[part] for array in sample] for sample in self._samples for part in range(parts)
+            [np.split(array, parts)[part] for array in sample] for sample in self.samples for part in range(parts)
         ]
-        return _inferences(parts, compiling.compile_binary(model, inputs, self._options, samples))
+        return _inferences(parts, compiling.compile_binary(model, inputs, self.options, samples))
 
 
 def _inferences(parts: int, binary: Binary) -> Inferences:

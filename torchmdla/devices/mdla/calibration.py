@@ -71,12 +71,12 @@ def _structure_of(program: DeviceProgram) -> str:
     integers = {tensor.name: onnx.numpy_helper.to_array(tensor).tolist() for tensor in graph.initializer}
     numbers: dict[str, int] = {}
 
-    def described(name: str) -> list[Any]:
+    def describe(name: str) -> list[Any]:
         return [numbers.setdefault(name, len(numbers)), shapes.get(name), integers.get(name)]
 
-    parts: list[Any] = [described(info.name) for info in graph.input[: len(program.inputs)]]
+    parts: list[Any] = [describe(info.name) for info in graph.input[: len(program.inputs)]]
     for node in graph.node:
         attributes = sorted(attribute.SerializeToString(deterministic=True).hex() for attribute in node.attribute)
-        parts.append([node.op_type, attributes, *map(described, (*node.input, *node.output))])
-    parts += [described(info.name) for info in graph.output]
+        parts.append([node.op_type, attributes, *map(describe, (*node.input, *node.output))])
+    parts += [describe(info.name) for info in graph.output]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -32,10 +32,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         count,
         ctypes.byref(cost),
     )
-    return {
-        "fault": "" if status == 0 else str(binding.fault()),
-        "cost": [cost.input, cost.compute, cost.output],
-    }
+    return {"fault": "" if status == 0 else str(binding.fault()), "cost": [cost.input, cost.compute, cost.output]}
 
 
 def _binding(path: str) -> Any:

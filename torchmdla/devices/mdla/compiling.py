@@ -29,7 +29,7 @@ from torchmdla.devices.mdla.weights import Array
 from torchmdla.errors import DeviceError
 from torchmdla.support import forks
 from torchmdla.support.limits import Limits
-from torchmdla.support.processes import describe_exit
+from torchmdla.support.sharing import describe_exit
 
 _SCRIPT = Path(__file__).with_name("compile_process.py")
 
@@ -86,13 +86,12 @@ _lock = forks.hold_over_fork(threading.RLock())
 _binaries: OrderedDict[str, tuple[Path, Cost]] = OrderedDict()
 
 
-def _after_fork_in_child() -> None:
+def _reset_binaries() -> None:
     _folder.cache_clear()
     _binaries.clear()  # They belong to the parent, which removes them.
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+forks.reset_in_child(_reset_binaries)
 
 
 def compile_binary(
@@ -170,11 +169,7 @@ def _compile(
 
 
 def _run(function: str, job: Mapping[str, object]) -> Cost:
-    """Run the library's ``function`` for a ``job`` in a separate process, and return the cost.
-
-    Raises:
-        DeviceError: the library failed, crashed or timed out.
-    """
+    """Run the library's ``function`` for a ``job`` in a separate process, and return the cost."""
     seconds = Limits.from_environment().seconds or None
     try:
         done = subprocess.run(

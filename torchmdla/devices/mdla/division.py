@@ -231,10 +231,6 @@ def _slice(divider: _Divider, node: onnx.NodeProto) -> int:
     return axis
 
 
-def _transpose(divider: _Divider, node: onnx.NodeProto) -> int:
-    return list(_attribute(node, "perm")).index(_required_axis(divider, node.input[0]))
-
-
 def _reshape(divider: _Divider, node: onnx.NodeProto) -> int:
     """Return the axis along which the reshaped value is divided.
 
@@ -273,5 +269,5 @@ _RULES: Mapping[str, Callable[[_Divider, onnx.NodeProto], int]] = {
     "Resize": _resize,
     "Slice": _slice,
     "Softmax": _softmax,
-    "Transpose": _transpose,
+    "Transpose": lambda divider, node: list(_attribute(node, "perm")).index(_required_axis(divider, node.input[0])),
 }

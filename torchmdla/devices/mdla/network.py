@@ -43,7 +43,7 @@ class Network:
         self._inputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(inputs))
         self._outputs = tuple(Port(place, tuple(shape)) for place, shape in enumerate(outputs))
         self._context = load_context(
-            options.located(), Inferences(1, binary), self._inputs, self._outputs, len(self._inputs)
+            options.with_library(), Inferences(1, binary), self._inputs, self._outputs, len(self._inputs)
         )
 
     def run(self, *inputs: Array, software: bool = False) -> list[Array]:

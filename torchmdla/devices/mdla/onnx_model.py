@@ -59,7 +59,9 @@ class _Reader:
             if argument.role == "parameter":
                 self._values[value] = Weight.of_argument(position, argument.shape)
             elif _uses(value):
-                self._values[value] = self._input(position, value)
+                shape, name = _shape(value), f"input{len(self.inputs)}"
+                self.inputs.append(Port(position, shape))
+                self._values[value] = self.graph.input(name, shape, _uses(value) == 1)
 
     def results(self) -> list[Value]:
         """Write every op, and return the values that the function returns."""
@@ -68,11 +70,6 @@ class _Reader:
                 return [self._values[operand] for operand in op.operation.operands]  # type: ignore[misc]
             self._op(op.operation)
         raise CompileError("the program returns nothing")
-
-    def _input(self, position: int, value: Any) -> Value:
-        shape = _shape(value)
-        self.inputs.append(Port(position, shape))
-        return self.graph.input(f"input{len(self.inputs) - 1}", shape, _uses(value) == 1)
 
     def _op(self, op: Any) -> None:
         if op.name in _CONSTANTS:
@@ -99,11 +96,7 @@ def _uses(value: Any) -> int:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """Return the sizes of a tensor on the device. A tensor without dimensions has one dimension there.
-
-    Raises:
-        CompileError: the dtype is not float32, the value is not a tensor, or it does not have elements.
-    """
+    """Return the sizes of a tensor on the device. A tensor without dimensions has one dimension there."""
     match = _TENSOR.fullmatch(str(value.type))
     if match is None or match[2] != "f32":
         raise CompileError(f"the mdla device has no values of type {value.type}")

@@ -116,7 +116,7 @@ class Options:
                 raise ValueError(f"option {name!r} must be at least {least}, got {count}")
         return result
 
-    def located(self) -> Options:
+    def with_library(self) -> Options:
         """Return the options with the path of the actual library."""
         path = self.library or os.environ.get(LIBRARY_VARIABLE) or str(EMULATOR)
         return Options(**{**asdict(self), "library": path})

@@ -38,10 +38,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         ctypes.c_int,
         [_TEXT, _FLAGS, _TEXT, _TEXT, _TEXT, _POINTER, _POINTER, _COUNT, ctypes.POINTER(Cost)],
     ),
-    "mdla_load": (
-        _POINTER,
-        [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT, _COUNT, ctypes.c_double],
-    ),
+    "mdla_load": (_POINTER, [_TEXT, _FLAGS, _TEXT, _PORTS, _COUNT, _PORTS, _COUNT, _COUNT, ctypes.c_double]),
     "mdla_unload": (None, [_POINTER]),
     "mdla_submit": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),
     "mdla_collect": (ctypes.c_int, [_POINTER, _POINTER, _POINTER]),

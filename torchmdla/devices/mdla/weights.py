@@ -54,10 +54,6 @@ def _value(recipe: Recipe, arguments: Mapping[int, Array]) -> Any:
     return _OPERATIONS[recipe.operation](*operands, *recipe.settings)
 
 
-def _literal(values: Sequence[float], shape: Sequence[int]) -> Any:
-    return np.array(values, dtype=np.float32).reshape(shape)
-
-
 def _factor(variance: Any, *rest: Any) -> Any:
     """Return the factor of a batch norm for each channel: ``weight / √(variance + eps)``.
 
@@ -68,33 +64,23 @@ def _factor(variance: Any, *rest: Any) -> Any:
     return factor * weight[0] if weight else factor
 
 
-def _term(mean: Any, factor: Any, *bias: Any) -> Any:
-    """Return the term that a batch norm adds to each scaled channel."""
-    return (bias[0] if bias else 0) - mean * factor
-
-
-def _scaled(weight: Any, factor: Any, axis: int) -> Any:
-    """Multiply each slice of ``weight`` along ``axis`` by its factor."""
-    return weight * factor.reshape([-1 if d == axis else 1 for d in range(weight.ndim)])
-
-
-def _sliced(weight: Any, axis: int, start: int, stop: int, step: int) -> Any:
-    return weight[(slice(None),) * axis + (slice(start, stop, step),)]
-
-
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    "literal": _literal,
+    "literal": lambda values, shape: np.array(values, dtype=np.float32).reshape(shape),
     "filled": np.full,
     "permuted": np.transpose,
     "reshaped": np.reshape,
     "expanded": np.broadcast_to,
-    "sliced": _sliced,
+    "sliced": lambda weight, axis, *bounds: weight[(slice(None),) * axis + (slice(*bounds),)],
     "sum": np.add,
     "difference": np.subtract,
     "product": np.multiply,
     "factor": _factor,
-    "term": _term,
-    "scaled": _scaled,
+    # The term that a batch norm adds to each scaled channel.
+    "term": lambda mean, factor, bias=0: bias - mean * factor,
+    # Each slice of the weight along the axis is multiplied by its factor.
+    "scaled": lambda weight, factor, axis: (
+        weight * factor.reshape([-1 if d == axis else 1 for d in range(weight.ndim)])
+    ),
 }
 
 

@@ -39,10 +39,6 @@ def _broadcast_to_axes(numbers: Sequence[int], count: int) -> list[int]:
     return list(numbers) * count if len(numbers) == 1 else list(numbers)
 
 
-def _double_pads(numbers: Sequence[int], count: int) -> list[int]:
-    return _broadcast_to_axes(numbers, count) * 2
-
-
 # Convolutions and products
 
 
@@ -78,7 +74,7 @@ def _convolution(
     attributes: dict[str, Any] = {
         "kernel_shape": list(weight.shape[2:]),
         "strides": _broadcast_to_axes(stride, rank),
-        "pads": _double_pads(padding, rank),
+        "pads": _broadcast_to_axes(padding, rank) * 2,
         "dilations": _broadcast_to_axes(dilation, rank),
         "group": groups,
     }
@@ -259,21 +255,9 @@ def _arithmetic(kind: str, operation: str) -> Writer:
     return write
 
 
-def _same_name(kind: str) -> Writer:
-    return lambda op, x: op.node(kind, x)
-
-
 def _clip(op: Op, x: Value, smallest: float | None = None, largest: float | None = None) -> Value:
     limits = [None if limit is None else Weight.of_numbers([float(limit)], ()) for limit in (smallest, largest)]
     return op.node("Clip", x, *limits)
-
-
-def _leaky_relu(op: Op, x: Value, slope: float) -> Value:
-    return op.node("LeakyRelu", x, alpha=float(slope))
-
-
-def _softmax(op: Op, x: Value, dim: int, *_: object) -> Value:
-    return op.node("Softmax", x, axis=dim % len(x.shape))
 
 
 def _batch_norm(
@@ -323,10 +307,6 @@ def _reshape_value(graph: OnnxGraph, x: Value, shape: Sequence[int], used_once: 
     if isinstance(x, Weight):
         return x.reshape(shape)
     return graph.node("Reshape", [x, graph.integers(shape)], shape, used_once)
-
-
-def _view(op: Op, x: Value, *_: object) -> Value:
-    return _reshape_value(op.graph, x, op.shape, op.used_once)
 
 
 def _permute(op: Op, x: Value, order: Sequence[int]) -> Value:
@@ -399,20 +379,14 @@ def _resize(op: Op, x: Value, scales: Sequence[float | None], **attributes: Any)
 _NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 
 
-def _linear_mode(align: bool) -> dict[str, str]:
-    return {"mode": "linear", "coordinate_transformation_mode": "align_corners" if align else "half_pixel"}
-
-
-def _nearest(op: Op, x: Value, sizes: object, *scales: float | None) -> Value:
-    return _resize(op, x, scales, **_NEAREST)
-
-
 def _nearest_vec(op: Op, x: Value, sizes: object, scales: Sequence[float] | None) -> Value:
     return _resize(op, x, scales or [None] * (len(op.shape) - 2), **_NEAREST)
 
 
 def _bilinear(op: Op, x: Value, sizes: object, align: bool, *scales: float | None) -> Value:
-    return _resize(op, x, [None] * len(scales) if align else scales, **_linear_mode(align))
+    mode = "align_corners" if align else "half_pixel"
+    factors = [None] * len(scales) if align else scales
+    return _resize(op, x, factors, mode="linear", coordinate_transformation_mode=mode)
 
 
 def _bilinear_vec(op: Op, x: Value, sizes: object, align: bool, scales: Sequence[float] | None) -> Value:
@@ -434,16 +408,19 @@ WRITERS: Mapping[str, Writer] = {
     **dict.fromkeys(["add.Tensor", "add.Scalar"], _arithmetic("Add", "sum")),
     **dict.fromkeys(["sub.Tensor", "sub.Scalar"], _arithmetic("Sub", "difference")),
     **dict.fromkeys(["mul.Tensor", "mul.Scalar"], _arithmetic("Mul", "product")),
-    "relu": _same_name("Relu"),
-    "tanh": _same_name("Tanh"),
-    "sigmoid": _same_name("Sigmoid"),
-    "leaky_relu": _leaky_relu,
+    "relu": lambda op, x: op.node("Relu", x),
+    "tanh": lambda op, x: op.node("Tanh", x),
+    "sigmoid": lambda op, x: op.node("Sigmoid", x),
+    "leaky_relu": lambda op, x, slope: op.node("LeakyRelu", x, alpha=float(slope)),
     "relu6": lambda op, x: _clip(op, x, 0.0, 6.0),
     **dict.fromkeys(["hardtanh", "clamp", "clamp_min"], _clip),
     "clamp_max": lambda op, x, largest: _clip(op, x, None, largest),
-    **dict.fromkeys(["softmax.int", "_softmax"], _softmax),
+    **dict.fromkeys(["softmax.int", "_softmax"], lambda op, x, dim, *_: op.node("Softmax", x, axis=dim % len(x.shape))),
     "batch_norm": _batch_norm,
-    **dict.fromkeys(["view", "flatten.using_ints", "unsqueeze", "squeeze.dim"], _view),
+    **dict.fromkeys(
+        ["view", "flatten.using_ints", "unsqueeze", "squeeze.dim"],
+        lambda op, x, *_: _reshape_value(op.graph, x, op.shape, op.used_once),
+    ),
     "permute": _permute,
     **dict.fromkeys(["transpose.int", "t"], _transpose),
     "expand": _expand,
@@ -452,7 +429,9 @@ WRITERS: Mapping[str, Writer] = {
     "cat": _concatenate,
     "constant_pad_nd": _pad,
     "zeros": lambda op, *_: Weight.full(0.0, op.shape),
-    **dict.fromkeys(["upsample_nearest1d", "upsample_nearest2d"], _nearest),
+    **dict.fromkeys(
+        ["upsample_nearest1d", "upsample_nearest2d"], lambda op, x, sizes, *scales: _resize(op, x, scales, **_NEAREST)
+    ),
     **dict.fromkeys(["upsample_nearest1d.vec", "upsample_nearest2d.vec"], _nearest_vec),
     "upsample_bilinear2d": _bilinear,
     "upsample_bilinear2d.vec": _bilinear_vec,

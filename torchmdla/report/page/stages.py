@@ -36,7 +36,7 @@ def stages_of(program: Program, kernels: Sequence[KernelCall]) -> list[Stage]:
         folder = Path(temporary)
         # After a failure (a memory or time limit, for example), the completed stages are shown.
         with contextlib.suppress(CompileError):
-            service.write_stages(program, folder)
+            service.default_service().write_stages(program, folder)
         read = ((name, read(folder), split) for name, read, split in _STAGES)
         return [Stage(name, *split(text, kernels)) for name, text, split in read if text]
 

@@ -81,10 +81,12 @@ class Copier:
         self.work = threads * floats * _FLOAT_BYTES * 2 * self._repeat
 
     def __call__(self) -> None:
-        _run_on_threads([partial(self._copy, *part) for part in self._parts])
-
-    def _copy(self, source: _Buffer, target: _Buffer) -> None:
-        self._function(self._floats, source.address, target.address, self._repeat)
+        _run_on_threads(
+            [
+                partial(self._function, self._floats, source.address, target.address, self._repeat)
+                for source, target in self._parts
+            ]
+        )
 
 
 class _Buffer:

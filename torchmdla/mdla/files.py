@@ -1,4 +1,4 @@
-"""Files of compiled programs of models."""
+"""Compiled programs of models in files: saved, and loaded onto the device."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torchmdla.devices.mdla.network import Network
 from torchmdla.devices.mdla.options import Options
-from torchmdla.devices.mdla.program_file import ProgramFile
-from torchmdla.mdla.arguments import arguments_of, options_with
-from torchmdla.mdla.calls import copy_of
+from torchmdla.devices.mdla.program_file import DamagedProgram, ProgramFile
+from torchmdla.mdla.calls import arguments_of, copy_of, options_with
+from torchmdla.mdla.costs import Report, report_of
 from torchmdla.mdla.measuring import Networks
 from torchmdla.mdla.recording import Call, recording
+from torchmdla.structures import parse_structure
+from torchmdla.support.files import atomic_write
 
 # Nodes that the graph of a saved program may have beside its group; they do not compute.
 _NO_WORK = frozenset({"prim::Constant", "prim::GetAttr", "prim::TupleConstruct", "prim::ListConstruct"})
@@ -45,7 +49,8 @@ def save(model: Any, inputs: Any, path: str | os.PathLike[str], **options: Any) 
         results, calls = recorder.calls_of(scripted, tensors)
         call = _only_call(scripted, tensors, calls)
         file = _file_of(call, tensors, results, networks.binary(call.group), chosen)
-    _write(Path(path), file.to_bytes())
+    with atomic_write(Path(path)) as temporary:
+        temporary.write_bytes(file.to_bytes())
 
 
 def _dense_copies(inputs: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -83,10 +88,78 @@ def _file_of(call: Call, inputs: Sequence[Tensor], results: Any, binary: bytes, 
     )
 
 
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+class LoadedProgram:
+    """Compiled program on the device.
+
+    Any thread may call it. Close it with :meth:`close`, or use it in a ``with`` statement.
+
+    Attributes:
+        input_shapes: shapes of the arguments.
+    """
+
+    def __init__(self, file: ProgramFile, options: Options) -> None:
+        self.input_shapes = file.inputs
+        self._file = file
+        self._structure = parse_structure(file.structure)
+        self._network = Network(file.binary, [file.inputs[place] for place in file.used], file.outputs, options)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Return the model's results, as float32 tensors in the model's own structure.
+
+        Args:
+            inputs: CPU tensors or arrays of :attr:`input_shapes`, float32 or convertible to it.
+
+        Raises:
+            ValueError: the number of inputs or their shapes are wrong.
+            DeviceError: the library reported an error.
+        """
+        arrays = [
+            np.asarray(input_.detach() if isinstance(input_, Tensor) else input_, dtype=np.float32) for input_ in inputs
+        ]
+        shapes = tuple(array.shape for array in arrays)
+        if shapes != self.input_shapes:
+            raise ValueError(f"inputs of shapes {list(self.input_shapes)} are needed, got {list(shapes)}")
+        outputs = self._network.run(*(arrays[place] for place in self._file.used))
+        return pytree.tree_unflatten(
+            [torch.from_numpy(outputs[place]) for place in self._file.results], self._structure
+        )
+
+    def report(self) -> Report:
+        """Return the same report as :func:`report`.
+
+        Raises:
+            DeviceError: the library does not report figures.
+        """
+        return Report(tuple(report_of(self._network)))
+
+    def close(self) -> None:
+        """Remove the program from the device; repeated calls have no effect."""
+        self._network.close()
+
+    def __enter__(self) -> LoadedProgram:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def load(path: str | os.PathLike[str], *, library: str | os.PathLike[str] | None = None) -> LoadedProgram:
+    """Load the program of a file that :func:`save` wrote onto the device.
+
+    Neither a PyTorch model nor ONNX is needed.
+
+    Args:
+        path: path of the file.
+        library: the library that runs the program, instead of the one in use.
+
+    Raises:
+        DamagedProgram: the file is not a program, has another version, or was altered. No part of it has run.
+        DeviceError: the library is not usable, or rejects the program.
+        OSError: the file cannot be read.
+    """
     try:
-        part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        file = ProgramFile.from_bytes(Path(path).read_bytes())
+    except DamagedProgram as error:
+        raise DamagedProgram(f"{path}: {error}") from None
+    used = options_with({"library": library}).library
+    return LoadedProgram(file, Options.of({**file.options, "library": used}))
