@@ -64,6 +64,17 @@ def elementwise_and_maximum(rows: int, width: int) -> TracedProgram:
     return TracedProgram(function, normal(rows, width), normal(width))
 
 
+def product(rows: int, columns: int, inner: int, transposed: bool = False) -> TracedProgram:
+    second = normal(columns, inner) if transposed else normal(inner, columns)
+    return TracedProgram(lambda x, w: x @ (w.t() if transposed else w), normal(rows, inner), second)
+
+
+CONVOLUTION_AND_STATISTICS = TracedProgram(
+    lambda x, w: torch.var_mean(functional.conv2d(x, w, padding=1), [0, 2, 3]),
+    *(normal(2, 16, 56, 56), normal(16, 16, 3, 3)),
+)
+
+
 LINEAR_WITH_EVERYTHING = TracedProgram(
     lambda x, w, c, r: torch.relu(functional.linear(x, w, c) + r),
     *(normal(24, 40), normal(56, 40), normal(56), normal(24, 56)),
@@ -84,6 +95,9 @@ LINEAR_WITH_EVERYTHING = TracedProgram(
         attention(2, 160, 32),
         attention(1, 400, 8),
         LINEAR_WITH_EVERYTHING,
+        product(67, 512, 512),
+        product(67, 512, 512, transposed=True),
+        CONVOLUTION_AND_STATISTICS,
     ],
 )
 @pytest.mark.parametrize("target", [host_target(), host_target("+avx2", "+fma"), host_target("")])
@@ -108,6 +122,26 @@ def test_attention_keeps_scores_in_the_chain() -> None:
     (chain,) = chains(attention(4, 160, 32).steps())
     assert len(chain.members) == 5  # scores, maximum, exponentials, their sums, results
     assert {b.kind for b in chain.writes} == {"result"}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_reads_panels_from_the_cache(transposed: bool) -> None:
+    """Check the copy of a factor to panels, and that few rows read it in place."""
+    target = host_target("+avx2", "+fma")
+    (chain,) = chains(product(64, 2048, 1024, transposed).steps(target))
+    copy, contraction = chain.members
+    assert is_copy(copy)
+    assert {b.kind for b in chain.writes} == {"result"}
+    assert {b.kind for b in contraction.reads} == {"input", "local"}
+    assert chains(product(2, 2048, 1024, transposed).steps(target)) == []
+
+
+def test_tiles_leave_the_vectors_of_products_whole() -> None:
+    """Check that channels in vector lanes stay together where statistics follow a convolution."""
+    nests = all_nests(CONVOLUTION_AND_STATISTICS.steps(host_target("+avx2", "+fma")))
+    (convolution,) = (nest for nest in nests if sum(nest.reduction) == 4)
+    flat = convolution.written_accesses[0].linearise(len(convolution.sizes)).factors
+    assert [size for size, factor in zip(convolution.sizes, flat, strict=True) if factor == 1] == [8]
 
 
 def test_queries_meet_transposed_keys() -> None:

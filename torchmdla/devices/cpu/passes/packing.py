@@ -9,13 +9,16 @@ first.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
+from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.layout import has_sliding_window, in_memory_order, lay_out
 from torchmdla.devices.cpu.passes.precompute import parameter_predicate, parameter_values
+from torchmdla.devices.cpu.schedule import estimate_cycles
 
 # Weights.
 
@@ -60,6 +63,20 @@ def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, p
     width = panel_width(step.sizes[column], lanes) if column >= 0 else 0
     if not width:
         return
+    producer = _to_panels(step, position, column, width)
+    (source,) = producer.inputs
+    flat = source.linearise(len(producer.sizes))
+    key = source.buffer, flat.constant, flat.factors, producer.sizes
+    if key in panels:
+        laid_out = step.inputs[position]
+        step.replace_load(laid_out, Access(panels[key].buffer, laid_out.indices))
+    else:
+        panels[key] = step.inputs[position]
+        steps.steps.insert(steps.steps.index(step), producer)
+
+
+def _to_panels(step: LoopNest, position: int, column: int, width: int) -> LoopNest:
+    """Make a product read input ``position`` from panels of ``width`` columns; return the step that fills them."""
     split_loop(step, column, (step.sizes[column] // width, width))
     lane, loops = column + 1, len(step.sizes)
     others = [a.linearise(loops) for k, a in enumerate(step.inputs) if k != position]
@@ -67,17 +84,7 @@ def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, p
     order += sorted(
         (d for d in range(loops) if step.reduction[d]), key=lambda d: -max(estimate(o.factors[d]) for o in others)
     )
-    order.append(lane)
-    source = step.inputs[position]
-    flat = source.linearise(loops)
-    key = source.buffer, flat.constant, tuple((step.sizes[d], flat.factors[d]) for d in order)
-    producer = lay_out(step, source, order)
-    if key in panels:
-        laid_out = step.inputs[position]
-        step.replace_load(laid_out, Access(panels[key].buffer, laid_out.indices))
-    else:
-        panels[key] = step.inputs[position]
-        steps.steps.insert(steps.steps.index(step), producer)
+    return lay_out(step, step.inputs[position], [*order, lane])
 
 
 def _column_loop(step: LoopNest, position: int) -> int:
@@ -141,15 +148,50 @@ def _streams(step: LoopNest, buffer: Buffer) -> bool:
 _FEWEST_ROWS_TO_TRANSPOSE = 8
 
 
-def pack_activations(steps: LoopProgram) -> None:
-    """Transpose the factor that a product's columns index, unless its layout is already by columns, in place."""
+def pack_activations(steps: LoopProgram, machine: Machine) -> None:
+    """Lay out the factor that a product's columns index, in place.
+
+    It is transposed, unless its layout is already by columns. It is copied to panels where that is faster by the cost
+    model.
+    """
+    panels: dict[object, Access] = {}
     for step in steps.nests():
-        position = _crosswise_factor(step)
+        crosswise, typical = _crosswise_factor(step), tuple(steps.typical)
+        in_place = replace(step)
+        copies = [] if crosswise is None else [_transpose(in_place, crosswise)]
+        position = _panel_factor(step, machine)
         if position is not None:
-            column = _column(step)
-            order = [d for d in range(len(step.sizes)) if not step.reduction[d] and d != column]
-            order += [d for d in range(len(step.sizes)) if step.reduction[d]] + [column]
-            steps.steps.insert(steps.steps.index(step), lay_out(step, step.inputs[position], order))
+            in_panels = replace(step)
+            width = panel_width(step.sizes[_column(step)], machine.vector_bytes // 4)
+            panel_copy = _to_panels(in_panels, position, _column(step), width)
+            if _cycles([panel_copy, in_panels], machine, typical) < _cycles([*copies, in_place], machine, typical):
+                _use_panels(steps, step, position, machine.vector_bytes // 4, panels)
+                continue
+        if crosswise is not None:
+            steps.steps.insert(steps.steps.index(step), _transpose(step, crosswise))
+
+
+def _cycles(nests: Sequence[LoopNest], machine: Machine, typical: tuple[int, ...]) -> float:
+    return sum(estimate_cycles(nest.kernel, machine, typical) for nest in nests)
+
+
+def _transpose(step: LoopNest, position: int) -> LoopNest:
+    """Make a product read input ``position`` by columns; return the step that transposes it."""
+    column = _column(step)
+    order = [d for d in range(len(step.sizes)) if not step.reduction[d] and d != column]
+    order += [d for d in range(len(step.sizes)) if step.reduction[d]] + [column]
+    return lay_out(step, step.inputs[position], order)
+
+
+def _panel_factor(step: LoopNest, machine: Machine) -> int | None:
+    """Return the position of the computed factor that may be copied to panels, or None."""
+    if not any(step.reduction) or not step.written_accesses or has_sliding_window(step) or len(step.inputs) != 2:
+        return None
+    column = _column(step)
+    if column < 0 or not panel_width(step.sizes[column], machine.vector_bytes // 4):
+        return None
+    candidates = (k for k, a in enumerate(step.inputs) if a.buffer.kind not in ("parameter", "packed"))
+    return next((k for k in candidates if _column_loop(step, k) == column), None)
 
 
 def _column(step: LoopNest) -> int:

@@ -105,7 +105,7 @@ REWRITES = (
     _rules("use-winograd"),
     _rules("use-strassen"),
     _plain(precompute_parameters),
-    _plain(pack_activations),
+    Pass("pack-activations", pack_activations),
     _plain(merge_equal),
     Pass("fuse-slices", fuse_slices),
     _plain(reroll_loops),

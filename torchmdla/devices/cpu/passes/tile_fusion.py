@@ -112,7 +112,7 @@ def _longest_chain(
 def _grow_chains(sequence: _Sequence, start: int) -> list[_Candidate]:
     """Return the chains that start with a step, each one member longer than the one before."""
     first = sequence.steps[start]
-    if not isinstance(first, LoopNest) or not _may_join(first) or is_copy(first):
+    if not isinstance(first, LoopNest) or not _may_join(first):
         return []
     chains = [_Candidate([first], [(loop,) for loop in _free_loops(first)], start + 1, is_contraction(first))]
     reads, writes = set(first.reads), set(first.writes)
@@ -123,12 +123,22 @@ def _grow_chains(sequence: _Sequence, start: int) -> list[_Candidate]:
             break
         step = sequence.steps[place]
         longer = chains[-1].with_member(step, place + 1) if isinstance(step, LoopNest) else None
-        if longer is None:
+        if longer is None or (is_copy(first) and not _reads_from_cache(sequence, chains, step, place)):
             break
         chains.append(longer)
         reads.update(step.reads)
         writes.update(step.writes)
     return chains[1:]
+
+
+def _reads_from_cache(sequence: _Sequence, chains: Sequence[_Candidate], step: Step, place: int) -> bool:
+    """Return whether ``step`` is a product that gains from reading a copy by tiles: it is in no other chain.
+
+    Nothing else gains from a copy in the same chain.
+    """
+    return (
+        len(chains) == 1 and isinstance(step, LoopNest) and is_contraction(step) and not _grow_chains(sequence, place)
+    )
 
 
 @dataclass
@@ -254,7 +264,7 @@ class _Candidate:
 
         order = self._outermost_first(costs)
         for axis in order:
-            innermost = axis == order[-1] and self._is_innermost(axis, costs)
+            innermost = (axis == order[-1] and self._is_innermost(axis, costs)) or self._is_column(axis)
             least = min(sizes[axis], _LEAST_INNERMOST) if innermost else 1
             # Bytes grow with the extent.
             most = bisect_left(range(least, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + least
@@ -285,6 +295,14 @@ class _Candidate:
             a.linearise(len(self.members[k].sizes)).factors[self.axes[axis][k]] == 1
             for k, a in accesses
             if costs.at(a.buffer.count) == largest
+        )
+
+    def _is_column(self, axis: int) -> bool:
+        """Return whether the axis walks the result of a product element by element, so that it has its vectors."""
+        return any(
+            is_contraction(member)
+            and any(a.linearise(len(member.sizes)).factors[loop] == 1 for a in member.written_accesses)
+            for member, loop in zip(self.members, self.axes[axis], strict=True)
         )
 
     def _bytes(self, buffer: Buffer, tile: Sequence[int], costs: _Costs) -> int:

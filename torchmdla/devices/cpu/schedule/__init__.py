@@ -18,7 +18,7 @@ from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch
+from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch, miss_cycles
 from torchmdla.devices.cpu.schedule.dataflow import varying_loops
 from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
 from torchmdla.devices.cpu.schedule.streams import streams
@@ -178,6 +178,19 @@ def choose_schedule(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = 
         cycles = elementwise_cycles(known, machine, vector, lanes)
         levels = tuple(Level(loop, tiles[loop]) for loop in _order_for_tlb(known, vector, order))
     return complete_schedule(ScheduleContext(nest, machine, typical, ahead), vector, lanes, tiles, levels, cycles)
+
+
+@lru_cache(maxsize=4096)
+def estimate_cycles(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> float:
+    """Return the cycles that ``nest`` takes by the cost model, with repeated cache misses."""
+    known, unknown = assume_typical(nest, typical)
+    vector, lanes = _choose_vector(known, machine, unknown)
+    reduction = reduction_order(known, vector)
+    if not reduction:
+        return max(elementwise_cycles(known, machine, vector, lanes), _bytes(known) * _BYTE_COST)
+    tiles, cycles = choose_tile(known, machine, vector, lanes, unknown)
+    levels = choose_levels(known, machine, parallel_order(known, vector, machine), reduction, tiles, cycles)
+    return cycles + miss_cycles(known, machine, levels)
 
 
 @dataclass(frozen=True)

@@ -88,12 +88,12 @@ def choose_levels(
     reduce, outermost first.
     """
     plain = tuple(Level(loop, tiles[loop]) for loop in order)
-    best, least = plain, _cost(nest, machine, plain)
+    best, least = plain, miss_cycles(nest, machine, plain)
     if least <= _HIDDEN * cycles:
         return best
     for candidates in (_orders(nest, plain), _blocked_orders(nest, plain, reduction, tiles)):
         for levels in candidates:
-            cost = _cost(nest, machine, levels)
+            cost = miss_cycles(nest, machine, levels)
             if cost < min(least - _GAIN * cycles, _BETTER * least):
                 best, least = levels, cost
         if least <= _HIDDEN * cycles:
@@ -112,7 +112,7 @@ def levels_by_cost(
     candidates = dict.fromkeys(
         [*_orders(nest, plain), *(_blocked_orders(nest, plain, reduction, tiles) if reduction else ())]
     )
-    return sorted(candidates, key=lambda levels: _cost(nest, machine, levels))
+    return sorted(candidates, key=lambda levels: miss_cycles(nest, machine, levels))
 
 
 def choose_prefetch(nest: AnyNest, known: KernelSpec, machine: Machine, levels: Sequence[Level]) -> Prefetch | None:
@@ -230,7 +230,7 @@ def _blocked_orders(
             tasks *= -(-nest.sizes[level.loop] // level.step)
 
 
-def _cost(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> float:
+def miss_cycles(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> float:
     """Return the cycles for repeated cache misses.
 
     The first read of each byte is not counted, since it comes from memory in any order.
