@@ -19,7 +19,7 @@ from torch_mlir import ir
 from torchmdla.aten import types
 from torchmdla.aten.builder import FunctionBuilder
 from torchmdla.aten.dialect import AtenError
-from torchmdla.aten.schemas import OpSchema, registry
+from torchmdla.aten.schemas import registry
 from torchmdla.errors import CompileError
 from torchmdla.importer.flatten import Flattening
 from torchmdla.importer.fx import read_fx
@@ -195,25 +195,16 @@ class _GraphRun(Flattening):
 _IMPLICIT = frozenset(("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"))
 
 
-def _schema(op: str) -> OpSchema:
-    """Return the schema of an op by its name with overload."""
-    if op not in registry():
-        raise CompileError("it is not an op of the aten dialect")
-    return registry()[op]
-
-
 def _literals(operand: object) -> object:
     """Return an operand with its literals in the dialect's form."""
     if isinstance(operand, ir.Value):
         return operand
-    return [_literals(item) for item in operand] if isinstance(operand, list | tuple) else _literal(operand)
-
-
-def _literal(value: object) -> object:
+    if isinstance(operand, list | tuple):
+        return [_literals(item) for item in operand]
     for kind, written in _LITERALS.items():
-        if isinstance(value, kind):
-            return written(value)
-    raise CompileError(f"{type(value).__name__} cannot be expressed in the aten dialect")
+        if isinstance(operand, kind):
+            return written(operand)
+    raise CompileError(f"{type(operand).__name__} cannot be expressed in the aten dialect")
 
 
 # Functions that convert a value to the dialect's literal, by the type of the value.
@@ -300,9 +291,11 @@ class _DialectWriter(Values):
     ) -> list[object]:
         if op == "prim::NumToTensor.Scalar":
             schema, operands = schema_of("aten::scalar_tensor"), [*operands, None, None, None, None]
-        known = _schema(qualified_name(schema) if schema else _SIZE_ARITHMETIC.get(op, op))
+        name = qualified_name(schema) if schema else _SIZE_ARITHMETIC.get(op, op)
+        if name not in registry():
+            raise CompileError("it is not an op of the aten dialect")
         arguments = [_literals(operand) for operand in operands]
-        values = self._builder.call(known, arguments, [_type(meta) for meta in metas], self._source)
+        values = self._builder.call(registry()[name], arguments, [_type(meta) for meta in metas], self._source)
         return [
             self._builder.unpack(value) if isinstance(meta, list | tuple) else value
             for value, meta in zip(values, metas, strict=True)
