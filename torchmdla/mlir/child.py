@@ -27,7 +27,9 @@ def main() -> None:
     request = json.load(sys.stdin)
     sys.path = request.pop("path")
     _install_bare_package(request.pop("package"))
-    _limit_memory(request.pop("memory"))
+    from torchmdla.support.limits import limit_memory
+
+    limit_memory(request.pop("memory"))
     reply = request.pop("reply")
     answer = json.dumps(_answer(request.pop("job"), request))
     Path(reply).write_text(answer)
@@ -42,12 +44,6 @@ def _install_bare_package(path: list[str]) -> None:
     package = types.ModuleType("torchmdla.mlir")
     package.__path__ = [str(Path(__file__).resolve().parent)]
     sys.modules["torchmdla.mlir"] = package
-
-
-def _limit_memory(limit: int) -> None:
-    from torchmdla.support.limits import limit_memory
-
-    limit_memory(limit)
 
 
 def _answer(job: str, arguments: dict[str, Any]) -> dict[str, str]:

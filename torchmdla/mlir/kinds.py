@@ -88,14 +88,14 @@ def _scripted(x: Any, inputs: Inputs) -> TorchFunction:
 
 
 def _graph(x: torch._C.Graph, inputs: Inputs) -> TorchFunction:
-    from torchmdla.mlir import control_flow, scripted
+    from torchmdla.mlir import scripted
 
     if inputs.dynamic_shapes is not None:
         raise TypeError("sizes of a torch._C.Graph cannot vary; give get_mlir the scripted program")
     try:
         return scripted.function_of_graph(x, inputs.values)
     except scripted.DependsOnData:
-        return control_flow.function_with_control_flow(x, inputs.values)
+        return scripted.function_with_control_flow(x, inputs.values)
 
 
 def _fx(x: torch.fx.GraphModule, inputs: Inputs) -> TorchFunction:

@@ -12,9 +12,8 @@ from torchmdla import _C
 from torchmdla.importer.function import FunctionWriter
 from torchmdla.importer.graph import read_graph, types_of
 from torchmdla.mlir.context import new_context
-from torchmdla.mlir.function import FunctionArgument, TorchFunction, parse
+from torchmdla.mlir.function import FunctionArgument, TorchFunction, fill_resources, parse
 from torchmdla.mlir.kinds import Kind, register_kind
-from torchmdla.mlir.resources import fill_resources
 from torchmdla.mlir.specs import Inputs
 
 
