@@ -36,14 +36,10 @@ def main() -> None:
 
 
 def _install_bare_package(path: list[str]) -> None:
-    """Make ``torchmdla.*`` importable without the API in ``torchmdla/__init__.py``, which loads torch."""
-    package = types.ModuleType("torchmdla")
-    package.__path__ = path
-    sys.modules["torchmdla"] = package
-    # The API of this file's package also loads torch.
-    package = types.ModuleType("torchmdla.mlir")
-    package.__path__ = [str(Path(__file__).resolve().parent)]
-    sys.modules["torchmdla.mlir"] = package
+    """Make ``torchmdla.*`` importable without the APIs in both ``__init__.py``, which load torch."""
+    for name, folders in {"torchmdla": path, "torchmdla.mlir": [str(Path(__file__).resolve().parent)]}.items():
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = folders
 
 
 def _answer(job: str, arguments: dict[str, Any]) -> dict[str, str]:

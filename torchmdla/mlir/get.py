@@ -14,8 +14,7 @@ from torchmdla.compiler.mlir import located_text
 from torchmdla.compiler.program import Argument, Program, Result
 from torchmdla.errors import CompileError, unknown_name
 from torchmdla.mlir.function import TorchFunction, parse, separate_results, tensor_type_of, with_literals
-from torchmdla.mlir.kinds import kind_of, register_kind
-from torchmdla.mlir.lazy import kind_of_device, refuse_inputs, results_of
+from torchmdla.mlir.kinds import kind_of, kind_of_device, refuse_inputs, register_kind, results_of
 from torchmdla.mlir.process import run_job
 from torchmdla.mlir.specs import read_inputs
 
