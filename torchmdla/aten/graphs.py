@@ -184,15 +184,8 @@ class _GraphRun(Flattening):
         self.record[value.debugName()] = known
         return value
 
-    def node(self, node: Any) -> None:
-        if node.kind() in _IMPLICIT:  # Tracing turned a number into a tensor.
-            (tensor,) = self.values(node.inputs())
-            self.define(node.outputs(), [tensor.item()])
-        else:
-            super().node(node)
-
-
-_IMPLICIT = frozenset(("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"))
+    def number(self, value: Any) -> Any:
+        return value.item()
 
 
 def _literals(operand: object) -> object:

@@ -65,6 +65,10 @@ class Run:
         """Return the content of ``prim::Constant``."""
         return value
 
+    def number(self, value: Any) -> Any:
+        """Return the number where a traced program converts ``value``. It may stay a constant tensor."""
+        return value
+
     def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
         """Return the result of an op of PyTorch's registry. ``arguments`` are in the order of ``schema``."""
         return call_in_order(overload_of(qualified_name(schema)), schema, arguments)
@@ -103,9 +107,14 @@ class Run:
         return list(result) if len(schema.returns) > 1 else [result]
 
 
+class _EagerRun(Run):
+    def number(self, value: Any) -> Any:
+        return value.item()
+
+
 def run_and_record(graph: torch._C.Graph, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, object]]:
     """Run a graph. Return its outputs, and the record of every value that was computed."""
-    run = Run()
+    run = _EagerRun()
     run.run(graph, inputs)
     return run.values(graph.outputs()), {name: record_value(value) for name, value in run.seen.items()}
 
@@ -162,7 +171,6 @@ _VALUE_OPS: Mapping[str, Callable[..., Any]] = {
     "aten::numel": lambda tensor: tensor.numel(),
     "prim::min.int": torch.sym_min,
     "prim::max.int": torch.sym_max,
-    **{f"aten::{kind}Implicit": lambda value: value for kind in ("Scalar", "Int", "Float")},
 }
 
 # Conversions that may change nothing, with the position of the dtype among their arguments.
@@ -274,6 +282,10 @@ _STRUCTURE: Mapping[str, Callable[[Run, Any], Sequence[Any]]] = {
     "prim::Uninitialized": lambda run, node: [None],
     "prim::unchecked_cast": lambda run, node: run.values(node.inputs()),
     "prim::NumToTensor": _number_tensor,
+    **{
+        f"aten::{kind}Implicit": lambda run, node: [run.number(run.values(node.inputs())[0])]
+        for kind in ("Scalar", "Int", "Float")
+    },
     "prim::ConstantChunk": _chunk,
     "prim::If": _if,
     "prim::Loop": _loop,
