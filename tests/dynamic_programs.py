@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from executing import Loaded
-from recording import run_and_record
 from torch import Tensor, nn
 
 from torchmdla import devices
 from torchmdla.compiler.program import Program, Sample
 from torchmdla.importer import ImportedGraph, import_graph
+from torchmdla.importer.interpreter import run_and_record
 
 # Sizes of the samples: different primes, for one symbol after the other.
 PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)

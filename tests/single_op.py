@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators of `quantized_decomposed`
-from recording import dtype_number, run_and_record
+
+from torchmdla.importer.interpreter import run_and_record
+from torchmdla.importer.types import dtype_number
 
 _ELEMENTS = {
     "IntType": "int",

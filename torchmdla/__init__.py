@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchmdla import ray as ray
     from torchmdla.explaining import explain
     from torchmdla.importer.tensor_spec import TensorSpec
-    from torchmdla.importer.torchscript.annotations import Annotations
+    from torchmdla.importer.torchscript.module import Annotations
     from torchmdla.mlir import get_mlir
     from torchmdla.mlir.module_builder import ModuleBuilder
     from torchmdla.packages import PackageInfo, load, require_signatures, save
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Imported on first use: these modules load MLIR into the process, or only humans use them.
 _LAZY = {
-    "Annotations": "torchmdla.importer.torchscript.annotations",
+    "Annotations": "torchmdla.importer.torchscript.module",
     "ModuleBuilder": "torchmdla.mlir.module_builder",
     "ModelInfo": "torchmdla.packages.native_file",
     "PackageInfo": "torchmdla.packages",

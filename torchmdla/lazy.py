@@ -51,7 +51,7 @@ class Computation:
         Raises:
             CompileError: the dialect cannot express a part of the graph.
         """
-        from torchmdla.mlir.lazy import module_of_graph
+        from torchmdla.mlir.kinds import module_of_graph
 
         module = module_of_graph(self.graph)  # owns the function
         return str(module.body.operations[0])

@@ -8,7 +8,6 @@ import pytest
 import torch
 from dynamic_programs import Traced
 from executing import FailedCallError, Loaded
-from recording import run_and_record
 from torch import nn
 
 from torchmdla import devices
@@ -21,6 +20,7 @@ from torchmdla.devices.cpu.expressions import load
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.errors import CompileError
+from torchmdla.importer.interpreter import run_and_record
 
 N = Size.symbol(0)
 M = Size.symbol(1)

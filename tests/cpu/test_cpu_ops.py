@@ -13,7 +13,6 @@ import pytest
 import torch
 from child_process import run_python
 from executing import FailedCallError, execute
-from recording import run_and_record
 from single_op import Call, graph_of, graph_of_calls, schemas
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -21,6 +20,7 @@ import torchmdla
 from torchmdla.devices.cpu.ops import OPS, QUANTISED_TENSORS
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
+from torchmdla.importer.interpreter import run_and_record
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import INTS, SAMPLES, X, Y
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from executing import argument_of
 from fuzz import passes
-from recording import run_and_record
 from single_op import graph_of
 from test_cpu_ops import COMPUTING
 from test_verifier import change_nest
@@ -30,6 +29,7 @@ from torchmdla.devices.cpu.reference import validation
 from torchmdla.devices.cpu.reference.interpreter import CallArguments, InvalidProgram, run
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
+from torchmdla.importer.interpreter import run_and_record
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import SAMPLES
 

@@ -27,7 +27,6 @@ from unittest import mock
 import hypothesis
 import torch
 from hypothesis import strategies as st
-from recording import run_and_record
 from torch_mlir import ir
 
 from fuzz import families
@@ -40,6 +39,7 @@ from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.reference import validation
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
+from torchmdla.importer.interpreter import run_and_record
 
 # Features of a processor, without those of the algorithms of products.
 FEATURES = ("", "+avx2,+fma", "+avx512f,+fma", "+avx512f,+fma,+avx512bf16,+avx512vnni")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from graphs import unfrozen_graph
-from recording import run_and_record
 from torch import Tensor, nn
 
 import torchmdla
 from torchmdla.importer import ImportedGraph, builder, import_graph
+from torchmdla.importer.interpreter import run_and_record
 from torchmdla.testing.compare import assert_matches
 
 CHANNELS = 16

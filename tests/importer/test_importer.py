@@ -9,13 +9,13 @@ import pytest
 import torch
 from executing import execute
 from graphs import unfrozen_graph
-from recording import run_and_record
 from torch import Tensor, nn
 
 import torchmdla
 from torchmdla.errors import CompileError
 from torchmdla.importer import TensorMeta, import_graph, with_location
 from torchmdla.importer.emitter import quote
+from torchmdla.importer.interpreter import run_and_record
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.importer.sources import source_in_ranges
 from torchmdla.testing.compare import assert_matches

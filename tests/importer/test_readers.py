@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from recording import run_and_record
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch_mlir import ir
@@ -18,6 +17,7 @@ from torchmdla.importer import import_graph
 from torchmdla.importer.function import FunctionWriter
 from torchmdla.importer.fx import import_fx, read_fx
 from torchmdla.importer.graph import read_graph, types_of
+from torchmdla.importer.interpreter import run_and_record
 from torchmdla.importer.types import record_value
 
 SCRIPT = """

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from graphs import kinds
-from recording import run_and_record
 from torch import Tensor, nn
 
 import torchmdla
@@ -20,6 +19,7 @@ from torchmdla.compiler.program import Program
 from torchmdla.devices.mdla import MdlaDevice
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.importer import ImportedGraph, ImportOptions, import_graph
+from torchmdla.importer.interpreter import run_and_record
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from aten_modules import ops_of, ops_of_function
 from graphs import groups_of
-from recording import run_and_record
 from single_op import graph_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -18,6 +17,7 @@ import torchmdla
 from torchmdla import aten
 from torchmdla.aten import schemas
 from torchmdla.importer import import_graph
+from torchmdla.importer.interpreter import run_and_record
 from torchmdla.testing.op_samples import SAMPLES
 
 # From the Torch dialect

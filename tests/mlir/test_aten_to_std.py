@@ -9,13 +9,13 @@ import pytest
 import torch
 from aten_modules import ops_of, ops_of_function, parsed
 from aten_runtime import execute
-from recording import run_and_record
 from single_op import graph_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch_mlir import ir
 
 from torchmdla import aten
+from torchmdla.importer.interpreter import run_and_record
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import SAMPLES
 

@@ -276,7 +276,7 @@ def test_passes_of_the_aten_dialect(monkeypatch: pytest.MonkeyPatch, capfd: Any)
         ("sums.mlir", ["--pipeline", "func.func(cse"], "not a pass pipeline\n"),
         ("text.pt", ["--pipeline", "cse"], "holds no valid module: "),
         ("sums.mlir", ["--pipeline", "torch-backend-to-tosa-backend-pipeline,test-nothing"], "not a pass pipeline\n"),
-        ("sums.mlir", ["--pipeline", "cse", "--print-after", "nonsense"], "unknown pass 'nonsense' (choose from cse)\n"),
+        ("sums.mlir", ["--pipeline", "cse", "--print-after", "nonsense"], "unknown pass 'nonsense' (choose from cse)"),
         ("script.pt", ["--pipeline", "cse"], "is not text: opt reads MLIR"),
         ("missing", ["--pipeline", "cse"], "No such file or directory"),
         ("sums.mlir", ["--pipeline", "cse", "--print-after", "cse", "-o", "/nowhere/x"], "No such file or directory"),

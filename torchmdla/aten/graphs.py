@@ -178,10 +178,5 @@ class _GraphRun(Flattening):
         self.record[value.debugName()] = known
         return value
 
-    def node(self, node: Any) -> None:
-        # Tracing turned a number into a tensor.
-        if node.kind() in ("aten::ScalarImplicit", "aten::IntImplicit", "aten::FloatImplicit"):
-            (tensor,) = self.values(node.inputs())
-            self.define(node.outputs(), [tensor.item()])
-        else:
-            super().node(node)
+    def number(self, value: Any) -> Any:
+        return value.item()

@@ -88,10 +88,5 @@ class _SymbolicInterpreter(Run):
         super().__init__()
         self._run = run
 
-    @property
-    def seen(self) -> Mapping[str, Any]:
-        """Return every value by its debugName."""
-        return self._seen
-
     def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
         return self._run.call(schema, arguments)

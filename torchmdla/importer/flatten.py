@@ -36,7 +36,9 @@ class Flattening(Run):
 
     def bind(self, result: Any, value: torch._C.Value) -> None:
         """Record that ``value`` of ``graph`` represents ``result``."""
-        self.record[value.debugName()] = tree_map_only(torch.Tensor, _type_of, result)
+        self.record[value.debugName()] = tree_map_only(
+            torch.Tensor, lambda tensor: TensorMeta(tensor.dtype, tuple(tensor.shape), ()), result
+        )
         if isinstance(result, torch.Tensor):
             self._made[id(result)] = value
             self._held.append(result)
@@ -84,7 +86,3 @@ class Flattening(Run):
         self.graph.insertNode(construct)
         construct.output().setType(type_)
         return construct.output()
-
-
-def _type_of(tensor: torch.Tensor) -> TensorMeta:
-    return TensorMeta(tensor.dtype, tuple(tensor.shape), ())

@@ -17,14 +17,17 @@ from torchmdla.importer.graph import name_of, schema_of_node
 from torchmdla.importer.schemas import call_in_order, overload_of
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.trace import qualified_name
-from torchmdla.importer.types import dtype_number
+from torchmdla.importer.types import dtype_number, record_value
 
 
 class Run:
-    """Run of a graph, node by node. Subclasses receive every op that has tensors among its results."""
+    """Run of a graph, node by node. Subclasses receive every op that has tensors among its results.
+
+    ``seen`` has the result of every value that was computed, by debugName.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[str, Any] = {}
+        self.seen: dict[str, Any] = {}
 
     def run(self, graph: torch._C.Graph, inputs: Sequence[Any]) -> Any:
         self.define(graph.inputs(), inputs)
@@ -47,12 +50,12 @@ class Run:
 
     def values(self, values: Iterable[Any]) -> list[Any]:
         """Return the results of values of the graph."""
-        return [self._seen[value.debugName()] for value in values]
+        return [self.seen[value.debugName()] for value in values]
 
     def define(self, values: Iterable[Any], results: Sequence[Any]) -> None:
         """Set the results of values of the graph."""
         for value, result in zip(values, results, strict=True):
-            self._seen[value.debugName()] = result
+            self.seen[value.debugName()] = result
 
     def attribute(self, owner: Any, name: str) -> Any:
         """Return the attribute that ``prim::GetAttr`` reads."""
@@ -60,6 +63,10 @@ class Run:
 
     def constant(self, value: Any) -> Any:
         """Return the content of ``prim::Constant``."""
+        return value
+
+    def number(self, value: Any) -> Any:
+        """Return the number where a traced program converts ``value``. It may stay a constant tensor."""
         return value
 
     def call(self, schema: Any, arguments: Sequence[Any]) -> Any:
@@ -100,6 +107,18 @@ class Run:
         return list(result) if len(schema.returns) > 1 else [result]
 
 
+class _EagerRun(Run):
+    def number(self, value: Any) -> Any:
+        return value.item()
+
+
+def run_and_record(graph: torch._C.Graph, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, object]]:
+    """Run a graph. Return its outputs, and the record of every value that was computed."""
+    run = _EagerRun()
+    run.run(graph, inputs)
+    return run.values(graph.outputs()), {name: record_value(value) for name, value in run.seen.items()}
+
+
 def _keeps_integer(name: str, arguments: Sequence[Any]) -> bool:
     """Return whether an op on the tensor that tracing makes from a size keeps the number."""
     if name not in _SAME_NUMBER:
@@ -131,16 +150,9 @@ def input_name(value: torch._C.Value) -> str:
 _VALUE_OPS: Mapping[str, Callable[..., Any]] = {
     "aten::__is__": operator.is_,
     "aten::__isnot__": operator.is_not,
-    "aten::__getitem__.t": operator.getitem,
-    "aten::__getitem__.str": operator.getitem,
-    "aten::__getitem__.Dict_str": operator.getitem,
-    "aten::__getitem__.Dict_int": operator.getitem,
-    "aten::__contains__.str": operator.contains,
-    "aten::__contains__.int_list": operator.contains,
-    "aten::__contains__.str_list": operator.contains,
-    "aten::len.t": len,
-    "aten::len.Dict_str": len,
-    "aten::len.str": len,
+    **{f"aten::__getitem__.{name}": operator.getitem for name in ("t", "str", "Dict_str", "Dict_int")},
+    **{f"aten::__contains__.{name}": operator.contains for name in ("str", "int_list", "str_list")},
+    **{f"aten::len.{name}": len for name in ("t", "Dict_str", "str", "Tensor")},
     "aten::list.t": list,
     "aten::keys.str": lambda values: list(values.keys()),
     "aten::values.str": lambda values: list(values.values()),
@@ -157,12 +169,8 @@ _VALUE_OPS: Mapping[str, Callable[..., Any]] = {
     "aten::size.int": lambda tensor, dim: tensor.shape[dim],
     "aten::dim": lambda tensor: tensor.dim(),
     "aten::numel": lambda tensor: tensor.numel(),
-    "aten::len.Tensor": len,
     "prim::min.int": torch.sym_min,
     "prim::max.int": torch.sym_max,
-    "aten::ScalarImplicit": lambda value: value,
-    "aten::IntImplicit": lambda value: value,
-    "aten::FloatImplicit": lambda value: value,
 }
 
 # Conversions that may change nothing, with the position of the dtype among their arguments.
@@ -274,6 +282,10 @@ _STRUCTURE: Mapping[str, Callable[[Run, Any], Sequence[Any]]] = {
     "prim::Uninitialized": lambda run, node: [None],
     "prim::unchecked_cast": lambda run, node: run.values(node.inputs()),
     "prim::NumToTensor": _number_tensor,
+    **{
+        f"aten::{kind}Implicit": lambda run, node: [run.number(run.values(node.inputs())[0])]
+        for kind in ("Scalar", "Int", "Float")
+    },
     "prim::ConstantChunk": _chunk,
     "prim::If": _if,
     "prim::Loop": _loop,

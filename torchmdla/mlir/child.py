@@ -27,27 +27,19 @@ def main() -> None:
     request = json.load(sys.stdin)
     sys.path = request.pop("path")
     _install_bare_package(request.pop("package"))
-    _limit_memory(request.pop("memory"))
+    from torchmdla.support.limits import limit_memory
+
+    limit_memory(request.pop("memory"))
     reply = request.pop("reply")
     answer = json.dumps(_answer(request.pop("job"), request))
     Path(reply).write_text(answer)
 
 
 def _install_bare_package(path: list[str]) -> None:
-    """Make ``torchmdla.*`` importable without the API in ``torchmdla/__init__.py``, which loads torch."""
-    package = types.ModuleType("torchmdla")
-    package.__path__ = path
-    sys.modules["torchmdla"] = package
-    # The API of this file's package also loads torch.
-    package = types.ModuleType("torchmdla.mlir")
-    package.__path__ = [str(Path(__file__).resolve().parent)]
-    sys.modules["torchmdla.mlir"] = package
-
-
-def _limit_memory(limit: int) -> None:
-    from torchmdla.support.limits import limit_memory
-
-    limit_memory(limit)
+    """Make ``torchmdla.*`` importable without the APIs in both ``__init__.py``, which load torch."""
+    for name, folders in {"torchmdla": path, "torchmdla.mlir": [str(Path(__file__).resolve().parent)]}.items():
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = folders
 
 
 def _answer(job: str, arguments: dict[str, Any]) -> dict[str, str]:

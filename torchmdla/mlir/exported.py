@@ -95,18 +95,15 @@ def function_of_fx(module: fx.GraphModule) -> TorchFunction:
 def is_flat(module: fx.GraphModule) -> bool:
     """Return whether a graph consists of ATen calls and has an example of each value."""
     return all(
-        node.op == "output"
-        or (
-            node.op in ("placeholder", "get_attr", "call_function")
-            and (node.op != "call_function" or _is_supported(node.target))
-            and (node.op == "get_attr" or "val" in node.meta)
-        )
+        node.op in ("output", "get_attr")
+        or ((node.op == "placeholder" or _is_supported_call(node)) and "val" in node.meta)
         for node in module.graph.nodes
     )
 
 
-def _is_supported(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) or getattr(target, "__module__", "") in ("_operator", "math")
+def _is_supported_call(node: fx.Node) -> bool:
+    is_op = isinstance(node.target, torch._ops.OpOverload)
+    return node.op == "call_function" and (is_op or getattr(node.target, "__module__", "") in ("_operator", "math"))
 
 
 def _copy_graph(module: fx.GraphModule) -> fx.Graph:
@@ -152,7 +149,11 @@ def _import_static(module: fx.GraphModule, arguments: Sequence[FunctionArgument]
     normalise(graph)
     graph.eliminate_dead_code()
     (results,) = graph.output_node().args
-    record = {node.name: _meta_value(node) for node in graph.nodes if node.op != "output"}
+    record = {
+        node.name: record_value(attribute(node) if node.op == "get_attr" else node.meta["val"])
+        for node in graph.nodes
+        if node.op != "output"
+    }
     placeholders = graph.find_nodes(op="placeholder")
     for node in [*placeholders, *results]:  # type: ignore[union-attr, misc]
         record[node.name] = contiguous(record[node.name])  # type: ignore[union-attr]
@@ -186,10 +187,6 @@ def _import_dynamic(module: fx.GraphModule, arguments: Sequence[FunctionArgument
     for value, argument in zip(block.arguments, arguments, strict=True):
         value.set_location(ir.Location.name(argument.name, context=context))
     return TorchFunction(importer.module, tuple(arguments), is_typed=False)
-
-
-def _meta_value(node: fx.Node) -> object:
-    return record_value(attribute(node) if node.op == "get_attr" else node.meta["val"])
 
 
 def _has_dynamic_sizes(graph: fx.Graph) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch_mlir import ir
 
-from torchmdla.compiler.mlir import convert_errors
+from torchmdla.compiler.mlir import convert_errors, forward_of, ops_named
 from torchmdla.compiler.program import Role
 from torchmdla.errors import CompileError
 from torchmdla.importer import Binding, ImportedGraph, TensorMeta, dtype_name
@@ -47,7 +47,7 @@ class TorchFunction:
     @property
     def operation(self) -> Any:
         """Return the function's operation."""
-        return ir.SymbolTable(self.module.operation)["forward"]
+        return forward_of(self.module)
 
     @property
     def signature(self) -> ir.FunctionType:
@@ -115,7 +115,9 @@ def with_literals(function: TorchFunction) -> TorchFunction:
                 literal = _literal(argument.weight, block.arguments[index].type, start)
             block.arguments[index].replace_all_uses_with(literal)
             block.erase_argument(index)
-            _drop_attributes(operation, index)
+            if "arg_attrs" in operation.attributes:
+                remaining = [attributes for i, attributes in enumerate(operation.attributes["arg_attrs"]) if i != index]
+                operation.attributes["arg_attrs"] = ir.ArrayAttr.get(remaining, operation.context)
     _return(operation, list(block.operations[len(block.operations) - 1].operands))
     return replace(function, arguments=tuple(argument for argument in function.arguments if argument.weight is None))
 
@@ -161,6 +163,19 @@ def parse(text: str) -> ir.Module:
         return ir.Module.parse(text)
 
 
+def fill_resources(module: ir.Module, resources: Mapping[str, torch.Tensor], prefix: str) -> None:
+    """Set the contents of the module's resources, under names that no other function of the module uses."""
+    with module.context:
+        for operation in ops_named(module.operation, _LITERALS) if resources else ():
+            if match := _RESOURCE.match(str(operation.attributes["value"])):
+                data = resources[match["name"]].contiguous().view(torch.uint8).numpy()
+                operation.attributes["value"] = ir.DenseResourceElementsAttr.get_from_buffer(
+                    data, f"{prefix}.{match['name']}", ir.Type.parse(match["type"])
+                )
+
+
+_LITERALS = ("torch.vtensor.literal", "torch.tensor.literal")
+_RESOURCE = re.compile(r"dense_resource<(?P<name>\w+)> : (?P<type>.*)")
 _TENSOR = re.compile(r"!torch\.vtensor<\[(?P<sizes>[\d?,]*)\],(?P<element>.+)>")
 
 # Formats of an op's location in the importer's text, and of a location in the user's program.
@@ -213,10 +228,3 @@ def _literal(tensor: torch.Tensor, type_: ir.Type, at: ir.InsertionPoint) -> Any
         return literal.results[0]
     with at:
         return ir.Operation.create("torch.copy.to_tensor", results=[type_], operands=[literal.results[0]]).result
-
-
-def _drop_attributes(function: Any, index: int) -> None:
-    """Remove the attributes of the erased argument ``index``."""
-    if "arg_attrs" in function.attributes:
-        remaining = [attributes for i, attributes in enumerate(function.attributes["arg_attrs"]) if i != index]
-        function.attributes["arg_attrs"] = ir.ArrayAttr.get(remaining, function.operation.context)

@@ -10,11 +10,11 @@ from torch_mlir import ir
 
 from torchmdla import _C, aten, devices
 from torchmdla.compile_service.versions import producers
+from torchmdla.compiler.mlir import located_text
 from torchmdla.compiler.program import Argument, Program, Result
 from torchmdla.errors import CompileError, unknown_name
 from torchmdla.mlir.function import TorchFunction, parse, separate_results, tensor_type_of, with_literals
-from torchmdla.mlir.kinds import kind_of, register_kind
-from torchmdla.mlir.lazy import kind_of_device, refuse_inputs, results_of
+from torchmdla.mlir.kinds import kind_of, kind_of_device, refuse_inputs, register_kind, results_of
 from torchmdla.mlir.process import run_job
 from torchmdla.mlir.specs import read_inputs
 
@@ -93,17 +93,9 @@ def get_mlir(
     return _OUTPUTS[output](function, output)
 
 
-def _torch(function: TorchFunction, output: str) -> ir.Module:
-    return function.module
-
-
 def _lower(function: TorchFunction, output: str) -> ir.Module:
-    text = function.module.operation.get_asm(enable_debug_info=True)
+    text = located_text(function.module)
     return parse(run_job("lower", f"lowering to {output}", text=text, output=output, is_typed=function.is_typed))
-
-
-def _generate(function: TorchFunction, output: str) -> ir.Module:
-    return parse(run_job("generate", "generating code", program=_cpu_program(function).to_json()))
 
 
 def _pending_graph(x: Tensor | Sequence[Tensor], canonical: bool) -> ir.Module:
@@ -133,11 +125,11 @@ def get_loops(x: Any, *inputs: Any) -> str:
     See ``docs/debugging.md``. Arguments and errors are those of :func:`get_mlir`; sizes do not vary.
     """
     function = kind_of(x).capture(x, read_inputs(inputs, None))
-    return run_job("loops", "reading loops", program=_cpu_program(function).to_json())
+    return _run_cpu_job("loops", "reading loops", function)
 
 
-def _cpu_program(function: TorchFunction) -> Program:
-    """Return the cpu device's input."""
+def _run_cpu_job(job: str, doing: str, function: TorchFunction) -> str:
+    """Run a job on the cpu device's input and return its text."""
     # Each result of the device is a separate buffer.
     separate_results(function)
     types = function.signature
@@ -146,9 +138,10 @@ def _cpu_program(function: TorchFunction) -> Program:
         for argument, type_ in zip(function.arguments, types.inputs, strict=True)
     )
     results = tuple(Result(*_dtype_and_shape(type_, "a result")) for type_ in types.results)
-    text = function.module.operation.get_asm(enable_debug_info=True)
     device = devices.get("cpu")
-    return Program(text, arguments, results, device.target(), versions=producers(device))
+    text = located_text(function.module)
+    program = Program(text, arguments, results, device.target(), versions=producers(device))
+    return run_job(job, doing, program=program.to_json())
 
 
 def _aten(function: TorchFunction, output: str) -> ir.Module:
@@ -166,11 +159,11 @@ def _aten(function: TorchFunction, output: str) -> ir.Module:
 
 
 _OUTPUTS: Mapping[str, Callable[[TorchFunction, str], ir.Module]] = {
-    "torch": _torch,
+    "torch": lambda function, output: function.module,
     "linalg": _lower,
     "tosa": _lower,
     "stablehlo": _lower,
-    "llvm": _generate,
+    "llvm": lambda function, output: parse(_run_cpu_job("generate", "generating code", function)),
     "aten": _aten,
 }
 

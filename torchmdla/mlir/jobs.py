@@ -12,7 +12,7 @@ from torch_mlir import ir
 from torch_mlir.passmanager import PassManager
 
 from torchmdla.compiler import constants
-from torchmdla.compiler.mlir import convert_errors, run
+from torchmdla.compiler.mlir import convert_errors, located_text, run
 from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
 from torchmdla.mlir.context import first_error, new_context
@@ -42,7 +42,7 @@ def lower(text: str, output: str, is_typed: bool) -> str:
             run(module, _TYPED if is_typed else _INFER_TYPES)
             run(module, _PIPELINES[output])
         constants.restore(module, hidden)
-        return _print_module(module)
+        return located_text(module)
 
 
 def generate(program: str) -> str:
@@ -54,7 +54,7 @@ def generate(program: str) -> str:
     from torchmdla.devices.cpu.lowering import generated_module
 
     with new_context(), ir.Location.unknown():
-        return _print_module(generated_module(Program.from_json(program)))
+        return located_text(generated_module(Program.from_json(program)))
 
 
 def loops(program: str) -> str:
@@ -175,7 +175,3 @@ JOBS: Mapping[str, Callable[..., str]] = {
     "opt": optimise,
     "opt-loops": optimise_loops,
 }
-
-
-def _print_module(module: ir.Module) -> str:
-    return str(module.operation.get_asm(enable_debug_info=True))

@@ -5,15 +5,21 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch_mlir import ir
 
+from torchmdla import _C
 from torchmdla.capture.function_module import FunctionModule
 from torchmdla.errors import CompileError
-from torchmdla.mlir.function import TorchFunction
+from torchmdla.importer.function import FunctionWriter
+from torchmdla.importer.graph import read_graph, types_of
+from torchmdla.mlir.context import new_context
+from torchmdla.mlir.function import FunctionArgument, TorchFunction, fill_resources, parse
 from torchmdla.mlir.specs import Inputs
 
 
@@ -88,14 +94,14 @@ def _scripted(x: Any, inputs: Inputs) -> TorchFunction:
 
 
 def _graph(x: torch._C.Graph, inputs: Inputs) -> TorchFunction:
-    from torchmdla.mlir import control_flow, scripted
+    from torchmdla.mlir import scripted
 
     if inputs.dynamic_shapes is not None:
         raise TypeError("sizes of a torch._C.Graph cannot vary; give get_mlir the scripted program")
     try:
         return scripted.function_of_graph(x, inputs.values)
     except scripted.DependsOnData:
-        return control_flow.function_with_control_flow(x, inputs.values)
+        return scripted.function_with_control_flow(x, inputs.values)
 
 
 def _fx(x: torch.fx.GraphModule, inputs: Inputs) -> TorchFunction:
@@ -135,6 +141,57 @@ def _self_argument(program: Any) -> list[Any]:
     return [program] if isinstance(program, torch.jit.ScriptModule) else []
 
 
+def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
+    """Return a flat typed graph as a module with the one function ``name``.
+
+    Raises:
+        CompileError: the dialect cannot express part of the graph.
+    """
+    context = new_context()
+    text, resources = read_graph(graph, FunctionWriter(name, types_of(graph), context.is_registered_operation))
+    module = parse(text)
+    fill_resources(module, resources, name)
+    return module
+
+
+def results_of(x: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the requested results as a sequence of tensors."""
+    return [x] if isinstance(x, Tensor) else x
+
+
+def refuse_inputs(inputs: object) -> None:
+    """Raise an error if there are inputs beside pending tensors.
+
+    Raises:
+        TypeError: ``inputs`` is not empty.
+    """
+    if inputs:
+        raise TypeError("pending tensors take no inputs; several of them are given as a list: get_mlir([x, y])")
+
+
+def kind_of_device(device: str, graph_of: Callable[[Sequence[Tensor]], Any]) -> Kind:
+    """Return the kind for tensors of a lazy device: one tensor, or a list or tuple of them.
+
+    Args:
+        device: name of the device.
+        graph_of: function that returns the flat typed graph that computes pending tensors.
+    """
+
+    def is_there(x: object) -> bool:
+        return isinstance(x, Tensor) and x.device.type == device
+
+    def takes(x: object) -> bool:
+        return is_there(x) or (isinstance(x, list | tuple) and bool(x) and all(map(is_there, x)))
+
+    def capture(x: Tensor | Sequence[Tensor], inputs: Inputs) -> TorchFunction:
+        refuse_inputs(inputs.values or inputs.dynamic_shapes)
+        graph = graph_of(results_of(x))
+        arguments = tuple(FunctionArgument(value.debugName(), "input") for value in graph.inputs())
+        return TorchFunction(module_of_graph(graph, "forward"), arguments)
+
+    return Kind(f"tensors of the {device} device", takes, capture)
+
+
 def _is_exported(x: object) -> bool:
     """Return whether ``x`` is an exported program.
 
@@ -153,3 +210,4 @@ register_kind(
 )
 register_kind(Kind("a torch._C.Graph", lambda x: isinstance(x, torch._C.Graph), _graph))
 register_kind(Kind("an exported program", _is_exported, _program))
+register_kind(kind_of_device("lazy", lambda tensors: _C.lazy_pending_computation(tensors).graph))

@@ -18,13 +18,17 @@ from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.importer.function import FunctionWriter, dialect_name
 from torchmdla.importer.fx import read_fx
-from torchmdla.importer.torchscript.annotations import Annotations, bound_of
-from torchmdla.importer.torchscript.module import ImportedScript, import_script_function, import_script_module
+from torchmdla.importer.torchscript.module import (
+    Annotations,
+    ImportedScript,
+    import_script_function,
+    import_script_module,
+)
 from torchmdla.importer.trace import qualified_name
 from torchmdla.importer.types import record_value
 from torchmdla.mlir import TensorSpec
 from torchmdla.mlir.context import new_context
-from torchmdla.mlir.resources import fill_resources
+from torchmdla.mlir.function import fill_resources
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,7 @@ class ModuleBuilder:
         name: str = function.qualified_name
         self._check_name(name)
         with _as_capture_error(name):
-            bounds = {argument: bound_of(spec, is_mutable=False) for argument, spec in (arguments or {}).items()}
-            imported = import_script_function(function, bounds, self._has_op, self._scripted)
+            imported = import_script_function(function, arguments or {}, self._has_op, self._scripted)
         self._append_script(imported, name)
         return name
 
@@ -205,7 +208,8 @@ class ModuleBuilder:
             parsed = ir.Module.parse(text)
         fill_resources(parsed, resources, name)
         for operation in list(parsed.body.operations):
-            if not _is_declaration(operation):
+            # A function without a body declares one that the module has.
+            if operation.operation.name != "func.func" or len(operation.regions[0].blocks):
                 self.module.body.append(operation)
 
     @contextmanager
@@ -246,8 +250,3 @@ def _signature(block: Block) -> Signature:
     values: Any = [result for result in block.module.graph.output_node().args[0] if result is not None]  # type: ignore[union-attr]
     results = [Slot("result", "", value.meta["val"].dtype, tuple(value.meta["val"].shape)) for value in values]
     return Signature(tuple(arguments), (*results, *written))
-
-
-def _is_declaration(operation: Any) -> bool:
-    """Return whether an operation is a function without a body."""
-    return operation.operation.name == "func.func" and not len(operation.regions[0].blocks)

@@ -14,6 +14,7 @@ from torchmdla import _C, devices
 from torchmdla.capture.specialise import packs_of
 from torchmdla.compile_service import records, service
 from torchmdla.compile_service.versions import producers
+from torchmdla.compiler.mlir import located_text
 from torchmdla.compiler.program import Argument, Program, Result, Role
 from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError
@@ -78,7 +79,7 @@ class MlirFunction:
         roles: list[Role] = ["input" if index < first else "parameter" for index in range(len(self.arguments))]
         chosen = devices.get(device)
         program = Program(
-            self._module.operation.get_asm(enable_debug_info=True),
+            located_text(self._module),
             tuple(Argument(role, *_fields(spec)) for role, spec in zip(roles, self.arguments, strict=True)),
             tuple(Result(*_fields(spec)) for spec in self.results),
             chosen.target(),
@@ -122,15 +123,10 @@ class CompiledMlir:
 
 # PyTorch's dtype names by element type of the builtin dialect.
 _DTYPES = {
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
     "i1": "bool",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
+    "bf16": "bfloat16",
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
 }
 _BUILTIN = re.compile(r"tensor<(?P<sizes>(?:[\d?]+x)*)(?P<element>\w+)>")
 

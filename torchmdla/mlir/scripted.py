@@ -1,12 +1,13 @@
 """Conversion of TorchScript programs to functions in the Torch dialect.
 
 A graph runs once with eager kernels. Branches, loops, lists and numbers that depend on sizes alone are then known. The
-result is a flat graph of tensor ops, with the types of its values from the run.
+result is a flat graph of tensor ops, with the types of its values from the run. A graph whose control flow depends on
+data is written as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,12 @@ from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.importer.flatten import Flattening
 from torchmdla.importer.graph import name_of, schema_of_node
-from torchmdla.importer.interpreter import Run, input_name, tensors_in
+from torchmdla.importer.interpreter import input_name, run_and_record, tensors_in
 from torchmdla.importer.schemas import is_metadata
 from torchmdla.importer.sources import source_of
-from torchmdla.importer.types import record_value
+from torchmdla.importer.tensor_spec import TensorSpec
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
+from torchmdla.mlir.module_builder import ModuleBuilder
 
 
 def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunction:
@@ -33,8 +35,8 @@ def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunc
 
     Raises:
         TypeError: the number of inputs is wrong.
-        CompileError: the program depends on the data of a tensor, or an op cannot be expressed. The message names the
-            op and its location.
+        DependsOnData: the program depends on the data of a tensor.
+        CompileError: an op cannot be expressed. The message names the op and its location.
     """
     graph = graph.copy()
     torch._C._jit_pass_inline(graph)
@@ -48,7 +50,7 @@ def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunc
         torch._C._jit_pass_remove_mutation(flat.graph)  # type: ignore[attr-defined]
         torch._C._jit_pass_dce(flat.graph)
         _refuse_writes(flat.graph)
-        record = _record(flat.graph, [tensor.detach().clone() for tensor in flat.tensors])
+        _, record = run_and_record(flat.graph, [tensor.detach().clone() for tensor in flat.tensors])
     for value in [*flat.graph.inputs(), *flat.graph.outputs()]:
         record[value.debugName()] = contiguous(record[value.debugName()])
     imported = import_graph(flat.graph, record, [])
@@ -176,26 +178,6 @@ class _Flattening(Flattening):
         return value
 
 
-class _RecordingRun(Run):
-    """Run that records the type or value of every value, as in the records of groups."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.record: dict[str, object] = {}
-
-    def define(self, values: Iterable[Any], results: Sequence[Any]) -> None:
-        values = list(values)
-        super().define(values, results)
-        for value, result in zip(values, results, strict=True):
-            self.record[value.debugName()] = record_value(result)
-
-
-def _record(graph: torch._C.Graph, inputs: Sequence[Any]) -> dict[str, object]:
-    run = _RecordingRun()
-    run.run(graph, inputs)
-    return run.record
-
-
 def _refuse_writes(graph: torch._C.Graph) -> None:
     for node in graph.nodes():
         if _is_write(node):
@@ -211,3 +193,72 @@ def _writes(block: Any) -> bool:
 def _is_write(node: Any) -> bool:
     schema = schema_of_node(node)
     return schema is not None and schema.is_mutable
+
+
+# Programs with control flow
+
+
+def function_with_control_flow(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunction:
+    """Return the function of a TorchScript graph, with its control flow.
+
+    ``graph`` and ``inputs`` are those of :func:`function_of_graph`.
+
+    Raises:
+        CompileError, CaptureError: the Torch dialect cannot express part of the graph; the message names it.
+    """
+    graph = graph.copy()
+    torch._C._jit_pass_inline(graph)
+    weights = _Weights(graph)
+    arguments, tensors = [], []
+    for value, input_ in zip(list(graph.inputs()), inputs, strict=True):
+        if isinstance(input_, torch.Tensor):
+            arguments.append(FunctionArgument(input_name(value), "input"))
+            tensors.append(input_)
+        elif isinstance(input_, torch.nn.Module):
+            weights.lift(value, input_, "")
+        else:
+            weights.fix(value, input_)
+    for index in reversed(range(len(inputs))):
+        if not isinstance(inputs[index], torch.Tensor):
+            graph.eraseInput(index)
+    function: Any = torch._C._create_function_from_graph("forward", graph)
+    names = [argument.name for argument in function.schema.arguments]
+    specs = [TensorSpec(tensor.shape, tensor.dtype) for tensor in [*tensors, *weights.tensors]]
+    builder = ModuleBuilder()
+    builder.import_function(function, dict(zip(names, specs, strict=True)))
+    return TorchFunction(builder.module, (*arguments, *weights.arguments), is_typed=False)
+
+
+class _Weights:
+    """Pass that turns a graph's reads of a module into inputs at the end of the graph, or into constants."""
+
+    def __init__(self, graph: torch._C.Graph) -> None:
+        self.arguments: list[FunctionArgument] = []
+        self.tensors: list[torch.Tensor] = []
+        self._graph = graph
+
+    def fix(self, value: torch._C.Value, known: Any) -> None:
+        """Replace ``value`` by a constant."""
+        constant = self._graph.insertConstant(known)  # type: ignore[attr-defined]
+        constant.node().moveBefore(next(iter(self._graph.nodes())))
+        value.replaceAllUsesWith(constant)
+
+    def lift(self, owner: torch._C.Value, module: torch.nn.Module, path: str) -> None:
+        """Replace all attribute reads of ``owner``, whose value is ``module``."""
+        for use in list(owner.uses()):
+            node = use.user
+            if node.kind() != "prim::GetAttr":
+                raise CompileError(
+                    "it writes to an attribute or calls a method", op=node.kind(), source=source_of(node)
+                )
+            read = getattr(module, node.s("name"))
+            name = f"{path}.{node.s('name')}".removeprefix(".")
+            if isinstance(read, torch.nn.Module):
+                self.lift(node.output(), read, name)
+            elif isinstance(read, torch.Tensor):
+                node.output().replaceAllUsesWith(self._graph.addInput())
+                self.arguments.append(FunctionArgument(name, "parameter", read))
+                self.tensors.append(read)
+            else:
+                self.fix(node.output(), read)
+            node.destroy()

@@ -53,7 +53,7 @@ def read_inputs(inputs: Sequence[Any], dynamic_shapes: Any = None) -> Inputs:
         return Inputs(values, dynamic_shapes)
     if not dynamic:
         return Inputs(values)
-    return Inputs(values, pytree.tree_map(lambda dims: _dims(dims) if dims else None, varying))
+    return Inputs(values, pytree.tree_map(lambda dims: dict.fromkeys(dims, torch.export.Dim.DYNAMIC) or None, varying))
 
 
 def _dynamic_dims(leaf: Any) -> frozenset[int]:
@@ -62,7 +62,3 @@ def _dynamic_dims(leaf: Any) -> frozenset[int]:
         return frozenset(dim for dim, size in enumerate(leaf.shape) if size is None)
     # torch._dynamo.mark_dynamic stores them on the tensor.
     return frozenset(getattr(leaf, "_dynamo_dynamic_indices", ()))
-
-
-def _dims(dims: frozenset[int]) -> dict[int, Any]:
-    return dict.fromkeys(dims, torch.export.Dim.DYNAMIC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,31 +13,25 @@ from torchmdla.importer.emitter import Value, location, quote, symbol
 from torchmdla.importer.function import dialect_name
 from torchmdla.importer.graph import name_of, schema_of_node
 from torchmdla.importer.sources import source_of
-from torchmdla.importer.torchscript.types import dialect_type
 from torchmdla.importer.torchscript.writer import ScriptWriter
 
 # A graph's parameter types and result type, as the dialect writes them.
 FunctionType = tuple[Sequence[str], str]
 
 
+@dataclass(frozen=True)
 class Callees:
     """Callees that a graph may use.
 
-    Args:
+    Attributes:
         is_registered: whether the Torch dialect has an op of this name.
         methods: (class, method) → parameter types and result type.
         functions: returns the imported function of a constant of type ``Function``, or None if it is unknown.
     """
 
-    def __init__(
-        self,
-        is_registered: Callable[[str], bool],
-        methods: Mapping[tuple[str, str], FunctionType],
-        functions: Callable[[Any], tuple[str, FunctionType] | None],
-    ) -> None:
-        self.is_registered = is_registered
-        self.methods = methods
-        self.functions = functions
+    is_registered: Callable[[str], bool]
+    methods: Mapping[tuple[str, str], FunctionType]
+    functions: Callable[[Any], tuple[str, FunctionType] | None]
 
 
 def function_type(graph: Any) -> FunctionType:
@@ -49,32 +44,14 @@ def function_type(graph: Any) -> FunctionType:
     return [dialect_type(value.type()) for value in graph.inputs()], dialect_type(result.type())
 
 
-def has_unknown_calls(graph: Any, callees: Callees) -> bool:
-    """Return whether ``graph`` calls functions that only PyTorch's inliner finds, as in a loaded archive."""
-    calls = graph.findAllNodes("prim::CallFunction")
-    return any(callees.functions(next(call.inputs()).node().output().type()) is None for call in calls)
-
-
-def write_graph(
-    writer: ScriptWriter, callees: Callees, name: str, graph: Any, *, visibility: str, bounds: Sequence[str]
-) -> None:
-    """Write ``graph`` as the function ``name``.
+class GraphWriter:
+    """Writer of one graph as a function.
 
     Args:
         writer: receives the text.
         callees: the callees.
-        name: the function's name.
-        graph: a TorchScript graph.
-        visibility: ``"private"`` or ``"public"``.
-        bounds: the known type of each argument, or an empty string.
-
-    Raises:
-        CompileError: If a part of the graph has no form in the dialect. The error names the node and its place.
     """
-    _Function(writer, callees).write(name, graph, visibility, bounds)
 
-
-class _Function:
     def __init__(self, writer: ScriptWriter, callees: Callees) -> None:
         self._writer = writer
         self._callees = callees
@@ -82,6 +59,14 @@ class _Function:
         self._called: dict[int, tuple[str, FunctionType]] = {}
 
     def write(self, name: str, graph: Any, visibility: str, bounds: Sequence[str]) -> None:
+        """Write a TorchScript graph as the function ``name``.
+
+        ``visibility`` is ``"private"`` or ``"public"``. ``bounds`` has the known type of each argument, or an empty
+        string.
+
+        Raises:
+            CompileError: If a part of the graph has no form in the dialect. The error names the node and its place.
+        """
         arguments = []
         for value, bound in zip(graph.inputs(), bounds, strict=True):
             parameter = self._define(value)
@@ -125,9 +110,6 @@ class _Function:
         else:
             self._bind(node, [write_value(self._writer, output.toIValue(), output.type())])
 
-    def _list(self, node: Any) -> None:
-        self._op(node, "torch.prim.ListConstruct", self._inputs(node))
-
     def _tuple(self, node: Any) -> None:
         expected = [dialect_type(contained) for contained in node.output().type().containedTypes()]
         self._op(node, "torch.prim.TupleConstruct", self._convert_all(self._inputs(node), expected))
@@ -161,33 +143,30 @@ class _Function:
         self._op(node, "func.call", operands, f"callee = @{symbol(name)}")
 
     def _if(self, node: Any) -> None:
-        types = [dialect_type(value.type()) for value in node.outputs()]
-        results: list[Value] = []
-        with self._writer.region_op("torch.prim.If", self._inputs(node), types, results):
-            first, second = node.blocks()
-            for block in (first, second):
-                with self._writer.region(is_last=block is second):
-                    self._nodes(block)
-                    self._write_terminator(block, "torch.prim.If.yield", types)
-        self._bind(node, results)
+        self._op_with_blocks(node, "torch.prim.If", self._inputs(node), "torch.prim.If.yield")
 
     def _loop(self, node: Any) -> None:
-        types = [dialect_type(value.type()) for value in node.outputs()]
         most, condition, *initial = self._inputs(node)
-        operands = [most, condition, *self._convert_all(initial, types)]
-        results: list[Value] = []
-        with self._writer.region_op("torch.prim.Loop", operands, types, results):
-            (body,) = node.blocks()
-            with self._writer.region([self._define(value) for value in body.inputs()]):
-                self._nodes(body)
-                self._write_terminator(body, "torch.prim.Loop.condition", ["!torch.bool", *types])
+        operands = [most, condition, *self._convert_all(initial, _result_types(node))]
+        self._op_with_blocks(node, "torch.prim.Loop", operands, "torch.prim.Loop.condition", "!torch.bool")
+
+    def _op_with_blocks(
+        self, node: Any, name: str, operands: Sequence[Value], terminator: str, *further_types: str
+    ) -> None:
+        """Write an op whose blocks end with ``terminator``, which has values of ``further_types``, then the results."""
+        types = _result_types(node)
+        with self._writer.region_op(name, operands, types) as results:
+            blocks = list(node.blocks())
+            for block in blocks:
+                with self._writer.region([self._define(value) for value in block.inputs()], block is blocks[-1]):
+                    self._nodes(block)
+                    self._write_terminator(block, terminator, [*further_types, *types])
         self._bind(node, results)
 
     # Values
 
     def _op(self, node: Any, name: str, operands: Sequence[Value], attributes: str = "") -> None:
-        types = [dialect_type(value.type()) for value in node.outputs()]
-        self._bind(node, self._writer.op(name, operands, types, attributes))
+        self._bind(node, self._writer.op(name, operands, _result_types(node), attributes))
 
     def _write_terminator(self, block: Any, name: str, expected: Sequence[str]) -> None:
         results = [self._values[value.unique()] for value in block.outputs()]
@@ -219,17 +198,20 @@ class _Function:
             self._values[value.unique()] = result
 
 
-_WRITERS: Mapping[str, Callable[[_Function, Any], None]] = {
-    "prim::Constant": _Function._constant,
-    "prim::ListConstruct": _Function._list,
-    "prim::TupleConstruct": _Function._tuple,
-    "prim::DictConstruct": _Function._dict,
-    "prim::GetAttr": _Function._attribute,
-    "prim::SetAttr": _Function._attribute,
-    "prim::CallMethod": _Function._method,
-    "prim::CallFunction": _Function._function,
-    "prim::If": _Function._if,
-    "prim::Loop": _Function._loop,
+def _result_types(node: Any) -> list[str]:
+    return [dialect_type(value.type()) for value in node.outputs()]
+
+
+_WRITERS: Mapping[str, Callable[[GraphWriter, Any], None]] = {
+    "prim::Constant": GraphWriter._constant,
+    "prim::TupleConstruct": GraphWriter._tuple,
+    "prim::DictConstruct": GraphWriter._dict,
+    "prim::GetAttr": GraphWriter._attribute,
+    "prim::SetAttr": GraphWriter._attribute,
+    "prim::CallMethod": GraphWriter._method,
+    "prim::CallFunction": GraphWriter._function,
+    "prim::If": GraphWriter._if,
+    "prim::Loop": GraphWriter._loop,
 }
 
 
@@ -257,6 +239,55 @@ def write_value(writer: ScriptWriter, value: Any, type_: Any) -> Value:
         keys = [write_value(writer, key, type_.getKeyType()) for key in value]
         values = [write_value(writer, item, type_.getValueType()) for item in value.values()]
         return writer.op("torch.prim.DictConstruct", [*keys, *values], [dialect_type(type_)])[0]
-    if value is None or isinstance(value, bool | int | float | str | torch.device | torch.Tensor):
-        return writer.constant(value)
-    raise CompileError(f"a value of type {type_} has no form in the Torch dialect")
+    return writer.constant(value, type_)
+
+
+# Types
+
+
+def dialect_type(type_: Any) -> str:
+    """Return a type of TorchScript as the Torch dialect writes it: ``"!torch.list<optional<int>>"``.
+
+    Tensors are ``!torch.tensor``, because the sizes that a trace recorded need not hold.
+
+    Raises:
+        CompileError: If the dialect does not have the type.
+    """
+    return f"!torch.{_inner(type_)}"
+
+
+def _inner(type_: Any) -> str:
+    kind = type_.kind()
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if kind in _NESTED:
+        return _NESTED[kind](type_)
+    raise CompileError(f"type {type_} has no form in the Torch dialect")
+
+
+def _container(name: str) -> Callable[[Any], str]:
+    return lambda type_: f"{name}<{', '.join(_inner(contained) for contained in type_.containedTypes())}>"
+
+
+_PLAIN: Mapping[str, str] = {
+    "TensorType": "tensor",
+    "IntType": "int",
+    "SymIntType": "int",
+    "FloatType": "float",
+    "BoolType": "bool",
+    "NumberType": "number",
+    "StringType": "str",
+    "DeviceObjType": "Device",
+    "GeneratorType": "Generator",
+    "NoneType": "none",
+    "AnyType": "any",
+}
+
+_NESTED: Mapping[str, Callable[[Any], str]] = {
+    "ListType": lambda type_: f"list<{_inner(type_.getElementType())}>",
+    "OptionalType": lambda type_: f"optional<{_inner(type_.getElementType())}>",
+    "TupleType": _container("tuple"),
+    "UnionType": _container("union"),
+    "DictType": lambda type_: f"dict<{_inner(type_.getKeyType())}, {_inner(type_.getValueType())}>",
+    "ClassType": lambda type_: f"nn.Module<{quote(type_.qualified_name())}>",
+}

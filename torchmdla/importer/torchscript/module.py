@@ -7,8 +7,9 @@ object becomes a ``torch.nn_module``, which holds the current values of its attr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,18 +17,36 @@ from torch import Tensor
 
 from torchmdla.errors import CompileError, unknown_name
 from torchmdla.importer.emitter import Value, quote, symbol
-from torchmdla.importer.literals import Literals
-from torchmdla.importer.torchscript.annotations import Annotations, bound_of
+from torchmdla.importer.tensor_spec import TensorSpec
 from torchmdla.importer.torchscript.graph import (
     Callees,
     FunctionType,
+    GraphWriter,
+    dialect_type,
     function_type,
-    has_unknown_calls,
-    write_graph,
     write_value,
 )
-from torchmdla.importer.torchscript.types import dialect_type
 from torchmdla.importer.torchscript.writer import ScriptWriter
+from torchmdla.importer.types import element_type
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """Annotations of a scripted module.
+
+    Paths lead from the module through submodules, as in ``"encoder.layer.forward"``. Annotations belong to the classes
+    at the ends of the paths. They also apply to other modules of these classes.
+
+    Attributes:
+        exports: the methods and attributes that can be used from outside; None for all.
+        arguments: method → argument → sizes and dtype of that tensor.
+        mutable: method → those of ``arguments`` whose writes are visible to both the caller and the program. The others
+            have value semantics: callers promise that they need no writes to them. Upstream's passes require that.
+    """
+
+    exports: Sequence[str] | None = None
+    arguments: Mapping[str, Mapping[str, TensorSpec]] = field(default_factory=dict)
+    mutable: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,7 @@ class ImportedScript:
 
 def import_script_function(
     function: torch.jit.ScriptFunction[Any, Any],
-    bounds: Mapping[str, str],
+    arguments: Mapping[str, TensorSpec],
     is_registered: Callable[[str], bool],
     known: Collection[str] = (),
 ) -> ImportedScript:
@@ -49,16 +68,16 @@ def import_script_function(
 
     Args:
         function: the scripted or traced function.
-        bounds: the known types of arguments, by name.
+        arguments: sizes and dtypes of arguments, by name. These have value semantics.
         is_registered: whether the Torch dialect has an op of this name.
         known: functions that the module already contains. They are only declared.
 
     Raises:
-        ValueError: If the function does not have an argument of ``bounds``.
+        ValueError: If the function does not have one of ``arguments``.
         CompileError: If a part has no form in the dialect. The error names the node and its place.
     """
     importer = _Importer(is_registered, known, is_python=True)
-    importer.function(function.qualified_name, function, bounds, "public")
+    importer.function(function.qualified_name, function, _bounds(arguments), "public")
     return importer.finish()
 
 
@@ -88,34 +107,11 @@ def import_script_module(
     return importer.finish()
 
 
-@dataclass(frozen=True)
-class _Class:
-    """Class of TorchScript, represented by one of its objects."""
-
-    example: Any
-
-    @property
-    def name(self) -> str:
-        return self.example._type().qualified_name()  # type: ignore[no-any-return]
-
-    def attributes(self) -> dict[str, Any]:
-        """Return the types of its attributes except submodules, by name."""
-        concrete: Any = torch._C.ConcreteModuleType.from_jit_type(self.example._type())  # type: ignore[attr-defined]
-        return {name: type_ for name, (type_, _) in sorted(concrete.get_attributes().items())}
-
-    def methods(self) -> list[str]:
-        return list(self.example._method_names())
-
-    def submodules(self) -> dict[str, Any]:
-        return _submodules(self.example)
-
-
 class _Importer:
     def __init__(self, is_registered: Callable[[str], bool], known: Collection[str], *, is_python: bool) -> None:
         self._is_python = is_python
         self._known = frozenset(known)
-        self._literals = Literals()
-        self._writer = ScriptWriter(self._literals)
+        self._writer = ScriptWriter()
         self._methods: dict[tuple[str, str], FunctionType] = {}
         self._functions: dict[str, Any] = {}
         self._symbols: set[str] = set()
@@ -132,23 +128,25 @@ class _Importer:
         for name in sorted(self._functions.keys() & self._known):
             types, result = function_type(self._functions[name].graph)
             self._writer.line(f"func.func private @{symbol(name)}({', '.join(types)}) -> {result}")
-        return ImportedScript(self._writer.text(), self._literals.resources, frozenset(self._symbols))
+        return ImportedScript(self._writer.text(), self._writer.literals.resources, frozenset(self._symbols))
 
     def function(self, name: str, function: Any, bounds: Mapping[str, str], visibility: str) -> None:
         """Write a function or a method."""
         graph = function.graph
-        if has_unknown_calls(graph, self._callees):
+        calls = graph.findAllNodes("prim::CallFunction")
+        if any(self._resolve_function(next(call.inputs()).node().output().type()) is None for call in calls):
+            # Only PyTorch's inliner finds the functions of a loaded archive.
             graph = function.inlined_graph
         names = [argument.name for argument in function.schema.arguments]
         for argument in bounds:
             if argument not in names:
                 raise ValueError(f"{name}: {unknown_name('argument', argument, names)}")
         known = [bounds.get(argument_name, "") for argument_name in names]
-        write_graph(self._writer, self._callees, name, graph, visibility=visibility, bounds=known)
+        GraphWriter(self._writer, self._callees).write(name, graph, visibility, known)
         self._symbols.add(name)
 
     def _resolve_function(self, type_: Any) -> tuple[str, FunctionType] | None:
-        """Return a function that a graph calls. Functions of a loaded archive cannot be looked up from Python."""
+        """Return a function that a graph calls, or None if Python does not know it, as in a loaded archive."""
         name = str(type_)
         cu: Any = torch.jit._state._python_cu  # type: ignore[attr-defined]
         function = cu.find_function(name) if self._is_python else None
@@ -161,44 +159,46 @@ class _Importer:
 
     def module(self, root: Any, annotations: Annotations) -> None:
         """Write classes, methods and objects."""
-        classes = {_Class(member).name: _Class(member) for member in _objects(root)}
+        classes = {_class_name(instance): instance for instance in _objects(root)}
         exports = _exports(root, annotations)
-        bounds = _bounds(root, annotations)
-        for name, member in classes.items():
-            for method in member.methods():
-                self._methods[name, method] = function_type(member.example._get_method(method).graph)
-        for member in classes.values():
-            self._class(member, exports)
-        for name, member in classes.items():
-            for method in member.methods():
-                known = bounds.get((name, method), {})
-                self.function(_method_symbol(name, method), member.example._get_method(method), known, "private")
+        bounds = _method_bounds(root, annotations)
+        methods = {
+            (name, method): instance._get_method(method)
+            for name, instance in classes.items()
+            for method in instance._method_names()
+        }
+        self._methods.update((key, function_type(method.graph)) for key, method in methods.items())
+        for name, instance in classes.items():
+            self._class(name, instance, exports)
+        for key, method in methods.items():
+            self.function(".".join(key), method, bounds.get(key, {}), "private")
         self._writer.location = "loc(unknown)"
         self._object(root)
 
-    def _class(self, class_: _Class, exports: Collection[tuple[str, str]] | None) -> None:
+    def _class(self, class_name: str, instance: Any, exports: Collection[tuple[str, str]] | None) -> None:
+        """Write the class of an object."""
+
         def head(kind: str, name: str) -> str:
-            is_private = exports is not None and (class_.name, name) not in exports
+            is_private = exports is not None and (class_name, name) not in exports
             return f"torch.{kind} {'private ' * is_private}{quote(name)}"
 
-        self._symbols.add(class_.name)
-        self._writer.line(f"torch.class_type @{symbol(class_.name)} {{")
+        self._symbols.add(class_name)
+        self._writer.line(f"torch.class_type @{symbol(class_name)} {{")
         with self._writer.indented():
-            types = class_.attributes() | {name: child._type() for name, child in class_.submodules().items()}
+            types = _attributes(instance) | {name: child._type() for name, child in _submodules(instance).items()}
             for name, type_ in types.items():
-                with _located_errors(f"attribute {name!r} of {class_.name}"):
+                with _located_errors(f"attribute {name!r} of {class_name}"):
                     self._writer.line(f"{head('attr', name)} : {dialect_type(type_)}")
-            for name in class_.methods():
-                self._writer.line(f"{head('method', name)}, @{symbol(_method_symbol(class_.name, name))}")
+            for name in instance._method_names():
+                self._writer.line(f"{head('method', name)}, @{symbol(f'{class_name}.{name}')}")
         self._writer.line("}")
 
     def _object(self, instance: Any) -> Value:
-        class_ = _Class(instance)
         slots = {}
-        for name, type_ in class_.attributes().items():
-            with _located_errors(f"attribute {name!r} of {class_.name}"):
+        for name, type_ in _attributes(instance).items():
+            with _located_errors(f"attribute {name!r} of {_class_name(instance)}"):
                 slots[name] = self._value(instance.getattr(name), type_)
-        for name, child in class_.submodules().items():
+        for name, child in _submodules(instance).items():
             slots[name] = self._object(child)
         value = self._writer.fresh(dialect_type(instance._type()))
         self._writer.line(f"{value.name} = torch.nn_module {{")
@@ -218,26 +218,29 @@ class _Importer:
             if storage in self._storages and value.numel():
                 raise CompileError("it shares memory with another attribute that has other sizes or strides")
             self._storages.add(storage)
-            self._tensors[key] = self._writer.constant(value)
+            self._tensors[key] = self._writer.constant(value, type_)
         return self._tensors[key]
 
 
-class _located_errors:  # noqa: N801  (a context manager that reads like a function)
-    """Context manager that adds a place to a ``CompileError``."""
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, CompileError) and not error.op:
-            raise CompileError(f"{self._place}: {error.reason}", op="prim::GetAttr") from error
+@contextmanager
+def _located_errors(place: str) -> Iterator[None]:
+    """Add a place to a ``CompileError`` that does not name an op."""
+    try:
+        yield
+    except CompileError as error:
+        if error.op:
+            raise
+        raise CompileError(f"{place}: {error.reason}", op="prim::GetAttr") from error
 
 
-def _method_symbol(class_name: str, method: str) -> str:
-    return f"{class_name}.{method}"
+def _class_name(instance: Any) -> str:
+    return instance._type().qualified_name()  # type: ignore[no-any-return]
+
+
+def _attributes(instance: Any) -> dict[str, Any]:
+    """Return the types of an object's attributes except submodules, by name."""
+    concrete: Any = torch._C.ConcreteModuleType.from_jit_type(instance._type())  # type: ignore[attr-defined]
+    return {name: type_ for name, (type_, _) in sorted(concrete.get_attributes().items())}
 
 
 def _submodules(instance: Any) -> dict[str, Any]:
@@ -256,37 +259,43 @@ def _exports(root: Any, annotations: Annotations) -> set[tuple[str, str]] | None
         return None
     exports = set()
     for path in annotations.exports:
-        owner, name = _resolve(root, path)
+        members = _members(root, path)
+        owner, name = members[-1]
         if name not in owner._method_names() and not owner.hasattr(name):
             raise ValueError(f"the module has no method or attribute {path!r}")
-        exports.add((owner._type().qualified_name(), name))
-        parents = path.split(".")[:-1]
-        for count, parent in enumerate(parents):
-            holder, _ = _resolve(root, ".".join(parents[: count + 1]))
-            exports.add((holder._type().qualified_name(), parent))
+        exports |= {(_class_name(holder), member) for holder, member in members}
     return exports
 
 
-def _bounds(root: Any, annotations: Annotations) -> dict[tuple[str, str], Mapping[str, str]]:
+def _method_bounds(root: Any, annotations: Annotations) -> dict[tuple[str, str], Mapping[str, str]]:
     """Return (class, method) → the known types of its arguments."""
     bounds: dict[tuple[str, str], Mapping[str, str]] = {}
     for path, arguments in annotations.arguments.items():
-        owner, name = _resolve(root, path)
+        owner, name = _members(root, path)[-1]
         if name not in owner._method_names():
             raise ValueError(f"the module has no method {path!r}")
-        mutable = annotations.mutable.get(path, ())
-        known = {argument: bound_of(spec, argument in mutable) for argument, spec in arguments.items()}
-        bounds[owner._type().qualified_name(), name] = known
+        bounds[_class_name(owner), name] = _bounds(arguments, annotations.mutable.get(path, ()))
     return bounds
 
 
-def _resolve(root: Any, path: str) -> tuple[Any, str]:
-    """Return the object that has the member at ``path``, and the member's name."""
+def _bounds(arguments: Mapping[str, TensorSpec], mutable: Collection[str] = ()) -> dict[str, str]:
+    """Return the known types of arguments, such as ``"!torch.vtensor<[?,3],f32>"``, by name."""
+    bounds = {}
+    for name, spec in arguments.items():
+        sizes = ",".join("?" if size is None else str(size) for size in spec.shape)
+        kind = "tensor" if name in mutable else "vtensor"
+        bounds[name] = f"!torch.{kind}<[{sizes}],{element_type(spec.dtype)}>"
+    return bounds
+
+
+def _members(root: Any, path: str) -> list[tuple[Any, str]]:
+    """Return the members on ``path`` from ``root``, each as the object that has it and its name."""
     *parents, name = path.split(".")
-    owner = root
+    owner, members = root, []
     for parent in parents:
         children = _submodules(owner)
         if parent not in children:
             raise ValueError(f"the module has no submodule {parent!r} on the path {path!r}")
+        members.append((owner, parent))
         owner = children[parent]
-    return owner, name
+    return [*members, (owner, name)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchmdla.errors import CompileError
 from torchmdla.importer.emitter import Value, float_literal, quote
 from torchmdla.importer.literals import Literals, literal_type
 
@@ -17,11 +19,12 @@ class ScriptWriter:
 
     Attributes:
         location: the location of every op until it is set again.
+        literals: the tensors of the text.
     """
 
-    def __init__(self, literals: Literals) -> None:
+    def __init__(self) -> None:
         self.location = "loc(unknown)"
-        self._literals = literals
+        self.literals = Literals()
         self._lines: list[str] = []
         self._depth = 1
         self._count = 0
@@ -42,19 +45,16 @@ class ScriptWriter:
         return results
 
     @contextmanager
-    def region_op(
-        self, name: str, operands: Sequence[Value], types: Sequence[str], results: list[Value]
-    ) -> Iterator[None]:
-        """Write an op whose regions are written inside the ``with``, each in a :meth:`region`. Fill ``results``."""
-        op_results, head = self._head(name, operands, types, "")
+    def region_op(self, name: str, operands: Sequence[Value], types: Sequence[str]) -> Iterator[list[Value]]:
+        """Write an op whose regions are written inside the ``with``, each in a :meth:`region`. Yield its results."""
+        results, head = self._head(name, operands, types, "")
         location = self.location
-        results += op_results
         self.line(f"{head} (")
-        yield
+        yield results
         self.line(f") {_signature(operands, types)} {location}")
 
     @contextmanager
-    def region(self, arguments: Sequence[Value] = (), *, is_last: bool = True) -> Iterator[None]:
+    def region(self, arguments: Sequence[Value], is_last: bool) -> Iterator[None]:
         """Write a region of one block."""
         listed = ", ".join(f"{argument.name}: {argument.type}" for argument in arguments)
         self.line("{" + (f" ^bb0({listed}):" if arguments else ""))
@@ -79,17 +79,19 @@ class ScriptWriter:
 
     # Constants
 
-    def constant(self, value: object) -> Value:
+    def constant(self, value: object, type_: object) -> Value:
         """Write None, a number, a string, a device or a tensor. The type of a tensor includes its sizes and dtype.
 
         Raises:
-            CompileError: If the dialect does not have the dtype.
+            CompileError: If the dialect does not have values of ``type_``, or the dtype.
         """
         if isinstance(value, Tensor):
-            attributes = f"value = {self._literals.attribute(value)}"
+            attributes = f"value = {self.literals.attribute(value)}"
             return self.op("torch.tensor.literal", [], [literal_type(value)], attributes)[0]
-        name, type_, attributes = _constant(value)
-        return self.op(f"torch.constant.{name}", [], [f"!torch.{type_}"], attributes)[0]
+        for kind, (name, dialect_type, written) in _CONSTANTS.items():
+            if isinstance(value, kind):
+                return self.op(f"torch.constant.{name}", [], [f"!torch.{dialect_type}"], written(value))[0]
+        raise CompileError(f"a value of type {type_} has no form in the Torch dialect")
 
     def text(self) -> str:
         """Return all lines so far, as a module."""
@@ -100,17 +102,12 @@ def _signature(operands: Sequence[Value], types: Sequence[str]) -> str:
     return f": ({', '.join(operand.type for operand in operands)}) -> ({', '.join(types)})"
 
 
-def _constant(value: object) -> tuple[str, str, str]:
-    """Return name and type of the op, and its attributes."""
-    if value is None:
-        return "none", "none", ""
-    if isinstance(value, bool):
-        return "bool", "bool", f"value = {str(value).lower()}"
-    if isinstance(value, int):
-        return "int", "int", f"value = {value} : i64"
-    if isinstance(value, float):
-        return "float", "float", f"value = {float_literal(value)} : f64"
-    if isinstance(value, torch.device):
-        return "device", "Device", f"value = {quote(str(value))}"
-    assert isinstance(value, str)
-    return "str", "str", f"value = {quote(value)}"
+# Name, type and attributes of a constant's op, by the type of the constant in Python.
+_CONSTANTS: Mapping[type, tuple[str, str, Callable[[Any], str]]] = {
+    type(None): ("none", "none", lambda value: ""),
+    bool: ("bool", "bool", lambda value: f"value = {str(value).lower()}"),
+    int: ("int", "int", lambda value: f"value = {value} : i64"),
+    float: ("float", "float", lambda value: f"value = {float_literal(value)} : f64"),
+    torch.device: ("device", "Device", lambda value: f"value = {quote(str(value))}"),
+    str: ("str", "str", lambda value: f"value = {quote(value)}"),
+}
