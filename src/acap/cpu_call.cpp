@@ -5,7 +5,7 @@
 #include "generator.h"
 #include "group/statistics.h"
 #include "operators.h"
-#include "support/forks.h"
+#include "base/forks.h"
 #include "tensor.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 
 #include "deferred/plain_modes.h"
 #include "operators.h"
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/stack.h>

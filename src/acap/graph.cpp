@@ -4,7 +4,7 @@
 #include "group/statistics.h"
 #include "jit_graph.h"
 #include "python/python_objects.h"
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/ScopeExit.h>

@@ -2,7 +2,7 @@
 // from it.
 #pragma once
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -4,8 +4,8 @@
 #include "fusion/fusion_pass.h"
 #include "operators.h"
 #include "structural_hash.h"
-#include "support/forks.h"
-#include "support/never_destroyed.h"
+#include "base/forks.h"
+#include "base/never_destroyed.h"
 
 #include <torch/csrc/jit/runtime/operator.h>
 

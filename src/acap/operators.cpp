@@ -1,7 +1,7 @@
 #include "operators.h"
 
-#include "support/forks.h"
-#include "support/never_destroyed.h"
+#include "base/forks.h"
+#include "base/never_destroyed.h"
 #include "views.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "structural_hash.h"
 
-#include "support/byte_key.h"
+#include "base/byte_key.h"
 
 #include <unordered_map>
 

@@ -1,6 +1,6 @@
 #include "tensor.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 #include "views.h"
 
 #include <ATen/EmptyTensor.h>

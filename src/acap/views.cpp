@@ -1,6 +1,6 @@
 #include "views.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <ATen/EmptyTensor.h>
 

@@ -7,7 +7,7 @@
 #include "acap/recording.h"
 #include "acap/tensor.h"
 #include "bindings.h"
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/python/pybind.h>

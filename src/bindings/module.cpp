@@ -2,7 +2,7 @@
 
 #include "bindings.h"
 #include "python_group.h"
-#include "support/python_lock.h"
+#include "base/python_lock.h"
 
 namespace torchmdla {
 

@@ -18,9 +18,9 @@
 #include "runtime/kernel_times.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
-#include "support/available_cpus.h"
-#include "support/forks.h"
-#include "support/host_features.h"
+#include "base/available_cpus.h"
+#include "base/forks.h"
+#include "base/host_features.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind.h>

@@ -1,6 +1,6 @@
 #include "graph_key.h"
 
-#include "support/byte_key.h"
+#include "base/byte_key.h"
 
 #include <sstream>
 #include <unordered_map>

@@ -6,7 +6,7 @@
 #include "group/ungrouped.h"
 #include "plain_modes.h"
 #include "runtime/packed.h"
-#include "support/forks.h"
+#include "base/forks.h"
 #include "weight_inputs.h"
 
 #include <torch/csrc/jit/ir/constants.h>

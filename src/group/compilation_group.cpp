@@ -3,8 +3,8 @@
 #include "fusion/fusion_pass.h"
 #include "memory_limit.h"
 #include "script_subgraph.h"
-#include "support/exception_text.h"
-#include "support/quantisation.h"
+#include "runtime/exception_text.h"
+#include "runtime/quantisation.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>

@@ -12,7 +12,7 @@
 #include "specialisations.h"
 #include "statistics.h"
 #include "subgraph.h"
-#include "support/forks.h"
+#include "base/forks.h"
 #include "symbols.h"
 
 #include <torch/csrc/jit/ir/ir.h>

@@ -1,6 +1,6 @@
 #include "group_autograd.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/List.h>

@@ -2,7 +2,7 @@
 
 #include "compilation_group.h"
 #include "memory_limit.h"
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <algorithm>
 #include <atomic>

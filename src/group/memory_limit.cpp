@@ -6,8 +6,8 @@
 #include "runtime/memory.h"
 #include "runtime/packed.h"
 #include "statistics.h"
-#include "support/byte_size.h"
-#include "support/forks.h"
+#include "base/byte_size.h"
+#include "base/forks.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,6 +1,6 @@
 #include "packaged.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,6 @@
 #include "profiling.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <torch/csrc/jit/runtime/graph_executor.h>
 

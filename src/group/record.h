@@ -1,7 +1,7 @@
 // Record of one eager run of a group, node by node, with the type of every value.
 #pragma once
 
-#include "support/quantisation.h"
+#include "runtime/quantisation.h"
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>

@@ -2,7 +2,7 @@
 
 #include "fusion/device_table.h"
 #include "packed_weights.h"
-#include "support/forks.h"
+#include "base/forks.h"
 #include "ungrouped.h"
 
 #include <c10/util/ScopeExit.h>

@@ -1,6 +1,6 @@
 #include "signature.h"
 
-#include "support/quantisation.h"
+#include "runtime/quantisation.h"
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>

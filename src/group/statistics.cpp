@@ -1,6 +1,6 @@
 #include "statistics.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 namespace torchmdla {
 

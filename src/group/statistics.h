@@ -1,7 +1,7 @@
 // Counters of the work of groups in this process, shown by `torchmdla.stats()`.
 #pragma once
 
-#include "support/striped.h"
+#include "base/striped.h"
 
 #include <array>
 #include <atomic>

@@ -2,8 +2,8 @@
 
 #include "packed_weights.h"
 #include "signature.h"
-#include "support/byte_key.h"
-#include "support/quantisation.h"
+#include "base/byte_key.h"
+#include "runtime/quantisation.h"
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/jit/ir/constants.h>

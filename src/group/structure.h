@@ -1,7 +1,7 @@
 // Structures of subgraphs. Subgraphs of equal structure can use the same compiled code.
 #pragma once
 
-#include "support/sha256.h"
+#include "base/sha256.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 

@@ -2,7 +2,7 @@
 // computes from them.
 #pragma once
 
-#include "runtime/size_program.h"
+#include "codeimage/size_program.h"
 #include "signature.h"
 
 #include <c10/util/ArrayRef.h>

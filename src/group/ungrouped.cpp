@@ -2,7 +2,7 @@
 
 #include "fusion/device_table.h"
 #include "statistics.h"
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <mutex>
 

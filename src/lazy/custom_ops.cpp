@@ -4,8 +4,8 @@
 #include "deferred/kernel_call.h"
 #include "eager_calls.h"
 #include "interceptor.h"
-#include "support/forks.h"
-#include "support/never_destroyed.h"
+#include "base/forks.h"
+#include "base/never_destroyed.h"
 #include "views.h"
 
 #include <algorithm>

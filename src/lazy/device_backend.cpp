@@ -5,8 +5,8 @@
 #include "failures.h"
 #include "fusion/fusion_pass.h"
 #include "kernels.h"
-#include "support/forks.h"
-#include "support/never_destroyed.h"
+#include "base/forks.h"
+#include "base/never_destroyed.h"
 
 #include <ATen/FunctionalTensorWrapper.h>
 #include <c10/util/Exception.h>

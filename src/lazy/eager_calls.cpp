@@ -1,6 +1,6 @@
 #include "eager_calls.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <torch/csrc/lazy/core/metrics.h>
 

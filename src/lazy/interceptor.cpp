@@ -1,7 +1,7 @@
 #include "interceptor.h"
 
-#include "support/forks.h"
-#include "support/never_destroyed.h"
+#include "base/forks.h"
+#include "base/never_destroyed.h"
 
 #include <memory>
 #include <mutex>

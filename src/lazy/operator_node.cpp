@@ -2,7 +2,7 @@
 
 #include "deferred/arguments.h"
 #include "deferred/result_types.h"
-#include "support/byte_key.h"
+#include "base/byte_key.h"
 #include "wrapped_scalars.h"
 
 #include <torch/csrc/lazy/core/hash.h>

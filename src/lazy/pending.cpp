@@ -1,7 +1,7 @@
 #include "pending.h"
 
-#include "support/forks.h"
-#include "support/never_destroyed.h"
+#include "base/forks.h"
+#include "base/never_destroyed.h"
 
 #include <torch/csrc/lazy/core/ir_util.h>
 

@@ -4,9 +4,9 @@
 #include "error.h"
 #include "model.h"
 #include "runtime/device_calls.h"
-#include "runtime/image.h"
-#include "support/byte_reader.h"
-#include "support/open_file.h"
+#include "codeimage/image.h"
+#include "base/byte_reader.h"
+#include "base/open_file.h"
 
 #include <algorithm>
 #include <exception>

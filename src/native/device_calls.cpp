@@ -2,7 +2,7 @@
 
 #include "runtime/device_calls.h"
 
-#include "support/aligned_memory.h"
+#include "base/aligned_memory.h"
 #include "thread_pool.h"
 
 #include <cmath>

@@ -3,8 +3,8 @@
 #include "call.h"
 #include "error.h"
 #include "runtime/device_calls.h"
-#include "support/byte_reader.h"
-#include "support/host_features.h"
+#include "base/byte_reader.h"
+#include "base/host_features.h"
 #include "thread_pool.h"
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "model_file.h"
-#include "runtime/image.h"
+#include "codeimage/image.h"
 #include "tensor.h"
 
 #include <atomic>

@@ -1,8 +1,8 @@
 #include "model_file.h"
 
 #include "error.h"
-#include "support/open_file.h"
-#include "support/sealed_block.h"
+#include "base/open_file.h"
+#include "base/sealed_block.h"
 
 #include <algorithm>
 #include <array>

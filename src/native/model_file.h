@@ -2,7 +2,7 @@
 #pragma once
 
 #include "content.h"
-#include "support/mapped_file.h"
+#include "base/mapped_file.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 #include "thread_pool.h"
 
-#include "support/available_cpus.h"
-#include "support/forks.h"
+#include "base/available_cpus.h"
+#include "base/forks.h"
 
 #include <pthread.h>
 #include <signal.h>

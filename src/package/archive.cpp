@@ -2,8 +2,8 @@
 
 #include "group/group_report.h"
 #include "package.h"
-#include "support/mapped_file.h"
-#include "support/open_file.h"
+#include "base/mapped_file.h"
+#include "base/open_file.h"
 #include "torchmdla/torchmdla.h"
 
 #include <caffe2/serialize/inline_container.h>

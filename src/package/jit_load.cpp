@@ -7,7 +7,7 @@
 // that the process holds on the file (POSIX, fcntl).
 
 #include "archive.h"
-#include "support/exception_text.h"
+#include "runtime/exception_text.h"
 #include "torchmdla/torchmdla.h"
 
 #include <torch/csrc/jit/serialization/import.h>

@@ -5,10 +5,10 @@
 #include "processor.h"
 #include "settings.h"
 #include "signature.h"
-#include "support/exception_text.h"
-#include "support/open_file.h"
-#include "support/sealed_block.h"
-#include "support/sha256.h"
+#include "runtime/exception_text.h"
+#include "base/open_file.h"
+#include "base/sealed_block.h"
+#include "base/sha256.h"
 
 #include <c10/util/Exception.h>
 

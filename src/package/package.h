@@ -6,7 +6,7 @@
 #pragma once
 
 #include "group/packaged.h"
-#include "support/byte_reader.h"
+#include "base/byte_reader.h"
 
 #include <c10/core/Allocator.h>
 

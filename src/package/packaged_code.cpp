@@ -5,7 +5,7 @@
 #include "runtime/fingerprint.h"
 #include "runtime/kernel_times.h"
 #include "runtime/load_image.h"
-#include "size_fields.h"
+#include "codeimage/size_fields.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>

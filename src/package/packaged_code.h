@@ -3,7 +3,7 @@
 
 #include "group/packaged.h"
 #include "runtime/memory.h"
-#include "support/byte_reader.h"
+#include "base/byte_reader.h"
 
 #include <cstddef>
 #include <cstdint>

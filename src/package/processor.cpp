@@ -1,7 +1,7 @@
 #include "processor.h"
 
 #include "cpu_tables.h"
-#include "support/host_features.h"
+#include "base/host_features.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

@@ -1,6 +1,6 @@
 #include "public_keys.h"
 
-#include "support/open_file.h"
+#include "base/open_file.h"
 
 #include <algorithm>
 #include <cstdint>

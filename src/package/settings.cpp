@@ -2,8 +2,8 @@
 
 #include "processor.h"
 #include "public_keys.h"
-#include "support/forks.h"
-#include "support/open_file.h"
+#include "base/forks.h"
+#include "base/open_file.h"
 
 #include <c10/util/Exception.h>
 

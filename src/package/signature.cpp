@@ -1,7 +1,7 @@
 #include "signature.h"
 
-#include "support/sealed_block.h"
-#include "support/sha256.h"
+#include "base/sealed_block.h"
+#include "base/sha256.h"
 
 #include <algorithm>
 #include <iomanip>

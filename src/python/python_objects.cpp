@@ -1,6 +1,6 @@
 #include "python_objects.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/jit/runtime/interpreter.h>

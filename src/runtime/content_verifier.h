@@ -3,7 +3,7 @@
 #pragma once
 
 #include "fingerprint.h"
-#include "support/striped.h"
+#include "base/striped.h"
 
 #include <array>
 #include <atomic>

@@ -4,8 +4,8 @@
 #include "kernel_times.h"
 #include "memory.h"
 #include "packed.h"
-#include "polynomial.h"
-#include "support/quantisation.h"
+#include "codeimage/polynomial.h"
+#include "quantisation.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>

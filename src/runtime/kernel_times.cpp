@@ -1,6 +1,6 @@
 #include "kernel_times.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // Images whose bytes are included in the counts of the runtime's memory (memory.h).
 #pragma once
 
-#include "image.h"
+#include "codeimage/image.h"
 #include "memory.h"
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 #include "memory.h"
 
-#include "support/aligned_memory.h"
+#include "base/aligned_memory.h"
 
 #include <c10/util/Exception.h>
 

@@ -4,7 +4,7 @@
 
 #include "content_verifier.h"
 #include "fingerprint.h"
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <ATen/core/Tensor.h>
 

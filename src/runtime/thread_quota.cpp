@@ -1,6 +1,6 @@
 #include "thread_quota.h"
 
-#include "support/available_cpus.h"
+#include "base/available_cpus.h"
 
 #include <ATen/Parallel.h>
 

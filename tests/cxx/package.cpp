@@ -2,9 +2,9 @@
 
 #include "package/ed25519.h"
 #include "package/public_keys.h"
-#include "support/open_file.h"
-#include "support/sealed_block.h"
-#include "support/sha256.h"
+#include "base/open_file.h"
+#include "base/sealed_block.h"
+#include "base/sha256.h"
 #include "testing.h"
 #include "torchmdla/torchmdla.h"
 

@@ -3,7 +3,7 @@
 #include "runtime/content_verifier.h"
 #include "runtime/fingerprint.h"
 #include "runtime/packed.h"
-#include "runtime/polynomial.h"
+#include "codeimage/polynomial.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>

@@ -1,8 +1,8 @@
 // Tests of byte keys, sizes in bytes, and forks.
 
-#include "support/byte_key.h"
-#include "support/byte_size.h"
-#include "support/forks.h"
+#include "base/byte_key.h"
+#include "base/byte_size.h"
+#include "base/forks.h"
 #include "testing.h"
 
 #include <atomic>

@@ -6,8 +6,8 @@
 #include "native/call.h"
 #include "native/error.h"
 #include "native/model.h"
-#include "support/byte_reader.h"
-#include "support/open_file.h"
+#include "base/byte_reader.h"
+#include "base/open_file.h"
 
 #include <optional>
 #include <stdexcept>

@@ -36,7 +36,7 @@ def test_it_needs_the_c_library_alone() -> None:
 def test_it_shows_its_interface_alone() -> None:
     lines = output_of("nm", "-D", "--defined-only", str(PATH))
     names = {line.split()[-1].partition("@")[0] for line in lines} - {"TMDLA_1"}
-    # The symbols that gdb looks up (src/runtime/debuggers.cpp).
+    # The symbols that gdb looks up (src/codeimage/debuggers.cpp).
     assert {name for name in names if not name.startswith("tmdla_")} == {
         "__jit_debug_descriptor",
         "__jit_debug_register_code",

@@ -8,7 +8,7 @@
 #include "package/packaged_code.h"
 #include "package/public_keys.h"
 #include "package/signature.h"
-#include "support/aligned_memory.h"
+#include "base/aligned_memory.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>

@@ -1,8 +1,8 @@
 // Blocks with correct checksums, so that a fuzzer reaches the code after the check.
 #pragma once
 
-#include "support/sealed_block.h"
-#include "support/sha256.h"
+#include "base/sealed_block.h"
+#include "base/sha256.h"
 
 #include <cstdint>
 #include <string>

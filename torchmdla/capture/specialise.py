@@ -111,7 +111,7 @@ def _accept_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _NativeSections:
-    """Lock of the extension's sections that a fork must not interrupt (``src/support/forks.h``)."""
+    """Lock of the extension's sections that a fork must not interrupt (``src/base/forks.h``)."""
 
     def acquire(self, blocking: bool = True) -> bool:
         while not (entered := _C.enter_alone()) and blocking:

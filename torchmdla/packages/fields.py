@@ -1,4 +1,4 @@
-"""Encoding of numbers, texts and lists as bytes, for readers in C++ (``src/support/byte_reader.h``).
+"""Encoding of numbers, texts and lists as bytes, for readers in C++ (``src/base/byte_reader.h``).
 
 Integers and floats take 8 bytes, little-endian. Kinds and booleans take one byte. A list or a text is preceded by the
 number of its elements.
@@ -70,7 +70,7 @@ class FieldWriter:
         self.list(tuple(values), self.integer)
 
 
-# Sizes that depend on the sizes of a call (``src/package/size_fields.cpp`` reads them)
+# Sizes that depend on the sizes of a call (``src/codeimage/size_fields.cpp`` reads them)
 
 
 def write_varying_lists(writer: FieldWriter, *lists: Sequence[Any]) -> None:

@@ -25,7 +25,7 @@ names        printable ASCII characters, each name with a zero after it. The ent
 
 The unwind table is ELF's ``.eh_frame`` with four zeros at its end. Exceptions of device calls pass through the code.
 
-``src/runtime/image_file.cpp`` reads images, and ``image.cpp`` in the same folder loads them.
+``src/codeimage/image_file.cpp`` reads images, and ``image.cpp`` in the same folder loads them.
 """
 
 from __future__ import annotations

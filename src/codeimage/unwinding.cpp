@@ -1,6 +1,6 @@
 #include "unwinding.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <cstring>
 #include <unordered_map>

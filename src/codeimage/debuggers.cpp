@@ -1,6 +1,6 @@
 #include "debuggers.h"
 
-#include "support/forks.h"
+#include "base/forks.h"
 
 #include <elf.h>
 #include <fcntl.h>
