@@ -57,6 +57,13 @@ def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Com
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
 
 
+def output_of(code: str, *arguments: str, **environment: str) -> str:
+    """Run code as :func:`run_python` does, check that it succeeds, and return its output."""
+    done = run_python(code, *arguments, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def run_script(
     *arguments: object, folder: Path | None = None, stdin: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:

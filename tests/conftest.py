@@ -13,7 +13,7 @@ import sys
 import tempfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,32 @@ def without_gradients() -> Iterator[None]:
     with torch.no_grad():
         yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every compilation fail at the first op of the group, with an error like the compiler's."""
+    from torchmdla.capture import specialise
+    from torchmdla.compile_service import service
+    from torchmdla.errors import CompileError
+
+    def fail(program: object) -> None:
+        raise CompileError("cannot be lowered", diagnostic='loc("aten::tanh"("graph":0:0)): no such thing')
+
+    monkeypatch.setattr(service, "compile_program", fail)
+    specialise._warned.clear()
+
+
+@pytest.fixture
+def queue() -> Iterator[list[Callable[[], None]]]:
+    """Yield the list of background tasks. The test runs them."""
+    from torchmdla import _C
+    from torchmdla.capture import background
+
+    tasks: list[Callable[[], None]] = []
+    _C.set_submit(tasks.append)
+    yield tasks
+    _C.set_submit(background.submit)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,11 @@ def warmed_up(function: Any, *inputs: Any) -> Any:
     for _ in range(4):
         scripted(*inputs)
     return scripted
+
+
+def anew(function: Any) -> Any:
+    """Return ``function`` as a new TorchScript function without groups. PyTorch scripts each function only once."""
+    return torch.jit.script(types.FunctionType(function.__code__, function.__globals__, function.__name__))
 
 
 def nodes(graph: Any) -> Iterator[torch._C.Node]:

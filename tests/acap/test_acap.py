@@ -6,14 +6,13 @@ import copy
 import io
 import pickle
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from child_process import run_script
 from torch import Tensor, nn
 
 import torchmdla
@@ -279,8 +278,7 @@ torch.nn.Linear(3, 2).load_state_dict(loaded["model"])
 def test_loading_where_the_device_is_not_turned_on(dev: torch.device, tmp_path: Path, imported: str) -> None:
     saved = {"model": nn.Linear(3, 2).to(dev).state_dict(), "x": (torch.arange(3.0).to(dev) * 2)[1:]}
     torch.save(saved, tmp_path / "saved.pt")
-    program = [sys.executable, "-c", _LOADING.replace("IMPORT", imported), str(tmp_path / "saved.pt")]
-    ended = subprocess.run(program, capture_output=True, text=True)
+    ended = run_script("-c", _LOADING.replace("IMPORT", imported), tmp_path / "saved.pt")
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

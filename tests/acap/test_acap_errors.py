@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from child_process import run_script
+from in_threads import in_threads
 from torch import Tensor, nn
 
 import torchmdla
@@ -98,11 +97,13 @@ def test_an_error_is_not_raised_at_the_size_limit(dev: torch.device) -> None:
 
 _AFTER_A_BACKWARD = """
 import torch, torchmdla
-x = torch.ones(2, requires_grad=True)
-x.sum().backward()
-y = torch.ones(2, device=torchmdla.acap_device(), requires_grad=True)
-(y * 2).sum().backward()
-assert y.grad.tolist() == [2, 2]
+w = torch.ones(3, requires_grad=True)
+(w * 2).sum().backward()  # PyTorch's engine counts devices in its first pass.
+v = torch.ones(3, device=torchmdla.acap_device(), requires_grad=True)
+(v * 3).sum().backward()
+(first,) = torch.autograd.grad((v * v).sum().cpu(), v)
+assert [w.grad.tolist(), v.grad.tolist(), first.tolist()] == [[2] * 3, [3] * 3, [2] * 3]
+assert torch._C._is_multithreading_enabled()
 """
 
 _LEFT_PENDING = "import torch, torchmdla; x = torch.ones(2, device=torchmdla.acap_device()) + 1"
@@ -122,13 +123,12 @@ _NOT_ASKED_FOR = "import torch, torchmdla; torch.utils.rename_privateuse1_backen
 @pytest.mark.parametrize("program", [_AFTER_A_BACKWARD, _LEFT_PENDING, _OF_ANOTHER, _NOT_ASKED_FOR])
 @pytest.mark.sampled(1)
 def test_in_a_process_of_its_own(program: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = run_script("-c", program)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_threads(dev: torch.device) -> None:
     shared = torch.eye(4, device=dev) * 2
-    faults: list[BaseException] = []
 
     def work(number: int) -> None:
         def chain(x: Tensor, other: Tensor) -> Tensor:
@@ -136,16 +136,8 @@ def test_threads(dev: torch.device) -> None:
                 x = (x @ other).softmax(-1) + number
             return x
 
-        try:
-            result = chain(torch.full((4, 4), float(number), device=dev), shared)
-            wanted = chain(torch.full((4, 4), float(number)), torch.eye(4) * 2)
-            torch.testing.assert_close(result.cpu(), wanted)
-        except BaseException as error:
-            faults.append(error)
+        result = chain(torch.full((4, 4), float(number), device=dev), shared)
+        wanted = chain(torch.full((4, 4), float(number)), torch.eye(4) * 2)
+        torch.testing.assert_close(result.cpu(), wanted)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not faults
+    assert not in_threads(6, work)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from in_threads import in_threads
 from torch import Tensor
 
 import torchmdla
-from torchmdla.capture import specialise
 from torchmdla.compile_service import service
 from torchmdla.testing.compare import assert_matches
 
@@ -20,15 +20,6 @@ X = torch.linspace(-1, 1, 12).view(3, 4)
 
 # --- the compiler ------------------------------------------------------------------------------------------------
 # Each test uses different ops: graphs that only differ in floats are equal.
-
-
-@pytest.fixture
-def broken_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(program: object) -> None:
-        raise torchmdla.CompileError("cannot be lowered", diagnostic='loc("aten::tanh"("graph":0:0)): no such thing')
-
-    monkeypatch.setattr(service, "compile_program", fail)
-    specialise._warned.clear()
 
 
 @pytest.mark.usefixtures("broken_compiler")
@@ -76,13 +67,10 @@ def test_an_interrupt_is_the_users(dev: torch.device, monkeypatch: pytest.Monkey
     def step() -> Tensor:
         return x.exp() * 5.25 + x.sum()
 
-    def interrupt(program: object) -> None:
-        raise KeyboardInterrupt
-
     step().cpu()
     result = step()
     with monkeypatch.context() as patch:
-        patch.setattr(service, "compile_program", interrupt)
+        patch.setattr(service, "compile_program", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             result.cpu()
     assert_matches(result.cpu(), X.exp() * 5.25 + X.sum())
@@ -153,26 +141,6 @@ def test_without_a_kernel(dev: torch.device, others: Any) -> None:
 # --- threads -----------------------------------------------------------------------------------------------------
 
 
-def in_threads(*works: Any) -> list[BaseException]:
-    """Call all ``works`` at the same time, and return the exceptions that they raise."""
-    start = threading.Barrier(len(works))
-    raised: list[BaseException] = []
-
-    def run(work: Any) -> None:
-        start.wait()
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
-
-
 def test_an_error_of_one_thread_is_not_the_others(dev: torch.device) -> None:
     shared = X.to(dev) * 2
 
@@ -183,24 +151,21 @@ def test_an_error_of_one_thread_is_not_the_others(dev: torch.device) -> None:
         for number in range(20):
             assert_matches((shared + number).cpu(), X * 2 + number)
 
-    (error,) = in_threads(wrong, right, right)
+    (error,) = in_threads(3, lambda number: right() if number else wrong())
     assert "out of range" in str(error)
     assert_matches(shared.cpu(), X * 2)
 
 
 def test_all_threads_graphs_are_computed_by_one(dev: torch.device) -> None:
     results: list[Tensor] = []
-    assert not in_threads(*[lambda number=number: results.append(X.to(dev) * number) for number in range(4)])
+    assert not in_threads(4, lambda number: results.append(X.to(dev) * number))
     torchmdla.acap.mark_step()
     assert not any(torchmdla.acap.is_pending(tensor) for tensor in results)
     assert sorted(tensor[0, 0].item() for tensor in results) == [-3, -2, -1, 0]
 
 
 def test_threads_look_at_one_graph(dev: torch.device) -> None:
-    x = X.to(dev)
+    x, wanted = X.to(dev), X
     for _ in range(20):
-        x = x.tanh() + 0.25
-    wanted = X
-    for _ in range(20):
-        wanted = wanted.tanh() + 0.25
-    assert not in_threads(*[lambda: assert_matches(x.cpu(), wanted, layers=20)] * 4)
+        x, wanted = x.tanh() + 0.25, wanted.tanh() + 0.25
+    assert not in_threads(4, lambda _: assert_matches(x.cpu(), wanted, layers=20))

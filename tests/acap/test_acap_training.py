@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from child_process import run_python
+from child_process import run_script
 from torch import Tensor, nn
 
 import torchmdla
@@ -123,9 +121,7 @@ assert peaks[999] - peaks[200] < 64 * 2**20, peaks[999] - peaks[200]
 @pytest.mark.parametrize("look", ["loss.item()", "torchmdla.acap.mark_step()"])
 @pytest.mark.sampled(0)
 def test_memory_is_flat(look: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _THOUSAND_STEPS.replace("LOOK", look)], capture_output=True, text=True
-    )
+    ended = run_script("-c", _THOUSAND_STEPS.replace("LOOK", look))
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -215,8 +211,7 @@ def test_accumulated_and_clipped_gradients(dev: torch.device) -> None:
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         return [norm.cpu(), *(parameter.grad.cpu() for parameter in model.parameters())]
 
-    for result, wanted in zip(trained(dev), trained("cpu"), strict=True):
-        assert_matches(result, wanted)
+    assert_matches(trained(dev), trained("cpu"))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
@@ -256,22 +251,3 @@ def test_training_goes_on_from_a_checkpoint(dev: torch.device, optimiser: str) -
     for target, state in zip((twin, again), torch.load(file), strict=True):
         target.load_state_dict(state)
     assert [step(twin, again) for _ in range(3)] == pytest.approx(wanted, abs=1e-6, rel=0)
-
-
-LATE = """
-import torch, torchmdla
-
-w = torch.ones(3, requires_grad=True)
-(w * 2).sum().backward()  # PyTorch's engine counts devices in its first pass.
-device = torchmdla.acap_device()
-v = torch.ones(3, device=device, requires_grad=True)
-(v * 3).sum().backward()
-(first,) = torch.autograd.grad((v * v).sum().cpu(), v)
-print(w.grad.tolist(), v.grad.tolist(), first.tolist(), torch._C._is_multithreading_enabled())
-"""
-
-
-@pytest.mark.sampled(0)
-def test_autograd_of_a_late_device_keeps_its_threads_mode() -> None:
-    child = run_python(LATE)
-    assert child.stdout == f"{[2.0] * 3} {[3.0] * 3} {[2.0] * 3} True\n", child.stderr

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from child_process import run_python
+from child_process import output_of
 from scripted_device import scripted_program
 
 from torchmdla.compile_service import worker
@@ -110,9 +110,7 @@ _COMPILES = """
 )
 @pytest.mark.sampled(1)
 def test_a_program_of_one_thread_compiles_in_one_process(statement: str, variables: dict[str, str]) -> None:
-    done = run_python(_COMPILES, statement, PYTHONPATH=os.pathsep.join(sys.path), **variables)
-    assert done.returncode == 0, done.stderr
-    kinds, items = json.loads(done.stdout)
+    kinds, items = json.loads(output_of(_COMPILES, statement, PYTHONPATH=os.pathsep.join(sys.path), **variables))
     processes, _, cpus = zip(*items, strict=True)
     assert kinds == 1 and len(processes) == 16
     assert len(set(processes)) == 1

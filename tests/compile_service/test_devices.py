@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from child_process import run_python
+from child_process import output_of
 
 DEVICE = textwrap.dedent("""
     import dataclasses, os
@@ -50,9 +50,7 @@ def run_with_device(folder: Path, definition: str) -> str:
     """
     (folder / "log").touch()
     places = {"PYTHONPATH": folder, "TORCHMDLA_CACHE_DIR": folder / "cache", "LOG": folder / "log"}
-    result = run_python(definition + RUN, **{name: str(place) for name, place in places.items()})
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+    return output_of(definition + RUN, **{name: str(place) for name, place in places.items()}).strip()
 
 
 @pytest.mark.parametrize("module", ["foreign_device", "foreign_package.parts.device"])

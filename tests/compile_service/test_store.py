@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forking import in_child
 from scripted_device import scripted_artifact, scripted_program
 
 from torchmdla.__main__ import main
@@ -89,6 +90,16 @@ def machine(folder: Path, shared: Store | None) -> CompilerService:
     return CompilerService(cache=DiskCache(folder), store=shared, in_process=True)
 
 
+def in_processes(count: int, function: Callable[[int], object]) -> None:
+    """Call ``function(number)`` in ``count`` forked processes, and check that none fails."""
+    processes = [_fork.Process(target=function, args=(number,)) for number in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == count * [0]
+
+
 def compiles(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
@@ -128,15 +139,11 @@ class TestSharing:
         shared = a_store(url, secret)
         machine(tmp_path / "a", shared).compile(program)
 
-        def child(answers: Any) -> None:
+        def child() -> bool:
             outcome = machine(tmp_path / "b", shared).compile(program)
-            answers.put((outcome.source, shared.statistics().hits))
+            return (outcome.source, shared.statistics().hits) == ("store", 1)
 
-        answers = _fork.SimpleQueue()
-        process = _fork.Process(target=child, args=(answers,))
-        process.start()
-        assert answers.get() == ("store", 1)
-        process.join()
+        assert in_child(child) == 0
 
 
 def _flipped(data: bytes, place: int) -> bytes:
@@ -387,21 +394,17 @@ class TestOneCompile:
     """A single compile for processes that start together, each with its own cache."""
 
     def start(self, count: int, url: str, secret: Path, folder: Path, program: Program) -> list[Any]:
-        def one(number: int, barrier: Any, sources: Any) -> None:
+        barrier, sources = _fork.Barrier(count), _fork.SimpleQueue()
+
+        def one(number: int) -> None:
             service = machine(folder / str(number), a_store(url, secret))
             barrier.wait()
             outcomes = service.compile(program)
             assert outcomes.artifact == scripted_artifact(program, b"counted")
             sources.put(outcomes.source)
 
-        barrier, sources = _fork.Barrier(count), _fork.SimpleQueue()
-        processes = [_fork.Process(target=one, args=(number, barrier, sources)) for number in range(count)]
-        for process in processes:
-            process.start()
-        outcomes = [sources.get() for _ in processes]
-        for process in processes:
-            process.join()
-        return outcomes
+        in_processes(count, one)
+        return [sources.get() for _ in range(count)]
 
     @pytest.mark.sampled(0)
     def test_two_hundred_compile_once(self, secret: Path, tmp_path: Path) -> None:
@@ -420,15 +423,7 @@ class TestOneCompile:
     def test_with_a_cache_in_common_and_no_store(self, tmp_path: Path) -> None:
         program = scripted_program(f"slowly 0.3 {tmp_path / 'log'}")
 
-        def one(_: int) -> None:
-            machine(tmp_path / "cache", None).compile(program)
-
-        processes = [_fork.Process(target=one, args=(number,)) for number in range(20)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        assert [process.exitcode for process in processes] == 20 * [0]
+        in_processes(20, lambda _: machine(tmp_path / "cache", None).compile(program))
         assert compiles(tmp_path / "log") == 1
         assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".artifact"]
 
@@ -479,16 +474,11 @@ class TestOneCompile:
     def test_failing_programs_are_tried_by_each_machine(self, secret: Path, tmp_path: Path) -> None:
         program = scripted_program("fail x")
 
-        def one() -> None:
+        def one(_: int) -> None:
             with pytest.raises(CompileError, match="no such luck"):
                 machine(tmp_path / str(os.getpid()), a_store(str(tmp_path / "store"), secret)).compile(program)
 
-        processes = [_fork.Process(target=one) for _ in range(4)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        assert [process.exitcode for process in processes] == 4 * [0]
+        in_processes(4, one)
         assert not list((tmp_path / "store").rglob("*.lease"))
 
     def test_an_unauthenticated_lease_is_not_waited_for(self, secret: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from child_process import run_script
 from forking import in_child as exit_status_in_child
 from nest_running import host_target
 from written_programs import Builder, normal
@@ -413,9 +413,11 @@ class TestFork:
 
 
 _PARENT = """
-import os, signal, sys
+import os, signal, sys, threading
+from pathlib import Path
 sys.path[:0] = {path!r}
 from scripted_device import scripted_program
+from test_worker import started
 from torchmdla.compile_service.worker import WorkerPool
 pool = WorkerPool(size=1, modules=["scripted_device"])
 {start}
@@ -424,42 +426,20 @@ pool = WorkerPool(size=1, modules=["scripted_device"])
 
 
 class TestExit:
-    @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["normally", "killed"])
+    @pytest.mark.parametrize("is_killed", [False, True], ids=["normally", "killed"])
+    @pytest.mark.parametrize("is_compiling", [False, True], ids=["idle", "compiling"])
     @pytest.mark.sampled(0)
-    def test_process_ends_with_its_parent(self, tmp_path: Path, end: str) -> None:
-        (tmp_path / "go").touch()
+    def test_process_ends_with_its_parent(self, tmp_path: Path, is_killed: bool, is_compiling: bool) -> None:
         start = f"pool.compile(scripted_program('hang {tmp_path}'))"
-        script = _PARENT.format(path=sys.path, start=start, end=end)
-        result = subprocess.run([sys.executable, "-c", script], capture_output=True)
-        assert result.returncode == (-signal.SIGKILL if end else 0), result.stderr
+        if is_compiling:
+            start = f"threading.Thread(target=lambda: {start}, daemon=True).start(); started(Path('{tmp_path}'))"
+        else:
+            (tmp_path / "go").touch()
+        end = "os.kill(os.getpid(), signal.SIGKILL)" if is_killed else ""
+        result = run_script("-c", _PARENT.format(path=sys.path, start=start, end=end))
+        assert result.returncode == (-signal.SIGKILL if is_killed else 0), result.stderr
         with open(tmp_path / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # The lock is free once the process has ended.
-
-    @pytest.mark.sampled(0)
-    def test_interpreter_exits_while_a_daemon_thread_compiles(self, tmp_path: Path) -> None:
-        start = (
-            "import threading; from test_worker import started; from pathlib import Path\n"
-            f"compile = lambda: pool.compile(scripted_program('hang {tmp_path}'))\n"
-            "threading.Thread(target=compile, daemon=True).start()\n"
-            f"started(Path('{tmp_path}'))"
-        )
-        script = _PARENT.format(path=sys.path, start=start, end="")
-        assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE).returncode == 0
-        with open(tmp_path / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-
-    @pytest.mark.sampled(0)
-    def test_a_compile_under_way_ends_with_its_parent(self, tmp_path: Path) -> None:
-        start = (
-            "import threading; from test_worker import started; from pathlib import Path\n"
-            f"compile = lambda: pool.compile(scripted_program('hang {tmp_path}'))\n"
-            "threading.Thread(target=compile, daemon=True).start()\n"
-            f"started(Path('{tmp_path}'))"
-        )
-        script = _PARENT.format(path=sys.path, start=start, end="os.kill(os.getpid(), signal.SIGKILL)")
-        assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE).returncode == -signal.SIGKILL
-        with open(tmp_path / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 class TestService:

@@ -47,10 +47,7 @@ class Kind:
     any_value: bool = False
 
 
-_ALL_DTYPES = (
-    *("uint8", "int8", "int16", "int32", "int64", "bool"),
-    *("float16", "bfloat16", "float32", "float64"),
-)
+_ALL_DTYPES = (*("uint8", "int8", "int16", "int32", "int64", "bool"), *("float16", "bfloat16", "float32", "float64"))
 
 KINDS: Mapping[str, Kind] = {
     "sizes": Kind(
@@ -89,10 +86,7 @@ KINDS: Mapping[str, Kind] = {
         any_value=True,
     ),
     "checks": Kind(
-        "indices and probabilities, some of which eager refuses",
-        (1, 3),
-        {"checked": 10, "common": 2, "view": 1},
-        12,
+        "indices and probabilities, some of which eager refuses", (1, 3), {"checked": 10, "common": 2, "view": 1}, 12
     ),
     "training": Kind(
         "parameters, which steps of an optimiser change",

@@ -102,36 +102,6 @@ def test_optimize_for_inference_still_runs():
             assert_matches(optimised(x), net(x), layers=3)
 
 
-def test_batch_norm_and_dropout_in_training_then_eval():
-    """A scripted module reads ``self.training``: one plan serves both modes."""
-
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-            self.drop = nn.Dropout(0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.tanh(self.drop(self.net(x)) * 2)
-
-    torch.manual_seed(0)
-    ours, plain, x = Both(), Both(), torch.randn(4, 3, 8, 8)
-    plain.load_state_dict(ours.state_dict())
-    scripted = torch.jit.script(ours)
-    with torch.no_grad():
-        for training in (False, True, True, False, True):
-            for module in (scripted, plain):
-                module.train(training)
-            for _ in range(3):
-                results = []
-                for module in (scripted, plain):
-                    torch.manual_seed(7)
-                    results.append(module(x))
-                assert_matches(*results, layers=3)
-    for mine, theirs in zip(ours.buffers(), plain.buffers(), strict=True):
-        assert_matches(mine, theirs)
-
-
 def test_statistics_can_be_reset():
     torchmdla.compile(lambda x: torch.tanh(x) * 2, torch.randn(3))
     assert torchmdla.stats().groups == 1

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-import types
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from child_process import run_python
-from graphs import warmed_up
+from child_process import output_of
+from graphs import anew, warmed_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_threads import in_threads
 from torch import Tensor, nn
 
 import torchmdla
-from torchmdla import _C
-from torchmdla.capture import background
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program
@@ -307,18 +305,6 @@ def test_switched_off(programs: list[Program]) -> None:
 # --- decisions that depend on sizes -----------------------------------------------------------------------------------
 
 
-def strided(x: Tensor) -> Tensor:
-    return nn.functional.avg_pool2d(torch.tanh(x), 3, stride=2) * 2
-
-
-def compared(x: Tensor) -> tuple[Tensor, bool]:
-    return torch.tanh(x) * 2, x.size(0) == 12
-
-
-def even(x: Tensor) -> Tensor:
-    return (torch.tanh(x) * 2)[x.size(0) % 2 :] + 1
-
-
 def short_table(x: Tensor, table: Tensor) -> Tensor:
     return torch.tanh(x + table[: x.size(0)]) * 2
 
@@ -331,52 +317,6 @@ def rolled_by_seven(x: Tensor) -> Tensor:
     return torch.tanh(torch.roll(x, [7], [0])) * 2
 
 
-def head(x: Tensor) -> Tensor:
-    return torch.tanh(x[:40]) * 2
-
-
-def row_from_an_offset(x: Tensor) -> Tensor:
-    return (x * 2 + 1)[x.size(0) - 12] * 3
-
-
-def rows_from_an_offset(x: Tensor) -> Tensor:
-    n = x.size(0)
-    return (x * 2 + 1)[n - 12 : n - 10] * 3
-
-
-def padded_or_cropped(x: Tensor) -> Tensor:
-    return nn.functional.pad(x * 2 + 1, [0, 0, x.size(0) - 12, 0]) * 3
-
-
-def written_at_an_offset(x: Tensor) -> Tensor:
-    return torch.select_scatter(x * 2, x[0], 0, x.size(0) - 12) * 2
-
-
-def scaled_by_a_comparison(x: Tensor) -> Tensor:
-    return torch.tanh(x) * float(x.size(0) > 12)
-
-
-def scaled_by_a_size(x: Tensor) -> Tensor:
-    return torch.tanh(x) * x.size(0) / (x.size(1) + 1)
-
-
-def scaled_by_a_quotient(x: Tensor) -> Tensor:
-    return torch.tanh(x) * (x.size(0) // 12)
-
-
-def scaled_by_a_power(x: Tensor) -> Tensor:
-    return torch.tanh(x) * ((-1) ** x.size(0))
-
-
-def filled_and_compared(x: Tensor) -> Tensor:
-    return torch.where(torch.full_like(x, x.size(0)) > 12, x * 2, x * 3)
-
-
-def counted_from_an_offset(x: Tensor) -> Tensor:
-    n = x.size(0)
-    return torch.arange(n - 12, n) * torch.tanh(x.sum())
-
-
 def with_sizes(x: Tensor) -> tuple[Tensor, list[int], list[int]]:
     y = torch.tanh(x) * 2
     return y, y.size(), [x.size(0) - 12, 5]
@@ -386,32 +326,45 @@ def rows(n: int) -> tuple[Tensor]:
     return (torch.randn(n, 3),)
 
 
-# Sizes around every constant above: small ones, neighbours, powers of two, and sizes seen before.
+# Sizes around every constant below: small ones, neighbours, powers of two, and sizes seen before.
 AROUND_TWELVE = [20, 17, 15, 13, 12, 11, 14, 9, 10, 3, 2, 1, 24, 25, 23, 64, 33, 36, 35, 13]
 
-DECIDED = {
-    "a strided window": (strided, lambda n: (torch.randn(1, 2, n, n),), [7, 9, 11, 13, 8, 10, 3, 4, 5, 64, 33]),
-    "a comparison": (compared, rows, AROUND_TWELVE),
-    "a remainder": (even, rows, AROUND_TWELVE),
+# A function, or an expression of a tensor ``x`` and its size ``n``; a maker of inputs from a size; and sizes.
+DECIDED: dict[str, tuple[Any, Callable[[int], tuple[Any, ...]], list[int]]] = {
+    "a strided window": (
+        "nn.functional.avg_pool2d(torch.tanh(x), 3, stride=2) * 2",
+        lambda n: (torch.randn(1, 2, n, n),),
+        [7, 9, 11, 13, 8, 10, 3, 4, 5, 64, 33],
+    ),
+    "a comparison": ("(torch.tanh(x) * 2, n == 12)", rows, AROUND_TWELVE),
+    "a remainder": ("(torch.tanh(x) * 2)[n % 2 :] + 1", rows, AROUND_TWELVE),
     "a shift that varies": (rolled, lambda n: (torch.randn(13, 2), n), [9, 11, 12, 3, 13, 30, 14, 26, 0, 27, 1]),
     "a shift beyond some sizes": (rolled_by_seven, rows, [9, 11, 13, 8, 7, 5, 6, 14, 3, 2, 1]),
-    "a slice that ends at some sizes": (head, rows, [4, 5, 6, 20, 39, 41, 100, 40, 30]),
+    "a slice that ends at some sizes": ("torch.tanh(x[:40]) * 2", rows, [4, 5, 6, 20, 39, 41, 100, 40, 30]),
     "a table of a fixed length": (short_table, lambda n: (torch.randn(n, 3), torch.randn(7, 3)), [4, 5, 6, 7, 2]),
-    "an index": (row_from_an_offset, rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 64, 6, 11]),
-    "a slice": (rows_from_an_offset, rows, AROUND_TWELVE),
-    "an amount of padding": (padded_or_cropped, rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 7, 64, 11]),
-    "an index to write at": (written_at_an_offset, rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 6, 64, 11]),
-    "a factor that is a comparison": (scaled_by_a_comparison, rows, AROUND_TWELVE),
-    "a factor that is a size": (scaled_by_a_size, rows, AROUND_TWELVE),
-    "a factor that is a quotient": (scaled_by_a_quotient, rows, AROUND_TWELVE),
-    "a factor that is a power": (scaled_by_a_power, rows, AROUND_TWELVE),
-    "a tensor of a size": (filled_and_compared, rows, AROUND_TWELVE),
+    "an index": ("(x * 2 + 1)[n - 12] * 3", rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 64, 6, 11]),
+    "a slice": ("(x * 2 + 1)[n - 12 : n - 10] * 3", rows, AROUND_TWELVE),
+    "an amount of padding": (
+        "nn.functional.pad(x * 2 + 1, [0, 0, n - 12, 0]) * 3",
+        rows,
+        [20, 17, 15, 13, 12, 11, 14, 9, 10, 7, 64, 11],
+    ),
+    "an index to write at": (
+        "torch.select_scatter(x * 2, x[0], 0, n - 12) * 2",
+        rows,
+        [20, 17, 15, 13, 12, 11, 14, 9, 10, 6, 64, 11],
+    ),
+    "a factor that is a comparison": ("torch.tanh(x) * float(n > 12)", rows, AROUND_TWELVE),
+    "a factor that is a size": ("torch.tanh(x) * n / (x.size(1) + 1)", rows, AROUND_TWELVE),
+    "a factor that is a quotient": ("torch.tanh(x) * (n // 12)", rows, AROUND_TWELVE),
+    "a factor that is a power": ("torch.tanh(x) * ((-1) ** n)", rows, AROUND_TWELVE),
+    "a tensor of a size": ("torch.where(torch.full_like(x, n) > 12, x * 2, x * 3)", rows, AROUND_TWELVE),
     "integers": (integers_from_a_size, rows, AROUND_TWELVE),
     "a quotient that is a size and a factor": (sized_and_scaled_by_a_quotient, rows, AROUND_TWELVE),
     "positions": (embedded_positions, lambda n: (torch.randn(n, 3), torch.randn(90, 4)), [9, 5, 12, 13, 3, 90, 4]),
     "lists of sizes": (with_sizes, rows, AROUND_TWELVE),
     "a diagonal": (triangles, rows, AROUND_TWELVE),
-    "a range": (counted_from_an_offset, rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 64, 6, 11]),
+    "a range": ("torch.arange(n - 12, n) * torch.tanh(x.sum())", rows, [20, 17, 15, 13, 12, 11, 14, 9, 10, 64, 6, 11]),
 }
 
 
@@ -449,7 +402,7 @@ def test_a_branch_on_a_size_holds_for_that_size(name: str, scripted: bool) -> No
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            compiled = torch.jit.trace(function, draw(sizes[0]), check_trace=False)
+            compiled = torch.jit.trace(in_python(function), draw(sizes[0]), check_trace=False)
     for size in sizes:
         inputs = draw(size)
         # A trace converts booleans and floats of sizes to constants, so the reference is the trace itself.
@@ -460,9 +413,20 @@ def test_a_branch_on_a_size_holds_for_that_size(name: str, scripted: bool) -> No
     assert set(torchmdla.stats().fallbacks) <= {"torchmdla is switched off"}
 
 
-def script_copy(function: Any) -> Any:
-    """Return ``function`` as TorchScript with its own groups. PyTorch scripts each function only once."""
-    return torch.jit.script(types.FunctionType(function.__code__, function.__globals__, function.__name__))
+_SOURCE = "def f(x):\n    n = x.size(0)\n    return {}\n"
+
+
+def in_python(program: Any) -> Any:
+    if not isinstance(program, str):
+        return program
+    names = dict(globals())
+    exec(_SOURCE.format(program), names)
+    return names["f"]
+
+
+def script_copy(program: Any) -> Any:
+    """Return a program of :data:`DECIDED` as TorchScript with its own groups."""
+    return torch.jit.CompilationUnit(_SOURCE.format(program)).f if isinstance(program, str) else anew(program)
 
 
 def test_no_more_is_cut_off_than_there_is() -> None:
@@ -510,17 +474,13 @@ def test_gradients_of_broadcasts_at_dynamic_sizes(scripted: bool) -> None:
 # size that is, or results in, less than 2, and one for each outcome of a decision.
 @pytest.mark.parametrize(
     ("name", "static", "dynamic"),
-    [
-        ("a strided window", 5, 1),
-        ("a slice that ends at some sizes", 2, 2),
-        ("a factor that is a size", 3, 1),
-    ],
+    [("a strided window", 5, 1), ("a slice that ends at some sizes", 2, 2), ("a factor that is a size", 3, 1)],
 )
 def test_few_executables_for_all_sizes(name: str, static: int, dynamic: int) -> None:
     function, draw, sizes = DECIDED[name]
     scripted = warmed_up(script_copy(function), *draw(sizes[0]))
     for size in sizes:
-        call_twice(scripted, function, draw(size))
+        call_twice(scripted, in_python(function), draw(size))
     stats = torchmdla.stats()
     assert (stats.specialisations, stats.dynamic, stats.fallbacks) == (static + dynamic, dynamic, {})
 
@@ -592,7 +552,7 @@ def test_programs_without_dynamic_support_are_compiled_for_each_size(name: str) 
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for size in sizes:
-            call_twice(scripted, function, draw(size))
+            call_twice(scripted, in_python(function), draw(size))
     stats = torchmdla.stats()
     assert (stats.specialisations, stats.dynamic, stats.fallbacks) == (len(set(sizes)), 0, {})
     assert stats.not_dynamic
@@ -662,11 +622,8 @@ def test_an_interrupted_compile_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
     scripted(torch.randn(5, 4))
     x = torch.randn(6, 4)
 
-    def interrupt(program: Program) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(service, "compile_program", interrupt)
+        patch.setattr(service, "compile_program", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             scripted(x)
     call_twice(scripted, chain, (x,))
@@ -681,6 +638,7 @@ def test_dynamic_specialisations_count_towards_the_limit() -> None:
     assert torchmdla.stats().fallbacks == {}
     call_twice(scripted, chain, (torch.randn(4, 5, 6),))
     assert torchmdla.stats().fallbacks == {"the group has too many specialisations": 2}
+    assert torchmdla.stats().specialisations == 3
 
 
 # --- eager's behaviour ------------------------------------------------------------------------------------------------
@@ -728,9 +686,7 @@ print((objects(20) - before) / 20, torchmdla.stats().dynamic)
 
 @pytest.mark.sampled(0)
 def test_programs_that_are_dropped_leave_nothing() -> None:
-    done = run_python(LOADED_AND_DROPPED)
-    assert done.returncode == 0, done.stderr
-    kept_for_each, dynamic = done.stdout.split()
+    kept_for_each, dynamic = output_of(LOADED_AND_DROPPED).split()
     assert dynamic == "30"
     assert float(kept_for_each) < 5
 
@@ -829,25 +785,14 @@ def test_any_sizes(learnt: tuple[Any, Any], m: int, n: int) -> None:
 def test_threads_with_new_sizes_at_once(programs: list[Program]) -> None:
     scripted = warmed_up(chain, torch.randn(4, 4))
     scripted(torch.randn(5, 4))
-    failures: list[BaseException] = []
-    barrier = threading.Barrier(8)
 
     def work(first: int) -> None:
         generator = torch.Generator().manual_seed(first)
-        try:
-            barrier.wait()
-            for step in range(20):
-                x = torch.randn(6 + (first + step) % 11, 4, generator=generator)
-                assert_matches(scripted(x), chain(x))
-        except BaseException as error:
-            failures.append(error)
+        for step in range(20):
+            x = torch.randn(6 + (first + step) % 11, 4, generator=generator)
+            assert_matches(scripted(x), chain(x))
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    assert in_threads(8, work) == []
     assert len(programs) == 1
     stats = torchmdla.stats()
     assert (stats.specialisations, stats.dynamic) == (3, 1)
@@ -867,16 +812,11 @@ def test_in_the_background() -> None:
     assert torchmdla.stats().fallbacks == waited
 
 
-def test_many_sizes_before_the_first_is_compiled() -> None:
-    queue: list[Callable[[], None]] = []
+def test_many_sizes_before_the_first_is_compiled(queue: list[Callable[[], None]]) -> None:
     torchmdla.enable(background=True)
-    _C.set_submit(queue.append)
-    try:
-        scripted = warmed_up(chain, torch.randn(4, 4))
-        for size in range(5, 25):
-            call_twice(scripted, chain, (torch.randn(size, 4),))
-    finally:
-        _C.set_submit(background.submit)
+    scripted = warmed_up(chain, torch.randn(4, 4))
+    for size in range(5, 25):
+        call_twice(scripted, chain, (torch.randn(size, 4),))
     assert len(queue) == 3
     for task in queue:
         task()

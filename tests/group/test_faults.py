@@ -10,10 +10,11 @@ import textwrap
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
-from child_process import run_python
+from child_process import output_of, run_python
 from graphs import warmed_up
 from in_threads import in_threads
 
@@ -22,23 +23,11 @@ from torchmdla import devices
 from torchmdla.capture import script_subgraph, specialise
 from torchmdla.compile_service import service
 from torchmdla.compiler.artifact import Artifact
-from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches
 
 
 def chain(x):
     return torch.sigmoid(torch.tanh(x) * 2 + 1)
-
-
-@pytest.fixture
-def broken_compiler(monkeypatch):
-    """Let every compilation fail at the first op of the group, with an error like the compiler's."""
-
-    def fail(program):
-        raise CompileError("cannot be lowered", diagnostic='loc("aten::tanh"("graph":0:0)): no such thing')
-
-    monkeypatch.setattr(service, "compile_program", fail)
-    specialise._warned.clear()
 
 
 # --- compilation fails -----------------------------------------------------------------------------------
@@ -106,26 +95,19 @@ def test_a_fault_of_ours_is_not_the_users(monkeypatch):
     assert_matches(scripted(x), chain(x))
 
 
-def test_an_interrupted_compile_is_tried_again(monkeypatch):
+def test_an_interrupted_compile_is_tried_again_and_errors_keep_their_torchscript_traceback(monkeypatch):
+    """The path by which interrupts and strict errors pass the interpreter must be closed afterwards."""
     x = torch.randn(4, 4)
     scripted = torch.jit.trace(chain, (x,), check_trace=False)
     scripted(x)
 
-    def interrupt(program):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(service, "compile_program", interrupt)
+        patch.setattr(service, "compile_program", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             scripted(x)
     scripted(x)
     assert torchmdla.stats().specialisations == 1
     assert torchmdla.stats().fallbacks == {}
-
-
-def test_errors_of_the_program_keep_their_torchscript_traceback(monkeypatch):
-    """The path by which interrupts and strict errors pass the interpreter must be closed afterwards."""
-    test_an_interrupted_compile_is_tried_again(monkeypatch)
     scripted = torch.jit.trace(lambda x, y: x @ y, (torch.randn(4, 4), torch.randn(4, 4)), check_trace=False)
     with pytest.raises(RuntimeError, match="The following operation failed in the TorchScript interpreter"):
         scripted(torch.randn(4, 4), torch.randn(5, 5))
@@ -155,10 +137,8 @@ def test_a_dying_worker_costs_one_compile():
         stats = torchmdla.stats()
         assert victims, "no worker was killed"
         assert stats.specialisations >= 1, stats
-        print("fine")
     """
-    result = run_python(code, TORCHMDLA_CACHE_SIZE="0")
-    assert result.stdout.strip() == "fine", result.stderr
+    output_of(code, TORCHMDLA_CACHE_SIZE="0")
 
 
 @pytest.mark.sampled(0)
@@ -185,10 +165,8 @@ def test_a_compile_that_found_no_descriptors_is_tried_again():
         assert without.fallbacks == {} and without.specialisations == 0, without
         assert use(first, calls=2).specialisations == 1, torchmdla.stats()
         assert use(second).specialisations == 1, torchmdla.stats()
-        print("fine")
     """
-    result = run_python(code, TORCHMDLA_CACHE_SIZE="0")
-    assert result.stdout.strip() == "fine", result.stderr
+    output_of(code, TORCHMDLA_CACHE_SIZE="0")
 
 
 @pytest.mark.sampled(0)
@@ -233,13 +211,6 @@ RUN_ONE = """
     stats = torchmdla.stats()
     print(json.dumps([stats.specialisations, stats.compiled, stats.cache_hits, stats.fallbacks]))
 """
-
-
-def test_a_second_process_does_not_compile(tmp_path):
-    cold = run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(tmp_path / "cache"))
-    assert cold.stdout.strip() == "[1, 1, 0, {}]", cold.stderr
-    warm = run_python(RUN_ONE, TORCHMDLA_CACHE_DIR=str(tmp_path / "cache"))
-    assert warm.stdout.strip() == "[1, 0, 1, {}]", warm.stderr
 
 
 def test_a_damaged_artifact_is_compiled_anew(tmp_path):
@@ -311,10 +282,8 @@ def test_a_forked_child_runs_and_compiles():
         if child == 0:
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        print("fine")
     """
-    result = run_python(code)
-    assert result.stdout.strip() == "fine", result.stderr
+    output_of(code)
 
 
 def test_importing_without_turning_on():
@@ -372,10 +341,8 @@ def test_programs_that_ran_before_it_was_turned_on_are_optimised_anew(call: str)
         assert len(groups(program.graph_for(x))) == 1
         torch.testing.assert_close(program(x), expected)
     assert not torchmdla.stats().fallbacks
-    print("fine")
 """
-    done = run_python(code, TORCHMDLA_ENABLE="0")
-    assert done.stdout.strip() == "fine", done.stderr
+    output_of(code, TORCHMDLA_ENABLE="0")
 
 
 def test_groups_stay_where_a_program_is_compiled_again() -> None:
@@ -397,10 +364,8 @@ def test_leaving_while_groups_are_alive():
         torch.chain = torch.jit.trace(lambda x: torch.sigmoid(torch.tanh(x) * 2), torch.randn(4, 4), check_trace=False)
         for _ in range(4): torch.chain(torch.randn(4, 4))
         assert torchmdla.stats().specialisations == 1
-        print("fine")
     """
-    result = run_python(code)
-    assert (result.returncode, result.stdout.strip()) == (0, "fine"), result.stderr
+    output_of(code)
 
 
 # --- devices -----------------------------------------------------------------------------------------------

@@ -60,9 +60,7 @@ WRAPPING: Mapping[str, str] = {
 }
 
 # Results that a group computes from the number alone.
-RETURNED: Mapping[str, str] = {
-    "number": "(x * 3 + n, n + x.size(0) - 1, n // 3, n % 10, [n - 1, 2])",
-}
+RETURNED: Mapping[str, str] = {"number": "(x * 3 + n, n + x.size(0) - 1, n // 3, n % 10, [n - 1, 2])"}
 
 
 def scripted(expression: str) -> Callable[[Tensor, int], object]:

@@ -28,6 +28,9 @@ pytestmark = pytest.mark.usefixtures("without_gradients")
 WEIGHTS = 512 * 512 * 4
 CODE = 12 << 10
 
+# The input of most programs.
+X = torch.randn(4, 512)
+
 
 @pytest.fixture(autouse=True)
 def no_limit_afterwards() -> Iterator[None]:
@@ -66,16 +69,16 @@ def traced(module: nn.Module, x: Tensor) -> Callable[[Tensor], Tensor]:
 Program = tuple[Callable[[Tensor], Tensor], nn.Module]
 
 
-def programs(count: int, x: Tensor) -> list[Program]:
+def programs(count: int, x: Tensor = X) -> list[Program]:
     modules = [wide() for _ in range(count)]
     return [(traced(module, x), module) for module in modules]
 
 
-def call(program: Program, x: Tensor, times: int = 3) -> None:
-    """Call a program until it is compiled and its weights are packed, and check its values."""
-    run, module = program
-    for _ in range(times):
-        assert_matches(run(x), module(x))
+def call(*called: Program, x: Tensor = X, times: int = 3) -> None:
+    """Call programs until they are compiled and their weights are packed, and check their values."""
+    for run, module in called:
+        for _ in range(times):
+            assert_matches(run(x), module(x))
 
 
 class Elementwise(nn.Module):
@@ -92,7 +95,7 @@ def elementwise() -> Program:
 
 def grow() -> None:
     """Compile a small program. The order of use is only known relative to compilations in between."""
-    call(elementwise(), torch.randn(8))
+    call(elementwise(), x=torch.randn(8))
 
 
 def specialisations_created_by(function: Callable[[], object]) -> int:
@@ -110,11 +113,11 @@ def unpacked() -> int:
     return torchmdla.stats().memory.unpacked
 
 
-def is_packed(program: Program, x: Tensor) -> bool:
+def is_packed(program: Program) -> bool:
     """Return whether a call finds the weights packed."""
     before = torchmdla.stats().memory.packed
     _C.set_memory_limit(0, 0.0)
-    call(program, x, times=1)
+    call(program, times=1)
     return torchmdla.stats().memory.packed == before
 
 
@@ -123,9 +126,7 @@ def is_packed(program: Program, x: Tensor) -> bool:
 
 def test_there_is_no_limit_by_default() -> None:
     assert torchmdla.stats().memory.limit == 0
-    x = torch.randn(4, 512)
-    for program in programs(3, x):
-        call(program, x)
+    call(*programs(3))
     assert evicted() == unpacked() == torchmdla.stats().memory.over_limit == 0
     assert torchmdla.stats().memory.packed >= 3 * WEIGHTS
 
@@ -136,7 +137,7 @@ def test_weights_of_many_sizes_stay_within_the_limit() -> None:
     module = wide()
     program = traced(module, torch.randn(2, 512)), module
     for size in [*range(2, 12), *range(2, 12)]:
-        call(program, torch.randn(size, 512))
+        call(program, x=torch.randn(size, 512))
         assert held() <= most
     stats = torchmdla.stats()
     assert stats.memory.unpacked > 0 and stats.memory.over_limit == 0
@@ -149,7 +150,7 @@ def test_code_for_many_sizes_stays_within_the_limit() -> None:
     program = elementwise()
     most = limit(4, unit=CODE)
     for size in [*range(2, 14), *range(2, 14)]:
-        call(program, torch.randn(size))
+        call(program, x=torch.randn(size))
         assert held() <= most
     stats = torchmdla.stats()
     # There are more than max_specialisations in total, but never at the same time.
@@ -158,59 +159,49 @@ def test_code_for_many_sizes_stays_within_the_limit() -> None:
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    x = torch.randn(4, 512)
-    first, second, third = programs(3, x)
+    first, second, third = programs(3)
     limit(2.5)
-    call(first, x)
-    call(second, x)
+    call(first, second)
     grow()
-    call(first, x)
-    call(third, x)
+    call(first, third)
     assert unpacked() == 1
-    assert is_packed(first, x) and not is_packed(second, x)
+    assert is_packed(first) and not is_packed(second)
 
 
 def test_use_counts_though_nothing_grows() -> None:
     """A program that is called repeatedly is in use, even if memory grew last a long time ago."""
-    x = torch.randn(4, 512)
-    first, second, third = programs(3, x)
+    first, second, third = programs(3)
     limit(2.5)
-    call(first, x)
-    call(second, x)
+    call(first, second)
     grow()
-    call(second, x)
+    call(second)
     for _ in range(2):
-        call(first, x, times=1)
+        call(first, times=1)
     grow()
-    call(first, x, times=1)
-    call(third, x)
-    assert is_packed(first, x) and not is_packed(second, x)
+    call(first, times=1)
+    call(third)
+    assert is_packed(first) and not is_packed(second)
 
 
 def test_code_goes_where_no_weights_are_left() -> None:
-    x = torch.randn(4, 512)
-    pair = programs(2, x)
+    pair = programs(2)
     limit(3.0)
-    for program in pair:
-        call(program, x)
+    call(*pair)
     most = limit(0.0)
     assert torchmdla.stats().memory.packed == 0 and held() <= most
     for program in pair:
-        assert specialisations_created_by(lambda program=program: call(program, x)) == 1
+        assert specialisations_created_by(lambda program=program: call(program)) == 1
     assert torchmdla.stats().compiled == 0 and torchmdla.stats().memory_hits == 2
 
 
 def test_a_lower_limit_counts_at_once() -> None:
-    x = torch.randn(4, 512)
-    pair = programs(2, x)
+    pair = programs(2)
     limit(3.0)
-    for program in pair:
-        call(program, x)
+    call(*pair)
     assert unpacked() == 0
     most = limit(0.5)
     assert held() <= most
-    for program in pair:
-        call(program, x)
+    call(*pair)
 
 
 def test_dynamic_specialisations_come_back_as_such() -> None:
@@ -218,28 +209,27 @@ def test_dynamic_specialisations_come_back_as_such() -> None:
     program = traced(module, torch.randn(2, 512)), module
     limit(16.0)
     for size in (3, 5, 7):
-        call(program, torch.randn(size, 512))
+        call(program, x=torch.randn(size, 512))
     assert torchmdla.stats().dynamic == 1
     limit(16.0)
-    call(program, torch.randn(9, 512))
+    call(program, x=torch.randn(9, 512))
     stats = torchmdla.stats()
     assert (stats.specialisations, stats.dynamic) == (1, 1)
-    assert specialisations_created_by(lambda: call(program, torch.randn(11, 512))) == 0
+    assert specialisations_created_by(lambda: call(program, x=torch.randn(11, 512))) == 0
 
 
 def test_sizes_that_were_taken_out_count_towards_a_pattern() -> None:
     program = elementwise()
     limit(0.5, unit=CODE)
     for size in (3, 5, 7):
-        call(program, torch.randn(size))
+        call(program, x=torch.randn(size))
     assert torchmdla.stats().dynamic == 1 and evicted() >= 2
 
 
 def test_eviction_frees_python_objects() -> None:
-    x = torch.randn(4, 512)
-    (program,) = programs(1, x)
+    (program,) = programs(1)
     limit(2.0)
-    call(program, x)
+    call(program)
     owners = [
         weakref.ref(specialisation["executable"].owner)
         for group in _C.groups()
@@ -255,16 +245,14 @@ def test_eviction_frees_python_objects() -> None:
 
 
 def test_programs_in_turn_that_do_not_fit_are_not_made_in_each_call() -> None:
-    x = torch.randn(4, 512)
-    three = programs(3, x)
+    three = programs(3)
     limit(2.5, keep_seconds=3600.0)
-    for program in three:
-        call(program, x)
+    call(*three)
 
     def rounds() -> None:
         for _ in range(5):
             for program in three:
-                call(program, x, times=2)
+                call(program, times=2)
 
     # Each program loses its weights once, and then keeps them.
     rounds()
@@ -283,7 +271,7 @@ def test_code_in_turn_that_does_not_fit_is_not_made_in_each_call() -> None:
     def rounds() -> None:
         for _ in range(5):
             for size in range(2, 8):
-                call(program, torch.randn(size), times=1)
+                call(program, x=torch.randn(size), times=1)
 
     assert specialisations_created_by(rounds) <= 2 * 6
     assert specialisations_created_by(rounds) == 0
@@ -291,11 +279,10 @@ def test_code_in_turn_that_does_not_fit_is_not_made_in_each_call() -> None:
 
 
 def test_a_program_over_the_limit_runs() -> None:
-    x = torch.randn(4, 512)
-    (program,) = programs(1, x)
+    (program,) = programs(1)
     limit(0.5)
-    call(program, x)
-    assert specialisations_created_by(lambda: call(program, x)) == 0
+    call(program)
+    assert specialisations_created_by(lambda: call(program)) == 0
     assert torchmdla.stats().memory.over_limit >= 1 and evicted() == unpacked() == 0
 
 
@@ -307,12 +294,10 @@ def test_a_program_over_the_limit_runs() -> None:
 def test_threads_run_programs_that_others_evict(more: float) -> None:
     torchmdla.enable(dynamic=False, max_specialisations=1000)
     torch.set_num_threads(1)
-    x = torch.randn(2, 512)
-    four = programs(4, x)
+    four = programs(4)
     inputs = [torch.randn(size, 512) for size in (2, 3, 4)]
     expected = [[module(x) for x in inputs] for _, module in four]
-    for program in four:
-        call(program, x)
+    call(*four)
     limit(more)
 
     def work(number: int) -> None:
@@ -344,48 +329,43 @@ def test_backward_comes_after_it_was_taken_out() -> None:
 
 
 def test_groups_of_fx_graphs() -> None:
-    x = torch.randn(4, 512)
     modules = [wide() for _ in range(3)]
-    three = [(torchmdla.compile(module, x, frontend="export"), module) for module in modules]
+    three = [(torchmdla.compile(module, X, frontend="export"), module) for module in modules]
     most = limit(1.5)
     for _ in range(2):
         for program in three:
-            call(program, x)
+            call(program)
             assert held() <= most
     assert unpacked() >= 4
 
 
 def test_a_forked_child_evicts_programs_of_its_parent() -> None:
-    x = torch.randn(4, 512)
     torch.set_num_threads(1)
-    first, second = programs(2, x)
+    first, second = programs(2)
     limit(2.5)
-    call(first, x)
-    call(second, x)
+    call(first, second)
 
     def child() -> bool:
         most = limit(1.5)
-        call(first, x)
-        call(second, x)
+        call(first, second)
         return held() <= most and unpacked() == 1
 
     before = held()
     assert in_child(child) == 0
     assert held() == before and evicted() == unpacked() == 0
-    assert is_packed(first, x)
+    assert is_packed(first)
 
 
 def test_packages_are_read_again(tmp_path: Path) -> None:
-    x = torch.randn(4, 512)
     modules = [wide() for _ in range(2)]
     for number, module in enumerate(modules):
-        torchmdla.save(module, tmp_path / f"{number}.pt", [x])
+        torchmdla.save(module, tmp_path / f"{number}.pt", [X])
     pair = [(torchmdla.load(tmp_path / f"{number}.pt"), module) for number, module in enumerate(modules)]
     for more, packaged in ((1.5, 2), (0.0, 4)):
         limit(more)
         for _ in range(2):
             for program in pair:
-                call(program, x)
+                call(program)
         stats = torchmdla.stats()
         assert stats.packaged == packaged and stats.compiled == stats.memory_hits == 0
         assert stats.memory.unpacked == 3 and not stats.fallbacks
@@ -423,23 +403,20 @@ def test_an_invalid_limit_is_reported(text: str) -> None:
 
 
 def test_statistics_report_held_memory() -> None:
-    x = torch.randn(4, 512)
-    (program,) = programs(1, x)
-    call(program, x)
+    (program,) = programs(1)
+    call(program)
     memory = torchmdla.stats().memory
     assert memory.packed >= WEIGHTS and memory.code > 4096 and memory.workspace >= 0
     assert "of packed weights" in str(torchmdla.stats()) and "at most" not in str(torchmdla.stats())
     limit(8.0)
-    call(program, x)
+    call(program)
     text = " ".join(str(torchmdla.stats()).split())
     assert "at most; 0 specialisations lost packed weights, 0 specialisations taken out; 0 times more was" in text
 
 
 def test_a_program_is_explained_whose_code_was_taken_out() -> None:
-    x = torch.randn(4, 512)
-    first, second = programs(2, x)
+    first, second = programs(2)
     limit(1.5)
-    call(first, x)
-    call(second, x)
-    (group,) = torchmdla.explain(first[0], x).groups
+    call(first, second)
+    (group,) = torchmdla.explain(first[0], X).groups
     assert [specialisation.is_dynamic for specialisation in group.specialisations] == [False]

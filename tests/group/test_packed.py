@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from child_process import run_python
+from child_process import output_of
 from in_threads import in_threads
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -450,9 +450,7 @@ def one(number):
 
 def growth(program: str) -> tuple[float, float]:
     """Return the kilobytes and mappings that remain per ``one(number)`` of a program, run in its own process."""
-    done = run_python(MEASURES + program + GROWTH)
-    assert done.returncode == 0, done.stderr
-    kilobytes, mappings = map(float, done.stdout.split())
+    kilobytes, mappings = map(float, output_of(MEASURES + program + GROWTH).split())
     return kilobytes, mappings
 
 

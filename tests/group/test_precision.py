@@ -12,8 +12,7 @@ from graphs import warmed_up
 from torch import Tensor, nn
 
 import torchmdla
-from torchmdla import _C, devices
-from torchmdla.capture import background
+from torchmdla import devices
 from torchmdla.testing.compare import TOLERANCES, assert_matches
 from torchmdla.testing.frontends import variant_of
 
@@ -165,28 +164,23 @@ def test_medium_precision_of_models(make: Callable[[], nn.Module]) -> None:
     assert torchmdla.stats().fallbacks == {}
 
 
-def test_the_setting_of_a_call_counts() -> None:
+def test_the_setting_of_a_call_counts(queue: list[Callable[[], None]]) -> None:
     """The setting at the time of the call counts, not the setting at the later compilation."""
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
         return torch.tanh(x @ weight) * 2
 
-    queue: list[Callable[[], None]] = []
     weight = torch.randn(64, 32)
     scripted = warmed_up(torch.jit.script(product), X, weight)
     exact = scripted(X, weight)
     torchmdla.enable(background=True)
-    _C.set_submit(queue.append)
-    try:
-        with torch.no_grad(), precision("all"):
-            scripted(X, weight)
-        with torch.no_grad():
-            (compile_it,) = queue
-            compile_it()
-        with torch.no_grad(), precision("all"):
-            result = scripted(X, weight)
-    finally:
-        _C.set_submit(background.submit)
+    with torch.no_grad(), precision("all"):
+        scripted(X, weight)
+    with torch.no_grad():
+        (compile_it,) = queue
+        compile_it()
+    with torch.no_grad(), precision("all"):
+        result = scripted(X, weight)
     assert torch.equal(result, exact) is not devices.get("cpu").multiplies_bf16
     assert torch.equal(scripted(X, weight), exact)
 
@@ -243,23 +237,18 @@ def test_the_default_dtype_is_part_of_a_specialisation(way: str) -> None:
     assert torchmdla.stats().fallbacks == {}
 
 
-def test_the_default_dtype_of_a_call_counts() -> None:
+def test_the_default_dtype_of_a_call_counts(queue: list[Callable[[], None]]) -> None:
     """A background compilation may run while another default dtype is set."""
-    queue: list[Callable[[], None]] = []
     scripted = warmed_up(torch.jit.script(floats_of_integers), *INTEGERS)
     torchmdla.enable(background=True)
-    _C.set_submit(queue.append)
-    try:
-        for _ in range(2):
-            with torch.no_grad(), default_dtype(torch.float64):
-                results, wanted = scripted(*INTEGERS), floats_of_integers(*INTEGERS)
-            assert_matches(results, wanted)
-            assert len(queue) == 1
-            queue.pop()()
+    for _ in range(2):
         with torch.no_grad(), default_dtype(torch.float64):
-            scripted(*INTEGERS)
-            queue.pop()()
-            assert_matches(scripted(*INTEGERS), wanted)
-        assert torchmdla.stats().specialisations == 2
-    finally:
-        _C.set_submit(background.submit)
+            results, wanted = scripted(*INTEGERS), floats_of_integers(*INTEGERS)
+        assert_matches(results, wanted)
+        assert len(queue) == 1
+        queue.pop()()
+    with torch.no_grad(), default_dtype(torch.float64):
+        scripted(*INTEGERS)
+        queue.pop()()
+        assert_matches(scripted(*INTEGERS), wanted)
+    assert torchmdla.stats().specialisations == 2

@@ -141,11 +141,7 @@ PRODUCTS: Mapping[str, tuple[Callable[..., Tensor], Callable[[], Any], Tensor]] 
         )
         for relu in ("", "_relu")
     },
-    "depthwise": (
-        of_weights("conv2d"),
-        lambda: packed(weights(8, 1, 3, 3), None, 2, per_channel=False, groups=8),
-        X,
-    ),
+    "depthwise": (of_weights("conv2d"), lambda: packed(weights(8, 1, 3, 3), None, 2, per_channel=False, groups=8), X),
 }
 
 # By any other operator: a function of float tensors, which it quantises, and these tensors.

@@ -466,12 +466,7 @@ class Averaged(nn.Module):
         return y, self.norm.running_mean + self.norm(y).mean()
 
 
-STATES = {
-    "replaced": (Replaced, X),
-    "counted": (Counted, X),
-    "clipped": (Clipped, X),
-    "averaged": (Averaged, X),
-}
+STATES = {"replaced": (Replaced, X), "counted": (Counted, X), "clipped": (Clipped, X), "averaged": (Averaged, X)}
 
 
 # --- lists and dicts --------------------------------------------------------------------------------------------

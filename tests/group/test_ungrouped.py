@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import types
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from graphs import anew
 from torch import Tensor
 
 import torchmdla
@@ -16,11 +16,6 @@ from torchmdla import CompileError
 from torchmdla.testing.compare import assert_matches
 
 X = torch.randn(6, 5)
-
-
-def anew(function: Any) -> Any:
-    """Return ``function`` as a new TorchScript function without groups. PyTorch scripts each function only once."""
-    return torch.jit.script(types.FunctionType(function.__code__, function.__globals__, function.__name__))
 
 
 def called(function: Any, *inputs: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch._lazy
+from child_process import run_script
+from in_threads import in_threads
 from lazy_device import X, check
 from torch import nn
 from torch.nn import functional
@@ -48,8 +47,7 @@ In Mark Step: true
 
 @pytest.mark.sampled(0)
 def test_the_example_prints_the_documented_output():
-    done = subprocess.run([sys.executable, EXAMPLES / "lazy.py"], capture_output=True, text=True, check=True)
-    assert done.stdout == EXAMPLE
+    assert run_script(EXAMPLES / "lazy.py").stdout == EXAMPLE
 
 
 def test_upstream_calls_it_initialize_with_an_underscore():
@@ -87,25 +85,27 @@ def test_types_come_from_the_lazy_ir():
 # --- MLIR ------------------------------------------------------------------------------------------------------------
 
 
+def operations(module):
+    """Return the operations of the module's function."""
+    return list(module.body.operations[0].regions[0].blocks[0].operations)
+
+
 def test_get_mlir_of_a_pending_tensor_runs_nothing():
     x, y = torch.randn(2, 3).to("lazy"), torch.randn(3, 4).to("lazy")
     result = torch.relu(x @ y)
     before = _C.lazy_statistics()["runs"]
     module = torchmdla.get_mlir(result)
     assert _C.lazy_statistics()["runs"] == before
-    names = [op.operation.name for op in module.body.operations[0].regions[0].blocks[0].operations]
-    assert names == ["torch.aten.mm", "torch.aten.relu", "func.return"]
+    assert [op.operation.name for op in operations(module)] == ["torch.aten.mm", "torch.aten.relu", "func.return"]
     assert str(torchmdla.get_mlir(result, output="linalg")).count("linalg.matmul") == 1
 
 
 def test_get_mlir_of_several_results():
     x = torch.randn(2, 3).to("lazy")
     shared = x.sin()
-    module = torchmdla.get_mlir((shared + x, shared * x, shared))
-    names = [op.operation.name for op in module.body.operations[0].regions[0].blocks[0].operations]
-    assert names.count("torch.aten.sin") == 1
-    assert names[-1] == "func.return"
-    assert len(list(module.body.operations[0].regions[0].blocks[0].operations)[-1].operands) == 3
+    *inner, last = operations(torchmdla.get_mlir((shared + x, shared * x, shared)))
+    assert [op.operation.name for op in inner].count("torch.aten.sin") == 1
+    assert last.operation.name == "func.return" and len(last.operands) == 3
 
 
 def test_get_mlir_of_a_first_layers_gradient():
@@ -253,29 +253,15 @@ def test_a_mistake_leaves_other_tensors_usable():
 
 
 def test_threads_have_graphs_of_their_own():
-    failures = []
-
     def work(seed):
-        try:
-            generator = torch.Generator().manual_seed(seed)
-            x = torch.randn(8, 8, generator=generator)
-            for step in range(20):
-                y = x.to("lazy")
-                for _ in range(seed + 1):
-                    y = torch.tanh(y @ y) + step
-                z = x
-                for _ in range(seed + 1):
-                    z = torch.tanh(z @ z) + step
-                assert_matches(y.cpu(), z, layers=8, strides=False)
-        except BaseException as error:
-            failures.append(error)
+        x = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))
+        for step in range(20):
+            y, z = x.to("lazy"), x
+            for _ in range(seed + 1):
+                y, z = torch.tanh(y @ y) + step, torch.tanh(z @ z) + step
+            assert_matches(y.cpu(), z, layers=8, strides=False)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    assert in_threads(4, work) == []
 
 
 # --- forward mode ----------------------------------------------------------------------------------------------------
@@ -303,5 +289,5 @@ print("done")
 
 @pytest.mark.sampled(0)
 def test_forward_mode():
-    done = subprocess.run([sys.executable, "-c", FORWARD_MODE], capture_output=True, text=True)
+    done = run_script("-c", FORWARD_MODE)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -8,8 +8,6 @@ import torch._lazy
 from lazy_device import X, check, moved
 
 import torchmdla
-from torchmdla.capture import specialise
-from torchmdla.compile_service import service
 from torchmdla.testing.compare import assert_matches
 
 pytestmark = pytest.mark.usefixtures("lazy_device")
@@ -57,17 +55,6 @@ def test_an_error_after_groups_were_formed():
         torch._lazy.mark_step()
     assert_matches(right.cpu(), torch.exp(X) * 2)
     assert_matches(moved(step(1)), [torch.exp(X) * 2, torch.relu(torch.tanh(X)[1:2]) + 1], strides=False)
-
-
-@pytest.fixture
-def broken_compiler(monkeypatch):
-    def fail(program):
-        raise torchmdla.CompileError("cannot be lowered", diagnostic='loc("aten::tanh"("graph":0:0)): no such thing')
-
-    monkeypatch.setattr(service, "compile_program", fail)
-    specialise._warned.clear()
-    yield
-    torchmdla.enable()
 
 
 @pytest.mark.usefixtures("broken_compiler")

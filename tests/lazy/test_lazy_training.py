@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch._lazy
+from child_process import run_script
 from torch import nn
 from torch.nn import functional
 
@@ -113,11 +112,7 @@ def test_training_on_digits(optimiser):
 def test_training_a_bert():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        vocab_size=50,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     )
     tokens = torch.randint(0, 50, (4, 12), generator=torch.Generator().manual_seed(0))
 
@@ -131,7 +126,7 @@ def test_training_a_bert():
 
 @pytest.mark.sampled(0)
 def test_memory_is_flat_over_steps():
-    psutil = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource")
     model = nn.Linear(64, 64).to("lazy")
     optimiser = torch.optim.Adam(model.parameters())
     x = torch.randn(32, 64).to("lazy")
@@ -145,17 +140,17 @@ def test_memory_is_flat_over_steps():
     for _ in range(200):
         step()
     gc.collect()
-    before = psutil.getrusage(psutil.RUSAGE_SELF).ru_maxrss
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(800):
         step()
-    assert psutil.getrusage(psutil.RUSAGE_SELF).ru_maxrss - before < 8 * 1024  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 * 1024  # KiB
 
 
 @pytest.mark.sampled(0)
 def test_the_example_of_training():
     pytest.importorskip("sklearn")
     pytest.importorskip("transformers")
-    done = subprocess.run([sys.executable, EXAMPLES / "lazy_training.py"], capture_output=True, text=True)
+    done = run_script(EXAMPLES / "lazy_training.py")
     assert done.returncode == 0, done.stderr
     digits, digits_ran, bert, bert_ran = done.stdout.splitlines()
     assert digits.startswith("digits: loss ") and bert.startswith("bert: loss ")

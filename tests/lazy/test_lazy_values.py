@@ -84,10 +84,7 @@ PROGRAMS = {
         X,
     ),
     "backward_of_a_dropout": (lambda x: torch.ops.aten.native_dropout_backward(x.long(), x > 0, 2.0), X),
-    "index_or_fill": (
-        lambda x: torch.ops.aten._unsafe_masked_index(x, x > 0, [None, (x > 0).long()], 0.5),
-        X[:, :4],
-    ),
+    "index_or_fill": (lambda x: torch.ops.aten._unsafe_masked_index(x, x > 0, [None, (x > 0).long()], 0.5), X[:, :4]),
     "index_every_dimension": (
         lambda x: torch.ops.aten._unsafe_masked_index(x[0], x[0] > 0, [(x[0] > 0).long()], 0.5),
         X,
@@ -95,10 +92,7 @@ PROGRAMS = {
     "index_by_a_mask": (lambda x: x[x > 0], X),
     "nonzero": (lambda x: (x > 0).nonzero(), X),
     "trace_of_integers": (lambda x: x.int().trace(), X),
-    "filled_with_a_boolean": (
-        lambda x: (x > 0).index_fill(0, torch.tensor([1], device=x.device), True),
-        X,
-    ),
+    "filled_with_a_boolean": (lambda x: (x > 0).index_fill(0, torch.tensor([1], device=x.device), True), X),
     "composed": (lambda x: torch.logsumexp(torch.nan_to_num(x), 1) + functional.celu(x).amax(1), X),
 }
 

@@ -9,8 +9,6 @@ import pickle
 import re
 import shutil
 import subprocess
-import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from child_process import run_python
+from child_process import run_python, run_script
+from forking import in_child
 from graphs import groups_of
 from in_threads import in_threads
 from torch import Tensor, nn
@@ -63,6 +62,15 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(_FAULT, name)
 
     return choose
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list of the arguments of all compiles."""
+    seen: list[Any] = []
+    compile_ = compiling._compile
+    monkeypatch.setattr(compiling, "_compile", lambda *arguments: seen.append(arguments) or compile_(*arguments))
+    return seen
 
 
 def _squashed(x: Tensor) -> Tensor:
@@ -132,11 +140,8 @@ def test_several_groups_share_a_card(fake: Path) -> None:
     assert library.fake_linked() == linked + 1
 
 
-def test_equal_models_are_compiled_once(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_models_are_compiled_once(fake: Path, jobs: list[Any]) -> None:
     torchmdla.enable(device="mdla", library=fake, strict=True)
-    jobs = []
-    compile_ = compiling._compile
-    monkeypatch.setattr(compiling, "_compile", lambda *arguments: jobs.append(arguments) or compile_(*arguments))
     compiling.forget()
     model = nn.Linear(6, 6).eval()
     twin = nn.Linear(6, 6).eval()
@@ -154,20 +159,18 @@ def test_a_forked_child_leaves_the_parents_binaries(fake: Path) -> None:
     traced, x = _ready(3, 15)
     traced(x)
     folder = compiling._folder()
-    program = os.fork()
-    if program == 0:
+
+    def child() -> bool:
         with contextlib.suppress(BaseException):
             compiling._remove(folder, os.getppid())
-        os._exit(0 if compiling._folder() != folder else 1)
-    assert os.waitpid(program, 0)[1] == 0
+        return compiling._folder() != folder
+
+    assert in_child(child) == 0
     assert any(folder.iterdir())
 
 
-def test_new_weights_are_loaded(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_weights_are_loaded(fake: Path, jobs: list[Any]) -> None:
     torchmdla.enable(device="mdla", library=fake, strict=True)
-    jobs = []
-    compile_ = compiling._compile
-    monkeypatch.setattr(compiling, "_compile", lambda *arguments: jobs.append(arguments) or compile_(*arguments))
     model = nn.Linear(5, 5).eval()
     x = torch.randn(2, 5)
     with torch.no_grad():
@@ -184,25 +187,16 @@ def test_any_number_of_threads(fake: Path) -> None:
     """Check for deadlocks: packing takes the GIL while threads that hold it wait for the packed tensors."""
     torchmdla.enable(device="mdla", library=fake, strict=True)
     functions = [_ready(2, 20 + number % 2) for number in range(6)]
-    start = threading.Barrier(len(functions))
-    wrong: list[object] = []
 
-    def work(traced: Any, x: Tensor) -> None:
-        start.wait()
+    def work(number: int) -> None:
+        traced, x = functions[number]
         for _ in range(20):
             result = traced(x)
             # The result is eager's while another thread compiles.
-            if not torch.equal(result, x) and not torch.equal(result, _squashed(x)):
-                wrong.append(result)
-        if not torch.equal(traced(x), x):
-            wrong.append(x)
+            assert torch.equal(result, x) or torch.equal(result, _squashed(x))
+        assert torch.equal(traced(x), x)
 
-    threads = [threading.Thread(target=work, args=pair) for pair in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert not in_threads(len(functions), work)
 
 
 # Faults
@@ -265,13 +259,8 @@ def test_a_compile_that_does_not_end(fake: Path, fault: Any, monkeypatch: pytest
         traced(x)
 
 
-def test_a_failed_compile_is_not_tried_again_for_the_same_weights(
-    fake: Path, fault: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_compile_is_not_tried_again_for_the_same_weights(fake: Path, fault: Any, jobs: list[Any]) -> None:
     torchmdla.enable(device="mdla", library=fake)
-    jobs = []
-    compile_ = compiling._compile
-    monkeypatch.setattr(compiling, "_compile", lambda *arguments: jobs.append(arguments) or compile_(*arguments))
     fault("compile")
     traced, x = _ready(2, 13)
     with pytest.warns(RuntimeWarning):
@@ -281,25 +270,17 @@ def test_a_failed_compile_is_not_tried_again_for_the_same_weights(
     assert len(jobs) == 1
 
 
-def test_a_library_that_is_not_there(tmp_path: Path) -> None:
-    torchmdla.enable(device="mdla", library=tmp_path / "none.so", strict=True)
+@pytest.mark.parametrize("name", ["none.so", "text.so"])
+def test_a_file_that_is_not_there_or_no_library(name: str, tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("not a library")
+    torchmdla.enable(device="mdla", library=tmp_path / name, strict=True)
     traced, x = _ready()
-    with pytest.raises(DeviceError, match=r"dlopen: .*none\.so"):
-        traced(x)
-
-
-def test_a_file_that_is_no_library(tmp_path: Path) -> None:
-    path = tmp_path / "text.so"
-    path.write_text("not a library")
-    torchmdla.enable(device="mdla", library=path, strict=True)
-    traced, x = _ready()
-    with pytest.raises(DeviceError, match=r"dlopen: .*text\.so"):
+    with pytest.raises(DeviceError, match=f"dlopen: .*{re.escape(name)}"):
         traced(x)
 
 
 def test_a_library_without_a_function(tmp_path: Path) -> None:
-    path = _built(tmp_path, "libpart.so", "-DWITHOUT_IE_INIT")
-    torchmdla.enable(device="mdla", library=path, strict=True)
+    torchmdla.enable(device="mdla", library=_built(tmp_path, "libpart.so", "-DWITHOUT_IE_INIT"), strict=True)
     traced, x = _ready()
     with pytest.raises(DeviceError, match=r"ie_init: .* does not have this function"):
         traced(x)
@@ -330,8 +311,7 @@ def test_without_onnx_the_error_names_the_package_to_install(fake: Path) -> None
         "except torchmdla.CompileError as error:\n"
         "    print(error.reason)\n"
     )
-    environment = {**os.environ, "TORCHMDLA_COMPILE_IN_PROCESS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    done = run_script("-c", program, TORCHMDLA_COMPILE_IN_PROCESS="1")
     assert "pip install 'torchmdla[mdla]'" in done.stdout
 
 
@@ -483,11 +463,7 @@ def test_forked_calls_of_one_program(fake: Path, fault: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("putinput", "ie_putinput: no buffer"),
-        ("more", "ie_getresult: the library wrote other sizes"),
-    ],
+    ("name", "text"), [("putinput", "ie_putinput: no buffer"), ("more", "ie_getresult: the library wrote other sizes")]
 )
 def test_after_a_fault_of_a_part_the_next_batch_runs(name: str, text: str, fake: Path, fault: Any) -> None:
     traced, x = _streamed(fake)
@@ -578,13 +554,7 @@ def test_a_network_without_reliable_results_is_lost(name: str, width: int, text:
 def test_a_forked_child_runs_batches(fake: Path) -> None:
     """Check a forked child, which does not have the thread that collects results."""
     traced, x = _streamed(fake, strict=True)
-    program = os.fork()
-    if program == 0:
-        same = False
-        with contextlib.suppress(BaseException):
-            same = torch.equal(traced(x), x)
-        os._exit(0 if same else 1)
-    assert os.waitpid(program, 0)[1] == 0
+    assert in_child(lambda: torch.equal(traced(x), x)) == 0
 
 
 def test_inputs_of_other_shapes_are_refused(network: Network) -> None:
@@ -622,7 +592,7 @@ def test_an_interrupt_reaches_the_program_and_the_compile_is_tried_again(fake: P
         "    print(type(error).__name__)\n"
         "print(torch.equal(f(x), x))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = run_script("-c", program)
     assert "KeyboardInterrupt" in done.stdout, done.stderr
     assert done.stdout.endswith("True\n"), done.stderr
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from child_process import run_script
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -267,11 +266,8 @@ def test_formats_follow_the_data() -> None:
     assert small > large
 
 
-def test_not_more_batches_than_said() -> None:
+def test_the_number_of_batches() -> None:
     assert mdla.calibrate(Net().eval(), batches(5), batches=2).samples == 2
-
-
-def test_calibrating_with_nothing() -> None:
     with pytest.raises(ValueError, match="no batches"):
         mdla.calibrate(Net().eval(), [])
 
@@ -338,19 +334,15 @@ def test_loading_needs_neither_model_nor_onnx(tmp_path: Path) -> None:
         "assert error < 1e-5, error\n"
         "assert not {'onnx', 'torch_mlir'} & set(sys.modules)"
     )
-    folder = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+    done = run_script("-c", code, folder=tmp_path, PYTHONPATH=str(Path(__file__).parents[2]))
+    assert done.returncode == 0, done.stderr
 
 
 DAMAGE: dict[str, tuple[Any, str]] = {
     "another file": (lambda data: b"PK" + data[2:], "not a program of the mdla device"),
     "cut short": (lambda data: data[:-1], "cut short"),
     "a weight": (lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:], "checksum"),
-    "another version": (
-        lambda data: data[:16] + struct.pack("<I", 1) + data[20:],
-        "version 1,",
-    ),
+    "another version": (lambda data: data[:16] + struct.pack("<I", 1) + data[20:], "version 1,"),
 }
 
 
@@ -411,16 +403,21 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 # --- the registry
 
 
+def outcomes_of(options: str, frontend: str, programs: str, folder: Path) -> list[Any]:
+    """Run programs of the registry on the device, and return their outcomes."""
+    file = folder / "outcomes.jsonl"
+    command = ["--device", "mdla", "--options", options, "--frontend", frontend, "--filter", programs, "--jobs", "1"]
+    assert command_line.main([*command, "--json", str(file)]) == 0
+    return [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
+
+
 @pytest.mark.parametrize(
     ("precision", "programs"),
     [("fixed16", "convolutions.conv2d_grouped"), ("float32", "pooling.max"), ("fixed8", "products.linear")],
 )
 @pytest.mark.sampled(0)
 def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path) -> None:
-    file = tmp_path / "outcomes.jsonl"
-    command = ["--device", "mdla", "--options", f"precision={precision}", "--frontend", "torchscript:trace"]
-    assert command_line.main([*command, "--filter", programs, "--jobs", "1", "--json", str(file)]) == 0
-    outcomes = [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
+    outcomes = outcomes_of(f"precision={precision}", "torchscript:trace", programs, tmp_path)
     assert {outcome["precision"] for outcome in outcomes} == {precision}
     assert any(outcome["specialisations"] and not outcome["fallbacks"] for outcome in outcomes)
 
@@ -429,9 +426,6 @@ def test_programs_of_the_registry(precision: str, programs: str, tmp_path: Path)
 @pytest.mark.sampled(0)
 def test_every_frontend_runs_on_the_device(frontend: str, tmp_path: Path) -> None:
     """Check each frontend by the error of a missing library."""
-    file = tmp_path / "outcomes.jsonl"
-    command = ["--device", "mdla", "--options", f"library={tmp_path}/missing.so", "--frontend", frontend]
-    assert command_line.main([*command, "--filter", "convolutions.conv1d", "--jobs", "1", "--json", str(file)]) == 0
-    outcomes = [entry for entry in map(json.loads, file.read_text().splitlines()) if "status" in entry]
+    outcomes = outcomes_of(f"library={tmp_path}/missing.so", frontend, "convolutions.conv1d", tmp_path)
     assert any("missing.so" in outcome["detail"] for outcome in outcomes)
     assert all(outcome["status"] in ("ok", "fallback") for outcome in outcomes)

@@ -231,12 +231,7 @@ def test_new_weights_keep_the_choice(parts: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("cost", "inferences", "cycles"),
-    [
-        (Cost(10, 100, 20), 1, 130),
-        (Cost(10, 100, 20), 4, 430),
-        (Cost(100, 10, 20), 3, 330),
-        (Cost(0, 0, 0), 5, 0),
-    ],
+    [(Cost(10, 100, 20), 1, 130), (Cost(10, 100, 20), 4, 430), (Cost(100, 10, 20), 3, 330), (Cost(0, 0, 0), 5, 0)],
 )
 def test_cycles_of_a_stream(cost: Cost, inferences: int, cycles: int) -> None:
     assert cost.of_stream(inferences) == cycles

@@ -6,7 +6,6 @@ import os
 import shutil
 import struct
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
+from child_process import run_script  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from mdla_library import EMULATOR, Context, MdlaError  # noqa: E402
@@ -460,12 +460,8 @@ def with_numbers(payload: bytes, kind: struct.Struct, end: bytes, last: bool, ch
 
 
 def run_child(script: str, *arguments: str) -> str:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]),
-    }
-    command = [sys.executable, "-c", script, str(Path(__file__).parent), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    done = run_script("-c", script, Path(__file__).parent, *arguments, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -806,8 +802,7 @@ def test_whole_api_from_c(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("no C compiler")
     program = tmp_path / "api"
-    asked = [sys.executable, "-m", "torchmdla", "mdla", "--cflags", "--libs"]
-    flags = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    flags = run_script("-m", "torchmdla", "mdla", "--cflags", "--libs").stdout.split()
     strict = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread"]
     command = [compiler, *strict, str(TESTS / "mdla" / "api.c"), *flags, "-o", str(program)]
     subprocess.run(command, check=True)

@@ -207,14 +207,8 @@ _GIVEN_WEIGHTS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
     "a constant image": (lambda w: F.conv2d(_CONSTANT_IMAGE, w, padding=1), ((6, 4, 3, 3),)),
     "linear": (lambda x, w, b: F.linear(x, w, b), ((2, 7, 11), (5, 11), (5,))),
     "addmm": (lambda b, x, w: torch.addmm(b, x, w, beta=0.5, alpha=2), ((7, 5), (7, 11), (11, 5))),
-    "batch norm": (
-        lambda x, w, b: F.batch_norm(x, _MEAN, _VARIANCE, w, b),
-        ((2, 4, 9, 11), (4,), (4,)),
-    ),
-    "batch norm by a weight": (
-        lambda x, w: F.batch_norm(x, _MEAN, _VARIANCE, w),
-        ((2, 4, 9, 11), (4,)),
-    ),
+    "batch norm": (lambda x, w, b: F.batch_norm(x, _MEAN, _VARIANCE, w, b), ((2, 4, 9, 11), (4,), (4,))),
+    "batch norm by a weight": (lambda x, w: F.batch_norm(x, _MEAN, _VARIANCE, w), ((2, 4, 9, 11), (4,))),
 }
 
 
@@ -236,38 +230,30 @@ def test_weights_that_come_in_at_run_time(name: str, on_the_device: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    "anchor",
+    ("anchor", "norm", "x", "expected"),
     [
-        lambda: nn.Conv2d(4, 6, 3, bias=False),
-        lambda: nn.Conv2d(4, 6, 3, groups=2),
-        lambda: nn.ConvTranspose2d(4, 6, 3, stride=2),
+        (nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6), _image(), ["Conv", "Relu"]),
+        (nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), _image(), ["Conv", "Relu"]),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2), nn.BatchNorm2d(6), _image(), ["ConvTranspose", "Relu"]),
+        (nn.Linear(11, 6), nn.BatchNorm1d(6), torch.randn(7, 11), ["Gemm", "Relu"]),
     ],
 )
-def test_batch_norm_goes_into_the_weights_before_it(anchor: Callable[[], nn.Module]) -> None:
-    model = nn.Sequential(anchor(), _normed(nn.BatchNorm2d(6)), nn.ReLU()).eval()
-    kind = "ConvTranspose" if isinstance(model[0], nn.ConvTranspose2d) else "Conv"
-    assert _kinds(_check(model, _image(), layers=2)) == [kind, "Relu"]
-
-
-def test_batch_norm_after_a_linear_layer() -> None:
-    model = nn.Sequential(nn.Linear(11, 6), _normed(nn.BatchNorm1d(6))).eval()
-    assert _kinds(_check(model, torch.randn(7, 11), layers=2)) == ["Gemm"]
+def test_batch_norm_goes_into_the_weights_before_it(
+    anchor: nn.Module, norm: nn.Module, x: Tensor, expected: list[str]
+) -> None:
+    model = nn.Sequential(anchor, _normed(norm), nn.ReLU()).eval()
+    assert _kinds(_check(model, x, layers=2)) == expected
 
 
 def test_batch_norm_of_a_shared_operand() -> None:
-    convolution, norm = nn.Conv2d(4, 6, 3), _normed(nn.BatchNorm2d(6)).eval()
-
-    def function(x: Tensor) -> Tensor:
-        y = convolution(x)
-        return norm(y) + y
-
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.convolution, self.norm = convolution, norm
+            self.convolution, self.norm = nn.Conv2d(4, 6, 3), _normed(nn.BatchNorm2d(6))
 
         def forward(self, x: Tensor) -> Tensor:
-            return function(x)
+            y = self.convolution(x)
+            return self.norm(y) + y
 
     assert _kinds(_check(Model().eval(), _image(), layers=2)) == ["Conv", "BatchNormalization", "Add"]
 
@@ -291,21 +277,6 @@ def test_the_model_holds_no_weights_and_is_the_same_for_all() -> None:
     assert len(programs[0].to_bytes()) < 64 * 64
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (nn.AdaptiveAvgPool2d(4), "adaptive pooling"),
-        (nn.AvgPool2d(3, 2, 1, ceil_mode=True), "counts padding"),
-        (lambda x: x.mean(1), "mean over other axes"),
-        (lambda x: x.exp(), "no operation for this"),
-    ],
-)
-def test_refused(function: Any, reason: str) -> None:
-    _, imported, _ = _imported(function, (torch.randn(2, 4, 10, 11),))
-    with pytest.raises(CompileError, match=reason):
-        _lower(imported)
-
-
 def test_a_weight_that_comes_in_gives_the_bits_of_a_constant_one() -> None:
     torchmdla.enable(device="mdla", strict=True, precision="fixed16")
     module, x = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False), _image()
@@ -319,17 +290,22 @@ def test_a_weight_that_comes_in_gives_the_bits_of_a_constant_one() -> None:
 @pytest.mark.parametrize(
     ("function", "weights", "reason"),
     [
+        (nn.AdaptiveAvgPool2d(4), (), "adaptive pooling"),
+        (nn.AvgPool2d(3, 2, 1, ceil_mode=True), (), "counts padding"),
+        (lambda x: x.mean(1), (), "mean over other axes"),
+        (lambda x: x.exp(), (), "no operation for this"),
+        # Weights that are inputs at run time.
         (
             lambda x, w: F.conv2d(x, w, groups=2),
-            [(6, 2, 3, 3)],
+            (6, 2, 3, 3),
             "aten::_convolution.*a grouped convolution with a weight",
         ),
-        (lambda x, w: F.conv_transpose2d(x, w), [(4, 2, 3, 3)], "aten::_convolution.*a transposed convolution with a"),
-        (lambda x, m: F.batch_norm(x, m, _VARIANCE), [(4,)], "aten::batch_norm.*statistics that depend on inputs"),
+        (lambda x, w: F.conv_transpose2d(x, w), (4, 2, 3, 3), "aten::_convolution.*a transposed convolution with a"),
+        (lambda x, m: F.batch_norm(x, m, _VARIANCE), (4,), "aten::batch_norm.*statistics that depend on inputs"),
     ],
 )
-def test_refused_weights_that_come_in_at_run_time(function: Any, weights: Any, reason: str) -> None:
-    inputs = (torch.randn(2, 4, 10, 11), *(torch.randn(shape) for shape in weights))
+def test_refused(function: Any, weights: tuple[int, ...], reason: str) -> None:
+    inputs = (torch.randn(2, 4, 10, 11), *([torch.randn(weights)] if weights else []))
     _, imported, _ = _imported(function, inputs)
     with pytest.raises(CompileError, match=reason):
         _lower(imported)

@@ -42,19 +42,15 @@ def check(program: str, model: Exported, folder: Path) -> None:
     assert failed.returncode == 1 and "missing.tmdla: No such file" in failed.stderr
 
 
-def test_c(mlp: Exported, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("compilers", "source", "standard"),
+    [(("cc", "gcc"), "run_model.c", "c99"), (("c++", "g++"), "run_model.cpp", "c++20")],
+)
+def test_c_and_cpp(compilers: tuple[str, str], source: str, standard: str, mlp: Exported, tmp_path: Path) -> None:
     options = run(sys.executable, "-m", "torchmdla_runtime").split()
-    warnings = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
+    warnings = [f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-pedantic"]
     program = str(tmp_path / "run_model")
-    run(tool("cc", "gcc"), *warnings, str(EXAMPLES / "run_model.c"), *options, "-o", program)
-    check(program, mlp, tmp_path)
-
-
-def test_cpp(mlp: Exported, tmp_path: Path) -> None:
-    options = run(sys.executable, "-m", "torchmdla_runtime").split()
-    warnings = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-pedantic"]
-    program = str(tmp_path / "run_model")
-    run(tool("c++", "g++"), *warnings, str(EXAMPLES / "run_model.cpp"), *options, "-o", program)
+    run(tool(*compilers), *warnings, str(EXAMPLES / source), *options, "-o", program)
     check(program, mlp, tmp_path)
 
 

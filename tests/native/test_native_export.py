@@ -58,14 +58,13 @@ def test_inputs_must_be_tensors(tmp_path: Path) -> None:
         torchmdla.export_native(scaled, (torch.zeros(2), 2.0), tmp_path / "model.tmdla")
 
 
-def test_no_inputs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="needs the inputs of a call"):
-        torchmdla.export_native(nn.Linear(4, 4).eval(), [], tmp_path / "model.tmdla")
-
-
-def test_unknown_processors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown processor 'z80'"):
-        torchmdla.export_native(nn.Linear(4, 4).eval(), torch.zeros(2, 4), tmp_path / "model.tmdla", "z80")
+@pytest.mark.parametrize(
+    ("inputs", "target", "message"),
+    [([], "native", "needs the inputs of a call"), (torch.zeros(2, 4), "z80", "unknown processor 'z80'")],
+)
+def test_no_inputs_and_unknown_processors(inputs: Any, target: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        torchmdla.export_native(nn.Linear(4, 4).eval(), inputs, tmp_path / "model.tmdla", target)
 
 
 def test_functions_that_the_runtime_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

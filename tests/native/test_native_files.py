@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from child_process import run_python
+from child_process import output_of
 from native_models import Exported
 
 from torchmdla.packages import native_file
@@ -143,16 +143,12 @@ print(json.dumps(refused))
 
 
 def test_flipped_bits(mlp: Exported, tmp_path: Path) -> None:
-    done = run_python(LOADING, str(mlp.path), str(tmp_path / "model.tmdla"), "200", "flip")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == 200
+    assert json.loads(output_of(LOADING, str(mlp.path), str(tmp_path / "model.tmdla"), "200", "flip")) == 200
 
 
 def test_wrong_content_under_a_right_checksum(any_batch: Exported, tmp_path: Path) -> None:
     """The parser of the content trusts no number."""
-    done = run_python(LOADING, str(any_batch.path), str(tmp_path / "model.tmdla"), "400", "reseal")
-    assert done.returncode == 0, done.stderr
-    assert 0 < json.loads(done.stdout) < 400
+    assert 0 < json.loads(output_of(LOADING, str(any_batch.path), str(tmp_path / "model.tmdla"), "400", "reseal")) < 400
 
 
 def test_sizes_that_no_tensor_has(mlp: Exported) -> None:
@@ -189,9 +185,8 @@ except ModelError as error:
 @pytest.mark.parametrize("stride", [1 << 40, -(1 << 20), -(1 << 63), (1 << 63) - 1, 1000])
 @pytest.mark.sampled(1)
 def test_an_output_that_lies_elsewhere(mlp: Exported, tmp_path: Path, stride: int) -> None:
-    done = run_python(STRIDED, str(mlp.path), str(tmp_path / "model.tmdla"), str(stride))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{BAD_FILE} a model's file: an output is outside of its memory"), done.stdout
+    output = output_of(STRIDED, str(mlp.path), str(tmp_path / "model.tmdla"), str(stride))
+    assert output.startswith(f"{BAD_FILE} a model's file: an output is outside of its memory"), output
 
 
 def test_a_file_that_is_replaced(mlp: Exported, tmp_path: Path) -> None:

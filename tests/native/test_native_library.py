@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 
 import pytest
 import torch
+from in_threads import in_threads
 from native_models import Exported
 from torch.utils.dlpack import to_dlpack
 
@@ -73,13 +73,8 @@ def test_arguments_that_are_none(mlp: Exported) -> None:
 
 
 def test_errors_are_the_threads(mlp: Exported) -> None:
-    def fail() -> None:
-        LIBRARY.tmdla_load(b"other.tmdla", None, ctypes.byref(ctypes.c_void_p()))
-
     LIBRARY.tmdla_verify(None)
-    thread = threading.Thread(target=fail)
-    thread.start()
-    thread.join()
+    assert not in_threads(1, lambda _: LIBRARY.tmdla_load(b"other.tmdla", None, ctypes.byref(ctypes.c_void_p())))
     assert LIBRARY.tmdla_last_error() == b"the model is null"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from child_process import run_python
+from child_process import output_of
 from native_models import Exported
 
 from torchmdla.packages.native_file import info_of
@@ -59,8 +59,7 @@ def test_numpy_is_enough(mlp: Exported, tmp_path: Path) -> None:
 np.save(sys.argv[2], result)
 assert not {{"torch", "torchmdla"}} & set(sys.modules)
 """
-    done = run_python(code, str(mlp.path), str(rows))
-    assert done.returncode == 0, done.stderr
+    output_of(code, str(mlp.path), str(rows))
     assert np.allclose(np.load(rows), mlp.expected()[0].numpy(), atol=1e-5)
 
 
@@ -79,8 +78,7 @@ for _ in range(10):
     assert np.array_equal(model(rows)[0], expected)
     assert os.waitpid(child, 0)[1] == 0
 """
-    done = run_python(code, str(large.path))
-    assert done.returncode == 0, done.stderr
+    output_of(code, str(large.path))
 
 
 def test_forks_while_others_load_and_call(large: Exported) -> None:
@@ -106,8 +104,7 @@ done.set()
 for thread in threads:
     thread.join()
 """
-    done = run_python(code, str(large.path))
-    assert done.returncode == 0, done.stderr
+    output_of(code, str(large.path))
 
 
 # Prints the default numbers of threads on one CPU.
@@ -124,9 +121,7 @@ print(model.threads)
 
 @pytest.mark.parametrize(("variable", "threads"), [("", 1), ("3", 3), ("4,2", 4), ("many", 1), ("-2", 1)])
 def test_threads_follow_the_variable_or_the_cpus(mlp: Exported, variable: str, threads: int) -> None:
-    done = run_python(_DEFAULT_THREADS, str(mlp.path), OMP_NUM_THREADS=variable)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(threads)] * 2
+    assert output_of(_DEFAULT_THREADS, str(mlp.path), OMP_NUM_THREADS=variable).split() == [str(threads)] * 2
 
 
 # Calls a model, prints "ready", and prints its share of the file's memory on request.
@@ -181,5 +176,4 @@ assert not [line for line in maps if "w" in line[1] and "x" in line[1]]
 assert {{line[1] for line in maps if line[-1] == sys.argv[1]}} == {{"r--s"}}
 assert sum("x" in line[1] and len(line) == 5 for line in maps) == 1
 """
-    done = run_python(code, str(mlp.path))
-    assert done.returncode == 0, done.stderr
+    output_of(code, str(mlp.path))

@@ -147,12 +147,6 @@ class Several(nn.Module):
         return second, (first, second), first - 1
 
 
-def test_results_in_any_order(tmp_path: Path) -> None:
-    inputs = (torch.randn(6, 10), torch.randn(1), torch.randn(10))
-    model = export(Several(), inputs, tmp_path / "model.tmdla")
-    model.check(model.load())
-
-
 class Functions(nn.Module):
     """Library functions: libtorch has them for vectors, and the C library for numbers."""
 
@@ -160,9 +154,9 @@ class Functions(nn.Module):
         return torch.sin(x) + x, torch.atan2(x, y), torch.pow(x.abs(), y), torch.erf(x.double())
 
 
-def test_functions_of_the_c_library(tmp_path: Path) -> None:
-    inputs = (torch.randn(37, 5), torch.randn(37, 5))
-    model = export(Functions(), inputs, tmp_path / "model.tmdla")
+@pytest.mark.parametrize(("make", "sizes"), [(Several, ((6, 10), (1,), (10,))), (Functions, ((37, 5), (37, 5)))])
+def test_small_modules(make: type[nn.Module], sizes: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
+    model = export(make(), tuple(map(torch.randn, sizes)), tmp_path / "model.tmdla")
     model.check(model.load())
 
 

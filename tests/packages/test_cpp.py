@@ -81,10 +81,13 @@ def test_a_program_in_cpp_computes_as_eager(name: str, programs: Path, tmp_path:
     assert_matches(result, expected(model, [inputs])[0], layers=spec.layers)
 
 
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 16)).eval()
+
+
 @pytest.mark.sampled(0)
 def test_eight_threads_with_mixed_shapes(programs: Path, tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 16)).eval()
-    torchmdla.save(model, tmp_path / "model.pt", [torch.randn(batch, 64) for batch in (2, 5, 9)])
+    torchmdla.save(perceptron(), tmp_path / "model.pt", [torch.randn(batch, 64) for batch in (2, 5, 9)])
     sizes = [f"{batch}x64" for batch in (2, 3, 5, 8, 13, 21)]
     out = run(programs / "run", str(tmp_path / "model.pt"), *sizes, "--threads", "8", "--calls", "200")
     assert "8 threads: 0 results differ" in out
@@ -94,8 +97,7 @@ def test_eight_threads_with_mixed_shapes(programs: Path, tmp_path: Path) -> None
 
 @pytest.mark.sampled(0)
 def test_eight_threads_evict_running_programs(programs: Path, tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 16)).eval()
-    torchmdla.save(model, tmp_path / "model.pt", [torch.randn(batch, 64) for batch in (2, 5)])
+    torchmdla.save(perceptron(), tmp_path / "model.pt", [torch.randn(batch, 64) for batch in (2, 5)])
     arguments = [str(tmp_path / "model.pt"), "2x64", "5x64", "--threads", "8", "--calls", "200"]
     out = run(programs / "run", *arguments, TORCHMDLA_MEMORY="16K")
     assert "8 threads: 0 results differ" in out
@@ -131,11 +133,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
 
 
 # Arguments and environments with which an unchanged server uses the library, or does not.
-VARIANTS = {
-    "alone": ([], {}),
-    "preloaded": ([], {"LD_PRELOAD": str(LIBRARY)}),
-    "dlopen": ([str(LIBRARY)], {}),
-}
+VARIANTS = {"alone": ([], {}), "preloaded": ([], {"LD_PRELOAD": str(LIBRARY)}), "dlopen": ([str(LIBRARY)], {})}
 
 
 @pytest.mark.parametrize("way", VARIANTS)

@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from child_process import run_python
+from child_process import output_of, run_python
 from package_files import make_package
 from torch.jit._recursive import wrap_cpp_module
 
@@ -45,13 +46,14 @@ def files(tmp_path: Path) -> list[Path]:
     return [make_package(tmp_path / f"{width}.pt", width) for width in (16, 20, 24, 28)]
 
 
+@pytest.mark.parametrize(("load", "expected"), [(torchmdla.load, 0), (torch.jit.load, 1)])
 @pytest.mark.sampled(0)
-def test_the_code_of_a_package_goes_with_its_program(files: list[Path]) -> None:
+def test_the_code_of_a_package_goes_with_its_program(files: list[Path], load: Any, expected: int) -> None:
     before = code()
     for path in files:
-        program = torchmdla.load(path)
+        program = load(path)
         assert code() > before
-        run(program, 0)  # the load prepared the code
+        run(program, expected)  # torchmdla.load prepares the code
         del program
         assert code() == before
 
@@ -115,17 +117,6 @@ def test_a_program_that_was_dropped_is_loaded_again(files: list[Path]) -> None:
         run(program, 0)
         del program
         code()
-
-
-@pytest.mark.sampled(0)
-def test_code_loaded_by_pytorch_is_freed_with_its_program(files: list[Path]) -> None:
-    before = code()
-    for path in files:
-        program = torch.jit.load(path)
-        assert code() > before
-        run(program, 1)
-        del program
-        assert code() == before
 
 
 LOADER = """
@@ -198,9 +189,9 @@ GROWTH = """
 
 @pytest.mark.sampled(0)
 def test_loading_and_dropping_does_not_grow(files: list[Path]) -> None:
-    done = run_python(GROWTH, *map(str, files))
-    assert done.returncode == 0, done.stderr
-    packed, code, resident, packed_at_end, code_at_end, resident_at_end, packaged = map(int, done.stdout.split())
+    packed, code, resident, packed_at_end, code_at_end, resident_at_end, packaged = map(
+        int, output_of(GROWTH, *map(str, files)).split()
+    )
     assert (packed, code) == (packed_at_end, code_at_end) == (0, 0)
     assert packaged == 200
     # PyTorch keeps some kilobytes of each program that it has loaded.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from child_process import run_python
+from child_process import output_of, run_python
 from torch import Tensor, nn
 
 import torchmdla
@@ -38,13 +38,13 @@ READ = """
         raise SystemExit("a group is compiled that the package should have")
 
     service.compile_program = compile_program
-    path, calls, load = sys.argv[1:]
-    program = {"torchmdla": torchmdla.load, "torch": torch.jit.load}[load](path)
+    path, calls = sys.argv[1:]
+    program = torchmdla.load(path)
     with torch.no_grad():
         for inputs, expected in torch.load(calls):
             for _ in range(2):
                 assert_matches(program(*inputs), expected, layers=50)
-    assert "llvmlite" not in sys.modules or load == "torch"
+    assert "llvmlite" not in sys.modules
     stats = torchmdla.stats()
     print(json.dumps({
         "packages": stats.packages, "packaged": stats.packaged, "refused": stats.refused, "fallbacks": stats.fallbacks,
@@ -67,10 +67,9 @@ def calls_of(model: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], path:
     return path
 
 
-def read(path: Path, calls: Path, load: str = "torchmdla", **environment: str) -> Any:
-    run = run_python(READ, str(path), str(calls), load, TORCHMDLA_CACHE_DIR=str(path.parent / "empty"), **environment)
-    assert run.returncode == 0, run.stdout + run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+def read(path: Path, calls: Path, **environment: str) -> Any:
+    output = output_of(READ, str(path), str(calls), TORCHMDLA_CACHE_DIR=str(path.parent / "empty"), **environment)
+    return json.loads(output.splitlines()[-1])
 
 
 def check(model: Any, inputs: Sequence[tuple[Any, ...]], tmp_path: Path, more: Sequence[Any] = (), **how: Any) -> Any:
@@ -88,13 +87,6 @@ def check(model: Any, inputs: Sequence[tuple[Any, ...]], tmp_path: Path, more: S
 def test_models_run_by_the_code_in_their_files(name: str, tmp_path: Path) -> None:
     spec = MODELS[name].reduced()
     check(spec.build().eval(), [spec.inputs()], tmp_path)
-
-
-def test_a_program_loaded_by_pytorch_finds_its_package(tmp_path: Path) -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.randn(2, 3, 9, 9)
-    calls = calls_of(model, [(x,)], tmp_path / "calls")
-    torchmdla.save(model, tmp_path / "model.pt", [x])
-    assert read(tmp_path / "model.pt", calls, load="torch")["packages"] == {"native": 1}
 
 
 def test_sizes_that_vary(tmp_path: Path) -> None:

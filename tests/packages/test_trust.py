@@ -52,13 +52,24 @@ def assert_refused(outcome: Found, reason: str) -> None:
 # --- demanded signatures
 
 
-def test_a_signed_package_is_used_where_its_key_is_demanded(folder: Path) -> None:
-    assert_taken(find(folder, folder / "signed.pt", f"{folder / 'a.pub.pem'}"))
-
-
-def test_one_of_several_keys_is_enough(folder: Path) -> None:
-    """During a change of keys, a fleet trusts both the old and the new key."""
-    assert_taken(find(folder, folder / "signed.pt", f"{folder / 'b.pub.pem'}:{folder / 'a.pub.pem'}"))
+@pytest.mark.parametrize(
+    ("name", "required", "reason"),
+    [
+        ("signed", "{0}/a.pub.pem", ""),
+        ("signed", "{0}/b.pub.pem:{0}/a.pub.pem", ""),  # during a change of keys
+        ("unsigned", "{0}/a.pub.pem", "not signed"),
+        ("signed", "{0}/b.pub.pem", "is not a trusted key"),
+        ("signed", "{0}/a.pem", "private key"),
+        ("signed", "", "no files of public keys"),
+        ("signed", ":", "no files of public keys"),
+    ],
+)
+def test_demanded_keys(folder: Path, name: str, required: str, reason: str) -> None:
+    outcome = find(folder, folder / f"{name}.pt", required.format(folder))
+    if reason:
+        assert_refused(outcome, reason)
+    else:
+        assert_taken(outcome)
 
 
 def test_a_folder_of_keys(folder: Path, tmp_path: Path) -> None:
@@ -70,21 +81,20 @@ def test_a_folder_of_keys(folder: Path, tmp_path: Path) -> None:
     assert_refused(find(folder, folder / "signed.pt", str(tmp_path)), "writable by others")
 
 
-def test_a_package_that_is_not_signed_is_refused(folder: Path) -> None:
-    assert_refused(find(folder, folder / "unsigned.pt", f"{folder / 'a.pub.pem'}"), "not signed")
-
-
-def test_a_signature_by_another_key_is_refused(folder: Path) -> None:
-    assert_refused(find(folder, folder / "signed.pt", f"{folder / 'b.pub.pem'}"), "is not a trusted key")
-
-
-def test_a_signature_of_another_package_is_refused(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "record", "reason"),
+    [
+        ("unsigned", signing.SIGNATURE, "not that of its content"),
+        ("signed", package_files.TARGET, "is not the one that its index has"),
+    ],
+)
+def test_a_record_of_another_package_is_refused(
+    folder: Path, tmp_path: Path, name: str, record: str, reason: str
+) -> None:
     other = make_package(tmp_path / "other.pt", width=24)
     signing.sign(other, folder / "a.pem")
-    forged = rewrite(
-        folder / "unsigned.pt", tmp_path / "forged.pt", {signing.SIGNATURE: records(other)[signing.SIGNATURE]}
-    )
-    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "not that of its content")
+    forged = rewrite(folder / f"{name}.pt", tmp_path / "forged.pt", {record: records(other)[record]})
+    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), reason)
 
 
 def test_a_signature_of_the_index_alone_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -97,14 +107,6 @@ def test_a_signature_of_the_index_alone_is_refused(folder: Path, tmp_path: Path)
     record = signatures._FORMAT.seal({}, number + key.sign(index))  # type: ignore[union-attr, call-arg]
     forged = rewrite(folder / "unsigned.pt", tmp_path / "forged.pt", {signing.SIGNATURE: record})
     assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "not that of its content")
-
-
-def test_a_target_of_another_package_is_refused_under_a_right_signature(folder: Path, tmp_path: Path) -> None:
-    other = make_package(tmp_path / "other.pt", width=24)
-    forged = rewrite(
-        folder / "signed.pt", tmp_path / "forged.pt", {package_files.TARGET: records(other)[package_files.TARGET]}
-    )
-    assert_refused(find(folder, forged, f"{folder / 'a.pub.pem'}"), "is not the one that its index has")
 
 
 @pytest.mark.parametrize(
@@ -126,15 +128,6 @@ def test_a_key_that_cannot_be_read_refuses_everything(
     outcome = find(folder, folder / "signed.pt", f"{folder / 'a.pub.pem'}:{path}")
     assert_refused(outcome, reason)
     assert str(path) in outcome.refused[0]
-
-
-def test_a_private_key_is_no_key_to_trust(folder: Path) -> None:
-    assert_refused(find(folder, folder / "signed.pt", f"{folder / 'a.pem'}"), "private key")
-
-
-@pytest.mark.parametrize("required", ["", ":"])
-def test_an_empty_demand_refuses_everything(folder: Path, required: str) -> None:
-    assert_refused(find(folder, folder / "signed.pt", required), "no files of public keys")
 
 
 def test_a_key_that_others_may_write_refuses_everything(folder: Path, tmp_path: Path) -> None:

@@ -242,10 +242,7 @@ MONAI = {
         of("monai.networks.nets:DynUNet", 2, 1, 2, [3, 3, 3], [1, 2, 2], [2, 2], filters=[4, 8, 8]),
         normal(1, 1, 16, 16),
     ),
-    "vit": (
-        of("monai.networks.nets:ViT", 1, 16, 8, hidden_size=32, mlp_dim=48, num_layers=2, num_heads=4),
-        VOLUME,
-    ),
+    "vit": (of("monai.networks.nets:ViT", 1, 16, 8, hidden_size=32, mlp_dim=48, num_layers=2, num_heads=4), VOLUME),
     "autoencoder": (of("monai.networks.nets:AutoEncoder", 2, 1, 1, (4, 8), (2, 2)), normal(1, 1, 16, 16)),
     "densenet": (
         of("monai.networks.nets:DenseNet", 3, 1, 2, init_features=8, growth_rate=4, block_config=(1, 2)),
@@ -317,10 +314,7 @@ class Representation(nn.Module):
 
 
 ATOMS = (integers(6, low=1, high=9), normal(20, 3), integers(20, high=6), integers(20, high=6))
-SCHNETPACK = {
-    "schnet": (lambda: Representation("SchNet"), *ATOMS),
-    "painn": (lambda: Representation("PaiNN"), *ATOMS),
-}
+SCHNETPACK = {"schnet": (lambda: Representation("SchNet"), *ATOMS), "painn": (lambda: Representation("PaiNN"), *ATOMS)}
 
 
 class Energies(nn.Module):
@@ -336,9 +330,7 @@ class Energies(nn.Module):
         return self.model((species, coordinates))[1]
 
 
-TORCHANI = {
-    "ani": (Energies, torch.tensor([[6, 1, 1, 8], [8, 1, 1, 6]]), normal(2, 4, 3)),
-}
+TORCHANI = {"ani": (Energies, torch.tensor([[6, 1, 1, 8], [8, 1, 1, 6]]), normal(2, 4, 3))}
 
 # --- text and sound ----------------------------------------------------------------------------------------------
 
@@ -356,15 +348,7 @@ TRANSFORMERS = {
     "bert": (configured("BertModel", "BertConfig", **_BERT), TOKENS),
     "electra": (configured("ElectraModel", "ElectraConfig", embedding_size=16, **_BERT), TOKENS),
     "distilbert": (
-        configured(
-            "DistilBertModel",
-            "DistilBertConfig",
-            vocab_size=50,
-            dim=32,
-            n_layers=2,
-            n_heads=4,
-            hidden_dim=48,
-        ),
+        configured("DistilBertModel", "DistilBertConfig", vocab_size=50, dim=32, n_layers=2, n_heads=4, hidden_dim=48),
         TOKENS,
     ),
     "gpt2": (
@@ -373,16 +357,7 @@ TRANSFORMERS = {
     ),
     "llama": (configured("LlamaModel", "LlamaConfig", **_LLAMA), TOKENS),
     "t5": (
-        configured(
-            "T5EncoderModel",
-            "T5Config",
-            vocab_size=50,
-            d_model=32,
-            d_kv=8,
-            d_ff=48,
-            num_layers=2,
-            num_heads=4,
-        ),
+        configured("T5EncoderModel", "T5Config", vocab_size=50, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4),
         TOKENS,
     ),
     "vit": (
@@ -442,11 +417,7 @@ TORCHAUDIO = {
         ),
         normal(2, 1, 400),
     ),
-    "conformer": (
-        of("torchaudio.models:Conformer", 16, 2, 24, 2, 5, 0.1),
-        normal(2, 12, 16),
-        torch.tensor([12, 9]),
-    ),
+    "conformer": (of("torchaudio.models:Conformer", 16, 2, 24, 2, 5, 0.1), normal(2, 12, 16), torch.tensor([12, 9])),
     "deepspeech": (of("torchaudio.models:DeepSpeech", 16, 24, 8), normal(2, 1, 10, 16)),
     "mel": (of("torchaudio.transforms:MelSpectrogram", 16000, n_fft=64, n_mels=8), SOUND),
     "mfcc": (

@@ -309,11 +309,7 @@ EXEMPTIONS = (
         way="lazy:step",
         scalars=lambda scalar: abs(scalar) > 3.5e38 and math.isfinite(scalar),
     ),
-    Exemption(
-        "sub(x, y, alpha",
-        "eager adds, with an alpha of -0",
-        scalars=lambda scalar: scalar == 0,
-    ),
+    Exemption("sub(x, y, alpha", "eager adds, with an alpha of -0", scalars=lambda scalar: scalar == 0),
 )
 
 # Operators with numbers or 0-d tensors as arguments that no expression contains.
