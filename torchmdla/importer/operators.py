@@ -20,7 +20,6 @@ from torchmdla.importer.decompositions import (
     attention,
     convolutions,
     elementwise,
-    grid,
     normalisation,
     paddings,
     pooling,
@@ -30,7 +29,7 @@ from torchmdla.importer.decompositions import (
     reductions,
     writing,
 )
-from torchmdla.importer.decompositions.resize import RESIZES
+from torchmdla.importer.decompositions.resize import RESIZES, grid_sampler
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.rewrites import Rewrite
 from torchmdla.importer.types import HALVES, ProductKind
@@ -348,7 +347,7 @@ _WINDOWS = (
     _decompose("adaptive_avg_pool3d _adaptive_avg_pool3d", pooling.adaptive_average(3)),
     *(_decompose(f"adaptive_max_pool{n}d", pooling.adaptive_maximum(n)) for n in (1, 2, 3)),
     *(_decompose(name.removeprefix("aten::"), resize) for name, resize in RESIZES.items()),
-    _decompose("grid_sampler", grid.grid_sampler),
+    _decompose("grid_sampler", grid_sampler),
     _decompose("pad", paddings.pad),
     _rows(
         "constant_pad_nd",
