@@ -10,10 +10,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import grad_mode
 
 from torchmdla import _C, devices
 from torchmdla.capture import background, refusals
@@ -84,6 +85,7 @@ def install() -> None:
     _C.set_submit(background.submit)
     worker.set_cpus(_cpus_to_compile)
     gc.callbacks.append(_after_collection)
+    _refresh_after_hidden_writes()
 
 
 def _cpus_to_compile() -> int:
@@ -98,6 +100,24 @@ def _after_collection(phase: str, info: Mapping[str, int]) -> None:
     """Drop packed weights and packages of dead modules, which are often parts of reference cycles."""
     if phase == "stop" and info["generation"] == 2:
         _C.drop_dead()
+
+
+def _refresh_after_hidden_writes() -> None:
+    """Drop the packed copies of a tensor at the end of each section that preserves its version.
+
+    Packed copies are identified by version, which does not show these writes. FSDP gathers parameters into memory that
+    autograd has saved, and DDP overwrites buffers with those of rank 0.
+    """
+    section_class = grad_mode._unsafe_preserve_version_counter
+    leave = section_class.__exit__
+
+    # Replaced on the class: Dynamo recognises the class by its identity.
+    @wraps(leave)
+    def leave_and_refresh(section: Any, *raised: object) -> None:
+        leave(section, *raised)
+        _C.refresh(section.tensors)
+
+    section_class.__exit__ = leave_and_refresh  # type: ignore[method-assign]
 
 
 def _accept_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
