@@ -134,27 +134,18 @@ def _drop_unused_scales(
     ]
 
 
-def resize(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tensor]:
-    """Return a function for the overload that accepts output sizes and then, optionally, one scale per dimension.
+def resize(taps: Taps, spatial: int, *, aligns: bool, vec: bool) -> Callable[..., Tensor]:
+    """Return a function for an overload that accepts output sizes and then, optionally, one scale per dimension.
 
-    ``aligns`` is true if the op has an argument ``align_corners`` after the sizes.
+    ``aligns`` is true if the op has an argument ``align_corners`` after the sizes. The overload ``.vec`` has a list of
+    scale factors. Of output sizes and scale factors, one is ``None``.
     """
 
-    def call(value: Tensor, sizes: Sequence[int], *rest: object) -> Tensor:
-        align, scales = (rest[0], rest[1:]) if aligns else (False, rest)
-        return _resize(taps, value, sizes, scales or [None] * spatial, bool(align))  # type: ignore[arg-type]
-
-    return call
-
-
-def resize_vec(taps: Taps, spatial: int, *, aligns: bool) -> Callable[..., Tensor]:
-    """Return a function for the overload ``.vec``. Of output sizes and scale factors, one is ``None``."""
-
-    def call(value: Tensor, sizes: Sequence[int] | None, *rest: object) -> Tensor:
-        align, factors = (bool(rest[0]), rest[1]) if aligns else (False, rest[0])
-        scales: Sequence[float | None] = [None] * spatial if factors is None else factors  # type: ignore[assignment]
-        sizes = result_sizes(value.shape[value.dim() - spatial :], sizes, factors)
-        return _resize(taps, value, sizes, scales, align)
+    def call(value: Tensor, sizes: Sequence[int] | None, *rest: Any) -> Tensor:
+        align, *scales = rest if aligns else (False, *rest)
+        scales = scales[0] if vec else scales
+        sizes = result_sizes(value.shape[value.dim() - spatial :], sizes, scales)
+        return _resize(taps, value, sizes, scales or [None] * spatial, bool(align))
 
     return call
 
@@ -202,11 +193,9 @@ RESIZED_SHAPES: dict[str, Callable[..., list[int]]] = {
 }
 
 RESIZES: dict[str, Callable[..., Tensor]] = {
-    **{f"aten::{name}": resize(taps, spatial, aligns=aligns) for name, (taps, spatial, aligns) in _KINDS.items()},
-    **{
-        f"aten::{name}.vec": resize_vec(taps, spatial, aligns=aligns)
-        for name, (taps, spatial, aligns) in _KINDS.items()
-    },
+    f"aten::{name}{'.vec' if vec else ''}": resize(taps, spatial, aligns=aligns, vec=vec)
+    for name, (taps, spatial, aligns) in _KINDS.items()
+    for vec in (False, True)
 }
 
 
