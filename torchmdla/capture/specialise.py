@@ -24,7 +24,7 @@ from torchmdla.capture.subgraph import Subgraph
 from torchmdla.compile_service import records, service, worker
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import KernelCall, Manifest
-from torchmdla.compiler.program import Argument, Program, Target
+from torchmdla.compiler.program import Argument, Program
 from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError, DeviceError, internal_error
 from torchmdla.importer import Binding, ImportedGraph, ImportOptions, Record, TensorMeta, with_location
@@ -83,17 +83,10 @@ def install() -> None:
         _report_fault,
     )
     _C.set_submit(background.submit)
-    worker.set_cpus(_cpus_to_compile)
+    # At most the CPUs that the program uses itself, by OMP_NUM_THREADS or torch.set_num_threads.
+    worker.set_cpus(lambda: min(_C.available_cpus(), torch.get_num_threads()))
     gc.callbacks.append(_after_collection)
     _refresh_after_hidden_writes()
-
-
-def _cpus_to_compile() -> int:
-    """Return the number of CPUs to compile with, at most those that the program uses itself.
-
-    ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` determine that number.
-    """
-    return min(_C.available_cpus(), torch.get_num_threads())
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:
@@ -274,7 +267,8 @@ def _attribute_error(
 
 
 def _program(imported: ImportedGraph, device: devices.Device) -> Program:
-    target, versions = _origin(device)
+    with _imports:
+        target, versions = device.target(), producers(device)
     measured = records.options_for(device)
     return Program(imported.mlir, imported.arguments, imported.results, target, measured, versions)
 
@@ -382,12 +376,6 @@ def _log(imported: ImportedGraph, program: Program, outcome: service.CompileOutc
         outcome.source,
         f"; when it was compiled: {', '.join(stages)}" if stages else "",
     )
-
-
-def _origin(device: devices.Device) -> tuple[Target, tuple[tuple[str, str], ...]]:
-    """Return the target of programs for ``device``, and the versions of their producers."""
-    with _imports:
-        return device.target(), producers(device)
 
 
 def _compile_and_load(program: Program, device: devices.Device) -> tuple[service.CompileOutcome, devices.LoadedCode]:

@@ -377,10 +377,6 @@ def _recurrent(
     return sequence.new_empty([first, second, features]), *last
 
 
-def _scalar_tensor(number: Any, dtype: torch.dtype | None, *settings: Any) -> torch.Tensor:
-    return torch.empty((), dtype=dtype or torch.get_default_dtype())
-
-
 # Decisions of operators on sizes that their shape functions do not check.
 _DECISIONS: Mapping[str, Callable[..., None]] = {
     "aten::roll": _guard_wraparound,
@@ -397,7 +393,7 @@ _SHAPES: Mapping[str, Callable[..., Any]] = {
     **{f"aten::conv{axes}d": _plain_convolution for axes in (1, 2, 3)},
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
-    "aten::scalar_tensor": _scalar_tensor,
+    "aten::scalar_tensor": lambda number, dtype, *_: torch.empty((), dtype=dtype or torch.get_default_dtype()),
     **dict.fromkeys(("aten::tril", "aten::triu"), lambda value, diagonal: value.new_empty(value.shape)),
     **{name: _resize_shape_function(shape) for name, shape in RESIZED_SHAPES.items()},
 }

@@ -69,12 +69,8 @@ def _operand_metas(call: OpCall) -> list[TensorMeta]:
     return [meta for operand in leaves(call.operands) if (meta := getattr(operand, "meta", None)) is not None]
 
 
-def _is_float32(meta: TensorMeta) -> bool:
-    return meta.dtype == torch.float32
-
-
 def _cast_float32(call: OpCall, dtype: torch.dtype, operand: Any) -> Any:
-    is_tensor = isinstance(operand, Value) and operand.meta is not None and _is_float32(operand.meta)
+    is_tensor = isinstance(operand, Value) and operand.meta is not None and operand.meta.dtype == torch.float32
     return cast(call.emitter, operand, replace(operand.meta, dtype=dtype)) if is_tensor else operand
 
 
