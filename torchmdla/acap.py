@@ -159,11 +159,11 @@ def _install_moves() -> None:
     """
     apply: Callable[..., Any] = nn.Module._apply
 
-    def applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    def move_and_apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         _move_parameters(module.parameters(recurse), function)
         return apply(module, function, recurse)
 
-    nn.Module._apply = applied  # type: ignore[method-assign]
+    nn.Module._apply = move_and_apply  # type: ignore[method-assign]
 
 
 def _move_parameters(parameters: Any, function: Callable[[Tensor], Tensor]) -> None:

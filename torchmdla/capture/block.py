@@ -163,7 +163,7 @@ def _check_writes(graph: fx.Graph, externals: Sequence[External]) -> None:
 def _warn(block: Block, reads: Sequence[NumberRead]) -> None:
     """Warn once about the block's dependences on state other than its arguments."""
 
-    def listed(holds: Callable[[External], bool]) -> str:
+    def list_tensors(holds: Callable[[External], bool]) -> str:
         labels = [
             f"{name or 'a tensor'} ({describe_tensor(external.layout)})"
             for external, name in zip(block.externals, block.names, strict=True)
@@ -172,10 +172,10 @@ def _warn(block: Block, reads: Sequence[NumberRead]) -> None:
         return ", ".join(labels)
 
     told = {
-        "writes to tensors that are not arguments; they become arguments and results": listed(
+        "writes to tensors that are not arguments; they become arguments and results": list_tensors(
             lambda external: external.is_written and not external.is_argument
         ),
-        "reads tensors that are not arguments; they become constants with their present values": listed(
+        "reads tensors that are not arguments; they become constants with their present values": list_tensors(
             lambda external: external.is_constant and not external.is_literal
         ),
         "keeps numbers that were read from tensors as they were in the capture": ", ".join(
@@ -215,12 +215,8 @@ def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _named_tensors(f"{name}.{key}", tensor)
     elif isinstance(value, torch.optim.Optimizer):
         yield from _named_optimiser_state(name, value)
-    elif type(value) in (list, tuple):
-        for index, item in enumerate(value):
-            if isinstance(item, Tensor):
-                yield from _named_tensors(f"{name}[{index}]", item)
-    elif type(value) is dict:
-        for key, item in list(value.items()):
+    elif type(value) in (list, tuple, dict):
+        for key, item in list(value.items() if type(value) is dict else enumerate(value)):
             if isinstance(item, Tensor):
                 yield from _named_tensors(f"{name}[{key!r}]", item)
 

@@ -126,14 +126,14 @@ class SymbolicRun:
     def _call(self, name: str, schema: Any, arguments: Sequence[Any]) -> Any:
         dtypes = [leaf.dtype for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
-        def prepared(argument: torch._C.Argument, value: Any) -> Any:
+        def prepare(argument: torch._C.Argument, value: Any) -> Any:
             is_size = name in _RANGES or argument.name in _SIZES
             value = _guard_sign(value) if is_size else value
             if takes_size_value(schema, argument, dtypes):
                 return self._as_value(argument, value)
             return value if is_size else _specialise_value(value)
 
-        arguments = [prepared(*pair) for pair in zip(schema.arguments, arguments, strict=True)]
+        arguments = [prepare(*pair) for pair in zip(schema.arguments, arguments, strict=True)]
         if name in _DECISIONS:
             _DECISIONS[name](*arguments)
         return _SHAPES[name](*arguments) if name in _SHAPES else call_in_order(overload_of(name), schema, arguments)

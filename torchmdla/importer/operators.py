@@ -187,7 +187,8 @@ _ARITHMETIC = (
     _number_forms("add sub mul div fmod"),
     _number_forms("floor_divide", tensor=""),
     _number_forms("div", scalar="Scalar_mode", tensor="Tensor_mode"),
-    _rows("pow.Tensor_Tensor", Operator(with_number="aten::pow.Tensor_Scalar", rewrite=rewrites.check_power)),
+    _rows("pow.Tensor_Tensor", Operator(with_number="aten::pow.Tensor_Scalar")),
+    _rows("pow.Tensor_Tensor", Operator(rewrite=rewrites.check_floats("a power of integers by a tensor"))),
     _tensor_form("pow.Scalar pow.Tensor_Scalar", "pow.Tensor_Tensor"),
     _tensor_form("rsub.Scalar", "rsub.Tensor"),
     # Upstream folds the remainder of a constant by a number with the sign of C's remainder.
@@ -339,7 +340,7 @@ _CONVOLUTIONS = (
 
 _WINDOWS = (
     *(_rows(f"max_pool{n}d avg_pool{n}d", Operator(least_rank=n + 2)) for n in (1, 2, 3)),
-    _rows("max_pool3d", Operator(rewrite=rewrites.check_pool)),
+    _rows("max_pool3d", Operator(rewrite=rewrites.check_floats("a maximum of windows of integers"))),
     _decompose("adaptive_avg_pool1d", pooling.adaptive_average(1)),
     _decompose("adaptive_avg_pool2d _adaptive_avg_pool2d", pooling.adaptive_average(2)),
     _decompose("adaptive_avg_pool3d _adaptive_avg_pool3d", pooling.adaptive_average(3)),
