@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchmdla import _C, devices
-from torchmdla.capture import refusals, specialise, torchscript, ungrouped, version_counters
+from torchmdla.capture import refusals, specialise, torchscript, ungrouped
 from torchmdla.compile_service import service
 from torchmdla.devices import OpSupport
 from torchmdla.errors import unknown_name
@@ -431,6 +431,5 @@ def _use(device: devices.Device) -> None:
 
 specialise.install()
 torchscript.watch_loads()
-version_counters.install()
 if os.environ.get("TORCHMDLA_ENABLE", "1") not in ("0", ""):
     enable()

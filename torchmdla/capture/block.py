@@ -1,7 +1,8 @@
-"""One captured block of code: the context that records it, and the result."""
+"""Captured blocks of code: the context that records a block, the block, and the function that runs it."""
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchmdla.capture.dispatch import External, NumberRead, Recorder, describe_tensor
 from torchmdla.capture.functional import final_values, functionalise
+from torchmdla.capture.fx import form_groups
+from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CaptureWarning
 
 
@@ -160,7 +163,7 @@ def _check_writes(graph: fx.Graph, externals: Sequence[External]) -> None:
 def _warn(block: Block, reads: Sequence[NumberRead]) -> None:
     """Warn once about the block's dependences on state other than its arguments."""
 
-    def listed(holds: Callable[[External], bool]) -> str:
+    def list_tensors(holds: Callable[[External], bool]) -> str:
         labels = [
             f"{name or 'a tensor'} ({describe_tensor(external.layout)})"
             for external, name in zip(block.externals, block.names, strict=True)
@@ -169,10 +172,10 @@ def _warn(block: Block, reads: Sequence[NumberRead]) -> None:
         return ", ".join(labels)
 
     told = {
-        "writes to tensors that are not arguments; they become arguments and results": listed(
+        "writes to tensors that are not arguments; they become arguments and results": list_tensors(
             lambda external: external.is_written and not external.is_argument
         ),
-        "reads tensors that are not arguments; they become constants with their present values": listed(
+        "reads tensors that are not arguments; they become constants with their present values": list_tensors(
             lambda external: external.is_constant and not external.is_literal
         ),
         "keeps numbers that were read from tensors as they were in the capture": ", ".join(
@@ -212,12 +215,8 @@ def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _named_tensors(f"{name}.{key}", tensor)
     elif isinstance(value, torch.optim.Optimizer):
         yield from _named_optimiser_state(name, value)
-    elif type(value) in (list, tuple):
-        for index, item in enumerate(value):
-            if isinstance(item, Tensor):
-                yield from _named_tensors(f"{name}[{index}]", item)
-    elif type(value) is dict:
-        for key, item in list(value.items()):
+    elif type(value) in (list, tuple, dict):
+        for key, item in list(value.items() if type(value) is dict else enumerate(value)):
             if isinstance(item, Tensor):
                 yield from _named_tensors(f"{name}[{key!r}]", item)
 
@@ -229,3 +228,102 @@ def _named_optimiser_state(name: str, optimiser: torch.optim.Optimizer) -> Itera
         for key, item in state.items():
             if isinstance(item, Tensor):
                 yield f"{name}.state[{index}][{key!r}]", item
+
+
+# The block as a function
+
+
+class CapturedFunction:
+    """Callable that runs a captured block with other arguments.
+
+    Results, writes and memory that they share are the same as for the block. Results do not require gradients.
+
+    Args:
+        block: the captured block.
+        options: the device and options of the groups.
+
+    Attributes:
+        module: the graph with its groups.
+    """
+
+    def __init__(self, block: Block, options: Options) -> None:
+        self.__name__ = block.name
+        self._entering = [external for external in block.externals if not external.is_constant]
+        self._arguments = [external for external in self._entering if external.is_argument]
+        self._captured = [external.tensor for external in self._entering if not external.is_argument]
+        self._origins = block.origins
+        self._structure = block.structure
+        self._viewed = {origin.external for origin in block.origins if origin is not None and not origin.is_whole}
+        self.module = form_groups(_executable(block), (), options)
+
+    def __call__(self, *arguments: Tensor) -> Any:
+        """Run the function.
+
+        Raises:
+            TypeError: the number of arguments differs, or an argument is not a tensor.
+            ValueError: an argument's dtype or sizes differ from the captured ones; its strides differ and a result is a
+                view of it; two arguments share memory that is written to.
+        """
+        self._check(arguments)
+        tensors = [*arguments, *self._captured]
+        with torch.no_grad():
+            outputs = iter(self.module(*tensors))
+        flat = [None if origin is None else self._result(origin, tensors, outputs) for origin in self._origins]
+        return tree_unflatten(flat, self._structure)
+
+    def _result(self, origin: Origin, tensors: Sequence[Tensor], outputs: Any) -> Tensor:
+        if origin.external is None:
+            result: Tensor = next(outputs)
+            return result
+        tensor = tensors[origin.external]
+        if origin.is_whole:
+            return tensor
+        return tensor.detach().as_strided(origin.shape, origin.stride, tensor.storage_offset() + origin.offset)
+
+    def _check(self, arguments: Sequence[Tensor]) -> None:
+        if len(arguments) != len(self._arguments):
+            raise TypeError(f"{self.__name__} takes {len(self._arguments)} arguments, got {len(arguments)}")
+        for index, (tensor, expected) in enumerate(zip(arguments, self._arguments, strict=True)):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"argument {index} of {self.__name__} must be a tensor, got {type(tensor).__name__}")
+            layout = expected.layout
+            if (tensor.dtype, tensor.shape, tensor.device.type) != (layout.dtype, layout.shape, "cpu"):
+                actual = f"{describe_tensor(tensor)} on {tensor.device}"
+                raise ValueError(
+                    f"argument {index} of {self.__name__} must be {describe_tensor(layout)} on cpu, got {actual}"
+                )
+            if index in self._viewed and tensor.stride() != layout.stride():
+                raise ValueError(
+                    f"argument {index} of {self.__name__} must have strides {layout.stride()}, got {tensor.stride()}: "
+                    "a result is a view of it"
+                )
+        self._check_shared([*arguments, *self._captured])
+
+    def _check_shared(self, tensors: Sequence[Tensor]) -> None:
+        storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+        for index, external in enumerate(self._entering):
+            if external.is_written and external.is_argument and storages.count(storages[index]) > 1:
+                raise ValueError(
+                    f"argument {index} of {self.__name__}, which is written to, shares memory with another"
+                )
+
+
+def _executable(block: Block) -> fx.GraphModule:
+    """Return a copy of the graph that has its constants and returns only tensors that it computes."""
+    module = fx.GraphModule(torch.nn.Module(), copy.deepcopy(block.module.graph))
+    graph = module.graph
+    for index, (node, external) in enumerate(zip(graph.find_nodes(op="placeholder"), block.externals, strict=True)):
+        if external.is_constant:
+            setattr(module, f"constant_{index}", external.tensor)
+            with graph.inserting_before(node):
+                constant = graph.create_node("get_attr", f"constant_{index}")
+            constant.meta = dict(node.meta)
+            node.replace_all_uses_with(constant)
+            graph.erase_node(node)
+    output = graph.output_node()
+    results: Any = output.args[0]
+    made_here = [origin is not None and origin.external is None for origin in block.origins]
+    output.args = (tuple(result for result, here in zip(results, made_here, strict=True) if here),)
+    graph.eliminate_dead_code()
+    module.recompile()
+    return module

@@ -139,9 +139,7 @@ class Recorder(TorchDispatchMode):
             if roots and not is_metadata(name):
                 self._reads.append((NumberRead(name, _source_location()), roots))
             return result
-        node = self.graph.call_function(target, tuple(nodes), named)
-        node.meta["stack_trace"] = _stack_trace()
-        self._define(node, result)
+        self._define(self._call(target, tuple(nodes), named), result)
         for tensor in tensors:
             self._roots[_storage(tensor)] = self._roots.get(_storage(tensor), frozenset()) | roots
         return result
@@ -199,9 +197,12 @@ class Recorder(TorchDispatchMode):
             return self._external(tensor).node
         # A view that no operator created.
         owner = self._owners[key[0]]
-        node = self.graph.call_function(aten.as_strided.default, (owner, key[2], key[3], key[1]))
+        self._nodes[key] = self._call(aten.as_strided.default, (owner, key[2], key[3], key[1]))
+        return self._nodes[key]
+
+    def _call(self, target: Any, operands: tuple[Any, ...], keywords: Mapping[str, Any] | None = None) -> fx.Node:
+        node = self.graph.call_function(target, operands, dict(keywords or {}))
         node.meta["stack_trace"] = _stack_trace()
-        self._nodes[key] = node
         return node
 
     def _external(self, tensor: Tensor, *, is_argument: bool = False, is_literal: bool = False) -> External:
@@ -225,8 +226,7 @@ class Recorder(TorchDispatchMode):
             return result
         external = self._external(result.detach().clone(), is_literal=True)
         self._roots[external.storage] = frozenset()
-        node = self.graph.call_function(aten.clone.default, (external.node,))
-        node.meta["stack_trace"] = _stack_trace()
+        node = self._call(aten.clone.default, (external.node,))
         self._bind(result, lambda: node)
         return result
 
@@ -241,8 +241,7 @@ class Recorder(TorchDispatchMode):
                     f"{name} changes a tensor from outside, which cannot be captured (at {_source_location()})"
                 )
             operands: Any = map_structure(self._operand, list(args))
-            node = self.graph.call_function(view, tuple(operands), dict(kwargs))
-            node.meta["stack_trace"] = _stack_trace()
+            node = self._call(view, tuple(operands), kwargs)
             result = func(*args, **kwargs)
             self._bind(result, lambda: node)
             return result

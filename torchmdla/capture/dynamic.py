@@ -34,6 +34,7 @@ from torchmdla.compiler.sizes import Size, at
 from torchmdla.errors import CompileError
 from torchmdla.importer import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record, TensorMeta
 from torchmdla.importer.size_int import SizeInt, SizeValue
+from torchmdla.importer.trace import leaves
 
 # The smallest size that is not a specialisation: 0 and 1 change broadcasting and strides.
 _LEAST = 2
@@ -357,22 +358,16 @@ class _SizeExpressions:
 
 def _numbers(thing: Any) -> Iterator[int]:
     """Yield the integers in a record's values."""
-    if isinstance(thing, TensorMeta):
-        yield from (*thing.shape, *thing.strides)
-    elif isinstance(thing, list | tuple):
-        for item in thing:
-            yield from _numbers(item)
-    elif isinstance(thing, int) and not isinstance(thing, bool):
-        yield thing
+    for leaf in leaves(thing):
+        if isinstance(leaf, TensorMeta):
+            yield from (*leaf.shape, *leaf.strides)
+        elif isinstance(leaf, int) and not isinstance(leaf, bool):
+            yield leaf
 
 
 def _sizes(thing: Any) -> Iterator[int]:
-    """Yield the sizes of tensors in a record's values."""
-    if isinstance(thing, TensorMeta):
-        yield from thing.shape
-    elif isinstance(thing, list | tuple):
-        for item in thing:
-            yield from _sizes(item)
+    """Return the sizes of tensors in a record's values."""
+    return (size for leaf in leaves(thing) if isinstance(leaf, TensorMeta) for size in leaf.shape)
 
 
 def _check_agreement(expected: Record, record: Record, outputs: Sequence[str]) -> None:

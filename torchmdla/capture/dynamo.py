@@ -45,11 +45,14 @@ def torchmdla(
         raise ValueError(unknown_name("mode", mode, _MODES[1:]))
     chosen = Options.of(options)
     _unmark_fsdp_parameters(module)
-    forward, inference = (partial(_compile, options=chosen, trains=trains) for trains in (True, False))
+
+    def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Callable[[list[Any]], Any]:
+        return _compile_boxed(graph, _parameters(graph, trains), chosen)
+
     compiler = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=partial(_compile_backward, options=chosen),
-        inference_compiler=inference,
+        fw_compiler=partial(compile_forward, trains=True),
+        bw_compiler=lambda graph, _: _compile_boxed(graph, (), chosen),
+        inference_compiler=partial(compile_forward, trains=False),
         decompositions=decompositions(),
         # Saves few values for the backward pass: kernels recompute elementwise operators at no cost.
         partition_fn=min_cut_rematerialization_partition,
@@ -77,19 +80,6 @@ def _unmark_fsdp_parameters(module: fx.GraphModule) -> None:
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-def _compile(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Options, trains: bool
-) -> Callable[[list[Any]], Any]:
-    """Compile a forward graph. Weights are parameters unless training steps change them."""
-    return _compile_boxed(module, _parameters(module, trains), options)
-
-
-def _compile_backward(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, options: Options
-) -> Callable[[list[Any]], Any]:
-    return _compile_boxed(module, (), options)
-
-
 def _compile_boxed(
     module: fx.GraphModule, parameters: Collection[fx.Node], options: Options
 ) -> Callable[[list[Any]], Any]:
@@ -102,7 +92,11 @@ def _compile_boxed(
 
     def call(inputs: list[Any]) -> Any:
         # The first call runs under a mode of AOT Autograd that watches custom operators. No group compiles under it.
-        if torch._C._len_torch_dispatch_stack() and has_only_builtins and _modes_ignore_compilers():
+        if (
+            torch._C._len_torch_dispatch_stack()
+            and has_only_builtins
+            and all(mode.ignore_compile_internals() for mode in _get_current_dispatch_mode_stack())
+        ):
             with _disable_current_modes():
                 return run(inputs)
         return run(inputs)
@@ -115,12 +109,8 @@ def _is_custom(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prim", "prims")
 
 
-def _modes_ignore_compilers() -> bool:
-    """Return whether every active dispatch mode ignores the operations inside of compilers."""
-    return all(mode.ignore_compile_internals() for mode in _get_current_dispatch_mode_stack())
-
-
 def _parameters(module: fx.GraphModule, trains: bool) -> list[fx.Node]:
+    """Return the placeholders of parameters that training steps do not change, if the graph ``trains``."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:

@@ -112,7 +112,7 @@ def _replace_inactive_dropout(program: ExportedProgram) -> ExportedProgram:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         # A signature refers to names, and a copy is renamed if its name is a builtin's ("input").
         copies[node].name = node.name
-        if node.target is aten.dropout.default and not _is_active_dropout(*node.args):
+        if node.target is aten.dropout.default and not (node.args[2] and node.args[1] > 0):
             copies[node].target, copies[node].args = aten.alias.default, (copies[node.args[0]],)
     module = fx.GraphModule(program.graph_module, graph)
     module.meta.update(program.graph_module.meta)
@@ -127,10 +127,6 @@ def _replace_inactive_dropout(program: ExportedProgram) -> ExportedProgram:
         program.constants,
         verifiers=program.verifiers,
     )
-
-
-def _is_active_dropout(values: fx.Node, p: float, train: bool) -> bool:
-    return train and p > 0
 
 
 def _detach_random_operands(graph: fx.Graph) -> None:

@@ -49,7 +49,8 @@ def decompose_graph(graph: fx.Graph, layouts: Sequence[Tensor], is_known: Callab
     """
     table: dict[Any, Callable[..., Any]] = {}
     while True:
-        unknown = {node.target for node in graph.nodes if _is_op(node) and not is_known(node.target)} - table.keys()
+        operators = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+        unknown = {operator for operator in operators if not is_known(operator)} - table.keys()
         additions = get_decompositions(list(unknown))
         if not additions:
             return graph
@@ -66,10 +67,6 @@ def _bernoulli(like: Tensor, p: float = 0.5, *, generator: None = None) -> Any:
     if order == sorted(order):
         return NotImplemented
     return apply_in_order(order, lambda permuted: aten.bernoulli.p(permuted, p), like)
-
-
-def _is_op(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload)
 
 
 def _trace(
@@ -122,7 +119,7 @@ def remove_writes(graph: fx.Graph) -> fx.Graph:
 def _foreach_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decomposition of each functional overload of a ``_foreach`` operator into calls for single tensors."""
     table: dict[Any, Callable[..., Any]] = {}
-    for name in _SAME_FOR_EACH:
+    for name in _SAME_FOR_EACH.split():
         packet = getattr(aten, f"_foreach_{name}")
         for overload in (getattr(packet, overload_name) for overload_name in packet.overloads()):
             if not overload._schema.is_mutable and (name, overload._overloadname) not in _SCALARS_IN_A_TENSOR:
@@ -131,25 +128,7 @@ def _foreach_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 # Names of operators that apply the operator of the same name to each tensor of the lists.
-_SAME_FOR_EACH = [
-    "abs",
-    "add",
-    "addcdiv",
-    "addcmul",
-    "copy",
-    "div",
-    "exp",
-    "lerp",
-    "log",
-    "mul",
-    "neg",
-    "reciprocal",
-    "rsqrt",
-    "sigmoid",
-    "sqrt",
-    "sub",
-    "tanh",
-]
+_SAME_FOR_EACH = "abs add addcdiv addcmul copy div exp lerp log mul neg reciprocal rsqrt sigmoid sqrt sub tanh"
 
 _SCALARS_IN_A_TENSOR = frozenset([("addcdiv", "Tensor"), ("addcmul", "Tensor")])
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchmdla.importer.trace import in_schema_order
+from torchmdla.importer.fx import named_arguments
 
 aten = torch.ops.aten
 
@@ -31,7 +31,8 @@ def normalise(graph: fx.Graph) -> None:
             # result of a group.
             graph.erase_node(node)
         elif node.target is aten.copy_.default and _may_write_in_place(node):
-            _write_in_place(graph, node)
+            node.args[1].target = _IN_PLACE[node.args[1].target]
+            graph.erase_node(node)
 
 
 # Operators that write a part of a tensor, such as the cache of a decoder.
@@ -59,12 +60,6 @@ def _may_share_memory(node: fx.Node) -> bool:
     """Return whether the result of a call may alias its operands, or the call writes to them."""
     schema = getattr(node.target, "_schema", None)
     return schema is None or any(argument.alias_info is not None for argument in schema.arguments)
-
-
-def _write_in_place(graph: fx.Graph, copy: fx.Node) -> None:
-    value: Any = copy.args[1]
-    value.target = _IN_PLACE[value.target]
-    graph.erase_node(copy)
 
 
 # Overloads that differ only in their guarantees.
@@ -113,9 +108,7 @@ def _is_only_first_result_used(node: fx.Node) -> bool:
 
 
 def _replace(graph: fx.Graph, node: fx.Node) -> None:
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    values = in_schema_order(node.target._schema, node.args, node.kwargs)  # type: ignore[union-attr]
-    target, args, kwargs = _FIRST_RESULTS[node.target](dict(zip(names, values, strict=True)))
+    target, args, kwargs = _FIRST_RESULTS[node.target](named_arguments(node))
     with graph.inserting_before(node):
         replacement = graph.call_function(target, args, kwargs)
     replacement.meta = {**node.meta, "val": node.meta["val"][0]}

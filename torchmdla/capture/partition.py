@@ -144,7 +144,9 @@ class _Partitioner:
 
     def _conditions_hold(self, node: fx.Node, support: OpSupport) -> bool:
         named = named_arguments(node)
-        return all(_same(named.get(name), wanted) for name, wanted in support.where.items())
+        return all(
+            (type(named.get(name)), named.get(name)) == (type(wanted), wanted) for name, wanted in support.where.items()
+        )
 
     def _is_random(self, node: fx.Node) -> bool:
         """Return whether ``node`` is random with these arguments.
@@ -379,22 +381,11 @@ def _is_copied(node: fx.Node) -> bool:
         return bool(_LITERAL.search(str(node.target))) and attribute(node).dim() == 0
     if node.op != "call_function" or not isinstance(node.meta.get("val"), int | torch.SymInt | torch.SymBool):
         return False
+    values = leaves([operand.meta.get("val") for operand in node.all_input_nodes])
     return is_metadata(name_of_call(node)) or not any(
-        _holds_tensor(operand) or _is_float(operand) for operand in node.all_input_nodes
+        isinstance(value, torch.Tensor | float | torch.SymFloat) for value in values
     )
 
 
 # Names of tensors that are literals in the user's code. Any other attribute may change between calls.
 _LITERAL = re.compile(r"(^|\.)(_tensor_constant|lifted_tensor_)\d+$")
-
-
-def _is_float(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), float | torch.SymFloat)
-
-
-def _holds_tensor(node: fx.Node) -> bool:
-    return any(isinstance(value, torch.Tensor) for value in leaves(node.meta.get("val")))
-
-
-def _same(value: object, wanted: object) -> bool:
-    return type(value) is type(wanted) and value == wanted

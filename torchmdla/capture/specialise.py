@@ -10,10 +10,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import grad_mode
 
 from torchmdla import _C, devices
 from torchmdla.capture import background, refusals
@@ -23,7 +24,7 @@ from torchmdla.capture.subgraph import Subgraph
 from torchmdla.compile_service import records, service, worker
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import KernelCall, Manifest
-from torchmdla.compiler.program import Argument, Program, Target
+from torchmdla.compiler.program import Argument, Program
 from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError, DeviceError, internal_error
 from torchmdla.importer import Binding, ImportedGraph, ImportOptions, Record, TensorMeta, with_location
@@ -82,22 +83,34 @@ def install() -> None:
         _report_fault,
     )
     _C.set_submit(background.submit)
-    worker.set_cpus(_cpus_to_compile)
+    # At most the CPUs that the program uses itself, by OMP_NUM_THREADS or torch.set_num_threads.
+    worker.set_cpus(lambda: min(_C.available_cpus(), torch.get_num_threads()))
     gc.callbacks.append(_after_collection)
-
-
-def _cpus_to_compile() -> int:
-    """Return the number of CPUs to compile with, at most those that the program uses itself.
-
-    ``OMP_NUM_THREADS`` and ``torch.set_num_threads`` determine that number.
-    """
-    return min(_C.available_cpus(), torch.get_num_threads())
+    _refresh_after_hidden_writes()
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:
     """Drop packed weights and packages of dead modules, which are often parts of reference cycles."""
     if phase == "stop" and info["generation"] == 2:
         _C.drop_dead()
+
+
+def _refresh_after_hidden_writes() -> None:
+    """Drop the packed copies of a tensor at the end of each section that preserves its version.
+
+    Packed copies are identified by version, which does not show these writes. FSDP gathers parameters into memory that
+    autograd has saved, and DDP overwrites buffers with those of rank 0.
+    """
+    section_class = grad_mode._unsafe_preserve_version_counter
+    leave = section_class.__exit__
+
+    # Replaced on the class: Dynamo recognises the class by its identity.
+    @wraps(leave)
+    def leave_and_refresh(section: Any, *raised: object) -> None:
+        leave(section, *raised)
+        _C.refresh(section.tensors)
+
+    section_class.__exit__ = leave_and_refresh  # type: ignore[method-assign]
 
 
 def _accept_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -254,7 +267,8 @@ def _attribute_error(
 
 
 def _program(imported: ImportedGraph, device: devices.Device) -> Program:
-    target, versions = _origin(device)
+    with _imports:
+        target, versions = device.target(), producers(device)
     measured = records.options_for(device)
     return Program(imported.mlir, imported.arguments, imported.results, target, measured, versions)
 
@@ -362,12 +376,6 @@ def _log(imported: ImportedGraph, program: Program, outcome: service.CompileOutc
         outcome.source,
         f"; when it was compiled: {', '.join(stages)}" if stages else "",
     )
-
-
-def _origin(device: devices.Device) -> tuple[Target, tuple[tuple[str, str], ...]]:
-    """Return the target of programs for ``device``, and the versions of their producers."""
-    with _imports:
-        return device.target(), producers(device)
 
 
 def _compile_and_load(program: Program, device: devices.Device) -> tuple[service.CompileOutcome, devices.LoadedCode]:

@@ -126,14 +126,14 @@ class SymbolicRun:
     def _call(self, name: str, schema: Any, arguments: Sequence[Any]) -> Any:
         dtypes = [leaf.dtype for leaf in leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
-        def prepared(argument: torch._C.Argument, value: Any) -> Any:
+        def prepare(argument: torch._C.Argument, value: Any) -> Any:
             is_size = name in _RANGES or argument.name in _SIZES
             value = _guard_sign(value) if is_size else value
             if takes_size_value(schema, argument, dtypes):
                 return self._as_value(argument, value)
             return value if is_size else _specialise_value(value)
 
-        arguments = [prepared(*pair) for pair in zip(schema.arguments, arguments, strict=True)]
+        arguments = [prepare(*pair) for pair in zip(schema.arguments, arguments, strict=True)]
         if name in _DECISIONS:
             _DECISIONS[name](*arguments)
         return _SHAPES[name](*arguments) if name in _SHAPES else call_in_order(overload_of(name), schema, arguments)
@@ -377,10 +377,6 @@ def _recurrent(
     return sequence.new_empty([first, second, features]), *last
 
 
-def _scalar_tensor(number: Any, dtype: torch.dtype | None, *settings: Any) -> torch.Tensor:
-    return torch.empty((), dtype=dtype or torch.get_default_dtype())
-
-
 # Decisions of operators on sizes that their shape functions do not check.
 _DECISIONS: Mapping[str, Callable[..., None]] = {
     "aten::roll": _guard_wraparound,
@@ -397,7 +393,7 @@ _SHAPES: Mapping[str, Callable[..., Any]] = {
     **{f"aten::conv{axes}d": _plain_convolution for axes in (1, 2, 3)},
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,
-    "aten::scalar_tensor": _scalar_tensor,
+    "aten::scalar_tensor": lambda number, dtype, *_: torch.empty((), dtype=dtype or torch.get_default_dtype()),
     **dict.fromkeys(("aten::tril", "aten::triu"), lambda value, diagonal: value.new_empty(value.shape)),
     **{name: _resize_shape_function(shape) for name, shape in RESIZED_SHAPES.items()},
 }

@@ -19,7 +19,8 @@ from torchmdla.importer.emitter import Emitter, Value, quote
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
 from torchmdla.importer.operands import NumberTensor, Operand, as_tensor
 from torchmdla.importer.operators import operator
-from torchmdla.importer.packed_weights import PackedWeights, UnpackedWeights, unpack_weights
+from torchmdla.importer.packed_weights import PackedWeights, unpack_weights
+from torchmdla.importer.reader import Values
 from torchmdla.importer.runtime_scalars import as_float, runtime_scalar_as_tensor, select_tensor_overload
 from torchmdla.importer.schemas import call_in_order, is_metadata, overload_of
 from torchmdla.importer.size_int import value_symbol
@@ -46,7 +47,7 @@ _NUMBERS = frozenset(("self", "other", "min", "max", "s"))
 _MAX_UNVERSIONED_BYTES = 1 << 20
 
 
-class ProgramBuilder:
+class ProgramBuilder(Values):
     """:class:`~torchmdla.importer.reader.GraphBuilder` of programs. It holds the operand of each value of the graph.
 
     Args:
@@ -57,8 +58,8 @@ class ProgramBuilder:
     """
 
     def __init__(self, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS) -> None:
+        super().__init__(record)
         self.emitter = Emitter(options, is_program=True)
-        self._record = record
         self._parameters = frozenset(parameters)
         self._inputs: list[str] = []
         self._nodes: list[tuple[str, str]] = []  # op and source
@@ -67,7 +68,6 @@ class ProgramBuilder:
         self._pending: dict[str, Binding] = {}
         self._arguments: list[tuple[Argument, Binding, Value]] = []
         self._unversioned: set[str] = set()
-        self._values: dict[str, Operand] = {}
 
     # Position of the walk in the graph
 
@@ -88,8 +88,7 @@ class ProgramBuilder:
         if isinstance(seen, TensorMeta | float):
             self._pending[name] = Binding("input", index, name)
         elif isinstance(seen, list) and seen and all(isinstance(item, TensorMeta) for item in seen):
-            bindings = [Binding("input", index, name, element=position) for position in range(len(seen))]
-            self._values[name] = [self._argument(binding, item) for binding, item in zip(bindings, seen, strict=True)]
+            self._values[name] = self._elements(Binding("input", index, name), seen)
         else:
             self._values[name] = seen
 
@@ -100,23 +99,20 @@ class ProgramBuilder:
         elif isinstance(value, torch.Tensor):
             self._pending[name] = Binding("constant", index, name)
         elif isinstance(value, list) and any(isinstance(item, torch.Tensor) for item in value):
-            self._values[name] = [
-                None
-                if item is None
-                else self._argument(Binding("constant", index, name, element=element), TensorMeta.of(item))
-                for element, item in enumerate(value)
-            ]
+            metas = [None if item is None else TensorMeta.of(item) for item in value]
+            self._values[name] = self._elements(Binding("constant", index, name), metas)
         elif (packed := unpack_weights(value)) is not None:
-            self._values[name] = self._packed_weights(index, name, packed)
+            metas = list(map(TensorMeta.of, packed.tensors))
+            self._values[name] = PackedWeights.of(packed, self._elements(Binding("constant", index, name), metas))
         else:
             self._values[name] = str(value) if isinstance(value, torch.device) else value
 
-    def _packed_weights(self, index: int, name: str, packed: UnpackedWeights) -> PackedWeights:
-        values = [
-            self._argument(Binding("constant", index, name, element=element), TensorMeta.of(tensor))
-            for element, tensor in enumerate(packed.tensors)
+    def _elements(self, binding: Binding, metas: Sequence[TensorMeta | None]) -> list[Any]:
+        """Return the arguments for the tensors of a list; an element may be None."""
+        return [
+            None if meta is None else self._argument(replace(binding, element=element), meta)
+            for element, meta in enumerate(metas)
         ]
-        return PackedWeights.of(packed, values)
 
     def _argument(self, binding: Binding, seen: object) -> Value:
         name = f"%{binding.source}{binding.index}"
@@ -155,29 +151,8 @@ class ProgramBuilder:
 
     def define(self, name: str, value: Operand) -> None:
         """Define the value ``name`` as ``value``."""
-        self._values[name] = value
+        super().define(name, value)
         self._producers[name] = len(self._nodes) - 1
-
-    def recorded(self, name: str) -> object:
-        """Return the record of the value ``name``.
-
-        Raises:
-            CompileError: If the record lacks the value.
-        """
-        if name not in self._record:
-            raise CompileError(f"the record lacks value %{name}")
-        return self._record[name]
-
-    def meta(self, name: str) -> TensorMeta:
-        """Return the type of the value ``name``, a tensor.
-
-        Raises:
-            CompileError: If the value is not a tensor.
-        """
-        seen = self.recorded(name)
-        if not isinstance(seen, TensorMeta):
-            raise CompileError(f"the record of value %{name} is not a tensor's")
-        return seen
 
     def is_recorded(self, op: str) -> bool:
         """Return whether the results of ``op`` come from the record."""
@@ -215,7 +190,7 @@ class ProgramBuilder:
         """
         dtypes = [leaf.meta.dtype for leaf in leaves(operands) if isinstance(leaf, Value) and leaf.meta]
         symbols = [
-            value_symbol(_number_of(operand)) if takes_size_value(schema, argument, dtypes) else None
+            value_symbol(getattr(operand, "value", operand)) if takes_size_value(schema, argument, dtypes) else None
             for argument, operand in zip(schema.arguments, operands, strict=True)
         ]
         if symbols.count(None) == len(symbols):
@@ -263,7 +238,7 @@ class ProgramBuilder:
         Unversioned parameters that are too large to compare become inputs instead.
         """
         unversioned = {
-            value.name: _size_in_bytes(argument)
+            value.name: math.prod(argument.shape) * getattr(torch, argument.dtype).itemsize
             for argument, _, value in self._arguments
             if argument.role == "parameter" and value.name in self._unversioned
         }
@@ -282,13 +257,9 @@ class ProgramBuilder:
                 try:
                     outputs[name] = self._output(name, results)
                 except CompileError as error:
-                    raise self._blame_producer(error, name) from error
+                    index = self._producers.get(name)
+                    raise error if index is None else blame(error, *self._nodes[index], index) from error
         return results, tuple(outputs[name] for name in names)
-
-    def _blame_producer(self, error: CompileError, name: str) -> CompileError:
-        """Return ``error`` with the node that produces the value ``name``."""
-        index = self._producers.get(name)
-        return error if index is None else blame(error, *self._nodes[index], index)
 
     def _output(self, name: str, results: list[tuple[Result, Value]]) -> OutputBinding:
         operand = as_tensor(self.emitter, self.operand(name))
@@ -298,7 +269,9 @@ class ProgramBuilder:
             return OutputBinding("constant", value=operand)
         if operand.meta is None:
             raise CompileError("an output that is a float known only at run time is not supported", scope="place")
-        meta = self.meta(name)
+        meta = self.recorded(name)
+        if not isinstance(meta, TensorMeta):
+            raise CompileError(f"the record of value %{name} is not a tensor's")
         order = exact_memory_order(meta.shape, meta.strides)
         if order is None:
             raise CompileError(f"an output with strides {list(meta.strides)} is not supported", scope="place")
@@ -326,10 +299,6 @@ def _set_strides(result: Any, meta: Any) -> Operand:
     return replace(result, meta=replace(result.meta, strides=meta.strides))
 
 
-def _number_of(operand: Operand) -> Operand:
-    return operand.value if isinstance(operand, NumberTensor) else operand
-
-
 def takes_size_value(
     schema: torch._C.FunctionSchema, argument: torch._C.Argument, dtypes: Sequence[torch.dtype]
 ) -> bool:
@@ -344,10 +313,6 @@ def takes_size_value(
     if dtypes and all(dtype.is_floating_point for dtype in dtypes):
         return torch.Tag.pointwise in overload_of(name).tags
     return operator(name).takes_sizes and argument.name in _NUMBERS and set(dtypes) <= {torch.int64}
-
-
-def _size_in_bytes(argument: Argument) -> int:
-    return math.prod(argument.shape) * getattr(torch, argument.dtype).itemsize  # type: ignore[no-any-return]
 
 
 def _signature_key(binding: Binding) -> tuple[bool, int, int]:

@@ -45,6 +45,11 @@ class OpCall:
     def name(self) -> str:
         return qualified_name(self.schema)
 
+    @property
+    def named_operands(self) -> dict[str, Operand]:
+        """Return the operands by the schema's names."""
+        return dict(zip((argument.name for argument in self.schema.arguments), self.operands, strict=True))
+
     @cached_property
     def operator(self) -> Operator:
         return operator(self.name)

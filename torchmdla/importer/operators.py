@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -20,7 +20,6 @@ from torchmdla.importer.decompositions import (
     attention,
     convolutions,
     elementwise,
-    grid,
     normalisation,
     paddings,
     pooling,
@@ -30,7 +29,7 @@ from torchmdla.importer.decompositions import (
     reductions,
     writing,
 )
-from torchmdla.importer.decompositions.resize import RESIZES
+from torchmdla.importer.decompositions.resize import RESIZES, grid_sampler
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.rewrites import Rewrite
 from torchmdla.importer.types import HALVES, ProductKind
@@ -188,7 +187,8 @@ _ARITHMETIC = (
     _number_forms("add sub mul div fmod"),
     _number_forms("floor_divide", tensor=""),
     _number_forms("div", scalar="Scalar_mode", tensor="Tensor_mode"),
-    _rows("pow.Tensor_Tensor", Operator(with_number="aten::pow.Tensor_Scalar", rewrite=rewrites.check_power)),
+    _rows("pow.Tensor_Tensor", Operator(with_number="aten::pow.Tensor_Scalar")),
+    _rows("pow.Tensor_Tensor", Operator(rewrite=rewrites.check_floats("a power of integers by a tensor"))),
     _tensor_form("pow.Scalar pow.Tensor_Scalar", "pow.Tensor_Tensor"),
     _tensor_form("rsub.Scalar", "rsub.Tensor"),
     # Upstream folds the remainder of a constant by a number with the sign of C's remainder.
@@ -203,20 +203,20 @@ _ARITHMETIC = (
     _rows("clamp clamp_min clamp_max hardtanh", Operator(rewrite=rewrites.nan_between_bounds)),
     _decompose("pow.Tensor_Scalar", elementwise.pow_by_number),
     _decompose("pow.Scalar", elementwise.power_of_number),
-    _decompose("rsub.Tensor", elementwise.rsub),
+    _rows("rsub.Tensor", _FROM_TABLE),
     _decompose("reciprocal", elementwise.reciprocal),
     _decompose("neg", elementwise.neg),
     _decompose("fmod.Tensor fmod.Scalar", elementwise.fmod),
-    _decompose("floor_divide floor_divide.Scalar", elementwise.floor_divide),
+    _decompose("floor_divide floor_divide.Scalar", partial(elementwise.divide, rounding_mode="floor")),
     _rows("floor_divide div.Tensor_mode", Operator(rounds_each_step=_is_floor_of_halves)),
     _decompose("div.Tensor_mode div.Scalar_mode", elementwise.divide),
     _decompose("lerp.Tensor lerp.Scalar", elementwise.lerp),
     _decompose("addcmul", elementwise.addcmul),
     _decompose("addcdiv", elementwise.addcdiv),
     _decompose("clamp hardtanh clamp_min", elementwise.clamp),
-    _decompose("clamp_max", elementwise.clamp_max),
+    _decompose("clamp_max", lambda value, largest: elementwise.clamp(value, None, largest)),
     _decompose("clamp.Tensor clamp_min.Tensor", elementwise.clamp_between),
-    _decompose("clamp_max.Tensor", elementwise.clamp_below),
+    _decompose("clamp_max.Tensor", lambda value, largest: elementwise.clamp_between(value, None, largest)),
     _decompose("max.other", torch.maximum),
     _decompose("min.other", torch.minimum),
     _decompose("heaviside", elementwise.heaviside),
@@ -247,7 +247,6 @@ _FUNCTIONS = (
     _decompose("prelu _prelu_kernel", elementwise.prelu),
     _decompose("leaky_relu", elementwise.leaky_relu),
     _decompose("softshrink", elementwise.softshrink),
-    _decompose("hardshrink", elementwise.hardshrink),
     _decompose("threshold", elementwise.threshold),
     _decompose("log_sigmoid", elementwise.log_sigmoid),
     _decompose("elu", elementwise.elu),
@@ -258,15 +257,15 @@ _FUNCTIONS = (
     _decompose("asinh", elementwise.asinh),
     _decompose("acosh", elementwise.acosh),
     _decompose("trunc", elementwise.trunc),
-    _decompose("frac", elementwise.frac),
+    _decompose("frac", lambda value: value - elementwise.trunc(value)),
     _decompose("logaddexp", elementwise.logaddexp),
     _decompose("sinc", elementwise.sinc),
-    _decompose("threshold_backward", elementwise.threshold_backward),
     _decompose("hardtanh_backward", elementwise.hardtanh_backward),
     _decompose("tanh_backward", elementwise.tanh_backward),
     _decompose("sigmoid_backward", elementwise.sigmoid_backward),
     _decompose("hardswish_backward", elementwise.hardswish_backward),
     _decompose("elu_backward", elementwise.elu_backward),
+    _rows("hardshrink threshold_backward", _FROM_TABLE),
     _rows("gelu_backward silu_backward hardsigmoid_backward leaky_relu_backward", _FROM_TABLE),
     _rows(
         "dropout feature_dropout alpha_dropout feature_alpha_dropout",
@@ -297,10 +296,9 @@ _REDUCTIONS = (
     _decompose("argmax", reductions.index_of_extremum(largest=True)),
     _decompose("argmin", reductions.index_of_extremum(largest=False)),
     _decompose("logsumexp", reductions.logsumexp),
-    _decompose("count_nonzero", reductions.count_nonzero),
+    _rows("count_nonzero", _FROM_TABLE),
     _decompose("nansum", reductions.nansum),
-    _decompose("linalg_vector_norm", reductions.vector_norm),
-    _decompose("norm.Scalar", reductions.norm),
+    _decompose("linalg_vector_norm norm.Scalar", reductions.vector_norm),
     _decompose("norm.ScalarOpt_dim", reductions.norm_of_dims),
     _decompose("_grad_sum_to_size sum_to_size", reductions.sum_to_size),
     _rows("softmax.int _softmax _log_softmax _log_softmax_backward_data", Operator(least_rank=1)),
@@ -342,13 +340,13 @@ _CONVOLUTIONS = (
 
 _WINDOWS = (
     *(_rows(f"max_pool{n}d avg_pool{n}d", Operator(least_rank=n + 2)) for n in (1, 2, 3)),
-    _rows("max_pool3d", Operator(rewrite=rewrites.check_pool)),
+    _rows("max_pool3d", Operator(rewrite=rewrites.check_floats("a maximum of windows of integers"))),
     _decompose("adaptive_avg_pool1d", pooling.adaptive_average(1)),
     _decompose("adaptive_avg_pool2d _adaptive_avg_pool2d", pooling.adaptive_average(2)),
     _decompose("adaptive_avg_pool3d _adaptive_avg_pool3d", pooling.adaptive_average(3)),
     *(_decompose(f"adaptive_max_pool{n}d", pooling.adaptive_maximum(n)) for n in (1, 2, 3)),
     *(_decompose(name.removeprefix("aten::"), resize) for name, resize in RESIZES.items()),
-    _decompose("grid_sampler", grid.grid_sampler),
+    _decompose("grid_sampler", grid_sampler),
     _decompose("pad", paddings.pad),
     _rows(
         "constant_pad_nd",

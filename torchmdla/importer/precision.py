@@ -36,8 +36,10 @@ def round_factors(call: OpCall) -> Results:
     kind, factors = call.operator.factors
     if ("rnn" if outer.autocasts else kind) not in call.emitter.options.bf16_products:
         return None
-    named = zip((argument.name for argument in call.schema.arguments), call.operands, strict=True)
-    operands = [_widen(call, _cast_float32(call, torch.bfloat16, x)) if name in factors else x for name, x in named]
+    operands = [
+        _widen(call, _cast_float32(call, torch.bfloat16, operand)) if name in factors else operand
+        for name, operand in call.named_operands.items()
+    ]
     return replace(call, operands=operands, has_rounded_factors=True).write()
 
 
@@ -69,12 +71,8 @@ def _operand_metas(call: OpCall) -> list[TensorMeta]:
     return [meta for operand in leaves(call.operands) if (meta := getattr(operand, "meta", None)) is not None]
 
 
-def _is_float32(meta: TensorMeta) -> bool:
-    return meta.dtype == torch.float32
-
-
 def _cast_float32(call: OpCall, dtype: torch.dtype, operand: Any) -> Any:
-    is_tensor = isinstance(operand, Value) and operand.meta is not None and _is_float32(operand.meta)
+    is_tensor = isinstance(operand, Value) and operand.meta is not None and operand.meta.dtype == torch.float32
     return cast(call.emitter, operand, replace(operand.meta, dtype=dtype)) if is_tensor else operand
 
 
@@ -153,10 +151,9 @@ def widen_stored_dtypes(call: OpCall) -> Results:
         keeps = call.operator.converts
     if keeps or not any(_is_stored(meta) for meta in (*_operand_metas(call), *leaves(call.metas))):
         return None
-    arguments = [argument.name for argument in call.schema.arguments]
     operands = [
         _computed_dtype(operand) if name == "dtype" else map_structure(partial(_widen, call), operand)
-        for name, operand in zip(arguments, call.operands, strict=True)
+        for name, operand in call.named_operands.items()
     ]
     metas = [map_structure(_computed_meta, meta) for meta in call.metas]
     results = replace(call, operands=operands, metas=metas).write()

@@ -21,7 +21,7 @@ from torchmdla.importer.emitter import Value
 from torchmdla.importer.op_call import OpCall
 from torchmdla.importer.operands import Operand
 from torchmdla.importer.packed_weights import Geometry, PackedWeights
-from torchmdla.importer.schemas import call_in_order, overload_of
+from torchmdla.importer.schemas import aten_names, call_in_order, overload_of
 from torchmdla.importer.trace import leaves, map_structure
 from torchmdla.importer.types import TensorMeta
 
@@ -141,56 +141,15 @@ def _float_function(call: OpCall) -> Callable[..., object]:
 _WITH_TENSORS = ("aten::quantize_per_tensor.tensor_qparams",)
 
 # Operators that only move or select elements.
-_MOVING = frozenset(
-    f"aten::{name}"
-    for name in [
-        "alias",
-        "chunk",
-        "clone",
-        "contiguous",
-        "detach",
-        "dropout",
-        "expand",
-        "flatten",
-        "narrow",
-        "permute",
-        "reshape",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "t",
-        "transpose",
-        "unbind",
-        "unflatten",
-        "unsqueeze",
-        "view",
-        "view_as",
-    ]
+_MOVING = aten_names(
+    "alias chunk clone contiguous detach dropout expand flatten narrow permute reshape select slice split "
+    "split_with_sizes squeeze t transpose unbind unflatten unsqueeze view view_as"
 ) | {"quantized::dropout"}
 
 # Operators whose results scale with their tensors by any positive factor.
-_HOMOGENEOUS = frozenset(
-    f"aten::{name}"
-    for name in [
-        "adaptive_avg_pool1d",
-        "adaptive_avg_pool2d",
-        "adaptive_avg_pool3d",
-        "avg_pool1d",
-        "avg_pool2d",
-        "avg_pool3d",
-        "cat",
-        "concat",
-        "max_pool1d",
-        "max_pool2d",
-        "max_pool3d",
-        "mean",
-        "relu",
-        "upsample_bilinear2d",
-        "upsample_nearest1d",
-        "upsample_nearest2d",
-    ]
+_HOMOGENEOUS = aten_names(
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d cat concat "
+    "max_pool1d max_pool2d max_pool3d mean relu upsample_bilinear2d upsample_nearest1d upsample_nearest2d"
 )
 
 _Weights = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Geometry | None]
@@ -255,10 +214,6 @@ def _product(left: Any, right: Any, *_: object) -> Any:
     return left * right
 
 
-def _concatenate(tensors: Sequence[Tensor], dim: int, *_: object) -> Tensor:
-    return torch.cat(list(tensors), dim)
-
-
 def _with_first_operands(count: int, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function of the first operands only: the operands after them describe the result's quantisation."""
     return lambda *arguments: function(*arguments[:count])
@@ -268,10 +223,6 @@ def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, epsilon: float, *_: object
 ) -> Tensor:
     return functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, epsilon)
-
-
-def _elu(x: Tensor, scale: float, zero_point: int, *numbers: float) -> Tensor:
-    return torch.ops.aten.elu(x, *numbers)  # type: ignore[no-any-return]
 
 
 def _with_relu_variants(rows: Mapping[str, Callable[..., Tensor]]) -> dict[str, Callable[..., Tensor]]:
@@ -291,11 +242,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
             "mul": _product,
             "add_scalar": _sum,
             "mul_scalar": _product,
-            "cat": _concatenate,
-            "batch_norm": _batch_norm,
-            "batch_norm1d": _batch_norm,
-            "batch_norm2d": _batch_norm,
-            "batch_norm3d": _batch_norm,
+            "cat": lambda tensors, dim, *_: torch.cat(list(tensors), dim),
+            **dict.fromkeys(("batch_norm", "batch_norm1d", "batch_norm2d", "batch_norm3d"), _batch_norm),
         }
     ),
     "quantized::linear_dynamic": _linear_dynamic,
@@ -307,6 +255,6 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "quantized::leaky_relu": _with_first_operands(2, functional.leaky_relu),
     "quantized::softmax": _with_first_operands(2, torch.softmax),
     "quantized::layer_norm": _with_first_operands(5, functional.layer_norm),
-    "quantized::elu": _elu,
+    "quantized::elu": lambda x, scale, zero_point, *numbers: torch.ops.aten.elu(x, *numbers),
     "quantized::dropout": lambda x, *_: x,
 }

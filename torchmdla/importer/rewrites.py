@@ -247,24 +247,14 @@ def check_sum(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any
         raise CompileError("a sum in booleans is not supported")
 
 
-def check_power(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
-    """Check that the power is not in integers.
+def check_floats(operation: str) -> Rewrite:
+    """Return a check that the result of ``operation`` has floats. Upstream refuses integers or ends the process."""
 
-    Raises:
-        CompileError: If the result has integers. Upstream supports only powers of floats.
-    """
-    if not metas[0].dtype.is_floating_point:
-        raise CompileError("a power of integers by a tensor is not supported")
+    def check(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
+        if not metas[0].dtype.is_floating_point:
+            raise CompileError(f"{operation} is not supported")
 
-
-def check_pool(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> None:
-    """Check that the maximum is not of integers.
-
-    Raises:
-        CompileError: If the result has integers, on which upstream ends the process.
-    """
-    if not metas[0].dtype.is_floating_point:
-        raise CompileError("a maximum of windows of integers is not supported")
+    return check
 
 
 def put(emitter: Emitter, operands: Mapping[str, Any], metas: Sequence[Any]) -> list[object] | None:

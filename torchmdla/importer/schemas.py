@@ -23,33 +23,16 @@ def schema_of(name: str) -> torch._C.FunctionSchema:
     return schema
 
 
+def aten_names(names: str) -> frozenset[str]:
+    """Return the names of operators of ATen, given without the namespace and separated by white space."""
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
 # Ops that read a tensor's type. Their result is known even if the tensor's data is not.
-METADATA = frozenset(
-    [
-        "aten::size",
-        "aten::dim",
-        "aten::numel",
-        "aten::len",
-        "aten::stride",
-        "aten::is_floating_point",
-        "aten::is_complex",
-        "aten::is_contiguous",
-        "aten::is_same_size",
-        "aten::sym_size",
-        "aten::sym_stride",
-        "aten::sym_numel",
-        "aten::sym_storage_offset",
-        "aten::element_size",
-        "aten::get_device",
-        "aten::storage_offset",
-        "prim::dtype",
-        "prim::device",
-        "prim::layout",
-        "prim::is_cuda",
-        "prim::shape",
-        "prim::requires_grad",
-    ]
-)
+METADATA = aten_names(
+    "size dim numel len stride is_floating_point is_complex is_contiguous is_same_size sym_size sym_stride sym_numel "
+    "sym_storage_offset element_size get_device storage_offset"
+) | {"prim::dtype", "prim::device", "prim::layout", "prim::is_cuda", "prim::shape", "prim::requires_grad"}
 
 
 def is_metadata(op: str) -> bool:

@@ -103,32 +103,24 @@ def to_symbolic(number: Any) -> Any:
     return number.symbolic if isinstance(number, SizeInt) else number
 
 
-def _arithmetic(name: str, function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[SizeInt, Any], Any]:
+def _method(
+    name: str, function: Callable[[Any, Any], Any], convert: Callable[[Any], Any], swapped: bool = False
+) -> Callable[[SizeInt, Any], Any]:
+    """Return the method ``name``, which applies ``function`` to expressions and converts the result."""
     plain = getattr(int, name)
 
     def method(self: SizeInt, other: Any) -> Any:
         if not isinstance(other, int):
             return plain(self, other)
         operands = (to_symbolic(other), self.symbolic) if swapped else (self.symbolic, to_symbolic(other))
-        return to_size_int(function(*operands))
-
-    return method
-
-
-def _comparison(name: str, function: Callable[[Any, Any], Any]) -> Callable[[SizeInt, Any], Any]:
-    plain = getattr(int, name)
-
-    def method(self: SizeInt, other: Any) -> Any:
-        if not isinstance(other, int):
-            return plain(self, other)
-        return bool(function(self.symbolic, to_symbolic(other)))
+        return convert(function(*operands))
 
     return method
 
 
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
     _function = getattr(operator, _name)
-    setattr(SizeInt, f"__{_name}__", _arithmetic(f"__{_name}__", _function, swapped=False))
-    setattr(SizeInt, f"__r{_name}__", _arithmetic(f"__r{_name}__", _function, swapped=True))
+    setattr(SizeInt, f"__{_name}__", _method(f"__{_name}__", _function, to_size_int))
+    setattr(SizeInt, f"__r{_name}__", _method(f"__r{_name}__", _function, to_size_int, swapped=True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(SizeInt, f"__{_name}__", _comparison(f"__{_name}__", getattr(operator, _name)))
+    setattr(SizeInt, f"__{_name}__", _method(f"__{_name}__", getattr(operator, _name), bool))

@@ -147,9 +147,8 @@ class _Recorder(TorchDispatchMode):
         results = out if isinstance(out, tuple | list) and len(func._schema.returns) != 1 else (out,)
         for leaf in leaves(results):
             self._define(leaf)
-        self.calls.append(
-            Call(func._schema, arguments, map_structure(self.ref, results), map_structure(_meta, results))  # type: ignore[arg-type]
-        )
+        metas = map_structure(lambda leaf: TensorMeta.of(leaf) if isinstance(leaf, torch.Tensor) else leaf, results)
+        self.calls.append(Call(func._schema, arguments, map_structure(self.ref, results), metas))  # type: ignore[arg-type]
         return out
 
     def _define(self, value: object) -> None:
@@ -192,13 +191,6 @@ def _meta_reduction(
     return torch.empty(sizes, dtype=dtype or sum_dtype, device="meta")
 
 
-def _meta_convolution(
-    value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any
-) -> torch.Tensor:
-    """Return the result type of ``aten::convolution``."""
-    return value.new_empty(result_shape(value.shape, weight.shape, *settings))
-
-
 def _meta_pad(value: torch.Tensor, sizes: Sequence[int], *_: object) -> torch.Tensor:
     """Return the type of ``value`` padded by ``sizes``, which begin with the last dimension's pair."""
     shape = list(value.shape)
@@ -216,7 +208,9 @@ _META_KERNELS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.addmm.default: lambda bias, a, b, **_: a.new_empty([a.size(0), b.size(1)]),
     torch.ops.aten._softmax.default: lambda value, *_: torch.empty_like(value),
     torch.ops.aten.cat.default: _meta_cat,
-    torch.ops.aten.convolution.default: _meta_convolution,
+    torch.ops.aten.convolution.default: lambda x, weight, _, *settings: x.new_empty(
+        result_shape(x.shape, weight.shape, *settings)
+    ),
     torch.ops.aten.constant_pad_nd.default: _meta_pad,
 }
 
@@ -262,10 +256,6 @@ def in_schema_order(schema: Any, args: Sequence[object], kwargs: Mapping[str, ob
     """Return the arguments of a call as one list, with defaults filled in."""
     rest = schema.arguments[len(args) :]
     return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in rest)]
-
-
-def _meta(value: object) -> object:
-    return TensorMeta.of(value) if isinstance(value, torch.Tensor) else value
 
 
 def _eliminate_dead_calls(calls: Sequence[Call], outputs: object) -> tuple[Call, ...]:

@@ -71,8 +71,7 @@ def _rewrite(call: OpCall) -> Results:
 
 def _operands_by_name(call: OpCall) -> dict[str, Any]:
     """Return the operands by the schema's names, with tensors for known 0-d operands."""
-    named = zip((argument.name for argument in call.schema.arguments), call.operands, strict=True)
-    return {name: as_tensor(call.emitter, operand) for name, operand in named}
+    return {name: as_tensor(call.emitter, operand) for name, operand in call.named_operands.items()}
 
 
 def _raise_rank(call: OpCall) -> Results:
@@ -87,9 +86,8 @@ def _raise_rank(call: OpCall) -> Results:
         for operand in call.operands
     ]
     # A reduction that keeps no dimension has unchanged result types.
-    named = dict(zip((argument.name for argument in call.schema.arguments), call.operands, strict=True))
     metas: Sequence[Any] = call.metas
-    types = metas if named.get("keepdim") is False else [_add_dimension(meta) for meta in metas]
+    types = metas if call.named_operands.get("keepdim") is False else [_add_dimension(meta) for meta in metas]
     results: list[Any] = replace(call, operands=raised, metas=types).write()
     return [
         result if result.meta.shape == meta.shape else write_view(call.emitter, result, meta)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -48,6 +48,9 @@ def record_value(value: object) -> Any:
         return [record_value(item) for item in value]
     return value
 
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
 
 # Kinds of products, by the names in ``torch.backends.mkldnn``.
 ProductKind = Literal["matmul", "conv", "rnn"]
@@ -193,7 +196,7 @@ def dtype_number(dtype: torch.dtype) -> int:
     Raises:
         CompileError: If the Torch dialect does not have the dtype.
     """
-    return _lookup(dtype)[1]
+    return _look_up(_DTYPES, dtype, f"dtype {dtype_name(dtype)}")[1]
 
 
 def dtype_of_number(number: int) -> torch.dtype:
@@ -202,10 +205,7 @@ def dtype_of_number(number: int) -> torch.dtype:
     Raises:
         CompileError: If the number is not a dtype of the Torch dialect.
     """
-    for dtype, (_, known) in _DTYPES.items():
-        if known == number:
-            return dtype
-    raise CompileError(f"dtype number {number} is not supported")
+    return _look_up({known: dtype for dtype, (_, known) in _DTYPES.items()}, number, f"dtype number {number}")
 
 
 def element_type(dtype: torch.dtype) -> str:
@@ -214,7 +214,7 @@ def element_type(dtype: torch.dtype) -> str:
     Raises:
         CompileError: If the Torch dialect does not have the dtype.
     """
-    return _lookup(dtype)[0]
+    return _look_up(_DTYPES, dtype, f"dtype {dtype_name(dtype)}")[0]
 
 
 def dtype_of_element(element: str) -> torch.dtype:
@@ -223,10 +223,7 @@ def dtype_of_element(element: str) -> torch.dtype:
     Raises:
         CompileError: If the importer does not write this element type.
     """
-    for dtype, (known, _) in _DTYPES.items():
-        if known == element:
-            return dtype
-    raise CompileError(f"element type {element} is not supported")
+    return _look_up({known: dtype for dtype, (known, _) in _DTYPES.items()}, element, f"element type {element}")
 
 
 def tensor_type(meta: TensorMeta) -> str:
@@ -234,7 +231,7 @@ def tensor_type(meta: TensorMeta) -> str:
     return f"!torch.vtensor<[{','.join(map(str, meta.shape))}],{element_type(meta.dtype)}>"
 
 
-def _lookup(dtype: torch.dtype) -> tuple[str, int]:
-    if dtype not in _DTYPES:
-        raise CompileError(f"dtype {dtype_name(dtype)} is not supported")
-    return _DTYPES[dtype]
+def _look_up(table: Mapping[KeyT, ValueT], key: KeyT, description: str) -> ValueT:
+    if key not in table:
+        raise CompileError(f"{description} is not supported")
+    return table[key]

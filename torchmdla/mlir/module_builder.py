@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch_mlir import ir
 
-from torchmdla.capture.block import Block, Capture
-from torchmdla.capture.captured_function import CapturedFunction
+from torchmdla.capture.block import Block, Capture, CapturedFunction
 from torchmdla.capture.functional import decompose_graph, final_values, remove_writes
 from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CompileError

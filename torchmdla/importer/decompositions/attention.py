@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ def scaled_dot_product_attention(
     factor = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = torch.matmul(query * factor, key.transpose(-2, -1))
     if is_causal:
-        keep = _causal_mask(query.size(-2), key.size(-2), query.device)
+        row = torch.arange(query.size(-2), device=query.device).unsqueeze(1)
+        keep = torch.arange(key.size(-2), device=query.device).unsqueeze(0) <= row
         scores = _mask_scores(scores, keep, adds=not _is_fused(query, key, value))
     elif attn_mask is not None:
         scores = _mask_scores(scores, attn_mask, adds=True) if attn_mask.dtype == torch.bool else scores + attn_mask
@@ -59,11 +61,6 @@ def _safe_softmax(scores: Tensor) -> Tensor:
     largest = torch.clamp_min(torch.amax(scores, -1, keepdim=True), torch.finfo(scores.dtype).min)
     powers = torch.exp(scores - largest)
     return powers / torch.clamp_min(torch.sum(powers, -1, keepdim=True), torch.finfo(scores.dtype).tiny)
-
-
-def _causal_mask(rows: int, columns: int, device: torch.device) -> Tensor:
-    row = torch.arange(rows, device=device).unsqueeze(1)
-    return torch.arange(columns, device=device).unsqueeze(0) <= row
 
 
 def _repeat_heads(query: Tensor, value: Tensor) -> Tensor:
@@ -155,12 +152,9 @@ def transformer_encoder_layer(
             functional.gelu(hidden) if use_gelu else functional.relu(hidden), ffn_weight_2, ffn_bias_2
         )
 
-    def norm_1(x: Tensor) -> Tensor:
-        return functional.layer_norm(x, [embed_dim], norm_weight_1, norm_bias_1, eps)
-
-    def norm_2(x: Tensor) -> Tensor:
-        return functional.layer_norm(x, [embed_dim], norm_weight_2, norm_bias_2, eps)
-
+    norm = partial(functional.layer_norm, normalized_shape=[embed_dim], eps=eps)
+    norm_1 = partial(norm, weight=norm_weight_1, bias=norm_bias_1)
+    norm_2 = partial(norm, weight=norm_weight_2, bias=norm_bias_2)
     if norm_first:
         src = src + attend(norm_1(src))
         return src + feed_forward(norm_2(src))

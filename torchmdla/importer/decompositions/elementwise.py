@@ -113,10 +113,6 @@ def clamp(value: Tensor, smallest: float | None = None, largest: float | None = 
     return value if smallest is None and largest is None else torch.clamp(value, smallest, largest)
 
 
-def clamp_max(value: Tensor, largest: float) -> Tensor:
-    return clamp(value, None, largest)
-
-
 def clamp_between(value: Tensor, smallest: Tensor | None = None, largest: Tensor | None = None) -> Tensor:
     """Clamp between tensors, and keep zeros as :func:`clamp` does where a bound is one number.
 
@@ -124,10 +120,6 @@ def clamp_between(value: Tensor, smallest: Tensor | None = None, largest: Tensor
     """
     value = value if smallest is None else _limit(torch.maximum, value, smallest)
     return value if largest is None else _limit(torch.minimum, value, largest)
-
-
-def clamp_below(value: Tensor, largest: Tensor) -> Tensor:
-    return clamp_between(value, None, largest)
 
 
 def _limit(extremum: Callable[[Tensor, Tensor], Tensor], value: Tensor, bound: Tensor) -> Tensor:
@@ -139,11 +131,6 @@ def _limit(extremum: Callable[[Tensor, Tensor], Tensor], value: Tensor, bound: T
 def threshold(value: Tensor, threshold: float, replacement: float) -> Tensor:
     """Return ``value`` where it is larger than ``threshold`` or NaN, and ``replacement`` elsewhere."""
     return torch.where(value <= threshold, replacement, value)
-
-
-def threshold_backward(grad: Tensor, value: Tensor, threshold: float) -> Tensor:
-    """Return ``grad``, with zeros where :func:`threshold` inserted the replacement."""
-    return torch.where(value <= threshold, 0, grad)
 
 
 def hardtanh_backward(grad: Tensor, value: Tensor, smallest: float, largest: float) -> Tensor:
@@ -179,32 +166,19 @@ def elu_backward(
     grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, value: Tensor
 ) -> Tensor:
     """Compute the gradient of :func:`elu` from its input, or from its result. NaN stays NaN."""
-    slope = input_scale * (value + alpha * scale) if is_result else _exponential_slope(value, alpha, scale, input_scale)
+    if is_result:
+        slope = input_scale * (value + alpha * scale)
+    else:
+        slope = torch.exp(value * input_scale) * (input_scale * alpha * scale)
     return torch.where(value > 0, grad * scale, grad * slope)
-
-
-def _exponential_slope(value: Tensor, alpha: float, scale: float, input_scale: float) -> Tensor:
-    return torch.exp(value * input_scale) * (input_scale * alpha * scale)
 
 
 def lerp(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
     """Interpolate linearly from ``start`` to ``end``. The result is exact at both ends."""
+    from_start, from_end = start + weight * (end - start), end + (weight - 1) * (end - start)
     if isinstance(weight, Tensor):
-        return torch.where(torch.abs(weight) < 0.5, _from_start(start, end, weight), _from_end(start, end, weight))
-    return (_from_start if abs(weight) < 0.5 else _from_end)(start, end, weight)
-
-
-def _from_start(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
-    return start + weight * (end - start)
-
-
-def _from_end(start: Tensor, end: Tensor, weight: Tensor | float) -> Tensor:
-    return end + (weight - 1) * (end - start)
-
-
-def hardshrink(value: Tensor, lambd: float = 0.5) -> Tensor:
-    """Replace the elements within ``lambd`` of zero by zero. NaN stays NaN."""
-    return torch.where((value >= -lambd) & (value <= lambd), 0, value)
+        return torch.where(torch.abs(weight) < 0.5, from_start, from_end)
+    return from_start if abs(weight) < 0.5 else from_end
 
 
 def tanh_backward(grad: Tensor, output: Tensor) -> Tensor:
@@ -304,21 +278,14 @@ def trunc(value: Tensor) -> Tensor:
     return torch.where(value < 0, torch.ceil(value), torch.floor(value))
 
 
-def frac(value: Tensor) -> Tensor:
-    """Return the fractional part, which :func:`trunc` removes."""
-    return value - trunc(value)
-
-
-def floor_divide(value: Tensor, divisor: Tensor | float) -> Tensor:
-    """Return the quotient rounded down."""
-    return divide(value, divisor, "floor")
-
-
 def divide(value: Tensor, divisor: Tensor | float, rounding_mode: str | None) -> Tensor:
     """Return the quotient rounded down, rounded towards zero, or not rounded."""
     if rounding_mode is None:
         return torch.div(value, divisor)
-    return _DIVISIONS[rounding_mode, _is_integral(value, divisor)](value, divisor)
+    is_integral = _is_integral(value, divisor)
+    if rounding_mode == "floor":
+        return (_floor_of_integers if is_integral else _floor_of_floats)(value, divisor)
+    return torch.div(value, divisor, rounding_mode="trunc") if is_integral else trunc(value / divisor)
 
 
 def _is_integral(*operands: Tensor | float) -> bool:
@@ -342,28 +309,11 @@ def _floor_of_floats(value: Tensor, divisor: Tensor | float) -> Tensor:
     return exact if divisor == 0 else floor
 
 
-def _trunc_of_floats(value: Tensor, divisor: Tensor | float) -> Tensor:
-    return trunc(value / divisor)
-
-
 def _floor_of_integers(value: Tensor, divisor: Tensor | float) -> Tensor:
     """Return the quotient rounded down, without floats, which cannot represent large integers."""
     quotient = torch.div(value, divisor, rounding_mode="trunc")
     rest = value - quotient * divisor
     return torch.where((rest != 0) & ((rest < 0) != (divisor < 0)), quotient - 1, quotient)
-
-
-def _trunc_of_integers(value: Tensor, divisor: Tensor | float) -> Tensor:
-    return torch.div(value, divisor, rounding_mode="trunc")
-
-
-# By rounding mode and whether both operands are integers.
-_DIVISIONS: Mapping[tuple[str, bool], Callable[[Tensor, Tensor | float], Tensor]] = {
-    ("floor", False): _floor_of_floats,
-    ("trunc", False): _trunc_of_floats,
-    ("floor", True): _floor_of_integers,
-    ("trunc", True): _trunc_of_integers,
-}
 
 
 _POWERS: Mapping[float, Callable[[Tensor], Tensor]] = {
@@ -390,12 +340,10 @@ def pow_by_number(value: Tensor, exponent: float) -> Tensor:
 def _integer_power(value: Tensor, exponent: int) -> Tensor:
     if exponent == 0:
         return torch.ones_like(value)
-    half = _integer_power(value, exponent // 2) if exponent > 1 else None
-    square = None if half is None else half * half
-    if exponent % 2 == 0:
-        assert square is not None
-        return square
-    return value.clone() if square is None else square * value
+    if exponent == 1:
+        return value.clone()
+    half = _integer_power(value, exponent // 2)
+    return half * half * value if exponent % 2 else half * half
 
 
 def power_of_number(base: float, exponent: Tensor) -> Tensor:
@@ -427,8 +375,3 @@ def right_shift(value: Tensor, count: Tensor) -> Tensor:
     is_outside = (count < 0) | (count > last)
     shifted = torch.bitwise_right_shift(value, torch.where(is_outside, torch.full_like(count, last), count))
     return shifted if value.dtype.is_signed else torch.where(is_outside, torch.zeros_like(shifted), shifted)
-
-
-def rsub(value: Tensor, other: Tensor, alpha: float = 1) -> Tensor:
-    """Compute ``other - alpha · value``."""
-    return torch.sub(other, value, alpha=alpha)

@@ -8,6 +8,7 @@ lengths.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,12 +42,11 @@ def _gru_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | No
     return ((hidden - new) * update + new,)
 
 
-def _tanh_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-    return (torch.tanh(projected + functional.linear(state[0], weight, bias)),)
+def _plain_step(activation: Callable[[Tensor], Tensor]) -> Cell:
+    return lambda projected, state, weight, bias: (activation(projected + functional.linear(state[0], weight, bias)),)
 
 
-def _relu_step(projected: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> State:
-    return (torch.relu(projected + functional.linear(state[0], weight, bias)),)
+_tanh_step, _relu_step = _plain_step(torch.tanh), _plain_step(torch.relu)
 
 
 def _run_direction(
@@ -65,7 +65,7 @@ def _run_direction(
 def _run_network(  # type: ignore[no-untyped-def]
     cell: Cell,
     input: Tensor,
-    initial: Sequence[Tensor],
+    initial: Tensor | Sequence[Tensor],
     params,
     has_biases,
     num_layers,
@@ -74,7 +74,11 @@ def _run_network(  # type: ignore[no-untyped-def]
     bidirectional,
     batch_first,
 ) -> tuple[Tensor, ...]:
-    """Run all layers and directions. ``initial`` holds the states, each ``[layers · directions, N, hidden]``."""
+    """Run all layers and directions. ``initial`` holds the states, each ``[layers · directions, N, hidden]``.
+
+    The hidden state may be a tensor, if the cell has no other state.
+    """
+    initial = (initial,) if isinstance(initial, Tensor) else initial
     rest = has_biases, num_layers, dropout, train, bidirectional, batch_first
     if input.dtype in HALVES:
         starts, weights = ([tensor.float() for tensor in tensors] for tensors in (initial, params))
@@ -122,25 +126,9 @@ def _stack(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.unsqueeze(0) for part in parts])
 
 
-def lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):  # type: ignore[no-untyped-def]
-    """Compute ``aten::lstm.input``. The order of the gates is input, forget, cell, output."""
-    return _run_network(
-        _lstm_step, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first
-    )
-
-
-def _hidden_state_network(cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a network whose state is only the hidden state, in the signature of ``aten::gru.input``."""
-
-    def network(input, hx, *rest):  # type: ignore[no-untyped-def]
-        return _run_network(cell, input, (hx,), *rest)
-
-    return network
-
-
-gru = _hidden_state_network(_gru_step)
-rnn_tanh = _hidden_state_network(_tanh_step)
-rnn_relu = _hidden_state_network(_relu_step)
+# The order of an LSTM's gates is input, forget, cell, output.
+lstm, gru = partial(_run_network, _lstm_step), partial(_run_network, _gru_step)
+rnn_tanh, rnn_relu = partial(_run_network, _tanh_step), partial(_run_network, _relu_step)
 
 
 def lstm_cell(input, hx, w_ih, w_hh, b_ih=None, b_hh=None):  # type: ignore[no-untyped-def]

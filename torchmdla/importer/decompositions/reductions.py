@@ -32,11 +32,6 @@ def nansum(
     return torch.sum(value, dims, keepdim, dtype=dtype)
 
 
-def count_nonzero(value: Tensor, dim: int | None = None) -> Tensor:
-    """Compute ``aten::count_nonzero``. Upstream does not support 0-d tensors."""
-    return torch.sum(value != 0, [] if dim is None else [dim], dtype=torch.int64)
-
-
 def vector_norm(
     value: Tensor,
     ord: float = 2,
@@ -58,11 +53,6 @@ def vector_norm(
     if abs(ord) > torch.finfo(size.dtype).max:  # Eager's kernel converts ord to the dtype of the computation.
         ord = math.copysign(math.inf, ord)
     return torch.pow(torch.sum(torch.pow(size, ord), dims, keepdim=keepdim), 1.0 / ord)
-
-
-def norm(value: Tensor, p: float = 2) -> Tensor:
-    """Compute ``aten::norm.Scalar`` over all dimensions."""
-    return vector_norm(value, p)
 
 
 def norm_of_dims(value: Tensor, p: float | None, dim: Sequence[int], keepdim: bool = False) -> Tensor:
