@@ -1,7 +1,7 @@
 """Program that a call evaluates for conditions on sizes and for sizes that are not polynomials of others.
 
-Expressions are SymPy's, from PyTorch's shape functions. ``SizeProgram`` in ``src/codeimage/size_program.h`` runs the same
-nodes. Integers stay integers, of 64 bits there. Results of a quotient are floats.
+Expressions are SymPy's, from PyTorch's shape functions. ``SizeProgram`` in ``src/codeimage/size_program.h`` runs the
+same nodes. Integers stay integers, of 64 bits there. Results of a quotient are floats.
 """
 
 from __future__ import annotations
