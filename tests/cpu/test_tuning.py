@@ -40,9 +40,8 @@ from torchmdla.devices.cpu.schedule import Schedule, Symbols, choose_schedule, p
 from torchmdla.devices.cpu.schedule.plan import Decisions, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.validity import find_faults
 from torchmdla.devices.cpu.tuning import algorithms, measuring, search
-from torchmdla.devices.cpu.tuning.candidates import STAGES
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
-from torchmdla.devices.cpu.tuning.search import Search
+from torchmdla.devices.cpu.tuning.search import STAGES, Search
 from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches

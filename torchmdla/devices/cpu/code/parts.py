@@ -1,7 +1,7 @@
 """Partition of a module into parts that are compiled in parallel: LLVM uses one thread for each module.
 
 Functions that call each other directly stay together, so that LLVM generates the same code for them. Kernels that the
-ABI's functions call are not inlined there (``entry/calls.py``), so they may be in other parts. The partition depends
+ABI's functions call are not inlined there (``entry/function.py``), so they may be in other parts. The partition depends
 only on the module's text, so that a program's code is the same on every machine.
 """
 

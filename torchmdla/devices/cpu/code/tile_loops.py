@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from torchmdla.compiler.sizes import AnySize, Size
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
-from torchmdla.devices.cpu.code.sizes import SizeCode
+from torchmdla.devices.cpu.code.sizes import Lifetime, SizeCode, plan
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, first_and_last_uses
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, Symbols, count
 from torchmdla.devices.cpu.schedule.tile_loops import Extents, TileSchedule, blocks_of
-from torchmdla.devices.cpu.workspace import Lifetime, plan
 
 SCRATCH = "mdla_scratch"
 

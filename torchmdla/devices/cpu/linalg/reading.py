@@ -25,8 +25,13 @@ from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, Table, TableA
 from torchmdla.devices.cpu.element_types import NotANestError, register_type, storage_type
 from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewrite
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND, BodyReader, constant_of, number
-from torchmdla.devices.cpu.linalg.lookups import Index, replace_lookups
-from torchmdla.devices.cpu.linalg.operands import NoStridesError, OperandAccesses, access_operands
+from torchmdla.devices.cpu.linalg.operands import (
+    Index,
+    NoStridesError,
+    OperandAccesses,
+    access_operands,
+    replace_lookups,
+)
 from torchmdla.devices.cpu.linalg.outlined_regions import outline
 from torchmdla.devices.cpu.linalg.views import VIEWS, View, apply_view_op, block, shape_of
 from torchmdla.devices.cpu.loop_program import (

@@ -8,14 +8,16 @@ from typing import Any
 
 from torch_mlir import ir
 
-from torchmdla.devices.cpu.code.checks.marks import MARK, OUTCOME, global_text
 from torchmdla.devices.cpu.code.checks.support import (
     ANYWHERE,
+    MARK,
+    OUTCOME,
     RECORD,
     RECORD_IN,
     SET_RECORD,
     SLOT,
     STACK,
+    global_text,
     lanes_text,
     support_text,
 )

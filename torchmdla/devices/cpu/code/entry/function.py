@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.code.entry.abi import WORKSPACE, Abi
-from torchmdla.devices.cpu.code.entry.calls import CallWriter
+from torchmdla.devices.cpu.accesses import Scalar
+from torchmdla.devices.cpu.code.entry.abi import BEGIN_KERNEL, KERNEL_TYPE, PARALLEL_FOR, WORKSPACE, Abi
 from torchmdla.devices.cpu.code.entry.frame import Frame
 from torchmdla.devices.cpu.code.entry.kernel_functions import KernelFunctions
 from torchmdla.devices.cpu.code.entry.manifest import KernelList
-from torchmdla.devices.cpu.code.entry.scalar_code import ScalarCode
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, register_type, storage_type, typed_constant
 from torchmdla.devices.cpu.loop_program import (
     AssertStep,
+    ElementStep,
     LoadStep,
     LoopNest,
     OutlinedRegion,
@@ -25,6 +25,8 @@ from torchmdla.devices.cpu.loop_program import (
     StoreStep,
     TileLoop,
 )
+from torchmdla.devices.cpu.schedule import Blocks, count, ranges
+from torchmdla.devices.cpu.schedule.tile_loops import blocks_of
 
 # The number of steps that share a loaded pointer. LLVM's register allocation takes quadratic time in a value's uses.
 _SECTION = 256
@@ -130,3 +132,162 @@ class FunctionWriter:
 
     def _function(self, head: str, lines: Sequence[str]) -> str:
         return "\n".join([f"llvm.func {head} {self._attributes} {{", *self._frame.text.constants, *lines, "}"])
+
+
+class CallWriter:
+    """Writer of the calls in a function.
+
+    ``most_operands`` is the largest number of operands of a kernel. ``listed`` records the calls of the entry; it is
+    None in a pack.
+    """
+
+    def __init__(self, frame: Frame, kernels: KernelFunctions, listed: KernelList | None) -> None:
+        self.most_operands = 1
+        self._frame = frame
+        self._text = frame.text
+        self._kernels = kernels
+        self._listed = listed
+
+    def nest(self, step: LoopNest) -> None:
+        symbol, kernel = self._kernels.nest(step)
+        nest, schedule = kernel.nest, kernel.schedule
+        places = step.places
+        pointers = [self._frame.pointer(*places[number]) for number in step.pointer_places]
+        pointers += self.spill(step.all_scalars)
+        pointers += [self._frame.status()] if nest.may_fail else []
+        pointers += [self._frame.symbols] if nest.is_dynamic else []
+        self._begin(symbol, step)
+        self._call(symbol, pointers, ranges(nest, schedule), schedule.grain)
+
+    def tile_loop(self, step: TileLoop) -> None:
+        symbol, code, grain = self._kernels.tile_loop(step)
+        pointers = [self._frame.pointer(buffer, offset) for buffer, offset in code.places]
+        pointers += self.spill(code.scalars)
+        pointers += [self._frame.status()] if code.may_fail else []
+        pointers += [self._frame.symbols] if self._frame.symbols else []
+        self._begin(symbol, step)
+        self._call(symbol, pointers, blocks_of(step), grain)
+
+    def region(self, step: OutlinedRegion) -> None:
+        self._begin(step.symbol, step)
+        self._kernels.region(step)
+        operands = [self._frame.pointer(buffer) for buffer in step.inputs + step.outputs + step.temporaries]
+        kinds = ["!llvm.ptr"] * len(operands) + [s.type for s in step.scalars]
+        operands += [self._frame.value(s) for s in step.scalars]
+        results = [s.type for s in step.results]
+        call = f"func.call @{step.symbol}({', '.join(operands)}) : ({', '.join(kinds)}) -> ({', '.join(results)})"
+        if not results:
+            self._text.add(call)
+            return
+        name = self._text.fresh()
+        self._text.add(f"{name}:{len(results)} = {call}")
+        self._frame.values.update((result, f"{name}#{k}") for k, result in enumerate(step.results))
+
+    def spill(self, scalars: Sequence[Scalar]) -> list[str]:
+        """Return the addresses of slots that hold the scalars."""
+        return [self._frame.spill(scalar) for scalar in scalars]
+
+    def _begin(self, symbol: str, step: LoopNest | TileLoop | OutlinedRegion) -> None:
+        """Notify the runtime that a kernel begins. Packs do not notify it."""
+        if self._listed is None:
+            return
+        number = self._text.constant(self._listed.add(symbol, step))
+        kinds = self._kernels.externals[BEGIN_KERNEL] = "(i64) -> ()"
+        self._text.add(f"llvm.call @{BEGIN_KERNEL}({number}) : {kinds}")
+
+    def _call(self, symbol: str, pointers: Sequence[str], blocks: Blocks, tasks_of: int) -> None:
+        """Run a kernel for the range of ``blocks``.
+
+        Threads share the range in tasks of ``tasks_of`` blocks. The range is not shared if ``tasks_of`` is 0.
+        """
+        text, sizes = self._text, self._frame.sizes
+        self.most_operands = max(self.most_operands, len(pointers))
+        for k, pointer in enumerate(pointers):
+            text.add(f"llvm.store {pointer}, {text.place_in('%operands', k)} : !llvm.ptr, !llvm.ptr")
+        begin = text.constant(0)
+        is_dynamic = any(isinstance(size, Size) for size, _ in blocks)
+        end = sizes.count(blocks) if is_dynamic else text.constant(count(blocks))
+        if not tasks_of:
+            # Inlining the kernel does not make it faster, and would merge most of a module into one function.
+            text.add(f"llvm.call @{symbol}(%operands, {begin}, {end}) {{no_inline}} : {KERNEL_TYPE}")
+            return
+        kernel, grain = text.define(f"llvm.mlir.addressof @{symbol} : !llvm.ptr"), text.constant(tasks_of)
+        kinds = self._kernels.externals[PARALLEL_FOR] = "(!llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()"
+        text.add(f"llvm.call @{PARALLEL_FOR}({kernel}, %operands, {begin}, {end}, {grain}) : {kinds}")
+
+
+class ScalarCode:
+    """Writer of the scalar steps of a function. If ``may_fail``, one of them jumps to the block ``^failed``."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.may_fail = False
+        self._frame = frame
+        self._text = frame.text
+
+    def load(self, step: LoadStep) -> None:
+        pointer, kind = self._address(step)
+        align = ELEMENT_BYTES[kind]
+        value = self._text.define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}")
+        element = register_type(step.buffer.element)
+        if element == "i1":
+            zero = self._text.define(f"arith.constant 0 : {kind}")
+            value = self._text.define(f"arith.cmpi ne, {value}, {zero} : {kind}")
+        elif element != kind:
+            value = self._text.define(f"llvm.bitcast {value} : {kind} to {element}")
+        self._frame.values[step.scalar] = value
+
+    def store(self, step: StoreStep) -> None:
+        pointer, kind = self._address(step)
+        value = self._frame.to_memory(self._frame.value(step.scalar), register_type(step.buffer.element))
+        align = ELEMENT_BYTES[kind]
+        self._text.add(f"llvm.store {value}, {pointer} {{alignment = {align} : i64}} : {kind}, !llvm.ptr")
+
+    def _address(self, step: ElementStep) -> tuple[str, str]:
+        """Return the address of an element, and its type in memory."""
+        pointer, kind = self._frame.pointer(step.buffer, step.offset), storage_type(step.buffer.element)
+        for index, stride in zip(step.indices, step.strides, strict=True):
+            distance = self._text.define(f"llvm.mul {self._frame.value(index)}, {self._frame.number(stride)} : i64")
+            pointer = self._text.offset_pointer(pointer, distance, kind)
+        return pointer, kind
+
+    def compute(self, step: ScalarStep) -> None:
+        self._frame.values[step.result] = self._emit(step, [self._frame.value(s) for s in step.operands])
+
+    def _emit(self, step: ScalarStep, values: list[str]) -> str:
+        kind = step.result.type
+        if isinstance(step.value, Size):
+            return self._convert(self._frame.number(step.value), kind)
+        if step.value is not None:
+            return self._text.define(f"arith.constant {typed_constant(step.value, kind)}")
+        if step.name in ("arith.index_cast", "arith.index_castui"):
+            return self._cast(values[0], step.operands[0].type, kind, step.name)
+        types = ", ".join(s.type for s in step.operands)
+        return self._text.define(f'"{step.name}"({", ".join(values)}) {{{step.attributes}}} : ({types}) -> {kind}')
+
+    def _convert(self, value: str, kind: str) -> str:
+        """Return an ``i64``, converted to another type."""
+        if not kind.startswith("i"):
+            return self._text.define(f"arith.sitofp {value} : i64 to {kind}")
+        return self._cast(value, "i64", kind, "arith.index_cast")
+
+    def _cast(self, value: str, source: str, target: str, op: str) -> str:
+        if source == target:
+            return value
+        widen = "arith.extui" if op.endswith("ui") else "arith.extsi"
+        resize = widen if int(source[1:]) < int(target[1:]) else "arith.trunci"
+        return self._text.define(f"{resize} {value} : {source} to {target}")
+
+    def check(self, step: AssertStep) -> None:
+        """End the call with an error if a check fails. PyTorch can then run the group and raise its own error."""
+        self._fail_unless(self._frame.value(step.condition))
+
+    def require(self, number: Size) -> None:
+        """End the call with an error if ``number`` is negative."""
+        sizes = self._frame.sizes
+        self._fail_unless(self._text.define(f"arith.cmpi sge, {sizes.value(number)}, {sizes.value(0)} : i64"))
+
+    def _fail_unless(self, condition: str) -> None:
+        self.may_fail = True
+        following = self._text.fresh("^next")
+        self._text.add(f"llvm.cond_br {condition}, {following}, ^failed")
+        self._text.add(f"{following}:")
