@@ -9,7 +9,7 @@ have the loops of the program. Loops are dropped and merged only by :attr:`LoopN
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Any
@@ -163,6 +163,10 @@ class LoopNest:
         Then a value that is computed once for each accessed element is computed once for each iteration.
         """
         return all(size == 1 or loop in access.loops for loop, size in enumerate(self.sizes))
+
+    def is_needed(self, read: Collection[Buffer]) -> bool:
+        """Return whether the nest has an effect if the buffers ``read`` are read."""
+        return bool(self.tables or self.checks) or any(b.kind != "temporary" or b in read for b in self.writes)
 
     def map_accesses(self, function: Callable[[Access], Access]) -> None:
         """Apply ``function`` to every access, except to tables."""
@@ -474,6 +478,13 @@ class LoopProgram:
     def buffers(self) -> list[Buffer]:
         """Return every buffer in use, in order of appearance."""
         return list(dict.fromkeys(b for s in self.steps for b in [*s.reads, *s.writes]))
+
+    def remove_unread(self) -> None:
+        """Remove nests that only write unread temporaries, until no such nest is left."""
+        count = -1
+        while count != len(self.steps):
+            count, read = len(self.steps), {b for s in self.steps for b in s.reads}
+            self.steps = [s for s in self.steps if not isinstance(s, LoopNest) or s.is_needed(read)]
 
 
 def first_and_last_uses(steps: Iterable[Step]) -> tuple[dict[Buffer, int], dict[Buffer, int]]:
