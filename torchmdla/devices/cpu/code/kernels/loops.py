@@ -194,7 +194,7 @@ class LoopWriter(ReductionWriter):
                 self._lanes_left = ""
             return
         rest = self._subtract(upper, lower) if level.step > 1 else ""
-        for size in _powers_below(level.step):
+        for size in (1 << k for k in reversed(range((level.step - 1).bit_length()))):
             taken = self._define(f"arith.andi {rest}, {self._constant(-2 * size)} : i64")
             index = self._define(f"arith.addi {lower}, {taken} : i64")
             bit = self._define(f"arith.andi {rest}, {self._constant(size)} : i64")
@@ -236,8 +236,3 @@ class LoopWriter(ReductionWriter):
             if loops <= opened and expression.op != "assert":
                 for point in self._points(loops):
                     self._value(expression, point)
-
-
-def _powers_below(limit: int) -> list[int]:
-    """Return the powers of two below ``limit``, largest first."""
-    return [1 << k for k in reversed(range((limit - 1).bit_length()))]

@@ -107,10 +107,10 @@ class ReductionWriter(TileWriter):
                     column = [self._initial_value(*key) for key in keys]
                 else:
                     column = [self._load_at(len(self.nest.operands) + position, point) for position, point in keys]
-                types = ", ".join(v.type for v in column)
-                self._line(f"scf.yield {', '.join(v.name for v in column)} : {types}")
+                self._yield(column)
             self._line("} else {" if block == "first" else "}")
             columns.append(column)
+        types = ", ".join(v.type for v in columns[0])
         self._lines.insert(mark, f"{results}:{len(keys)} = scf.if {self._is_first} -> ({types}) {{")
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(columns[0])]
 
@@ -396,7 +396,7 @@ class ReductionWriter(TileWriter):
         active = self._active_lanes(point)
         if active == self.schedule.lanes or self.schedule.vector not in self.schedule.reduction:
             return new
-        mask = self._mask(active)
+        mask = self._mask(active, self.schedule.lanes)
         text = f"arith.select {mask}, {new.name}, {old.name} : vector<{old.lanes}xi1>, {old.type}"
         return Value(self._define(text), old.element, old.lanes)
 
