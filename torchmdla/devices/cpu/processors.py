@@ -77,7 +77,8 @@ def describe_machine(target: Target) -> str:
     Measurements of code for ``target`` are valid only for machines with the same description.
     """
     features = " ".join(sorted(_enabled_features(target)))
-    return f"{target.triple} {target.cpu}\n{features}\n{_caches()}"
+    caches = ", ".join(map(" ".join, _read_cache_properties("level", "type", "size")))
+    return f"{target.triple} {target.cpu}\n{features}\n{caches}"
 
 
 def second_cache() -> tuple[int, int] | None:
@@ -88,11 +89,6 @@ def second_cache() -> tuple[int, int] | None:
     if not caches or not caches[0][2].endswith("K"):
         return None
     return int(caches[0][2].removesuffix("K")) << 10, int(caches[0][3])
-
-
-def _caches() -> str:
-    """Return the level, type and size of each cache; empty if they are unknown."""
-    return ", ".join(map(" ".join, _read_cache_properties("level", "type", "size")))
 
 
 @lru_cache(maxsize=2)

@@ -159,7 +159,8 @@ class _TileLoopWriter:
 
         The block is on the stack, or in the runtime's scratch memory if its size depends on symbols.
         """
-        used = _lifetimes(self._step)
+        first, last = first_and_last_uses(self._step.members)
+        used = {b: Lifetime(b.bytes, first[b], last[b]) for b in self._step.locals}
         if not any(isinstance(lifetime.size, Size) for lifetime in used.values()):
             offsets, size = plan(list(used.values()))
             block = self._allocate(self._constant(max(size, 1)), "i8", " {alignment = 64 : i64}")
@@ -281,9 +282,3 @@ def describe_buffer(buffer: Buffer) -> str:
     """Return a buffer's element type and sizes, for messages."""
     sizes = "x".join("?" if isinstance(size, Size) else str(size) for size in buffer.sizes)
     return f"({buffer.element}, {sizes or 'one'})"
-
-
-def _lifetimes(step: TileLoop) -> dict[Buffer, Lifetime]:
-    """Return the lifetimes of the locals, as positions of members."""
-    first, last = first_and_last_uses(step.members)
-    return {b: Lifetime(b.bytes, first[b], last[b]) for b in step.locals}

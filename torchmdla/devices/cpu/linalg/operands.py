@@ -211,26 +211,28 @@ def _linear(expression: Expression, known: Mapping[Expression, Index]) -> Index 
     return write(expression, [known[operand] for operand in expression.operands])
 
 
-def _sum(first: Index, second: Index, sign: int) -> Index:
+def add_indices(first: Index, second: Index) -> Index:
+    """Return the sum of two indices."""
     loops = {**first[0], **second[0]}
-    factors = {loop: first[0].get(loop, 0) + sign * second[0].get(loop, 0) for loop in loops}
-    return factors, first[1] + sign * second[1]
+    return {loop: first[0].get(loop, 0) + second[0].get(loop, 0) for loop in loops}, first[1] + second[1]
+
+
+def scale_index(index: Index, factor: int) -> Index:
+    """Return an index times a number."""
+    return {loop: f * factor for loop, f in index[0].items()}, index[1] * factor
 
 
 def _product(expression: Expression, operands: Sequence[Index]) -> Index | None:
-    numbers = sorted(operands, key=lambda index: bool(index[0]))
-    if numbers[0][0]:
-        return None
-    factor, (factors, constant) = numbers[0][1], numbers[1]
-    return {loop: f * factor for loop, f in factors.items()}, constant * factor
+    number, index = sorted(operands, key=lambda index: bool(index[0]))
+    return None if number[0] else scale_index(index, number[1])
 
 
 _LINEAR: Mapping[str, Callable[[Expression, Sequence[Index]], Index | None]] = {
     "constant": lambda expression, operands: ({}, expression.payload),
     "index": lambda expression, operands: ({expression.payload: 1}, 0),
     "arith.index_cast": lambda expression, operands: operands[0],
-    "arith.addi": lambda expression, operands: _sum(operands[0], operands[1], 1),
-    "arith.subi": lambda expression, operands: _sum(operands[0], operands[1], -1),
+    "arith.addi": lambda expression, operands: add_indices(*operands),
+    "arith.subi": lambda expression, operands: add_indices(operands[0], scale_index(operands[1], -1)),
     "arith.muli": _product,
 }
 

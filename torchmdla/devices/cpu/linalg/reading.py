@@ -30,7 +30,9 @@ from torchmdla.devices.cpu.linalg.operands import (
     NoStridesError,
     OperandAccesses,
     access_operands,
+    add_indices,
     replace_lookups,
+    scale_index,
 )
 from torchmdla.devices.cpu.linalg.outlined_regions import outline
 from torchmdla.devices.cpu.linalg.views import VIEWS, View, apply_view_op, block, shape_of
@@ -72,10 +74,10 @@ class _Reader:
         self._regions = 0
         self._handlers: Mapping[str, Callable[[Any], None]] = {
             "arith.constant": self._constant,
-            "cf.assert": self._assert,
+            "cf.assert": lambda op: self._steps.append(AssertStep(self._scalars[op.operands[0]])),
             "func.return": self._return,
             "linalg.generic": self._generic,
-            "tensor.empty": self._empty,
+            "tensor.empty": lambda op: self._uniform.update({op.results[0]: None}),
             "tensor.extract": self._extract,
             "tensor.from_elements": self._from_elements,
             "tensor.insert": self._insert,
@@ -199,9 +201,6 @@ class _Reader:
             self._globals[symbol] = _global_text(symbol, value, attribute)
             self._views[value] = View.whole(_buffer("global", value, symbol=symbol))
 
-    def _empty(self, op: Any) -> None:
-        self._uniform[op.results[0]] = None
-
     def _view(self, op: Any) -> None:
         source, result = op.operands[0], op.results[0]
         if source in self._uniform or 0 in shape_of(result):
@@ -309,11 +308,16 @@ class _Reader:
         roots, lookups = replace_lookups([*body.yields, *body.checks], len(values), sizes, shapes)
         places = [(v, [_linear(e) for e in m.results]) for v, m in zip(values, maps, strict=True)]
         places += [(body.tables[table], list(indices)) for table, indices in lookups]
-        roots = self._inline_uniform(roots, [v for v, _ in places])
+
+        def inline_uniform(expression: Expression) -> Expression | None:
+            is_operand = expression.op == OPERAND
+            return self._uniform.get(places[expression.payload][0]) if is_operand else None
+
+        roots = rewrite(roots, inline_uniform)
         read = [e.payload for e in contents(roots).expressions if e.op == OPERAND]
-        outputs = [self._output(op, number, any(reduction)) for number in range(len(inits))]
+        outputs = [self._output(op, k, any(reduction)) for k in range(len(inits))]
         views = [self._view_of(places[k][0]) for k in read] + [view for view, _ in outputs]
-        indices = [places[k][1] for k in read] + [places[inputs + number][1] for number in range(len(inits))]
+        indices = [places[k][1] for k in read] + [places[inputs + k][1] for k in range(len(inits))]
         place = self._access_operands(views, indices, sizes, contents(roots).loops)
         accesses = dict(zip(read, place.accesses, strict=False))
         tables = {e.payload: self._table(body.tables[e.payload]) for e in contents(roots).expressions if e.op == LOOKUP}
@@ -338,15 +342,6 @@ class _Reader:
             raise NotANestError("it stores to a part of its result")
         self._steps.append(step)
         self._views.update(zip(op.results, (view for view, _ in outputs), strict=True))
-
-    def _inline_uniform(self, roots: Sequence[Expression], values: Sequence[Any]) -> tuple[Expression, ...]:
-        """Return ``roots`` in which the operands that are uniform tensors are replaced by their constants."""
-
-        def inline_constant(expression: Expression) -> Expression | None:
-            is_uniform = expression.op == OPERAND and values[expression.payload] in self._uniform
-            return self._uniform[values[expression.payload]] if is_uniform else None
-
-        return rewrite(roots, inline_constant)
 
     def _output(self, op: Any, number: int, reduces: bool) -> tuple[View, Expression | None]:
         """Return the view to which a nest stores a result, and the constant from which its reduction starts, if any."""
@@ -395,9 +390,6 @@ class _Reader:
         temporaries = tuple(Buffer("temporary", "i8", (size,), fixed=True) for size in region.temporaries)
         symbol, text = region.symbol, region.text
         self._steps.append(OutlinedRegion(symbol, text, inputs, tuple(outputs), temporaries, scalars, tuple(results)))
-
-    def _assert(self, op: Any) -> None:
-        self._steps.append(AssertStep(self._scalars[op.operands[0]]))
 
     def _scalar_or_region(self, op: Any) -> None:
         values = (*op.operands, *op.results)
@@ -511,11 +503,9 @@ def _linear(expression: Any) -> Index:
     if isinstance(expression, ir.AffineConstantExpr):
         return {}, expression.value
     if isinstance(expression, ir.AffineAddExpr):
-        (left, first), (right, second) = _linear(expression.lhs), _linear(expression.rhs)
-        return {loop: left.get(loop, 0) + right.get(loop, 0) for loop in {**left, **right}}, first + second
+        return add_indices(_linear(expression.lhs), _linear(expression.rhs))
     if isinstance(expression, ir.AffineMulExpr) and isinstance(expression.rhs, ir.AffineConstantExpr):
-        factors, constant = _linear(expression.lhs)
-        return {loop: f * expression.rhs.value for loop, f in factors.items()}, constant * expression.rhs.value
+        return scale_index(_linear(expression.lhs), expression.rhs.value)
     raise NotANestError(f"index {expression} is not linear")
 
 

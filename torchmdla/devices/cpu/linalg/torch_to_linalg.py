@@ -55,7 +55,7 @@ def _lower(module: ir.Module) -> None:
 def _inline_fill_values(module: ir.Module) -> None:
     """Replace fills with computed numbers by ops whose bodies use the number: operands of kernels are buffers."""
     for fill in ops_named(module.operation, {"linalg.fill"}):
-        if _is_constant(fill.operands[0]):
+        if _definition(fill.operands[0], "arith.constant") is not None:
             continue
         with ir.InsertionPoint(fill), fill.location:
             filled = fill_tensor(*fill.operands)
@@ -79,20 +79,21 @@ def fill_tensor(number: Any, destination: Any) -> Any:
     return generic.results[0]
 
 
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, ir.OpResult) and bool(value.owner.operation.name == "arith.constant")
+def _definition(value: Any, name: str) -> Any | None:
+    """Return the op that computes a value if its name is ``name``, else None."""
+    op = value.owner.operation if isinstance(value, ir.OpResult) else None
+    return op if op is not None and op.name == name else None
 
 
 # Guards of integer quotients and remainders with the divisor -1. If the dividend is the least integer, processors end
 # the process. Eager mode wraps around. A divisor of zero does not occur here: the importer makes the call fail first.
 
-_QUOTIENT, _REST = "arith.divsi", "arith.remsi"
 _EQUAL = 0
 
 
 def _guard_divisions(module: ir.Module) -> None:
     """Replace the divisor -1 of the module's divisions by 1, and negate the quotients."""
-    for op in ops_named(module.operation, {_QUOTIENT, _REST}):
+    for op in ops_named(module.operation, {"arith.divsi", "arith.remsi"}):
         if not _is_never_minus_one(op.operands[1]):
             _guard_division(op)
 
@@ -101,10 +102,8 @@ def _is_never_minus_one(divisor: Any) -> bool:
     """Return whether a divisor is a constant other than -1, or a size, which is not negative."""
     if isinstance(divisor.type, ir.IndexType):
         return True
-    constant = divisor.owner.operation if isinstance(divisor, ir.OpResult) else None
-    if constant is None or constant.name != "arith.constant":
-        return False
-    value = constant.attributes["value"]
+    constant = _definition(divisor, "arith.constant")
+    value = None if constant is None else constant.attributes["value"]
     return isinstance(value, ir.IntegerAttr) and value.value != -1
 
 
@@ -114,7 +113,7 @@ def _guard_division(op: Any) -> None:
     with ir.InsertionPoint(op), op.location:
         is_minus_one = arith.CmpIOp(_EQUAL, divisor, arith.ConstantOp(kind, -1).result).result
         op.operands[1] = arith.SelectOp(is_minus_one, arith.ConstantOp(kind, 1).result, divisor).result
-        if op.name == _REST:
+        if op.name == "arith.remsi":
             return
         negated = arith.SubIOp(arith.ConstantOp(kind, 0).result, dividend).result
     with ir.InsertionPoint.after(op), op.location:
@@ -166,11 +165,8 @@ def _restore_extrema(module: ir.Module) -> None:
 
 def _comparison(select: Any) -> tuple[Any, int]:
     """Return the comparison of floats that is a select's condition, and its predicate; otherwise None and 0."""
-    condition = select.operands[0]
-    compare = condition.owner.operation if isinstance(condition, ir.OpResult) else None
-    if compare is None or compare.name != "arith.cmpf":
-        return None, 0
-    return compare, ir.IntegerAttr(compare.attributes["predicate"]).value
+    compare = _definition(select.operands[0], "arith.cmpf")
+    return compare, 0 if compare is None else ir.IntegerAttr(compare.attributes["predicate"]).value
 
 
 def _keep_zero(select: Any) -> None:

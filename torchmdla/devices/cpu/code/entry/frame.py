@@ -104,8 +104,11 @@ class Frame:
             pointer = self.text.define(f"llvm.mlir.addressof @{buffer.symbol} : !llvm.ptr")
         elif self.packing is None:
             pointer = self._argument_pointer(buffer)
+        elif buffer is self.packing.buffer:
+            pointer = self.text.pointer_in("%buffers", DESTINATION)
         else:
-            pointer = self.text.pointer_in("%buffers", _place_in_pack(buffer, self.packing))
+            position = PACK_ARGUMENTS + self.packing.arguments.index(buffer.position)
+            pointer = self.text.pointer_in("%buffers", position)
         return self._mark(pointer, buffer.bytes, self._label(buffer)) if self.marks else pointer
 
     def _argument_pointer(self, buffer: Buffer) -> str:
@@ -194,13 +197,6 @@ class Frame:
         elif self.packing and buffer is not self.packing.buffer:
             number = self.packing.arguments.index(buffer.position)
         return f"{buffer.kind} {number} {describe_buffer(buffer)}"
-
-
-def _place_in_pack(buffer: Buffer, packing: Packing) -> int:
-    """Return the position of a buffer in the array that a pack receives. The packed buffer is the destination."""
-    if buffer is packing.buffer:
-        return DESTINATION
-    return PACK_ARGUMENTS + packing.arguments.index(buffer.position)
 
 
 def _rename(pointer: str) -> str:
