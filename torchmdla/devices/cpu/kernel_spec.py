@@ -169,7 +169,6 @@ def _computed(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
 
 
 def _symbolic_numbers(nest: AnyNest) -> Iterator[object]:
-    """Return every number of a nest that may depend on symbols."""
     operands = nest.inputs + nest.outputs + (nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else ())
     body = nest.all_computed + ((nest.initial,) if nest.initial else ())
     return itertools.chain(

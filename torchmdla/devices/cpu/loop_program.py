@@ -583,7 +583,6 @@ def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:
 
 
 def _kernel(step: LoopNest) -> AnyNest:
-    """Return the specification of a step's kernel, with all loops of the step."""
     loops, roots = len(step.sizes), number_leaves((*step.values, *step.checks))
     return KernelSpec(
         sizes=step.sizes,

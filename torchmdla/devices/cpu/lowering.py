@@ -106,7 +106,6 @@ def generated_module(program: Program) -> ir.Module:
 
 
 def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
-    """Return the generated code and the schedules that it was generated with."""
     steps, tiles = loop_program(program, seconds)
     with _timed(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
@@ -119,7 +118,6 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
 
 
 def _compile_part(code: Code, program: Program, seconds: dict[str, float], part: Part) -> bytes:
-    """Return the object code of a part of ``code``."""
     with _timed(seconds, "llvm"):
         generated = _lower_to_llvm(part.text, code, program)
     dump.write("llvm.ll", lambda: to_llvm_ir(generated))
@@ -185,7 +183,6 @@ def _report_mismatched_tiles(tiles: Tiles | None) -> Iterator[None]:
 
 
 def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
-    """Return the loop program of a static program, before any pass."""
     with _timed(seconds, "linalg"):
         module = to_linalg(program)
     dump.write("linalg.mlir", lambda: located_text(module))

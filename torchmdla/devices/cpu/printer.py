@@ -145,7 +145,6 @@ class StepsPrinter:
         yield "}"
 
     def _argument_lines(self, body: Contents) -> Iterator[str]:
-        """Yield the definitions of a body's inputs."""
         for k, access in enumerate(body.loads):
             yield f"{_INDENT}i{k} = {self._access(access)}"
         for k, scalar in enumerate(body.scalars):
@@ -341,7 +340,6 @@ def _list(numbers: Iterable[int | Size]) -> str:
 
 
 def _all_buffers(steps: LoopProgram) -> list[Buffer]:
-    """Return every buffer in order of appearance, including those in tile loops and repeat loops."""
     packed = [step for packing in steps.packings for step in packing.steps]
     seen = (b for step in flatten([*packed, *steps.steps]) for b in _buffers(step))
     return list(dict.fromkeys([*(packing.buffer for packing in steps.packings), *seen]))

@@ -93,7 +93,6 @@ def second_cache() -> tuple[int, int] | None:
 
 @lru_cache(maxsize=2)
 def _read_cache_properties(*names: str) -> list[list[str]]:
-    """Return properties of each cache of the first core."""
     caches = []
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         with contextlib.suppress(OSError):

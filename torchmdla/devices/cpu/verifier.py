@@ -70,7 +70,6 @@ def _verify(steps: LoopProgram, those: Sequence[Step], after: str) -> None:
 
 
 def _faults(step: Step, written: set[Buffer]) -> Iterator[str]:
-    """Yield a description of each invariant that a step violates."""
     if type(step) in _CHECKS:
         yield from _CHECKS[type(step)](step, written)
     if any(b.kind not in _WRITABLE for b in step.writes):

@@ -188,7 +188,6 @@ class _TileLoopWriter:
         self._lines.append(f"llvm.store {value}, {place} : i64, !llvm.ptr")
 
     def _delinearise(self, tile: str) -> list[str]:
-        """Return the tile's index along each axis."""
         indices = []
         for block in reversed(self._blocks[1:]):
             size = self._sizes.count([block])
@@ -260,12 +259,10 @@ class _TileLoopWriter:
         self._lines.append(f"llvm.call @{kernel.symbol}({self._array}, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
 
     def _operand(self, position: int, number: int, indices: Sequence[str]) -> str:
-        """Return the address of operand ``number`` of a member for the tile at ``indices``."""
         buffer, offset = self._step.members[position].places[number]
         return self._offset_to_tile(self._base(buffer, offset), position, number, indices)
 
     def _base(self, buffer: Buffer, offset: AnySize) -> str:
-        """Return the address of a buffer's element ``offset``, for the first tile."""
         if buffer.kind != "local":
             return self._pointers[self._places[buffer, offset]]
         return self._offset(self._locals[buffer], offset * ELEMENT_BYTES[storage_type(buffer.element)])

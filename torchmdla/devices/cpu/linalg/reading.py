@@ -112,7 +112,6 @@ class _Reader:
     # Values in memory.
 
     def _view_of(self, value: Any) -> View:
-        """Return the view that holds a tensor in memory."""
         if value not in self._views:
             if value not in self._uniform:
                 raise CompileError(f"a tensor of unknown origin: {value}")
@@ -148,7 +147,6 @@ class _Reader:
         return view.buffer
 
     def _copy_to_new(self, view: View) -> View:
-        """Return a new buffer with the elements of ``view``."""
         copy = _temporary(view.buffer.element, view.shape)
         self._copy(view, copy)
         return copy
@@ -227,7 +225,6 @@ class _Reader:
         self._write(source, part)
 
     def _write(self, value: Any, destination: View) -> None:
-        """Store a tensor to ``destination``."""
         if value not in self._uniform:
             self._copy(self._view_of(value), destination)
         elif (constant := self._uniform[value]) is not None:
@@ -417,7 +414,6 @@ def _buffer(kind: Any, value: Any, **more: Any) -> Buffer:
 
 
 def _new_buffer(value: Any) -> View:
-    """Return a new buffer for a tensor."""
     return _temporary(_element(value), shape_of(value))
 
 
@@ -510,7 +506,6 @@ def _linear(expression: Any) -> Index:
 
 
 def _global_text(symbol: str, value: Any, attribute: Any) -> str:
-    """Return a constant tensor as an LLVM global."""
     text = str(attribute)
     if text.startswith("dense_resource"):
         raise CompileError("a constant that is stored outside of the program's text")

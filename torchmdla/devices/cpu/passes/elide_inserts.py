@@ -147,7 +147,6 @@ def _spans(sizes: Sequence[AnySize], access: Access) -> _Spans:
 
 
 def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequence[AffineExpr]) -> None:
-    """Redirect every access of ``source`` to its block of ``whole``."""
 
     def map_access(access: Access) -> Access:
         if access.buffer is not source:

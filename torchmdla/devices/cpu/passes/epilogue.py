@@ -120,7 +120,6 @@ def _map_to_loops(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, in
 
 
 def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
-    """Move the addition of a sum's start value to the end of the sum."""
     if step.initial is not None or step.epilogue is not None or not _is_sum(step) or step.values[0].type not in _ZERO:
         return
     buffer = step.outputs[0].buffer

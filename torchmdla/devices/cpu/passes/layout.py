@@ -182,7 +182,6 @@ def _copy(source: Buffer, destination: Buffer) -> LoopNest:
 
 
 def _split_channels(step: LoopNest, blocked: dict[Buffer, Buffer]) -> None:
-    """Split the loops over channels of blocked buffers into blocks and lanes."""
     lanes_by_loop = {_channel_loop(a): blocked[a.buffer].sizes[-1] for a in _accesses(step) if a.buffer in blocked}
     for loop in sorted(lanes_by_loop, reverse=True):
         split_loop(step, loop, (step.sizes[loop] // lanes_by_loop[loop], lanes_by_loop[loop]))

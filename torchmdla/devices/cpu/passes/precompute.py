@@ -96,7 +96,6 @@ def _is_pure(step: LoopNest) -> bool:
 
 
 def _collect_producers(buffer: Buffer, producers: dict[Buffer, list[LoopNest]]) -> set[Step]:
-    """Return the steps that compute a buffer from parameters."""
     steps: set[Step] = set()
     waiting = [buffer]
     while waiting:

@@ -384,7 +384,6 @@ def _replace_accesses(nest: LoopNest, accesses: Sequence[Access]) -> None:
 
 
 def _rename(steps: Sequence[Step], rows_by_buffer: dict[Buffer, tuple[Buffer, AnySize]]) -> None:
-    """Redirect nests to the rows that replace buffers."""
     for nest in _nests(steps):
 
         def map_access(access: Access, loops: int = len(nest.sizes)) -> Access:

@@ -69,7 +69,6 @@ def _has_idempotent_start(step: LoopNest) -> bool:
 
 
 def _outermost_first(step: LoopNest) -> list[int]:
-    """Return the reduced loops by falling stride in the inputs."""
     loops = [loop for loop, reduced in enumerate(step.reduction) if reduced]
     flats = [access.linearise(len(step.sizes)).factors for access in step.inputs]
     return sorted(loops, key=lambda loop: -max((estimate(factors[loop]) for factors in flats), default=0))

@@ -407,7 +407,6 @@ class _Machine:
     def _initial_accumulator(
         self, step: LoopNest, output: int, result_sizes: Sequence[int], origin: Sequence[int]
     ) -> Array:
-        """Return the initial accumulator of an output."""
         if step.initial is not None:
             (number,) = self._evaluate([step.initial], result_sizes, {}, origin).values()
             return np.broadcast_to(number, result_sizes)
@@ -418,7 +417,6 @@ class _Machine:
         )
 
     def _reduce_in_any_order(self, step: LoopNest, terms: Array, start: Array, sizes: Sequence[int]) -> Array:
-        """Return the result of an associative reduction, computed by halves."""
         (total,) = step.values
         terms, combine = np.broadcast_to(terms, sizes), ASSOCIATIVE[total.op]
         for loop in (loop for loop, reduces in enumerate(step.reduction) if reduces):
@@ -570,7 +568,6 @@ def _elements(memory: Array, places: Any) -> Array:
 
 
 def _part(value: Array, loops: Sequence[int], iteration: Sequence[int]) -> Array:
-    """Return a value at an iteration of some loops."""
     cut = [slice(None)] * value.ndim
     for loop, index in zip(loops, iteration, strict=True):
         cut[loop] = slice(index, index + 1) if value.shape[loop] > 1 else slice(None)

@@ -271,7 +271,6 @@ def _measure_kernel(use: _Use, program: Program, until: float, known: Record | N
 
 
 def _recorded_schedules(nest: AnyNest, chosen: Schedule, known: Record | None, machine: Machine) -> list[Schedule]:
-    """Return the schedule in an unfinished record, or an empty list."""
     if known is None or not known.decisions:
         return []
     try:

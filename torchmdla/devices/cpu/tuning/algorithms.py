@@ -137,7 +137,6 @@ def _compare_algorithm(
 
 
 def _seconds(contraction: Contraction, running: RunningProgram, seconds: Sequence[float]) -> float:
-    """Return the seconds of the kernels that compute the contraction's nodes."""
     pairs = zip(running.kernels, seconds, strict=True)
     return sum(kernel_seconds for kernel, kernel_seconds in pairs if contraction.nodes.intersection(kernel.nodes))
 

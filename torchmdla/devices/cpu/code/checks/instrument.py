@@ -160,7 +160,6 @@ def _drop_inbounds(function: Any) -> None:
 
 
 def _bytes_of(kind: str) -> int:
-    """Return the size in memory of a type, in bytes."""
     if kind.startswith("vector<"):
         lanes, _, element = kind.removeprefix("vector<").removesuffix(">").partition("x")
         return int(lanes) * ELEMENT_BYTES[element]

@@ -97,7 +97,6 @@ class Frame:
         return self.text.offset_pointer(pointer, self.sizes.value(offset) if isinstance(offset, Size) else offset)
 
     def _base(self, buffer: Buffer) -> str:
-        """Return the address of a buffer."""
         if buffer.kind == "temporary":
             pointer = self._in_workspace(self._layout.places[buffer])
         elif buffer.kind == "global":
@@ -156,7 +155,6 @@ class Frame:
         return _STATUS in self._slots
 
     def _slot(self, key: object) -> str:
-        """Return the address of the slot in the workspace for ``key``."""
         end, number = self._layout.end, self._slots.setdefault(key, len(self._slots))
         pointer = self._in_workspace(Place(end.base, end.offset + _SLOT_BYTES * number))
         return self._mark(pointer, _SLOT_BYTES, f"slot {number}")

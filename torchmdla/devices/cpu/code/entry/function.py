@@ -243,7 +243,6 @@ class ScalarCode:
         self._text.add(f"llvm.store {value}, {pointer} {{alignment = {align} : i64}} : {kind}, !llvm.ptr")
 
     def _address(self, step: ElementStep) -> tuple[str, str]:
-        """Return the address of an element, and its type in memory."""
         pointer, kind = self._frame.pointer(step.buffer, step.offset), storage_type(step.buffer.element)
         for index, stride in zip(step.indices, step.strides, strict=True):
             distance = self._text.define(f"llvm.mul {self._frame.value(index)}, {self._frame.number(stride)} : i64")

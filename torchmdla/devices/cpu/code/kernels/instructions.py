@@ -127,7 +127,6 @@ class InstructionWriter(CodeWriter):
         return total
 
     def _low_half(self, word: Value) -> Value:
-        """Return the bfloat16 in the low half of each ``i32``, as ``f32``."""
         return self._bit_cast(self._shifted(word, "arith.shli", 16), "f32", word.lanes)
 
     def _high_half(self, word: Value) -> Value:
@@ -254,7 +253,6 @@ class InstructionWriter(CodeWriter):
         return Value(self._define(f"{op} {value.name} : {value.type} to {target}"), element, value.lanes)
 
     def _apply_by_lane(self, operands: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
-        """Apply a function of scalars to each lane."""
         lanes, element = operands[0].lanes, operands[0].element
         total = self._zero(element, lanes)
         for lane in range(lanes):

@@ -63,7 +63,6 @@ class LoopWriter(ReductionWriter):
         self._line("}")
 
     def _write_levels(self, depth: int) -> None:
-        """Write the levels from ``depth`` on, and the code inside them."""
         if depth == len(self.schedule.levels):
             self._write_register_tile()
             return
@@ -169,7 +168,6 @@ class LoopWriter(ReductionWriter):
                 inside()
 
     def _count_tiles(self, extent: str, step: int) -> str:
-        """Return the number of tiles of at most ``step`` iterations in a block of ``extent`` iterations."""
         wide = self._define(f"arith.addi {extent}, {self._constant(step - 1)} : i64")
         return self._define(f"arith.divui {wide}, {self._constant(step)} : i64")
 

@@ -68,7 +68,6 @@ class MemoryWriter(InstructionWriter):
         return self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
 
     def _bytes_between(self, operand: int, pointer: str) -> str:
-        """Return the distance in bytes from an operand to the address ``pointer``."""
         pointers = (pointer, self._operand_at(operand, 0))
         ends = [self._define(f"llvm.ptrtoint {p} : !llvm.ptr to i64") for p in pointers]
         return self._define(f"arith.subi {ends[0]}, {ends[1]} : i64")
@@ -260,7 +259,6 @@ class MemoryWriter(InstructionWriter):
         return self._from_memory(name, element, lanes)
 
     def _store(self, number: int, point: Point, value: Value) -> None:
-        """Store ``value`` to operand ``number`` at a point."""
         pointer, stride = self._address(number, point)
         element = self._operand(number).element
         across_reduction = self.schedule.vector in self.schedule.reduction
@@ -357,7 +355,6 @@ class TransposingWriter(MemoryWriter):
     # Shuffles.
 
     def _concatenate(self, rows: Sequence[str], element: str, width: int) -> str:
-        """Return the concatenated rows as one vector."""
         while len(rows) > 1:
             pairs = zip(rows[::2], rows[1::2], strict=True)
             rows = [self._shuffle(a, b, element, width, range(2 * width)) for a, b in pairs]
@@ -388,7 +385,6 @@ class TransposingWriter(MemoryWriter):
 
 
 def _next_power_of_two(extent: int) -> int:
-    """Return the least power of two that is at least ``extent``."""
     return 1 << (extent - 1).bit_length()
 
 

@@ -194,5 +194,4 @@ class TileWriter(TransposingWriter):
 
 
 def _with_offset(point: Point, loop: int, offset: int) -> Point:
-    """Return the point at another offset of ``loop``."""
     return (*point[:loop], offset, *point[loop + 1 :])
