@@ -58,9 +58,8 @@ def parameter_values(steps: LoopProgram) -> dict[Buffer, list[LoopNest]]:
     producers: dict[Buffer, list[LoopNest]] = {}
     other = overwritten_buffers(steps)
     for step in steps.steps:
-        known = (
-            isinstance(step, LoopNest) and _is_pure(step) and all(_is_known(b, producers, other) for b in step.reads)
-        )
+        is_nest = isinstance(step, LoopNest) and not (step.scalars or step.tables or step.epilogue)
+        known = is_nest and all(_is_known(b, producers, other) for b in step.reads)
         for buffer in step.writes:
             if known and isinstance(step, LoopNest) and buffer.kind == "temporary" and buffer not in other:
                 producers.setdefault(buffer, []).append(step)
@@ -88,11 +87,6 @@ def overwritten_buffers(steps: LoopProgram) -> set[Buffer]:
 
 def _is_known(buffer: Buffer, producers: dict[Buffer, list[LoopNest]], other: set[Buffer]) -> bool:
     return buffer.kind in ("parameter", "global") or (buffer in producers and buffer not in other)
-
-
-def _is_pure(step: LoopNest) -> bool:
-    """Return whether a step only computes its outputs from its buffers, and checks them."""
-    return not (step.scalars or step.tables or step.epilogue)
 
 
 def _collect_producers(buffer: Buffer, producers: dict[Buffer, list[LoopNest]]) -> set[Step]:

@@ -255,19 +255,16 @@ class ScalarCode:
     def _emit(self, step: ScalarStep, values: list[str]) -> str:
         kind = step.result.type
         if isinstance(step.value, Size):
-            return self._convert(self._frame.number(step.value), kind)
+            number = self._frame.number(step.value)
+            if kind.startswith("i"):
+                return self._cast(number, "i64", kind, "arith.index_cast")
+            return self._text.define(f"arith.sitofp {number} : i64 to {kind}")
         if step.value is not None:
             return self._text.define(f"arith.constant {typed_constant(step.value, kind)}")
         if step.name in ("arith.index_cast", "arith.index_castui"):
             return self._cast(values[0], step.operands[0].type, kind, step.name)
         types = ", ".join(s.type for s in step.operands)
         return self._text.define(f'"{step.name}"({", ".join(values)}) {{{step.attributes}}} : ({types}) -> {kind}')
-
-    def _convert(self, value: str, kind: str) -> str:
-        """Return an ``i64``, converted to another type."""
-        if not kind.startswith("i"):
-            return self._text.define(f"arith.sitofp {value} : i64 to {kind}")
-        return self._cast(value, "i64", kind, "arith.index_cast")
 
     def _cast(self, value: str, source: str, target: str, op: str) -> str:
         if source == target:
