@@ -240,22 +240,18 @@ class ElementStep:
 class LoadStep(ElementStep):
     """Load of the element into the scalar."""
 
+    writes: list[Buffer] = field(default_factory=list, init=False)
+
     @property
     def reads(self) -> list[Buffer]:
         return [self.buffer]
-
-    @property
-    def writes(self) -> list[Buffer]:
-        return []
 
 
 @dataclass(eq=False)
 class StoreStep(ElementStep):
     """Store of the scalar to the element."""
 
-    @property
-    def reads(self) -> list[Buffer]:
-        return []
+    reads: list[Buffer] = field(default_factory=list, init=False)
 
     @property
     def writes(self) -> list[Buffer]:

@@ -40,10 +40,8 @@ def target_of(processor: str) -> Target:
     Raises:
         ValueError: the level does not exist, or this machine is not of that level.
     """
-    native = host()
-    if processor == NATIVE:
-        return native
-    if missing := sorted(features_of_level(processor) - _enabled_features(native)):
+    native, wanted = host(), frozenset() if processor == NATIVE else features_of_level(processor)
+    if missing := sorted(wanted - _enabled_features(native)):
         raise ValueError(f"this processor, {native.cpu}, does not support {processor} (missing: {', '.join(missing)})")
     return level_of(processor)
 

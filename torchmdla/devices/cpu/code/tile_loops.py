@@ -46,18 +46,13 @@ class TileLoopCode:
     externals: dict[str, str]
 
 
-def write_tile_loop(
-    step: TileLoop, schedule: TileSchedule, kernel: Kernels, attributes: str, symbols: Symbols, marks: Marks | None
-) -> TileLoopCode:
-    """Return the kernel of a tile loop.
+class TileLoopWriter:
+    """Writer of the kernel of a tile loop.
 
     ``kernel`` returns the kernel of a member, or of a member over a shorter tile. ``marks`` are set if accesses are
     checked.
     """
-    return _TileLoopWriter(step, schedule, kernel, attributes, symbols, marks).write()
 
-
-class _TileLoopWriter:
     def __init__(
         self,
         step: TileLoop,

@@ -65,11 +65,8 @@ def _block(copy: LoopNest) -> tuple[AffineExpr, ...] | None:
         return None
     flat = destination.linearise(len(copy.sizes))
     factors = [flat.factors[loop] for loop in dims if copy.sizes[loop] != 1]
-    if (
-        factors != sorted(factors, key=estimate, reverse=True)
-        or (factors and factors[-1] != 1)
-        or len(set(factors)) != len(factors)
-    ):
+    is_falling = factors == sorted(factors, key=estimate, reverse=True) and len(set(factors)) == len(factors)
+    if not is_falling or (factors and factors[-1] != 1):
         return None
     rank = len(source.buffer.sizes)
     loops = {d: loop for loop, d in dims.items()}

@@ -86,11 +86,8 @@ def _split(case: _SplitReduction) -> None:
     sizes = (*(parts[loop] for loop in cut), *(step.sizes[loop] for loop in retained))
     # They have one dimension, so that both steps are not run tile by tile along the retained loops.
     buffers = [Buffer("temporary", output.buffer.element, (math.prod(sizes),)) for output in step.outputs]
-    making, combining = (
-        _partial_step(step, parts, buffers, retained),
-        _combining_step(step, cut, retained, sizes, buffers),
-    )
-    case.steps.replace_step(step, [making, combining])
+    partial_results = _partial_step(step, parts, buffers, retained)
+    case.steps.replace_step(step, [partial_results, _combining_step(step, cut, retained, sizes, buffers)])
 
 
 def _partial_step(

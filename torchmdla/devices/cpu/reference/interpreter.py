@@ -266,9 +266,8 @@ class _Machine:
         has_results = any(step.reduction) or step.initial is not None or step.epilogue is not None
         values: _Values = {}
         if not has_results:
-            old = {
-                e: self._read_old(step.outputs[e.payload], sizes, origin) for e in _accumulators(step.body.expressions)
-            }
+            accumulators = _accumulators(step.body.expressions)
+            old = {e: self._read_old(step.outputs[e.payload], sizes, origin) for e in accumulators}
             values = evaluate(step.body.expressions, sizes, old)
             self._check_all(step.checks, values)
         else:
@@ -412,9 +411,8 @@ class _Machine:
             return np.broadcast_to(number, result_sizes)
         if step.outputs[output] in step.carried:
             return self._read_old(step.outputs[output], result_sizes, origin)
-        return np.broadcast_to(
-            _uninitialised(1, step.values[output].type).reshape((1,) * len(result_sizes)), result_sizes
-        )
+        unwritten = _uninitialised(1, step.values[output].type)
+        return np.broadcast_to(unwritten.reshape((1,) * len(result_sizes)), result_sizes)
 
     def _reduce_in_any_order(self, step: LoopNest, terms: Array, start: Array, sizes: Sequence[int]) -> Array:
         (total,) = step.values
@@ -453,10 +451,8 @@ class _Machine:
     def _repeat(self, step: RepeatLoop) -> None:
         for iteration in range(self._evaluate_size(step.count)):
             for view in step.views:
-                self._views[view.buffer] = (
-                    view.base,
-                    self._evaluate_size(view.offset) + iteration * self._evaluate_size(view.distance),
-                )
+                first = self._evaluate_size(view.offset) + iteration * self._evaluate_size(view.distance)
+                self._views[view.buffer] = view.base, first
             self.run(step.steps)
 
     def _region(self, step: OutlinedRegion) -> None:
@@ -481,11 +477,9 @@ class _Machine:
         return self._scalars[value]
 
     def _place(self, step: ElementStep) -> int:
-        indices = (
-            int(self._scalar(index)) * self._evaluate_size(s)
-            for index, s in zip(step.indices, step.strides, strict=True)
-        )
-        place = self._evaluate_size(step.offset) + sum(indices)
+        pairs = zip(step.indices, step.strides, strict=True)
+        place = self._evaluate_size(step.offset)
+        place += sum(int(self._scalar(index)) * self._evaluate_size(stride) for index, stride in pairs)
         if not 0 <= place < len(self._memory(step.buffer)):
             raise InvalidProgram(f"element {place} of a {step.buffer.kind} buffer is touched")
         return place

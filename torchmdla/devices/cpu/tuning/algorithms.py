@@ -74,14 +74,8 @@ def tune_algorithms(
     if not is_finished and time.monotonic() + 2 * compiling < until:
         records = _measure_algorithms(program, contractions, compiling, until, skip, progress)
     for record in records.values():
-        yield TunedKernel(
-            record.kernel,
-            record.loops,
-            contractions[record.kernel].count,
-            record.chosen_seconds,
-            record,
-            is_algorithm=True,
-        )
+        count, seconds = contractions[record.kernel].count, record.chosen_seconds
+        yield TunedKernel(record.kernel, record.loops, count, seconds, record, is_algorithm=True)
     return [record for record in records.values() if record.decisions]
 
 
