@@ -444,7 +444,7 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
         return nest
     known = {name: function for name, feature, function in reversed(_EXPANSIONS) if getattr(machine, feature)}
 
-    def expanded(expression: Expression) -> Expression | None:
+    def expand_function(expression: Expression) -> Expression | None:
         if expression.op in _BOUNDS:
             return _select_extremum(expression)
         function = known.get(expression.op)
@@ -455,7 +455,7 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
             return function(x)
         return _op("arith.truncf", function(_op("arith.extf", x)), type=expression.type)
 
-    rules = (_simplify_rounding, *([_look_up_four_bits] if machine.has_lookup else []), expanded)
+    rules = (_simplify_rounding, *([_look_up_four_bits] if machine.has_lookup else []), expand_function)
     for rule in rules:
         nest = _rewrite_nest(nest, rule)
     return nest

@@ -85,23 +85,23 @@ def share_buffers(steps: LoopProgram) -> None:
     first, last = first_and_last_uses(steps.steps)
     merged: dict[Buffer, Buffer] = {}
 
-    def resolved(buffer: Buffer) -> Buffer:
+    def resolve(buffer: Buffer) -> Buffer:
         while buffer in merged:
             buffer = merged[buffer]
         return buffer
 
     for position, step in enumerate(steps.steps):
         if isinstance(step, LoopNest | TileLoop):
-            step.map_accesses(lambda access: replace(access, buffer=resolved(access.buffer)))
+            step.map_accesses(lambda access: replace(access, buffer=resolve(access.buffer)))
         if isinstance(step, RepeatLoop):
-            step.rename(resolved)
+            step.rename(resolve)
         if isinstance(step, LoopNest):
             pair = _find_reuse(step, position, first, last)
             if pair is not None:
                 old, new = pair
                 merged[new] = old
                 last[old] = last[new]
-                step.map_accesses(lambda access: replace(access, buffer=resolved(access.buffer)))
+                step.map_accesses(lambda access: replace(access, buffer=resolve(access.buffer)))
 
 
 def _find_reuse(

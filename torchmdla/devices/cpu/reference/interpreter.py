@@ -3,8 +3,8 @@
 Iterations of loops that do not reduce are unordered. Each iteration reads the values from before the nest, and it is an
 error if another iteration writes them. The same holds for the tiles of a tile loop. Loops that reduce run in order.
 
-Unwritten memory has values that programs do not expect (:func:`_uninitialised`). An access outside of its buffer is an
-error.
+Unwritten memory has values that programs do not expect (:func:`_make_uninitialised`). An access outside of its buffer
+is an error.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class _Machine:
             elif buffer.kind in ("input", "parameter"):
                 content = self._arguments.elements(buffer, count)
             else:
-                content = _uninitialised(count, buffer.element)
+                content = _make_uninitialised(count, buffer.element)
             self.outcome.memory[buffer] = content
         return self.outcome.memory[buffer]
 
@@ -411,7 +411,7 @@ class _Machine:
             return np.broadcast_to(number, result_sizes)
         if step.outputs[output] in step.carried:
             return self._read_old(step.outputs[output], result_sizes, origin)
-        unwritten = _uninitialised(1, step.values[output].type)
+        unwritten = _make_uninitialised(1, step.values[output].type)
         return np.broadcast_to(unwritten.reshape((1,) * len(result_sizes)), result_sizes)
 
     def _reduce_in_any_order(self, step: LoopNest, terms: Array, start: Array, sizes: Sequence[int]) -> Array:
@@ -461,7 +461,7 @@ class _Machine:
         views = [np.zeros(0)] * len(buffers + list(step.temporaries))
         for number, (kind, shape) in region.buffers.items():
             is_given = number < len(buffers)
-            memory = self._memory(buffers[number]) if is_given else _uninitialised(math.prod(shape), kind)
+            memory = self._memory(buffers[number]) if is_given else _make_uninitialised(math.prod(shape), kind)
             views[number] = memory.reshape(shape)
         try:
             results = region.run([*views, *map(self._scalar, step.scalars)])
@@ -576,7 +576,7 @@ def _fold(combine: Callable[[Array, Array], Array], terms: Array, loop: int) -> 
     return terms
 
 
-def _uninitialised(count: int, kind: str) -> Array:
+def _make_uninitialised(count: int, kind: str) -> Array:
     """Return the content of memory that was never written."""
     dtype = np.dtype(DTYPES[kind])
     if dtype.kind == "f":

@@ -43,7 +43,7 @@ def to_bits(value: Array, kind: str) -> Array:
         return np.where(np.isnan(value), 0x7FC0, nearest).astype(np.uint16)
     if kind in _FLOATS:
         return value.astype(_FLOATS[kind]).view(f"u{np.dtype(_FLOATS[kind]).itemsize}")
-    return _unsigned(value)
+    return _as_unsigned(value)
 
 
 def from_bits(bits: Array, kind: str) -> Array:
@@ -58,11 +58,11 @@ def from_bits(bits: Array, kind: str) -> Array:
 _FLOATS: Mapping[str, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
 
-def _unsigned(value: Array) -> Array:
+def _as_unsigned(value: Array) -> Array:
     return value.astype(np.uint8) if value.dtype == np.bool_ else value.view(f"u{value.dtype.itemsize}")
 
 
-def _signed(value: Array) -> Array:
+def _as_signed(value: Array) -> Array:
     return -value.astype(np.int8) if value.dtype == np.bool_ else value
 
 
@@ -112,13 +112,13 @@ def _to_signed(value: Array, type: str, from_type: str) -> Array:
 _CASTS: Mapping[str, Callable[[Array, str, str], Array]] = {
     "arith.extf": lambda value, type, _: value,
     "arith.truncf": lambda value, type, _: value,
-    "arith.extsi": lambda value, type, _: _resize(_signed(value), type, _),
-    "arith.extui": lambda value, type, _: _resize(_unsigned(value), type, _),
+    "arith.extsi": lambda value, type, _: _resize(_as_signed(value), type, _),
+    "arith.extui": lambda value, type, _: _resize(_as_unsigned(value), type, _),
     "arith.trunci": _resize,
-    "arith.index_cast": lambda value, type, _: _resize(_signed(value), type, _),
-    "arith.index_castui": lambda value, type, _: _resize(_unsigned(value), type, _),
-    "arith.sitofp": lambda value, type, _: _signed(value).astype(np.float64),
-    "arith.uitofp": lambda value, type, _: _unsigned(value).astype(np.float64),
+    "arith.index_cast": lambda value, type, _: _resize(_as_signed(value), type, _),
+    "arith.index_castui": lambda value, type, _: _resize(_as_unsigned(value), type, _),
+    "arith.sitofp": lambda value, type, _: _as_signed(value).astype(np.float64),
+    "arith.uitofp": lambda value, type, _: _as_unsigned(value).astype(np.float64),
     "arith.fptosi": _to_signed,
     "arith.fptoui": lambda value, type, _: _truncate(value, type, 0.0, 2.0 ** int(type[1:]), -1),
     "arith.bitcast": lambda value, type, from_type: from_bits(to_bits(value, from_type), type),
@@ -150,8 +150,8 @@ _COMPARISONS: Mapping[str, _Comparisons] = {
     "arith.cmpi": (
         np.equal,
         np.not_equal,
-        *(_compare_as(_signed, compare) for compare in _ORDER),
-        *(_compare_as(_unsigned, compare) for compare in _ORDER),
+        *(_compare_as(_as_signed, compare) for compare in _ORDER),
+        *(_compare_as(_as_unsigned, compare) for compare in _ORDER),
     ),
     "arith.cmpf": (
         _constant_comparison(False),
@@ -175,7 +175,7 @@ def _dot(left: Array, right: Array, *added: Array, type: str) -> Array:
 
 
 def _part(word: Array, kind: str, shift: int) -> Array:
-    bits = _unsigned(word) >> np.uint32(shift)
+    bits = _as_unsigned(word) >> np.uint32(shift)
     if kind == "bf16":
         return from_bits(bits.astype(np.uint16), kind)
     return bits.astype(np.uint8).view(np.uint8 if kind == "u8" else np.int8).astype(np.int32)
@@ -193,7 +193,7 @@ def _maximum(left: Array, right: Array) -> Array:
 
 def _on_unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     def apply_to(left: Array, right: Array) -> Array:
-        result: Array = function(_unsigned(left), _unsigned(right))
+        result: Array = function(_as_unsigned(left), _as_unsigned(right))
         return result.view(left.dtype)
 
     return apply_to
@@ -204,12 +204,12 @@ def _vectorise(function: Callable[..., float]) -> Callable[..., Array]:
 
 
 def _count_bits(count: Callable[[int, int], int]) -> Callable[[Array], Array]:
-    def counted(value: Array) -> Array:
+    def count_each(value: Array) -> Array:
         width = 8 * value.itemsize
-        result: Array = np.vectorize(lambda v: count(int(v), width), otypes=[value.dtype])(_unsigned(value))
+        result: Array = np.vectorize(lambda v: count(int(v), width), otypes=[value.dtype])(_as_unsigned(value))
         return result
 
-    return counted
+    return count_each
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
@@ -231,12 +231,12 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "arith.floordivsi": np.floor_divide,
     "arith.maximumf": _maximum,
     "arith.maxnumf": np.fmax,
-    "arith.maxsi": lambda left, right: _select(_signed(left) >= _signed(right), left, right),
-    "arith.maxui": lambda left, right: _select(_unsigned(left) >= _unsigned(right), left, right),
+    "arith.maxsi": lambda left, right: _select(_as_signed(left) >= _as_signed(right), left, right),
+    "arith.maxui": lambda left, right: _select(_as_unsigned(left) >= _as_unsigned(right), left, right),
     "arith.minimumf": lambda left, right: -_maximum(-left, -right),
     "arith.minnumf": np.fmin,
-    "arith.minsi": lambda left, right: _select(_signed(left) <= _signed(right), left, right),
-    "arith.minui": lambda left, right: _select(_unsigned(left) <= _unsigned(right), left, right),
+    "arith.minsi": lambda left, right: _select(_as_signed(left) <= _as_signed(right), left, right),
+    "arith.minui": lambda left, right: _select(_as_unsigned(left) <= _as_unsigned(right), left, right),
     "arith.mulf": np.multiply,
     "arith.muli": np.multiply,
     "arith.negf": np.negative,

@@ -102,14 +102,14 @@ _SPECIAL_PART = 1 / 12
 _NOISE, _NOISES, _DOUBT = 1e-12, 4, 1e4
 
 
-def _signed(generator: np.random.Generator, count: int) -> Array:
+def _draw_signed(generator: np.random.Generator, count: int) -> Array:
     return generator.standard_normal(count)
 
 
 SAMPLES: Mapping[str, Sample] = {
     "positive numbers": Sample(lambda generator, count: generator.uniform(0.5, 2.0, count)),
-    "numbers of both signs": Sample(_signed, below=2),
-    "special values": Sample(_signed, is_special=True),
+    "numbers of both signs": Sample(_draw_signed, below=2),
+    "special values": Sample(_draw_signed, is_special=True),
 }
 
 

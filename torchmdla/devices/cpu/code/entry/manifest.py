@@ -77,7 +77,7 @@ def describe_packs(
     """
     hashes = {symbol: _hash(code) for symbol, code in kernels.items()}
 
-    def described(packing: Packing, symbol: str, text: str) -> Pack:
+    def describe(packing: Packing, symbol: str, text: str) -> Pack:
         """Return the manifest entry of a pack.
 
         Its recipe is a hash of everything that the function does: the types of arguments, the constants, and the calls
@@ -89,7 +89,7 @@ def describe_packs(
         recipe = _hash(f"{kinds} {constants} {calls}")
         return Pack(symbol, recipe, packing.arguments, static(packing.buffer.bytes))
 
-    return tuple(described(p, *function) for p, function in zip(steps.packings, functions, strict=True))
+    return tuple(describe(p, *function) for p, function in zip(steps.packings, functions, strict=True))
 
 
 def _hash(text: str) -> str:

@@ -215,9 +215,9 @@ class MemoryWriter(InstructionWriter):
         """Load the element at ``pointer``, then the elements before it."""
         lanes = self.schedule.lanes
         rising = self._load_memory(self._offset(pointer, 1 - lanes, element), element, lanes)
-        return self._from_memory(self._reversed(rising, vector_type(storage_type(element), lanes)), element, lanes)
+        return self._from_memory(self._reverse(rising, vector_type(storage_type(element), lanes)), element, lanes)
 
-    def _reversed(self, name: str, memory: str) -> str:
+    def _reverse(self, name: str, memory: str) -> str:
         picks = list(reversed(range(self.schedule.lanes)))
         return self._define(f"vector.shuffle {name}, {name} {picks} : {memory}, {memory}")
 
@@ -272,7 +272,7 @@ class MemoryWriter(InstructionWriter):
             self._store_memory(data, pointer, element, lanes, active)
         elif stride == -1 and active == lanes:
             start = self._offset(pointer, 1 - lanes, element)
-            self._store_memory(self._reversed(data, memory), start, element, lanes)
+            self._store_memory(self._reverse(data, memory), start, element, lanes)
         else:
             pointers = self._lane_pointers(pointer, self._lane_offsets(stride), element)
             align = ELEMENT_BYTES[storage_type(element)]
