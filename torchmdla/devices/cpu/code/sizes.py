@@ -9,6 +9,8 @@ from torchmdla.compiler.sizes import AnySize, Size, at, static
 from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.devices.cpu.schedule import Blocks, count
 
+ALIGNMENT = 64
+
 
 class SizeCode:
     """Writer of ``i64`` values into a function.
@@ -116,9 +118,6 @@ def share_slots(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
 
 
 # Placement in a workspace that is planned at compile time.
-
-
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,15 @@ RECORD_IN = "mdla_record_in"
 ANYWHERE = "mdla_anywhere"
 STACK = "mdla_stack"
 
+# The functions that mark pointers and return the outcome. The written code declares them. The instrumentation removes
+# the first and defines the second.
+MARK = "mdla_mark"
+OUTCOME = "mdla_outcome"
+_DECLARED = (
+    f"llvm.func @{MARK}(!llvm.ptr, i64, !llvm.ptr) -> !llvm.ptr",
+    f"llvm.func @{OUTCOME}(i32) -> i32",
+)
+
 RECORD = "!llvm.struct<(i64, i64, i64)>"
 # A pointer in an array of operands, and its record.
 SLOT = "!llvm.struct<(ptr, ptr)>"
@@ -262,16 +271,6 @@ llvm.func internal @mdla_{kind}_row_{n}x{size}(%pointer: !llvm.ptr, %mask: vecto
 
 
 # Marks of pointers: the size and the name of the memory that begins at the pointer.
-
-
-MARK = "mdla_mark"
-OUTCOME = "mdla_outcome"
-
-# Declared by the written code. The instrumentation removes the first and defines the second.
-_DECLARED = (
-    f"llvm.func @{MARK}(!llvm.ptr, i64, !llvm.ptr) -> !llvm.ptr",
-    f"llvm.func @{OUTCOME}(i32) -> i32",
-)
 
 
 class Marks:

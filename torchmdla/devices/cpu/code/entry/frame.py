@@ -246,6 +246,9 @@ def lifetimes(steps: Sequence[Step]) -> dict[Buffer, Lifetime]:
     return {b: Lifetime(b.bytes, first[b], last[b]) for b in first if b.kind == "temporary"}
 
 
+# Lines, and names of values.
+
+
 class FunctionText:
     """Lines of MLIR text of a function, in sections. All names are unique, even if lines are removed.
 
