@@ -20,7 +20,7 @@ from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.expressions import constant, index, numbered_value, operation
 from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
-from torchmdla.devices.cpu.linalg.lookups import replace_lookups
+from torchmdla.devices.cpu.linalg.operands import replace_lookups
 from torchmdla.devices.cpu.loop_program import LoopNest, is_copy
 from torchmdla.testing.compare import assert_matches
 

@@ -12,8 +12,7 @@ from torchmdla.devices.cpu.expressions import accumulator, constant, load, opera
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
-from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
-from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
+from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, any_expression, apply, find_matches, op
 from torchmdla.devices.cpu.printer import program_text

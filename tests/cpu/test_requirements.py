@@ -16,8 +16,7 @@ from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
-from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
-from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
+from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.passes.moments import MOMENTS
 from torchmdla.devices.cpu.passes.narrow.nibbles import USE_NIBBLES

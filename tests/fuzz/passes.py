@@ -50,7 +50,7 @@ ALGORITHMS = ("fast", "fast", "direct", "winograd2", "winograd4", "strassen", "s
 COSTS: Mapping[str, Mapping[str, object]] = {
     # With this small cache, weights count as read from memory, and are read in few bits.
     "machine": {"_parse_measured": lambda text: {"second_level": 32, "memory_bytes": 1.0}},
-    "passes.defer_norms": {"_LEAST_PRODUCTS": 1},
+    "passes.defer_factors": {"_LEAST_PRODUCTS": 1},
     "passes.fold_scales": {"_LEAST_USES": 1},
     "passes.loop_invariants": {"_LEAST_REPEATED": 1},
     "passes.moments": {"_SHORTEST": 4, "_PARTS": 2},

@@ -51,6 +51,11 @@ class Buffer:
         return self.count * ELEMENT_BYTES[storage_type(self.element)]
 
     @property
+    def is_free(self) -> bool:
+        """Return whether passes may replace the buffer and change its layout."""
+        return self.kind == "temporary" and not self.fixed
+
+    @property
     def strides(self) -> tuple[AnySize, ...]:
         """Return the stride of each dimension, in elements."""
         return tuple(math.prod(self.sizes[d + 1 :]) for d in range(len(self.sizes)))

@@ -93,13 +93,8 @@ def _intern(
     expression = _table.expressions.get(key)
     if expression is None:
         expression = Expression()
-        expression.op, expression.operands, expression.type, expression.attributes, expression.payload = (
-            op,
-            operands,
-            type,
-            attributes,
-            payload,
-        )
+        expression.op, expression.operands, expression.type = op, operands, type
+        expression.attributes, expression.payload = attributes, payload
         _table.expressions[key] = expression
     return expression
 

@@ -59,7 +59,7 @@ class KernelEpilogue(Generic[Number]):
     @cached_property
     def body(self) -> tuple[Expression, ...]:
         """Return the computed expressions, operands before their users."""
-        return _computed(self.values)
+        return _find_computed(self.values)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class KernelSpec(Generic[Number]):
     @cached_property
     def body(self) -> tuple[Expression, ...]:
         """Return the expressions of an iteration, operands before their users, then an ``assert`` for each check."""
-        return (*_computed((*self.values, *self.checks)), *self.asserts)
+        return (*_find_computed((*self.values, *self.checks)), *self.asserts)
 
     @property
     def all_computed(self) -> tuple[Expression, ...]:
@@ -164,12 +164,11 @@ AnyTable = Table[int | Size]
 _LEAVES = frozenset(("operand", "scalar", "accumulator", "reduced"))
 
 
-def _computed(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
+def _find_computed(roots: tuple[Expression, ...]) -> tuple[Expression, ...]:
     return tuple(e for e in contents(roots).expressions if e.op not in _LEAVES)
 
 
 def _symbolic_numbers(nest: AnyNest) -> Iterator[object]:
-    """Return every number of a nest that may depend on symbols."""
     operands = nest.inputs + nest.outputs + (nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else ())
     body = nest.all_computed + ((nest.initial,) if nest.initial else ())
     return itertools.chain(
@@ -215,20 +214,20 @@ def specialise(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
 
 def simplify(nest: AnyNest) -> AnyNest:
     """Return the nest without loops of one iteration, and with loops merged that are contiguous in all operands."""
-    drop = [d for d, size in enumerate(nest.sizes) if size == 1 and d not in _indexed(nest)]
+    drop = [d for d, size in enumerate(nest.sizes) if size == 1 and d not in _find_indexed_loops(nest)]
     nest = _keep_loops(nest, [d for d in range(len(nest.sizes)) if d not in drop])
     while (pair := _find_mergeable_loops(nest)) is not None:
         nest = _merge_loops(nest, *pair)
     return nest
 
 
-def _indexed(nest: AnyNest) -> frozenset[int]:
+def _find_indexed_loops(nest: AnyNest) -> frozenset[int]:
     """Return the loops whose index the nest uses as a value."""
     return contents((*nest.values, *nest.checks, *(nest.epilogue.values if nest.epilogue else ()))).loops
 
 
 def _find_mergeable_loops(nest: AnyNest) -> tuple[int, int] | None:
-    loops = [d for d in range(len(nest.sizes)) if d not in _indexed(nest)]
+    loops = [d for d in range(len(nest.sizes)) if d not in _find_indexed_loops(nest)]
     for outer in loops:
         for inner in loops:
             if outer != inner and nest.reduction[outer] == nest.reduction[inner]:
@@ -245,21 +244,19 @@ def _merge_loops(nest: AnyNest, outer: int, inner: int) -> AnyNest:
 
 
 def _keep_loops(nest: AnyNest, loops: list[int]) -> AnyNest:
-    def narrowed(operands: tuple[AnyOperand, ...]) -> tuple[AnyOperand, ...]:
+    def narrow(operands: tuple[AnyOperand, ...]) -> tuple[AnyOperand, ...]:
         return tuple(replace(o, strides=tuple(o.strides[d] for d in loops)) for o in operands)
 
     epilogue = nest.epilogue
     if epilogue is not None:
         values = reindex(epilogue.values, loops.index)
-        epilogue = replace(
-            epilogue, inputs=narrowed(epilogue.inputs), outputs=narrowed(epilogue.outputs), values=values
-        )
+        epilogue = replace(epilogue, inputs=narrow(epilogue.inputs), outputs=narrow(epilogue.outputs), values=values)
     return replace(
         nest,
         sizes=tuple(nest.sizes[d] for d in loops),
         reduction=tuple(nest.reduction[d] for d in loops),
-        inputs=narrowed(nest.inputs),
-        outputs=narrowed(nest.outputs),
+        inputs=narrow(nest.inputs),
+        outputs=narrow(nest.outputs),
         values=reindex(nest.values, loops.index),
         checks=reindex(nest.checks, loops.index),
         epilogue=epilogue,

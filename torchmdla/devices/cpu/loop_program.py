@@ -9,7 +9,7 @@ have the loops of the program. Loops are dropped and merged only by :attr:`LoopN
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Any
@@ -164,6 +164,10 @@ class LoopNest:
         """
         return all(size == 1 or loop in access.loops for loop, size in enumerate(self.sizes))
 
+    def is_needed(self, read: Collection[Buffer]) -> bool:
+        """Return whether the nest has an effect if the buffers ``read`` are read."""
+        return bool(self.tables or self.checks) or any(b.kind != "temporary" or b in read for b in self.writes)
+
     def map_accesses(self, function: Callable[[Access], Access]) -> None:
         """Apply ``function`` to every access, except to tables."""
         self.outputs = tuple(map(function, self.outputs))
@@ -236,22 +240,18 @@ class ElementStep:
 class LoadStep(ElementStep):
     """Load of the element into the scalar."""
 
+    writes: list[Buffer] = field(default_factory=list, init=False)
+
     @property
     def reads(self) -> list[Buffer]:
         return [self.buffer]
-
-    @property
-    def writes(self) -> list[Buffer]:
-        return []
 
 
 @dataclass(eq=False)
 class StoreStep(ElementStep):
     """Store of the scalar to the element."""
 
-    @property
-    def reads(self) -> list[Buffer]:
-        return []
+    reads: list[Buffer] = field(default_factory=list, init=False)
 
     @property
     def writes(self) -> list[Buffer]:
@@ -475,6 +475,13 @@ class LoopProgram:
         """Return every buffer in use, in order of appearance."""
         return list(dict.fromkeys(b for s in self.steps for b in [*s.reads, *s.writes]))
 
+    def remove_unread(self) -> None:
+        """Remove nests that only write unread temporaries, until no such nest is left."""
+        count = -1
+        while count != len(self.steps):
+            count, read = len(self.steps), {b for s in self.steps for b in s.reads}
+            self.steps = [s for s in self.steps if not isinstance(s, LoopNest) or s.is_needed(read)]
+
 
 def first_and_last_uses(steps: Iterable[Step]) -> tuple[dict[Buffer, int], dict[Buffer, int]]:
     """Return the positions of each buffer's first and last user, in order of appearance."""
@@ -572,7 +579,6 @@ def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:
 
 
 def _kernel(step: LoopNest) -> AnyNest:
-    """Return the specification of a step's kernel, with all loops of the step."""
     loops, roots = len(step.sizes), number_leaves((*step.values, *step.checks))
     return KernelSpec(
         sizes=step.sizes,

@@ -61,7 +61,7 @@ def lower(program: Program) -> Artifact:
         code, plan = _generate(program, seconds)
         parts = partition(code)
         objects = _map_in_parallel(partial(_compile_part, code, program, seconds), parts, seconds)
-    with _timed(seconds, "image"):
+    with _measure_stage(seconds, "image"):
         object_code = _link_parts(objects)
     return Artifact(object_code, _manifest(program, code, plan, objects, seconds))
 
@@ -106,24 +106,22 @@ def generated_module(program: Program) -> ir.Module:
 
 
 def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
-    """Return the generated code and the schedules that it was generated with."""
     steps, tiles = loop_program(program, seconds)
-    with _timed(seconds, "steps"):
+    with _measure_stage(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
-    with _timed(seconds, "schedules"):
+    with _measure_stage(seconds, "schedules"):
         symbols = symbols_of(steps, len(program.symbols))
         plan = plan_schedules(steps, Machine.of(program.target, program.options), symbols, Decisions.of(program))
     dump.write("schedules.json", lambda: plan.to_json(tiles))
-    with _timed(seconds, "kernels"):
+    with _measure_stage(seconds, "kernels"):
         return write_module(steps, plan, program), plan
 
 
 def _compile_part(code: Code, program: Program, seconds: dict[str, float], part: Part) -> bytes:
-    """Return the object code of a part of ``code``."""
-    with _timed(seconds, "llvm"):
+    with _measure_stage(seconds, "llvm"):
         generated = _lower_to_llvm(part.text, code, program)
     dump.write("llvm.ll", lambda: to_llvm_ir(generated))
-    with _timed(seconds, "object"), capture_optimised_ir(dump.is_on()) as optimised_ir:
+    with _measure_stage(seconds, "object"), capture_optimised_ir(dump.is_on()) as optimised_ir:
         object_code = to_object(generated, part.symbol, part.externals)
     dump.write("optimised.ll", lambda: optimised_ir.text)
     dump.write("code.o", lambda: object_code)
@@ -165,7 +163,7 @@ def loop_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgr
     written = [program.sample(k) for k in range(len(program.samples))] or [program]
     samples = _map_in_parallel(partial(_read, seconds=seconds), written, seconds)
     decisions = Decisions.of(program)
-    with _timed(seconds, "steps"), _report_mismatched_tiles(decisions.tiles):
+    with _measure_stage(seconds, "steps"), _report_mismatched_tiles(decisions.tiles):
         return transform(program, samples, decisions.tiles, decisions.algorithms)
 
 
@@ -185,14 +183,13 @@ def _report_mismatched_tiles(tiles: Tiles | None) -> Iterator[None]:
 
 
 def _read(program: Program, seconds: dict[str, float]) -> LoopProgram:
-    """Return the loop program of a static program, before any pass."""
-    with _timed(seconds, "linalg"):
+    with _measure_stage(seconds, "linalg"):
         module = to_linalg(program)
     dump.write("linalg.mlir", lambda: located_text(module))
-    with _timed(seconds, "fusion"):
+    with _measure_stage(seconds, "fusion"):
         fuse(module)
     dump.write("fused.mlir", lambda: located_text(module))
-    with _timed(seconds, "steps"):
+    with _measure_stage(seconds, "steps"):
         return read_program(module, program)
 
 
@@ -238,7 +235,7 @@ def _device_calls(objects: Sequence[bytes], code: Code) -> tuple[str, ...]:
 
 
 @contextmanager
-def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+def _measure_stage(seconds: dict[str, float], stage: str) -> Iterator[None]:
     dump.begin(stage)
     start = time.perf_counter()
     with trace.span(stage, "stage"):

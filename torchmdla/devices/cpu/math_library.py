@@ -4,30 +4,15 @@ from __future__ import annotations
 
 # The function's stem and SLEEF's accuracy suffix (in tenths of an ulp). The C library uses the same stems.
 _FUNCTIONS = {
-    "math.acos": ("acos", "u10"),
-    "math.acosh": ("acosh", "u10"),
-    "math.asin": ("asin", "u10"),
-    "math.asinh": ("asinh", "u10"),
-    "math.atan": ("atan", "u10"),
-    "math.atan2": ("atan2", "u10"),
-    "math.atanh": ("atanh", "u10"),
-    "math.cbrt": ("cbrt", "u10"),
-    "math.cos": ("cos", "u10"),
-    "math.cosh": ("cosh", "u10"),
-    "math.erf": ("erf", "u10"),
+    **{
+        f"math.{name}": (name, "u10")
+        for name in (
+            *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh"),
+            *("cbrt", "erf", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2"),
+        )
+    },
     "math.erfc": ("erfc", "u15"),
-    "math.exp": ("exp", "u10"),
-    "math.exp2": ("exp2", "u10"),
-    "math.expm1": ("expm1", "u10"),
-    "math.log": ("log", "u10"),
-    "math.log10": ("log10", "u10"),
-    "math.log1p": ("log1p", "u10"),
-    "math.log2": ("log2", "u10"),
     "math.powf": ("pow", "u10"),
-    "math.sin": ("sin", "u10"),
-    "math.sinh": ("sinh", "u10"),
-    "math.tan": ("tan", "u10"),
-    "math.tanh": ("tanh", "u10"),
 }
 
 # Ops that become instructions, on scalars and on vectors.

@@ -404,7 +404,6 @@ _MAKERS: Mapping[str, Callable[[_Builder, _Tree, Any], Step]] = {
 
 
 def _parts(name: str) -> tuple[str, int]:
-    """Return the kind and the number in a name."""
     match = re.fullmatch(r"([a-z]+)(\d+)", name)
     if match is None:
         raise CompileError(f"not a loop program: {name} is not a name")
@@ -412,7 +411,6 @@ def _parts(name: str) -> tuple[str, int]:
 
 
 def _literal(text: str, type: str) -> float | int:
-    """Return a number from its MLIR text."""
     if text in ("true", "false"):
         return int(text == "true")
     if type.startswith("i"):

@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 from torchmdla.devices.cpu.expressions import Expression, contents
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
 _COMMUTATIVE = frozenset(
     f"arith.{name}" for name in ("addf", "addi", "andi", "maximumf", "minimumf", "mulf", "muli", "ori", "xori")
@@ -147,7 +146,7 @@ def apply(rules: Iterable[Rule[Any]], steps: LoopProgram, machine: Machine) -> N
             case = rule.case(read, step)
             if case is not None:
                 rule.rewrite(case)
-        remove_unread(steps)
+        steps.remove_unread()
 
 
 # Patterns that many rules use.

@@ -86,10 +86,10 @@ class StepsPrinter:
             yield f"buffer {self._names[buffer]} : {buffer.element}{_list(buffer.sizes)}{mark}"
         for packing in self._steps.packings:
             yield f"pack {self._name(packing.buffer)} {{"
-            yield from self._indented(packing.steps)
+            yield from self._indent_steps(packing.steps)
             yield "}"
         yield "entry {"
-        yield from self._indented(self._steps.steps)
+        yield from self._indent_steps(self._steps.steps)
         yield "}"
         for symbol, text in self._steps.globals.items():
             yield f'global @{symbol} """{text}"""'
@@ -101,7 +101,7 @@ class StepsPrinter:
         """Return the text of one step."""
         return "\n".join(self._lines_of(step))
 
-    def _indented(self, steps: Iterable[Step]) -> Iterator[str]:
+    def _indent_steps(self, steps: Iterable[Step]) -> Iterator[str]:
         for step in steps:
             for line in self._lines_of(step):
                 yield _INDENT + line
@@ -145,7 +145,6 @@ class StepsPrinter:
         yield "}"
 
     def _argument_lines(self, body: Contents) -> Iterator[str]:
-        """Yield the definitions of a body's inputs."""
         for k, access in enumerate(body.loads):
             yield f"{_INDENT}i{k} = {self._access(access)}"
         for k, scalar in enumerate(body.scalars):
@@ -176,12 +175,12 @@ class StepsPrinter:
         for view in step.views:
             place = f"{self._name(view.base)} at {_number(view.offset)} + iteration * {_number(view.distance)}"
             yield f"{_INDENT}{self._name(view.buffer)} = {place}"
-        yield from self._indented(step.steps)
+        yield from self._indent_steps(step.steps)
         yield "}"
 
     @_lines_of.register
     def _(self, step: OutlinedRegion) -> Iterator[str]:
-        results = f"{', '.join(map(self._defined, step.results))} = " if step.results else ""
+        results = f"{', '.join(map(self._definition, step.results))} = " if step.results else ""
         lists: dict[str, Sequence[Buffer | Scalar]]
         lists = {"to": step.outputs, "using": step.temporaries, "of": step.scalars}
         rest = "".join(f" {word} ({', '.join(map(self._name, those))})" for word, those in lists.items() if those)
@@ -189,7 +188,7 @@ class StepsPrinter:
 
     @_lines_of.register
     def _(self, step: LoadStep) -> Iterator[str]:
-        yield f"{self._defined(step.scalar)} = load {self._element(step)}"
+        yield f"{self._definition(step.scalar)} = load {self._element(step)}"
 
     @_lines_of.register
     def _(self, step: StoreStep) -> Iterator[str]:
@@ -201,13 +200,13 @@ class StepsPrinter:
         rest = f"{{{step.attributes}}}" if step.attributes else ""
         if step.value is not None:
             rest = constant_text(step.value, step.result.type) if isinstance(step.value, float) else f"({step.value})"
-        yield " ".join(filter(None, (self._defined(step.result), "=", step.name, operands, rest)))
+        yield " ".join(filter(None, (self._definition(step.result), "=", step.name, operands, rest)))
 
     @_lines_of.register
     def _(self, step: AssertStep) -> Iterator[str]:
         yield f"assert {self._name(step.condition)}"
 
-    def _defined(self, scalar: Scalar) -> str:
+    def _definition(self, scalar: Scalar) -> str:
         return f"{self._name(scalar)} : {scalar.type}"
 
     def _element(self, step: ElementStep) -> str:
@@ -341,7 +340,6 @@ def _list(numbers: Iterable[int | Size]) -> str:
 
 
 def _all_buffers(steps: LoopProgram) -> list[Buffer]:
-    """Return every buffer in order of appearance, including those in tile loops and repeat loops."""
     packed = [step for packing in steps.packings for step in packing.steps]
     seen = (b for step in flatten([*packed, *steps.steps]) for b in _buffers(step))
     return list(dict.fromkeys([*(packing.buffer for packing in steps.packings), *seen]))

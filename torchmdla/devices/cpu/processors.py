@@ -40,10 +40,8 @@ def target_of(processor: str) -> Target:
     Raises:
         ValueError: the level does not exist, or this machine is not of that level.
     """
-    native = host()
-    if processor == NATIVE:
-        return native
-    if missing := sorted(features_of_level(processor) - _enabled_features(native)):
+    native, wanted = host(), frozenset() if processor == NATIVE else features_of_level(processor)
+    if missing := sorted(wanted - _enabled_features(native)):
         raise ValueError(f"this processor, {native.cpu}, does not support {processor} (missing: {', '.join(missing)})")
     return level_of(processor)
 
@@ -77,7 +75,8 @@ def describe_machine(target: Target) -> str:
     Measurements of code for ``target`` are valid only for machines with the same description.
     """
     features = " ".join(sorted(_enabled_features(target)))
-    return f"{target.triple} {target.cpu}\n{features}\n{_caches()}"
+    caches = ", ".join(map(" ".join, _read_cache_properties("level", "type", "size")))
+    return f"{target.triple} {target.cpu}\n{features}\n{caches}"
 
 
 def second_cache() -> tuple[int, int] | None:
@@ -90,14 +89,8 @@ def second_cache() -> tuple[int, int] | None:
     return int(caches[0][2].removesuffix("K")) << 10, int(caches[0][3])
 
 
-def _caches() -> str:
-    """Return the level, type and size of each cache; empty if they are unknown."""
-    return ", ".join(map(" ".join, _read_cache_properties("level", "type", "size")))
-
-
 @lru_cache(maxsize=2)
 def _read_cache_properties(*names: str) -> list[list[str]]:
-    """Return properties of each cache of the first core."""
     caches = []
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         with contextlib.suppress(OSError):

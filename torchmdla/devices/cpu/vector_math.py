@@ -28,6 +28,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torchmdla.devices.cpu.expressions import Expression, constant, operation, rewrite
 from torchmdla.devices.cpu.kernel_spec import AnyNest
@@ -117,6 +118,11 @@ def _op(name: str, *operands: Expression, type: str = "f32", attributes: str = "
     return operation(name, operands, type, attributes)
 
 
+_add, _sub, _mul = (partial(_op, f"arith.{name}") for name in ("addf", "subf", "mulf"))
+_fma, _select = partial(_op, "math.fma"), partial(_op, "arith.select")
+_bits, _bitcast_to_float = partial(_op, "arith.bitcast", type="i32"), partial(_op, "arith.bitcast")
+
+
 def _number(value: float) -> Expression:
     """Return the float nearest to ``value``."""
     return constant(struct.unpack("<f", struct.pack("<f", value))[0], "f32")
@@ -126,28 +132,8 @@ def _integer(value: int) -> Expression:
     return constant(value, "i32")
 
 
-def _add(a: Expression, b: Expression) -> Expression:
-    return _op("arith.addf", a, b)
-
-
-def _sub(a: Expression, b: Expression) -> Expression:
-    return _op("arith.subf", a, b)
-
-
-def _mul(a: Expression, b: Expression) -> Expression:
-    return _op("arith.mulf", a, b)
-
-
-def _fma(a: Expression, b: Expression, c: Expression) -> Expression:
-    return _op("math.fma", a, b, c)
-
-
 def _compare(predicate: str, a: Expression, b: Expression) -> Expression:
     return _op("arith.cmpf", a, b, type="i1", attributes=f"{{predicate = {_PREDICATES[predicate]} : i64}}")
-
-
-def _select(condition: Expression, a: Expression, b: Expression) -> Expression:
-    return _op("arith.select", condition, a, b)
 
 
 def _at_most(x: Expression, limit: float) -> Expression:
@@ -165,14 +151,6 @@ def _above(x: Expression, limit: float) -> Expression:
     """Return the larger of ``x`` and ``limit``. NaN becomes the limit."""
     bound = _number(limit)
     return _select(_compare("ogt", x, bound), x, bound)
-
-
-def _bits(x: Expression) -> Expression:
-    return _op("arith.bitcast", x, type="i32")
-
-
-def _bitcast_to_float(bits: Expression) -> Expression:
-    return _op("arith.bitcast", bits)
 
 
 def _int_op(name: str, a: Expression, b: Expression) -> Expression:
@@ -466,7 +444,7 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
         return nest
     known = {name: function for name, feature, function in reversed(_EXPANSIONS) if getattr(machine, feature)}
 
-    def expanded(expression: Expression) -> Expression | None:
+    def expand_function(expression: Expression) -> Expression | None:
         if expression.op in _BOUNDS:
             return _select_extremum(expression)
         function = known.get(expression.op)
@@ -477,7 +455,7 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
             return function(x)
         return _op("arith.truncf", function(_op("arith.extf", x)), type=expression.type)
 
-    rules = (_simplify_rounding, *([_look_up_four_bits] if machine.has_lookup else []), expanded)
+    rules = (_simplify_rounding, *([_look_up_four_bits] if machine.has_lookup else []), expand_function)
     for rule in rules:
         nest = _rewrite_nest(nest, rule)
     return nest

@@ -60,7 +60,8 @@ def verify(steps: LoopProgram, after: str) -> None:
 
 def _verify(steps: LoopProgram, those: Sequence[Step], after: str) -> None:
     written = {b for step in those for b in step.reads if b.kind in _INITIALISED_KINDS}
-    written |= _all_reads(those) - {b for step in flatten(those) for b in step.writes}
+    nests = [n for s in flatten(those) for n in (s.members if isinstance(s, TileLoop) else (s,))]
+    written |= {b for nest in nests for b in nest.reads} - {b for step in flatten(those) for b in step.writes}
     for step in those:
         for fault in _faults(step, written):
             text = StepsPrinter(steps).step(step)
@@ -69,8 +70,8 @@ def _verify(steps: LoopProgram, those: Sequence[Step], after: str) -> None:
 
 
 def _faults(step: Step, written: set[Buffer]) -> Iterator[str]:
-    """Yield a description of each invariant that a step violates."""
-    yield from _CHECKS.get(type(step), _no_faults)(step, written)
+    if type(step) in _CHECKS:
+        yield from _CHECKS[type(step)](step, written)
     if any(b.kind not in _WRITABLE for b in step.writes):
         yield "writes to what is given"
     # A tile or repeat loop reads values that its own steps write.
@@ -78,18 +79,9 @@ def _faults(step: Step, written: set[Buffer]) -> Iterator[str]:
         yield from _unwritten_reads(step.reads, written)
 
 
-def _all_reads(steps: Iterable[Step]) -> set[Buffer]:
-    nests = [n for s in flatten(steps) for n in (s.members if isinstance(s, TileLoop) else (s,))]
-    return {b for nest in nests for b in nest.reads}
-
-
 def _unwritten_reads(reads: Iterable[Buffer], written: set[Buffer]) -> Iterator[str]:
     if any(b not in written and b.count for b in reads):
         yield "reads what is not yet written"
-
-
-def _no_faults(step: Step, written: set[Buffer]) -> Iterator[str]:
-    return iter(())
 
 
 def _nest_faults(step: LoopNest, written: set[Buffer]) -> Iterator[str]:

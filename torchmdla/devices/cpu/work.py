@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.accesses import Access
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
-from torchmdla.devices.cpu.expressions import Contents, Expression
+from torchmdla.devices.cpu.expressions import Contents
 from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoop
 
 # MLIR's operations on floats that only choose, compare or convert.
@@ -75,12 +75,8 @@ def _flops(nest: LoopNest) -> int | Size:
 
 
 def _operations(body: Contents) -> int:
-    return sum(map(_operations_of, body.expressions))
-
-
-def _operations_of(expression: Expression) -> int:
-    is_operation = expression.op.startswith(("arith.", "math.", "dot")) and expression.op not in _FREE
-    return _OPERATIONS.get(expression.op, 1) if is_operation and expression.type in _FLOATS else 0
+    computed = (e.op for e in body.expressions if e.type in _FLOATS and e.op not in _FREE)
+    return sum(_OPERATIONS.get(op, 1) for op in computed if op.startswith(("arith.", "math.", "dot")))
 
 
 def _bytes(nest: LoopNest) -> int | Size:

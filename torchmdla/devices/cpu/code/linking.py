@@ -112,11 +112,7 @@ class _Linker:
         self._addresses: dict[tuple[int, int], int] = {}
         self._imports: list[tuple[str, int]] = []
         self._fixups: list[int] = []
-        calls = (
-            reference
-            for reference in self._references
-            if reference.is_import and reference.relocation.kind in _CALL_KINDS
-        )
+        calls = (r for r in self._references if r.is_import and r.relocation.kind in _CALL_KINDS)
         self._stubs = _number_targets(reference.target for reference in calls)
         self._slots = _number_targets(reference.target for reference in self._references if self._needs_slot(reference))
 
@@ -129,7 +125,8 @@ class _Linker:
         if _next_page(data) >= 1 << 31:
             raise NotLinkable("the object code is larger than instructions reach")
         self._write_stubs()
-        self._write_slots()
+        for target in self._slots:
+            self._write_address(self._slot(target), target, 0)
         for reference in self._references:
             self._resolve(reference)
         return Image(
@@ -256,10 +253,6 @@ class _Linker:
             distance = self._slot(target) - (address + _JUMP_BYTES)
             self._write(address, _JUMP + _pack(distance, 4))
 
-    def _write_slots(self) -> None:
-        for target in self._slots:
-            self._write_address(self._slot(target), target, 0)
-
     def _write_address(self, word: int, target: _Target, addend: int) -> None:
         """Write an address into a word of constants or data, or register the word as an import."""
         if word % _WORD_BYTES:
@@ -312,7 +305,8 @@ class _Linker:
     def _relax(self, place: int, target: _Target, addend: int) -> None:
         """Replace the ``movabs`` whose value is at ``place`` by an instruction with a relative distance."""
         start = place - 2
-        prefix, operation = self._read(start, 2)
+        segment = self._segment_at(start, 2)
+        prefix, operation = segment.content[start - segment.address :][:2]
         register = operation - _MOVABS
         if prefix not in _MOVABS_PREFIXES or not 0 <= register < 8:
             raise NotLinkable("the object code has an address in an instruction other than movabs")
@@ -323,10 +317,6 @@ class _Linker:
         instruction = bytes((_WIDE | extended, operation, register << 3 | _RIP_RELATIVE))
         distance = goal + addend - (start + _SHORT_BYTES)
         self._write(start, instruction + _pack(distance, 4) + _NOP)
-
-    def _read(self, address: int, size: int) -> bytes:
-        segment = self._segment_at(address, size)
-        return bytes(segment.content[address - segment.address :][:size])
 
     def _write(self, address: int, data: bytes) -> None:
         segment = self._segment_at(address, len(data))

@@ -85,9 +85,15 @@ class ObjectFile:
         for _, kind, _, _, offset, length, link, target, _, _ in raw:
             content = data[offset : offset + length]
             if kind == _SYMBOL_TABLE:
-                symbols += _symbols(content, data, raw[link][4])
+                symbols += (
+                    Symbol(_text(data, raw[link][4] + name), info & 15, info >> 4, section, value, size)
+                    for name, info, _, section, value, size in _SYMBOL.iter_unpack(content)
+                )
             elif kind == _RELOCATIONS:
-                relocations += _relocations(content, target)
+                entries = _RELOCATION.iter_unpack(content)
+                relocations += (
+                    Relocation(target, place, i & 0xFFFFFFFF, i >> 32, addend) for place, i, addend in entries
+                )
         return cls(
             header[2],
             tuple(_section(fields, data, raw[names][4]) for fields in raw),
@@ -140,16 +146,6 @@ def _section(raw: tuple[int, ...], data: bytes, strings: int) -> Section:
     name, kind, flags, _, offset, size, _, _, alignment, _ = raw
     content = b"" if kind == NO_BITS else data[offset : offset + size]
     return Section(_text(data, strings + name), kind, flags, size, max(alignment, 1), content)
-
-
-def _symbols(table: bytes, data: bytes, strings: int) -> Iterator[Symbol]:
-    for name, info, _, section, value, size in _SYMBOL.iter_unpack(table):
-        yield Symbol(_text(data, strings + name), info & 15, info >> 4, section, value, size)
-
-
-def _relocations(table: bytes, section: int) -> Iterator[Relocation]:
-    for offset, info, addend in _RELOCATION.iter_unpack(table):
-        yield Relocation(section, offset, info & 0xFFFFFFFF, info >> 32, addend)
 
 
 def _text(data: bytes, start: int) -> str:

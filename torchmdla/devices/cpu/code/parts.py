@@ -1,14 +1,14 @@
 """Partition of a module into parts that are compiled in parallel: LLVM uses one thread for each module.
 
 Functions that call each other directly stay together, so that LLVM generates the same code for them. Kernels that the
-ABI's functions call are not inlined there (``entry/calls.py``), so they may be in other parts. The partition depends
+ABI's functions call are not inlined there (``entry/function.py``), so they may be in other parts. The partition depends
 only on the module's text, so that a program's code is the same on every machine.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu.code.entry import ENTRY, KERNEL_TYPE, Code, declaration
@@ -42,17 +42,14 @@ def partition(code: Code) -> list[Part]:
         return [Part(code.text, ENTRY, code.externals)]
     parts: list[list[str]] = [[] for _ in range(most)]
     sizes = [0] * most
-    groups = ((_size(code, group), group) for group in _groups(code.functions, code.kernel_symbols))
-    for size, group in sorted(groups, key=lambda item: -item[0]):
+    groups = _groups(code.functions, code.kernel_symbols)
+    pairs = ((sum(len(code.functions[symbol]) for symbol in group), group) for group in groups)
+    for size, group in sorted(pairs, key=lambda item: -item[0]):
         smallest = sizes.index(min(sizes))
         parts[smallest] += group
         sizes[smallest] += size
     callers = "\n".join(text for symbol, text in code.functions.items() if symbol not in code.kernel_symbols)
     return [_part(code, callers, frozenset(part)) for part in parts if part]
-
-
-def _size(code: Code, group: Iterable[str]) -> int:
-    return sum(len(code.functions[symbol]) for symbol in group)
 
 
 def _groups(functions: Mapping[str, str], kernels: frozenset[str]) -> list[list[str]]:

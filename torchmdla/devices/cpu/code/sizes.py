@@ -1,14 +1,15 @@
-"""Sizes computed by generated code, and layouts of buffers whose sizes are known only at run time."""
+"""Sizes computed by generated code, and layouts of buffers whose lifetimes do not overlap in shared memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from torchmdla.compiler.sizes import Size, at, static
+from torchmdla.compiler.sizes import AnySize, Size, at, static
 from torchmdla.devices.cpu.accesses import Buffer
 from torchmdla.devices.cpu.schedule import Blocks, count
-from torchmdla.devices.cpu.workspace import ALIGNMENT, Lifetime
+
+ALIGNMENT = 64
 
 
 class SizeCode:
@@ -114,3 +115,42 @@ def share_slots(lifetimes: Sequence[Lifetime]) -> list[list[int]]:
         else:
             free.append(k)
     return slots
+
+
+# Placement in a workspace that is planned at compile time.
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """Lifetime of ``size`` bytes, from step ``first`` to step ``last``, both included."""
+
+    size: AnySize
+    first: int
+    last: int
+
+    def overlaps(self, other: Lifetime) -> bool:
+        """Return whether both are live at some step."""
+        return self.first <= other.last and other.first <= self.last
+
+
+def plan(lifetimes: Sequence[Lifetime]) -> tuple[list[int], int]:
+    """Return the offset of each buffer in one workspace, and the size of the workspace in bytes.
+
+    The largest buffer is placed first, each at the lowest free offset. Buffers whose lifetimes overlap never share
+    memory. Every offset is a multiple of 64 bytes.
+    """
+    offsets, sizes = [0] * len(lifetimes), [static(lifetime.size) for lifetime in lifetimes]
+    placed: list[int] = []
+    for k in sorted(range(len(lifetimes)), key=lambda k: -sizes[k]):
+        current = lifetimes[k]
+        busy = sorted((offsets[j], offsets[j] + sizes[j]) for j in placed if current.overlaps(lifetimes[j]))
+        for start, end in busy:
+            if start - offsets[k] >= sizes[k]:
+                break
+            offsets[k] = max(offsets[k], _align(end))
+        placed.append(k)
+    return offsets, _align(max((offsets[k] + sizes[k] for k in placed), default=0))
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from torchmdla.compiler.sizes import AnySize, Size
 from torchmdla.devices.cpu.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.code.checks import Marks
-from torchmdla.devices.cpu.code.sizes import SizeCode
+from torchmdla.devices.cpu.code.sizes import Lifetime, SizeCode, plan
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, first_and_last_uses
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, Symbols, count
 from torchmdla.devices.cpu.schedule.tile_loops import Extents, TileSchedule, blocks_of
-from torchmdla.devices.cpu.workspace import Lifetime, plan
 
 SCRATCH = "mdla_scratch"
 
@@ -47,18 +46,13 @@ class TileLoopCode:
     externals: dict[str, str]
 
 
-def write_tile_loop(
-    step: TileLoop, schedule: TileSchedule, kernel: Kernels, attributes: str, symbols: Symbols, marks: Marks | None
-) -> TileLoopCode:
-    """Return the kernel of a tile loop.
+class TileLoopWriter:
+    """Writer of the kernel of a tile loop.
 
     ``kernel`` returns the kernel of a member, or of a member over a shorter tile. ``marks`` are set if accesses are
     checked.
     """
-    return _TileLoopWriter(step, schedule, kernel, attributes, symbols, marks).write()
 
-
-class _TileLoopWriter:
     def __init__(
         self,
         step: TileLoop,
@@ -160,7 +154,8 @@ class _TileLoopWriter:
 
         The block is on the stack, or in the runtime's scratch memory if its size depends on symbols.
         """
-        used = _lifetimes(self._step)
+        first, last = first_and_last_uses(self._step.members)
+        used = {b: Lifetime(b.bytes, first[b], last[b]) for b in self._step.locals}
         if not any(isinstance(lifetime.size, Size) for lifetime in used.values()):
             offsets, size = plan(list(used.values()))
             block = self._allocate(self._constant(max(size, 1)), "i8", " {alignment = 64 : i64}")
@@ -188,7 +183,6 @@ class _TileLoopWriter:
         self._lines.append(f"llvm.store {value}, {place} : i64, !llvm.ptr")
 
     def _delinearise(self, tile: str) -> list[str]:
-        """Return the tile's index along each axis."""
         indices = []
         for block in reversed(self._blocks[1:]):
             size = self._sizes.count([block])
@@ -260,12 +254,10 @@ class _TileLoopWriter:
         self._lines.append(f"llvm.call @{kernel.symbol}({self._array}, {begin}, {end}) : (!llvm.ptr, i64, i64) -> ()")
 
     def _operand(self, position: int, number: int, indices: Sequence[str]) -> str:
-        """Return the address of operand ``number`` of a member for the tile at ``indices``."""
         buffer, offset = self._step.members[position].places[number]
         return self._offset_to_tile(self._base(buffer, offset), position, number, indices)
 
     def _base(self, buffer: Buffer, offset: AnySize) -> str:
-        """Return the address of a buffer's element ``offset``, for the first tile."""
         if buffer.kind != "local":
             return self._pointers[self._places[buffer, offset]]
         return self._offset(self._locals[buffer], offset * ELEMENT_BYTES[storage_type(buffer.element)])
@@ -282,9 +274,3 @@ def describe_buffer(buffer: Buffer) -> str:
     """Return a buffer's element type and sizes, for messages."""
     sizes = "x".join("?" if isinstance(size, Size) else str(size) for size in buffer.sizes)
     return f"({buffer.element}, {sizes or 'one'})"
-
-
-def _lifetimes(step: TileLoop) -> dict[Buffer, Lifetime]:
-    """Return the lifetimes of the locals, as positions of members."""
-    first, last = first_and_last_uses(step.members)
-    return {b: Lifetime(b.bytes, first[b], last[b]) for b in step.locals}

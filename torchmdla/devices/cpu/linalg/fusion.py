@@ -40,9 +40,10 @@ def fuse(module: ir.Module) -> None:
         unfused += _limit_bodies(function)
         pinned = list(dict.fromkeys(unfused))
         results = list(function.type.results)
-        _set_returned(function, pinned)
+        # Upstream does not fuse the producers of values that are also returned, due to this second use.
+        _replace_return(function, list(_return_of(function).operands) + pinned)
         run(module, _FUSE)
-        _drop_returned(function, len(results))
+        _replace_return(function, list(_return_of(function).operands)[: len(results)])
         run(module, _CLEAN)
 
 
@@ -143,15 +144,6 @@ def _widens(op: Any) -> bool:
 
 def _calls(op: Any) -> bool:
     return any(math_library.is_call(name) for name in _body(op))
-
-
-def _set_returned(function: Any, extra: list[Any]) -> None:
-    """Make the function also return ``extra`` values. Upstream does not fuse their producers due to this second use."""
-    _replace_return(function, list(_return_of(function).operands) + extra)
-
-
-def _drop_returned(function: Any, count: int) -> None:
-    _replace_return(function, list(_return_of(function).operands)[:count])
 
 
 def _return_of(function: Any) -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu.accesses import Access, AffineExpr
 from torchmdla.devices.cpu.element_types import storage_type
-from torchmdla.devices.cpu.linalg.lookups import Index
+from torchmdla.devices.cpu.expressions import Expression, contents, numbered_value, substitute
+from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
 from torchmdla.devices.cpu.linalg.views import View
 
 
@@ -165,3 +166,80 @@ def _common_refinement(first: Sequence[int], second: Sequence[int]) -> tuple[int
     if any(high % low for high, low in pairs):
         return None
     return tuple(high // low for high, low in pairs) or (1,)
+
+
+# Table lookups at linear indices. Such a lookup (of a flip or a shift) becomes an additional operand of the body.
+
+
+# An index: the factor of each loop, and a constant.
+Index = tuple[dict[int, int], int]
+
+
+def replace_lookups(
+    roots: Sequence[Expression], operands: int, sizes: Sequence[int], shapes: Sequence[Sequence[int]]
+) -> tuple[tuple[Expression, ...], list[tuple[int, tuple[Index, ...]]]]:
+    """Replace lookups by operands if their indices are linear in the loops' indices and never out of bounds.
+
+    Args:
+        roots: the expressions that contain lookups.
+        operands: the number of operands that exist already.
+        sizes: the sizes of the loops.
+        shapes: the shapes of the tables.
+
+    Returns:
+        The new roots, and the table and the indices of each additional operand.
+    """
+    known: dict[Expression, Index] = {}
+    replaced: dict[Expression, Expression] = {}
+    lookups: list[tuple[int, tuple[Index, ...]]] = []
+    for expression in contents(tuple(roots)).expressions:
+        if (linear := _linear(expression, known)) is not None:
+            known[expression] = linear
+        elif expression.op == LOOKUP and all(operand in known for operand in expression.operands):
+            table, place = expression.payload, tuple(known[operand] for operand in expression.operands)
+            if _is_inside(place, sizes, shapes[table]):
+                replaced[expression] = numbered_value(OPERAND, expression.type, operands + len(lookups))
+                lookups.append((table, place))
+    return substitute(roots, replaced), lookups
+
+
+def _linear(expression: Expression, known: Mapping[Expression, Index]) -> Index | None:
+    """Return the linear index that an expression computes from ``known`` indices, or None."""
+    write = _LINEAR.get(expression.op)
+    if write is None or expression.type != "i64" or not all(operand in known for operand in expression.operands):
+        return None
+    return write(expression, [known[operand] for operand in expression.operands])
+
+
+def add_indices(first: Index, second: Index) -> Index:
+    """Return the sum of two indices."""
+    loops = {**first[0], **second[0]}
+    return {loop: first[0].get(loop, 0) + second[0].get(loop, 0) for loop in loops}, first[1] + second[1]
+
+
+def scale_index(index: Index, factor: int) -> Index:
+    """Return an index times a number."""
+    return {loop: f * factor for loop, f in index[0].items()}, index[1] * factor
+
+
+def _product(expression: Expression, operands: Sequence[Index]) -> Index | None:
+    number, index = sorted(operands, key=lambda index: bool(index[0]))
+    return None if number[0] else scale_index(index, number[1])
+
+
+_LINEAR: Mapping[str, Callable[[Expression, Sequence[Index]], Index | None]] = {
+    "constant": lambda expression, operands: ({}, expression.payload),
+    "index": lambda expression, operands: ({expression.payload: 1}, 0),
+    "arith.index_cast": lambda expression, operands: operands[0],
+    "arith.addi": lambda expression, operands: add_indices(*operands),
+    "arith.subi": lambda expression, operands: add_indices(operands[0], scale_index(operands[1], -1)),
+    "arith.muli": _product,
+}
+
+
+def _is_inside(place: Sequence[Index], sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    for (factors, constant), length in zip(place, shape, strict=True):
+        ends = [factor * (sizes[loop] - 1) for loop, factor in factors.items()]
+        if constant + sum(min(0, end) for end in ends) < 0 or constant + sum(max(0, end) for end in ends) >= length:
+            return False
+    return True

@@ -25,8 +25,15 @@ from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, Table, TableA
 from torchmdla.devices.cpu.element_types import NotANestError, register_type, storage_type
 from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewrite
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND, BodyReader, constant_of, number
-from torchmdla.devices.cpu.linalg.lookups import Index, replace_lookups
-from torchmdla.devices.cpu.linalg.operands import NoStridesError, OperandAccesses, access_operands
+from torchmdla.devices.cpu.linalg.operands import (
+    Index,
+    NoStridesError,
+    OperandAccesses,
+    access_operands,
+    add_indices,
+    replace_lookups,
+    scale_index,
+)
 from torchmdla.devices.cpu.linalg.outlined_regions import outline
 from torchmdla.devices.cpu.linalg.views import VIEWS, View, apply_view_op, block, shape_of
 from torchmdla.devices.cpu.loop_program import (
@@ -67,10 +74,10 @@ class _Reader:
         self._regions = 0
         self._handlers: Mapping[str, Callable[[Any], None]] = {
             "arith.constant": self._constant,
-            "cf.assert": self._assert,
+            "cf.assert": lambda op: self._steps.append(AssertStep(self._scalars[op.operands[0]])),
             "func.return": self._return,
             "linalg.generic": self._generic,
-            "tensor.empty": self._empty,
+            "tensor.empty": lambda op: self._uniform.update({op.results[0]: None}),
             "tensor.extract": self._extract,
             "tensor.from_elements": self._from_elements,
             "tensor.insert": self._insert,
@@ -105,7 +112,6 @@ class _Reader:
     # Values in memory.
 
     def _view_of(self, value: Any) -> View:
-        """Return the view that holds a tensor in memory."""
         if value not in self._views:
             if value not in self._uniform:
                 raise CompileError(f"a tensor of unknown origin: {value}")
@@ -141,7 +147,6 @@ class _Reader:
         return view.buffer
 
     def _copy_to_new(self, view: View) -> View:
-        """Return a new buffer with the elements of ``view``."""
         copy = _temporary(view.buffer.element, view.shape)
         self._copy(view, copy)
         return copy
@@ -194,9 +199,6 @@ class _Reader:
             self._globals[symbol] = _global_text(symbol, value, attribute)
             self._views[value] = View.whole(_buffer("global", value, symbol=symbol))
 
-    def _empty(self, op: Any) -> None:
-        self._uniform[op.results[0]] = None
-
     def _view(self, op: Any) -> None:
         source, result = op.operands[0], op.results[0]
         if source in self._uniform or 0 in shape_of(result):
@@ -223,7 +225,6 @@ class _Reader:
         self._write(source, part)
 
     def _write(self, value: Any, destination: View) -> None:
-        """Store a tensor to ``destination``."""
         if value not in self._uniform:
             self._copy(self._view_of(value), destination)
         elif (constant := self._uniform[value]) is not None:
@@ -304,11 +305,16 @@ class _Reader:
         roots, lookups = replace_lookups([*body.yields, *body.checks], len(values), sizes, shapes)
         places = [(v, [_linear(e) for e in m.results]) for v, m in zip(values, maps, strict=True)]
         places += [(body.tables[table], list(indices)) for table, indices in lookups]
-        roots = self._inline_uniform(roots, [v for v, _ in places])
+
+        def inline_uniform(expression: Expression) -> Expression | None:
+            is_operand = expression.op == OPERAND
+            return self._uniform.get(places[expression.payload][0]) if is_operand else None
+
+        roots = rewrite(roots, inline_uniform)
         read = [e.payload for e in contents(roots).expressions if e.op == OPERAND]
-        outputs = [self._output(op, number, any(reduction)) for number in range(len(inits))]
+        outputs = [self._output(op, k, any(reduction)) for k in range(len(inits))]
         views = [self._view_of(places[k][0]) for k in read] + [view for view, _ in outputs]
-        indices = [places[k][1] for k in read] + [places[inputs + number][1] for number in range(len(inits))]
+        indices = [places[k][1] for k in read] + [places[inputs + k][1] for k in range(len(inits))]
         place = self._access_operands(views, indices, sizes, contents(roots).loops)
         accesses = dict(zip(read, place.accesses, strict=False))
         tables = {e.payload: self._table(body.tables[e.payload]) for e in contents(roots).expressions if e.op == LOOKUP}
@@ -333,15 +339,6 @@ class _Reader:
             raise NotANestError("it stores to a part of its result")
         self._steps.append(step)
         self._views.update(zip(op.results, (view for view, _ in outputs), strict=True))
-
-    def _inline_uniform(self, roots: Sequence[Expression], values: Sequence[Any]) -> tuple[Expression, ...]:
-        """Return ``roots`` in which the operands that are uniform tensors are replaced by their constants."""
-
-        def inline_constant(expression: Expression) -> Expression | None:
-            is_uniform = expression.op == OPERAND and values[expression.payload] in self._uniform
-            return self._uniform[values[expression.payload]] if is_uniform else None
-
-        return rewrite(roots, inline_constant)
 
     def _output(self, op: Any, number: int, reduces: bool) -> tuple[View, Expression | None]:
         """Return the view to which a nest stores a result, and the constant from which its reduction starts, if any."""
@@ -391,9 +388,6 @@ class _Reader:
         symbol, text = region.symbol, region.text
         self._steps.append(OutlinedRegion(symbol, text, inputs, tuple(outputs), temporaries, scalars, tuple(results)))
 
-    def _assert(self, op: Any) -> None:
-        self._steps.append(AssertStep(self._scalars[op.operands[0]]))
-
     def _scalar_or_region(self, op: Any) -> None:
         values = (*op.operands, *op.results)
         is_scalar = not len(op.regions) and not any(isinstance(v.type, ir.RankedTensorType) for v in values)
@@ -420,7 +414,6 @@ def _buffer(kind: Any, value: Any, **more: Any) -> Buffer:
 
 
 def _new_buffer(value: Any) -> View:
-    """Return a new buffer for a tensor."""
     return _temporary(_element(value), shape_of(value))
 
 
@@ -506,16 +499,13 @@ def _linear(expression: Any) -> Index:
     if isinstance(expression, ir.AffineConstantExpr):
         return {}, expression.value
     if isinstance(expression, ir.AffineAddExpr):
-        (left, first), (right, second) = _linear(expression.lhs), _linear(expression.rhs)
-        return {loop: left.get(loop, 0) + right.get(loop, 0) for loop in {**left, **right}}, first + second
+        return add_indices(_linear(expression.lhs), _linear(expression.rhs))
     if isinstance(expression, ir.AffineMulExpr) and isinstance(expression.rhs, ir.AffineConstantExpr):
-        factors, constant = _linear(expression.lhs)
-        return {loop: f * expression.rhs.value for loop, f in factors.items()}, constant * expression.rhs.value
+        return scale_index(_linear(expression.lhs), expression.rhs.value)
     raise NotANestError(f"index {expression} is not linear")
 
 
 def _global_text(symbol: str, value: Any, attribute: Any) -> str:
-    """Return a constant tensor as an LLVM global."""
     text = str(attribute)
     if text.startswith("dense_resource"):
         raise CompileError("a constant that is stored outside of the program's text")

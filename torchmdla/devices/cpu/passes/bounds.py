@@ -50,9 +50,8 @@ def _margins(step: Step, views: _Views = MappingProxyType({})) -> Iterator[AnySi
         for member, nest in enumerate(step.members):
             whole = step.part(member, step.extents)
             for access in (*nest.accesses, *nest.read_accesses):
-                yield from _margins_of_access(
-                    access, nest.sizes if access.buffer.kind == "local" else whole.sizes, views
-                )
+                sizes = nest.sizes if access.buffer.kind == "local" else whole.sizes
+                yield from _margins_of_access(access, sizes, views)
     elif isinstance(step, RepeatLoop):
         yield step.count
         inner_views = {view.buffer: (view, step.count) for view in step.views}

@@ -45,7 +45,6 @@ def _match_constant(steps: LoopProgram, step: LoopNest, match: Captured) -> _Con
 
 
 def _store_constant(case: _ConstantFactor) -> None:
-    """Replace the constant factor by a load from a new buffer that is filled with the constant."""
     buffer, factor, product = case.element.buffer, case.match["factor"], case.match["product"]
     fill = LoopNest.elementwise(buffer.sizes, Access.identity(buffer), factor)
     case.steps.replace_step(case.step, [fill, case.step])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 
 from torchmdla.compiler.sizes import is_positive
 from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
@@ -52,7 +51,7 @@ def _copying_readers(steps: LoopProgram, producer: LoopNest) -> list[LoopNest]:
         return []
     position = steps.steps.index(producer)
     copied, source = producer.outputs[0].buffer, producer.inputs[0].buffer
-    if copied.kind != "temporary" or copied.fixed or source is copied:
+    if not copied.is_free or source is copied:
         return []
     users = [step for step in steps.users(copied) if step is not producer]
     readers = [step for step in users if isinstance(step, LoopNest) and is_copy(step) and copied not in step.writes]
@@ -88,15 +87,15 @@ def shrink_broadcasts(steps: LoopProgram) -> None:
     """Shrink temporaries to size 1 along each dimension with equal elements, in place."""
     users = Users(steps.steps)
     for producer in steps.nests():
-        if (
-            not is_elementwise(producer)
-            or len(producer.outputs) != 1
-            or not is_permutation(producer, producer.outputs[0])
-        ):
+        if not is_elementwise(producer) or len(producer.outputs) != 1:
             continue
         (access,) = producer.outputs
         repeated = _broadcast_dimensions(producer, access)
-        if repeated and _is_only_read(users.of(access.buffer), producer, access.buffer):
+        if (
+            repeated
+            and is_permutation(producer, access)
+            and _is_only_read(users.of(access.buffer), producer, access.buffer)
+        ):
             _shrink(users.of(access.buffer), producer, access, repeated)
 
 
@@ -108,14 +107,13 @@ def _broadcast_dimensions(producer: LoopNest, access: Access) -> list[int]:
 
 def _is_only_read(users: Sequence[Step], producer: LoopNest, buffer: Buffer) -> bool:
     """Return whether all other users of the buffer are nests that only read it."""
-    if buffer.kind != "temporary" or buffer.fixed or buffer in producer.reads:
+    if not buffer.is_free or buffer in producer.reads:
         return False
-    readers = [step for step in users if step is not producer]
-    return all(isinstance(step, LoopNest) and _only_reads(step, buffer) for step in readers)
-
-
-def _only_reads(step: LoopNest, buffer: Buffer) -> bool:
-    return buffer not in step.writes and buffer not in [table.buffer for table in step.tables]
+    return all(
+        isinstance(step, LoopNest) and buffer not in [*step.writes, *(table.buffer for table in step.tables)]
+        for step in users
+        if step is not producer
+    )
 
 
 def _shrink(users: Sequence[Step], producer: LoopNest, access: Access, repeated: Collection[int]) -> None:
@@ -123,13 +121,13 @@ def _shrink(users: Sequence[Step], producer: LoopNest, access: Access, repeated:
     producer.sizes = tuple(1 if loop in loops else size for loop, size in enumerate(producer.sizes))
     old = access.buffer
     new = replace(old, sizes=tuple(1 if d in repeated else size for d, size in enumerate(old.sizes)))
+
+    def shrink_access(access: Access) -> Access:
+        if access.buffer is not old:
+            return access
+        indices = (AffineExpr((0,) * len(i.factors)) if d in repeated else i for d, i in enumerate(access.indices))
+        return replace(access, buffer=new, indices=tuple(indices))
+
     for step in users:
         if isinstance(step, LoopNest):
-            step.map_accesses(partial(_shrink_access, old=old, new=new, repeated=repeated))
-
-
-def _shrink_access(access: Access, old: Buffer, new: Buffer, repeated: Collection[int]) -> Access:
-    if access.buffer is not old:
-        return access
-    indices = (AffineExpr((0,) * len(i.factors)) if d in repeated else i for d, i in enumerate(access.indices))
-    return replace(access, buffer=new, indices=tuple(indices))
+            step.map_accesses(shrink_access)

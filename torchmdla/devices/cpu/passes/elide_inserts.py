@@ -65,11 +65,8 @@ def _block(copy: LoopNest) -> tuple[AffineExpr, ...] | None:
         return None
     flat = destination.linearise(len(copy.sizes))
     factors = [flat.factors[loop] for loop in dims if copy.sizes[loop] != 1]
-    if (
-        factors != sorted(factors, key=estimate, reverse=True)
-        or (factors and factors[-1] != 1)
-        or len(set(factors)) != len(factors)
-    ):
+    is_falling = factors == sorted(factors, key=estimate, reverse=True) and len(set(factors)) == len(factors)
+    if not is_falling or (factors and factors[-1] != 1):
         return None
     rank = len(source.buffer.sizes)
     loops = {d: loop for loop, d in dims.items()}
@@ -147,24 +144,16 @@ def _spans(sizes: Sequence[AnySize], access: Access) -> _Spans:
 
 
 def _replace(users: Sequence[Step], source: Buffer, whole: Buffer, block: Sequence[AffineExpr]) -> None:
-    """Redirect every access of ``source`` to its block of ``whole``."""
 
     def map_access(access: Access) -> Access:
         if access.buffer is not source:
             return access
-        return Access(whole, tuple(_compose(index, access.indices) for index in block))
+        indices, loops = dict(enumerate(access.indices)), len(access.indices[0].factors)
+        return Access(whole, tuple(index.substitute(indices, loops) for index in block))
 
     for step in users:
         if isinstance(step, LoopNest):
             step.map_accesses(map_access)
-
-
-def _compose(outer: AffineExpr, inner: Sequence[AffineExpr]) -> AffineExpr:
-    """Return ``outer``, an index over dimensions, with ``inner`` substituted for the dimensions."""
-    pairs = [(factor, index) for factor, index in zip(outer.factors, inner, strict=True) if factor]
-    loops = len(inner[0].factors)
-    factors = tuple(sum(f * index.factors[loop] for f, index in pairs) for loop in range(loops))
-    return AffineExpr(factors, outer.constant + sum(f * index.constant for f, index in pairs))
 
 
 def _fill_first(

@@ -61,7 +61,7 @@ def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
         return False
     buffer = _result_access(step).buffer
     users = index.of(buffer)
-    if buffer.kind != "temporary" or buffer.fixed or len(users) != 2 or users[0] is not step:
+    if not buffer.is_free or len(users) != 2 or users[0] is not step:
         return False
     reader = users[1]
     if not isinstance(reader, LoopNest) or not is_elementwise(reader) or buffer in reader.writes:
@@ -109,18 +109,10 @@ def _map_to_loops(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, in
 
     Loops that are in no pair have one iteration. The copy's sizes are meaningless.
     """
-
-    def map_index(index: AffineExpr) -> AffineExpr:
-        factors: list[AnySize] = [0] * len(step.sizes)
-        for loop, other_loop in pairs:
-            factors[loop] = index.factors[other_loop]
-        return replace(index, factors=tuple(factors))
-
-    def map_access(access: Access) -> Access:
-        return replace(access, indices=tuple(map(map_index, access.indices)))
-
+    loops = len(step.sizes)
+    indices = {other_loop: AffineExpr.of_loop(loop, loops) for loop, other_loop in pairs}
     result = replace(other)
-    result.map_accesses(map_access)
+    result.map_accesses(lambda access: access.substitute(indices, loops))
     return result
 
 
@@ -128,7 +120,6 @@ def _map_to_loops(step: LoopNest, other: LoopNest, pairs: Sequence[tuple[int, in
 
 
 def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
-    """Move the addition of a sum's start value to the end of the sum."""
     if step.initial is not None or step.epilogue is not None or not _is_sum(step) or step.values[0].type not in _ZERO:
         return
     buffer = step.outputs[0].buffer
@@ -141,9 +132,7 @@ def _merge_start(steps: LoopProgram, index: Users, step: LoopNest) -> None:
         return
     if len(start.outputs) != 1 or not is_bijective(start, start.outputs[0]):
         return
-    between = steps.steps[steps.steps.index(start) + 1 : steps.steps.index(step)]
-    written = {b for other in between for b in other.writes}
-    if written & set(start.reads) or buffer in start.reads:
+    if buffer in start.reads or not may_move(steps, start, step):
         return
     pairs = _align_loops(step, _result_access, start, _result_access)
     if pairs is None or not _covers_loops(start, [loop for _, loop in pairs]):

@@ -35,7 +35,10 @@ def block_channels(steps: LoopProgram, lanes: Sequence[int]) -> None:
         if count != lanes[0]:
             sliding = [s for s in sliding if candidates.union(blocked).issuperset(_images(s))]
         chosen = _collect_connected(steps, candidates, sliding)
-        blocked |= {buffer: _block_buffer(buffer, count) for buffer in chosen}
+        for buffer in chosen:
+            sizes = list(buffer.sizes)
+            sizes[_CHANNEL] //= count
+            blocked[buffer] = Buffer("temporary", buffer.element, (*sizes, count))
     if not blocked:
         return
     _copy_flattened_inputs(steps, list(blocked))
@@ -116,7 +119,7 @@ def _accesses(step: LoopNest) -> tuple[Access, ...]:
 
 def _may_block(step: LoopNest, access: Access, lanes: int) -> bool:
     buffer = access.buffer
-    if buffer.kind != "temporary" or buffer.fixed or len(buffer.sizes) < 3:
+    if not buffer.is_free or len(buffer.sizes) < 3:
         return False
     loop = _channel_loop(access)
     if loop < 0 or loop in step.indexed_loops:
@@ -178,14 +181,7 @@ def _copy(source: Buffer, destination: Buffer) -> LoopNest:
 # The change of layout.
 
 
-def _block_buffer(buffer: Buffer, lanes: int) -> Buffer:
-    sizes = list(buffer.sizes)
-    sizes[_CHANNEL] //= lanes
-    return Buffer("temporary", buffer.element, (*sizes, lanes))
-
-
 def _split_channels(step: LoopNest, blocked: dict[Buffer, Buffer]) -> None:
-    """Split the loops over channels of blocked buffers into blocks and lanes."""
     lanes_by_loop = {_channel_loop(a): blocked[a.buffer].sizes[-1] for a in _accesses(step) if a.buffer in blocked}
     for loop in sorted(lanes_by_loop, reverse=True):
         split_loop(step, loop, (step.sizes[loop] // lanes_by_loop[loop], lanes_by_loop[loop]))

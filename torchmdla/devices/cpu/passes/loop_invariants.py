@@ -34,7 +34,10 @@ def hoist_loop_invariants(steps: LoopProgram) -> None:
         if producers:
             position = steps.steps.index(step)
             steps.steps[position:position] = producers.values()
-            read = {value: load(_result_access(producer, value, step)) for value, producer in producers.items()}
+            read = {
+                value: load(Access.of_loops(producer.writes[0], _loops(value), len(step.sizes)))
+                for value, producer in producers.items()
+            }
             _set_values(step, substitute(values, read))
 
 
@@ -106,8 +109,3 @@ def _build_producer(value: Expression, step: LoopNest) -> LoopNest:
     buffer = Buffer("temporary", value.type, tuple(step.sizes[loop] for loop in loops))
     (stored,) = map_loads((value,), lambda access: access.restrict(loops))
     return LoopNest.elementwise(buffer.sizes, Access.identity(buffer), stored)
-
-
-def _result_access(producer: LoopNest, value: Expression, step: LoopNest) -> Access:
-    """Return the access by which ``step`` reads the result of ``producer``."""
-    return Access.of_loops(producer.writes[0], _loops(value), len(step.sizes))

@@ -94,7 +94,6 @@ class _Row:
 
 
 def _match_row(steps: LoopProgram, step: LoopNest, squared: Captured) -> _Row | None:
-    """Return the row whose variance a step sums, or None."""
     users, read = Users(steps.steps), squared["term"].payload
     producer = find_writer(users, read)
     match = next(_CENTRED.matches(producer.values[0]), None) if producer else None
@@ -190,7 +189,6 @@ def _cut(step: LoopNest, row: Access) -> _Cut | None:
 
 
 def _partial_sum(row: _Row, output: Access) -> LoopNest:
-    """Return the nest that sums the first part of each block of a row."""
     values = (_accumulate(0, load(row.row)),)
     step = replace(row.squares, outputs=(output,), values=values, nodes=row.summing.nodes)
     loop, (blocks, size) = row.cut

@@ -13,9 +13,7 @@ from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
-from torchmdla.devices.cpu.passes.dead_code import remove_unread
-from torchmdla.devices.cpu.passes.defer_norms import DEFER_NORMS
-from torchmdla.devices.cpu.passes.defer_softmax import DEFER_SOFTMAX
+from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
@@ -86,7 +84,7 @@ def _rules(name: str, is_exact: bool = False) -> Pass:
 # Passes that change the computation of steps and their layouts. Layouts change before epilogues merge, and both before
 # packing, which then finds every step that depends on parameters alone.
 REWRITES = (
-    _plain(remove_unread),
+    _plain(LoopProgram.remove_unread),
     _plain(shrink_broadcasts),
     _rules("store-constant-factors", is_exact=True),
     _plain(elide_insert_copies),

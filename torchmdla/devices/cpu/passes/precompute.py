@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, Size, static
 from torchmdla.devices.cpu.accesses import Access, Buffer
 from torchmdla.devices.cpu.expressions import map_gathers
 from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users
-from torchmdla.devices.cpu.passes.dead_code import remove_unread
 
 # A pack with repeated values may be this many times as large as its sources: a bias that fills an image is not packed.
 _MOST_GROWTH = 4
@@ -26,20 +26,18 @@ def precompute_parameters(steps: LoopProgram) -> None:
         if _is_read(users, buffer, producers) and _is_profitable(buffer, recipe, steps.is_varying):
             packed[buffer] = Buffer("packed", buffer.element, buffer.sizes, position=len(steps.packings))
             ordered = sorted(recipe, key=places.__getitem__)
-            steps.packings.append(
-                Packing(packed[buffer], [_writer_of_packed(s, buffer, packed[buffer]) for s in ordered])
-            )
+            steps.packings.append(Packing(packed[buffer], [_write_to(s, buffer, packed[buffer]) for s in ordered]))
     for step in steps.steps:
         if not isinstance(step, LoopNest | TileLoop) or all(b in producers for b in step.writes):
             continue
-        step.map_accesses(lambda access: _redirect(access, packed))
+        step.map_accesses(lambda access: replace(access, buffer=packed.get(access.buffer, access.buffer)))
         if isinstance(step, LoopNest):
             step.map_body(lambda roots: map_gathers(roots, lambda t: replace(t, buffer=packed.get(t.buffer, t.buffer))))
     read = {buffer for step in steps.steps for buffer in step.reads}
     # Steps with checks are never unread, but a pack runs these now.
     moved = {step for step in steps.steps if step.writes and all(b in packed and b not in read for b in step.writes)}
     steps.steps = [step for step in steps.steps if step not in moved]
-    remove_unread(steps)
+    steps.remove_unread()
 
 
 # A function that returns whether an access reads a value that depends on parameters alone.
@@ -60,9 +58,8 @@ def parameter_values(steps: LoopProgram) -> dict[Buffer, list[LoopNest]]:
     producers: dict[Buffer, list[LoopNest]] = {}
     other = overwritten_buffers(steps)
     for step in steps.steps:
-        known = (
-            isinstance(step, LoopNest) and _is_pure(step) and all(_is_known(b, producers, other) for b in step.reads)
-        )
+        is_nest = isinstance(step, LoopNest) and not (step.scalars or step.tables or step.epilogue)
+        known = is_nest and all(_is_known(b, producers, other) for b in step.reads)
         for buffer in step.writes:
             if known and isinstance(step, LoopNest) and buffer.kind == "temporary" and buffer not in other:
                 producers.setdefault(buffer, []).append(step)
@@ -92,13 +89,7 @@ def _is_known(buffer: Buffer, producers: dict[Buffer, list[LoopNest]], other: se
     return buffer.kind in ("parameter", "global") or (buffer in producers and buffer not in other)
 
 
-def _is_pure(step: LoopNest) -> bool:
-    """Return whether a step only computes its outputs from its buffers, and checks them."""
-    return not (step.scalars or step.tables or step.epilogue)
-
-
 def _collect_producers(buffer: Buffer, producers: dict[Buffer, list[LoopNest]]) -> set[Step]:
-    """Return the steps that compute a buffer from parameters."""
     steps: set[Step] = set()
     waiting = [buffer]
     while waiting:
@@ -136,13 +127,9 @@ def has_dynamic_sizes(step: Step) -> bool:
     return step.kernel.is_dynamic or any(isinstance(offset, Size) for _, offset in step.places)
 
 
-def _writer_of_packed(step: Step, buffer: Buffer, packed: Buffer) -> LoopNest:
+def _write_to(step: Step, buffer: Buffer, packed: Buffer) -> LoopNest:
     """Return the step for a pack, with ``packed`` in the place of ``buffer``."""
     assert isinstance(step, LoopNest)
     copy = replace(step)
-    copy.map_accesses(lambda access: _redirect(access, {buffer: packed}))
+    copy.map_accesses(partial(Access.replace_buffer, old=buffer, new=packed))
     return copy
-
-
-def _redirect(access: Access, packed: dict[Buffer, Buffer]) -> Access:
-    return replace(access, buffer=packed.get(access.buffer, access.buffer))

@@ -34,10 +34,8 @@ def find_producer(users: Users, access: Access) -> LoopNest | None:
 
 def find_elementwise_producer(users: Users, access: Access) -> LoopNest | None:
     """Return the nest that computes a temporary, if a reader of an element can compute it instead."""
-    producer, buffer = find_producer(users, access), access.buffer
-    return (
-        producer if producer and is_elementwise(producer) and buffer.kind == "temporary" and not buffer.fixed else None
-    )
+    producer = find_producer(users, access)
+    return producer if producer and is_elementwise(producer) and access.buffer.is_free else None
 
 
 class ProducedValue(Protocol):

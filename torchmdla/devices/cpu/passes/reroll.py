@@ -235,11 +235,7 @@ class _Values:
     def accepts(self, buffer: Buffer) -> bool:
         """Return whether a buffer can become a row."""
         first = self.written[0]
-        return _is_free(buffer) and (buffer.element, buffer.count) == (first.element, first.count)
-
-
-def _is_free(buffer: Buffer) -> bool:
-    return buffer.kind == "temporary" and not buffer.fixed
+        return buffer.is_free and (buffer.element, buffer.count) == (first.element, first.count)
 
 
 # The replacement of an operand. It is a buffer, with the distance by which it advances, or a value, with the number of
@@ -339,14 +335,15 @@ class _Loop:
                 return access
             source, number = next(sources)
             old = access.buffer
+            moved = Buffer("view", old.element, old.sizes)
             if isinstance(source, Buffer):
-                view = View(_view_of(old), old, 0, number) if number else None
+                if not number:
+                    return access
+                view = View(moved, old, 0, number)
             elif source.rows is not None:
-                view = View(_view_of(old), source.rows, source.row(-static(number)), source.written[0].count)
+                view = View(moved, source.rows, source.row(-static(number)), source.written[0].count)
             else:
                 return replace(access, buffer=source.written[0])
-            if view is None:
-                return access
             key = (view.base, view.offset, view.distance, old.sizes)
             return replace(access, buffer=views.setdefault(key, view).buffer)
 
@@ -360,7 +357,7 @@ class _Loop:
 def _check_neighbours(first: Sequence[_Operand], second: Sequence[_Operand]) -> None:
     """Check two iterations at little cost: their operands may differ in temporaries only."""
     for operand, other in zip(first, second, strict=True):
-        if operand.buffer is not other.buffer and not (_is_free(operand.buffer) and _is_free(other.buffer)):
+        if operand.buffer is not other.buffer and not (operand.buffer.is_free and other.buffer.is_free):
             raise _NoLoop
 
 
@@ -372,10 +369,6 @@ def _has_fixed_place(buffer: Buffer, step: Step) -> bool:
     """Return whether a step relies on the place of a buffer."""
     tables = [t.buffer for nest in _nests([step]) for t in nest.tables]
     return not isinstance(step, LoopNest | TileLoop) or buffer in tables
-
-
-def _view_of(buffer: Buffer) -> Buffer:
-    return Buffer("view", buffer.element, buffer.sizes)
 
 
 def _replace_accesses(nest: LoopNest, accesses: Sequence[Access]) -> None:
@@ -391,7 +384,6 @@ def _replace_accesses(nest: LoopNest, accesses: Sequence[Access]) -> None:
 
 
 def _rename(steps: Sequence[Step], rows_by_buffer: dict[Buffer, tuple[Buffer, AnySize]]) -> None:
-    """Redirect nests to the rows that replace buffers."""
     for nest in _nests(steps):
 
         def map_access(access: Access, loops: int = len(nest.sizes)) -> Access:

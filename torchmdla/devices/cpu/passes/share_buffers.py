@@ -59,8 +59,7 @@ def _producers_and_readers(
     """Return the steps that write only a temporary, and the later steps that read it, if these are all products."""
     producers = [step for step in users if isinstance(step, LoopNest) and _only_writes(step, buffer)]
     readers = [step for step in users if isinstance(step, LoopNest | TileLoop) and _multiplies(step, buffer)]
-    is_free = buffer.kind == "temporary" and not buffer.fixed
-    return (producers, readers) if is_free and [*producers, *readers] == list(users) else ((), ())
+    return (producers, readers) if buffer.is_free and [*producers, *readers] == list(users) else ((), ())
 
 
 def _only_writes(step: LoopNest, buffer: Buffer) -> bool:
@@ -86,23 +85,23 @@ def share_buffers(steps: LoopProgram) -> None:
     first, last = first_and_last_uses(steps.steps)
     merged: dict[Buffer, Buffer] = {}
 
-    def resolved(buffer: Buffer) -> Buffer:
+    def resolve(buffer: Buffer) -> Buffer:
         while buffer in merged:
             buffer = merged[buffer]
         return buffer
 
     for position, step in enumerate(steps.steps):
         if isinstance(step, LoopNest | TileLoop):
-            step.map_accesses(lambda access: replace(access, buffer=resolved(access.buffer)))
+            step.map_accesses(lambda access: replace(access, buffer=resolve(access.buffer)))
         if isinstance(step, RepeatLoop):
-            step.rename(resolved)
+            step.rename(resolve)
         if isinstance(step, LoopNest):
             pair = _find_reuse(step, position, first, last)
             if pair is not None:
                 old, new = pair
                 merged[new] = old
                 last[old] = last[new]
-                step.map_accesses(lambda access: replace(access, buffer=resolved(access.buffer)))
+                step.map_accesses(lambda access: replace(access, buffer=resolve(access.buffer)))
 
 
 def _find_reuse(
@@ -116,16 +115,12 @@ def _find_reuse(
         return None
     output = step.outputs[0]
     new = output.buffer
-    if not _is_free(new) or first[new] != position or not is_bijective(step, output):
+    if not new.is_free or first[new] != position or not is_bijective(step, output):
         return None
     for candidate in step.inputs:
         old = candidate.buffer
         same = candidate.indices == output.indices and (old.sizes, old.element) == (new.sizes, new.element)
         alone = sum(old is a.buffer for a in step.inputs) == 1 and all(old is not t.buffer for t in step.tables)
-        if same and alone and _is_free(old) and last[old] == position:
+        if same and alone and old.is_free and last[old] == position:
             return old, new
     return None
-
-
-def _is_free(buffer: Buffer) -> bool:
-    return buffer.kind == "temporary" and not buffer.fixed

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from torchmdla.compiler.sizes import AnySize, estimate, is_positive, quotient, static
@@ -48,7 +49,7 @@ def separate_slices(steps: LoopProgram) -> None:
     for buffer in steps.buffers():
         _, *readers = users.of(buffer)
         nests = [s for s in readers if isinstance(s, LoopNest) and not s.tables and buffer not in s.writes]
-        if buffer.kind == "temporary" and not buffer.fixed and readers and len(nests) == len(readers):
+        if buffer.is_free and readers and len(nests) == len(readers):
             slicing = _sliced_dimension(buffer, nests)
             if slicing is not None:
                 _separate(users, buffer, *slicing)
@@ -56,15 +57,15 @@ def separate_slices(steps: LoopProgram) -> None:
 
 def _separate(users: Users, buffer: Buffer, dimension: int, extent: AnySize) -> None:
     """Reshape a buffer, and the sources of an elementwise step that computes it, up to the product."""
-    writer, *readers = users.of(buffer)
+    writer = users.of(buffer)[0]
     if not isinstance(writer, LoopNest) or not _split_writer(writer, buffer, dimension, extent):
         return
-    _reshape(buffer, [s for s in (writer, *readers) if isinstance(s, LoopNest)], dimension, extent)
+    _reshape(buffer, [s for s in users.of(buffer) if isinstance(s, LoopNest)], dimension, extent)
     if not is_elementwise(writer):
         return
     for source in dict.fromkeys(a.buffer for a in writer.inputs):
         whole = [d for d, size in enumerate(source.sizes) if size == math.prod(buffer.sizes[dimension : dimension + 2])]
-        if source.kind == "temporary" and not source.fixed and len(users.of(source)) == 2 and len(whole) == 1:
+        if source.is_free and len(users.of(source)) == 2 and len(whole) == 1:
             indices = [a.indices[whole[0]] for a in writer.inputs if a.buffer is source]
             if all(
                 sorted((f for f in i.factors if f), key=estimate) == [1, extent] and not i.constant for i in indices
@@ -160,7 +161,7 @@ def _end_of_readers(steps: LoopProgram, position: int, places: Mapping[Buffer, S
     if not isinstance(product, LoopNest) or not any(product.reduction) or len(product.written_accesses) != 1:
         return 0
     (buffer,) = product.writes
-    is_local = buffer.kind == "temporary" and not buffer.fixed and not any(map(steps.is_varying, buffer.sizes))
+    is_local = buffer.is_free and not any(map(steps.is_varying, buffer.sizes))
     if product.tables or not is_local or buffer in product.reads:
         return 0
     users = places[buffer]
@@ -273,5 +274,5 @@ def _build_chain(
     tiles = sizes[dimension] // width
     for member, loop in zip(members, loops, strict=True):
         member.sizes = tuple(1 if d == loop else size for d, size in enumerate(member.sizes))
-        member.map_accesses(lambda access: replace(access, buffer=local) if access.buffer is buffer else access)
+        member.map_accesses(partial(Access.replace_buffer, old=buffer, new=local))
     return TileLoop(tuple(members), tuple((loop,) for loop in loops), (tiles,), (1,), (local,))

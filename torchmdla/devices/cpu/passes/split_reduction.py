@@ -69,7 +69,6 @@ def _has_idempotent_start(step: LoopNest) -> bool:
 
 
 def _outermost_first(step: LoopNest) -> list[int]:
-    """Return the reduced loops by falling stride in the inputs."""
     loops = [loop for loop, reduced in enumerate(step.reduction) if reduced]
     flats = [access.linearise(len(step.sizes)).factors for access in step.inputs]
     return sorted(loops, key=lambda loop: -max((estimate(factors[loop]) for factors in flats), default=0))
@@ -87,11 +86,8 @@ def _split(case: _SplitReduction) -> None:
     sizes = (*(parts[loop] for loop in cut), *(step.sizes[loop] for loop in retained))
     # They have one dimension, so that both steps are not run tile by tile along the retained loops.
     buffers = [Buffer("temporary", output.buffer.element, (math.prod(sizes),)) for output in step.outputs]
-    making, combining = (
-        _partial_step(step, parts, buffers, retained),
-        _combining_step(step, cut, retained, sizes, buffers),
-    )
-    case.steps.replace_step(step, [making, combining])
+    partial_results = _partial_step(step, parts, buffers, retained)
+    case.steps.replace_step(step, [partial_results, _combining_step(step, cut, retained, sizes, buffers)])
 
 
 def _partial_step(

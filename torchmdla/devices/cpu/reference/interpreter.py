@@ -3,8 +3,8 @@
 Iterations of loops that do not reduce are unordered. Each iteration reads the values from before the nest, and it is an
 error if another iteration writes them. The same holds for the tiles of a tile loop. Loops that reduce run in order.
 
-Unwritten memory has values that programs do not expect (:func:`_uninitialised`). An access outside of its buffer is an
-error.
+Unwritten memory has values that programs do not expect (:func:`_make_uninitialised`). An access outside of its buffer
+is an error.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class _Machine:
             elif buffer.kind in ("input", "parameter"):
                 content = self._arguments.elements(buffer, count)
             else:
-                content = _uninitialised(count, buffer.element)
+                content = _make_uninitialised(count, buffer.element)
             self.outcome.memory[buffer] = content
         return self.outcome.memory[buffer]
 
@@ -266,9 +266,8 @@ class _Machine:
         has_results = any(step.reduction) or step.initial is not None or step.epilogue is not None
         values: _Values = {}
         if not has_results:
-            old = {
-                e: self._read_old(step.outputs[e.payload], sizes, origin) for e in _accumulators(step.body.expressions)
-            }
+            accumulators = _accumulators(step.body.expressions)
+            old = {e: self._read_old(step.outputs[e.payload], sizes, origin) for e in accumulators}
             values = evaluate(step.body.expressions, sizes, old)
             self._check_all(step.checks, values)
         else:
@@ -407,18 +406,15 @@ class _Machine:
     def _initial_accumulator(
         self, step: LoopNest, output: int, result_sizes: Sequence[int], origin: Sequence[int]
     ) -> Array:
-        """Return the initial accumulator of an output."""
         if step.initial is not None:
             (number,) = self._evaluate([step.initial], result_sizes, {}, origin).values()
             return np.broadcast_to(number, result_sizes)
         if step.outputs[output] in step.carried:
             return self._read_old(step.outputs[output], result_sizes, origin)
-        return np.broadcast_to(
-            _uninitialised(1, step.values[output].type).reshape((1,) * len(result_sizes)), result_sizes
-        )
+        unwritten = _make_uninitialised(1, step.values[output].type)
+        return np.broadcast_to(unwritten.reshape((1,) * len(result_sizes)), result_sizes)
 
     def _reduce_in_any_order(self, step: LoopNest, terms: Array, start: Array, sizes: Sequence[int]) -> Array:
-        """Return the result of an associative reduction, computed by halves."""
         (total,) = step.values
         terms, combine = np.broadcast_to(terms, sizes), ASSOCIATIVE[total.op]
         for loop in (loop for loop, reduces in enumerate(step.reduction) if reduces):
@@ -455,10 +451,8 @@ class _Machine:
     def _repeat(self, step: RepeatLoop) -> None:
         for iteration in range(self._evaluate_size(step.count)):
             for view in step.views:
-                self._views[view.buffer] = (
-                    view.base,
-                    self._evaluate_size(view.offset) + iteration * self._evaluate_size(view.distance),
-                )
+                first = self._evaluate_size(view.offset) + iteration * self._evaluate_size(view.distance)
+                self._views[view.buffer] = view.base, first
             self.run(step.steps)
 
     def _region(self, step: OutlinedRegion) -> None:
@@ -467,7 +461,7 @@ class _Machine:
         views = [np.zeros(0)] * len(buffers + list(step.temporaries))
         for number, (kind, shape) in region.buffers.items():
             is_given = number < len(buffers)
-            memory = self._memory(buffers[number]) if is_given else _uninitialised(math.prod(shape), kind)
+            memory = self._memory(buffers[number]) if is_given else _make_uninitialised(math.prod(shape), kind)
             views[number] = memory.reshape(shape)
         try:
             results = region.run([*views, *map(self._scalar, step.scalars)])
@@ -483,11 +477,9 @@ class _Machine:
         return self._scalars[value]
 
     def _place(self, step: ElementStep) -> int:
-        indices = (
-            int(self._scalar(index)) * self._evaluate_size(s)
-            for index, s in zip(step.indices, step.strides, strict=True)
-        )
-        place = self._evaluate_size(step.offset) + sum(indices)
+        pairs = zip(step.indices, step.strides, strict=True)
+        place = self._evaluate_size(step.offset)
+        place += sum(int(self._scalar(index)) * self._evaluate_size(stride) for index, stride in pairs)
         if not 0 <= place < len(self._memory(step.buffer)):
             raise InvalidProgram(f"element {place} of a {step.buffer.kind} buffer is touched")
         return place
@@ -570,7 +562,6 @@ def _elements(memory: Array, places: Any) -> Array:
 
 
 def _part(value: Array, loops: Sequence[int], iteration: Sequence[int]) -> Array:
-    """Return a value at an iteration of some loops."""
     cut = [slice(None)] * value.ndim
     for loop, index in zip(loops, iteration, strict=True):
         cut[loop] = slice(index, index + 1) if value.shape[loop] > 1 else slice(None)
@@ -585,7 +576,7 @@ def _fold(combine: Callable[[Array, Array], Array], terms: Array, loop: int) -> 
     return terms
 
 
-def _uninitialised(count: int, kind: str) -> Array:
+def _make_uninitialised(count: int, kind: str) -> Array:
     """Return the content of memory that was never written."""
     dtype = np.dtype(DTYPES[kind])
     if dtype.kind == "f":

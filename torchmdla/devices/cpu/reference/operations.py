@@ -43,7 +43,7 @@ def to_bits(value: Array, kind: str) -> Array:
         return np.where(np.isnan(value), 0x7FC0, nearest).astype(np.uint16)
     if kind in _FLOATS:
         return value.astype(_FLOATS[kind]).view(f"u{np.dtype(_FLOATS[kind]).itemsize}")
-    return _unsigned(value)
+    return _as_unsigned(value)
 
 
 def from_bits(bits: Array, kind: str) -> Array:
@@ -58,11 +58,11 @@ def from_bits(bits: Array, kind: str) -> Array:
 _FLOATS: Mapping[str, type[np.generic]] = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 
 
-def _unsigned(value: Array) -> Array:
+def _as_unsigned(value: Array) -> Array:
     return value.astype(np.uint8) if value.dtype == np.bool_ else value.view(f"u{value.dtype.itemsize}")
 
 
-def _signed(value: Array) -> Array:
+def _as_signed(value: Array) -> Array:
     return -value.astype(np.int8) if value.dtype == np.bool_ else value
 
 
@@ -109,22 +109,18 @@ def _to_signed(value: Array, type: str, from_type: str) -> Array:
     return _truncate(value, type, -most, most, -(2 ** (int(type[1:]) - 1)))
 
 
-def _to_unsigned(value: Array, type: str, from_type: str) -> Array:
-    return _truncate(value, type, 0.0, 2.0 ** int(type[1:]), -1)
-
-
 _CASTS: Mapping[str, Callable[[Array, str, str], Array]] = {
     "arith.extf": lambda value, type, _: value,
     "arith.truncf": lambda value, type, _: value,
-    "arith.extsi": lambda value, type, _: _resize(_signed(value), type, _),
-    "arith.extui": lambda value, type, _: _resize(_unsigned(value), type, _),
+    "arith.extsi": lambda value, type, _: _resize(_as_signed(value), type, _),
+    "arith.extui": lambda value, type, _: _resize(_as_unsigned(value), type, _),
     "arith.trunci": _resize,
-    "arith.index_cast": lambda value, type, _: _resize(_signed(value), type, _),
-    "arith.index_castui": lambda value, type, _: _resize(_unsigned(value), type, _),
-    "arith.sitofp": lambda value, type, _: _signed(value).astype(np.float64),
-    "arith.uitofp": lambda value, type, _: _unsigned(value).astype(np.float64),
+    "arith.index_cast": lambda value, type, _: _resize(_as_signed(value), type, _),
+    "arith.index_castui": lambda value, type, _: _resize(_as_unsigned(value), type, _),
+    "arith.sitofp": lambda value, type, _: _as_signed(value).astype(np.float64),
+    "arith.uitofp": lambda value, type, _: _as_unsigned(value).astype(np.float64),
     "arith.fptosi": _to_signed,
-    "arith.fptoui": _to_unsigned,
+    "arith.fptoui": lambda value, type, _: _truncate(value, type, 0.0, 2.0 ** int(type[1:]), -1),
     "arith.bitcast": lambda value, type, from_type: from_bits(to_bits(value, from_type), type),
 }
 
@@ -140,7 +136,9 @@ def _compare_as(
     return lambda left, right: compare(convert(left), convert(right))
 
 
-_ORDER: tuple[Callable[[Array, Array], Array], ...] = (np.less, np.less_equal, np.greater, np.greater_equal)
+_Comparisons = tuple[Callable[[Array, Array], Array], ...]
+_ORDER: _Comparisons = (np.less, np.less_equal, np.greater, np.greater_equal)
+_FLOAT_ORDER: _Comparisons = (np.equal, np.greater, np.greater_equal, np.less, np.less_equal, np.not_equal)
 
 
 def _constant_comparison(value: bool) -> Callable[[Array, Array], Array]:
@@ -148,24 +146,18 @@ def _constant_comparison(value: bool) -> Callable[[Array, Array], Array]:
 
 
 # Comparisons, in the order of MLIR's predicate numbers.
-_COMPARISONS: Mapping[str, tuple[Callable[[Array, Array], Array], ...]] = {
+_COMPARISONS: Mapping[str, _Comparisons] = {
     "arith.cmpi": (
         np.equal,
         np.not_equal,
-        *(_compare_as(_signed, compare) for compare in _ORDER),
-        *(_compare_as(_unsigned, compare) for compare in _ORDER),
+        *(_compare_as(_as_signed, compare) for compare in _ORDER),
+        *(_compare_as(_as_unsigned, compare) for compare in _ORDER),
     ),
     "arith.cmpf": (
         _constant_comparison(False),
-        *(
-            _compare_ordered(f, False)
-            for f in (np.equal, np.greater, np.greater_equal, np.less, np.less_equal, np.not_equal)
-        ),
+        *(_compare_ordered(compare, False) for compare in _FLOAT_ORDER),
         _compare_ordered(_constant_comparison(True), False),
-        *(
-            _compare_ordered(f, True)
-            for f in (np.equal, np.greater, np.greater_equal, np.less, np.less_equal, np.not_equal)
-        ),
+        *(_compare_ordered(compare, True) for compare in _FLOAT_ORDER),
         _compare_ordered(_constant_comparison(False), True),
         _constant_comparison(True),
     ),
@@ -183,7 +175,7 @@ def _dot(left: Array, right: Array, *added: Array, type: str) -> Array:
 
 
 def _part(word: Array, kind: str, shift: int) -> Array:
-    bits = _unsigned(word) >> np.uint32(shift)
+    bits = _as_unsigned(word) >> np.uint32(shift)
     if kind == "bf16":
         return from_bits(bits.astype(np.uint16), kind)
     return bits.astype(np.uint8).view(np.uint8 if kind == "u8" else np.int8).astype(np.int32)
@@ -199,15 +191,9 @@ def _maximum(left: Array, right: Array) -> Array:
     return np.where((left == 0) & (right == 0), np.where(np.signbit(left), right, left), either)
 
 
-def _quotient(left: Array, right: Array) -> Array:
-    """Return the quotient, rounded to zero."""
-    whole: Array = (left - np.fmod(left, right)) // right
-    return whole
-
-
 def _on_unsigned(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     def apply_to(left: Array, right: Array) -> Array:
-        result: Array = function(_unsigned(left), _unsigned(right))
+        result: Array = function(_as_unsigned(left), _as_unsigned(right))
         return result.view(left.dtype)
 
     return apply_to
@@ -218,35 +204,39 @@ def _vectorise(function: Callable[..., float]) -> Callable[..., Array]:
 
 
 def _count_bits(count: Callable[[int, int], int]) -> Callable[[Array], Array]:
-    def counted(value: Array) -> Array:
+    def count_each(value: Array) -> Array:
         width = 8 * value.itemsize
-        result: Array = np.vectorize(lambda v: count(int(v), width), otypes=[value.dtype])(_unsigned(value))
+        result: Array = np.vectorize(lambda v: count(int(v), width), otypes=[value.dtype])(_as_unsigned(value))
         return result
 
-    return counted
-
-
-def _round_half_away(value: Array) -> Array:
-    return np.copysign(np.floor(np.abs(value) + 0.5), value)
+    return count_each
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
+    **{
+        f"math.{name}": getattr(np, name)
+        for name in (
+            *("cbrt", "ceil", "copysign", "cos", "cosh", "exp", "exp2", "expm1", "floor", "isfinite", "isinf", "isnan"),
+            *("log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
+        )
+    },
+    **{f"math.a{name}": getattr(np, f"arc{name}") for name in ("cos", "cosh", "sin", "sinh", "tan", "tan2", "tanh")},
     "arith.addf": np.add,
     "arith.addi": np.add,
     "arith.andi": np.bitwise_and,
     "arith.ceildivsi": lambda left, right: -(-left // right),
     "arith.divf": np.divide,
-    "arith.divsi": _quotient,
+    "arith.divsi": lambda left, right: (left - np.fmod(left, right)) // right,
     "arith.divui": _on_unsigned(np.floor_divide),
     "arith.floordivsi": np.floor_divide,
     "arith.maximumf": _maximum,
     "arith.maxnumf": np.fmax,
-    "arith.maxsi": lambda left, right: _select(_signed(left) >= _signed(right), left, right),
-    "arith.maxui": lambda left, right: _select(_unsigned(left) >= _unsigned(right), left, right),
+    "arith.maxsi": lambda left, right: _select(_as_signed(left) >= _as_signed(right), left, right),
+    "arith.maxui": lambda left, right: _select(_as_unsigned(left) >= _as_unsigned(right), left, right),
     "arith.minimumf": lambda left, right: -_maximum(-left, -right),
     "arith.minnumf": np.fmin,
-    "arith.minsi": lambda left, right: _select(_signed(left) <= _signed(right), left, right),
-    "arith.minui": lambda left, right: _select(_unsigned(left) <= _unsigned(right), left, right),
+    "arith.minsi": lambda left, right: _select(_as_signed(left) <= _as_signed(right), left, right),
+    "arith.minui": lambda left, right: _select(_as_unsigned(left) <= _as_unsigned(right), left, right),
     "arith.mulf": np.multiply,
     "arith.muli": np.multiply,
     "arith.negf": np.negative,
@@ -263,46 +253,17 @@ _FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "arith.xori": np.bitwise_xor,
     "math.absf": np.abs,
     "math.absi": np.abs,
-    "math.acos": np.arccos,
-    "math.acosh": np.arccosh,
-    "math.asin": np.arcsin,
-    "math.asinh": np.arcsinh,
-    "math.atan": np.arctan,
-    "math.atan2": np.arctan2,
-    "math.atanh": np.arctanh,
-    "math.cbrt": np.cbrt,
-    "math.ceil": np.ceil,
-    "math.copysign": np.copysign,
-    "math.cos": np.cos,
-    "math.cosh": np.cosh,
     "math.ctlz": _count_bits(lambda value, width: width - value.bit_length()),
     "math.ctpop": _count_bits(lambda value, width: value.bit_count()),
     "math.cttz": _count_bits(lambda value, width: (value & -value).bit_length() - 1 if value else width),
     "math.erf": _vectorise(math.erf),
     "math.erfc": _vectorise(math.erfc),
-    "math.exp": np.exp,
-    "math.exp2": np.exp2,
-    "math.expm1": np.expm1,
-    "math.floor": np.floor,
     "math.fma": lambda left, right, added: left * right + added,
     "math.fpowi": lambda base, power: np.power(base, power.astype(np.float64)),
-    "math.isfinite": np.isfinite,
-    "math.isinf": np.isinf,
-    "math.isnan": np.isnan,
-    "math.log": np.log,
-    "math.log10": np.log10,
-    "math.log1p": np.log1p,
-    "math.log2": np.log2,
     "math.powf": np.power,
-    "math.round": _round_half_away,
+    "math.round": lambda value: np.copysign(np.floor(np.abs(value) + 0.5), value),
     "math.roundeven": np.rint,
     "math.rsqrt": lambda value: 1 / np.sqrt(value),
-    "math.sin": np.sin,
-    "math.sinh": np.sinh,
-    "math.sqrt": np.sqrt,
-    "math.tan": np.tan,
-    "math.tanh": np.tanh,
-    "math.trunc": np.trunc,
 }
 
 # Operations that may combine the terms of a reduction in any order.

@@ -85,7 +85,6 @@ class _Reader:
         return self._numbers.setdefault(value, len(self._numbers))
 
     def _block(self, block: Any) -> Callable[[_Values], list[Any]]:
-        """Return a function that runs a block and returns the values that its last operation yields."""
         *ops, last = (op.operation for op in block.operations)
         operations = [built for op in ops if (built := self._operation(op)) is not None]
         yielded = [self._number(value) for value in last.operands]

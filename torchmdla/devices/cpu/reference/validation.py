@@ -102,18 +102,14 @@ _SPECIAL_PART = 1 / 12
 _NOISE, _NOISES, _DOUBT = 1e-12, 4, 1e4
 
 
-def _positive(generator: np.random.Generator, count: int) -> Array:
-    return generator.uniform(0.5, 2.0, count)
-
-
-def _signed(generator: np.random.Generator, count: int) -> Array:
+def _draw_signed(generator: np.random.Generator, count: int) -> Array:
     return generator.standard_normal(count)
 
 
 SAMPLES: Mapping[str, Sample] = {
-    "positive numbers": Sample(_positive),
-    "numbers of both signs": Sample(_signed, below=2),
-    "special values": Sample(_signed, is_special=True),
+    "positive numbers": Sample(lambda generator, count: generator.uniform(0.5, 2.0, count)),
+    "numbers of both signs": Sample(_draw_signed, below=2),
+    "special values": Sample(_draw_signed, is_special=True),
 }
 
 
@@ -287,7 +283,6 @@ def _difference(old: Outcome, new: Outcome, is_exact: bool, doubt: Callable[[int
 
 
 def _extra_tolerance(steps: LoopProgram, after: Observation, name: str, position: int) -> Array:
-    """Return the extra tolerance of each element of a result, for one sample."""
     exact = after.outcomes[name].results[position]
     shifted = (replace(SAMPLES[name], noise=number) for number in range(1, 1 + _NOISES))
     others = [_run_sample(steps, after.symbols, sample).results[position] for sample in shifted]
@@ -297,7 +292,6 @@ def _extra_tolerance(steps: LoopProgram, after: Observation, name: str, position
 
 
 def _agree(actual: Array, expected: Array, tolerance: float) -> Array:
-    """Return whether elements are equal, or close if they are floats."""
     agree: Array = actual == expected
     if expected.dtype.kind == "f":
         finite = np.isfinite(expected)
@@ -309,7 +303,6 @@ def _agree(actual: Array, expected: Array, tolerance: float) -> Array:
 
 
 def _find_first_difference(steps: LoopProgram, old: Outcome, new: Outcome) -> str:
-    """Return the text of the first step that writes different values to a buffer than before."""
     for step in flatten(steps.steps):
         for buffer in step.writes:
             if buffer in old.memory and buffer in new.memory:

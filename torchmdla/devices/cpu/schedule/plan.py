@@ -267,7 +267,6 @@ def _lines(fields: Mapping[str, Any], indent: str) -> str:
 
 
 def _from_json_data(chosen: Schedule, raw: Mapping[str, Any]) -> Schedule:
-    """Return ``chosen`` with the fields in ``raw`` replaced."""
     fields: dict[str, Any] = {}
     for name in _FIELDS:
         if name in raw:

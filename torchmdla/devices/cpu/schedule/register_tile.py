@@ -243,7 +243,6 @@ class _Search:
         return live + max(resident, 1 if reused else 0) <= self._machine.registers or accumulators == 1
 
     def _cost(self, tile: tuple[int, ...]) -> float:
-        """Return the cycles of one whole tile."""
         if tile not in self._costs:
             arithmetic = loads = hidden_cycles = memory = 0.0
             for term in self._terms:
@@ -371,7 +370,6 @@ def _memory(nest: KernelSpec, operand: Operand, machine: Machine) -> float:
 
 
 def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:
-    """Return whether the vectors of neighbouring iterations of ``loop`` are contiguous."""
     return operand.strides[vector] == 1 and operand.strides[loop] == (1 if loop == vector else lanes)
 
 

@@ -102,7 +102,7 @@ def _prefetch(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[s
     prefetch, loops = schedule.prefetch, [level.loop for level in schedule.levels]
     if prefetch is None:
         return
-    if not any(nest.reduction) or any(nest.reduction[d] for d in loops) or _repeats(loops):
+    if not any(nest.reduction) or any(nest.reduction[d] for d in loops) or len(set(loops)) < len(loops):
         yield "fetches ahead, but reduces nothing, or has blocks"
     elif not (0 <= prefetch.operand < len(nest.inputs) and 0 <= prefetch.depth < len(loops)):
         yield "fetches an input or at a level that is not there"
@@ -110,10 +110,6 @@ def _prefetch(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[s
         yield "fetches nothing ahead"
     elif not has_static_layout(nest, nest.inputs[prefetch.operand]):
         yield "prefetches data whose address differs between sizes"
-
-
-def _repeats(loops: Sequence[int]) -> bool:
-    return len(set(loops)) < len(loops)
 
 
 # The order matters: each check relies on those before it.

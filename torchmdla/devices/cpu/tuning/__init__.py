@@ -99,11 +99,8 @@ class _PlannedProgram:
     def of(cls, program: Program) -> _PlannedProgram:
         with new_context(), ir.Location.unknown():
             steps, _ = loop_program(program, {})
-            return cls(
-                program,
-                steps,
-                plan_schedules(steps, Machine.of(program.target, program.options), Symbols(), Decisions.of(program)),
-            )
+            machine = Machine.of(program.target, program.options)
+            return cls(program, steps, plan_schedules(steps, machine, Symbols(), Decisions.of(program)))
 
 
 def tune(
@@ -258,20 +255,12 @@ def _measure_kernel(use: _Use, program: Program, until: float, known: Record | N
         return replace(description, reason=str(error).partition("\n")[0])
     decisions = "" if result.best == chosen else json.dumps(to_json_data(result.best))
     tried = max(result.tried, known.tried if known else 0)
-    record = Record(
-        description.kernel,
-        description.loops,
-        decisions,
-        result.chosen_seconds,
-        result.best_seconds,
-        tried,
-        result.finished,
-    )
+    seconds = result.chosen_seconds, result.best_seconds
+    record = Record(description.kernel, description.loops, decisions, *seconds, tried, result.finished)
     return replace(description, record=record)
 
 
 def _recorded_schedules(nest: AnyNest, chosen: Schedule, known: Record | None, machine: Machine) -> list[Schedule]:
-    """Return the schedule in an unfinished record, or an empty list."""
     if known is None or not known.decisions:
         return []
     try:

@@ -74,14 +74,8 @@ def tune_algorithms(
     if not is_finished and time.monotonic() + 2 * compiling < until:
         records = _measure_algorithms(program, contractions, compiling, until, skip, progress)
     for record in records.values():
-        yield TunedKernel(
-            record.kernel,
-            record.loops,
-            contractions[record.kernel].count,
-            record.chosen_seconds,
-            record,
-            is_algorithm=True,
-        )
+        count, seconds = contractions[record.kernel].count, record.chosen_seconds
+        yield TunedKernel(record.kernel, record.loops, count, seconds, record, is_algorithm=True)
     return [record for record in records.values() if record.decisions]
 
 
@@ -137,7 +131,6 @@ def _compare_algorithm(
 
 
 def _seconds(contraction: Contraction, running: RunningProgram, seconds: Sequence[float]) -> float:
-    """Return the seconds of the kernels that compute the contraction's nodes."""
     pairs = zip(running.kernels, seconds, strict=True)
     return sum(kernel_seconds for kernel, kernel_seconds in pairs if contraction.nodes.intersection(kernel.nodes))
 

@@ -86,7 +86,6 @@ class _Kernels:
 
     @property
     def _cycle(self) -> float:
-        """Return the seconds of a cycle."""
         lanes = self._lanes // 2 if self.splits() else self._lanes
         return 2 * lanes * min(self._products) / (_ROWS * _COLUMNS * _TERMS)
 
@@ -97,13 +96,11 @@ class _Kernels:
         return self._times(nest, [self._best_across(nest, lanes) for lanes in (self._lanes, self._lanes // 2)])
 
     def _best_across(self, nest: KernelSpec, lanes: int) -> Schedule:
-        """Return the best schedule with columns across ``lanes`` lanes."""
         tiles, cycles = choose_tile(nest, self._machine, 1, lanes)
         levels = tuple(Level(loop, tiles[loop]) for loop in parallel_order(nest, 1, self._machine))
         return complete_schedule(ScheduleContext(nest, self._machine), 1, lanes, tiles, levels, cycles)
 
     def _times(self, nest: KernelSpec, schedules: Sequence[Schedule], cold: Sequence[int] = ()) -> list[float]:
-        """Return the seconds of a call with each schedule, timed in turn."""
         bench = Bench(nest, cold)
         kernels = [Kernel(nest, schedule, self._program) for schedule in schedules]
         calls = bench.calls_in(kernels[0])

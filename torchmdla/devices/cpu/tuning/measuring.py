@@ -77,7 +77,10 @@ class Kernel:
         builder = binding.JITLibraryBuilder().add_object_img(self.object).add_current_process()
         for name in names:
             builder.import_symbol(name, address_of(name))
-        self._jit = _new_jit()
+        binding.initialize_native_target()
+        binding.initialize_native_asmprinter()
+        target = binding.Target.from_default_triple().create_target_machine(jit=True)
+        self._jit = binding.create_lljit_compiler(target)
         self._library = builder.export_symbol(_SYMBOL).link(self._jit, f"alone{next(_serial)}")
         self.function = _KERNEL(self._library[_SYMBOL])
 
@@ -101,7 +104,7 @@ class Bench:
         if unknown := {storage_type(o.element) for o in nest.operands} - _DTYPES.keys():
             raise Unmeasurable(f"it has elements of type {min(unknown)}")
         self._generator = np.random.default_rng(0)
-        first_output = len(nest.operands) - _outputs(nest)
+        first_output = len(nest.operands) - len(nest.epilogue.outputs if nest.epilogue else nest.outputs)
         self._written = [position for position, number in enumerate(nest.pointer_operands) if number >= first_output]
         size = sum(_span(nest, k)[1] * _bytes(nest.operands[k]) for k in nest.pointer_operands if k in cold)
         copies = max(1, min(_MOST_COPIES, -(-_COLD_BYTES // size))) if size else 1
@@ -186,13 +189,3 @@ def _span(nest: KernelSpec, number: int) -> tuple[int, int]:
 
 def _bytes(operand: Operand) -> int:
     return np.dtype(_DTYPES[storage_type(operand.element)]).itemsize
-
-
-def _outputs(nest: KernelSpec) -> int:
-    return len(nest.epilogue.outputs if nest.epilogue else nest.outputs)
-
-
-def _new_jit() -> binding.LLJIT:
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    return binding.create_lljit_compiler(binding.Target.from_default_triple().create_target_machine(jit=True))

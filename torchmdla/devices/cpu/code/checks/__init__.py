@@ -1,7 +1,7 @@
 """Generated code that checks its own loads and stores, for tests: ``TORCHMDLA_CHECK_BOUNDS=1``.
 
 The writers of the ABI's functions know the buffers. They *mark* the address of each buffer with its size in bytes
-(``marks.py``). The checks are then added to the finished module in the LLVM dialect (``instrument.py``).
+(``support.py``). The checks are then added to the finished module in the LLVM dialect (``instrument.py``).
 
 Each pointer that is derived from a buffer's address has a *record*: the start, the end and the name of the buffer.
 Within a function, the definitions determine a pointer's record. Between functions, the record is passed beside the
@@ -13,7 +13,6 @@ recorded, and ends the call with an error.
 """
 
 from torchmdla.devices.cpu.code.checks.instrument import check_bounds
-from torchmdla.devices.cpu.code.checks.marks import Marks
-from torchmdla.devices.cpu.code.checks.support import FAULT
+from torchmdla.devices.cpu.code.checks.support import FAULT, Marks
 
 __all__ = ["FAULT", "Marks", "check_bounds"]

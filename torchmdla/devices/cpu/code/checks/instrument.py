@@ -8,14 +8,16 @@ from typing import Any
 
 from torch_mlir import ir
 
-from torchmdla.devices.cpu.code.checks.marks import MARK, OUTCOME, global_text
 from torchmdla.devices.cpu.code.checks.support import (
     ANYWHERE,
+    MARK,
+    OUTCOME,
     RECORD,
     RECORD_IN,
     SET_RECORD,
     SLOT,
     STACK,
+    global_text,
     lanes_text,
     support_text,
 )
@@ -86,7 +88,8 @@ def check_bounds(
     Raises:
         CompileError: the buffer that an access should touch is not known.
     """
-    functions = [op.operation for op in module.body.operations if _is_defined(op.operation)]
+    functions = [op.operation for op in module.body.operations if op.operation.name == "llvm.func"]
+    functions = [function for function in functions if len(function.regions[0].blocks)]
     lanes: dict[_Lanes, None] = {}
     for function in functions:
         if _name(function) in regions:
@@ -110,10 +113,6 @@ def _add(module: ir.Module, support: ir.Module) -> None:
     end = ir.InsertionPoint(module.body)
     for definition in definitions:
         definition.clone(ip=end)
-
-
-def _is_defined(op: Any) -> bool:
-    return op.name == "llvm.func" and len(op.regions[0].blocks) > 0
 
 
 def _name(op: Any) -> str:
@@ -161,7 +160,6 @@ def _drop_inbounds(function: Any) -> None:
 
 
 def _bytes_of(kind: str) -> int:
-    """Return the size in memory of a type, in bytes."""
     if kind.startswith("vector<"):
         lanes, _, element = kind.removeprefix("vector<").removesuffix(">").partition("x")
         return int(lanes) * ELEMENT_BYTES[element]
@@ -195,7 +193,9 @@ class _Instrumenter:
             half = len(pointers) // 2
             self._records = {arguments[k]: arguments[j] for k, j in zip(pointers[:half], pointers[half:], strict=True)}
         elif str(ir.TypeAttr(function.attributes["function_type"]).value) == _KERNEL:
-            self._register_array(arguments[0])
+            with self._head():
+                self._records[arguments[0]] = _call(RECORD_IN, _POINTER, _offset(arguments[0], SLOT, -1))
+            self._arrays.add(arguments[0])
 
     def write(self) -> None:
         arrays = [op for op in self._ops if op.name == "llvm.alloca" and _element(op) == _POINTER]
@@ -224,12 +224,6 @@ class _Instrumenter:
         return self._constants[number]
 
     # Arrays of operands. An additional element before the others holds the record of the array itself.
-
-    def _register_array(self, array: Any) -> None:
-        """Register the array that a kernel receives, with its record."""
-        with self._head():
-            self._records[array] = _call(RECORD_IN, _POINTER, _offset(array, SLOT, -1))
-        self._arrays.add(array)
 
     def _widen_array(self, op: Any) -> None:
         """Replace an array of pointers by an array of pointers and records."""
@@ -331,12 +325,9 @@ class _Instrumenter:
             else:
                 size = self._constant(_bytes_of(str(data.type)))
                 op.operands[access.address] = self._emit_check(access.kind, _POINTER, address, size, record)
-        if is_pointer:
-            self._store_record(data, op)
-
-    def _store_record(self, pointer: Any, op: Any) -> None:
-        """Store a pointer's record beside the pointer."""
-        record = self._known_record(pointer, op)
+        if not is_pointer:
+            return
+        record = self._known_record(data, op)
         with ir.InsertionPoint.after(op):
             _op("llvm.store", [], [record, _offset(op.operands[1], SLOT, 0, 1)], ordering="0 : i64")
 

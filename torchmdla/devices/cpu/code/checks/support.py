@@ -7,11 +7,22 @@ addresses, or adjacent lanes. A record has three ``i64``: the start of a buffer,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 FAULT = "mdla_fault"
 SET_RECORD = "mdla_set_record"
 RECORD_IN = "mdla_record_in"
 ANYWHERE = "mdla_anywhere"
 STACK = "mdla_stack"
+
+# The functions that mark pointers and return the outcome. The written code declares them. The instrumentation removes
+# the first and defines the second.
+MARK = "mdla_mark"
+OUTCOME = "mdla_outcome"
+_DECLARED = (
+    f"llvm.func @{MARK}(!llvm.ptr, i64, !llvm.ptr) -> !llvm.ptr",
+    f"llvm.func @{OUTCOME}(i32) -> i32",
+)
 
 RECORD = "!llvm.struct<(i64, i64, i64)>"
 # A pointer in an array of operands, and its record.
@@ -31,9 +42,9 @@ def support_text(attributes: str) -> str:
 
     ``attributes`` are the functions' attributes, as MLIR text.
     """
-    parts = [_string(f"mdla_{kind}_verb", verb) for kind, verb in _KINDS.items()]
-    parts += [_string("mdla_message", _MESSAGE), _string("mdla_nothing", "nothing")]
-    parts += [_string(STACK, "memory of its own"), _COMMON]
+    parts = [global_text(f"@mdla_{kind}_verb", verb) for kind, verb in _KINDS.items()]
+    parts += [global_text("@mdla_message", _MESSAGE), global_text("@mdla_nothing", "nothing")]
+    parts += [global_text(f"@{STACK}", "memory of its own"), _COMMON]
     parts += [_BYTES.replace("{kind}", kind) for kind in _KINDS]
     parts += [_ADDRESS.replace("{kind}", kind) for kind in ("load", "store")]
     return "\n".join(parts).replace("{attributes}", attributes)
@@ -47,10 +58,6 @@ def lanes_text(kind: str, lanes: int, size: int, attributes: str) -> str:
     for name, value in places.items():
         text = text.replace("{" + name + "}", value)
     return text
-
-
-def _string(symbol: str, text: str) -> str:
-    return f'llvm.mlir.global internal constant @{symbol}("{text}\\00")'
 
 
 _COMMON = (
@@ -261,3 +268,36 @@ llvm.func internal @mdla_{kind}_row_{n}x{size}(%pointer: !llvm.ptr, %mask: vecto
   llvm.return %kept : vector<{n}xi1>
 }
 """
+
+
+# Marks of pointers: the size and the name of the memory that begins at the pointer.
+
+
+class Marks:
+    """Writer of marks into functions, and of the names that they use into the module."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def mark(self, define: Callable[[str], str], pointer: str, size: str, name: str) -> str:
+        """Return ``pointer``, marked as the start of ``size`` bytes.
+
+        ``define`` adds an op to the function and returns the name of its result.
+        """
+        symbol = self._names.setdefault(name, f'@"{name}"')
+        label = define(f"llvm.mlir.addressof {symbol} : !llvm.ptr")
+        return define(f"llvm.call @{MARK}({pointer}, {size}, {label}) : (!llvm.ptr, i64, !llvm.ptr) -> !llvm.ptr")
+
+    def outcome(self, define: Callable[[str], str], status: str) -> str:
+        """Return ``status``, or an error status if an access was outside its buffer."""
+        return define(f"llvm.call @{OUTCOME}({status}) : (i32) -> i32")
+
+    @property
+    def declarations(self) -> list[str]:
+        """Return the declarations and globals that the module needs for its marks."""
+        return [*_DECLARED, *(global_text(symbol, name) for name, symbol in self._names.items())]
+
+
+def global_text(symbol: str, text: str) -> str:
+    """Return a global of the module that holds a C string."""
+    return f'llvm.mlir.global internal constant {symbol}("{text}\\00")'

@@ -1,8 +1,8 @@
 """Functions of the executable's ABI, as MLIR text: the entry, packs, and the size of the workspace.
 
-``module.py`` assembles the module. ``function.py`` writes a function step by step: calls of kernels (``calls.py``) and
-scalar code (``scalar_code.py``). The module contains equal kernels only once (``kernel_functions.py``). The function's
-frame holds the buffers, scalars and sizes that steps refer to (``frame.py``).
+``module.py`` assembles the module. ``function.py`` writes a function step by step: calls of kernels and scalar code.
+The module contains equal kernels only once (``kernel_functions.py``). The function's frame holds its text, and the
+buffers, scalars and sizes that steps refer to (``frame.py``).
 """
 
 from torchmdla.devices.cpu.code.entry.abi import ENTRY, KERNEL_TYPE

@@ -9,7 +9,7 @@ from torchmdla.compiler import dump
 from torchmdla.devices.cpu.code.checks import Marks
 from torchmdla.devices.cpu.code.kernels import write_kernel
 from torchmdla.devices.cpu.code.kernels.instructions import has_infinities
-from torchmdla.devices.cpu.code.tile_loops import MemberKernel, TileLoopCode, write_tile_loop
+from torchmdla.devices.cpu.code.tile_loops import MemberKernel, TileLoopCode, TileLoopWriter
 from torchmdla.devices.cpu.loop_program import LoopNest, OutlinedRegion, TileLoop
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.printer import kernel_text
@@ -67,7 +67,7 @@ class KernelFunctions:
 
         plan = self._plan
         schedule = plan.tile_loops[step]
-        code = write_tile_loop(step, schedule, member_kernel, self._attributes, plan.symbols, self.marks)
+        code = TileLoopWriter(step, schedule, member_kernel, self._attributes, plan.symbols, self.marks).write()
         self.externals.update(code.externals)
         return self._symbol(code.text), code, schedule.grain
 

@@ -25,14 +25,17 @@ class KernelList:
     def __init__(self) -> None:
         self.calls: list[KernelCall] = []
         self.nests = 0
-        self._writers = _Writers()
         self._repeats: int | Size = 1
+        # The base of each buffer that is a view, the kernels that wrote each buffer, and the buffers read since then.
+        self._bases: dict[Buffer, Buffer] = {}
+        self._writers: dict[Buffer, list[int]] = {}
+        self._was_read: set[Buffer] = set()
 
     def add(self, symbol: str, step: LoopNest | TileLoop | OutlinedRegion) -> int:
         """Add a call of the kernel of ``step`` and return the number of the call."""
         number = len(self.calls)
         self.nests += len(step.members) if isinstance(step, TileLoop) else 1
-        after = self._writers.update(step, number)
+        after = self._register(step, number)
         work = work_of(step, self._repeats)
         flops, moved = terms(work.flops), terms(work.bytes)
         is_result = any(buffer.kind == "result" for buffer in step.writes)
@@ -42,37 +45,26 @@ class KernelList:
     @contextmanager
     def repeat(self, step: RepeatLoop) -> Iterator[None]:
         """Record the calls that are added in the block as calls in the loop ``step``."""
-        self._writers.bases.update((view.buffer, view.base) for view in step.views)
+        self._bases.update((view.buffer, view.base) for view in step.views)
         self._repeats = step.count
         yield
         self._repeats = 1
 
-
-class _Writers:
-    """Kernels that wrote the current contents of buffers. ``bases`` maps the buffer of a view to its base buffer."""
-
-    def __init__(self) -> None:
-        self.bases: dict[Buffer, Buffer] = {}
-        self._writers: dict[Buffer, list[int]] = {}
-        self._was_read: set[Buffer] = set()
-
-    def update(self, step: LoopNest | TileLoop | OutlinedRegion, number: int) -> tuple[int, ...]:
+    def _register(self, step: LoopNest | TileLoop | OutlinedRegion, number: int) -> tuple[int, ...]:
         """Return the kernels that wrote the buffers that ``step`` reads, with -1 for inputs.
 
         Register kernel ``number`` as a writer of the buffers that ``step`` writes. Kernels that write to a buffer
         before a kernel reads it are all writers of the buffer: each may write a part.
         """
-        reads = {self.bases.get(buffer, buffer) for buffer in step.reads}
-        after = sorted({writer for buffer in reads for writer in self._writers_of(buffer)} - {number})
+        reads = {self._bases.get(buffer, buffer) for buffer in step.reads}
+        writers = ([-1] if buffer.kind == "input" else self._writers.get(buffer, []) for buffer in reads)
+        after = sorted({writer for each in writers for writer in each} - {number})
         self._was_read |= reads
-        for buffer in {self.bases.get(buffer, buffer) for buffer in step.writes}:
+        for buffer in {self._bases.get(buffer, buffer) for buffer in step.writes}:
             earlier = [] if buffer in self._was_read else self._writers.get(buffer, [])
             self._writers[buffer] = [*earlier, number]
             self._was_read.discard(buffer)
         return tuple(after)
-
-    def _writers_of(self, buffer: Buffer) -> Sequence[int]:
-        return (-1,) if buffer.kind == "input" else self._writers.get(buffer, ())
 
 
 def describe_packs(
@@ -85,7 +77,7 @@ def describe_packs(
     """
     hashes = {symbol: _hash(code) for symbol, code in kernels.items()}
 
-    def described(packing: Packing, symbol: str, text: str) -> Pack:
+    def describe(packing: Packing, symbol: str, text: str) -> Pack:
         """Return the manifest entry of a pack.
 
         Its recipe is a hash of everything that the function does: the types of arguments, the constants, and the calls
@@ -97,7 +89,7 @@ def describe_packs(
         recipe = _hash(f"{kinds} {constants} {calls}")
         return Pack(symbol, recipe, packing.arguments, static(packing.buffer.bytes))
 
-    return tuple(described(p, *function) for p, function in zip(steps.packings, functions, strict=True))
+    return tuple(describe(p, *function) for p, function in zip(steps.packings, functions, strict=True))
 
 
 def _hash(text: str) -> str:

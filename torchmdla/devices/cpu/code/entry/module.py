@@ -82,6 +82,7 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
     if plan.symbols.is_used:
         functions[WORKSPACE] = entry.write_workspace()
     planned = packs if plan.symbols.is_used else [*packs, entry]
+    parameters = {k for k, argument in enumerate(program.arguments) if argument.role == "parameter"}
     written = {symbol: code.replace("{symbol}", symbol) for symbol, code in kernels.code.items()}
     return Code(
         declarations={name: declaration(name, kinds) for name, kinds in sorted(kernels.externals.items())},
@@ -95,14 +96,10 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
         nests=entry.listed.nests,
         distinct_kernels=kernels.count,
         packs=describe_packs(steps, program, [(pack_symbols[code], code) for code in pack_codes], kernels.code),
-        parameters=tuple(sorted(entry.arguments & _parameters(program))),
+        parameters=tuple(sorted(entry.arguments & parameters)),
         fault=FAULT if marks else "",
         marks=tuple(marks.declarations) if marks else (),
     )
-
-
-def _parameters(program: Program) -> frozenset[int]:
-    return frozenset(k for k, argument in enumerate(program.arguments) if argument.role == "parameter")
 
 
 def declaration(name: str, kinds: str) -> str:

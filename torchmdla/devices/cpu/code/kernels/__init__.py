@@ -9,10 +9,9 @@ A kernel is ``void(void *const *operands, int64_t begin, int64_t end)``. Its ope
 - the buffers that the schedule prefetches beside operands.
 
 Each module in this list builds on the modules before it: ``code`` (lines, scopes, constants, sizes), ``instructions``
-(of a nest's body), ``memory`` (operands, masks), ``register_transpose`` (transposed blocks of operands), ``tile``
-(values at the points of the register tile), ``reduction`` (loops inside the register tile), ``loops`` (loops around
-it). An integer of a static nest may be the name of a value in a dynamic nest: an extent, a stride, or the number of
-lanes left.
+(of a nest's body), ``memory`` (operands, masks, transposed blocks), ``tile`` (values at the points of the register
+tile), ``reduction`` (loops inside the register tile), ``loops`` (loops around it). An integer of a static nest may be
+the name of a value in a dynamic nest: an extent, a stride, or the number of lanes left.
 """
 
 from __future__ import annotations

@@ -105,7 +105,6 @@ class CodeWriter:
         return self._evaluate_size(number) if isinstance(number, Size) else number
 
     def _evaluate_size(self, size: Size) -> str:
-        """Return the name of a polynomial's value."""
         total = ""
         for exponents, factor in size.terms:
             term = self._product(factor, [self._symbol(k) for k, power in enumerate(exponents) for _ in range(power)])
@@ -141,7 +140,6 @@ class CodeWriter:
         return self._define(f"arith.minsi {self._constant(limit)}, {number} : i64")
 
     def _round_down(self, number: str, step: int) -> str:
-        """Return the largest multiple of ``step`` that is at most ``number``."""
         if step == 1:
             return number
         rest = self._define(f"arith.remui {number}, {self._constant(step)} : i64")

@@ -78,16 +78,16 @@ class InstructionWriter(CodeWriter):
         wide = "i64" if expression.type == "i64" else "i32"
         least = -(2 ** (int(wide[1:]) - 1))
 
-        def filled(number: float, element: str) -> Value:
+        def fill(number: float, element: str) -> Value:
             return self._broadcast(Value(self._literal(typed_constant(number, element)), element), value.lanes)
 
         size = self._emit(operation("math.absf", (), value.element), [value])
-        limit = filled(-float(least), value.element)
+        limit = fill(-float(least), value.element)
         flags = self._define(f"arith.cmpf olt, {size.name}, {limit.name} : {size.type}")
         inside = Value(flags, "i1", value.lanes)
-        operand = self._emit(operation("arith.select", (), value.element), [inside, value, filled(0.0, value.element)])
+        operand = self._emit(operation("arith.select", (), value.element), [inside, value, fill(0.0, value.element)])
         converted = self._emit(operation("arith.fptosi", (), wide), [operand])
-        result = self._emit(operation("arith.select", (), wide), [inside, converted, filled(least, wide)])
+        result = self._emit(operation("arith.select", (), wide), [inside, converted, fill(least, wide)])
         return result if expression.type == wide else self._resize(result, expression.type, "arith.trunci")
 
     def _look_up(self, expression: Expression, operands: Sequence[Value]) -> Value:
@@ -127,8 +127,7 @@ class InstructionWriter(CodeWriter):
         return total
 
     def _low_half(self, word: Value) -> Value:
-        """Return the bfloat16 in the low half of each ``i32``, as ``f32``."""
-        return self._bit_cast(self._shifted(word, "arith.shli", 16), "f32", word.lanes)
+        return self._bit_cast(self._shift(word, "arith.shli", 16), "f32", word.lanes)
 
     def _high_half(self, word: Value) -> Value:
         mask = self._broadcast(Value(self._literal("-65536 : i32"), "i32"), word.lanes)
@@ -141,13 +140,13 @@ class InstructionWriter(CodeWriter):
             words = (self._bit_cast(word, "i8", 4 * lanes) for word in (left, right))
             return self._intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", [total, *words])
         for byte in range(4):
-            without_sign = self._shifted(self._shifted(left, "arith.shli", 24 - 8 * byte), "arith.shrui", 24)
-            with_sign = self._shifted(self._shifted(right, "arith.shli", 24 - 8 * byte), "arith.shrsi", 24)
+            without_sign = self._shift(self._shift(left, "arith.shli", 24 - 8 * byte), "arith.shrui", 24)
+            with_sign = self._shift(self._shift(right, "arith.shli", 24 - 8 * byte), "arith.shrsi", 24)
             product = self._emit(operation("arith.muli", (), "i32"), [without_sign, with_sign])
             total = self._emit(operation("arith.addi", (), "i32"), [total, product])
         return total
 
-    def _shifted(self, word: Value, op: str, bits: int) -> Value:
+    def _shift(self, word: Value, op: str, bits: int) -> Value:
         count = self._broadcast(Value(self._literal(f"{bits} : i32"), "i32"), word.lanes)
         return self._emit(operation(op, (), "i32"), [word, count])
 
@@ -254,7 +253,6 @@ class InstructionWriter(CodeWriter):
         return Value(self._define(f"{op} {value.name} : {value.type} to {target}"), element, value.lanes)
 
     def _apply_by_lane(self, operands: Sequence[Value], function: Callable[[list[Value]], Value]) -> Value:
-        """Apply a function of scalars to each lane."""
         lanes, element = operands[0].lanes, operands[0].element
         total = self._zero(element, lanes)
         for lane in range(lanes):

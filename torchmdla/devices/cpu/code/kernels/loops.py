@@ -63,7 +63,6 @@ class LoopWriter(ReductionWriter):
         self._line("}")
 
     def _write_levels(self, depth: int) -> None:
-        """Write the levels from ``depth`` on, and the code inside them."""
         if depth == len(self.schedule.levels):
             self._write_register_tile()
             return
@@ -169,7 +168,6 @@ class LoopWriter(ReductionWriter):
                 inside()
 
     def _count_tiles(self, extent: str, step: int) -> str:
-        """Return the number of tiles of at most ``step`` iterations in a block of ``extent`` iterations."""
         wide = self._define(f"arith.addi {extent}, {self._constant(step - 1)} : i64")
         return self._define(f"arith.divui {wide}, {self._constant(step)} : i64")
 
@@ -194,7 +192,7 @@ class LoopWriter(ReductionWriter):
                 self._lanes_left = ""
             return
         rest = self._subtract(upper, lower) if level.step > 1 else ""
-        for size in _powers_below(level.step):
+        for size in (1 << k for k in reversed(range((level.step - 1).bit_length()))):
             taken = self._define(f"arith.andi {rest}, {self._constant(-2 * size)} : i64")
             index = self._define(f"arith.addi {lower}, {taken} : i64")
             bit = self._define(f"arith.andi {rest}, {self._constant(size)} : i64")
@@ -236,8 +234,3 @@ class LoopWriter(ReductionWriter):
             if loops <= opened and expression.op != "assert":
                 for point in self._points(loops):
                     self._value(expression, point)
-
-
-def _powers_below(limit: int) -> list[int]:
-    """Return the powers of two below ``limit``, largest first."""
-    return [1 << k for k in reversed(range((limit - 1).bit_length()))]

@@ -1,6 +1,11 @@
-"""Memory accesses of a kernel: operands at points of the register tile, masks at the end of the vector loop."""
+"""Memory accesses of a kernel: operands at points of the register tile, masks at the end of the vector loop.
+
+Blocks of some operands are transposed in registers.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value, vector_type
@@ -10,6 +15,9 @@ from torchmdla.devices.cpu.expressions import numbered_value
 from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, Operand
 from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Fetch, Schedule, scratch_elements, scratch_extents
+
+# The least element size in bytes. Smaller elements have so many lanes that reading a row for each does not pay off.
+_LEAST_BYTES = 4
 
 
 class MemoryWriter(InstructionWriter):
@@ -53,7 +61,6 @@ class MemoryWriter(InstructionWriter):
             self._pointers[position] = self._define(
                 f"llvm.alloca {count} x {storage_type(operand.element)} {{alignment = 64 : i64}} : (i64) -> !llvm.ptr"
             )
-
         self._loaded = len(self._lines)
 
     def _operand_pointer(self, position: int) -> str:
@@ -61,7 +68,6 @@ class MemoryWriter(InstructionWriter):
         return self._define(f"llvm.load {slot} : !llvm.ptr -> !llvm.ptr")
 
     def _bytes_between(self, operand: int, pointer: str) -> str:
-        """Return the distance in bytes from an operand to the address ``pointer``."""
         pointers = (pointer, self._operand_at(operand, 0))
         ends = [self._define(f"llvm.ptrtoint {p} : !llvm.ptr to i64") for p in pointers]
         return self._define(f"arith.subi {ends[0]}, {ends[1]} : i64")
@@ -130,14 +136,10 @@ class MemoryWriter(InstructionWriter):
             self._constants[key] = self._subtract(self._lanes_left, offset)
         return self._constants[key]
 
-    def _mask(self, active: Count) -> str:
-        lanes = self.schedule.lanes
-        if isinstance(active, str):
-            return self._mask_of(active, lanes)
-        flags = ", ".join("true" if k < active else "false" for k in range(lanes))
-        return self._literal(f"dense<[{flags}]> : vector<{lanes}xi1>")
-
-    def _mask_of(self, active: str, lanes: int) -> str:
+    def _mask(self, active: Count, lanes: int) -> str:
+        if isinstance(active, int):
+            flags = ", ".join("true" if k < active else "false" for k in range(lanes))
+            return self._literal(f"dense<[{flags}]> : vector<{lanes}xi1>")
         key = f"mask {active}"
         if key not in self._constants:
             narrow = self._define(f"arith.trunci {active} : i64 to i32")
@@ -188,7 +190,7 @@ class MemoryWriter(InstructionWriter):
         align = ELEMENT_BYTES[storage_type(element)]
         if active is None or active == lanes:
             return self._define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {memory}")
-        mask, rest = self._mask(active), self._zero(storage_type(element), lanes)
+        mask, rest = self._mask(active, lanes), self._zero(storage_type(element), lanes)
         return self._define(
             f"llvm.intr.masked.load {pointer}, {mask}, {rest} {{alignment = {align} : i32}} : "
             f"(!llvm.ptr, vector<{lanes}xi1>, {memory}) -> {memory}"
@@ -213,9 +215,9 @@ class MemoryWriter(InstructionWriter):
         """Load the element at ``pointer``, then the elements before it."""
         lanes = self.schedule.lanes
         rising = self._load_memory(self._offset(pointer, 1 - lanes, element), element, lanes)
-        return self._from_memory(self._reversed(rising, vector_type(storage_type(element), lanes)), element, lanes)
+        return self._from_memory(self._reverse(rising, vector_type(storage_type(element), lanes)), element, lanes)
 
-    def _reversed(self, name: str, memory: str) -> str:
+    def _reverse(self, name: str, memory: str) -> str:
         picks = list(reversed(range(self.schedule.lanes)))
         return self._define(f"vector.shuffle {name}, {name} {picks} : {memory}, {memory}")
 
@@ -248,7 +250,7 @@ class MemoryWriter(InstructionWriter):
         lanes = self.schedule.lanes
         memory = vector_type(storage_type(element), lanes)
         pointers = self._lane_pointers(pointer, indices, element)
-        mask, rest = self._mask(active), self._zero(storage_type(element), lanes)
+        mask, rest = self._mask(active, lanes), self._zero(storage_type(element), lanes)
         align = ELEMENT_BYTES[storage_type(element)]
         name = self._define(
             f"llvm.intr.masked.gather {pointers}, {mask}, {rest} {{alignment = {align} : i32}}"
@@ -257,36 +259,133 @@ class MemoryWriter(InstructionWriter):
         return self._from_memory(name, element, lanes)
 
     def _store(self, number: int, point: Point, value: Value) -> None:
-        """Store ``value`` to operand ``number`` at a point."""
         pointer, stride = self._address(number, point)
         element = self._operand(number).element
-        align = ELEMENT_BYTES[storage_type(element)]
         across_reduction = self.schedule.vector in self.schedule.reduction
         if self.schedule.lanes == 1 or across_reduction:
-            self._line(
-                f"llvm.store {self._to_memory(value)}, {pointer} {{alignment = {align} : i64}} : "
-                f"{storage_type(element)}, !llvm.ptr"
-            )
+            self._store_memory(self._to_memory(value), pointer, element, 1)
             return
         value = self._broadcast(value, self.schedule.lanes)
         data, memory = self._to_memory(value), vector_type(storage_type(element), value.lanes)
         active, lanes = self._active_lanes(point), value.lanes
-        if stride == 1 and active == lanes:
-            self._line(f"llvm.store {data}, {pointer} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
+        if stride == 1:
+            self._store_memory(data, pointer, element, lanes, active)
         elif stride == -1 and active == lanes:
-            start, falling = self._offset(pointer, 1 - lanes, element), self._reversed(data, memory)
-            self._line(f"llvm.store {falling}, {start} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
-        elif stride == 1:
-            self._line(
-                f"llvm.intr.masked.store {data}, {pointer}, {self._mask(active)} {{alignment = {align} : i32}} "
-                f": {memory}, vector<{lanes}xi1> into !llvm.ptr"
-            )
+            start = self._offset(pointer, 1 - lanes, element)
+            self._store_memory(self._reverse(data, memory), start, element, lanes)
         else:
             pointers = self._lane_pointers(pointer, self._lane_offsets(stride), element)
+            align = ELEMENT_BYTES[storage_type(element)]
             self._line(
-                f"llvm.intr.masked.scatter {data}, {pointers}, {self._mask(active)} "
+                f"llvm.intr.masked.scatter {data}, {pointers}, {self._mask(active, lanes)} "
                 f"{{alignment = {align} : i32}} : {memory}, vector<{lanes}xi1> into vector<{lanes}x!llvm.ptr>"
             )
+
+    def _store_memory(self, data: str, pointer: str, element: str, lanes: int, active: Count | None = None) -> None:
+        memory = vector_type(storage_type(element), lanes)
+        align = ELEMENT_BYTES[storage_type(element)]
+        if active is None or active == lanes:
+            self._line(f"llvm.store {data}, {pointer} {{alignment = {align} : i64}} : {memory}, !llvm.ptr")
+            return
+        self._line(
+            f"llvm.intr.masked.store {data}, {pointer}, {self._mask(active, lanes)} {{alignment = {align} : i32}} "
+            f": {memory}, vector<{lanes}xi1> into !llvm.ptr"
+        )
+
+
+class TransposingWriter(MemoryWriter):
+    """Writer of loads and stores of operands that are contiguous along another loop than the vector loop.
+
+    The other loop is a loop of the register tile. A gather reads its lanes one by one. Instead, the block is read row
+    by row, and transposed by exchanges of halves. This takes log2(n) steps for n by n elements (Eklundh, A fast
+    computer method for matrix transposing, 1972).
+    """
+
+    def _find_transposed_loop(self, number: int) -> int:
+        """Return the loop of the register tile along which operand ``number`` is contiguous, or -1.
+
+        The result is also -1 if that loop is the vector loop, or if the tile's block cannot be transposed.
+        """
+        operand, vector = self._operand(number), self.schedule.vector
+        element, lanes = operand.element, self.schedule.lanes
+        if lanes == 1 or self._lanes_left or storage_type(element) != element or ELEMENT_BYTES[element] < _LEAST_BYTES:
+            return -1
+        if operand.strides[vector] in (0, 1) or self.nest.reduction[vector]:
+            return -1
+        for loop, stride in enumerate(operand.strides):
+            extent = self._extents[loop]
+            if stride == 1 and not self.nest.reduction[loop] and isinstance(extent, int) and 1 < extent <= lanes:
+                return loop
+        return -1
+
+    def _load_transposed(self, number: int, first: Point, loop: int) -> list[Value]:
+        """Load the vectors at ``first`` and at all points that follow it along ``loop``."""
+        extent, lanes = self._block_of(loop)
+        width = _next_power_of_two(extent)
+        element = self._operand(number).element
+        rows = [self._load_memory(row, element, width, extent) for row in self._rows(number, first)]
+        rows += [self._zero(element, width)] * (lanes - len(rows))
+        columns = [self._concatenate(rows[k::width], element, width) for k in range(width)]
+        return [Value(name, element, lanes) for name in self._transpose_blocks(columns, element)[:extent]]
+
+    def _store_transposed(self, number: int, first: Point, loop: int, values: Sequence[Value]) -> None:
+        """Store ``values``: the vectors at ``first`` and at all points that follow it along ``loop``."""
+        extent, lanes = self._block_of(loop)
+        width = _next_power_of_two(extent)
+        element = self._operand(number).element
+        columns = [self._broadcast(value, lanes).name for value in values]
+        columns += columns[-1:] * (width - extent)
+        turned = self._transpose_blocks(columns, element)
+        for lane, row in enumerate(self._rows(number, first)):
+            start = lane - lane % width
+            self._store_memory(self._slice(turned[lane % width], element, start, width), row, element, width, extent)
+
+    def _block_of(self, loop: int) -> tuple[int, int]:
+        extent = self._extents[loop]
+        assert isinstance(extent, int), "blocks of a dynamic extent are not turned"
+        return extent, self.schedule.lanes
+
+    def _rows(self, number: int, first: Point) -> list[str]:
+        """Return the addresses that the active lanes access at a point."""
+        pointer, stride = self._address(number, first)
+        active = self._active_lanes(first)
+        assert isinstance(active, int), "vectors of a dynamic extent are not turned"
+        return [self._offset(pointer, stride * lane, self._operand(number).element) for lane in range(active)]
+
+    # Shuffles.
+
+    def _concatenate(self, rows: Sequence[str], element: str, width: int) -> str:
+        while len(rows) > 1:
+            pairs = zip(rows[::2], rows[1::2], strict=True)
+            rows = [self._shuffle(a, b, element, width, range(2 * width)) for a, b in pairs]
+            width *= 2
+        return rows[0]
+
+    def _slice(self, name: str, element: str, start: int, width: int) -> str:
+        lanes = self.schedule.lanes
+        return name if width == lanes else self._shuffle(name, name, element, lanes, range(start, start + width))
+
+    def _transpose_blocks(self, vectors: Sequence[str], element: str) -> list[str]:
+        """Return as many vectors, in which each square block of lanes is transposed."""
+        lanes, results = self.schedule.lanes, list(vectors)
+        step = len(results) // 2
+        while step:
+            for k in (k for k in range(len(results)) if not k & step):
+                a, b = results[k], results[k + step]
+                low = [j if not j & step else lanes + j - step for j in range(lanes)]
+                high = [j + step if not j & step else lanes + j for j in range(lanes)]
+                results[k] = self._shuffle(a, b, element, lanes, low)
+                results[k + step] = self._shuffle(a, b, element, lanes, high)
+            step //= 2
+        return results
+
+    def _shuffle(self, a: str, b: str, element: str, width: int, picks: Sequence[int]) -> str:
+        kind = vector_type(element, width)
+        return self._define(f"vector.shuffle {a}, {b} {list(picks)} : {kind}, {kind}")
+
+
+def _next_power_of_two(extent: int) -> int:
+    return 1 << (extent - 1).bit_length()
 
 
 def _scratch(nest: AnyNest, schedule: Schedule) -> dict[int, Operand]:

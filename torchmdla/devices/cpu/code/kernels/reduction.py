@@ -22,10 +22,7 @@ _KINDS = {
     "arith.addi": "add",
     "arith.mulf": "mul",
     "arith.muli": "mul",
-    "arith.maximumf": "maximumf",
-    "arith.minimumf": "minimumf",
-    "arith.maxsi": "maxsi",
-    "arith.minsi": "minsi",
+    **{f"arith.{name}": name for name in ("maximumf", "minimumf", "maxsi", "minsi")},
     "arith.andi": "and",
     "arith.ori": "or",
     "arith.xori": "xor",
@@ -107,15 +104,14 @@ class ReductionWriter(TileWriter):
                     column = [self._initial_value(*key) for key in keys]
                 else:
                     column = [self._load_at(len(self.nest.operands) + position, point) for position, point in keys]
-                types = ", ".join(v.type for v in column)
-                self._line(f"scf.yield {', '.join(v.name for v in column)} : {types}")
+                self._yield(column)
             self._line("} else {" if block == "first" else "}")
             columns.append(column)
+        types = ", ".join(v.type for v in columns[0])
         self._lines.insert(mark, f"{results}:{len(keys)} = scf.if {self._is_first} -> ({types}) {{")
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(columns[0])]
 
     def _finish_reduction(self, keys: Sequence[_Key], values: Sequence[Value]) -> None:
-        """Store the results of the reduction, or those of its epilogue."""
         if self.nest.epilogue is None:
             first = len(self.nest.inputs)
             results = [(first + position, point, value) for (position, point), value in zip(keys, values, strict=True)]
@@ -269,7 +265,6 @@ class ReductionWriter(TileWriter):
         return self._define(f"arith.muli {factor}, {self._constant(step)} : i64")
 
     def _loop_head(self, head: str, carried: Sequence[Value], initial: Sequence[Value]) -> str:
-        """Return the head of a loop that carries values."""
         starts = ", ".join(f"{c.name} = {v.name}" for c, v in zip(carried, initial, strict=True))
         return f"{head} iter_args({starts}) -> ({', '.join(v.type for v in initial)}) : i64 {{"
 
@@ -286,7 +281,6 @@ class ReductionWriter(TileWriter):
         keys: Sequence[_Key],
         values: Sequence[Value],
     ) -> list[Value]:
-        """Write a loop from ``lower`` to ``upper``, with ``steps`` in each iteration."""
         results, index = self._fresh(), self._fresh()
         carried = [Value(self._fresh(), v.element, v.lanes) for v in values]
         head = self._loop_head(
@@ -343,7 +337,6 @@ class ReductionWriter(TileWriter):
         return self._define(f"arith.divui {index}, {self._constant(level.step)} : i64")
 
     def _count_register_tiles(self, levels: Sequence[Level]) -> Count:
-        """Return the number of register tiles of the levels together."""
         counts = [self._blocks(self.nest.sizes[level.loop], level.step) for level in levels]
         known, names = math.prod(c for c in counts if isinstance(c, int)), [c for c in counts if isinstance(c, str)]
         return self._product(known, names) if names else known
@@ -396,7 +389,7 @@ class ReductionWriter(TileWriter):
         active = self._active_lanes(point)
         if active == self.schedule.lanes or self.schedule.vector not in self.schedule.reduction:
             return new
-        mask = self._mask(active)
+        mask = self._mask(active, self.schedule.lanes)
         text = f"arith.select {mask}, {new.name}, {old.name} : vector<{old.lanes}xi1>, {old.type}"
         return Value(self._define(text), old.element, old.lanes)
 
@@ -422,7 +415,6 @@ class ReductionWriter(TileWriter):
         return list(groups), combined
 
     def _initial_value(self, position: int, point: Point) -> Value:
-        """Return the initial value of an accumulator."""
         if self.nest.initial is None:
             return self._load_at(len(self.nest.inputs) + position, point)
         start = self._apply(self.nest.initial, [])

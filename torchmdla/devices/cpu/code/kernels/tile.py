@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.code.kernels.code import Count, Point, Value
-from torchmdla.devices.cpu.code.kernels.register_transpose import TransposingWriter
+from torchmdla.devices.cpu.code.kernels.memory import TransposingWriter
 from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.expressions import Expression, operation
 from torchmdla.devices.cpu.kernel_spec import AnyTable
@@ -137,7 +137,7 @@ class TileWriter(TransposingWriter):
         of = expression.operands
         ramp = indices[-1].lanes > 1 and of[-1].op == "index" and table.strides[-1] == 1
         if ramp and all(v.lanes == 1 for v in indices[:-1]) and self._is_safe(of[-1], table.sizes[-1]):
-            first = Value(self._first_lane(indices[-1]), "i64")
+            first = Value(self._define(f"vector.extract {indices[-1].name}[0] : i64 from {indices[-1].type}"), "i64")
             address = self._table_address(table, of, [*indices[:-1], first], 1)
             return self._load(self._offset(pointer, address, table.element), table.element, indices[-1].lanes, active)
         lanes = max((v.lanes for v in indices), default=1)
@@ -145,10 +145,6 @@ class TileWriter(TransposingWriter):
         if lanes == 1:
             return self._load(self._offset(pointer, address, table.element), table.element)
         return self._gather(pointer, address, table.element, active)
-
-    def _first_lane(self, ramp: Value) -> str:
-        """Return the first lane of a vector of consecutive indices."""
-        return self._define(f"vector.extract {ramp.name}[0] : i64 from {ramp.type}")
 
     def _table_address(self, table: AnyTable, of: Sequence[Expression], indices: Sequence[Value], active: Count) -> str:
         """Return element offsets into a table. ``of`` are the expressions of the indices."""
@@ -173,7 +169,8 @@ class TileWriter(TransposingWriter):
         zero = self._broadcast(Value(self._constant(0), "i64"), index.lanes)
         inside = self._define(f"arith.cmpi ult, {index.name}, {limit.name} : {index.type}")
         self._report_failure(Value(inside, "i1", index.lanes), active)
-        chosen = self._define(f"arith.select {inside}, {index.name}, {zero.name} : {_select_types(index)}")
+        kinds = index.type if index.lanes == 1 else f"vector<{index.lanes}xi1>, {index.type}"
+        chosen = self._define(f"arith.select {inside}, {index.name}, {zero.name} : {kinds}")
         return Value(chosen, "i64", index.lanes)
 
     def _report_failure(self, condition: Value, active: Count) -> None:
@@ -181,9 +178,8 @@ class TileWriter(TransposingWriter):
         holds = condition.name
         if condition.lanes > 1:
             if isinstance(active, str) or active < condition.lanes:
-                idle = self._define(
-                    f"arith.xori {self._mask(active)}, {self._mask(condition.lanes)} : {condition.type}"
-                )
+                flags = [self._mask(count, condition.lanes) for count in (active, condition.lanes)]
+                idle = self._define(f"arith.xori {flags[0]}, {flags[1]} : {condition.type}")
                 holds = self._define(f"arith.ori {holds}, {idle} : {condition.type}")
             holds = self._define(f"vector.reduction <and>, {holds} : {condition.type} into i1")
         fails = self._define(f"arith.xori {holds}, {self._literal('true')} : i1")
@@ -197,10 +193,5 @@ class TileWriter(TransposingWriter):
                 self._value(expression, point)
 
 
-def _select_types(value: Value) -> str:
-    return value.type if value.lanes == 1 else f"vector<{value.lanes}xi1>, {value.type}"
-
-
 def _with_offset(point: Point, loop: int, offset: int) -> Point:
-    """Return the point at another offset of ``loop``."""
     return (*point[:loop], offset, *point[loop + 1 :])
