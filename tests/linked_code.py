@@ -7,8 +7,8 @@ import ctypes
 from llvmlite import binding
 
 from torchmdla import _C
-from torchmdla.devices.cpu.code.image import Image
-from torchmdla.devices.cpu.code.linking import link
+from torchmdla.devices.cpu.codegen.image import Image
+from torchmdla.devices.cpu.codegen.linking import link
 
 # Constants, words that hold addresses, zero-initialised memory, and calls of external functions and of another file.
 FIRST = """

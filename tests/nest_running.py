@@ -14,11 +14,11 @@ import pytest
 from llvmlite import binding
 
 from torchmdla.compiler.program import Program, Target
-from torchmdla.devices.cpu.code.kernels import KernelCode, write_kernel
-from torchmdla.devices.cpu.expressions import Expression, contents
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.codegen.kernels import KernelCode, write_kernel
+from torchmdla.devices.cpu.ir.expressions import Expression, contents
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelSpec, Operand
 from torchmdla.devices.cpu.schedule import Schedule, choose_schedule
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.devices.cpu.tuning import measuring
 
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -84,8 +84,8 @@ class Kernel(measuring.Kernel):
     def __call__(self, arrays: Sequence[np.ndarray], tasks: int = 1, values: Sequence[int] = ()) -> None:
         """Run the whole range as ``tasks`` calls, the last one first.
 
-        ``arrays`` are in the order of :class:`~torchmdla.devices.cpu.kernel_spec.KernelSpec`. An operand starts at its
-        array's first element. ``values`` are those of the symbols.
+        ``arrays`` are in the order of :class:`~torchmdla.devices.cpu.ir.kernel_spec.KernelSpec`. An operand starts at
+        its array's first element. ``values`` are those of the symbols.
         """
         arrays = [*arrays, *([np.array(values, np.int64)] if values else ())]
         operands = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))

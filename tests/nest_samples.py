@@ -12,10 +12,10 @@ from nest_running import DTYPES, Kernel, host_target, reference, span
 
 from torchmdla.compiler.program import Target
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, numbered_value, operation, reduced
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, specialise
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.expressions import Expression, accumulator, constant, numbered_value, operation, reduced
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.schedule import Schedule
+from torchmdla.devices.cpu.target.machine import Machine
 
 AVX512 = ("+avx", "+avx2", "+fma", "+avx512f", "+avx512bw", "+avx512dq", "+avx512vl")
 TARGETS = {"avx512": AVX512, "avx2": ("+avx", "+avx2", "+fma"), "none": ("",)}

@@ -18,8 +18,8 @@ from torch_mlir import ir
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Argument, Program, Result, Target
-from torchmdla.devices.cpu.loader import load_code
-from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.codegen.loader import load_code
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program, lower
 from torchmdla.importer import ImportedGraph
 from torchmdla.importer.types import dtype_number

@@ -25,7 +25,7 @@ class ImageError(RuntimeError):
     """Error of an image that is damaged, is for another machine, or needs a symbol that this process does not have."""
 
 class Image:
-    """Linked code that is mapped in this process while the object lives (``torchmdla/devices/cpu/code/image.py``).
+    """Linked code that is mapped in this process while the object lives (``torchmdla/devices/cpu/codegen/image.py``).
 
     Args:
         data: the image's bytes.

@@ -115,7 +115,7 @@ template <class Call> auto in_python(const OnFailure& on_failure, Call call) {
   });
 }
 
-// Convert a torchmdla.capture.size_program.SizeNodes.
+// Convert a torchmdla.capture.symbolic.size_program.SizeNodes.
 SizeProgram size_program(const py::object& fields) {
   using Entry = std::tuple<std::string, SizeProgram::Number, size_t, size_t>;
   auto [entries, computed, conditions] =

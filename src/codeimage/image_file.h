@@ -1,4 +1,4 @@
-// Validated file of an image (torchmdla/devices/cpu/code/image.py describes the format). Needs
+// Validated file of an image (torchmdla/devices/cpu/codegen/image.py describes the format). Needs
 // neither torch nor Python.
 #pragma once
 

@@ -12,7 +12,7 @@
 
 namespace torchmdla {
 
-// Program that a call of a dynamic executable evaluates first (torchmdla/capture/size_program.py).
+// Program that a call of a dynamic executable evaluates first (torchmdla/capture/symbolic/size_program.py).
 // It has the conditions under which the executable is right, and the symbols that are computed from
 // others. Integers are exact: if one needs more than 64 bits, the conditions do not hold.
 class SizeProgram {
@@ -43,7 +43,7 @@ public:
     logical_not,
   };
 
-  // Return the operation of this name in torchmdla/capture/size_program.py, or nullopt.
+  // Return the operation of this name in torchmdla/capture/symbolic/size_program.py, or nullopt.
   static std::optional<Operation> operation(const std::string& name);
 
   struct Node {

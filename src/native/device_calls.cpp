@@ -47,7 +47,7 @@ using OfFloats = float(float, float);
 #define OF_TWO(name) named<OfDoubles>(#name, name), named<OfFloats>(#name "f", name##f)
 
 // Return the C library's functions that code may call. Kernels call some of them
-// (torchmdla/devices/cpu/math_library.py). LLVM generates calls of others for loops and for
+// (torchmdla/devices/cpu/target/math_library.py). LLVM generates calls of others for loops and for
 // operations for which the processor does not have an instruction.
 const std::vector<DeviceCall>& library_functions() {
   static const std::vector<DeviceCall> functions{

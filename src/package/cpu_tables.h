@@ -11,14 +11,14 @@
 
 namespace torchmdla {
 
-// Level of x86-64 and all its features (torchmdla/devices/cpu/processors.py).
+// Level of x86-64 and all its features (torchmdla/devices/cpu/target/processors.py).
 struct CpuLevel {
   const char* name;
   const char* features;
 };
 extern const std::span<const CpuLevel> cpu_levels;
 
-// Return the operators (torchmdla/devices/cpu/ops.py) and the dtypes that groups may contain.
+// Return the operators (torchmdla/devices/cpu/target/ops.py) and the dtypes that groups may contain.
 // `converts_f16`: whether the processor has instructions that convert float16.
 std::shared_ptr<const DeviceTable> cpu_table(bool converts_f16);
 

@@ -53,8 +53,8 @@ def main(path: Path) -> None:
     package = types.ModuleType("torchmdla")
     package.__path__ = [str(ROOT / "torchmdla")]
     sys.modules["torchmdla"] = package
-    from torchmdla.devices.cpu import processors
-    from torchmdla.devices.cpu.ops import DTYPES, OPS
+    from torchmdla.devices.cpu.target import processors
+    from torchmdla.devices.cpu.target.ops import DTYPES, OPS
 
     levels = [
         f'{{"{name}", "{" ".join(sorted(processors.features_of_level(name) - processors.SYSTEM_FEATURES))}"}}'

@@ -11,13 +11,13 @@ from executing import FailedCallError, Loaded
 from torch import nn
 
 from torchmdla import devices
-from torchmdla.capture.dynamic import DynamicProgram, dynamic_program
 from torchmdla.capture.script_subgraph import ScriptSubgraph
+from torchmdla.capture.symbolic.dynamic import DynamicProgram, dynamic_program
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu import lowering
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import load
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import load
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.errors import CompileError
 from torchmdla.importer.interpreter import run_and_record

@@ -20,11 +20,11 @@ from torchmdla import devices
 from torchmdla.compile_service import service
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.code.entry import frame
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, RepeatLoop, TileLoop
-from torchmdla.devices.cpu.machine import CHECK_BOUNDS
+from torchmdla.devices.cpu.codegen.entry import frame
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, OutlinedRegion, RepeatLoop, TileLoop
 from torchmdla.devices.cpu.schedule.plan import Plan
+from torchmdla.devices.cpu.target.machine import CHECK_BOUNDS
 from torchmdla.testing.compare import assert_matches
 
 # A change of a program's steps after all passes that prove them correct.

@@ -17,7 +17,7 @@ from single_op import Call, graph_of, graph_of_calls, schemas
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import torchmdla
-from torchmdla.devices.cpu.ops import OPS, QUANTISED_TENSORS
+from torchmdla.devices.cpu.target.ops import OPS, QUANTISED_TENSORS
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.importer.interpreter import run_and_record

@@ -14,14 +14,14 @@ from nest_samples import TARGETS, available_target, operand, target_with
 from test_winograd import convolve
 from written_programs import Builder, Value, check, normal
 
-from torchmdla.devices.cpu.expressions import constant, operation
-from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
-from torchmdla.devices.cpu.loop_program import LoopProgram
-from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.ir.expressions import constant, operation
+from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.parser import parse_program
+from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.passes.copies import shrink_broadcasts
 from torchmdla.devices.cpu.passes.narrow.formats import drop_roundings
 from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum
-from torchmdla.devices.cpu.printer import program_text
 
 # Features of processors with the instruction, and of processors that compute in float32. They do not depend on this
 # machine.

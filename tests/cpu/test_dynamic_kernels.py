@@ -31,11 +31,11 @@ from nest_samples import (
 )
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.accesses import Table
-from torchmdla.devices.cpu.expressions import Expression, constant, index, numbered_value, operation, size
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, specialise
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import Table
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, index, numbered_value, operation, size
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.schedule import Level, Schedule, choose_schedule, ranges
+from torchmdla.devices.cpu.target.machine import Machine
 
 # Sizes around the edges of tiles and vectors.
 EDGES = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 70)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from torchmdla import devices
 from torchmdla.compiler.sizes import Size, is_positive
-from torchmdla.devices.cpu.code.sizes import Lifetime, share_slots
+from torchmdla.devices.cpu.codegen.sizes import Lifetime, share_slots
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS

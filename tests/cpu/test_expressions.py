@@ -11,9 +11,9 @@ import pytest
 from nest_running import Kernel
 from torch_mlir import ir
 
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.element_types import constant_text
-from torchmdla.devices.cpu.expressions import (
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.element_types import constant_text
+from torchmdla.devices.cpu.ir.expressions import (
     Expression,
     accumulator,
     constant,
@@ -26,8 +26,8 @@ from torchmdla.devices.cpu.expressions import (
     rewrite,
     substitute,
 )
-from torchmdla.devices.cpu.loop_program import LoopNest, number_leaves
-from torchmdla.devices.cpu.printer import nest_text
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, number_leaves
+from torchmdla.devices.cpu.ir.printer import nest_text
 from torchmdla.devices.cpu.tuning.measuring import Bench
 
 X, Y = Access.identity(Buffer("input", "f32", (4,), 0)), Access.identity(Buffer("input", "f32", (4,), 1))

@@ -20,10 +20,11 @@ from written_programs import TracedProgram, normal
 
 import torchmdla
 from torchmdla import _C
-from torchmdla.devices.cpu import loader, lowering
-from torchmdla.devices.cpu.code.image import PAGE, Image, is_image
-from torchmdla.devices.cpu.code.linking import NotLinkable, link
-from torchmdla.devices.cpu.code.object_file import is_elf, split_objects
+from torchmdla.devices.cpu import lowering
+from torchmdla.devices.cpu.codegen import loader
+from torchmdla.devices.cpu.codegen.image import PAGE, Image, is_image
+from torchmdla.devices.cpu.codegen.linking import NotLinkable, link
+from torchmdla.devices.cpu.codegen.object_file import is_elf, split_objects
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="images are of x86-64")
 
@@ -131,7 +132,7 @@ def test_an_image_alone_needs_no_llvm(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from torchmdla.compiler.artifact import Artifact
-        from torchmdla.devices.cpu.loader import load
+        from torchmdla.devices.cpu.codegen.loader import load
         assert load(Artifact.from_bytes(Path(sys.argv[1]).read_bytes())).entry
         assert not {"llvmlite", "torch_mlir"} & sys.modules.keys()
         """,

@@ -16,11 +16,11 @@ from torch.nn import functional
 from written_programs import Builder, Executable, Value, check, normal
 
 import torchmdla
+from torchmdla.devices.cpu.ir.parser import parse_program
+from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.lowering import lower
-from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.passes.narrow.formats import keep_floats
 from torchmdla.devices.cpu.passes.narrow.stores import store_words
-from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.reference import validation
 from torchmdla.testing.compare import assert_matches
 

@@ -27,10 +27,10 @@ from nest_samples import (
     target_with,
 )
 
-from torchmdla.devices.cpu.expressions import numbered_value, operation, reduced
-from torchmdla.devices.cpu.kernel_spec import KernelEpilogue, KernelSpec, Operand
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.expressions import numbered_value, operation, reduced
+from torchmdla.devices.cpu.ir.kernel_spec import KernelEpilogue, KernelSpec, Operand
 from torchmdla.devices.cpu.schedule import Fetch, Level, Schedule, choose_schedule
+from torchmdla.devices.cpu.target.machine import Machine
 
 
 @pytest.fixture(params=TARGETS)

@@ -14,10 +14,10 @@ from written_programs import TracedProgram, normal
 
 from torchmdla.compiler.program import Target
 from torchmdla.compiler.records import MACHINE
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import accumulator, constant, load, operation
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, is_bijective, split_loop
 from torchmdla.devices.cpu.linalg.views import regroup
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_bijective, split_loop
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.devices.cpu.passes.layout import block_channels
 

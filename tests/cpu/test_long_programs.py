@@ -18,7 +18,7 @@ from written_programs import TracedProgram, normal
 
 import torchmdla
 from torchmdla.compiler.mlir import new_context
-from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram
 from torchmdla.devices.cpu.lowering import generated_module, loop_program
 from torchmdla.testing.compare import assert_matches
 

@@ -16,12 +16,12 @@ from torch.nn import functional
 from written_programs import TracedProgram, normal
 
 import torchmdla
-from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import constant, index, numbered_value, operation
-from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.ir.accesses import Access
+from torchmdla.devices.cpu.ir.expressions import constant, index, numbered_value, operation
+from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, is_copy
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
 from torchmdla.devices.cpu.linalg.operands import replace_lookups
-from torchmdla.devices.cpu.loop_program import LoopNest, is_copy
 from torchmdla.testing.compare import assert_matches
 
 # Programs.

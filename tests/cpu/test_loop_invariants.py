@@ -14,8 +14,8 @@ from torch.nn import functional
 from written_programs import TracedProgram, normal
 
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.expressions import Contents
-from torchmdla.devices.cpu.loop_program import LoopNest
+from torchmdla.devices.cpu.ir.expressions import Contents
+from torchmdla.devices.cpu.ir.loop_program import LoopNest
 
 Program = Callable[[str], TracedProgram]
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from written_programs import Builder, TracedProgram, Value, check, normal, tensor_type
 
 from torchmdla.compiler.artifact import Artifact
-from torchmdla.devices.cpu.code.sizes import ALIGNMENT, Lifetime, plan
+from torchmdla.devices.cpu.codegen.sizes import ALIGNMENT, Lifetime, plan
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches

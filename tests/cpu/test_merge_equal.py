@@ -7,9 +7,9 @@ from test_strassen import count, linear
 from test_winograd import steps_of, target
 from written_programs import Builder, Value, check, normal
 
-from torchmdla.devices.cpu.accesses import Access, Buffer, Kind
-from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer, Kind
+from torchmdla.devices.cpu.ir.expressions import accumulator, constant, load, operation
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.passes.bilinear_maps import PRODUCTS
 from torchmdla.devices.cpu.passes.share_buffers import merge_equal
 

@@ -14,10 +14,10 @@ from torch.nn import functional
 from written_programs import Builder, Executable, check, normal
 
 from torchmdla.compiler.sizes import static
-from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.parser import parse_program
+from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.lowering import lower
-from torchmdla.devices.cpu.parser import parse_program
-from torchmdla.devices.cpu.printer import program_text
 
 PROCESSORS = {**WITH_WORDS, **OTHERS}
 

@@ -14,10 +14,10 @@ from written_programs import TracedProgram
 
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu import lowering
-from torchmdla.devices.cpu.loop_program import LoopProgram
-from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.parser import parse_program
+from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.passes import pipeline
-from torchmdla.devices.cpu.printer import program_text
 from torchmdla.errors import CompileError
 
 

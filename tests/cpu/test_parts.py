@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from written_programs import TracedProgram, normal
 
-from torchmdla.devices.cpu.code import parts
-from torchmdla.devices.cpu.code.object_file import join_objects, split_objects
+from torchmdla.devices.cpu.codegen import parts
+from torchmdla.devices.cpu.codegen.object_file import join_objects, split_objects
 
 
 def layers(x: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ _SHARED = """
 import torch
 from dynamic_programs import Traced, program_of
 from test_parts import LAYERS
-from torchmdla.devices.cpu.code import parts
+from torchmdla.devices.cpu.codegen import parts
 from torchmdla.devices.cpu.lowering import lower
 from torchmdla.support import sharing
 

@@ -7,15 +7,15 @@ import torch
 from nest_running import MACHINE
 
 import torchmdla
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import accumulator, constant, load, operation
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
-from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.expressions import accumulator, constant, load, operation
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.ir.parser import parse_program
+from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule, any_expression, apply, find_matches, op
+from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, any_expression, apply, find_matches, op
-from torchmdla.devices.cpu.printer import program_text
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs.normalisation import rms_and_products
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import torchmdla
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.processors import target_of
+from torchmdla.devices.cpu.target.machine import Machine
+from torchmdla.devices.cpu.target.processors import target_of
 from torchmdla.testing.compare import assert_matches
 
 BYTES = {"x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}

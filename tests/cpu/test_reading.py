@@ -7,12 +7,12 @@ from torch_mlir import ir
 
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Argument, Program, Result, Target
-from torchmdla.devices.cpu.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, OutlinedRegion, is_copy
+from torchmdla.devices.cpu.ir.printer import program_text
+from torchmdla.devices.cpu.ir.verifier import verify
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, is_copy
-from torchmdla.devices.cpu.printer import program_text
-from torchmdla.devices.cpu.verifier import verify
 
 MAP = "affine_map<(d0, d1) -> (d0, d1)>"
 PARALLEL = f'{{indexing_maps = [{MAP}, {MAP}], iterator_types = ["parallel", "parallel"]}}'

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from written_programs import TracedProgram, normal
 
 import torchmdla
-from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop, flatten
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, TileLoop, flatten
 from torchmdla.testing.compare import assert_matches
 
 KINDS = {

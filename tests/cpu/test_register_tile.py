@@ -11,12 +11,12 @@ from nest_running import Kernel, host_target, mark_prefetches, reference, span
 from nest_samples import AVX512, PRODUCT, SUM_OF_PRODUCTS, ZERO, M, N, added, target_with
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.expressions import accumulator, numbered_value, operation, reduced
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, specialise
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.expressions import accumulator, numbered_value, operation, reduced
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.passes.packing import panel_width
 from torchmdla.devices.cpu.schedule import choose_schedule
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds
+from torchmdla.devices.cpu.target.machine import Machine
 
 MACHINE = Machine(64, 32, embeds_broadcasts=True, has_scale=True)
 PANEL = 48

@@ -14,9 +14,9 @@ from test_tile_fusion import COLUMNS, ROWS, attention, buffer, chains, layer_nor
 from test_tile_fusion import row_sum as summed
 from written_programs import TracedProgram
 
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar
-from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation, scalar
-from torchmdla.devices.cpu.loop_program import LoopNest
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer, Scalar
+from torchmdla.devices.cpu.ir.expressions import Expression, accumulator, constant, load, operation, scalar
+from torchmdla.devices.cpu.ir.loop_program import LoopNest
 from torchmdla.devices.cpu.passes.rematerialise import rematerialise
 
 

@@ -12,8 +12,10 @@ from nest_running import MACHINE
 from test_moments import BEFORE as MEAN_AND_VARIANCE
 from test_patterns import IS_RMS_NORM, IS_SOFTMAX, RMS_NORM, SCALED, SOFTMAX
 
-from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.ir.parser import parse_program
+from torchmdla.devices.cpu.ir.patterns import Rule, apply
+from torchmdla.devices.cpu.ir.printer import program_text
+from torchmdla.devices.cpu.ir.verifier import verify
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX
@@ -23,10 +25,8 @@ from torchmdla.devices.cpu.passes.narrow.nibbles import USE_NIBBLES
 from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
 from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
 from torchmdla.devices.cpu.passes.winograd import USE_WINOGRAD
-from torchmdla.devices.cpu.patterns import Rule, apply
-from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.reference import validation
-from torchmdla.devices.cpu.verifier import verify
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.errors import CompileError
 
 # Machines that use an algorithm at any cost.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from written_programs import TracedProgram, normal
 
 import torchmdla
-from torchmdla.devices.cpu.loop_program import LoopProgram, RepeatLoop
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram, RepeatLoop
 from torchmdla.testing.compare import assert_matches
 
 VARIANTS = {

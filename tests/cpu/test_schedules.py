@@ -16,13 +16,13 @@ from nest_samples import check, contractions, matmul, others
 from written_programs import TracedProgram
 
 from torchmdla.devices.cpu import lowering
-from torchmdla.devices.cpu.expressions import numbered_value, operation
-from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.expressions import numbered_value, operation
+from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.schedule import Level, Schedule, choose_schedule, count, ranges
 from torchmdla.devices.cpu.schedule.blocking import Prefetch
 from torchmdla.devices.cpu.schedule.plan import OPTION, Plan
 from torchmdla.devices.cpu.schedule.validity import find_faults
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.errors import CompileError
 
 MACHINE = Machine.of(host_target())

@@ -13,10 +13,10 @@ from torch.nn import functional
 from written_programs import TracedProgram
 
 import torchmdla
-from torchmdla.devices.cpu.loop_program import LoopNest
-from torchmdla.devices.cpu.parser import parse_program
+from torchmdla.devices.cpu.ir.loop_program import LoopNest
+from torchmdla.devices.cpu.ir.parser import parse_program
+from torchmdla.devices.cpu.ir.patterns import apply
 from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
-from torchmdla.devices.cpu.patterns import apply
 from torchmdla.testing.compare import assert_matches
 
 

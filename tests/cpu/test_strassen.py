@@ -14,8 +14,8 @@ from torch.nn import functional
 from written_programs import Builder, Value, check, normal
 
 import torchmdla
-from torchmdla.devices.cpu.expressions import numbered_value
-from torchmdla.devices.cpu.loop_program import LoopNest, TileLoop
+from torchmdla.devices.cpu.ir.expressions import numbered_value
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, TileLoop
 from torchmdla.devices.cpu.passes import bilinear_maps
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.programs import PROGRAMS

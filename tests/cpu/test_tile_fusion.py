@@ -18,14 +18,14 @@ from written_programs import TracedProgram, normal
 
 import torchmdla
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, operation
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, is_copy
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import Expression, accumulator, constant, load, operation
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Step, TileLoop, is_copy
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
 from torchmdla.devices.cpu.schedule.plan import Decisions
 from torchmdla.devices.cpu.schedule.tile_loops import MemberPrefetches, plan_prefetches
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.testing.compare import assert_matches
 
 MACHINE = replace(Machine.of(host_target()), has_strong_prefetcher=False)

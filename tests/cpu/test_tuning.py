@@ -32,13 +32,13 @@ from torchmdla.compiler.records import MACHINE as MACHINE_OPTION
 from torchmdla.compiler.records import OPTION, Constant, Record, TunedKernel
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu import tuning as cpu_tuning
-from torchmdla.devices.cpu.kernel_spec import KernelSpec
-from torchmdla.devices.cpu.loop_program import Contraction
+from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec
+from torchmdla.devices.cpu.ir.loop_program import Contraction
 from torchmdla.devices.cpu.lowering import loop_program
-from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Schedule, Symbols, choose_schedule, plan
 from torchmdla.devices.cpu.schedule.plan import Decisions, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.validity import find_faults
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.devices.cpu.tuning import algorithms, measuring, search
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import STAGES, Search

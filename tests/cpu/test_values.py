@@ -19,14 +19,14 @@ from test_verifier import change_nest
 
 from torchmdla import devices
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.accesses import AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import constant, operation
-from torchmdla.devices.cpu.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.accesses import AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import constant, operation
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.parser import parse_program
 from torchmdla.devices.cpu.lowering import loop_program_text
-from torchmdla.devices.cpu.ops import OPS
-from torchmdla.devices.cpu.parser import parse_program
 from torchmdla.devices.cpu.reference import validation
 from torchmdla.devices.cpu.reference.interpreter import CallArguments, InvalidProgram, run
+from torchmdla.devices.cpu.target.ops import OPS
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.importer.interpreter import run_and_record

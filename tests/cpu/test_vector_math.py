@@ -15,14 +15,14 @@ from torch_mlir import ir
 
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.code.emit import to_llvm, to_object
-from torchmdla.devices.cpu.code.entry import function_attributes
-from torchmdla.devices.cpu.code.kernels import write_kernel
-from torchmdla.devices.cpu.expressions import numbered_value, operation
-from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.codegen.emit import to_llvm, to_object
+from torchmdla.devices.cpu.codegen.entry import function_attributes
+from torchmdla.devices.cpu.codegen.kernels import write_kernel
+from torchmdla.devices.cpu.ir.expressions import numbered_value, operation
+from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.schedule import choose_schedule
-from torchmdla.devices.cpu.vector_math import expand
+from torchmdla.devices.cpu.target.machine import Machine
+from torchmdla.devices.cpu.target.vector_math import expand
 
 MOST_ULP = 4.0
 

@@ -9,12 +9,12 @@ import pytest
 
 from torchmdla import devices
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer, Scalar, Table, TableAccess
-from torchmdla.devices.cpu.expressions import accumulator, constant, gather, index, load, operation, reduced, scalar
-from torchmdla.devices.cpu.loop_program import Epilogue, LoadStep, LoopNest, LoopProgram, TileLoop
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer, Scalar, Table, TableAccess
+from torchmdla.devices.cpu.ir.expressions import accumulator, constant, gather, index, load, operation, reduced, scalar
+from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoadStep, LoopNest, LoopProgram, TileLoop
+from torchmdla.devices.cpu.ir.printer import program_text
+from torchmdla.devices.cpu.ir.verifier import verify
 from torchmdla.devices.cpu.passes import pipeline
-from torchmdla.devices.cpu.printer import program_text
-from torchmdla.devices.cpu.verifier import verify
 from torchmdla.errors import CompileError
 
 ROW, COLUMN, INNER = AffineExpr((1, 0, 0)), AffineExpr((0, 1, 0)), AffineExpr((0, 0, 1))

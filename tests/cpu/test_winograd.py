@@ -23,8 +23,8 @@ from written_programs import Builder, Value, check, normal
 import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.expressions import Expression, numbered_value
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop
+from torchmdla.devices.cpu.ir.expressions import Expression, numbered_value
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, TileLoop
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.passes.bilinear_maps import KIND, Matrix, apply_matrices, has_transforms, transforms
 from torchmdla.testing import checking

@@ -11,7 +11,7 @@ from lazy_device import moved
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from torchmdla.devices.cpu.ops import OPS
+from torchmdla.devices.cpu.target.ops import OPS
 from torchmdla.importer.schemas import call_in_order, overload_of
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.op_samples import SAMPLES

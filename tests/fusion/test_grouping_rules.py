@@ -1,6 +1,6 @@
 """Rules of grouping that both kinds of graphs share.
 
-TorchScript graphs are grouped by ``src/fusion/fusion_pass.cpp``, and FX graphs by ``capture/partition.py``.
+TorchScript graphs are grouped by ``src/fusion/fusion_pass.cpp``, and FX graphs by ``capture/fx/partition.py``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchmdla
 from torchmdla import _C
-from torchmdla.capture.fx import form_groups
-from torchmdla.capture.fx import groups as fx_groups
+from torchmdla.capture.fx.graph import form_groups
+from torchmdla.capture.fx.graph import groups as fx_groups
 from torchmdla.capture.options import Options
 from torchmdla.importer.fx import name_of_call
 from torchmdla.testing.compare import assert_matches

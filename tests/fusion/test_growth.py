@@ -14,7 +14,7 @@ from counting import MOST, calls_of
 from torch import fx
 
 from torchmdla import _C, devices
-from torchmdla.capture.partition import partition
+from torchmdla.capture.fx.partition import partition
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torchmdla
 from torchmdla import devices
-from torchmdla.capture.partition import partition
+from torchmdla.capture.fx.partition import partition
 from torchmdla.testing.compare import assert_matches
 
 

@@ -18,8 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchmdla
 from torchmdla import _C
-from torchmdla.capture.fx import form_groups, groups
-from torchmdla.capture.fx_group import FxSubgraph
+from torchmdla.capture.fx.graph import form_groups, groups
+from torchmdla.capture.fx.group import FxSubgraph
 from torchmdla.capture.options import Options
 from torchmdla.errors import CompileError
 from torchmdla.importer.fx import import_fx, name_of_call

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchmdla
-from torchmdla.capture import fx
+from torchmdla.capture.fx import graph as fx
 from torchmdla.errors import CompileError
 from torchmdla.testing.compare import assert_matches
 

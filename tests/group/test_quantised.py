@@ -15,7 +15,7 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from torch.nn import functional
 
 import torchmdla
-from torchmdla.devices.cpu.ops import QUANTISED_TENSORS
+from torchmdla.devices.cpu.target.ops import QUANTISED_TENSORS
 from torchmdla.testing.compare import assert_matches
 
 ENGINES = torch.backends.quantized.supported_engines

@@ -21,7 +21,7 @@ import torchmdla
 from torchmdla import aten
 from torchmdla.aten import schemas
 from torchmdla.aten.op_counts import KINDS, rule_of
-from torchmdla.devices.cpu.ops import QUANTISED_TENSORS
+from torchmdla.devices.cpu.target.ops import QUANTISED_TENSORS
 from torchmdla.testing.models import MODELS
 from torchmdla.testing.op_samples import SAMPLES
 

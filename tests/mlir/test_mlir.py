@@ -23,8 +23,8 @@ from torch_mlir.runtime import get_ranked_memref_descriptor, make_nd_memref_desc
 
 import torchmdla
 from torchmdla import CompileError, TensorSpec, get_mlir
-from torchmdla.devices.cpu.code.entry import ENTRY
-from torchmdla.devices.cpu.loader import address_of
+from torchmdla.devices.cpu.codegen.entry import ENTRY
+from torchmdla.devices.cpu.codegen.loader import address_of
 from torchmdla.mlir import FunctionArgument, Inputs, Kind, TorchFunction, kinds, register_kind
 from torchmdla.mlir.get import Output
 from torchmdla.testing.compare import assert_matches

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchmdla.capture.dispatch import External, NumberRead, Recorder, describe_tensor
-from torchmdla.capture.functional import final_values, functionalise
-from torchmdla.capture.fx import form_groups
+from torchmdla.capture.fx.functional import final_values, functionalise
+from torchmdla.capture.fx.graph import form_groups
 from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CaptureWarning
 

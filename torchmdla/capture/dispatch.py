@@ -3,7 +3,7 @@
 Forward, backward and optimiser operators are captured. A dispatch mode below autograd sees every operator with its real
 tensors and records it while PyTorch runs it. Tensors are identified by their memory, not by the Python object: autograd
 and users make further tensors of the same memory without an operator. The record has the program's in-place writes and
-views. :mod:`torchmdla.capture.functional` makes a functional graph of it.
+views. :mod:`torchmdla.capture.fx.functional` makes a functional graph of it.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from torchmdla.capture.decompositions import decompositions, keep_operators_whole
-from torchmdla.capture.fx import form_groups
+from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
+from torchmdla.capture.fx.graph import form_groups
 from torchmdla.capture.options import Options
 from torchmdla.errors import unknown_name
 

@@ -14,10 +14,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
 from torchmdla.capture import refusals
-from torchmdla.capture.decompositions import decompositions
-from torchmdla.capture.fx import form_groups
+from torchmdla.capture.fx.decompositions import decompositions
+from torchmdla.capture.fx.graph import form_groups
+from torchmdla.capture.fx.partition import memory_of
 from torchmdla.capture.options import Options
-from torchmdla.capture.partition import memory_of
 
 aten = torch.ops.aten
 

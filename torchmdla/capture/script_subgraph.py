@@ -16,7 +16,7 @@ from torchmdla.importer.packed_weights import unpack_weights
 from torchmdla.importer.sources import source_of
 
 if TYPE_CHECKING:
-    from torchmdla.capture.symbolic import SymbolicRun
+    from torchmdla.capture.symbolic.run import SymbolicRun
 
 # Nodes that are copied to each use of their results.
 _NO_CALLS = frozenset({"prim::Constant", "prim::ListConstruct"})

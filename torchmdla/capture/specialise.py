@@ -32,7 +32,7 @@ from torchmdla.importer.types import ProductKind
 from torchmdla.support import forks, logs, trace
 
 if TYPE_CHECKING:
-    from torchmdla.capture.size_program import Places, SizeNodes, Values
+    from torchmdla.capture.symbolic.size_program import Places, SizeNodes, Values
 
 _warned: set[str] = set()
 
@@ -191,9 +191,9 @@ def compile_dynamic_group(
         parameters: as for :func:`compile_group`.
         device_name: as for :func:`compile_group`.
         bf16_products: as for :func:`compile_group`.
-        places: as for :func:`torchmdla.capture.dynamic.dynamic_program`.
-        values: as for :func:`torchmdla.capture.dynamic.dynamic_program`.
-        written_out: as for :func:`torchmdla.capture.dynamic.dynamic_program`.
+        places: as for :func:`torchmdla.capture.symbolic.dynamic.dynamic_program`.
+        values: as for :func:`torchmdla.capture.symbolic.dynamic.dynamic_program`.
+        written_out: as for :func:`torchmdla.capture.symbolic.dynamic.dynamic_program`.
 
     Returns:
         The executable, and the nodes that a call evaluates for it: conditions, and symbols that are computed from
@@ -205,7 +205,7 @@ def compile_dynamic_group(
     """
     # Not at the top: PyTorch's symbolic shapes take a second to import.
     with _imports:
-        from torchmdla.capture.dynamic import dynamic_program
+        from torchmdla.capture.symbolic.dynamic import dynamic_program
 
     try:
         device = _device(device_name)

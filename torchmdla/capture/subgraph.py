@@ -10,7 +10,7 @@ from torchmdla.devices.device import Node, NodeTypes, TensorType
 from torchmdla.importer import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record, TensorMeta, dtype_name
 
 if TYPE_CHECKING:
-    from torchmdla.capture.symbolic import SymbolicRun
+    from torchmdla.capture.symbolic.run import SymbolicRun
 
 
 @dataclass(frozen=True)

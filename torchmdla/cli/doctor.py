@@ -26,7 +26,7 @@ from torchmdla.compile_service.service import CompilerService
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.program import Argument, Program, Result
 from torchmdla.devices import get
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.errors import CompileError
 from torchmdla.report.environment import environment
 from torchmdla.report.rendering import new_table

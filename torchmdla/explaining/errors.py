@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from torchmdla import _C
 from torchmdla.api import WARM_UP_CALLS, enabled
-from torchmdla.capture.fx_group import FxSubgraph, make_group
+from torchmdla.capture.fx.group import FxSubgraph, make_group
 from torchmdla.capture.options import Options
 from torchmdla.importer.fx import name_of_call, source_of_node
 from torchmdla.importer.graph import name_of

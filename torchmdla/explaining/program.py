@@ -75,7 +75,7 @@ def _is_prepared(model: Any) -> bool:
         return True
     if hasattr(model, "_torchdynamo_orig_callable") or hasattr(model, "_orig_mod"):
         return True
-    fx = sys.modules.get("torchmdla.capture.fx")
+    fx = sys.modules.get("torchmdla.capture.fx.graph")
     return fx is not None and isinstance(model, torch.fx.GraphModule) and bool(fx.groups(model))
 
 

@@ -18,9 +18,9 @@ from torch_mlir import ir
 from torch_mlir.extras.fx_decomp_util import get_decomposition_table
 from torch_mlir.extras.fx_importer import FxImporter
 
-from torchmdla.capture.decompositions import decompositions
 from torchmdla.capture.export import decompose_program
-from torchmdla.capture.normalise import normalise
+from torchmdla.capture.fx.decompositions import decompositions
+from torchmdla.capture.fx.normalise import normalise
 from torchmdla.errors import CompileError
 from torchmdla.importer import TensorMeta
 from torchmdla.importer.fx import attribute, import_fx, source_of_node

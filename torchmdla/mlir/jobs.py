@@ -81,9 +81,9 @@ def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str],
         CompileError: the text is not a loop program, a pass does not exist, or a pass fails.
     """
     from torchmdla.devices import get
+    from torchmdla.devices.cpu.ir.printer import program_text
     from torchmdla.devices.cpu.lowering import run_passes
     from torchmdla.devices.cpu.passes.pipeline import find_passes
-    from torchmdla.devices.cpu.printer import program_text
 
     find_passes([*(name for name in print_after if name != "*"), *filter(None, [stop_after])])
     for name, steps in run_passes(text, passes, get("cpu").target()):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_mlir import ir
 
 from torchmdla import _C
-from torchmdla.capture.function_module import FunctionModule
+from torchmdla.capture.fx.function_module import FunctionModule
 from torchmdla.errors import CompileError
 from torchmdla.importer.function import FunctionWriter
 from torchmdla.importer.graph import read_graph, types_of

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_mlir import ir
 
 from torchmdla.capture.block import Block, Capture, CapturedFunction
-from torchmdla.capture.functional import decompose_graph, final_values, remove_writes
+from torchmdla.capture.fx.functional import decompose_graph, final_values, remove_writes
 from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.importer.function import FunctionWriter, dialect_name

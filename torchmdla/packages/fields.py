@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 if TYPE_CHECKING:
-    from torchmdla.capture.size_program import Node, SizeNodes
+    from torchmdla.capture.symbolic.size_program import Node, SizeNodes
 
 Element = TypeVar("Element")
 

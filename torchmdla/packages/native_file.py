@@ -24,7 +24,7 @@ from torchmdla.packages.fields import SCALAR_TYPES, FieldWriter, write_size_prog
 from torchmdla.packages.weights import PAGE, WeightInfo, Weights, align_up
 
 if TYPE_CHECKING:
-    from torchmdla.capture.size_program import SizeNodes
+    from torchmdla.capture.symbolic.size_program import SizeNodes
 
 
 class DamagedModel(ValueError):

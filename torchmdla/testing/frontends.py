@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import torchmdla
 from torchmdla import lazy
-from torchmdla.capture.function_module import FunctionModule
+from torchmdla.capture.fx.function_module import FunctionModule
 from torchmdla.errors import unknown_name
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.program import is_scriptable

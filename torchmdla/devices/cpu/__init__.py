@@ -33,8 +33,8 @@ class CpuDevice(Device):
         self._tuned = True
 
     def configure(self, **options: Any) -> None:
-        from torchmdla.devices.cpu.machine import Algorithms
-        from torchmdla.devices.cpu.processors import NATIVE
+        from torchmdla.devices.cpu.target.machine import Algorithms
+        from torchmdla.devices.cpu.target.processors import NATIVE
 
         default = os.environ.get("TORCHMDLA_PROCESSOR") or NATIVE
         processor, algorithms = options.pop("processor", default), options.pop("algorithms", "fast")
@@ -51,7 +51,7 @@ class CpuDevice(Device):
 
     @property
     def ops(self) -> Mapping[str, OpSupport]:
-        from torchmdla.devices.cpu.ops import OPS
+        from torchmdla.devices.cpu.target.ops import OPS
 
         return OPS
 
@@ -59,32 +59,32 @@ class CpuDevice(Device):
     def dtypes(self) -> frozenset[str]:
         # Every start reads this property, so it must not load LLVM.
         from torchmdla import _C
-        from torchmdla.devices.cpu.ops import DTYPES
+        from torchmdla.devices.cpu.target.ops import DTYPES
 
         return DTYPES | {"float16"} if _C.converts_f16(self._processor) else DTYPES
 
     def target(self) -> Target:
-        from torchmdla.devices.cpu.processors import target_of
+        from torchmdla.devices.cpu.target.processors import target_of
 
         return self._with_options(target_of(self._processor))
 
     def target_for(self, processor: str) -> Target:
-        from torchmdla.devices.cpu.processors import level_of
+        from torchmdla.devices.cpu.target.processors import level_of
 
         return self._with_options(level_of(processor))
 
     def freestanding(self, target: Target) -> Target:
-        from torchmdla.devices.cpu.machine import SCALAR_FUNCTIONS
+        from torchmdla.devices.cpu.target.machine import SCALAR_FUNCTIONS
 
         return replace(target, features=f"{target.features},{SCALAR_FUNCTIONS}")
 
     def features(self, target: Target) -> tuple[str, ...]:
-        from torchmdla.devices.cpu.processors import used_features
+        from torchmdla.devices.cpu.target.processors import used_features
 
         return used_features(target)
 
     def _with_options(self, target: Target) -> Target:
-        from torchmdla.devices.cpu.machine import ALGORITHMS, CHECK_BOUNDS
+        from torchmdla.devices.cpu.target.machine import ALGORITHMS, CHECK_BOUNDS
 
         # These are stored as features, so that every cache distinguishes programs that were compiled with other
         # options.
@@ -97,8 +97,8 @@ class CpuDevice(Device):
 
     @property
     def multiplies_bf16(self) -> bool:
-        from torchmdla.devices.cpu.machine import Machine
-        from torchmdla.devices.cpu.processors import target_of
+        from torchmdla.devices.cpu.target.machine import Machine
+        from torchmdla.devices.cpu.target.processors import target_of
 
         return Machine.of(target_of(self._processor)).dots_bf16
 
@@ -110,12 +110,12 @@ class CpuDevice(Device):
 
     @property
     def host(self) -> str:
-        from torchmdla.devices.cpu.processors import host
+        from torchmdla.devices.cpu.target.processors import host
 
         return json.dumps(asdict(host()))
 
     def set_host(self, host: str) -> None:
-        from torchmdla.devices.cpu.processors import set_host
+        from torchmdla.devices.cpu.target.processors import set_host
 
         try:
             set_host(Target(**json.loads(host)))
@@ -124,12 +124,12 @@ class CpuDevice(Device):
 
     @property
     def machine(self) -> str:
-        from torchmdla.devices.cpu.processors import describe_machine, target_of
+        from torchmdla.devices.cpu.target.processors import describe_machine, target_of
 
         return describe_machine(target_of(self._processor)) if self._tuned else ""
 
     def calibration(self) -> Mapping[str, Callable[[], Constant]]:
-        from torchmdla.devices.cpu.processors import target_of
+        from torchmdla.devices.cpu.target.processors import target_of
         from torchmdla.devices.cpu.tuning.calibration import measurements
 
         return measurements(target_of(self._processor))
@@ -156,6 +156,6 @@ class CpuDevice(Device):
         return lower(program)
 
     def load(self, artifact: Artifact) -> LoadedCode:
-        from torchmdla.devices.cpu.loader import load
+        from torchmdla.devices.cpu.codegen.loader import load
 
         return load(artifact)

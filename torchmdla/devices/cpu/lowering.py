@@ -14,8 +14,8 @@ from torchmdla.compiler import dump
 from torchmdla.compiler.artifact import Artifact, Manifest
 from torchmdla.compiler.mlir import convert_errors, located_text, new_context, shared_context
 from torchmdla.compiler.program import Program, Target
-from torchmdla.devices.cpu.code.checks import check_bounds
-from torchmdla.devices.cpu.code.emit import (
+from torchmdla.devices.cpu.codegen.checks import check_bounds
+from torchmdla.devices.cpu.codegen.emit import (
     capture_optimised_ir,
     disassemble,
     fold,
@@ -23,22 +23,22 @@ from torchmdla.devices.cpu.code.emit import (
     to_llvm_ir,
     to_object,
 )
-from torchmdla.devices.cpu.code.entry import ENTRY, Code, function_attributes, write_module
-from torchmdla.devices.cpu.code.linking import NotLinkable, link
-from torchmdla.devices.cpu.code.object_file import is_elf, join_objects, undefined_symbols
-from torchmdla.devices.cpu.code.parts import Part, partition
+from torchmdla.devices.cpu.codegen.entry import ENTRY, Code, function_attributes, write_module
+from torchmdla.devices.cpu.codegen.linking import NotLinkable, link
+from torchmdla.devices.cpu.codegen.object_file import is_elf, join_objects, undefined_symbols
+from torchmdla.devices.cpu.codegen.parts import Part, partition
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.printer import program_text
+from torchmdla.devices.cpu.ir.verifier import verify
 from torchmdla.devices.cpu.linalg.fusion import fuse
 from torchmdla.devices.cpu.linalg.reading import read_program
 from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
-from torchmdla.devices.cpu.loop_program import LoopProgram
-from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.pipeline import Tiles, transform
-from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.schedule.plan import Decisions, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.tile_loops import symbols_of
-from torchmdla.devices.cpu.verifier import verify
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.errors import CompileError
 from torchmdla.support import trace
 from torchmdla.support.sharing import parallel_map
@@ -85,7 +85,7 @@ def run_passes(text: str, passes: Sequence[str], target: Target) -> Iterator[tup
         torchmdla.CompileError: a pass does not exist, the text is not a loop program, or lark is not installed.
     """
     try:
-        from torchmdla.devices.cpu.parser import parse_program
+        from torchmdla.devices.cpu.ir.parser import parse_program
     except ModuleNotFoundError as error:
         raise CompileError(f"loop programs are read with {error.name}: pip install 'torchmdla[tools]'") from None
     steps = parse_program(text)

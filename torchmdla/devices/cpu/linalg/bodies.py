@@ -8,10 +8,9 @@ from typing import Any
 
 from torch_mlir import ir
 
-from torchmdla.devices.cpu import math_library
-from torchmdla.devices.cpu.accesses import Scalar
-from torchmdla.devices.cpu.element_types import NotANestError, register_type
-from torchmdla.devices.cpu.expressions import (
+from torchmdla.devices.cpu.ir.accesses import Scalar
+from torchmdla.devices.cpu.ir.element_types import NotANestError, register_type
+from torchmdla.devices.cpu.ir.expressions import (
     Expression,
     accumulator,
     constant,
@@ -20,6 +19,7 @@ from torchmdla.devices.cpu.expressions import (
     operation,
     scalar,
 )
+from torchmdla.devices.cpu.target import math_library
 
 # Placeholder expressions: the element of an operand, and an element of a table.
 OPERAND, LOOKUP = "operand", "lookup in table"

@@ -9,8 +9,8 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.compiler.mlir import convert_errors, forward_of, run
-from torchmdla.devices.cpu import math_library
-from torchmdla.devices.cpu.loop_program import MAX_BODY_OPERATIONS
+from torchmdla.devices.cpu.ir.loop_program import MAX_BODY_OPERATIONS
+from torchmdla.devices.cpu.target import math_library
 
 _GENERALISE = "func.func(refback-generalize-tensor-concat,linalg-generalize-named-ops,canonicalize,cse)"
 _FUSE = "func.func(linalg-fuse-elementwise-ops)"

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchmdla.devices.cpu.accesses import Access, AffineExpr
-from torchmdla.devices.cpu.element_types import storage_type
-from torchmdla.devices.cpu.expressions import Expression, contents, numbered_value, substitute
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr
+from torchmdla.devices.cpu.ir.element_types import storage_type
+from torchmdla.devices.cpu.ir.expressions import Expression, contents, numbered_value, substitute
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND
 from torchmdla.devices.cpu.linalg.views import View
 

@@ -18,7 +18,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import arith, func, memref, scf
 
 from torchmdla.compiler.mlir import convert_errors, ops_named, run
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, NotANestError, register_type, storage_type
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, NotANestError, register_type, storage_type
 from torchmdla.errors import CompileError
 
 # Upstream's tensor-matching ops have their own bufferisation pass, which does not know about changes in place.

@@ -21,9 +21,20 @@ from torch_mlir import ir
 
 from torchmdla.compiler.mlir import forward_of, nodes_of
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, Table, TableAccess
-from torchmdla.devices.cpu.element_types import NotANestError, register_type, storage_type
-from torchmdla.devices.cpu.expressions import Expression, contents, gather, index, load, rewrite
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer, Scalar, Table, TableAccess
+from torchmdla.devices.cpu.ir.element_types import NotANestError, register_type, storage_type
+from torchmdla.devices.cpu.ir.expressions import Expression, contents, gather, index, load, rewrite
+from torchmdla.devices.cpu.ir.loop_program import (
+    AssertStep,
+    LoadStep,
+    LoopNest,
+    LoopProgram,
+    OutlinedRegion,
+    ScalarStep,
+    Step,
+    StoreStep,
+    is_bijective,
+)
 from torchmdla.devices.cpu.linalg.bodies import LOOKUP, OPERAND, BodyReader, constant_of, number
 from torchmdla.devices.cpu.linalg.operands import (
     Index,
@@ -36,17 +47,6 @@ from torchmdla.devices.cpu.linalg.operands import (
 )
 from torchmdla.devices.cpu.linalg.outlined_regions import outline
 from torchmdla.devices.cpu.linalg.views import VIEWS, View, apply_view_op, block, shape_of
-from torchmdla.devices.cpu.loop_program import (
-    AssertStep,
-    LoadStep,
-    LoopNest,
-    LoopProgram,
-    OutlinedRegion,
-    ScalarStep,
-    Step,
-    StoreStep,
-    is_bijective,
-)
 from torchmdla.errors import CompileError
 
 

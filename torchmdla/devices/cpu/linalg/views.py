@@ -21,7 +21,7 @@ from typing import Any
 from torch_mlir import ir
 
 from torchmdla.compiler.sizes import static
-from torchmdla.devices.cpu.accesses import Buffer
+from torchmdla.devices.cpu.ir.accesses import Buffer
 from torchmdla.errors import CompileError
 
 # A part of a view's dimension that is linear in the base buffer: its size, and the factor of its index in each of the

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmdla.compiler.sizes import AnySize, static
-from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import Expression
-from torchmdla.devices.cpu.loop_program import LoopNest, has_zero_initial
+from torchmdla.devices.cpu.ir.accesses import Access
+from torchmdla.devices.cpu.ir.expressions import Expression
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, has_zero_initial
 from torchmdla.devices.cpu.passes.bilinear_maps import (
     KIND,
     PRODUCTS,

@@ -13,15 +13,15 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from torchmdla.compiler.sizes import static
-from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.loop_program import Contraction, LoopNest, LoopProgram
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import Access
+from torchmdla.devices.cpu.ir.loop_program import Contraction, LoopNest, LoopProgram
+from torchmdla.devices.cpu.ir.printer import nest_text
+from torchmdla.devices.cpu.ir.work import work_of
 from torchmdla.devices.cpu.passes.bilinear_algorithms import Convolution, Product
 from torchmdla.devices.cpu.passes.bilinear_maps import PRODUCTS, Transforms, has_transforms, transforms
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, choose_extent
-from torchmdla.devices.cpu.printer import nest_text
-from torchmdla.devices.cpu.work import work_of
+from torchmdla.devices.cpu.target.machine import Machine
 
 # Measurements count only if the machine's setting of algorithms is this one.
 COST_MODEL = "fast"
@@ -53,7 +53,7 @@ class Choice:
         self._direct_time = self._products_time(self._vectors, self._memory_time(self._count(weights.loops)))
 
     def select(self) -> str:
-        """Return one of :data:`~torchmdla.devices.cpu.machine.Algorithms`; ``fast`` leaves the choice to costs."""
+        """Return one of :data:`~torchmdla.devices.cpu.target.machine.Algorithms`; ``fast`` lets costs decide."""
         if self.machine.algorithms == COST_MODEL and self.steps.measured:
             return self.steps.measured.get(self._name, COST_MODEL)
         return self.machine.algorithms

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 
-from torchmdla.devices.cpu.expressions import Expression, constant, operation
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, operation
 
 KIND = "f32"
 ZERO = constant(0.0, KIND)

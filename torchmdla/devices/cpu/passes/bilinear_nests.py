@@ -15,9 +15,9 @@ from functools import cached_property, partial
 from typing import Literal
 
 from torchmdla.compiler.sizes import AnySize
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import Expression, accumulator, load, operation, reduced, substitute
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, Step, TileLoop
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import Expression, accumulator, load, operation, reduced, substitute
+from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest, Step, TileLoop
 from torchmdla.devices.cpu.passes.bilinear_maps import KIND, ZERO, Place, Values
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 

@@ -2,7 +2,7 @@
 
 An access is linear in the loops of its step. Its least and its largest place are therefore polynomials of the symbols,
 as is the number of elements of its buffer. Kernels check indices that are data themselves
-(:class:`~torchmdla.devices.cpu.kernel_spec.Table`).
+(:class:`~torchmdla.devices.cpu.ir.kernel_spec.Table`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from torchmdla.compiler.sizes import AnySize, Size, is_positive
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
 from torchmdla.errors import CompileError
 
 

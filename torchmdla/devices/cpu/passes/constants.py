@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from torchmdla.compiler.sizes import estimate
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import load, substitute
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
-from torchmdla.devices.cpu.patterns import Captured, Rule, op
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.expressions import load, substitute
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.ir.patterns import Captured, Rule, op
 
 # A filled buffer larger than this (in elements) costs more than it gains.
 _MOST_ELEMENTS = 1 << 20

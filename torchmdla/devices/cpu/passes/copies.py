@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torchmdla.compiler.sizes import is_positive
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import load
-from torchmdla.devices.cpu.loop_program import (
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import load
+from torchmdla.devices.cpu.ir.loop_program import (
     LoopNest,
     LoopProgram,
     Step,

@@ -28,14 +28,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from torchmdla.compiler.sizes import estimate
-from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import Expression, constant, contents, map_loads, operation
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, has_zero_initial, may_move
+from torchmdla.devices.cpu.ir.accesses import Access
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, contents, map_loads, operation
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users, has_zero_initial, may_move
+from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule, any_expression, op
 from torchmdla.devices.cpu.passes.fold_scales import can_scale_sum, is_scaling_profitable, scale_sum, scale_weights
 from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
 from torchmdla.devices.cpu.passes.producers import INLINING_REQUIREMENTS, find_producer, find_writer, is_reduced_from
 from torchmdla.devices.cpu.passes.rematerialise import operand_access
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, any_expression, op
 
 _TERM, _ROW_LARGEST = op("load", name="term"), op("load", name="largest")
 _DIVIDED = op("arith.divf", _TERM, any_expression("divisor"))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torchmdla.compiler.sizes import AnySize, estimate, is_positive
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import Expression
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, Users, fill_value, is_copy
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import Expression
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Step, Users, fill_value, is_copy
 
 
 def elide_insert_copies(steps: LoopProgram) -> None:

@@ -1,7 +1,7 @@
 """Elementwise steps that are fused into the contraction whose result they read, while it is in registers.
 
 A reduction's elementwise reader (bias, batch norm, residual, activation, change of type or of layout) becomes its
-:class:`~torchmdla.devices.cpu.loop_program.Epilogue`. The reduction's own result is then never stored. A start value
+:class:`~torchmdla.devices.cpu.ir.loop_program.Epilogue`. The reduction's own result is then never stored. A start value
 that is not a constant becomes an epilogue, too. An example is a bias that is written to the output before a convolution
 adds to it.
 """
@@ -14,9 +14,9 @@ from functools import partial
 from itertools import pairwise
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import constant, contents, load, operation, reduced, substitute
-from torchmdla.devices.cpu.loop_program import (
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import constant, contents, load, operation, reduced, substitute
+from torchmdla.devices.cpu.ir.loop_program import (
     Epilogue,
     LoopNest,
     LoopProgram,

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from torchmdla.compiler.sizes import estimate
-from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.expressions import Expression, contents, load, operation, reduced, substitute
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, has_zero_initial
+from torchmdla.devices.cpu.ir.accesses import Access
+from torchmdla.devices.cpu.ir.expressions import Expression, contents, load, operation, reduced, substitute
+from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest, LoopProgram, has_zero_initial
+from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule, find_matches, op
 from torchmdla.devices.cpu.passes.layout import in_memory_order, lay_out
 from torchmdla.devices.cpu.passes.narrow.buffers import HalfBuffers
 from torchmdla.devices.cpu.passes.narrow.sums import replace_in_epilogue
 from torchmdla.devices.cpu.passes.precompute import IsKnown
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule, find_matches, op
 
 # Weights that a call uses less often than this stay unchanged: a scaled copy would cost more than it gains.
 _LEAST_USES = 8

@@ -14,9 +14,9 @@ import numpy as np
 
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import NoPolynomial, Size, at, fit, static
-from torchmdla.devices.cpu.accesses import Buffer, Scalar
-from torchmdla.devices.cpu.expressions import Expression, constant, operation, size
-from torchmdla.devices.cpu.loop_program import LoopProgram, OutlinedRegion, ScalarStep
+from torchmdla.devices.cpu.ir.accesses import Buffer, Scalar
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, operation, size
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram, OutlinedRegion, ScalarStep
 from torchmdla.devices.cpu.passes.precompute import has_dynamic_sizes
 from torchmdla.errors import CompileError
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import partial
 
 from torchmdla.compiler.sizes import estimate, quotient
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import load
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import load
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
 
 # Channels are the second dimension, by PyTorch's convention.
 _CHANNEL = 1

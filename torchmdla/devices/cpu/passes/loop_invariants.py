@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmdla.compiler.sizes import estimate
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, contents, load, map_loads, substitute
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_elementwise
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.expressions import Expression, contents, load, map_loads, substitute
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, is_elementwise
 
 # A separate step pays off if its work was repeated at least this many times.
 _LEAST_REPEATED = 8

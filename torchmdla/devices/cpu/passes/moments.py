@@ -24,9 +24,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from torchmdla.compiler.sizes import estimate
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, accumulator, constant, load, map_loads, operation, substitute
-from torchmdla.devices.cpu.loop_program import (
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.expressions import (
+    Expression,
+    accumulator,
+    constant,
+    load,
+    map_loads,
+    operation,
+    substitute,
+)
+from torchmdla.devices.cpu.ir.loop_program import (
     LoopNest,
     LoopProgram,
     Users,
@@ -35,9 +43,9 @@ from torchmdla.devices.cpu.loop_program import (
     may_move,
     split_loop,
 )
+from torchmdla.devices.cpu.ir.patterns import Captured, Rule, op
 from torchmdla.devices.cpu.passes.producers import INLINING_REQUIREMENTS, find_writer, find_writers, is_reduced_from
 from torchmdla.devices.cpu.passes.rematerialise import operand_access
-from torchmdla.devices.cpu.patterns import Captured, Rule, op
 
 # One in this many elements of a row is summed ahead, which lengthens the walk by that fraction. They are the first
 # elements of each of several blocks, so that an unusual beginning of a row does not determine the shift.

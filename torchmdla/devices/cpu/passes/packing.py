@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
 from torchmdla.devices.cpu.passes.layout import has_sliding_window, in_memory_order, lay_out
 from torchmdla.devices.cpu.passes.precompute import parameter_predicate, parameter_values
 from torchmdla.devices.cpu.schedule import estimate_cycles
+from torchmdla.devices.cpu.target.machine import Machine
 
 # Weights.
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from torchmdla.compiler import dump
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.loop_program import LoopProgram, TileLoop
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram, TileLoop
+from torchmdla.devices.cpu.ir.patterns import Rule, apply
+from torchmdla.devices.cpu.ir.printer import program_text
+from torchmdla.devices.cpu.ir.verifier import is_enabled, verify
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
 from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX
@@ -33,10 +35,8 @@ from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
 from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
 from torchmdla.devices.cpu.passes.winograd import USE_WINOGRAD
-from torchmdla.devices.cpu.patterns import Rule, apply
-from torchmdla.devices.cpu.printer import program_text
 from torchmdla.devices.cpu.reference import validation
-from torchmdla.devices.cpu.verifier import is_enabled, verify
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.errors import CompileError, unknown_name
 from torchmdla.support import trace
 
@@ -156,7 +156,7 @@ def transform(
         samples: The steps of the program, or of each sample of a dynamic program.
         tiles: The tiles of the chains (:func:`~torchmdla.devices.cpu.passes.tile_fusion.fuse_by_tiles`), if they are
             already chosen.
-        measured: The algorithms of some contractions (:class:`~torchmdla.devices.cpu.loop_program.LoopProgram`).
+        measured: The algorithms of some contractions (:class:`~torchmdla.devices.cpu.ir.loop_program.LoopProgram`).
 
     Returns:
         The steps, and the tiles of the loops that run by tiles, in order.

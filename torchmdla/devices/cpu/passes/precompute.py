@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, Size, static
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import map_gathers
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.expressions import map_gathers
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Packing, Step, TileLoop, Users
 
 # A pack with repeated values may be this many times as large as its sources: a bias that fills an image is not packed.
 _MOST_GROWTH = 4

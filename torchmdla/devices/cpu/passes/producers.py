@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.loop_program import LoopNest, Step, Users, is_elementwise, is_permutation
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, Step, Users, is_elementwise, is_permutation
+from torchmdla.devices.cpu.ir.patterns import Pattern
 from torchmdla.devices.cpu.passes.rematerialise import operand_access
-from torchmdla.devices.cpu.patterns import Pattern
 
 
 def find_writers(users: Users, buffer: Buffer) -> list[Step]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, load, map_loads, substitute
-from torchmdla.devices.cpu.loop_program import MAX_BODY_OPERATIONS, LoopNest, is_elementwise, is_permutation
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.expressions import Expression, load, map_loads, substitute
+from torchmdla.devices.cpu.ir.loop_program import MAX_BODY_OPERATIONS, LoopNest, is_elementwise, is_permutation
 
 # Instructions that take no longer than half a load. Divisions, roots and functions are not among them.
 _CHEAP = frozenset(

@@ -1,7 +1,7 @@
 """Rerolling of unrolled loops, such as the steps of a recurrent network over time, into one repeated step.
 
 Consecutive steps that repeat with a period, equal except for the places of their operands, become a
-:class:`~torchmdla.devices.cpu.loop_program.RepeatLoop`. From one iteration to the next, an operand may
+:class:`~torchmdla.devices.cpu.ir.loop_program.RepeatLoop`. From one iteration to the next, an operand may
 
 - advance: it is in the same buffer, a fixed distance further;
 - be passed on: it is a temporary that an earlier iteration wrote. The iterations' results become rows of one buffer, so
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from torchmdla.compiler.sizes import AnySize, estimate, static
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import map_loads
-from torchmdla.devices.cpu.loop_program import (
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import map_loads
+from torchmdla.devices.cpu.ir.loop_program import (
     Epilogue,
     LoopNest,
     LoopProgram,

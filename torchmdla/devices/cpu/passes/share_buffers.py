@@ -17,8 +17,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.loop_program import (
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.loop_program import (
     LoopNest,
     LoopProgram,
     RepeatLoop,

@@ -3,8 +3,8 @@
 A step of an LSTM is one product of the hidden state with the weights of all gates. Elementwise nests then read the
 gates as slices of it. Both walk the hidden units. A tile computes the product of all gates for a few units, and then
 the elementwise steps while these gates are in the first-level cache. The whole is one
-:class:`~torchmdla.devices.cpu.loop_program.TileLoop`, whose range threads share. The pass is not specific to recurrent
-networks: it requires only a product and equal slices of one of its loops.
+:class:`~torchmdla.devices.cpu.ir.loop_program.TileLoop`, whose range threads share. The pass is not specific to
+recurrent networks: it requires only a product and equal slices of one of its loops.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from functools import partial
 from itertools import pairwise
 
 from torchmdla.compiler.sizes import AnySize, estimate, is_positive, quotient, static
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
-from torchmdla.devices.cpu.loop_program import (
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.ir.loop_program import (
     LoopNest,
     LoopProgram,
     Step,
@@ -30,8 +30,8 @@ from torchmdla.devices.cpu.loop_program import (
     is_elementwise,
     split_loop,
 )
-from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.passes.elide_inserts import are_disjoint
+from torchmdla.devices.cpu.target.machine import Machine
 
 # The share of the first-level cache that one tile's slices may fill, as their readers need room, too.
 _LOCAL_PART = 0.5

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import accumulator, load, map_loads, reindex
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, split_loop
-from torchmdla.devices.cpu.patterns import Captured, Rule
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import accumulator, load, map_loads, reindex
+from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest, LoopProgram, split_loop
+from torchmdla.devices.cpu.ir.patterns import Captured, Rule
 from torchmdla.devices.cpu.schedule import NEUTRAL, is_reorderable
 
 # A reduction of fewer elements ends before a second thread has begun.

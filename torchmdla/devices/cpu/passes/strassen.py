@@ -20,14 +20,14 @@ from __future__ import annotations
 from functools import partial
 
 from torchmdla.compiler.sizes import static
-from torchmdla.devices.cpu.accesses import Access
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import Access
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule
 from torchmdla.devices.cpu.passes.bilinear_algorithms import BILINEAR_REQUIREMENTS, Product, strassen
 from torchmdla.devices.cpu.passes.bilinear_costs import COST_MODEL, StrassenChoice
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule
+from torchmdla.devices.cpu.target.machine import Machine
 
 # The algorithm setting under which all possible products use Strassen's algorithm.
 _FORCED = "strassen"

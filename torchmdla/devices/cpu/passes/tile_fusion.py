@@ -1,7 +1,7 @@
 """Fusion of consecutive nests over the same outer loops by tiles: one pass over memory for all of them.
 
 Softmax, normalisations, attention and chains of elementwise nests and reductions compute rows that are independent of
-each other. Each chain becomes a :class:`~torchmdla.devices.cpu.loop_program.TileLoop`. For each tile of the shared
+each other. Each chain becomes a :class:`~torchmdla.devices.cpu.ir.loop_program.TileLoop`. For each tile of the shared
 loops (the axes), it runs all nests in order, with intermediate values in small buffers that stay in the cache.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torchmdla.compiler.sizes import AnySize, at
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, Users, is_contraction, is_copy
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Step, TileLoop, Users, is_contraction, is_copy
 from torchmdla.devices.cpu.passes.rematerialise import rematerialise
+from torchmdla.devices.cpu.target.machine import Machine
 
 # Local buffers are on the stack of the thread that runs a tile.
 MOST_LOCAL_BYTES = 256 << 10

@@ -21,13 +21,13 @@ import math
 from functools import partial
 
 from torchmdla.compiler.sizes import estimate
-from torchmdla.devices.cpu.accesses import AffineExpr
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import AffineExpr
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule
 from torchmdla.devices.cpu.passes.bilinear_algorithms import BILINEAR_REQUIREMENTS, Convolution, Window, winograd
 from torchmdla.devices.cpu.passes.bilinear_costs import WinogradChoice, is_exact
 from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
-from torchmdla.devices.cpu.patterns import SUM_OF_PRODUCTS, Captured, Rule
+from torchmdla.devices.cpu.target.machine import Machine
 
 # With more windows than this, tiles have too many places.
 _MOST_WINDOWS = 2

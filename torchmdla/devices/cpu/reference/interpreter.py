@@ -20,9 +20,9 @@ import numpy as np
 from torch_mlir import ir
 
 from torchmdla.compiler.sizes import AnySize, Size, at
-from torchmdla.devices.cpu.accesses import Access, Buffer, Scalar, TableAccess
-from torchmdla.devices.cpu.expressions import Expression, contents
-from torchmdla.devices.cpu.loop_program import (
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer, Scalar, TableAccess
+from torchmdla.devices.cpu.ir.expressions import Expression, contents
+from torchmdla.devices.cpu.ir.loop_program import (
     AssertStep,
     ElementStep,
     LoadStep,

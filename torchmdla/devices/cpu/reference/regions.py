@@ -12,7 +12,7 @@ from torch_mlir import ir
 
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.mlir import run as run_passes
-from torchmdla.devices.cpu.element_types import register_type
+from torchmdla.devices.cpu.ir.element_types import register_type
 from torchmdla.devices.cpu.linalg.bodies import attributes_text, constant_of
 from torchmdla.devices.cpu.reference.operations import Array, UnsupportedOperation, apply, round_to_type
 

@@ -19,10 +19,10 @@ from functools import partial
 import numpy as np
 
 from torchmdla.compiler.sizes import at
-from torchmdla.devices.cpu.accesses import Buffer
-from torchmdla.devices.cpu.loop_program import LoopProgram, flatten
+from torchmdla.devices.cpu.ir.accesses import Buffer
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram, flatten
+from torchmdla.devices.cpu.ir.printer import StepsPrinter, program_text
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
-from torchmdla.devices.cpu.printer import StepsPrinter, program_text
 from torchmdla.devices.cpu.reference.interpreter import (
     CallArguments,
     Footprint,

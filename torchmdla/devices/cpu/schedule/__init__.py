@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from torchmdla.compiler.sizes import Size, at
-from torchmdla.devices.cpu import math_library
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
-from torchmdla.devices.cpu.expressions import Expression, contents
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand, specialise
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.ir.expressions import Expression, contents
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch, miss_cycles
 from torchmdla.devices.cpu.schedule.dataflow import varying_loops
 from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
 from torchmdla.devices.cpu.schedule.streams import streams
+from torchmdla.devices.cpu.target import math_library
+from torchmdla.devices.cpu.target.machine import Machine
 
 # Ops that combine a reduction's partial results in any order, with their neutral elements.
 NEUTRAL = {

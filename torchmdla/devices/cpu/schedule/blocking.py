@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
-from torchmdla.devices.cpu.kernel_spec import AnyNest, AnyOperand, KernelSpec, Operand
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, AnyOperand, KernelSpec, Operand
 from torchmdla.devices.cpu.schedule.streams import streams
+from torchmdla.devices.cpu.target.machine import Machine
 
 # The cycles to fetch a byte from beyond the first-level cache, mostly hidden by arithmetic, and the part of a cache
 # that operands may fill.

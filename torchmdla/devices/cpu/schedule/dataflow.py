@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from torchmdla.devices.cpu.expressions import Expression, contents
-from torchmdla.devices.cpu.kernel_spec import AnyNest
-from torchmdla.devices.cpu.patterns import find_matches, op
+from torchmdla.devices.cpu.ir.expressions import Expression, contents
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
+from torchmdla.devices.cpu.ir.patterns import find_matches, op
 
 # Represents the reduction among the loops that a value varies with, even if all reduction loops were removed.
 ACCUMULATION = -1

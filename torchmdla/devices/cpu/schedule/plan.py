@@ -22,15 +22,15 @@ from typing import Any, get_args
 
 from torchmdla.compiler import records
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.kernel_spec import AnyNest
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Step, TileLoop, flatten
-from torchmdla.devices.cpu.machine import Algorithms, Machine
-from torchmdla.devices.cpu.printer import nest_text
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Step, TileLoop, flatten
+from torchmdla.devices.cpu.ir.printer import nest_text
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, Symbols, choose_schedule, count, ranges
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch
 from torchmdla.devices.cpu.schedule.tile_loops import TileSchedule, schedule_tiles
 from torchmdla.devices.cpu.schedule.validity import find_faults
-from torchmdla.devices.cpu.vector_math import expand
+from torchmdla.devices.cpu.target.machine import Algorithms, Machine
+from torchmdla.devices.cpu.target.vector_math import expand
 from torchmdla.errors import CompileError
 
 # The program's option that specifies decisions.

@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torchmdla.devices.cpu import math_library
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
-from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
 from torchmdla.devices.cpu.schedule.streams import is_read_once, streams
+from torchmdla.devices.cpu.target import math_library
+from torchmdla.devices.cpu.target.machine import Machine
 
 # Cycles on a core that begins two vector operations and two loads in each.
 _OPERATION = 0.5

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmdla.compiler.sizes import Size, at
-from torchmdla.devices.cpu.accesses import Buffer
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES, storage_type
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, TileLoop, flatten
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import Buffer
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, TileLoop, flatten
 from torchmdla.devices.cpu.schedule import Ahead, Blocks, Fetch, Symbols, choose_schedule, count
-from torchmdla.devices.cpu.vector_math import expand
+from torchmdla.devices.cpu.target.machine import Machine
+from torchmdla.devices.cpu.target.vector_math import expand
 
 # An operand of a member, by the numbers of the member and the operand.
 Place = tuple[int, int]

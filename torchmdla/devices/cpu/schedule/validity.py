@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.kernel_spec import AnyNest
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
 from torchmdla.devices.cpu.schedule import Schedule, may_vectorise
 from torchmdla.devices.cpu.schedule.blocking import has_static_layout
+from torchmdla.devices.cpu.target.machine import Machine
 
 
 def find_faults(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:

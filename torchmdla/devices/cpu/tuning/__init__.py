@@ -19,10 +19,10 @@ from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
 from torchmdla.compiler.sizes import static as static_size
-from torchmdla.devices.cpu.kernel_spec import AnyNest, specialise
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, OutlinedRegion, TileLoop, flatten
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, specialise
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, OutlinedRegion, TileLoop, flatten
+from torchmdla.devices.cpu.ir.work import work_of
 from torchmdla.devices.cpu.lowering import loop_program
-from torchmdla.devices.cpu.machine import Machine
 from torchmdla.devices.cpu.schedule import Schedule, Symbols
 from torchmdla.devices.cpu.schedule.plan import (
     Decisions,
@@ -33,11 +33,11 @@ from torchmdla.devices.cpu.schedule.plan import (
     plan_schedules,
     to_json_data,
 )
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.devices.cpu.tuning.algorithms import tune_algorithms
 from torchmdla.devices.cpu.tuning.measuring import Bench, Unmeasurable
 from torchmdla.devices.cpu.tuning.search import Search
 from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn, with_records
-from torchmdla.devices.cpu.work import work_of
 from torchmdla.devices.device import Progress
 from torchmdla.errors import CompileError
 

@@ -19,10 +19,10 @@ from torch_mlir import ir
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
-from torchmdla.devices.cpu.loop_program import Contraction, LoopProgram
+from torchmdla.devices.cpu.ir.loop_program import Contraction, LoopProgram
 from torchmdla.devices.cpu.lowering import loop_program
-from torchmdla.devices.cpu.machine import ALGORITHMS, Algorithms, Machine
 from torchmdla.devices.cpu.schedule.plan import ALGORITHM
+from torchmdla.devices.cpu.target.machine import ALGORITHMS, Algorithms, Machine
 from torchmdla.devices.cpu.tuning.whole import RunningProgram, measure_in_turn, with_records
 from torchmdla.devices.device import Progress
 from torchmdla.errors import CompileError

@@ -1,4 +1,4 @@
-"""Calibration: measured constants of :class:`~torchmdla.devices.cpu.machine.Machine` that differ between machines.
+"""Calibration: constants of :class:`~torchmdla.devices.cpu.target.machine.Machine` that differ between machines.
 
 The kernels are typical for programs, and run on one thread. One is a matrix product in the first-level cache, with full
 vectors and with half vectors. The other is the product of one vector with weights that exceed the second-level cache. A
@@ -14,13 +14,13 @@ from functools import cached_property, partial
 
 from torchmdla.compiler.program import Program, Target
 from torchmdla.compiler.records import Constant, Number
-from torchmdla.devices.cpu.expressions import accumulator, constant, numbered_value, operation
-from torchmdla.devices.cpu.kernel_spec import KernelSpec, Operand
-from torchmdla.devices.cpu.machine import Machine
-from torchmdla.devices.cpu.processors import second_cache
+from torchmdla.devices.cpu.ir.expressions import accumulator, constant, numbered_value, operation
+from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.schedule import Schedule, ScheduleContext, choose_schedule, complete_schedule, parallel_order
 from torchmdla.devices.cpu.schedule.blocking import Level
 from torchmdla.devices.cpu.schedule.register_tile import choose_tile
+from torchmdla.devices.cpu.target.machine import Machine
+from torchmdla.devices.cpu.target.processors import second_cache
 from torchmdla.devices.cpu.tuning.measuring import Bench, Kernel
 
 # The rounds in which alternatives are timed. The least time counts.

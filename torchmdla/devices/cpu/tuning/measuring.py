@@ -19,14 +19,14 @@ from torch_mlir import ir
 
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.code.emit import to_llvm, to_object
-from torchmdla.devices.cpu.code.entry import declaration, function_attributes
-from torchmdla.devices.cpu.code.kernels import write_kernel
-from torchmdla.devices.cpu.element_types import storage_type
-from torchmdla.devices.cpu.kernel_spec import AnyNest, KernelSpec, Operand
-from torchmdla.devices.cpu.loader import address_of
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.codegen.emit import to_llvm, to_object
+from torchmdla.devices.cpu.codegen.entry import declaration, function_attributes
+from torchmdla.devices.cpu.codegen.kernels import write_kernel
+from torchmdla.devices.cpu.codegen.loader import address_of
+from torchmdla.devices.cpu.ir.element_types import storage_type
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelSpec, Operand
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, count, ranges
+from torchmdla.devices.cpu.target.machine import Machine
 
 # The bytes of copies that evict each other from the caches, and the most copies.
 _COLD_BYTES = 48 << 20

@@ -13,8 +13,7 @@ from functools import lru_cache
 from itertools import islice
 
 from torchmdla.compiler.program import Program
-from torchmdla.devices.cpu.kernel_spec import KernelSpec
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec
 from torchmdla.devices.cpu.schedule import (
     Schedule,
     ScheduleContext,
@@ -27,6 +26,7 @@ from torchmdla.devices.cpu.schedule.blocking import Level, levels_by_cost
 from torchmdla.devices.cpu.schedule.plan import MOST_POINTS, points
 from torchmdla.devices.cpu.schedule.register_tile import reduction_order, tiles_by_cost
 from torchmdla.devices.cpu.schedule.validity import find_faults
+from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.devices.cpu.tuning.measuring import Bench, Kernel, are_different
 from torchmdla.errors import CompileError
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from torchmdla.compiler.sizes import estimate
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
-from torchmdla.devices.cpu.expressions import Expression, constant, contents, load, operation, substitute
-from torchmdla.devices.cpu.loop_program import LoopNest, LoopProgram, Users, starts_from_zero
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, contents, load, operation, substitute
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users, starts_from_zero
+from torchmdla.devices.cpu.ir.patterns import SUM_OF_INTEGER_PRODUCTS, SUM_OF_PRODUCTS, any_expression, op
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.passes.narrow.formats import (
     BYTE,
@@ -27,7 +27,7 @@ from torchmdla.devices.cpu.passes.narrow.layouts import WORD_BYTES, WordProduct,
 from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum, has_few_terms, hoist, scale_result, sum_of_words
 from torchmdla.devices.cpu.passes.precompute import overwritten_buffers, parameter_predicate
 from torchmdla.devices.cpu.passes.winograd import is_faster_by_winograd
-from torchmdla.devices.cpu.patterns import SUM_OF_INTEGER_PRODUCTS, SUM_OF_PRODUCTS, any_expression, op
+from torchmdla.devices.cpu.target.machine import Machine
 
 # A function that returns an access in the new layout of its buffer.
 AccessMap = Callable[[Access], Access]

@@ -20,11 +20,10 @@ from functools import partial
 from typing import Any
 
 from torchmdla.compiler.sizes import quotient
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
-from torchmdla.devices.cpu.expressions import Expression, constant, contents, load, substitute
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest, LoopProgram, is_bijective, is_copy, split_loop
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, contents, load, substitute
+from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest, LoopProgram, is_bijective, is_copy, split_loop
 from torchmdla.devices.cpu.passes.layout import has_sliding_window
 from torchmdla.devices.cpu.passes.narrow.buffers import HalfBuffers, NarrowBuffers, QuantisedBuffers
 from torchmdla.devices.cpu.passes.narrow.layouts import (
@@ -37,6 +36,7 @@ from torchmdla.devices.cpu.passes.narrow.layouts import (
     product_of_words,
 )
 from torchmdla.devices.cpu.passes.narrow.stores import store_words
+from torchmdla.devices.cpu.target.machine import Machine
 
 
 def use_dot_products(steps: LoopProgram, machine: Machine) -> None:

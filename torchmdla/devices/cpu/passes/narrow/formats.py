@@ -30,10 +30,10 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import Expression, constant, map_loads, operation, rewrite
-from torchmdla.devices.cpu.loop_program import LoopProgram
-from torchmdla.devices.cpu.patterns import AnyPattern, Pattern, any_expression, any_of, op
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, map_loads, operation, rewrite
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.patterns import AnyPattern, Pattern, any_expression, any_of, op
 
 WIDE, SUM, BYTE = "f32", "i32", "i8"
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, quotient
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import Expression, constant, map_loads, operation
-from torchmdla.devices.cpu.loop_program import LoopNest
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, map_loads, operation
+from torchmdla.devices.cpu.ir.loop_program import LoopNest
 
 WORD = "i32"
 WORD_BYTES = 4

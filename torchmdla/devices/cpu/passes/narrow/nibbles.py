@@ -25,8 +25,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
-from torchmdla.devices.cpu.accesses import Access, Buffer
-from torchmdla.devices.cpu.expressions import (
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.devices.cpu.ir.expressions import (
     Expression,
     accumulator,
     constant,
@@ -36,7 +36,7 @@ from torchmdla.devices.cpu.expressions import (
     operation,
     reduced,
 )
-from torchmdla.devices.cpu.loop_program import (
+from torchmdla.devices.cpu.ir.loop_program import (
     Epilogue,
     LoopNest,
     LoopProgram,
@@ -45,14 +45,14 @@ from torchmdla.devices.cpu.loop_program import (
     is_copy,
     split_loop,
 )
-from torchmdla.devices.cpu.machine import Machine
+from torchmdla.devices.cpu.ir.patterns import Captured, Rule, any_expression, any_of, op
 from torchmdla.devices.cpu.passes.narrow.formats import BYTE, WIDE
 from torchmdla.devices.cpu.passes.narrow.layouts import shift, word_access
 from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum, compute_ahead, hoist
 from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
 from torchmdla.devices.cpu.passes.producers import find_elementwise_producer
 from torchmdla.devices.cpu.passes.rematerialise import operand_access
-from torchmdla.devices.cpu.patterns import Captured, Rule, any_expression, any_of, op
+from torchmdla.devices.cpu.target.machine import Machine
 
 # The bits of a weight, the number of weights in a byte, and the bytes of a word.
 _BITS, _IN_BYTE, _BYTES = 4, 2, 4

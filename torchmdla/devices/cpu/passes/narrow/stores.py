@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 
-from torchmdla.devices.cpu.accesses import Buffer
-from torchmdla.devices.cpu.element_types import ELEMENT_BYTES
-from torchmdla.devices.cpu.expressions import Expression, constant, map_loads, numbered_value, operation, rewrite
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
+from torchmdla.devices.cpu.ir.accesses import Buffer
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, map_loads, numbered_value, operation, rewrite
+from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest
 from torchmdla.devices.cpu.passes.narrow.layouts import WORD, shift
 
 # A body of more expressions than this is not unrolled over the elements of a word.

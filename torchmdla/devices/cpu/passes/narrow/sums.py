@@ -16,8 +16,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torchmdla.compiler.sizes import AnySize, static
-from torchmdla.devices.cpu.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.expressions import (
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import (
     Expression,
     accumulator,
     constant,
@@ -29,7 +29,7 @@ from torchmdla.devices.cpu.expressions import (
     rewrite,
     substitute,
 )
-from torchmdla.devices.cpu.loop_program import Epilogue, LoopNest
+from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest
 from torchmdla.devices.cpu.passes.narrow.formats import SUM, WIDE, Quantisation, integer_op, is_zero
 from torchmdla.devices.cpu.passes.narrow.layouts import word_access
 

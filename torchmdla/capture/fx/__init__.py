@@ -1,0 +1,1 @@
+"""FX graphs: how they are normalised, partitioned and run as groups."""

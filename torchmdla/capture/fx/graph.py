@@ -1,0 +1,192 @@
+"""Formation of groups in FX graphs. Operators that the device does not support stay as they are.
+
+``torch.compile`` and ``torch.export`` both use this module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from torch import fx
+
+from torchmdla import _C, devices
+from torchmdla.capture import ungrouped
+from torchmdla.capture.fx.group import FxSubgraph, make_group
+from torchmdla.capture.fx.normalise import normalise
+from torchmdla.capture.fx.partition import Partition, partition
+from torchmdla.capture.options import Options
+from torchmdla.capture.ungrouped import Ungrouped
+from torchmdla.errors import CompileError
+from torchmdla.importer.fx import name_of_call, source_of_node
+
+
+def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options: Options) -> fx.GraphModule:
+    """Form groups in ``module``, in place, and return it.
+
+    An internal fault leaves ``module`` unchanged and is counted.
+
+    Args:
+        module: a flat functional graph of ATen calls, each node with an example of its value in ``meta["val"]``.
+            In-place operators stay outside of groups.
+        parameters: the placeholders that are weights. They should be the same tensors from call to call and change
+            rarely, because each version is packed for the compiled code.
+        options: the device and options of the groups.
+
+    Raises:
+        CompileError: in strict mode, the device does not support an operator.
+    """
+    chosen = replace(options, device=options.device_name())
+    with _restore_after_error(module):
+        normalise(module.graph)
+        if _C.is_strict() if chosen.strict is None else chosen.strict:
+            ungrouped.refuse(_ungrouped(partition(module.graph, devices.get(chosen.device_name()))))
+        _add_groups(chosen, module, parameters)
+    return module
+
+
+@contextmanager
+def _restore_after_error(module: fx.GraphModule) -> Iterator[None]:
+    """Restore the graph of ``module`` if an exception other than CompileError is raised, and count the fault."""
+    before = fx.Graph()
+    before.output(before.graph_copy(module.graph, {}))
+    before.set_codegen(module.graph._codegen)
+    before.output_node().meta = dict(module.graph.output_node().meta)
+    try:
+        yield
+    except CompileError:
+        raise
+    except Exception as error:
+        fault = f"the pass that forms groups failed on its graph, which is as it was: {type(error).__name__}: {error}"
+        ungrouped.count([Ungrouped("", fault, "")])
+        module.graph = before
+
+
+def _divide(
+    options: Options, module: fx.GraphModule, parameters: Collection[fx.Node], left_out: Collection[fx.Node]
+) -> None:
+    """Form groups around the nodes ``left_out`` of a module that was a group."""
+    with _restore_after_error(module):
+        _add_groups(options, module, parameters, left_out)
+
+
+def _add_groups(
+    options: Options, module: fx.GraphModule, parameters: Collection[fx.Node], left_out: Collection[fx.Node] = ()
+) -> None:
+    graph = module.graph
+    weights = {*parameters, *graph.find_nodes(op="get_attr")}
+    plan = partition(graph, devices.get(options.device_name()), left_out, weights)
+    ungrouped.count(_ungrouped(plan))
+    _reorder(graph, plan.order)
+    for nodes in plan.groups:
+        _Extraction(module, nodes, plan, weights, options).run(_group_name(nodes))
+    graph.lint()
+    module.recompile()
+
+
+_LONGEST_NAME = 60
+
+
+def _group_name(nodes: Sequence[fx.Node]) -> str:
+    """Return the group's name, made of its operators as for groups of TorchScript."""
+    names = [name_of_call(node).partition("::")[2].partition(".")[0] for node in nodes if node.op == "call_function"]
+    name = "_".join(["mdla", *filter(str.isidentifier, names)])
+    if len(name) <= _LONGEST_NAME:
+        return name
+    # Other names may begin alike.
+    return f"{name[:_LONGEST_NAME]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _ungrouped(plan: Partition) -> list[Ungrouped]:
+    return [Ungrouped(name_of_call(node), reason, source_of_node(node)) for node, reason in plan.ungrouped]
+
+
+def groups(module: fx.GraphModule) -> list[_C.Group]:
+    """Return the groups of a module that :func:`form_groups` returned."""
+    return [node.target for node in module.graph.nodes if isinstance(node.target, _C.Group)]
+
+
+def _reorder(graph: fx.Graph, order: Sequence[fx.Node]) -> None:
+    last = next(iter(reversed(graph.nodes)))
+    for node in order:
+        if node is not last:
+            last.prepend(node)
+
+
+class _Extraction:
+    """Extraction of one group: moves its nodes from a graph into a subgraph and calls the group in their place."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        nodes: Sequence[fx.Node],
+        plan: Partition,
+        weights: Collection[fx.Node],
+        options: Options,
+    ) -> None:
+        self._module = module
+        self._nodes = nodes
+        self._members = set(nodes)
+        self._copies = plan.copied | plan.sunk
+        self._weights = weights
+        self._options = options
+        self._subgraph = fx.Graph()
+        self._inner: dict[fx.Node, fx.Node] = {}
+        self._inputs: list[fx.Node] = []
+        self._last_input = self._subgraph._root
+
+    def run(self, name: str) -> None:
+        for node in self._nodes:
+            self._copy(node)
+        escaping = [node for node in self._nodes if any(map(self._is_outside, node.users))]
+        if escaping:
+            self._call(self._group(name, escaping), escaping)
+        for node in reversed(self._inner):
+            if not node.users and (node in self._members or node in self._copies):
+                self._module.graph.erase_node(node)
+
+    def _is_outside(self, user: fx.Node) -> bool:
+        """Return whether ``user`` is outside of the group. For a copied node its users decide."""
+        if user in self._copies and user.users:
+            return any(map(self._is_outside, user.users))
+        return user not in self._members
+
+    def _group(self, name: str, escaping: Sequence[fx.Node]) -> _C.Group:
+        self._subgraph.output(tuple(self._inner[node] for node in escaping))
+        parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
+        subgraph = FxSubgraph(self._module, self._subgraph, partial(_divide, self._options))
+        subgraph.outer = weakref.ref(self._module.graph)
+        return make_group(subgraph, name, self._options, parameters)
+
+    def _call(self, group: _C.Group, escaping: Sequence[fx.Node]) -> None:
+        graph = self._module.graph
+        with graph.inserting_before(self._nodes[0]):
+            call = graph.call_function(group, tuple(self._inputs))
+            call.meta["val"] = tuple(node.meta.get("val") for node in escaping)
+            for index, node in enumerate(escaping):
+                result = graph.call_function(operator.getitem, (call, index))
+                result.meta = dict(node.meta)
+                node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in self._members)
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        """Return the copy of ``node`` in the subgraph, or an input of the group if the node stays outside."""
+        if node not in self._inner:
+            if node in self._members or node in self._copies:
+                for needed in node.all_input_nodes:
+                    self._copy(needed)
+                self._inner[node] = self._subgraph.node_copy(node, self._inner.__getitem__)
+            else:
+                self._inner[node] = self._input(node)
+        return self._inner[node]
+
+    def _input(self, node: fx.Node) -> fx.Node:
+        self._inputs.append(node)
+        with self._subgraph.inserting_after(self._last_input):
+            self._last_input = self._subgraph.placeholder(node.name)
+        self._last_input.meta = dict(node.meta)
+        return self._last_input

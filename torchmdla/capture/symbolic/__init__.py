@@ -1,0 +1,1 @@
+"""Programs for any sizes: the symbolic run, and the sizes that a call computes."""

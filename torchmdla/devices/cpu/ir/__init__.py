@@ -1,0 +1,1 @@
+"""Intermediate representation of the CPU device: loop programs, their text, and checks."""

@@ -1,0 +1,1 @@
+"""Facts about processors: features, costs, supported operators, and vector functions."""
