@@ -1,9 +1,9 @@
 """Layout of factors of matrix products for sequential reads.
 
 Weights are packed in panels, or in the order of the parameter. Computed factors are transposed, as in attention, so
-that vectors are along the product's columns. If both factors are dotted along their innermost dimension (queries with
-keys), a kernel would have to add up the lanes of a vector for every element. It is far cheaper to transpose one factor
-first.
+that vectors are along the product's columns, or copied to panels. If both factors are dotted along their innermost
+dimension (queries with keys), a kernel would have to add up the lanes of a vector for every element. It is far cheaper
+to transpose one factor first.
 """
 
 from __future__ import annotations
@@ -154,7 +154,6 @@ def pack_activations(steps: LoopProgram, machine: Machine) -> None:
     It is transposed, unless its layout is already by columns. It is copied to panels where that is faster by the cost
     model.
     """
-    panels: dict[object, Access] = {}
     for step in steps.nests():
         crosswise, typical = _crosswise_factor(step), tuple(steps.typical)
         in_place = replace(step)
@@ -165,7 +164,8 @@ def pack_activations(steps: LoopProgram, machine: Machine) -> None:
             width = panel_width(step.sizes[_column(step)], machine.vector_bytes // 4)
             panel_copy = _to_panels(in_panels, position, _column(step), width)
             if _cycles([panel_copy, in_panels], machine, typical) < _cycles([*copies, in_place], machine, typical):
-                _use_panels(steps, step, position, machine.vector_bytes // 4, panels)
+                # The factor may be written before another product reads it, so panels are not shared here.
+                _use_panels(steps, step, position, machine.vector_bytes // 4, {})
                 continue
         if crosswise is not None:
             steps.steps.insert(steps.steps.index(step), _transpose(step, crosswise))
