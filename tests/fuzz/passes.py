@@ -49,12 +49,17 @@ ALGORITHMS = ("fast", "fast", "direct", "winograd2", "winograd4", "strassen", "s
 # depend on these constants.
 COSTS: Mapping[str, Mapping[str, object]] = {
     # With this small cache, weights count as read from memory, and are read in few bits.
-    "machine": {"_parse_measured": lambda text: {"second_level": 32, "memory_bytes": 1.0}},
+    "target.machine": {"_parse_measured": lambda text: {"second_level": 32, "memory_bytes": 1.0}},
     "passes.defer_factors": {"_LEAST_PRODUCTS": 1},
     "passes.fold_scales": {"_LEAST_USES": 1},
     "passes.loop_invariants": {"_LEAST_REPEATED": 1},
     "passes.moments": {"_SHORTEST": 4, "_PARTS": 2},
-    "passes.packing": {"_FEWEST_ROWS_TO_TRANSPOSE": 1, "_FEWEST_ROWS_IN_REGISTERS": 1},
+    # A copy to panels seems to save time.
+    "passes.packing": {
+        "_FEWEST_ROWS_TO_TRANSPOSE": 1,
+        "_FEWEST_ROWS_IN_REGISTERS": 1,
+        "_cycles": lambda nests, machine, typical: -len(nests),
+    },
     "passes.precompute": {"_MOST_GROWTH": 100},
     "passes.split_reduction": {"_LEAST_ELEMENTS": 4, "_FEWEST_PARTS": 2, "_MOST_PARTS": 3},
     "passes.tile_fusion": {"_LEAST_INNERMOST": 2, "MOST_LOCAL_BYTES": 64},

@@ -613,7 +613,7 @@ def test_command_fails_where_one_does(monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--frontend", "acap:guess"], "no variant 'guess'"),
+        (["--frontend", "acap:guess"], "unknown variant 'guess'"),
         (["--frontend", "abacus"], "unknown frontend 'abacus'"),
         (["--resume"], "--resume needs --json"),
         (["--device", "mdlaa"], "no device named 'mdlaa'"),

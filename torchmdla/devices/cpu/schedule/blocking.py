@@ -236,11 +236,9 @@ def miss_cycles(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> 
     The first read of each byte is not counted, since it comes from memory in any order.
     """
     operands = _cached_operands(nest, levels)
-    first = _missed_bytes(
-        nest, machine, levels, operands, machine.first_level, machine.first_level // (8 * machine.line)
-    )
-    second = _missed_bytes(
-        nest, machine, levels, operands, machine.second_level, machine.second_level // (machine.ways * machine.line)
+    first, second = (
+        _missed_bytes(nest, machine, levels, operands, capacity, max(1, capacity // (ways * machine.line)))
+        for capacity, ways in ((machine.first_level, 8), (machine.second_level, machine.ways))
     )
     once = sum(_lines(operand, nest.sizes, machine)[0] for operand in nest.operands) * machine.line
     return (first - once) * _SECOND_LEVEL_BYTE + (second - once) / machine.memory_bytes
