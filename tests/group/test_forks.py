@@ -151,7 +151,7 @@ CASES = {
                     use(scripted, float(number))
     """,
     "linking": """
-        from torchmdla.devices.cpu import loader
+        from torchmdla.devices.cpu.codegen import loader
         use(program(2.0), 2.0)
         link = loader._shared._load
 
