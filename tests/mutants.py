@@ -7,8 +7,8 @@ mutant's folder, then all others but tests/cxx. A run that takes too long counts
 are not drawn.
 
 Results are written to ``build/mutants/results.jsonl``, a line for each mutant. ``--again FILE`` runs the mutants that
-survived there once more, for instance by ``--rows all``: tests that are a part of others notice no mutant that these
-do not.
+survived there once more, for instance by ``--rows all``, and writes ``again.jsonl``: tests that are a part of others
+notice no mutant that these do not.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 COPY = ROOT / "build" / "mutants" / "tree"
 RESULTS = ROOT / "build" / "mutants" / "results.jsonl"
+AGAIN = RESULTS.with_name("again.jsonl")
 
 # Folders of the package, and the tests that are most likely to notice a change there.
 SUBJECTS = {
@@ -82,12 +83,13 @@ def main() -> int:
         mutants = draw(options.count, random.Random(options.seed))
         if (failed := first_failure(tuple(SUBJECTS), options)) is not None:
             sys.exit(f"{failed} fails without a change: mend it first")
-    RESULTS.unlink(missing_ok=True)
+    results = AGAIN if options.again else RESULTS
+    results.unlink(missing_ok=True)
     outcomes = []
     for number, mutant in enumerate(mutants, 1):
         outcome = run(mutant, options)
         outcomes.append(outcome)
-        with RESULTS.open("a") as file:
+        with results.open("a") as file:
             print(json.dumps(asdict(outcome)), file=file)
         print(
             f"{number}/{len(mutants)} {mutant.file}: {outcome.noticed or 'survived'}, {outcome.seconds:.0f} s",
