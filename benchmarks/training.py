@@ -142,9 +142,9 @@ def measure(
             except Exception as error:
                 faults[system] = f"{type(error).__name__}: {str(error)[:200]}"
         reference = losses["eager"]
-        for system, loss in losses.items():
-            if not abs(loss - reference) <= _TOLERANCE * abs(reference):
-                faults[system] = f"loss {loss:.6g} after {_STEPS} steps, eager's is {reference:.6g}"
+        for system, last in losses.items():
+            if not abs(last - reference) <= _TOLERANCE * abs(reference):
+                faults[system] = f"loss {last:.6g} after {_STEPS} steps, eager's is {reference:.6g}"
         calls = {system: step for system, step in steps.items() if system not in faults}
         times = timing.time_interleaved(
             calls, rounds, on_round=lambda k: children.step(f"{model}: round {k + 1} of {rounds}")

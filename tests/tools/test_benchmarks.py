@@ -184,6 +184,14 @@ def check_generation(results: dict[str, Any]) -> None:
     assert [len(run) for run in generated["runs"]] == [4, 4]
 
 
+def check_training(results: dict[str, Any]) -> None:
+    assert [row["model"] for row in results["rows"]] == ["mlp", "lstm"]
+    for row in results["rows"]:
+        assert row["faults"] == {}
+        assert set(row["times"]) == set(row["losses"]) == {"eager", "torchmdla", "torchscript"}
+        assert all(is_time(times) for times in row["times"].values())
+
+
 def check_frozen(results: dict[str, Any]) -> None:
     (row,) = results["rows"]
     assert row["model"] == "mobilenet_v2"
@@ -267,6 +275,7 @@ def check_mdla(results: dict[str, Any]) -> None:
         ("native", ("--threads", "1"), check_native),
         ("dynamic", (), check_dynamic),
         ("generation", (), check_generation),
+        ("training", (), check_training),
         ("frozen", (), check_frozen),
         ("written_weights", (), check_written_weights),
         ("devices", (), check_devices),
