@@ -1,11 +1,11 @@
 #include "cpu_call.h"
 
+#include "base/forks.h"
 #include "deferred/arguments.h"
 #include "deferred/kernel_call.h"
 #include "generator.h"
 #include "group/statistics.h"
 #include "operators.h"
-#include "base/forks.h"
 #include "tensor.h"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 #include "eager_replay.h"
 
+#include "base/forks.h"
 #include "deferred/plain_modes.h"
 #include "operators.h"
-#include "base/forks.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/stack.h>

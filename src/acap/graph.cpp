@@ -1,10 +1,10 @@
 #include "graph.h"
 
+#include "base/forks.h"
 #include "eager_replay.h"
 #include "group/statistics.h"
 #include "jit_graph.h"
 #include "python/python_objects.h"
-#include "base/forks.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/util/ScopeExit.h>

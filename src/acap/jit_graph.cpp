@@ -1,11 +1,11 @@
 #include "jit_graph.h"
 
+#include "base/forks.h"
+#include "base/never_destroyed.h"
 #include "deferred/canonical.h"
 #include "fusion/fusion_pass.h"
 #include "operators.h"
 #include "structural_hash.h"
-#include "base/forks.h"
-#include "base/never_destroyed.h"
 
 #include <torch/csrc/jit/runtime/operator.h>
 

@@ -1,8 +1,8 @@
 #include "storage.h"
 
-#include "python/python_objects.h"
 #include "base/forks.h"
 #include "base/never_destroyed.h"
+#include "python/python_objects.h"
 
 #include <ATen/EmptyTensor.h>
 

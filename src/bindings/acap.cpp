@@ -6,8 +6,8 @@
 #include "acap/kernels.h"
 #include "acap/recording.h"
 #include "acap/tensor.h"
-#include "bindings.h"
 #include "base/forks.h"
+#include "bindings.h"
 
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/python/pybind.h>

@@ -1,8 +1,8 @@
 // The extension `torchmdla._C`.
 
+#include "base/python_lock.h"
 #include "bindings.h"
 #include "python_group.h"
-#include "base/python_lock.h"
 
 namespace torchmdla {
 

@@ -1,6 +1,9 @@
 // Python bindings of devices, switches, counters and packs.
 
 #include "package/settings.h"
+#include "base/available_cpus.h"
+#include "base/forks.h"
+#include "base/host_features.h"
 #include "bindings.h"
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
@@ -18,9 +21,6 @@
 #include "runtime/kernel_times.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
-#include "base/available_cpus.h"
-#include "base/forks.h"
-#include "base/host_features.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind.h>

@@ -2,9 +2,9 @@
 // They need neither torch nor Python.
 #pragma once
 
+#include "base/byte_reader.h"
 #include "polynomial.h"
 #include "size_program.h"
-#include "base/byte_reader.h"
 
 #include <cstddef>
 

@@ -12,9 +12,10 @@
 
 namespace torchmdla {
 
-// Program that a call of a dynamic executable evaluates first (torchmdla/capture/symbolic/size_program.py).
-// It has the conditions under which the executable is right, and the symbols that are computed from
-// others. Integers are exact: if one needs more than 64 bits, the conditions do not hold.
+// Program that a call of a dynamic executable evaluates first
+// (torchmdla/capture/symbolic/size_program.py). It has the conditions under which the executable is
+// right, and the symbols that are computed from others. Integers are exact: if one needs more than
+// 64 bits, the conditions do not hold.
 class SizeProgram {
 public:
   // Value of a node. A double is a quotient, or is computed from one.

@@ -1,12 +1,12 @@
 #include "graph_runner.h"
 
+#include "base/forks.h"
 #include "fusion/fusion_pass.h"
 #include "graph_key.h"
 #include "group/statistics.h"
 #include "group/ungrouped.h"
 #include "plain_modes.h"
 #include "runtime/packed.h"
-#include "base/forks.h"
 #include "weight_inputs.h"
 
 #include <torch/csrc/jit/ir/constants.h>

@@ -1,7 +1,7 @@
 #include "device_table.h"
 
-#include "in_place.h"
 #include "base/forks.h"
+#include "in_place.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 

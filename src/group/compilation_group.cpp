@@ -2,9 +2,9 @@
 
 #include "fusion/fusion_pass.h"
 #include "memory_limit.h"
-#include "script_subgraph.h"
 #include "runtime/exception_text.h"
 #include "runtime/quantisation.h"
+#include "script_subgraph.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>

@@ -1,6 +1,7 @@
 // The run function of `mdla::CompilationGroup`: specialise, look up, compile, call or fall back.
 #pragma once
 
+#include "base/forks.h"
 #include "fusion/input_paths.h"
 #include "ghost_list.h"
 #include "group_autograd.h"
@@ -12,7 +13,6 @@
 #include "specialisations.h"
 #include "statistics.h"
 #include "subgraph.h"
-#include "base/forks.h"
 #include "symbols.h"
 
 #include <torch/csrc/jit/ir/ir.h>

@@ -1,8 +1,8 @@
 #include "group_report.h"
 
+#include "base/forks.h"
 #include "compilation_group.h"
 #include "memory_limit.h"
-#include "base/forks.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,13 +1,13 @@
 #include "memory_limit.h"
 
+#include "base/byte_size.h"
+#include "base/forks.h"
 #include "compilation_group.h"
 #include "group_report.h"
 #include "packaged.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
 #include "statistics.h"
-#include "base/byte_size.h"
-#include "base/forks.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,7 +1,7 @@
 #include "mode_specialised_group.h"
 
-#include "fusion/graph_values.h"
 #include "base/forks.h"
+#include "fusion/graph_values.h"
 
 #include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>

@@ -1,8 +1,8 @@
 #include "script_subgraph.h"
 
+#include "base/forks.h"
 #include "fusion/device_table.h"
 #include "packed_weights.h"
-#include "base/forks.h"
 #include "ungrouped.h"
 
 #include <c10/util/ScopeExit.h>

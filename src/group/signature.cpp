@@ -54,8 +54,8 @@ int64_t permutation_class(const at::Tensor& value, const Order& order) {
 }
 
 // Relation of a dimension to the next inner one. It determines which dimensions TensorIterator
-// sorts inside of others, and which ones reshape can join. `_relation` in capture/symbolic/run.py is
-// the same.
+// sorts inside of others, and which ones reshape can join. `_relation` in capture/symbolic/run.py
+// is the same.
 enum Relation : int64_t { repeated, tied, overlapping, joinable, apart };
 
 Relation relation(int64_t stride, int64_t inner_stride, int64_t inner_size) {

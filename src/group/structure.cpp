@@ -1,9 +1,9 @@
 #include "structure.h"
 
-#include "packed_weights.h"
-#include "signature.h"
 #include "base/byte_key.h"
+#include "packed_weights.h"
 #include "runtime/quantisation.h"
+#include "signature.h"
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/jit/ir/constants.h>

@@ -1,8 +1,8 @@
 #include "ungrouped.h"
 
+#include "base/forks.h"
 #include "fusion/device_table.h"
 #include "statistics.h"
-#include "base/forks.h"
 
 #include <mutex>
 

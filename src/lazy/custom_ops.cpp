@@ -1,11 +1,11 @@
 #include "custom_ops.h"
 
+#include "base/forks.h"
+#include "base/never_destroyed.h"
 #include "deferred/arguments.h"
 #include "deferred/kernel_call.h"
 #include "eager_calls.h"
 #include "interceptor.h"
-#include "base/forks.h"
-#include "base/never_destroyed.h"
 #include "views.h"
 
 #include <algorithm>

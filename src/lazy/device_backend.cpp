@@ -1,12 +1,12 @@
 #include "device_backend.h"
 
+#include "base/forks.h"
+#include "base/never_destroyed.h"
 #include "deferred/graph_runner.h"
 #include "executor.h"
 #include "failures.h"
 #include "fusion/fusion_pass.h"
 #include "kernels.h"
-#include "base/forks.h"
-#include "base/never_destroyed.h"
 
 #include <ATen/FunctionalTensorWrapper.h>
 #include <c10/util/Exception.h>

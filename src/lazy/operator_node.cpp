@@ -1,8 +1,8 @@
 #include "operator_node.h"
 
+#include "base/byte_key.h"
 #include "deferred/arguments.h"
 #include "deferred/result_types.h"
-#include "base/byte_key.h"
 #include "wrapped_scalars.h"
 
 #include <torch/csrc/lazy/core/hash.h>

@@ -1,12 +1,12 @@
 // The C interface of torchmdla/runtime.h. Its functions do not throw.
 
+#include "base/byte_reader.h"
+#include "base/open_file.h"
+#include "codeimage/image.h"
 #include "dlpack.h"
 #include "error.h"
 #include "model.h"
 #include "runtime/device_calls.h"
-#include "codeimage/image.h"
-#include "base/byte_reader.h"
-#include "base/open_file.h"
 
 #include <algorithm>
 #include <exception>

@@ -1,7 +1,7 @@
 #include "call.h"
 
-#include "runtime/device_calls.h"
 #include "base/byte_reader.h"
+#include "runtime/device_calls.h"
 
 #include <algorithm>
 

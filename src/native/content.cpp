@@ -1,7 +1,7 @@
 #include "content.h"
 
-#include "codeimage/size_fields.h"
 #include "base/byte_reader.h"
+#include "codeimage/size_fields.h"
 
 #include <algorithm>
 #include <ranges>

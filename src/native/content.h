@@ -1,9 +1,9 @@
 // Content of a model's file, without the weights (torchmdla/packages/native_file.py writes it).
 #pragma once
 
+#include "base/sha256.h"
 #include "codeimage/polynomial.h"
 #include "codeimage/size_program.h"
-#include "base/sha256.h"
 #include "tensor.h"
 
 #include <cstddef>

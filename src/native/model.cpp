@@ -1,10 +1,10 @@
 #include "model.h"
 
+#include "base/byte_reader.h"
+#include "base/host_features.h"
 #include "call.h"
 #include "error.h"
 #include "runtime/device_calls.h"
-#include "base/byte_reader.h"
-#include "base/host_features.h"
 #include "thread_pool.h"
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // Loaded model: its code is mapped into this process, and its weights are mapped from the file.
 #pragma once
 
-#include "model_file.h"
 #include "codeimage/image.h"
+#include "model_file.h"
 #include "tensor.h"
 
 #include <atomic>

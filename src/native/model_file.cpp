@@ -1,8 +1,8 @@
 #include "model_file.h"
 
-#include "error.h"
 #include "base/open_file.h"
 #include "base/sealed_block.h"
+#include "error.h"
 
 #include <algorithm>
 #include <array>

@@ -1,8 +1,8 @@
 // File of a model: a sealed block, which is read and checked, and weights, which are mapped.
 #pragma once
 
-#include "content.h"
 #include "base/mapped_file.h"
+#include "content.h"
 
 #include <cstddef>
 #include <cstdint>

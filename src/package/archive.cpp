@@ -1,9 +1,9 @@
 #include "archive.h"
 
-#include "group/group_report.h"
-#include "package.h"
 #include "base/mapped_file.h"
 #include "base/open_file.h"
+#include "group/group_report.h"
+#include "package.h"
 #include "torchmdla/torchmdla.h"
 
 #include <caffe2/serialize/inline_container.h>

@@ -18,8 +18,8 @@ struct CpuLevel {
 };
 extern const std::span<const CpuLevel> cpu_levels;
 
-// Return the operators (torchmdla/devices/cpu/target/ops.py) and the dtypes that groups may contain.
-// `converts_f16`: whether the processor has instructions that convert float16.
+// Return the operators (torchmdla/devices/cpu/target/ops.py) and the dtypes that groups may
+// contain. `converts_f16`: whether the processor has instructions that convert float16.
 std::shared_ptr<const DeviceTable> cpu_table(bool converts_f16);
 
 } // namespace torchmdla

@@ -1,14 +1,14 @@
 #include "package.h"
 
-#include "group/statistics.h"
-#include "packaged_code.h"
-#include "processor.h"
-#include "settings.h"
-#include "signature.h"
-#include "runtime/exception_text.h"
 #include "base/open_file.h"
 #include "base/sealed_block.h"
 #include "base/sha256.h"
+#include "group/statistics.h"
+#include "packaged_code.h"
+#include "processor.h"
+#include "runtime/exception_text.h"
+#include "settings.h"
+#include "signature.h"
 
 #include <c10/util/Exception.h>
 

@@ -5,8 +5,8 @@
 // contains the digests of the blocks, so a reader that trusts the index can trust the package.
 #pragma once
 
-#include "group/packaged.h"
 #include "base/byte_reader.h"
+#include "group/packaged.h"
 
 #include <c10/core/Allocator.h>
 

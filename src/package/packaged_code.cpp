@@ -1,11 +1,11 @@
 #include "packaged_code.h"
 
+#include "codeimage/size_fields.h"
 #include "group/statistics.h"
 #include "runtime/device_calls.h"
 #include "runtime/fingerprint.h"
 #include "runtime/kernel_times.h"
 #include "runtime/load_image.h"
-#include "codeimage/size_fields.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>

@@ -1,9 +1,9 @@
 // Reader of the specialisations in a package's block of a target.
 #pragma once
 
+#include "base/byte_reader.h"
 #include "group/packaged.h"
 #include "runtime/memory.h"
-#include "base/byte_reader.h"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 #include "processor.h"
 
-#include "cpu_tables.h"
 #include "base/host_features.h"
+#include "cpu_tables.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

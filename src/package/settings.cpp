@@ -1,9 +1,9 @@
 #include "settings.h"
 
-#include "processor.h"
-#include "public_keys.h"
 #include "base/forks.h"
 #include "base/open_file.h"
+#include "processor.h"
+#include "public_keys.h"
 
 #include <c10/util/Exception.h>
 

@@ -2,8 +2,8 @@
 // the next part. The size of the part is limited to a small share of the calls' time.
 #pragma once
 
-#include "fingerprint.h"
 #include "base/striped.h"
+#include "fingerprint.h"
 
 #include <array>
 #include <atomic>

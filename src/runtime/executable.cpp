@@ -1,7 +1,7 @@
 #include "executable.h"
 
-#include "device_calls.h"
 #include "base/python_lock.h"
+#include "device_calls.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>

@@ -1,10 +1,10 @@
 // An artifact loaded in this process and bound to the inputs and outputs of a group.
 #pragma once
 
+#include "codeimage/polynomial.h"
 #include "kernel_times.h"
 #include "memory.h"
 #include "packed.h"
-#include "codeimage/polynomial.h"
 #include "quantisation.h"
 
 #include <ATen/core/Tensor.h>

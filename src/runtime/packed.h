@@ -2,9 +2,9 @@
 // statistics.
 #pragma once
 
+#include "base/forks.h"
 #include "content_verifier.h"
 #include "fingerprint.h"
-#include "base/forks.h"
 
 #include <ATen/core/Tensor.h>
 

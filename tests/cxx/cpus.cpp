@@ -1,7 +1,7 @@
 // Tests of the number of CPUs that a process may use. The files are like those of the kernel.
 
-#include "runtime/thread_quota.h"
 #include "base/available_cpus.h"
+#include "runtime/thread_quota.h"
 #include "testing.h"
 
 #include <ATen/Parallel.h>

@@ -1,10 +1,10 @@
 // Tests of the trust in packages: digests, seals, signatures, keys, owners of files.
 
-#include "package/ed25519.h"
-#include "package/public_keys.h"
 #include "base/open_file.h"
 #include "base/sealed_block.h"
 #include "base/sha256.h"
+#include "package/ed25519.h"
+#include "package/public_keys.h"
 #include "testing.h"
 #include "torchmdla/torchmdla.h"
 

@@ -1,9 +1,9 @@
 // Tests of the sizes, fingerprints of parameters and packed buffers that calls use.
 
+#include "codeimage/polynomial.h"
 #include "runtime/content_verifier.h"
 #include "runtime/fingerprint.h"
 #include "runtime/packed.h"
-#include "codeimage/polynomial.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>

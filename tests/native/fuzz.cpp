@@ -3,11 +3,11 @@
 #include "fuzzing.h"
 #include "sealing.h"
 
+#include "base/byte_reader.h"
+#include "base/open_file.h"
 #include "native/call.h"
 #include "native/error.h"
 #include "native/model.h"
-#include "base/byte_reader.h"
-#include "base/open_file.h"
 
 #include <optional>
 #include <stdexcept>

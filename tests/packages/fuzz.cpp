@@ -3,12 +3,12 @@
 #include "fuzzing.h"
 #include "sealing.h"
 
+#include "base/aligned_memory.h"
 #include "group/statistics.h"
 #include "package/package.h"
 #include "package/packaged_code.h"
 #include "package/public_keys.h"
 #include "package/signature.h"
-#include "base/aligned_memory.h"
 
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
