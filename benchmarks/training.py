@@ -43,8 +43,8 @@ LEVELS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Backends of torch.compile.
-BACKENDS: Mapping[str, str] = {"inductor": "inductor", "torchmdla": "torchmdla"}
+# Systems that are backends of torch.compile.
+BACKENDS = ("inductor", "torchmdla")
 
 _STEPS = 20  # before losses are compared
 _TOLERANCE = 1e-2  # of the losses, relative
@@ -206,7 +206,7 @@ def step_of(
     update = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimiser](module.parameters(), lr=1e-3)
     forward: Any = module
     if system in BACKENDS:
-        forward = torch.compile(module, backend=BACKENDS[system])
+        forward = torch.compile(module, backend=system)
     elif system == "torchscript":
         forward = torch.jit.trace(module, inputs, check_trace=False)
 

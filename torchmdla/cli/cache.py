@@ -91,7 +91,7 @@ served with, push, and no machine of this kind compiles it again.
 
 exit status:
   0  all of it is there
-  2  some is not, or there is no store
+  2  a part is missing, or TORCHMDLA_STORE is not set
 """,
         )
     ],

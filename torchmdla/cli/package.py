@@ -169,7 +169,7 @@ it was made with, and no compiler is needed (docs/packages.md).
 
 exit status:
   0  the file is written
-  2  it is not: there is no program to read, or no code for it
+  2  the file is not written: the program cannot be read, or has no compiled code
 """,
 )
 

@@ -221,8 +221,8 @@ Inputs are normal random numbers; integers, which may be indices, are 0. A progr
 PyTorch, at the tolerance of the tests (torchmdla/testing/compare.py).
 
 A module of MLIR needs one public function, in the Torch dialect or in linalg on tensors. What it takes beyond the
-inputs given is drawn at random, positive and small, and packed as weights are. There is no eager PyTorch to compare it
-with.
+inputs given is drawn at random, positive and small, and packed as weights are. The results are not compared, since
+eager PyTorch does not run such a module.
 
 exit status:
   0  it ran, with eager PyTorch's results

@@ -154,33 +154,41 @@ def pack_activations(steps: LoopProgram, machine: Machine) -> None:
     It is transposed, unless its layout is already by columns. It is copied to panels where that is faster by the cost
     model.
     """
+    typical = tuple(steps.typical)
     for step in steps.nests():
-        crosswise, typical = _crosswise_factor(step), tuple(steps.typical)
-        in_place = replace(step)
-        copies = [] if crosswise is None else [_transpose(in_place, crosswise)]
-        position = _panel_factor(step, machine)
-        if position is not None:
-            in_panels = replace(step)
-            width = panel_width(step.sizes[_column(step)], machine.vector_bytes // 4)
-            panel_copy = _to_panels(in_panels, position, _column(step), width)
-            if _cycles([panel_copy, in_panels], machine, typical) < _cycles([*copies, in_place], machine, typical):
-                # The factor may be written before another product reads it, so panels are not shared here.
-                _use_panels(steps, step, position, machine.vector_bytes // 4, {})
-                continue
-        if crosswise is not None:
-            steps.steps.insert(steps.steps.index(step), _transpose(step, crosswise))
+        by_columns, by_panels = _read_by_columns(step), _read_by_panels(step, machine)
+        if by_panels and _cycles(by_panels, machine, typical) < _cycles(by_columns, machine, typical):
+            steps.replace_step(step, by_panels)
+        elif len(by_columns) > 1:
+            steps.replace_step(step, by_columns)
 
 
 def _cycles(nests: Sequence[LoopNest], machine: Machine, typical: tuple[int, ...]) -> float:
     return sum(estimate_cycles(nest.kernel, machine, typical) for nest in nests)
 
 
-def _transpose(step: LoopNest, position: int) -> LoopNest:
-    """Make a product read input ``position`` by columns; return the step that transposes it."""
+def _read_by_columns(step: LoopNest) -> list[LoopNest]:
+    """Return a product that reads both factors by columns, behind the step that transposes one if necessary."""
+    position, product = _crosswise_factor(step), replace(step)
+    if position is None:
+        return [product]
     column = _column(step)
     order = [d for d in range(len(step.sizes)) if not step.reduction[d] and d != column]
     order += [d for d in range(len(step.sizes)) if step.reduction[d]] + [column]
-    return lay_out(step, step.inputs[position], order)
+    return [lay_out(product, product.inputs[position], order), product]
+
+
+def _read_by_panels(step: LoopNest, machine: Machine) -> list[LoopNest]:
+    """Return a product that reads a factor from panels, behind the step that fills them; empty if that is not possible.
+
+    Panels are not shared with other products, since the factor may be written in between.
+    """
+    position, product = _panel_factor(step, machine), replace(step)
+    if position is None:
+        return []
+    column = _column(step)
+    width = panel_width(step.sizes[column], machine.vector_bytes // 4)
+    return [_to_panels(product, position, column, width), product]
 
 
 def _panel_factor(step: LoopNest, machine: Machine) -> int | None:

@@ -166,31 +166,33 @@ def choose_schedule(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = 
     ``typical`` are common values of the symbols of a dynamic nest. ``ahead`` is the data that the kernel prefetches.
     """
     known, unknown = assume_typical(nest, typical)
-    vector, lanes = _choose_vector(known, machine, unknown)
-    reduction = reduction_order(known, vector)
-    order = parallel_order(known, vector, machine)
-    if reduction:
-        tiles, cycles = choose_tile(known, machine, vector, lanes, unknown)
-        levels = choose_levels(known, machine, order, reduction, tiles, cycles)
-        levels = _bound_scratch(nest, known, levels, unknown)
-    else:
-        tiles = _tile_elementwise(known, vector, lanes, unknown)
-        cycles = elementwise_cycles(known, machine, vector, lanes)
-        levels = tuple(Level(loop, tiles[loop]) for loop in _order_for_tlb(known, vector, order))
+    vector, lanes, tiles, levels, cycles = _choose_loops(known, machine, unknown)
+    levels = _bound_scratch(nest, known, levels, unknown)
     return complete_schedule(ScheduleContext(nest, machine, typical, ahead), vector, lanes, tiles, levels, cycles)
 
 
-@lru_cache(maxsize=4096)
 def estimate_cycles(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> float:
     """Return the cycles that ``nest`` takes by the cost model, with repeated cache misses."""
     known, unknown = assume_typical(nest, typical)
-    vector, lanes = _choose_vector(known, machine, unknown)
-    reduction = reduction_order(known, vector)
-    if not reduction:
-        return max(elementwise_cycles(known, machine, vector, lanes), _bytes(known) * _BYTE_COST)
-    tiles, cycles = choose_tile(known, machine, vector, lanes, unknown)
-    levels = choose_levels(known, machine, parallel_order(known, vector, machine), reduction, tiles, cycles)
-    return cycles + miss_cycles(known, machine, levels)
+    vector, _, _, levels, cycles = _choose_loops(known, machine, unknown)
+    if reduction_order(known, vector):
+        return cycles + miss_cycles(known, machine, levels)
+    return max(cycles, _bytes(known) * _BYTE_COST)
+
+
+@lru_cache(maxsize=4096)
+def _choose_loops(
+    nest: KernelSpec, machine: Machine, unknown: Unknown
+) -> tuple[int, int, tuple[int, ...], tuple[Level, ...], float]:
+    """Return the vector loop, the lanes, the tiles, the levels, and the cycles of the arithmetic."""
+    vector, lanes = _choose_vector(nest, machine, unknown)
+    reduction, order = reduction_order(nest, vector), parallel_order(nest, vector, machine)
+    if reduction:
+        tiles, cycles = choose_tile(nest, machine, vector, lanes, unknown)
+        return vector, lanes, tiles, choose_levels(nest, machine, order, reduction, tiles, cycles), cycles
+    tiles = _tile_elementwise(nest, vector, lanes, unknown)
+    levels = tuple(Level(loop, tiles[loop]) for loop in _order_for_tlb(nest, vector, order))
+    return vector, lanes, tiles, levels, elementwise_cycles(nest, machine, vector, lanes)
 
 
 @dataclass(frozen=True)
