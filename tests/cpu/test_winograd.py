@@ -271,13 +271,52 @@ def test_many_tiles_are_run_in_blocks() -> None:
     check(b, results, target("winograd4"))
 
 
-def test_weights_of_a_call_are_summed_plainly() -> None:
+@pytest.mark.parametrize("features", [(), ("+avx2", "+fma")], ids=["widest", "avx2"])
+@pytest.mark.parametrize("results", TILES)
+def test_weights_of_a_call_are_transformed_in_it(results: int, features: tuple[str, ...]) -> None:
     b = Builder()
-    x, weight = b.input(normal(1, 64, 28, 28)), b.input(normal(64, 64, 3, 3))
+    x, weight = b.input(normal(2, 32, 14, 13)), b.input(normal(48, 32, 3, 3) / 17)
     product = functional.conv2d(x.tensor, weight.tensor)
     operands = [x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
-    steps = steps_of(b, [b.op("aten.convolution", operands, product)], target("winograd4"))
-    assert not any(has_places(step, 4) for step in steps.nests())
+    outcome = [b.op("aten.convolution", operands, product)]
+    steps = steps_of(b, outcome, target(f"winograd{results}", *features))
+    assert places_of(steps) % (results + 2) ** 2 == 0 and not steps.packings
+    check(b, outcome, target(f"winograd{results}", *features))
+
+
+@settings(max_examples=16)
+@given(
+    part=st.sampled_from(TILES),
+    images=st.integers(1, 3),
+    channels=st.integers(1, 20),
+    filters=st.integers(1, 20),
+    results=st.tuples(st.integers(2, 4), st.integers(1, 5)),
+    kernel=st.tuples(st.integers(4, 13), st.integers(1, 13)),
+)
+@pytest.mark.sampled(0)
+def test_values_of_long_windows(part, images, channels, filters, results, kernel) -> None:
+    """Check filters with more taps than results, which are the gradients in a gradient of weights."""
+    b = Builder()
+    x = b.input(normal(channels, images, *(n + m - 1 for n, m in zip(results, kernel, strict=True))))
+    check(b, [convolve(b, x, filters, [0, 0], kernel=kernel)], target(f"winograd{part}"))
+
+
+# Channels, size of the image, and the number of products of a part of the taps (1: direct convolution).
+GRADIENTS = {
+    "parts of four divide it": (64, 56, 6 * 6),
+    "parts of four do not divide it": (256, 14, 6 * 6),
+    "more results than products save": (512, 7, 1),
+}
+
+
+@pytest.mark.parametrize(("channels", "size", "places"), GRADIENTS.values(), ids=GRADIENTS.keys())
+def test_choice_for_a_gradient_of_weights(channels: int, size: int, places: int) -> None:
+    b = Builder()
+    x, gradient = b.input(normal(channels, 4, size + 2, size + 2)), b.input(normal(channels, 4, size, size))
+    operands = [x, gradient, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+    result = b.op("aten.convolution", operands, functional.conv2d(x.tensor, gradient.tensor))
+    zen5 = replace(target("fast", *AVX512), cpu="znver5")
+    assert places_of(steps_of(b, [result], zen5)) == (channels if places == 1 else places)
 
 
 # The largest allowed root mean square error of "fast" against float64, relative to the result's.

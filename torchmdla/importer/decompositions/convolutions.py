@@ -3,7 +3,7 @@
 The definition of a transposed convolution inserts zeros between input elements, and multiplies them. Here the results
 with the same offset from the grid of strides form a *phase*. A phase is a convolution with the taps that meet the
 grid. If there are few phases, each is a separate convolution. Otherwise, phases with equally many taps become the
-channels of one convolution. Gradients of weights use the same scheme: taps that are a stride apart form one phase.
+channels of one convolution.
 """
 
 from __future__ import annotations
@@ -250,51 +250,29 @@ def _weight_gradient(
     Returns:
         The gradient, (out, in / groups, kernel…).
     """
-    spatial = len(kernel)
-    step = [s if d == 1 else 1 for s, d in zip(stride, dilation, strict=True)]
-    every = [[phases for phases in some if phases.taps] for some in _phases(kernel, step)]
-    most = [phases[0].taps for phases in every]
-    # A stride that does not become a step of phases spreads the narrow side.
-    spread = [s // n for s, n in zip(stride, step, strict=True)]
-    reach = [(n - 1) * s + 1 for n, s in zip(narrow.shape[2:], spread, strict=True)]
-    blocks = [r + (n - 1) * d for r, n, d in zip(reach, most, dilation, strict=True)]
-    wide = _pad(wide, [(p, b * s - p - n) for p, b, s, n in zip(padding, blocks, step, wide.shape[2:], strict=True)])
-    # (N, groups, in / groups, blocks and phases…) → (in / groups, phases…, groups, N, blocks…)
-    wide = wide.reshape([wide.size(0), groups, -1, *(n for pair in zip(blocks, step, strict=True) for n in pair)])
-    wide = wide.permute([2, *range(4, 4 + 2 * spatial, 2), 1, 0, *range(3, 3 + 2 * spatial, 2)])
-    factor = narrow.transpose(0, 1)
-
-    def compute_phases(chosen: Sequence[_Phases]) -> Tensor:
-        part = wide
-        for dim, phases in enumerate(chosen):
-            needed = reach[dim] + (phases.taps - 1) * dilation[dim]
-            part = part.narrow(1 + dim, phases.start, phases.stop - phases.start).narrow(3 + spatial + dim, 0, needed)
-        lead = part.shape[: 1 + spatial]
-        part = part.reshape([math.prod(lead), -1, *part.shape[3 + spatial :]])
-        taps = _convolve(part, factor, None, dilation, [0] * spatial, spread, groups)
-        taps = _pad(taps, [(0, n - m) for n, m in zip(most, taps.shape[2:], strict=True)])
-        return taps.view([*lead, *taps.shape[1:]])
-
-    result = _map_phases(every, compute_phases, first=1)
-    result = result.permute([1 + spatial, 0, *range(1, 1 + spatial), *range(2 + spatial, 2 + 2 * spatial)])
-    result = _interleave(result, 2, [phases[-1].stop for phases in every])
-    return _pad(result, [(0, k - n) for k, n in zip(kernel, result.shape[2:], strict=True)])
+    reach = [
+        (n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(narrow.shape[2:], stride, kernel, dilation, strict=True)
+    ]
+    wide = _pad(wide, [(p, r - p - n) for p, r, n in zip(padding, reach, wide.shape[2:], strict=True)])
+    # (N, groups · in / groups, …) → (in / groups, groups · N, …)
+    wide = wide.unflatten(1, [groups, -1]).movedim(0, 2).transpose(0, 1).flatten(1, 2)
+    # The narrow side is a filter whose taps are a stride apart.
+    return _convolve(wide, narrow.transpose(0, 1), None, dilation, [0] * len(kernel), stride, groups).transpose(0, 1)
 
 
 def _map_phases(
     every: Sequence[Sequence[_Phases]],
     compute_phases: Callable[[Sequence[_Phases]], Tensor],
-    first: int = 2,
     chosen: tuple[_Phases, ...] = (),
 ) -> Tensor:
     """Apply ``compute_phases`` to each combination of phases.
 
-    The results are concatenated along the dimensions of the phases, which begin at ``first``.
+    The results are concatenated along the dimensions of the phases, which begin at the third.
     """
     if len(chosen) == len(every):
         return compute_phases(chosen)
-    parts = [_map_phases(every, compute_phases, first, (*chosen, phases)) for phases in every[len(chosen)]]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, first + len(chosen))
+    parts = [_map_phases(every, compute_phases, (*chosen, phases)) for phases in every[len(chosen)]]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2 + len(chosen))
 
 
 def _interleave(value: Tensor, lead: int, phases: Sizes) -> Tensor:

@@ -31,6 +31,7 @@ class Buffer:
         symbol: the name of a global.
         fixed: whether code other than nests depends on the element order. Such a buffer has one dimension, its memory.
         bits: the number of bits that were sufficient for a parameter's integers; 0 if all bits are needed.
+        padding: the number of unused elements after each index of the first dimension.
     """
 
     kind: Kind
@@ -40,11 +41,12 @@ class Buffer:
     symbol: str = ""
     fixed: bool = False
     bits: int = 0
+    padding: int = 0
 
     @property
     def count(self) -> AnySize:
-        """Return the number of elements."""
-        return math.prod(self.sizes)
+        """Return the number of elements, with the padding."""
+        return self.sizes[0] * self.strides[0] if self.padding else math.prod(self.sizes)
 
     @property
     def bytes(self) -> AnySize:
@@ -58,7 +60,8 @@ class Buffer:
     @property
     def strides(self) -> tuple[AnySize, ...]:
         """Return the stride of each dimension, in elements."""
-        return tuple(math.prod(self.sizes[d + 1 :]) for d in range(len(self.sizes)))
+        strides = [math.prod(self.sizes[d + 1 :]) for d in range(len(self.sizes))]
+        return (strides[0] + self.padding, *strides[1:]) if strides else ()
 
 
 @dataclass(eq=False)

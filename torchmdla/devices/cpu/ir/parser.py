@@ -172,7 +172,7 @@ class _Builder(Interpreter[lark.Token, Any]):
         name, element, sizes, *marks = tree.children
         arguments: dict[str, Any] = {
             "fixed": "fixed" in marks,
-            "bits": sum(int(mark.removeprefix("bits")) for mark in marks if mark.startswith("bits")),
+            **{name: int(mark.removeprefix(name)) for name in ("bits", "padding") for mark in marks if name in mark},
         }
         kind: Any = "global"
         if name.startswith("@"):

@@ -82,7 +82,8 @@ class StepsPrinter:
         }
         yield from (f"{name} {_list(numbers)}" for name, numbers in headers.items() if numbers)
         for buffer in self._buffers:
-            mark = " fixed" * buffer.fixed + (f" bits{buffer.bits}" if buffer.bits else "")
+            mark = " fixed" * buffer.fixed
+            mark += "".join(f" {name}{n}" for name, n in (("bits", buffer.bits), ("padding", buffer.padding)) if n)
             yield f"buffer {self._names[buffer]} : {buffer.element}{_list(buffer.sizes)}{mark}"
         for packing in self._steps.packings:
             yield f"pack {self._name(packing.buffer)} {{"

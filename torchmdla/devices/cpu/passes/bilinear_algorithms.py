@@ -4,6 +4,9 @@ A convolution of stride ``s`` is the sum of ``s`` convolutions of stride one alo
 ``p`` has taps ``p``, ``p + s``, …, and every ``s``-th element of the image from ``p`` on. All phases have the same
 transforms. Thus their products are summed before the transform back, as those of channels are. If ``s`` does not divide
 the taps, the last phases have one tap less. Their product at the last place, infinity, is then zero and is omitted.
+
+A long filter with few results, as in the gradient of weights, is the sum of convolutions with a part of its taps. The
+products of all parts are summed before the transform back, too.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from torchmdla.devices.cpu.passes.bilinear_maps import (
     Transforms,
     Values,
     apply_matrices,
+    has_transforms,
     left_sums,
     result_sums,
     right_sums,
+    transforms,
 )
 from torchmdla.devices.cpu.passes.bilinear_nests import BilinearAlgorithm, Operand, Part, Parts, Split, split_in_tiles
 
@@ -47,10 +52,12 @@ BILINEAR_REQUIREMENTS: Mapping[str, Callable[[Any], bool]] = {
 class Window:
     """Dimension that is split into tiles, with the loop over ``results`` and the loop over ``taps``.
 
-    There are ``count`` taps. From result to result, they move by ``stride`` elements of the image.
+    There are ``count`` taps. From result to result, they move by ``stride`` elements of the image. If the window
+    ``is_long``, all ``extent`` results are one tile, and the taps are split into parts.
     """
 
     results: int
+    extent: int
     taps: int
     count: int
     stride: int
@@ -61,19 +68,37 @@ class Window:
         return -(-self.count // self.stride)
 
     @property
-    def phases(self) -> list[Part]:
-        """Return the phases with ``most_taps`` taps, and the later ones, which have one tap less."""
+    def is_long(self) -> bool:
+        return self.stride == 1 and 1 < self.extent <= self.count // 2
+
+    def transforms(self, size: int) -> Transforms | None:
+        """Return the transforms for tiles of ``size`` results, or parts of ``size`` taps of a long window, if any."""
+        results, taps = (self.extent, size) if self.is_long else (size, self.most_taps)
+        return transforms(results, taps) if has_transforms(results, taps) and taps <= self.count else None
+
+    def size(self, chosen: Transforms) -> int:
+        """Return the size for which :meth:`transforms` returns the chosen transforms."""
+        return chosen.most_taps if self.is_long else chosen.results
+
+    def split_taps(self, chosen: Transforms) -> Split:
+        """Return the split of the taps into parts, or into phases.
+
+        There are phases with ``most_taps`` taps, and later ones with one tap less.
+        """
+        if self.is_long:
+            return Split(chosen.most_taps, 1, split_in_tiles(self.count, chosen.most_taps))
         most = self.most_taps
         full = self.count - self.stride * (most - 1)
         rest = [Part(full, full, self.stride - full, most - 1)] if full < self.stride else []
-        return [Part(0, 0, full, most), *rest]
+        return Split(1, self.stride, [Part(0, 0, full, most), *rest])
 
-    def products(self, transforms: Transforms) -> list[tuple[range, int]]:
-        """Return the places in a tile, split by their number of phases, and these numbers."""
-        last, full = transforms.products - 1, self.phases[0].count
-        if full == self.stride:
-            return [(range(last + 1), full)]
-        return [(range(last), self.stride), (range(last, last + 1), full)]
+    def products(self, chosen: Transforms) -> list[tuple[range, int]]:
+        """Return the places in a tile, split by their number of parts or phases, and these numbers."""
+        last, parts = chosen.products - 1, self.split_taps(chosen).parts
+        count = sum(part.count for part in parts)
+        if self.is_long or len(parts) == 1:
+            return [(range(last + 1), count)]
+        return [(range(last), count), (range(last, last + 1), parts[0].count)]
 
 
 @dataclass(frozen=True)
@@ -98,18 +123,19 @@ def winograd(convolution: Convolution, tiling: Sequence[Transforms], fused: bool
 
     def transformed(matrix: Callable[[Transforms], Matrix]) -> Callable[[Values, Parts], Values]:
         def sums(values: Values, parts: Parts) -> Values:
-            every = zip(windows, tiling, strict=True)
-            chosen = [t if parts[w.taps].elements == w.most_taps else t.drop_tap() for w, t in every]
+            drops_tap = [not w.is_long and parts[w.taps].elements < w.most_taps for w in windows]
+            chosen = [t.drop_tap() if drops else t for t, drops in zip(tiling, drops_tap, strict=True)]
             return apply_matrices(list(map(matrix, chosen)), values, fused)
 
         return sums
 
     taps = [window.taps for window in windows]
-    phases = {window.taps: window.stride for window in windows if window.stride > 1}
-    splits = {window.taps: Split(1, window.stride, window.phases) for window in windows}
-    for window, transforms in zip(windows, tiling, strict=True):
-        tiles = split_in_tiles(static(step.sizes[window.results]), transforms.results)
-        splits[window.results] = Split(transforms.results, 1, tiles)
+    splits = {window.taps: window.split_taps(each) for window, each in zip(windows, tiling, strict=True)}
+    counts_of_taps = {loop: sum(part.count for part in split.parts) for loop, split in splits.items()}
+    phases = {loop: count for loop, count in counts_of_taps.items() if count > 1}
+    for window, each in zip(windows, tiling, strict=True):
+        tiles = split_in_tiles(window.extent, each.results)
+        splits[window.results] = Split(each.results, 1, tiles)
     products = []
     for spans in itertools.product(*map(Window.products, windows, tiling)):
         counts = {loop: count for loop, (_, count) in zip(taps, spans, strict=True) if loop in phases}

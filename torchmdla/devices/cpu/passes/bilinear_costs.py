@@ -18,7 +18,7 @@ from torchmdla.devices.cpu.ir.loop_program import Contraction, LoopNest, LoopPro
 from torchmdla.devices.cpu.ir.printer import nest_text
 from torchmdla.devices.cpu.ir.work import work_of
 from torchmdla.devices.cpu.passes.bilinear_algorithms import Convolution, Product
-from torchmdla.devices.cpu.passes.bilinear_maps import PRODUCTS, Transforms, has_transforms, transforms
+from torchmdla.devices.cpu.passes.bilinear_maps import PRODUCTS, Transforms
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, choose_extent
 from torchmdla.devices.cpu.target.machine import Machine
@@ -113,14 +113,18 @@ _Tiling = tuple[Transforms, ...]
 
 
 class WinogradChoice(Choice):
-    """Choice of the tiles of a convolution by Winograd's algorithm."""
+    """Choice of the tiles of a convolution by Winograd's algorithm.
 
-    def __init__(self, steps: LoopProgram, convolution: Convolution, machine: Machine) -> None:
+    Weights that are not packed ahead are transformed in each call.
+    """
+
+    def __init__(self, steps: LoopProgram, convolution: Convolution, machine: Machine, is_packed: bool) -> None:
         super().__init__(steps, convolution.step, convolution.weights, machine)
         self.convolution = convolution
+        self._is_packed = is_packed
         self._windows = convolution.windows
         results = [window.results for window in self._windows]
-        self._extents = [self._sizes[loop] for loop in results]
+        self._extents = [window.extent for window in self._windows]
         self._moving = {*results, *(window.taps for window in self._windows)}
         # Loops over images are those of results that neither weights nor windows have.
         others = convolution.weights.loops.union(results)
@@ -132,8 +136,7 @@ class WinogradChoice(Choice):
         Return an empty tiling if the plain sum takes no longer, where ``part`` scales the time of the plain sum.
         """
         sizes = _FORCED.get(algorithm, _TILES)
-        taps = [window.most_taps for window in self._windows]
-        along = [[transforms(size, count) for size in sizes if has_transforms(size, count)] for count in taps]
+        along = [filter(None, map(window.transforms, sizes)) for window in self._windows]
         tried = list(itertools.product(*along))
         if algorithm in _FORCED:
             return tried[0] if tried else ()
@@ -168,7 +171,9 @@ class WinogradChoice(Choice):
         moved = tiles * self._transformed_elements(tiling)
         products = tiles * self._terms(tiling) * still
         time = self._products_time(products / self._lanes, self._memory_time(self._weights(tiling)))
-        time += _TRANSFORM_COST * max(transform.products for transform in tiling) * moved / self._lanes
+        weights = 0 if self._is_packed else self._weights(tiling)
+        time += _TRANSFORM_COST * max(transform.products for transform in tiling) * (moved + weights) / self._lanes
+        time += 2 * self._memory_time(weights)
         time += self._memory_time(self._count(self.step.outputs[0].loops))
         if not self.tiles(tiling) and self.machine.is_streamed(moved * _BYTES):
             time += 2 * self._memory_time(moved)

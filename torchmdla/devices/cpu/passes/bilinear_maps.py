@@ -74,6 +74,11 @@ class Transforms:
         """Return n, the inputs of a tile along a dimension, which is also the number of products."""
         return len(self.inputs)
 
+    @property
+    def most_taps(self) -> int:
+        """Return r, the taps of a tile along a dimension."""
+        return len(self.taps[0])
+
     def drop_tap(self) -> Transforms:
         """Return the transforms for one tap less, at the same points without infinity.
 

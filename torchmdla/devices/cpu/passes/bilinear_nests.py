@@ -9,6 +9,7 @@ one additional first loop, over the products of a tile.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -16,6 +17,7 @@ from typing import Literal
 
 from torchmdla.compiler.sizes import AnySize
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES
 from torchmdla.devices.cpu.ir.expressions import Expression, accumulator, load, operation, reduced, substitute
 from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest, Step, TileLoop
 from torchmdla.devices.cpu.passes.bilinear_maps import KIND, ZERO, Place, Values
@@ -76,6 +78,19 @@ class Operand:
     access: Access
     loops: Sequence[tuple[int, ...]]
     sums: Callable[[Values, Parts], Values]
+
+
+# Bytes of a cache line.
+_LINE = 64
+
+
+def _padding(elements: AnySize) -> int:
+    """Return the number of elements to add to a row, so that equal places of all rows are in different cache sets.
+
+    A nest of sums writes or reads an element of each row at a time. Rows of an even number of lines share sets.
+    """
+    line = _LINE // ELEMENT_BYTES[KIND]
+    return line if isinstance(elements, int) and elements % (2 * line) == 0 else 0
 
 
 # Nest with the loop of the contraction for each of its loops (-1: not a loop of the contraction).
@@ -191,7 +206,8 @@ class BilinearAlgorithm:
     def _buffer(
         self, kind: Literal["temporary", "local"], order: Collection[int], sizes: Mapping[int, AnySize]
     ) -> Buffer:
-        return Buffer(kind, KIND, (len(self._numbers), *(sizes[loop] for loop in order)))
+        row = tuple(sizes[loop] for loop in order)
+        return Buffer(kind, KIND, (len(self._numbers), *row), padding=_padding(math.prod(row)))
 
     def _sums(self, factor: Operand, target: Buffer, parts: Parts) -> _Member:
         """Return the nest of the sums of a factor."""

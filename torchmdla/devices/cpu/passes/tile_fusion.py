@@ -318,7 +318,7 @@ class _Candidate:
                 d = _dimension(access, axis[k])
                 if d is not None:
                     sizes[d] = extent
-        return Buffer("local", buffer.element, tuple(sizes))
+        return Buffer("local", buffer.element, tuple(sizes), padding=buffer.padding)
 
     def _tile_member(self, position: int, tile: Sequence[int], shrunk: dict[Buffer, Buffer]) -> LoopNest:
         """Return a member over one tile, with its local buffers replaced."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from torchmdla.compiler.sizes import estimate
+from torchmdla.compiler.sizes import estimate, static
 from torchmdla.devices.cpu.ir.accesses import AffineExpr
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram
 from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule
@@ -42,17 +42,18 @@ def is_faster_by_winograd(steps: LoopProgram, step: LoopNest, is_known: IsKnown,
 def _match_convolution(
     steps: LoopProgram, machine: Machine, is_known: IsKnown, step: LoopNest, match: Captured
 ) -> WinogradChoice | None:
-    """Return the step as a convolution over channels, with taps that are known ahead, if it is one."""
+    """Return the step as a convolution over channels, if it is one."""
     image, weights = match["left"].payload, match["right"].payload
     windows = [_window(steps, step, index) for index in image.indices if len(_iterating_loops(step, index)) > 1]
-    if not is_known(weights) or not 0 < len(windows) <= _MOST_WINDOWS:
+    if not 0 < len(windows) <= _MOST_WINDOWS:
         return None
     overlapping = tuple(window for window in windows if window is not None)
     summed = math.prod(size for size, reduces in zip(step.sizes, step.reduction, strict=True) if reduces)
     has_channels = estimate(summed) > math.prod(window.count for window in overlapping)
-    if len(overlapping) < len(windows) or not has_channels:
+    has_parts = any(window.is_long for window in overlapping)
+    if len(overlapping) < len(windows) or not (has_channels or has_parts):
         return None
-    return WinogradChoice(steps, Convolution(step, image, weights, overlapping), machine)
+    return WinogradChoice(steps, Convolution(step, image, weights, overlapping), machine, is_known(weights))
 
 
 def _iterating_loops(step: LoopNest, index: AffineExpr) -> list[int]:
@@ -65,17 +66,18 @@ def _window(steps: LoopProgram, step: LoopNest, index: AffineExpr) -> Window | N
     taps, results = ([loop for loop in loops if step.reduction[loop] is reduces] for reduces in (True, False))
     if len(taps) != 1 or len(results) != 1 or steps.is_varying(step.sizes[results[0]]):
         return None
-    count, stride = step.sizes[taps[0]], index.factors[results[0]]
+    extent, count, stride = step.sizes[results[0]], step.sizes[taps[0]], index.factors[results[0]]
     if not isinstance(count, int) or not isinstance(stride, int) or not 0 < stride < count:
         return None
-    return Window(results[0], taps[0], count, stride)
+    return Window(results[0], static(extent), taps[0], count, stride)
 
 
 def _use_winograd(case: WinogradChoice) -> None:
     """Use Winograd's algorithm if it is faster, or if the setting requires it for all possible convolutions."""
     tiling = case.best(case.select())
     # It is the name of a setting if tiles have the same size along all dimensions.
-    name = "winograd" + "x".join(dict.fromkeys(str(transform.results) for transform in tiling))
+    pairs = zip(case.convolution.windows if tiling else (), tiling, strict=True)
+    name = "winograd" + "x".join(dict.fromkeys(str(window.size(transforms)) for window, transforms in pairs))
     case.record(name if tiling else "direct", is_exact(tiling))
     if tiling:
         algorithm = winograd(case.convolution, tiling, case.machine.fused)

@@ -46,6 +46,8 @@ _TILE = 12.0
 _ACCUMULATOR = 1.5
 _JUMP = 3.0
 _LANES = 6.0
+# The cycles to store a lane to a line that other rows of the tile evict.
+_EVICTED_STORE = 14.0
 # An epilogue with more instructions than this, without constants, needs registers. If fewer are free, each further
 # instruction costs _SPILLED cycles for each accumulator.
 _SHORT_EPILOGUE = 8
@@ -173,6 +175,12 @@ class _Search:
         operands = nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else nest.outputs
         # For each operand of the epilogue or output: the axes along which its vectors are contiguous.
         vectors = [o for o in operands if o.strides[vector] == 1]
+        # For each output with scattered lanes: the lines that the first-level cache can hold, and their axes.
+        self._scattered = [
+            (most // lanes, [k for k, d in enumerate(self.axes) if any(_held_points(o, d, machine))])
+            for o in (nest.epilogue or nest).outputs
+            for most in _held_points(o, vector, machine)
+        ]
         self._adjacent = [[k for k, d in enumerate(self.axes) if _are_adjacent(o, d, vector, lanes)] for o in vectors]
         self._epilogue_ops = max(0, sum(e.op != "constant" for e in body) - _SHORT_EPILOGUE)
         self._costs: dict[tuple[int, ...], float] = {}
@@ -261,6 +269,8 @@ class _Search:
                 steps *= -(-vectors // taken)
             jumps = sum(math.prod(tile) / max([tile[k] for k in axes], default=1) for axes in self._adjacent)
             epilogue = jumps * _JUMP + accumulators * (_ACCUMULATOR + (_LANES if self._across else 0))
+            evicted = sum(math.prod(tile[k] for k in axes) > most for most, axes in self._scattered)
+            epilogue += evicted * math.prod(tile) * self._lanes * _EVICTED_STORE
             if accumulators + _EPILOGUE_REGISTERS > self._machine.registers:
                 epilogue += accumulators * self._epilogue_ops * _SPILLED
             self._costs[tile] = steps * step + epilogue + _TILE
@@ -384,11 +394,17 @@ def _contiguous_vectors(nest: KernelSpec, operand: Operand, vector: int, lanes: 
 def _conflicting_axes(
     operand: Operand, axes: Sequence[int], vector: int, machine: Machine
 ) -> Iterator[tuple[int, int]]:
-    sets = machine.first_level // (_WAYS * machine.line)
     for axis, loop in enumerate(axes):
-        distance, rest = divmod(operand.strides[loop] * ELEMENT_BYTES[storage_type(operand.element)], machine.line)
-        if loop != vector and distance and not rest:
-            yield axis, _WAYS * (sets // math.gcd(sets, distance))
+        for most in _held_points(operand, loop, machine) if loop != vector else ():
+            yield axis, most
+
+
+def _held_points(operand: Operand, loop: int, machine: Machine) -> Iterator[int]:
+    """Yield the points along ``loop`` that the first-level cache can hold, if each is whole lines after the last."""
+    sets = machine.first_level // (_WAYS * machine.line)
+    distance, rest = divmod(operand.strides[loop] * ELEMENT_BYTES[storage_type(operand.element)], machine.line)
+    if distance and not rest:
+        yield _WAYS * (sets // math.gcd(sets, distance))
 
 
 def _windows(
