@@ -20,6 +20,7 @@ from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying
+from torchmdla.devices.cpu.passes.join_loops import join_loops
 from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
 from torchmdla.devices.cpu.passes.moments import MOMENTS
@@ -86,6 +87,7 @@ def _rules(name: str, is_exact: bool = False) -> Pass:
 REWRITES = (
     _plain(LoopProgram.remove_unread),
     _plain(shrink_broadcasts),
+    _plain(join_loops),
     _rules("store-constant-factors", is_exact=True),
     _plain(elide_insert_copies),
     Pass("block-channels", lambda steps, machine: block_channels(steps, channel_block_sizes(steps, machine))),
