@@ -6,6 +6,7 @@ their dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -36,6 +37,12 @@ def b(*shape: int) -> torch.Tensor:
 
 def unary(names: str, *, make: Callable[..., torch.Tensor] = f) -> dict[str, list[tuple[object, ...]]]:
     return {f"aten::{name}": [(make(3, 5),)] for name in names.split()}
+
+
+def max_pool_gradient(value: torch.Tensor, *arguments: object) -> tuple[object, ...]:
+    pool = torch.ops.aten.max_pool2d_with_indices if value.dim() == 4 else torch.ops.aten.max_pool3d_with_indices
+    result, indices = pool(value, *arguments)
+    return (f(*result.shape), value, *arguments, indices)
 
 
 X, Y, ROW = f(3, 4), f(3, 4), f(4)
@@ -392,6 +399,13 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::adaptive_max_pool1d": [(SIGNAL, [1]), (SIGNAL, [4])],
     "aten::adaptive_max_pool2d": [(IMAGE, [1, 1]), (IMAGE, [3, 2])],
     "aten::adaptive_max_pool3d": [(VOLUME, [1, 1, 1]), (VOLUME, [3, 2, 4])],
+    "aten::max_pool2d_with_indices": [
+        (IMAGE, [3, 3], [2, 2], [1, 1]),
+        (IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], True),
+        (IMAGE, [3], [1], [1], [2]),
+        (torch.where(IMAGE > 1, IMAGE, -math.inf), [3, 2], [2, 1], [1, 1], [1, 1], True),
+    ],
+    "aten::max_pool3d_with_indices": [(VOLUME, [2, 3, 3]), (VOLUME, [3], [2], [1], [1], True)],
     "aten::constant_pad_nd": [(X, [1, 2], 0.5), (IMAGE, [1, 0, 2, 1])],
     "aten::pad": [
         (X, [1, 2]),
@@ -593,6 +607,23 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
         (f(2, 3, 14, 11), IMAGE, f(4, 3, 3, 3), [3], [2, 2], [1, 1], [1, 1], True, [1, 0], 1, [True, True, True]),
         (f(2, 6, 10), SIGNAL, f(4, 3, 4), [6], [1], [1], [1], True, [0], 2, [True, True, False]),
     ],
+    "aten::max_pool2d_with_indices_backward": [
+        max_pool_gradient(IMAGE, [3, 3], [2, 2], [1, 1], [1, 1], False),
+        max_pool_gradient(IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], True),
+        max_pool_gradient(IMAGE, [3, 2], [1, 1], [1, 0], [2, 1], False),
+        max_pool_gradient(IMAGE, [2, 2], [3, 3], [0, 0], [1, 1], False),
+    ],
+    "aten::max_pool3d_with_indices_backward": [
+        max_pool_gradient(VOLUME, [2, 3, 3], [2, 1, 2], [1, 1, 0], [1] * 3, True)
+    ],
+    "aten::avg_pool2d_backward": [
+        (f(2, 4, 4, 3), IMAGE, [3, 3], [2, 2], [1, 1], False, True, None),
+        (f(2, 4, 4, 3), IMAGE, [3, 3], [2, 2], [1, 1], False, False, None),
+        (f(2, 4, 4, 3), IMAGE, [2, 2], [2, 2], [0, 0], True, True, 3),
+    ],
+    "aten::avg_pool3d_backward": [(f(1, 2, 2, 2, 3), VOLUME, [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, None)],
+    "aten::_adaptive_avg_pool2d_backward": [(f(2, 4, *size), IMAGE) for size in ((1, 1), (7, 3), (3, 4))],
+    "aten::_adaptive_avg_pool3d_backward": [(f(1, 2, 1, 1, 1), VOLUME), (f(1, 2, 2, 3, 4), VOLUME)],
     "aten::nll_loss_backward": [(torch.tensor(1.0), torch.log_softmax(X, 1), i(3), None, 1, -100, torch.tensor(3.0))],
     "aten::mse_loss_backward": [(X, Y, f(3, 4), 1)],
     "aten::_grad_sum_to_size": [(X, [1, 4]), (X, [4]), (X, None)],

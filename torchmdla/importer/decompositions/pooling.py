@@ -1,9 +1,12 @@
-"""Adaptive pooling. Upstream supports only some of the sizes, and does not give the index of a NaN."""
+"""Pooling that upstream lacks: adaptive sizes, indices of the largest values, and gradients."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,3 +113,244 @@ def _flat_places(places: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
         flat = flat * length + place.view(shape)
     assert isinstance(flat, Tensor)
     return flat.flatten(rank)
+
+
+# Windows of one size.
+
+
+class _Windows(NamedTuple):
+    """Windows along one dimension of size ``length``."""
+
+    length: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+    ceil_mode: bool
+
+    @property
+    def results(self) -> int:
+        """Return the number of windows. With ``ceil_mode``, the last one may leave the dimension, but begins in it."""
+        steps = self.length + 2 * self.padding - self.dilation * (self.kernel - 1) - 1
+        results = (steps + self.stride - 1 if self.ceil_mode else steps) // self.stride + 1
+        leaves = self.ceil_mode and (results - 1) * self.stride >= self.length + self.padding
+        return results - 1 if leaves else results
+
+    @property
+    def missing(self) -> int:
+        """Return the elements that the last window needs after the end of the dimension."""
+        reach = (self.results - 1) * self.stride + self.dilation * (self.kernel - 1) + 1
+        return max(0, reach - self.padding - self.length)
+
+    def slice(self, padded: Tensor, dim: int, tap: int) -> Tensor:
+        """Return the element of each window at ``tap``, from the padded tensor."""
+        first = tap * self.dilation
+        end = first + (self.results - 1) * self.stride + 1
+        result: Tensor = torch.ops.aten.slice(padded, dim, first, end, self.stride)
+        return result
+
+
+def _windows_of(
+    lengths: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> list[_Windows]:
+    """Return the windows of each dimension. Without ``stride``, it is the kernel's size."""
+    arguments = [list(n) * (len(lengths) // len(n)) for n in (kernel, stride or kernel, padding, dilation)]
+    return [_Windows(n, k, s, p, d, ceil_mode) for n, k, s, p, d in zip(lengths, *arguments, strict=True)]
+
+
+def maximum_with_indices(spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return a function that computes ``aten::max_pool*d_with_indices`` of ``spatial`` dimensions.
+
+    It pools one dimension at a time, the last one first. Among equal values it selects the first in memory, and among
+    NaNs the last, as eager does.
+    """
+
+    def pool(
+        value: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        index = torch.zeros((), dtype=torch.int32, device=value.device)
+        step = 1
+        every = _windows_of(value.shape[-spatial:], kernel, stride, padding, dilation, ceil_mode)
+        for dim, windows in reversed(list(enumerate(every, -spatial))):
+            index = index + step * _positions(windows.length, dim, value.device)
+            value, index = _maximum_along(value, index, dim, windows)
+            step = step * windows.length
+        return value, index.to(torch.int64).expand(value.shape)
+
+    return pool
+
+
+def _positions(length: int, dim: int, device: torch.device) -> Tensor:
+    """Return the positions along ``dim``, which is negative, in a shape that broadcasts."""
+    return torch.arange(length, dtype=torch.int32, device=device).view([-1] + [1] * (-dim - 1))
+
+
+def _maximum_along(value: Tensor, index: Tensor, dim: int, windows: _Windows) -> tuple[Tensor, Tensor]:
+    """Return the largest value of each window along ``dim``, and its element of ``index``."""
+    ends = [0, 0] * (-dim - 1) + [windows.padding, windows.missing]
+    least = -math.inf if value.is_floating_point() else torch.iinfo(value.dtype).min
+    value = torch.nn.functional.pad(value, ends, value=least)
+    # A window of negative infinity selects its first element that is not padding.
+    before = [index.narrow(dim, -place % windows.dilation, 1) for place in range(windows.padding, 0, -1)]
+    after = [index.narrow(dim, 0, 1)] * windows.missing
+    index = torch.cat([*before, index, *after], dim) if before or after else index
+    largest, chosen = windows.slice(value, dim, 0), windows.slice(index, dim, 0)
+    for tap in range(1, windows.kernel):
+        other = windows.slice(value, dim, tap)
+        is_chosen = (other > largest) | (other != other)
+        largest = torch.where(is_chosen, other, largest)
+        chosen = torch.where(is_chosen, windows.slice(index, dim, tap), chosen)
+    return largest, chosen
+
+
+def maximum_gradient(spatial: int) -> Callable[..., Tensor]:
+    """Return a function that computes ``aten::max_pool*d_with_indices_backward`` of ``spatial`` dimensions."""
+
+    def gradient_of(
+        gradient: Tensor,
+        value: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        indices: Tensor,
+    ) -> Tensor:
+        lengths = value.shape[-spatial:]
+        every = _windows_of(lengths, kernel, stride, padding, dilation, ceil_mode)
+        # The index relative to the window's first element, which may be padding.
+        steps = [math.prod(lengths[dim + 1 :]) for dim in range(spatial)]
+        relative = indices.to(torch.int32)
+        for dim, (windows, step) in enumerate(zip(every, steps, strict=True), -spatial):
+            starts = _positions(windows.results, dim, value.device) * windows.stride - windows.padding
+            relative = relative - step * starts
+
+        def at_taps(taps: Sequence[int], parts: Sequence[Tensor]) -> Tensor:
+            gradient, relative = parts
+            place = sum(step * tap * w.dilation for step, tap, w in zip(steps, taps, every, strict=True))
+            return torch.where(relative == place, gradient, 0)
+
+        return _spread([gradient, relative], [0, -1], every, at_taps)
+
+    return gradient_of
+
+
+def average_gradient(spatial: int) -> Callable[..., Tensor]:
+    """Return a function that computes ``aten::avg_pool*d_backward`` of ``spatial`` dimensions."""
+
+    def gradient_of(
+        gradient: Tensor,
+        value: Tensor,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Tensor:
+        every = _windows_of(value.shape[-spatial:], kernel, stride, padding, [1], ceil_mode)
+        for dim, windows in enumerate(every, -spatial):
+            if divisor_override is None:
+                gradient = gradient / _counts(windows, dim, value.device, count_include_pad)
+        if divisor_override is not None:
+            gradient = gradient / divisor_override
+        return _spread([gradient], [0], every, lambda _, parts: parts[0])
+
+    return gradient_of
+
+
+def _counts(windows: _Windows, dim: int, device: torch.device, includes_padding: bool) -> Tensor:
+    """Return the number of elements of each window along ``dim``."""
+    start = _positions(windows.results, dim, device) * windows.stride - windows.padding
+    end = (start + windows.kernel).clamp(max=windows.length + windows.padding)
+    return end - start if includes_padding else end.clamp(max=windows.length) - start.clamp(min=0)
+
+
+def _spread(
+    parts: Sequence[Tensor],
+    paddings: Sequence[int],
+    every: Sequence[_Windows],
+    at_taps: Callable[[Sequence[int], Sequence[Tensor]], Tensor],
+) -> Tensor:
+    """Return a tensor of the pooled size, each element the sum of ``at_taps`` over the windows that contain it.
+
+    Elements with the same remainder of position and stride are in the same taps of their windows. They are one block.
+
+    Args:
+        parts: tensors with an element for each window.
+        paddings: for each part, the element of windows that do not exist.
+        every: the windows of each dimension.
+        at_taps: a function of a tap of each dimension, and of the parts of the windows.
+    """
+    spatial = len(every)
+    # Windows before the first one and after the last one that an element could be in.
+    behind = [(w.kernel - 1) * w.dilation // w.stride for w in every]
+    counts = [-(-(w.length + w.padding) // w.stride) for w in every]
+    ends = [(b, max(0, n - w.results)) for b, n, w in zip(behind, counts, every, strict=True)]
+    flat_ends = [n for pair in reversed(ends) for n in pair]
+    padded = [torch.nn.functional.pad(part, flat_ends, value=p) for part, p in zip(parts, paddings, strict=True)]
+
+    def block(remainders: Sequence[int]) -> Tensor:
+        taps = [
+            [t for t in range(w.kernel) if t * w.dilation % w.stride == r]
+            for w, r in zip(every, remainders, strict=True)
+        ]
+        terms = []
+        for chosen in itertools.product(*taps):
+            moved = list(padded)
+            for dim, (tap, w) in enumerate(zip(chosen, every, strict=True), -spatial):
+                start = behind[dim] - tap * w.dilation // w.stride
+                moved = [part.narrow(dim, start, counts[dim]) for part in moved]
+            terms.append(at_taps(chosen, moved))
+        shape = [*parts[0].shape[:-spatial], *counts]
+        return functools.reduce(torch.add, terms) if terms else parts[0].new_zeros(shape)
+
+    blocks = [block(remainders) for remainders in itertools.product(*(range(w.stride) for w in every))]
+    return _interleave(blocks, every, counts)
+
+
+def _interleave(blocks: Sequence[Tensor], every: Sequence[_Windows], counts: Sequence[int]) -> Tensor:
+    """Return the elements of all blocks in their order, without padding."""
+    spatial, lead = len(every), blocks[0].dim() - len(every)
+    strides = [w.stride for w in every]
+    result = blocks[0]
+    if len(blocks) > 1:
+        stacked = torch.stack(list(blocks), lead).unflatten(lead, strides)
+        order = [dim for d in range(spatial) for dim in (lead + spatial + d, lead + d)]
+        sizes = [n * s for n, s in zip(counts, strides, strict=True)]
+        result = stacked.permute([*range(lead), *order]).reshape([*result.shape[:lead], *sizes])
+    for dim, w in enumerate(every, -spatial):
+        result = result.narrow(dim, w.padding, w.length)
+    return result
+
+
+def adaptive_average_gradient(spatial: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function that computes ``aten::_adaptive_avg_pool*d_backward``, one dimension at a time."""
+
+    def gradient_of(gradient: Tensor, value: Tensor) -> Tensor:
+        for dim in range(-spatial, 0):
+            gradient = _spread_adaptive(gradient, dim, value.size(dim))
+        return gradient
+
+    return gradient_of
+
+
+def _spread_adaptive(gradient: Tensor, dim: int, length: int) -> Tensor:
+    size, place = gradient.size(dim), gradient.dim() + dim
+    if length % size == 0:
+        shape = [*gradient.shape[: place + 1], length // size, *gradient.shape[place + 1 :]]
+        return (gradient / (length // size)).unsqueeze(place + 1).expand(shape).flatten(place, place + 1)
+    start, end = _bounds(length, size, gradient.device)
+    places = torch.arange(length, device=gradient.device)
+    shares = torch.where((places >= start) & (places < end), 1 / (end - start), 0).to(gradient.dtype)
+    return (gradient.movedim(dim, -1) @ shares).movedim(-1, dim)
