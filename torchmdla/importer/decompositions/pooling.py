@@ -259,12 +259,10 @@ def average_gradient(spatial: int) -> Callable[..., Tensor]:
         divisor_override: int | None,
     ) -> Tensor:
         every = _windows_of(value.shape[-spatial:], kernel, stride, padding, [1], ceil_mode)
-        for dim, windows in enumerate(every, -spatial):
-            if divisor_override is None:
-                gradient = gradient / _counts(windows, dim, value.device, count_include_pad)
-        if divisor_override is not None:
-            gradient = gradient / divisor_override
-        return _spread([gradient], [0], every, lambda _, parts: parts[0])
+        counts = [_counts(w, dim, value.device, count_include_pad) for dim, w in enumerate(every, -spatial)]
+        divisor = math.prod(counts) if divisor_override is None else divisor_override
+        share = torch.div(gradient, divisor, rounding_mode=None if gradient.is_floating_point() else "trunc")
+        return _spread([share], [0], every, lambda _, parts: parts[0])
 
     return gradient_of
 
@@ -352,5 +350,5 @@ def _spread_adaptive(gradient: Tensor, dim: int, length: int) -> Tensor:
         return (gradient / (length // size)).unsqueeze(place + 1).expand(shape).flatten(place, place + 1)
     start, end = _bounds(length, size, gradient.device)
     places = torch.arange(length, device=gradient.device)
-    shares = torch.where((places >= start) & (places < end), 1 / (end - start), 0).to(gradient.dtype)
+    shares = ((places >= start) & (places < end)).to(gradient.dtype) / (end - start)
     return (gradient.movedim(dim, -1) @ shares).movedim(-1, dim)
