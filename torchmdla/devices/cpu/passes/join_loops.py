@@ -26,8 +26,8 @@ def join_loops(steps: LoopProgram) -> None:
     """Join loops that walk one dimension of some buffer, in place."""
     users = Users(steps.steps)
     for step in steps.nests():
-        while (found := next(_joinable(step, users), None)) is not None:
-            outer, inner, dimensions = found
+        while (joinable := next(_joinable(step, users), None)) is not None:
+            outer, inner, dimensions = joinable
             for buffer, dimension in dimensions.items():
                 _join_dimensions(users, buffer, dimension)
             step.sizes = tuple(

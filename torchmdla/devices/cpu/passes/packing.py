@@ -157,10 +157,11 @@ def pack_activations(steps: LoopProgram, machine: Machine) -> None:
     typical = tuple(steps.typical)
     for step in steps.nests():
         by_columns, by_panels = _read_by_columns(step), _read_by_panels(step, machine)
-        if by_panels and _cycles(by_panels, machine, typical) < _cycles(by_columns, machine, typical):
-            steps.replace_step(step, by_panels)
-        elif len(by_columns) > 1:
-            steps.replace_step(step, by_columns)
+        layouts = [by_columns, *([by_panels] if by_panels else [])]
+        layouts += [by_rows for nests in layouts if (by_rows := _read_by_rows(nests))]
+        best = min(layouts, key=lambda nests: _cycles(nests, machine, typical)) if len(layouts) > 1 else by_columns
+        if len(best) > 1:
+            steps.replace_step(step, best)
 
 
 def _cycles(nests: Sequence[LoopNest], machine: Machine, typical: tuple[int, ...]) -> float:
@@ -189,6 +190,27 @@ def _read_by_panels(step: LoopNest, machine: Machine) -> list[LoopNest]:
     column = _column(step)
     width = panel_width(step.sizes[column], machine.vector_bytes // 4)
     return [_to_panels(product, position, column, width), product]
+
+
+def _read_by_rows(nests: Sequence[LoopNest]) -> list[LoopNest]:
+    """Return a product that reads its broadcast factor along the reduction, behind the steps that lay out both factors.
+
+    Return nothing if it reads the factor in this way already, or if the factor is not computed.
+    """
+    *others, step = nests
+    column = _column(step)
+    reduced = [d for d, reduces in enumerate(step.reduction) if reduces and step.sizes[d] != 1]
+    if column < 0 or len(step.inputs) != 2 or len(reduced) != 1 or has_sliding_window(step):
+        return []
+    position = next((k for k, access in enumerate(step.inputs) if column not in access.loops), None)
+    if position is None or step.inputs[position].buffer.kind in ("parameter", "packed"):
+        return []
+    access = step.inputs[position]
+    rows = [d for d in in_memory_order(step, access) if not step.reduction[d]]
+    if access.linearise(len(step.sizes)).factors[reduced[0]] in (0, 1):
+        return []
+    product = replace(step)
+    return [*others, lay_out(product, access, [*rows, *reduced]), product]
 
 
 def _panel_factor(step: LoopNest, machine: Machine) -> int | None:

@@ -37,6 +37,10 @@ _STREAMS, _STREAM_BYTES = 8, 256
 _STREAM = 0.1
 _EVICTED = 0.5
 
+# The cycles of a step for neighbouring points of an operand that steps before have evicted from the first-level cache:
+# for vectors, and for broadcast values, whose lines the hardware does not prefetch.
+_EVICTED_VECTOR, _EVICTED_BROADCAST = 5.0, 8.0
+
 # The ways of the first-level cache that points at the same place in it may fill.
 _WAYS = 8
 # The cycles to begin a tile, and to start and store one of its accumulators. Then the cycles to store or read an
@@ -97,6 +101,7 @@ class _Term:
             neighbouring points share stay in registers from step to step.
         memory: the cycles to read one point from memory, if it is a stream that is read once.
         streams: the number of points that the hardware prefetches.
+        evicted: the axes whose points are in separate lines, if those of the next steps evict them.
     """
 
     axes: tuple[int, ...]
@@ -109,6 +114,7 @@ class _Term:
     slides: tuple[tuple[int, int, int], ...] = ()
     memory: float = 0.0
     streams: int = _STREAMS
+    evicted: tuple[int, ...] | None = None
 
     def loads_per_step(self, tile: Sequence[int]) -> float:
         """Return the loads in a step, on average over a window."""
@@ -232,8 +238,9 @@ class _Search:
     def _fits(self, tile: Sequence[int]) -> bool:
         """Return whether accumulators, and the values that are reused between them, fit the registers."""
         accumulators = math.prod(tile)
-        live = accumulators * self._outputs + (0 if self._machine.embeds_broadcasts else 1)
-        reused = resident = 0
+        live = accumulators * self._outputs
+        # A broadcast value has a register, unless instructions read it from memory and it is used once.
+        reused, resident = not self._machine.embeds_broadcasts, 0
         single: list[int] = []
         shared: list[int] = []
         for term in self._terms:
@@ -244,7 +251,7 @@ class _Search:
                 elif term.is_vector:
                     shared.append(points)
                 resident += term.live_values(tile)
-                reused += term.is_vector is False and accumulators // points > 1
+                reused = reused or (term.is_vector is False and accumulators // points > 1)
             elif term.is_vector and accumulators > 1:
                 single.append(points if term.loads else 1)
         live += sum(single[:_MOST_LIVE]) + sum(shared[:_MOST_SHARED])
@@ -257,6 +264,9 @@ class _Search:
                 points = math.prod(tile[k] for k in term.axes)
                 arithmetic += points * term.arithmetic
                 memory += points * term.memory
+                if term.evicted is not None:
+                    each = _EVICTED_VECTOR if term.is_vector else _EVICTED_BROADCAST
+                    memory += each * math.prod(tile[k] for k in term.evicted)
                 loads += term.loads_per_step(tile) * term.loads
                 hidden_cycles += term.hidden_cycles(tile)
                 if term.loads and points == math.prod(tile):
@@ -365,10 +375,24 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
             crowded = tuple(_conflicting_axes(operand, axes, vector, machine))
             run = axes.index(vector), _contiguous_vectors(nest, operand, vector, lanes)
             memory = _memory(nest, operand, machine) if stride == 1 else 0.0
+            evicted = any(_is_evicted(nest, operand, d, machine) for d in innermost) and stride in (0, 1)
             foreseen = _STREAM_BYTES // (lanes * ELEMENT_BYTES[storage_type(operand.element)])
             foreseen = min(_STREAMS, foreseen) if memory else _STREAMS
+            separate = tuple(k for k, d in enumerate(axes) if d != vector and any(_held_points(operand, d, machine)))
             terms.append(
-                _Term(term_axes, 0.0, cost, stride != 0, windows, crowded, run, slides, memory * lanes, foreseen)
+                _Term(
+                    term_axes,
+                    0.0,
+                    cost,
+                    stride != 0,
+                    windows,
+                    crowded,
+                    run,
+                    slides,
+                    memory * lanes,
+                    foreseen,
+                    separate if evicted else None,
+                )
             )
     return terms
 
@@ -377,6 +401,17 @@ def _memory(nest: KernelSpec, operand: Operand, machine: Machine) -> float:
     """Return the cycles to read an element from memory, or 0 if it is not a stream that is read once."""
     comes = operand in streams(nest, machine) and is_read_once(nest, operand)
     return ELEMENT_BYTES[storage_type(operand.element)] / machine.memory_bytes if comes else 0.0
+
+
+def _is_evicted(nest: KernelSpec, operand: Operand, loop: int, machine: Machine) -> bool:
+    """Return whether the first-level cache cannot hold the operand's lines along ``loop``, as they share sets.
+
+    The lines of panels are neighbours, which the hardware fetches in time.
+    """
+    most = machine.first_level // machine.line
+    row = max((size for size, stride in zip(nest.sizes, operand.strides, strict=True) if stride == 1), default=1)
+    is_apart = operand.strides[loop] > row
+    return is_apart and any(held < min(most, nest.sizes[loop]) for held in _held_points(operand, loop, machine))
 
 
 def _are_adjacent(operand: Operand, loop: int, vector: int, lanes: int) -> bool:
