@@ -21,11 +21,13 @@ import math
 from functools import partial
 
 from torchmdla.compiler.sizes import estimate, static
-from torchmdla.devices.cpu.ir.accesses import AffineExpr
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram
+from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.expressions import load
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, split_loop
 from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule
 from torchmdla.devices.cpu.passes.bilinear_algorithms import BILINEAR_REQUIREMENTS, Convolution, Window, winograd
 from torchmdla.devices.cpu.passes.bilinear_costs import WinogradChoice, is_exact
+from torchmdla.devices.cpu.passes.bilinear_maps import KIND
 from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
 from torchmdla.devices.cpu.target.machine import Machine
 
@@ -80,8 +82,41 @@ def _use_winograd(case: WinogradChoice) -> None:
     name = "winograd" + "x".join(dict.fromkeys(str(window.size(transforms)) for window, transforms in pairs))
     case.record(name if tiling else "direct", is_exact(tiling))
     if tiling:
+        case = _block_image(case)
         algorithm = winograd(case.convolution, tiling, case.machine.fused)
         case.steps.replace_step(case.step, algorithm.nests(case.tiles(tiling)))
+
+
+def _block_image(case: WinogradChoice) -> WinogradChoice:
+    """Lay out the image of a gradient of weights in blocks of its outermost dimension; return the choice for it.
+
+    Sums of its tiles then have vectors across a block. Without blocks, elements of neighbouring tiles are apart.
+    """
+    step, image, lanes = case.step, case.convolution.image, case.machine.vector_bytes // 4
+    places = [d for d, index in enumerate(image.indices) if index.is_loop() and not step.reduction[index.loops[0]]]
+    sizes, position = image.buffer.sizes, step.inputs.index(image)
+    if not places or not all(window.is_long for window in case.convolution.windows):
+        return case
+    dimension, (loop,) = places[0], image.indices[places[0]].loops
+    size = step.sizes[loop]
+    if not isinstance(size, int) or size % lanes or size != sizes[dimension]:
+        return case
+    split, loops = (size // lanes, lanes), len(sizes) + 1
+    blocked = Buffer("temporary", KIND, (*sizes[:dimension], split[0], *sizes[dimension + 1 :], lanes))
+    fill = LoopNest.elementwise(sizes, Access.identity(image.buffer), load(Access.identity(image.buffer)))
+    fill.nodes = step.nodes
+    split_loop(fill, dimension, split)
+    order = sorted(range(loops), key=lambda other: other == dimension + 1)
+    fill.outputs = (Access.of_loops(blocked, order, loops),)
+    case.steps.steps.insert(case.steps.steps.index(step), fill)
+    split_loop(step, loop, split)
+    old = step.inputs[position]
+    block, lane = (AffineExpr.of_loop(k, len(step.sizes)) for k in (loop, loop + 1))
+    step.replace_load(old, Access(blocked, (*old.indices[:dimension], block, *old.indices[dimension + 1 :], lane)))
+    read = partial(_match_convolution, case.steps, case.machine, parameter_predicate(case.steps))
+    again = USE_WINOGRAD.case(read, step)
+    assert again is not None, "a convolution is one in any layout"
+    return again
 
 
 USE_WINOGRAD = Rule(
