@@ -198,7 +198,7 @@ def _read_by_rows(nests: Sequence[LoopNest]) -> list[LoopNest]:
     Return nothing if it reads the factor in this way already, or if the factor is not computed.
     """
     *others, step = nests
-    column = _column(step)
+    column = _column(step) if step.written_accesses else -1
     reduced = [d for d, reduces in enumerate(step.reduction) if reduces and step.sizes[d] != 1]
     if column < 0 or len(step.inputs) != 2 or len(reduced) != 1 or has_sliding_window(step):
         return []
