@@ -87,7 +87,7 @@ def _rules(name: str, is_exact: bool = False) -> Pass:
 REWRITES = (
     _plain(LoopProgram.remove_unread),
     _plain(shrink_broadcasts),
-    _plain(join_loops),
+    _plain(join_loops, is_exact=False),  # sums over joined loops may be in another order
     _rules("store-constant-factors", is_exact=True),
     _plain(elide_insert_copies),
     Pass("block-channels", lambda steps, machine: block_channels(steps, channel_block_sizes(steps, machine))),
