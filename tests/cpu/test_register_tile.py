@@ -61,6 +61,26 @@ def test_lanes_of_half_a_vector(columns: int, splits: bool, lanes: int) -> None:
     assert choose_schedule(nest, replace(MACHINE, splits=splits)).lanes == lanes
 
 
+def test_tiles_fill_the_registers_without_broadcasts_in_instructions() -> None:
+    """Check six rows of two vectors: 12 accumulators, two vectors, and one broadcast value, of 16 registers."""
+    machine = Machine(32, 16, second_level=256 << 10, ways=8)
+    assert choose_schedule(product(516, 512, 512, 16), machine).tiles == (6, 1, 16, 1)
+
+
+@pytest.mark.parametrize(("stride", "blocks"), [(512 * 9, 1), (513 * 9, 4)])
+def test_results_are_scattered_to_as_many_rows_as_the_cache_holds(stride: int, blocks: int) -> None:
+    """Check rows that share cache sets, and rows that do not."""
+    nest = KernelSpec(
+        sizes=(64, 32, 16, 3, 3, 196),
+        reduction=(False, False, False, False, False, True),
+        inputs=(Operand("f32", (324, 0, 0, 9, 1, 1)), Operand("f32", (0, 3136, 1, 0, 0, 16))),
+        outputs=(Operand("f32", (9, 16 * stride, stride, 3, 1, 0)),),
+        values=(SUM_OF_PRODUCTS,),
+        initial=ZERO,
+    )
+    assert choose_schedule(nest, MACHINE).tiles[1] <= blocks
+
+
 @pytest.mark.parametrize("rows", [128, 197])
 def test_a_long_epilogue_has_registers(rows: int) -> None:
     plain = product(rows, 3072, 768)

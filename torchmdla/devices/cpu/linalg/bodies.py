@@ -122,7 +122,7 @@ def _narrow(value: Expression) -> Expression | None:
     if value.type != "f64":
         return None
     if value.op == "constant":
-        return constant(value.payload, "f32") if np.float32(value.payload) == value.payload else None
+        return constant(value.payload, "f32") if float(np.float32(value.payload)) == value.payload else None
     return value.operands[0] if value.op == "arith.extf" and value.operands[0].type == "f32" else None
 
 
