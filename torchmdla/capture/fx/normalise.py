@@ -70,6 +70,7 @@ _SAME_ARGUMENTS: Mapping[Any, Any] = {
     aten._unsafe_index.Tensor: aten.index.Tensor,
     aten._unsafe_index_put.default: aten.index_put.default,
     aten.lift_fresh_copy.default: aten.clone.default,
+    aten.true_divide.Tensor: aten.div.Tensor,
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
