@@ -6,10 +6,12 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from child_process import run_script
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
@@ -355,6 +357,7 @@ def test_training_on_forces_with_numbers_of_atoms_that_vary(dtype: torch.dtype, 
     model = spec.build().to(dtype)
     program = compiled(model, dynamic=True)
     torch._dynamo.utils.counters.clear()
+    specialisations: list[int] = []
     for size in (*spec.sizes, *spec.sizes):
         inputs = [x.to(dtype) if x.is_floating_point() else x for x in spec.inputs(size=size)]
         target = torch.randn_like(inputs[0])
@@ -363,8 +366,10 @@ def test_training_on_forces_with_numbers_of_atoms_that_vary(dtype: torch.dtype, 
             *map(tree_leaves, (force_step(program, model, inputs, target), expected)), strict=True
         ):
             assert (actual - wanted).abs().max() <= limit * wanted.abs().max()
+        specialisations.append(torchmdla.stats().specialisations)
     assert_compiled()
     # The energy, and its gradient, for all numbers of atoms.
+    assert len(set(specialisations)) == 1
     assert torch._dynamo.utils.counters["aot_autograd"]["ok"] == 2
 
 
@@ -391,3 +396,14 @@ def test_forces_inside_of_the_compiled_function(traces: bool) -> None:
                 results.append(copy.deepcopy((energy.detach(), force.detach(), gradients)))
             assert_matches(*results, layers=4 * spec.layers)
     assert_compiled()
+
+
+@pytest.mark.sampled(0)
+def test_example_of_forces() -> None:
+    script = Path(__file__).parents[2] / "examples" / "forces.py"
+    assert "--atoms" in run_script(script, "--help").stdout
+    done = run_script(script, "--atoms", "24", "--features", "16", "--steps", "9")
+    assert done.returncode == 0, done.stderr
+    difference = float(done.stdout.splitlines()[0].split()[-1])
+    assert difference < 1e-5
+    assert "none fell back" in done.stdout

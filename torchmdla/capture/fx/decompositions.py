@@ -202,6 +202,5 @@ _DECOMPOSED_OPS: list[Any] = [
     aten.diagonal_backward,
     aten.unfold_backward,
     aten.softplus_backward,
-    aten.index_add,
     aten._safe_softmax,
 ]
