@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 import torchmdla
+from torchmdla import _C
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import SCHNET
 
@@ -246,6 +247,23 @@ def test_only_the_gradients_that_are_asked_for_are_computed() -> None:
     assert_compiled()
 
 
+def test_a_backward_pass_computes_the_gradients_that_are_used() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).tanh() * 2.0
+
+    program = compiled(function)
+    numbers = {group["number"] for group in _C.groups()}
+    for wanted in [(0,), (0,), (0, 1), (0, 1), (1,), (1,)]:
+        results = []
+        for call in (program, function):
+            inputs = [torch.linspace(-1.0, 1.0, 16).view(4, 4).requires_grad_() for _ in range(2)]
+            results.append(torch.autograd.grad(call(*inputs).sum(), [inputs[k] for k in wanted]))
+        assert_matches(*results, layers=4)
+    names = [group["name"] for group in _C.groups() if group["number"] not in numbers]
+    # The product of the forward pass, and those of the three sets of gradients.
+    assert sorted(name.split("_").count("mm") for name in names) == [1, 1, 1, 2]
+
+
 # --- behaviour that PyTorch defines ------------------------------------------------------------------------------
 
 
@@ -264,6 +282,7 @@ def test_a_graph_is_freed_and_retained_as_in_eager_mode() -> None:
     program = compiled(product)
     for call in (program, program, product):
         x, y = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+        call(x, y).sum().backward()
         loss = call(x, y).sum()
         for create_graph in (False, True, False):
             torch.autograd.grad(loss, x, retain_graph=True, create_graph=create_graph)

@@ -1,4 +1,4 @@
-"""Backward passes of ``torch.compile`` that can be differentiated, as training on forces needs.
+"""Backward passes of ``torch.compile`` for forces: they can be differentiated, and compute only what is asked for.
 
 AOT Autograd compiles a backward pass once, from values that the forward pass saved, and cannot differentiate it. If a
 backward pass runs with ``create_graph=True``, another function takes its place: the gradients as a function of the
@@ -6,11 +6,13 @@ inputs (*primals*) and of the outputs' gradients (*tangents*). It computes the f
 first use and compiled as a graph of its own. The backward pass of that graph is the second derivative, and may be
 differentiated, too.
 
-An ordinary backward pass is as before. The forward pass also saves its inputs, which it does not copy.
+The forward pass also saves its inputs, which it does not copy. Other backward passes run as AOT Autograd compiles them,
+but without the gradients that ``autograd.grad`` does not return, and that eager mode would not compute.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -67,6 +69,8 @@ def differentiable_backward(compile_module: Compile) -> Iterator[Partition]:
         return create_joint(forward, *args, **kwargs)
 
     def build_differentiable(factory: Any) -> type[torch.autograd.Function]:
+        # Groups write to no tensor that was saved, so that a graph may be retained after a pass that freed another.
+        factory.spec.fw_metadata.bw_donated_idxs = []
         function = build(factory)
         if _is_plain(factory.spec):
             _Gradients(graph, factory.spec.fw_metadata, compile_module).install(function)
@@ -82,6 +86,49 @@ def differentiable_backward(compile_module: Compile) -> Iterator[Partition]:
         patch.object(runtime_wrappers._AOTDispatchAutogradFunctionFactory, "build", build_differentiable),
     ):
         yield partition
+
+
+class _Present(threading.local):
+    """Backward pass that runs on this thread.
+
+    Attributes:
+        wanted: the primals whose gradients it uses; None if that is unknown.
+    """
+
+    wanted: frozenset[int] | None = None
+
+
+_present = _Present()
+
+
+def compile_each_set(
+    module: fx.GraphModule, compile_graph: Callable[[fx.GraphModule], Callable[[list[Any]], Any]]
+) -> Callable[[list[Any]], Any]:
+    """Return a backward pass that computes the gradients which are used. It is compiled for each set of them."""
+    results: Any = module.graph.output_node().args[0]
+    every = frozenset(index for index, result in enumerate(results) if result is not None)
+    functions: dict[frozenset[int], Callable[[list[Any]], Any]] = {}
+
+    def run(inputs: list[Any]) -> Any:
+        wanted = every if _present.wanted is None else every & _present.wanted
+        if wanted not in functions:
+            with compile_lock:
+                functions[wanted] = compile_graph(_restrict(module, wanted))
+        return functions[wanted](inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _restrict(module: fx.GraphModule, wanted: frozenset[int]) -> fx.GraphModule:
+    """Return a copy of ``module`` that returns None in place of the results that are not wanted."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    results: Any = graph.graph_copy(module.graph, copies)
+    output = graph.output(tuple(result if index in wanted else None for index, result in enumerate(results)))
+    output.meta = dict(module.graph.output_node().meta)
+    graph.eliminate_dead_code()
+    return fx.GraphModule(module, graph)
 
 
 def _is_plain(spec: Any) -> bool:
@@ -192,7 +239,11 @@ class _Gradients:
             return forward(ctx, *primals)
 
         def backward_and_free(ctx: Any, *gradients: Any) -> Any:
-            results = backward(ctx, *gradients)
+            before, _present.wanted = _present.wanted, frozenset(self._wanted(ctx))
+            try:
+                results = backward(ctx, *gradients)
+            finally:
+                _present.wanted = before
             if self._needed and not torch._C._autograd._get_current_graph_task_keep_graph():
                 ctx.torchmdla_call = None
             return results
@@ -201,7 +252,7 @@ class _Gradients:
         def differentiable(ctx: Any, _: Any, arguments: list[Any]) -> tuple[Any, ...]:
             # The tangents follow the values that the forward pass saved.
             tangents = arguments[len(arguments) - len(self._graph.examples) + self._count :]
-            return self._run(ctx.torchmdla_call, tangents, self._wanted(ctx))
+            return self._run(ctx.torchmdla_call, tangents, tuple(sorted(_present.wanted or ())))
 
         function.forward = staticmethod(save_and_forward)
         function.backward = staticmethod(backward_and_free)

@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
-from torchmdla.capture.double_backward import differentiable_backward
+from torchmdla.capture.double_backward import compile_each_set, differentiable_backward
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
 from torchmdla.capture.fx.graph import form_groups
 from torchmdla.capture.options import Options
@@ -49,11 +49,14 @@ def torchmdla(
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Callable[[list[Any]], Any]:
         return _compile_boxed(graph, _parameters(graph, trains), chosen)
 
+    def compile_backward(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+        return _compile_boxed(graph, (), chosen)
+
     def compile_module(module: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with keep_operators_whole(), differentiable_backward(compile_module) as partition:
             compiler = aot_autograd(
                 fw_compiler=partial(compile_forward, trains=True),
-                bw_compiler=lambda graph, _: _compile_boxed(graph, (), chosen),
+                bw_compiler=lambda graph, _: compile_each_set(graph, compile_backward),
                 inference_compiler=partial(compile_forward, trains=False),
                 decompositions=decompositions(),
                 partition_fn=partition,

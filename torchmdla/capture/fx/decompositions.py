@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
-from torch._decomp.decompositions import upsample_compute_output_size
+from torch._decomp.decompositions import pw_cast_for_opmath, upsample_compute_output_size
 from torch._prims_common import (
     compute_elementwise_output_logical_to_physical_perm,
     is_non_overlapping_and_dense_or_false,
@@ -32,6 +32,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[functional] = partial(_detach_statistics, table[functional])
     table |= {norm: partial(_use_kernel_format, table[norm]) for norm in _BATCH_NORMS}
     table[aten.copy.default] = _copy
+    table[aten.softplus_backward.default] = pw_cast_for_opmath(_softplus_backward)
     return table
 
 
@@ -51,6 +52,12 @@ def _use_kernel_format(norm: Callable[..., Any], value: Tensor, *args: Any, **kw
     formats = (torch.contiguous_format, *_CHANNELS_LAST.get(value.dim(), ()))
     memory_format = next((f for f in formats if value.is_contiguous(memory_format=f)), torch.contiguous_format)
     return (result.contiguous(memory_format=memory_format), *others)
+
+
+def _softplus_backward(gradient: Tensor, value: Tensor, beta: float, threshold: float) -> Tensor:
+    """Return the gradient of softplus by a sigmoid, which the second derivative needs, too."""
+    scaled = value if beta == 1.0 else value * beta
+    return torch.where(scaled > threshold, gradient, gradient * torch.sigmoid(scaled))
 
 
 def _copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
@@ -201,6 +208,5 @@ _DECOMPOSED_OPS: list[Any] = [
     aten.slice_backward,
     aten.diagonal_backward,
     aten.unfold_backward,
-    aten.softplus_backward,
     aten._safe_softmax,
 ]
