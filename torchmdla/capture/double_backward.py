@@ -113,7 +113,8 @@ def compile_each_set(
         wanted = every if _present.wanted is None else every & _present.wanted
         if wanted not in functions:
             with compile_lock:
-                functions[wanted] = compile_graph(_restrict(module, wanted))
+                if wanted not in functions:
+                    functions[wanted] = compile_graph(_restrict(module, wanted))
         return functions[wanted](inputs)
 
     run._boxed_call = True  # type: ignore[attr-defined]
@@ -238,6 +239,7 @@ class _Gradients:
             ctx.torchmdla_call = self._save(primals)
             return forward(ctx, *primals)
 
+        @torch._dynamo.disable  # type: ignore[untyped-decorator]
         def backward_and_free(ctx: Any, *gradients: Any) -> Any:
             before, _present.wanted = _present.wanted, frozenset(self._wanted(ctx))
             try:
@@ -248,7 +250,6 @@ class _Gradients:
                 ctx.torchmdla_call = None
             return results
 
-        @torch._dynamo.disable  # type: ignore[untyped-decorator]
         def differentiable(ctx: Any, _: Any, arguments: list[Any]) -> tuple[Any, ...]:
             # The tangents follow the values that the forward pass saved.
             tangents = arguments[len(arguments) - len(self._graph.examples) + self._count :]
