@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from torchmdla.capture.double_backward import compile_each_set, differentiable_backward
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
 from torchmdla.capture.fx.graph import form_groups
 from torchmdla.capture.options import Options
@@ -49,18 +49,23 @@ def torchmdla(
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Callable[[list[Any]], Any]:
         return _compile_boxed(graph, _parameters(graph, trains), chosen)
 
-    compiler = aot_autograd(
-        fw_compiler=partial(compile_forward, trains=True),
-        bw_compiler=lambda graph, _: _compile_boxed(graph, (), chosen),
-        inference_compiler=partial(compile_forward, trains=False),
-        decompositions=decompositions(),
-        # Saves few values for the backward pass: kernels recompute elementwise operators at no cost.
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )
-    with keep_operators_whole():
-        compiled: Callable[..., Any] = compiler(module, example_inputs)
-    return compiled
+    def compile_backward(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+        return _compile_boxed(graph, (), chosen)
+
+    def compile_module(module: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with keep_operators_whole(), differentiable_backward(compile_module) as partition:
+            compiler = aot_autograd(
+                fw_compiler=partial(compile_forward, trains=True),
+                bw_compiler=lambda graph, _: compile_each_set(graph, compile_backward),
+                inference_compiler=partial(compile_forward, trains=False),
+                decompositions=decompositions(),
+                partition_fn=partition,
+                keep_inference_input_mutations=True,
+            )
+            compiled: Callable[..., Any] = compiler(module, example_inputs)  # type: ignore[arg-type]
+        return compiled
+
+    return compile_module(module, example_inputs)
 
 
 def _unmark_fsdp_parameters(module: fx.GraphModule) -> None:

@@ -7,7 +7,7 @@ Python compute other values than eager's kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
-from torch._decomp.decompositions import upsample_compute_output_size
+from torch._decomp.decompositions import pw_cast_for_opmath, upsample_compute_output_size
 from torch._prims_common import (
     compute_elementwise_output_logical_to_physical_perm,
     is_non_overlapping_and_dense_or_false,
@@ -32,6 +32,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[functional] = partial(_detach_statistics, table[functional])
     table |= {norm: partial(_use_kernel_format, table[norm]) for norm in _BATCH_NORMS}
     table[aten.copy.default] = _copy
+    table[aten.softplus_backward.default] = pw_cast_for_opmath(_softplus_backward)
     return table
 
 
@@ -51,6 +52,12 @@ def _use_kernel_format(norm: Callable[..., Any], value: Tensor, *args: Any, **kw
     formats = (torch.contiguous_format, *_CHANNELS_LAST.get(value.dim(), ()))
     memory_format = next((f for f in formats if value.is_contiguous(memory_format=f)), torch.contiguous_format)
     return (result.contiguous(memory_format=memory_format), *others)
+
+
+def _softplus_backward(gradient: Tensor, value: Tensor, beta: float, threshold: float) -> Tensor:
+    """Return the gradient of softplus by a sigmoid, which the second derivative needs, too."""
+    scaled = value if beta == 1.0 else value * beta
+    return torch.where(scaled > threshold, gradient, gradient * torch.sigmoid(scaled))
 
 
 def _copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
@@ -86,14 +93,26 @@ def apply_in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: T
     return make(tensor.permute(order)).permute([order.index(dim) for dim in range(tensor.dim())])
 
 
-@contextmanager
-def keep_operators_whole() -> Iterator[None]:
+def keep_operators_whole() -> AbstractContextManager[None]:
     """Trace the operators of ``_KERNELS`` by its kernels in place of PyTorch's Python, until the context ends.
 
     PyTorch keeps its Python kernels per process, so the caller must hold Dynamo's compile lock.
     """
-    before = {operator: dict(operator.py_kernels) for operator in _KERNELS}
-    for operator, kernels in _KERNELS.items():
+    return _use_kernels(_KERNELS)
+
+
+def differentiate_twice() -> AbstractContextManager[None]:
+    """Trace backward operators whose derivatives in PyTorch depend on sizes by others, until the context ends.
+
+    The caller must hold Dynamo's compile lock.
+    """
+    return _use_kernels(_TWICE_DIFFERENTIABLE)
+
+
+@contextmanager
+def _use_kernels(table: Mapping[Any, Kernels]) -> Iterator[None]:
+    before = {operator: dict(operator.py_kernels) for operator in table}
+    for operator, kernels in table.items():
         others = {key: kernel for key, kernel in before[operator].items() if key not in _DECOMPOSING_KEYS}
         _replace_kernels(operator, {**others, **kernels})
     try:
@@ -130,6 +149,21 @@ def _image_gradient(gradient: Tensor, output_size: object, input_size: Sequence[
     return gradient.new_empty(input_size)
 
 
+def _embedding_gradient(
+    gradient: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """Return the gradient of the weights of an embedding by operators whose derivatives do not depend on sizes."""
+    places = indices.reshape(-1)
+    rows = gradient.reshape(places.shape[0], gradient.shape[-1])
+    if scale_grad_by_freq:
+        counts = rows.new_zeros(num_weights).index_add(0, places, torch.ones_like(places, dtype=rows.dtype))
+        # PyTorch's second derivative is that of rows without the scale.
+        rows = rows + (rows / counts[places].unsqueeze(-1) - rows).detach()
+    # PyTorch gives embeddings without padding the index -1.
+    rows = rows.masked_fill((places == padding_idx).unsqueeze(-1), 0.0) if padding_idx >= 0 else rows
+    return rows.new_zeros([num_weights, gradient.shape[-1]]).index_add(0, places, rows)
+
+
 _RESIZE_OPS = [
     *(f"{kind}{dims}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)),
     *(f"upsample_{kind}" for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
@@ -150,6 +184,10 @@ _KERNELS: dict[Any, Kernels] = {
     },
     aten.multi_margin_loss.default: {},
     aten.multilabel_margin_loss_forward.default: {},
+}
+
+_TWICE_DIFFERENTIABLE: dict[Any, Kernels] = {
+    aten.embedding_dense_backward.default: {DispatchKey.Autograd: _embedding_gradient},
 }
 
 _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from torch_mlir import ir
 
 from torchmdla.devices.cpu.ir.accesses import Scalar
@@ -92,13 +92,12 @@ class BodyReader:
         return operation("arith.truncf", [single], kind)
 
     def _read_comparison(self, op: Any) -> Expression:
-        """Return a comparison, of 32-bit floats if it compares such a float with a constant in 64 bits.
-
-        Upstream compares with the threshold of ``threshold_backward`` in 64 bits. It would halve the lanes of a kernel.
-        """
-        comparison = self._read_operation(op)
-        narrow = [each for operand in comparison.operands if (each := _narrow(operand))]
-        return comparison.with_operands(tuple(narrow)) if len(narrow) == len(comparison.operands) else comparison
+        """Return a comparison. Upstream compares floats with a constant in double precision, at half the lanes."""
+        operands = [_as_single(self._value(operand)) for operand in op.operands]
+        known = [operand for operand in operands if operand is not None]
+        if len(known) < len(operands):
+            return self._read_operation(op)
+        return operation(op.name, known, "i1", attributes_text(op))
 
     def _read_load(self, op: Any) -> Expression:
         buffer, *indices = op.operands
@@ -108,22 +107,23 @@ class BodyReader:
 
 
 _READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {
+    "arith.cmpf": BodyReader._read_comparison,
     "arith.constant": lambda reader, op: number(op.attributes["value"], _type(op.results[0])),
     "arith.sitofp": BodyReader._read_conversion,
     "arith.uitofp": BodyReader._read_conversion,
-    "arith.cmpf": BodyReader._read_comparison,
     "linalg.index": lambda reader, op: index(ir.IntegerAttr(op.attributes["dim"]).value),
     "tensor.extract": BodyReader._read_load,
 }
 
 
-def _narrow(value: Expression) -> Expression | None:
-    """Return the 32-bit float that a 64-bit float is, or None if it may not be one."""
+def _as_single(value: Expression) -> Expression | None:
+    """Return a value of double precision in single precision, or None if that is another value."""
     if value.type != "f64":
         return None
-    if value.op == "constant":
-        return constant(value.payload, "f32") if float(np.float32(value.payload)) == value.payload else None
-    return value.operands[0] if value.op == "arith.extf" and value.operands[0].type == "f32" else None
+    if value.op == "arith.extf" and value.operands[0].type == "f32":
+        return value.operands[0]
+    is_single = value.op == "constant" and ctypes.c_float(value.payload).value == value.payload
+    return constant(value.payload, "f32") if is_single else None
 
 
 def constant_of(value: Any) -> Expression | None:
