@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from in_threads import in_threads
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -288,28 +289,33 @@ def test_batches_of_gradients() -> None:
     )
 
 
-def test_what_cannot_be_traced_is_reported_and_trains() -> None:
-    @torch.jit.script
-    def choose(x: Tensor, w: Tensor) -> Tensor:
-        y = torch.tanh(x * w) * 2
-        return torch.nn.functional.pad(y, [0, int(x.shape[0])]).sigmoid() * torch.nonzero(w).shape[0]
+def test_threads_train_at_once() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 2)), torch.randn(3, 4)
+    scripted = torch.jit.trace(module, x, check_trace=False)
+    expected = torch.autograd.grad(module(x).sum(), list(module.parameters()))
 
-    def eager(x: Tensor, w: Tensor) -> Tensor:
-        y = torch.tanh(x * w) * 2
-        return functional.pad(y, [0, int(x.shape[0])]).sigmoid() * torch.nonzero(w).shape[0]
+    def work(_: int) -> None:
+        for _ in range(10):
+            assert_matches(torch.autograd.grad(scripted(x).sum(), list(module.parameters())), expected, layers=4)
 
-    x = torch.randn(3)
-    for _ in range(STEPS + 1):
-        gradients = []
-        for function in (choose, eager):
-            w = torch.ones(3, requires_grad=True)
-            function(x, w).sum().backward()
-            gradients.append(w.grad)
-        assert_matches(*gradients)
+    assert not in_threads(4, work)
 
 
-def test_a_program_without_gradients_stays_as_fast() -> None:
-    """A traced program in training mode, called without gradients, has groups around what trains."""
+@pytest.mark.parametrize("name", ["products", "convolutions"])
+def test_a_step_that_cannot_be_traced_is_reported_and_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no such step\nand its details")
+
+    monkeypatch.setattr("torchmdla.capture.training._aot_export_function", refuse)
+    make, inputs = MODELS[name]
+    x = inputs()
+    Twins.of(build(make), x).train(x, 5)
+    statistics = torchmdla.stats()
+    assert statistics.training_calls == 5
+    assert statistics.not_trained == {"its training step cannot be traced: no such step": 1}
+
+
+def test_calls_without_gradients_run_in_groups_around_what_trains() -> None:
     x = torch.randn(4, 3, 8, 8)
     twins = Twins.of(build(Residual), x)
     with torch.no_grad():

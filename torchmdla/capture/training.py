@@ -98,6 +98,7 @@ class _Function:
     Attributes:
         leaves: tensors of a call: the inputs, then the constants.
         places: index of the group's input that contains each input tensor.
+        used: for each output, whether the backward receives a gradient for it.
         outputs: as in :class:`TrainingProgram`, after a call.
     """
 
@@ -105,7 +106,7 @@ class _Function:
         self, subgraph: Any, inputs: Sequence[Any], used: Sequence[bool], strides: Sequence[Sequence[int] | None]
     ) -> None:
         self._subgraph = subgraph
-        self._used = used
+        self.used = used
         self._strides = strides
         leaves, self._structure = pytree.tree_flatten(list(inputs))
         self._values = leaves
@@ -125,7 +126,7 @@ class _Function:
         self.outputs = [None if isinstance(result, Tensor) else result for result in results]
         return [
             _restride(result if is_used else result.detach(), strides)
-            for result, is_used, strides in zip(results, self._used, self._strides, strict=True)
+            for result, is_used, strides in zip(results, self.used, self._strides, strict=True)
             if isinstance(result, Tensor)
         ]
 
@@ -198,6 +199,8 @@ def _compile(function: _Function, parameters: Sequence[int], options: Options) -
         if place in parameters and not leaf.requires_grad
     ]
     tangents = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")][len(saved) :]
+    if len(tangents) != sum(function.used):
+        raise CompileError("an output of its training step has a gradient in eager PyTorch only")
     is_random = any(map(_is_random, forward.graph.nodes))
     constants = function.leaves[len(function.places) :]
     run_forward, run_backward = _boxed(forward, weights, options), _boxed(backward, (), options)
