@@ -313,7 +313,8 @@ private:
     if (follow_shape_tensors(node, shape_tensors_)) return OpKind::shape;
     // An element of a list of tensors is the same tensor.
     const bool picks_tensor = rule->kind == OpKind::shape && is_tensor(node->output(0));
-    const auto kind = picks_tensor || may_return_argument(node) ? OpKind::view : rule->kind;
+    auto kind = picks_tensor || may_return_argument(node) ? OpKind::view : rule->kind;
+    if (kind == OpKind::view && trains(node)) kind = OpKind::cheap; // dropout
     // A view that the program writes through must remain a view of its base.
     if (kind == OpKind::view && aliases_.has_output_writers(node)) return Refusal::written_view;
     return kind;

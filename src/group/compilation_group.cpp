@@ -311,9 +311,11 @@ bool CompilationGroup::is_first_run() {
 // graphs, which keep the activations, or else by eager operators, which autograd records.
 void CompilationGroup::run_for_training(Stack& stack) {
   const auto below = stack.size() - group_.inputs.num_inputs();
-  calls_.training.fetch_add(1, std::memory_order_relaxed);
-  if (training_steps_.run(stack, group_.inputs.num_inputs())) return;
+  const auto outcome = training_steps_.run(stack, group_.inputs.num_inputs());
+  if (outcome == TrainingSteps::Outcome::compiled) return calls_.compiled.add();
   ++statistics().training_calls;
+  calls_.training.fetch_add(1, std::memory_order_relaxed);
+  if (outcome == TrainingSteps::Outcome::observed) return;
   if (!group_.subgraph->run_differentiable(stack)) fall_back(stack, Fallback::requires_grad);
   backward_predictor_.add_backward_hooks(torch::jit::last(stack, stack.size() - below));
 }

@@ -96,8 +96,11 @@ void ModeSpecialisedGroup::run(Stack& stack) {
   const bool is_recorded_by_autograd =
       needs_gradients(torch::jit::last(stack, inputs_.num_inputs()));
   const bool trains = is_recorded_by_autograd && chosen.backward_predictor.count_call();
-  if (trains && chosen.training_steps->run(stack, inputs_.num_inputs())) return;
-  if (trains) ++statistics().training_calls;
+  if (trains) {
+    const auto outcome = chosen.training_steps->run(stack, inputs_.num_inputs());
+    if (outcome != TrainingSteps::Outcome::compiled) ++statistics().training_calls;
+    if (outcome != TrainingSteps::Outcome::none) return;
+  }
   if (!trains || !chosen.subgraph->run_differentiable(stack)) chosen.division(stack);
   if (is_recorded_by_autograd)
     chosen.backward_predictor.add_backward_hooks(torch::jit::last(stack, stack.size() - below));

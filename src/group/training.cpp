@@ -104,40 +104,46 @@ TrainingSteps::TrainingSteps(std::shared_ptr<Subgraph> subgraph, std::string dev
     : subgraph_(std::move(subgraph)), device_(std::move(device)),
       parameters_(std::move(parameters)), predictor_(std::move(predictor)) {}
 
-bool TrainingSteps::run(Stack& stack, size_t num_inputs) {
+TrainingSteps::Outcome TrainingSteps::run(Stack& stack, size_t num_inputs) {
   const auto inputs = torch::jit::last(stack, num_inputs);
   if (!training_compiler() || !settings().enabled || subgraph_->is_written_around() ||
       at::autocast::is_autocast_enabled(at::kCPU) || !may_read(inputs) || !may_save(inputs))
-    return false;
+    return Outcome::none;
   Signature key;
-  const auto kind = append_key(inputs, key) ? find_kind(key) : nullptr;
-  if (!kind) return false;
+  const auto kind = append_key(inputs, key) ? find_kind(key, requires_grad(inputs)) : nullptr;
+  if (!kind) return Outcome::none;
   const auto used = kind->used->flags();
-  if (!used) return observe(*kind, stack, num_inputs), true;
+  if (!used) {
+    observe(*kind, stack, num_inputs);
+    return Outcome::observed;
+  }
   const auto program = find_program(*kind, *used, inputs);
-  if (!program) return false;
+  if (!program) return Outcome::none;
   run(program, *kind, *used, stack, num_inputs);
-  return true;
+  return Outcome::compiled;
 }
 
 // Return the kind of a call, or null if there are too many kinds, or backwards of this kind differ.
-std::shared_ptr<TrainingSteps::Kind> TrainingSteps::find_kind(const Signature& key) {
+std::shared_ptr<TrainingSteps::Kind> TrainingSteps::find_kind(const Signature& key,
+                                                              const GradientFlags& inputs) {
   const ForkSafeLock guard(mutex_);
   const auto match =
       std::ranges::find_if(kinds_, [&](const auto& kind) { return kind->key == key; });
   if (match != kinds_.end()) return (*match)->used->is_stable() ? *match : nullptr;
   if (kinds_.size() == max_kinds) return nullptr;
-  return kinds_.emplace_back(std::make_shared<Kind>(key));
+  const bool has_new_flags =
+      std::ranges::none_of(kinds_, [&](const auto& kind) { return kind->inputs == inputs; });
+  return kinds_.emplace_back(std::make_shared<Kind>(key, inputs, has_new_flags));
 }
 
-// Run a call by eager operators, and note what compilation needs to know.
+// Run a call as PyTorch runs it, and note what compilation needs to know. If sizes vary, each of
+// them may come only once. PyTorch's differentiable graphs then have groups for any sizes.
 void TrainingSteps::observe(Kind& kind, Stack& stack, size_t num_inputs) {
   RECORD_USER_SCOPE("mdla::record");
-  ++statistics().training_calls;
   const auto below = stack.size() - num_inputs;
   const auto tensors = tensors_of(torch::jit::last(stack, num_inputs));
   const auto before = versions_of(tensors);
-  subgraph_->run(stack);
+  if (kind.has_new_flags || !subgraph_->run_differentiable(stack)) subgraph_->run(stack);
   const auto results = torch::jit::last(stack, stack.size() - below);
   predictor_.add_backward_hooks(results, kind.used);
   const auto after = versions_of(tensors);

@@ -1,8 +1,8 @@
 // Training steps of groups: a forward and a backward program for each signature.
 //
 // A call for which backward is expected runs the forward program, and its autograd node runs the
-// backward program. The first call with new inputs runs eager operators. Its backward shows which
-// outputs receive gradients, and the next call compiles for these.
+// backward program. PyTorch runs the first call with new inputs. Its backward shows which outputs
+// receive gradients, and the next call compiles for these.
 #pragma once
 
 #include "group_autograd.h"
@@ -44,16 +44,21 @@ public:
   TrainingSteps(std::shared_ptr<Subgraph> subgraph, std::string device,
                 std::vector<int64_t> parameters, BackwardPredictor predictor);
 
-  // Run a call that autograd records. Return false, with the stack unchanged, if there is no
-  // program for it.
-  bool run(torch::jit::Stack& stack, size_t num_inputs);
+  enum class Outcome { compiled, observed, none };
+
+  // Run a call that autograd records: by its program, or as PyTorch runs it to observe it. If
+  // neither is possible, the stack stays unchanged.
+  Outcome run(torch::jit::Stack& stack, size_t num_inputs);
 
 private:
   // Calls with the same signature, floats and flags of inputs.
   struct Kind {
-    explicit Kind(Signature key) : key(std::move(key)) {}
+    Kind(Signature key, GradientFlags inputs, bool has_new_flags)
+        : key(std::move(key)), inputs(std::move(inputs)), has_new_flags(has_new_flags) {}
 
     const Signature key;
+    const GradientFlags inputs; // the inputs that require grad
+    const bool has_new_flags;   // whether no earlier kind has the same flags
     const std::shared_ptr<UsedOutputs> used = std::make_shared<UsedOutputs>();
     // The members below are guarded by the mutex of TrainingSteps. The first call sets them.
     bool is_observed = false;
@@ -65,7 +70,7 @@ private:
     std::vector<std::pair<GradientFlags, std::shared_ptr<const TrainingProgram>>> programs;
   };
 
-  std::shared_ptr<Kind> find_kind(const Signature& key);
+  std::shared_ptr<Kind> find_kind(const Signature& key, const GradientFlags& inputs);
   void observe(Kind& kind, torch::jit::Stack& stack, size_t num_inputs);
   std::shared_ptr<const TrainingProgram> find_program(Kind& kind, const GradientFlags& used,
                                                       c10::ArrayRef<c10::IValue> inputs);

@@ -193,10 +193,11 @@ def _compile(function: _Function, parameters: Sequence[int], options: Options) -
     if any(origin == "input" and index in written for _, (origin, index) in saved):
         raise CompileError("its training step needs the old value of an input that it writes to")
     _order_inputs(backward, saved)
+    placeholders = forward.graph.find_nodes(op="placeholder")
     weights = [
-        node
-        for node, place, leaf in zip(forward.graph.find_nodes(op="placeholder"), function.places, leaves, strict=False)
-        if place in parameters and not leaf.requires_grad
+        placeholders[index]
+        for index, place in enumerate(function.places)
+        if place in parameters and index not in written and not leaves[index].requires_grad
     ]
     tangents = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")][len(saved) :]
     if len(tangents) != sum(function.used):
