@@ -11,6 +11,7 @@ class Counts(TypedDict):
     training_calls: int
     dynamic: int
     not_dynamic: dict[str, int]
+    not_trained: dict[str, int]
     fallbacks: dict[str, int]
     packages: dict[str, int]
     packaged: int
@@ -241,6 +242,7 @@ def set_compiler(
         ],
         tuple[Executable, Callable[[dict[str, Any], tuple[int, ...]], bool]],
     ],
+    compile_training: Callable[[Any, list[Any], list[int], str, list[bool], list[list[int] | None]], Any],
     warn: Callable[[Any, bool], None],
     make_meta: Callable[[torch.dtype, tuple[int, ...], tuple[int, ...]], object],
     error_type: type[Exception],

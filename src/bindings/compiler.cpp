@@ -5,6 +5,7 @@
 #include "group/compilation_group.h"
 #include "python/python_objects.h"
 #include "python_group.h"
+#include "python_training.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
@@ -128,15 +129,19 @@ SizeProgram size_program(const py::object& fields) {
 
 // Set the compiler's functions in Python. `compile(subgraph, record, parameters, device,
 // bf16_products)` returns an Executable. `compile_dynamic(…, places, values, written_out)` returns
-// an Executable for any sizes and the size program that a call evaluates for it. Both raise
+// an Executable for any sizes and the size program that a call evaluates for it.
+// `compile_training(subgraph, inputs, parameters, device, used, strides)` returns a
+// torchmdla.capture.training.TrainingProgram. All raise
 // `error_type`; its `nodes` are the nodes of the subgraph that caused the error. `warn(error,
 // divided)` reports it to the user. `make_meta(dtype, shape, strides, …)` makes the entries of the
 // record. `tell_fault(group, fault, strict)` warns about a device's fault, or raises an error.
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
-                            const py::object& warn, const py::object& make_meta,
-                            const py::object& error_type, const py::object& tell_fault) {
+                            const py::object& compile_training, const py::object& warn,
+                            const py::object& make_meta, const py::object& error_type,
+                            const py::object& tell_fault) {
   const auto function = own_reference(compile), dynamic_function = own_reference(compile_dynamic),
-             meta = own_reference(make_meta), report = own_reference(tell_fault);
+             training_function = own_reference(compile_training), meta = own_reference(make_meta),
+             report = own_reference(tell_fault);
   const OnFailure failure{own_reference(error_type), own_reference(warn)};
   Compiler compiler;
   compiler.compile = [=](const CompileRequest& request) {
@@ -160,6 +165,18 @@ void set_compiler_functions(const py::object& compile, const py::object& compile
     in_python([&] { borrow_reference(report)(group, fault, strict); });
   };
   set_compiler(std::move(compiler));
+  set_training_compiler([=](const TrainingRequest& request) {
+    return in_python(failure, [&]() -> std::shared_ptr<const TrainingProgram> {
+      py::list used, strides;
+      for (size_t i = 0; i < request.strides.size(); ++i)
+        used.append(i < request.used.size() && request.used[i]);
+      for (const auto& of_output : request.strides)
+        strides.append(of_output);
+      return std::make_shared<PythonTrainingProgram>(borrow_reference(training_function)(
+          to_python(request.subgraph), torchmdla::to_python(request.inputs), request.parameters,
+          request.device, used, strides));
+    });
+  });
 }
 
 // Set `submit(task)`, which runs a callable without arguments on another thread, later.
@@ -178,8 +195,8 @@ void set_submit(const py::object& submit) {
 
 void bind_compiler(py::module& module) {
   module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
-             py::arg("compile_dynamic"), py::arg("warn"), py::arg("make_meta"),
-             py::arg("error_type"), py::arg("tell_fault"));
+             py::arg("compile_dynamic"), py::arg("compile_training"), py::arg("warn"),
+             py::arg("make_meta"), py::arg("error_type"), py::arg("tell_fault"));
   module.def("set_submit", &set_submit, py::arg("submit"));
 }
 

@@ -302,6 +302,13 @@ Subgraph::Division PythonSubgraph::divide(const std::vector<size_t>& left_out,
   }
 }
 
+py::list to_python(c10::ArrayRef<c10::IValue> values) {
+  py::list result;
+  for (const auto& value : values)
+    result.append(py::reinterpret_steal<py::object>(to_python(c10::IValue(value))));
+  return result;
+}
+
 py::object to_python(const Subgraph& subgraph) {
   if (const auto* script = dynamic_cast<const ScriptSubgraph*>(&subgraph))
     return py::cast(script->graph());

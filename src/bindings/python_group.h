@@ -35,6 +35,9 @@ private:
   const std::shared_ptr<PyObject> object_;
 };
 
+// Return the values as Python objects. The GIL must be held.
+pybind11::list to_python(c10::ArrayRef<c10::IValue> values);
+
 // Return the graph of a TorchScript group, or the Python object of a Python group. The GIL must be
 // held.
 pybind11::object to_python(const Subgraph& subgraph);

@@ -101,6 +101,7 @@ py::dict statistics_dict() {
   result["training_calls"] = statistics().training_calls.load();
   result["dynamic"] = statistics().dynamic.load();
   result["not_dynamic"] = statistics().not_dynamic.counts();
+  result["not_trained"] = statistics().not_trained.counts();
   result["fallbacks"] = statistics().fallbacks.counts();
   result["packages"] = statistics().packages.loaded.counts();
   result["packaged"] = statistics().packages.specialisations.load();

@@ -52,11 +52,15 @@ Conditions DeviceTable::conditions(const Node* node, const OpRule& rule) const {
     if (!index) return Conditions::violated;
     const auto* value = node->input(*index);
     const auto constant = torch::jit::toIValue(value);
-    if (constant && !constant->equals(expected).toBool()) return Conditions::violated;
     // Only a boolean may differ between calls. Other conditions (no running mean) are not expected
     // to become true.
     if (!constant && value->type()->kind() != c10::TypeKind::BoolType) return Conditions::violated;
-    if (!constant) result = Conditions::open;
+    const bool is_violated = constant && !constant->equals(expected).toBool();
+    if (is_violated && argument != "train" && argument != "training") return Conditions::violated;
+    if (is_violated)
+      result = Conditions::training;
+    else if (!constant && result == Conditions::met)
+      result = Conditions::open;
   }
   return result;
 }

@@ -24,8 +24,9 @@ struct OpRule {
 };
 
 // Result of a check of the argument values that a rule requires. `open`: some values are known only
-// at run time (a scripted module reads `self.training` in every call).
-enum class Conditions { met, open, violated };
+// at run time (a scripted module reads `self.training` in every call). `training`: constants say
+// that the node trains, so only programs of training steps (group/training.h) support it.
+enum class Conditions { met, open, training, violated };
 
 struct DeviceTable {
   std::string device;

@@ -153,6 +153,7 @@ using NodeVisitor = std::function<void(Node*)>;
 struct Fusion {
   const DeviceTable& table;
   const OpenConditions open_conditions;
+  const bool joins_training;
   const c10::Symbol group_kind;
   const Aliases& aliases;
   const ValueSet parameters; // inputs of the graph that are module attributes
@@ -191,6 +192,8 @@ public:
         shape_tensors_(std::move(shape_tensors)) {
     is_regrouped_ = std::any_of(block_->nodes().begin(), block_->nodes().end(),
                                 [&](const Node* node) { return depends_on_attributes(node); });
+    trains_ = std::any_of(block_->nodes().begin(), block_->nodes().end(),
+                          [&](const Node* node) { return trains(node); });
     for (auto* node : block_->nodes())
       classify(node);
   }
@@ -288,7 +291,8 @@ private:
 
   Verdict kind_of(Node* node) {
     if (fusion_.left_out.count(node)) return Refusal::left_out;
-    if (is_in_place(node)) return Refusal::effects;
+    if (is_in_place(node))
+      return updates_attribute(node) ? Verdict(OpKind::shape) : Refusal::effects;
     if (indexes_by_mask(node)) return Refusal::data_dependent_length;
     const auto to_verdict = [](std::optional<OpKind> kind) {
       return kind ? Verdict(*kind) : Refusal::value_type;
@@ -309,7 +313,8 @@ private:
     if (follow_shape_tensors(node, shape_tensors_)) return OpKind::shape;
     // An element of a list of tensors is the same tensor.
     const bool picks_tensor = rule->kind == OpKind::shape && is_tensor(node->output(0));
-    const auto kind = picks_tensor || may_return_argument(node) ? OpKind::view : rule->kind;
+    auto kind = picks_tensor || may_return_argument(node) ? OpKind::view : rule->kind;
+    if (kind == OpKind::view && trains(node)) kind = OpKind::cheap; // dropout
     // A view that the program writes through must remain a view of its base.
     if (kind == OpKind::view && aliases_.has_output_writers(node)) return Refusal::written_view;
     return kind;
@@ -327,6 +332,8 @@ private:
       return unless(!memory_order_.has_effects(node), Refusal::effects);
     case Conditions::open:
       return unless(fusion_.open_conditions == OpenConditions::assume_met, Refusal::argument_value);
+    case Conditions::training:
+      return unless(fusion_.joins_training, Refusal::argument_value);
     case Conditions::violated:
       break;
     }
@@ -689,11 +696,25 @@ private:
   }
 
   // Return whether `node` runs, or can be compiled, under conditions that only a call determines.
-  bool is_conditional(const Node* node) const { return node->kind() == prim::If || is_open(node); }
+  bool is_conditional(const Node* node) const {
+    return node->kind() == prim::If || is_open(node) || is_in_place(node);
+  }
 
   bool is_open(const Node* node) const {
     const auto* rule = table_.rule(node);
-    return rule && table_.conditions(node, *rule) == Conditions::open;
+    return trains(node) || (rule && table_.conditions(node, *rule) == Conditions::open);
+  }
+
+  // Return whether only a program of training steps contains `node`.
+  bool trains(const Node* node) const {
+    const auto* rule = fusion_.joins_training ? table_.rule(node) : nullptr;
+    return rule && table_.conditions(node, *rule) == Conditions::training;
+  }
+
+  // Return whether `node` changes an attribute in place in a program that trains, such as the
+  // number of batches that a norm has seen.
+  bool updates_attribute(const Node* node) const {
+    return trains_ && !node->output()->hasUses() && node->input(0)->node()->kind() == prim::GetAttr;
   }
 
   bool depends_on_attributes(const Node* node) const {
@@ -735,6 +756,7 @@ private:
   ValueSet shape_tensors_;
   NodeSet condition_producers_; // compute conditions of grouped branches; stay outside
   bool is_regrouped_ = false;   // groups of this block are formed again at run time
+  bool trains_ = false;         // nodes of this block train in every call
 };
 
 // Stages of the pass, in the order of `pass_stages()`.
@@ -850,6 +872,7 @@ size_t form_all_groups(const std::shared_ptr<Graph>& graph, const DeviceTable& t
   const Aliases aliases(graph);
   const Fusion fusion{.table = table,
                       .open_conditions = options.open_conditions,
+                      .joins_training = options.joins_training,
                       .group_kind = options.group_kind,
                       .aliases = aliases,
                       .parameters = std::move(attributes),

@@ -70,6 +70,7 @@ enum class OpenConditions { assume_met, assume_violated };
 struct FusionOptions {
   OpenConditions open_conditions = OpenConditions::assume_met;
   std::vector<int64_t> parameters = {}; // indices of the graph's inputs that are module attributes
+  bool joins_training = false;          // groups contain nodes that only training steps support
   c10::Symbol group_kind = group_symbol(); // kind of the nodes that are groups
   bool has_external_writes =
       false; // the graph's inputs or results are written to outside of the graph

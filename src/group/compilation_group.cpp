@@ -145,9 +145,16 @@ void set_background(Background function) {
   background_executor() = std::move(function);
 }
 
+bool may_read(c10::ArrayRef<c10::IValue> inputs) {
+  return !dispatch_mode_active() && std::ranges::none_of(inputs, [](const c10::IValue& input) {
+    return reason_not_to_read(input).has_value();
+  });
+}
+
 CompilationGroup::CompilationGroup(GroupDescription description)
     : group_(std::move(description)), name_(group_.name + "_" + std::to_string(number_)),
-      has_run_(group_.has_run) {
+      has_run_(group_.has_run),
+      training_steps_(group_.subgraph, group_.device, group_.parameters, backward_predictor_) {
   register_group(this);
 }
 
@@ -176,7 +183,7 @@ void CompilationGroup::run(Stack& stack) {
     return fall_back(stack);
   }
   if (is_recorded_by_autograd) {
-    if (backward_predictor_.count_call()) return run_as_pytorch(stack);
+    if (backward_predictor_.count_call()) return run_for_training(stack);
   } else if (is_first_run() && !load_packaged(signature, inputs)) {
     return fall_back(stack);
   }
@@ -300,12 +307,15 @@ bool CompilationGroup::is_first_run() {
   return !has_run_.load(std::memory_order_relaxed) && !has_run_.exchange(true);
 }
 
-// Run the call in differentiable graphs, which keep the activations. If that is not possible, run
-// eager operators, which autograd records.
-void CompilationGroup::run_as_pytorch(Stack& stack) {
+// Run the call in programs of a training step. If that is not possible, run it in differentiable
+// graphs, which keep the activations, or else by eager operators, which autograd records.
+void CompilationGroup::run_for_training(Stack& stack) {
   const auto below = stack.size() - group_.inputs.num_inputs();
+  const auto outcome = training_steps_.run(stack, group_.inputs.num_inputs());
+  if (outcome == TrainingSteps::Outcome::compiled) return calls_.compiled.add();
   ++statistics().training_calls;
   calls_.training.fetch_add(1, std::memory_order_relaxed);
+  if (outcome == TrainingSteps::Outcome::observed) return;
   if (!group_.subgraph->run_differentiable(stack)) fall_back(stack, Fallback::requires_grad);
   backward_predictor_.add_backward_hooks(torch::jit::last(stack, stack.size() - below));
 }

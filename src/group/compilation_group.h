@@ -14,6 +14,7 @@
 #include "statistics.h"
 #include "subgraph.h"
 #include "symbols.h"
+#include "training.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -143,6 +144,9 @@ struct alignas(64) CallCounts {
   ReasonCounts not_dynamic;
 };
 
+// Return whether compiled code may read these inputs, in the current dispatch modes.
+bool may_read(c10::ArrayRef<c10::IValue> inputs);
+
 class CompilationGroup : public std::enable_shared_from_this<CompilationGroup> {
 public:
   explicit CompilationGroup(GroupDescription description);
@@ -222,7 +226,7 @@ private:
                      torch::jit::Stack& stack);
   bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
             torch::jit::Stack& stack);
-  void run_as_pytorch(torch::jit::Stack& stack);
+  void run_for_training(torch::jit::Stack& stack);
   bool is_first_run();
   void specialise(const Signature& signature, bool is_recorded_by_autograd,
                   torch::jit::Stack& stack);
@@ -264,6 +268,7 @@ private:
   std::atomic<bool> is_fault_reported_{false};
   std::atomic<bool> has_run_;
   const BackwardPredictor backward_predictor_;
+  TrainingSteps training_steps_;
 
   // Specialisations, which are replaced under `mutex_`.
   RcuCell<const Specialisations> specialisations_{std::make_shared<const Specialisations>()};

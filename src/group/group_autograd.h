@@ -1,12 +1,14 @@
 // Gradients of groups that run compiled: the autograd nodes of their results.
 //
-// Compiled code keeps no activations. If backward reaches a call, its autograd node runs the
-// group's subgraph again, with gradients, on the saved inputs, and differentiates that run. A call
-// therefore costs as much as without gradients. Backward costs one forward run more than PyTorch's
-// own, so a group for which backward is expected runs as PyTorch runs it.
+// Code for calls without gradients keeps no activations. If backward reaches such a call, its
+// autograd node runs the group's subgraph again, with gradients, on the saved inputs, and
+// differentiates that run. Backward costs one forward run more than PyTorch's own, so a group for
+// which backward is expected runs the program of a training step (training.h). The node then keeps
+// activations, and runs the subgraph again only for gradients that the program does not compute.
 #pragma once
 
 #include "subgraph.h"
+#include "training_program.h"
 
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
@@ -19,6 +21,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,6 +55,27 @@ private:
   std::atomic<std::shared_ptr<const Observation>> newest_;
 };
 
+// Outputs that receive gradients in the backward of calls of one kind. Thread-safe.
+class UsedOutputs {
+public:
+  // Return the outputs that received gradients so far, or nullopt before the first backward.
+  std::optional<GradientFlags> flags() const;
+
+  // Add an output to which a gradient came in a backward that eager operators recorded.
+  void add(size_t output);
+
+  // Note that a backward was expected from other outputs.
+  void correct(const GradientFlags& used);
+
+  // Return whether corrections are rare.
+  bool is_stable() const;
+
+private:
+  mutable std::mutex mutex_; // guards the members below
+  std::optional<GradientFlags> flags_;
+  int corrections_ = 0;
+};
+
 // Prediction of whether backward will come for the next call, from the calls so far. The first call
 // is assumed to be a training call.
 class BackwardPredictor {
@@ -60,8 +85,9 @@ public:
 
   void count_backward() const;
 
-  // Count a later backward through these results.
-  void add_backward_hooks(c10::ArrayRef<c10::IValue> results) const;
+  // Count a later backward through these results, and note in `used` which of them it reaches.
+  void add_backward_hooks(c10::ArrayRef<c10::IValue> results,
+                          const std::shared_ptr<UsedOutputs>& used = nullptr) const;
 
 private:
   // Number of further calls that may come without a backward. Shared, because nodes outlive groups.
@@ -76,6 +102,19 @@ public:
 
   // Make the outputs that `flags` marks results of this node.
   void set_history(std::span<c10::IValue> outputs, const GradientFlags& flags);
+
+  // Circumstances of a call of a training program.
+  struct Circumstances {
+    std::shared_ptr<UsedOutputs> used;
+    GradientFlags expected;  // the outputs for which the program was compiled
+    at::Tensor random_state; // before the forward; undefined if it drew no numbers
+  };
+
+  // Run the backward of `program` where possible. Its forward had these `inputs` and `results`. The
+  // outputs must have their history.
+  void use_program(std::shared_ptr<const TrainingProgram> program, Circumstances circumstances,
+                   const torch::autograd::variable_list& inputs,
+                   const torch::autograd::variable_list& results);
 
   std::string name() const override { return "GroupBackward"; }
   void release_variables() override;
@@ -96,8 +135,21 @@ private:
     torch::autograd::variable_list differentiable; // the inputs that have an edge
   };
 
+  // What the backward of a training program needs.
+  struct Compiled {
+    std::shared_ptr<const TrainingProgram> program;
+    Circumstances circumstances;
+    std::vector<torch::autograd::SavedVariable> results; // those saved that are not inputs
+    std::vector<at::Tensor> written;                     // inputs that the program writes to
+  };
+
   void save(const at::Tensor& tensor);
+  torch::autograd::variable_list unpack_inputs();
   Recomputation unpack(bool create_graph);
+  GradientFlags used_outputs(const torch::autograd::variable_list& gradients) const;
+  torch::autograd::variable_list run_program(torch::autograd::variable_list gradients);
+  torch::autograd::variable_list recompute(torch::autograd::variable_list gradients,
+                                           bool create_graph);
 
   const std::shared_ptr<Subgraph> subgraph_;
   const BackwardPredictor predictor_;
@@ -105,6 +157,7 @@ private:
   std::vector<torch::autograd::SavedVariable> tensors_; // all inputs, in order; under mutex_
   std::vector<bool> differentiable_;                    // whether each of tensors_ requires grad
   std::vector<size_t> outputs_;                         // indices of the outputs that require grad
+  std::optional<Compiled> compiled_;                    // its saved results are under mutex_
 };
 
 } // namespace torchmdla

@@ -54,7 +54,11 @@ void run_pass(std::shared_ptr<Graph>& graph) {
     count(ungrouped);
     if (!refused && is_of_device(ungrouped.refusal)) refused = describe(ungrouped, table->device);
   };
-  const auto groups = fuse_groups(graph, *table, {.ungrouped = note, .failed = count_failed_pass});
+  // PyTorch makes differentiable graphs of training steps in programs that it profiles.
+  const bool joins_training = torch::jit::getNumProfiledRuns() == 0;
+  const auto groups = fuse_groups(
+      graph, *table,
+      {.joins_training = joins_training, .ungrouped = note, .failed = count_failed_pass});
   statistics().groups += static_cast<int64_t>(groups);
   if (groups == 0 && refused) warn_of_no_group(*refused);
   if (!has_run()) mark_first_run(graph->block());

@@ -2,6 +2,7 @@
 
 #include "base/forks.h"
 #include "fusion/graph_values.h"
+#include "statistics.h"
 
 #include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
@@ -85,8 +86,8 @@ ModeSpecialisedGroup::ModeSpecialisedGroup(const Node* node)
       varying_(varying_inputs(node)), inputs_(node), flag_inputs_(flag_inputs(node)),
       flags_(inputs_.of(flag_inputs_)) {}
 
-// A call for training runs in PyTorch's executor, which makes differentiable graphs of the variant,
-// and groups inside of them.
+// A call for training runs in programs of a training step. If that is not possible, it runs in
+// PyTorch's executor, which makes differentiable graphs of the variant, and groups inside of them.
 void ModeSpecialisedGroup::run(Stack& stack) {
   auto& chosen = variant(flags(stack));
   if (chosen.group) return chosen.group->run(stack);
@@ -94,9 +95,13 @@ void ModeSpecialisedGroup::run(Stack& stack) {
   const auto below = stack.size() - inputs_.num_inputs();
   const bool is_recorded_by_autograd =
       needs_gradients(torch::jit::last(stack, inputs_.num_inputs()));
-  if (!is_recorded_by_autograd || !chosen.backward_predictor.count_call() ||
-      !chosen.subgraph->run_differentiable(stack))
-    chosen.division(stack);
+  const bool trains = is_recorded_by_autograd && chosen.backward_predictor.count_call();
+  if (trains) {
+    const auto outcome = chosen.training_steps->run(stack, inputs_.num_inputs());
+    if (outcome != TrainingSteps::Outcome::compiled) ++statistics().training_calls;
+    if (outcome != TrainingSteps::Outcome::none) return;
+  }
+  if (!trains || !chosen.subgraph->run_differentiable(stack)) chosen.division(stack);
   if (is_recorded_by_autograd)
     chosen.backward_predictor.add_backward_hooks(torch::jit::last(stack, stack.size() - below));
 }
@@ -144,13 +149,15 @@ std::unique_ptr<ModeSpecialisedGroup::Variant>
 ModeSpecialisedGroup::group_again(const std::shared_ptr<Graph>& graph,
                                   OpenConditions open_conditions) const {
   auto result = std::make_unique<Variant>();
-  result->subgraph = std::make_unique<ScriptSubgraph>(graph, device_, written_around_, varying_);
+  result->subgraph = std::make_shared<ScriptSubgraph>(graph, device_, written_around_, varying_);
   auto grouped = graph->copy();
   result->subgraph->fuse_groups(grouped,
                                 {.open_conditions = open_conditions, .parameters = parameters_});
   const auto* group = find_single_group(*grouped);
   if (!group || group->hasAttribute(flags_attribute())) {
     result->division = result->subgraph->interpreted(grouped);
+    result->training_steps = std::make_unique<TrainingSteps>(result->subgraph, device_, parameters_,
+                                                             result->backward_predictor);
     return result;
   }
   std::vector<size_t> inputs;

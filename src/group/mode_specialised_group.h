@@ -11,6 +11,7 @@
 #include "fusion/input_paths.h"
 #include "group_autograd.h"
 #include "script_subgraph.h"
+#include "training.h"
 
 #include <torch/csrc/jit/ir/ir.h>
 
@@ -38,9 +39,10 @@ private:
     Flags flags;
     std::shared_ptr<CompilationGroup> group; // the whole variant; null if it is not one group
     // The members below are used if `group` is null.
-    std::unique_ptr<ScriptSubgraph> subgraph; // has all inputs of the group
+    std::shared_ptr<ScriptSubgraph> subgraph; // has all inputs of the group
     Subgraph::Division division;
     BackwardPredictor backward_predictor;
+    std::unique_ptr<TrainingSteps> training_steps;
   };
 
   // Maximum number of variants. Modules have few modes; further ones share a variant that keeps its

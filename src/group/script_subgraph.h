@@ -33,6 +33,8 @@ public:
   // subgraph again, and forms groups inside of its differentiable graphs, forward and backward.
   bool run_differentiable(torch::jit::Stack& stack) override;
 
+  bool is_written_around() const override { return written_around_; }
+
   std::string input_name(size_t input) const override {
     return "%" + graph_->inputs().at(input)->debugName();
   }

@@ -83,6 +83,7 @@ void Statistics::reset() {
   packages.reset();
   memory.reset();
   not_dynamic.reset();
+  not_trained.reset();
   groups = specialisations = dynamic = training_calls = 0;
 }
 

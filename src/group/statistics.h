@@ -110,6 +110,7 @@ struct Statistics {
   // TorchScript graphs that went through the pass while no device was in use.
   std::atomic<int64_t> optimised_without_device{0};
   ReasonCounts not_dynamic; // why groups with varying sizes are compiled for each size
+  ReasonCounts not_trained; // why groups have no programs of training steps
 
   PackageCounts packages;
   MemoryCounts memory;

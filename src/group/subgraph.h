@@ -32,6 +32,9 @@ public:
   // better strategy than `run`.
   virtual bool run_differentiable(torch::jit::Stack& stack) = 0;
 
+  // Return whether something outside of the subgraph writes to its inputs or outputs.
+  virtual bool is_written_around() const { return false; }
+
   // Return the name of an input, for messages.
   virtual std::string input_name(size_t input) const { return "input " + std::to_string(input); }
 

@@ -171,11 +171,27 @@ def test_untaken_dtypes_stay_outside():
 
 def test_an_op_whose_argument_the_table_excludes_stays_outside():
     class Net(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.nn.functional.dropout(torch.tanh(x) * 2, 0.5, training=True) + 1
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.nn.functional.cross_entropy(torch.tanh(x) * 2, y, label_smoothing=0.5) + 1
 
-    graph = torchmdla.graph_for(warmed_up(Net(), torch.randn(4, 4)), torch.randn(4, 4))
-    assert "aten::dropout" in kinds(graph)
+    inputs = torch.randn(4, 4), torch.tensor([0, 1, 2, 3])
+    assert "aten::cross_entropy_loss" in kinds(torchmdla.graph_for(warmed_up(Net(), *inputs), *inputs))
+
+
+def test_ops_that_train_join_a_group_with_their_counters():
+    module = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 2)
+    )
+    x = torch.randn(4, 4)
+    scripted = torch.jit.trace(module, x, check_trace=False)
+    scripted(x)
+    assert kinds(torchmdla.graph_for(scripted, x)) == ["mdla::CompilationGroup"]
+    counter = module[1].num_batches_tracked
+    for grad in (False, True):
+        before = int(counter)
+        with torch.set_grad_enabled(grad):
+            scripted(x)
+        assert int(counter) == before + 1
 
 
 def test_random_numbers_keep_their_order():

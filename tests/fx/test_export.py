@@ -38,6 +38,25 @@ def test_models(name: str) -> None:
     assert not torchmdla.stats().fallbacks
 
 
+def test_training_steps_run_compiled() -> None:
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 2)
+    )
+    x, twin = torch.randn(4, 3, 8, 8), copy.deepcopy(module)
+    program = torchmdla.compile(module, x, frontend="export")
+    for _ in range(4):
+        torchmdla.reset_stats()
+        results = []
+        for each in (program, twin):
+            each.zero_grad()
+            result = each(x)
+            result.square().sum().backward()
+            results.append([result, [parameter.grad for parameter in each.parameters()], dict(each.named_buffers())])
+        assert_matches(*results, layers=16)
+    statistics = torchmdla.stats()
+    assert (statistics.training_calls, statistics.fallbacks, statistics.not_trained) == (0, {}, {})
+
+
 class Mixer(nn.Module):
     """A module with nested structures and keywords that counts its calls and updates a running mean."""
 

@@ -166,7 +166,7 @@ def test_calls_that_wait_for_backward_are_counted() -> None:
     weight = torch.randn(4, 5, requires_grad=True)
     for _ in range(3):
         scripted(X, weight).sum().backward()
-    assert torchmdla.stats().training_calls >= 3
+    assert torchmdla.stats().training_calls == 1, "later steps run compiled"
     assert torchmdla.stats().fallbacks == {}
     torchmdla.reset_stats()
     with torch.no_grad():

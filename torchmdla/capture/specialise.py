@@ -77,6 +77,7 @@ def install() -> None:
     _C.set_compiler(
         _accept_any_graph(compile_group),
         _accept_any_graph(compile_dynamic_group),
+        _compile_training,
         _warn,
         TensorMeta,
         CompileError,
@@ -222,6 +223,16 @@ def compile_dynamic_group(
         ) from error
     except Exception as error:
         raise internal_error(error) from error
+
+
+def _compile_training(*arguments: Any) -> Any:
+    """Return the programs of a training step; see :func:`torchmdla.capture.training.compile_training`."""
+    # Not at the top: AOT Autograd takes a second to import.
+    with _imports:
+        from torchmdla.capture.training import compile_training
+
+    with trace.span("training step", "specialise"):
+        return compile_training(*arguments)
 
 
 def _device(name: str) -> devices.Device:

@@ -66,6 +66,7 @@ class Statistics:
         specialisations: groups compiled for given input types, whatever the origin of their code.
         dynamic: specialisations that support any sizes.
         not_dynamic: reason → number of failed attempts to compile a group for any sizes.
+        not_trained: reason → number of failed attempts to compile the training steps of a group.
         compiled: programs that the compiler compiled.
         cache_hits: programs found on disk.
         store: use of the store that machines share (``TORCHMDLA_STORE``); ``store.hits`` are programs found there.
@@ -78,8 +79,8 @@ class Statistics:
         ungrouped: op, reason and location → number of graphs that have the op outside of groups.
         compiled_calls: group calls that ran compiled, including those of deleted groups.
         recorded_calls: group calls that ran by eager operators, to be compiled.
-        training_calls: group calls whose inputs require grad and for which backward was expected. They ran as PyTorch
-            runs a program in training, with groups inside its differentiable graphs.
+        training_calls: group calls for which backward was expected, and that PyTorch ran: the first call of each kind,
+            and calls whose training steps are not compiled.
         packages: target → number of loaded files that have code for it.
         packaged: specialisations that groups took from such files.
         refused: reason → number of packages, or of specialisations in them, that are not used.
@@ -97,6 +98,7 @@ class Statistics:
     failures: int
     dynamic: int = 0
     not_dynamic: dict[str, int] = field(default_factory=dict)
+    not_trained: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     ungrouped: dict[str, int] = field(default_factory=dict)
@@ -148,6 +150,7 @@ def stats() -> Statistics:
         failures=int(counters["failures"]),
         dynamic=groups["dynamic"],
         not_dynamic=groups["not_dynamic"],
+        not_trained=groups["not_trained"],
         fallbacks=groups["fallbacks"],
         left_out=_texts(refusals.counts()),
         ungrouped=_texts(ungrouped.counts() - _ungrouped_baseline),

@@ -103,6 +103,7 @@ def reasons(statistics: Statistics) -> Iterator[_Row]:
     counts_by_effect = {
         "calls in PyTorch's interpreter": statistics.fallbacks,
         "attempts at any sizes": statistics.not_dynamic,
+        "training steps": statistics.not_trained,
         "specialisations without it": statistics.left_out,
         "graphs with it outside of groups": statistics.ungrouped,
         "packages without it": statistics.refused,

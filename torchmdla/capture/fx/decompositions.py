@@ -170,7 +170,8 @@ _RESIZE_OPS = [
 ]
 
 # Operators for which PyTorch's Python decomposition differs from its kernels. Resizing copies where the sizes are equal
-# and halves the index where they double, whatever the scale. Losses report a wrong target.
+# and halves the index where they double, whatever the scale. Losses report a wrong target. Recurrent networks never
+# drop values between layers, and keep no workspace for their backward.
 _KERNELS: dict[Any, Kernels] = {
     **{getattr(aten, name).default: {} for name in _RESIZE_OPS},
     **{
@@ -181,6 +182,11 @@ _KERNELS: dict[Any, Kernels] = {
         operator: {DispatchKey.Meta: _image_gradient}
         for operator in (getattr(aten, f"{name}_backward").default for name in _RESIZE_OPS)
         if DispatchKey.Meta not in operator.py_kernels
+    },
+    **{
+        getattr(getattr(aten, name), overload): {}
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+        for overload in ("input", "data")
     },
     aten.multi_margin_loss.default: {},
     aten.multilabel_margin_loss_forward.default: {},
