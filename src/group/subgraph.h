@@ -32,6 +32,12 @@ public:
   // better strategy than `run`.
   virtual bool run_differentiable(torch::jit::Stack& stack) = 0;
 
+  // Run node by node and return the seconds of each node. Return nothing if that is not possible.
+  virtual std::vector<double> time_nodes(torch::jit::Stack& stack) = 0;
+
+  // Return whether a run may write to the group's inputs.
+  virtual bool writes_inputs() const = 0;
+
   // Return the name of an input, for messages.
   virtual std::string input_name(size_t input) const { return "input " + std::to_string(input); }
 
