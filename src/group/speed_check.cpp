@@ -28,13 +28,18 @@ constexpr double least_seconds = 50e-6;
 // Code is slower if its time is longer than eager's by this factor.
 constexpr double tolerance = 1.05;
 
-// Number of rounds after which faster code stays, and slower code is replaced. Noise of other
-// programs must not replace code.
-constexpr int rounds_to_stay = 3;
-constexpr int rounds_to_replace = 6;
+// Numbers of rounds after which code stays that is faster by `clear_gain`, after which other code
+// stays, and after which slower code is replaced. Noise of other programs must not replace code. It
+// matters less for long calls, whose rounds cost more.
+struct Rounds {
+  int clear, stay, replace;
+};
+constexpr double clear_gain = 2;
+constexpr Rounds rounds_of_short_calls{3, 3, 6}, rounds_of_long_calls{1, 2, 3};
+constexpr double long_seconds = 0.1; // of both runs
 
 // Number of runs that find the times of single kernels and nodes.
-constexpr int detailed_runs = 3;
+constexpr int detailed_runs = 2;
 
 // Part of the time of the process that the budget grows by.
 constexpr double budget_share = 0.05;
@@ -163,20 +168,33 @@ bool SpeedComparison::is_long() {
 }
 
 std::optional<SpeedFinding> SpeedComparison::run() {
-  for (int round = 1; round <= rounds_to_replace; ++round) {
+  for (int round = 1; round <= rounds(); ++round) {
     if (!can_compare(expected_seconds())) return std::nullopt;
     if (!is_long()) return SpeedFinding();
     if (round == 1) ++statistics().speed.checks;
     torch::jit::Stack stack(inputs_.begin(), inputs_.end());
     seconds_.eager = std::min(seconds_.eager, time_of([&] { subgraph_.run(stack); }));
-    if (round >= rounds_to_stay && !is_slower()) return SpeedFinding{seconds_};
   }
-  return find_replacement();
+  return is_slower() ? find_replacement() : SpeedFinding{seconds_};
 }
 
 double SpeedComparison::expected_seconds() const {
-  const auto eager = std::isinf(seconds_.eager) ? seconds_.compiled : seconds_.eager;
-  return rounds_to_replace * (seconds_.compiled + eager);
+  return (rounds() + (is_slower() ? detailed_runs : 0)) * round_seconds();
+}
+
+// Return the seconds of a round. Operators that have not run are assumed to take as long as code.
+double SpeedComparison::round_seconds() const {
+  return seconds_.compiled + (std::isinf(seconds_.eager) ? seconds_.compiled : seconds_.eager);
+}
+
+// Return the number of rounds that a decision needs, by the times so far. Operators that have not
+// run are not assumed to be faster.
+int SpeedComparison::rounds() const {
+  const auto& rounds =
+      round_seconds() < long_seconds ? rounds_of_short_calls : rounds_of_long_calls;
+  if (is_slower()) return rounds.replace;
+  const bool is_clear = clear_gain * seconds_.compiled < seconds_.eager;
+  return is_clear && !std::isinf(seconds_.eager) ? rounds.clear : rounds.stay;
 }
 
 bool SpeedComparison::is_slower() const {

@@ -123,6 +123,8 @@ public:
 private:
   void run_compiled() const;
   bool is_slower() const;
+  int rounds() const;
+  double round_seconds() const;
   SpeedFinding find_replacement() const;
 
   const Executable& executable_;
