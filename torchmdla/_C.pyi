@@ -298,7 +298,7 @@ def set_memory_limit(limit: int | None, keep_seconds: float = 60.0) -> None:
     """Set the limit in bytes; None takes it from TORCHMDLA_MEMORY."""
 
 def memory_limit() -> int: ...
-def set_check_speed(on: bool | None, budget: float = 2.0) -> None:
+def set_check_speed(on: bool | None, budget: float = 5.0) -> None:
     """Set whether groups are compared with PyTorch's operators; None takes it from TORCHMDLA_CHECK_SPEED.
 
     ``budget`` is the number of seconds that a process may spend on it at its start.

@@ -374,13 +374,17 @@ std::optional<SpeedFinding> CompilationGroup::compare(const Specialisation& spec
                                                       c10::ArrayRef<c10::IValue> inputs) {
   const c10::AutoGradMode no_grad(false);
   const SpeedRequest request{specialisation.executable, group_.name, group_.device, key};
-  SpeedComparison comparison(*specialisation.executable, *group_.subgraph, inputs, symbols);
+  auto& progress = specialisation.speed.progress(key);
+  SpeedComparison comparison(*specialisation.executable, *group_.subgraph, inputs, symbols,
+                             progress);
   try {
-    if (!comparison.is_long() || group_.subgraph->writes_inputs()) return SpeedFinding();
-    if (compiler().find_speed)
-      if (auto stored = compiler().find_speed(request)) return stored;
+    if (progress.rounds == 0) {
+      if (!comparison.is_long() || group_.subgraph->writes_inputs()) return SpeedFinding();
+      if (compiler().find_speed)
+        if (auto stored = compiler().find_speed(request)) return stored;
+    }
     const auto finding = comparison.run();
-    if (!finding) specialisation.speed.needed_budget() = comparison.expected_seconds();
+    specialisation.speed.needed_budget() = finding ? 0 : comparison.round_seconds();
     if (finding && !std::isinf(finding->seconds.eager) && compiler().store_speed)
       compiler().store_speed(request, *finding);
     return finding;

@@ -151,54 +151,61 @@ const SpeedResult* SpeedResults::add(SpeedResult result) const {
   return &entry->result;
 }
 
+SpeedProgress& SpeedResults::progress(const SpeedKey& key) const {
+  if (progress_.key != key) progress_ = {key};
+  return progress_;
+}
+
 bool can_compare(double seconds) {
   return !at::hasCallbacks() && !kernel_observation().is_requested() &&
          speed_settings().left() > seconds;
 }
 
 SpeedComparison::~SpeedComparison() {
-  const auto seconds = Seconds(Clock::now() - start_).count();
+  const auto seconds = elapsed();
   speed_settings().spent += seconds;
   statistics().speed.seconds += seconds;
 }
 
 bool SpeedComparison::is_long() {
-  seconds_.compiled = std::min(seconds_.compiled, time_of([&] { run_compiled(); }));
-  return seconds_.compiled >= least_seconds;
+  auto& least = progress_.seconds.compiled;
+  least = std::min(least, time_of([&] { run_compiled(); }));
+  return least >= least_seconds;
 }
 
 std::optional<SpeedFinding> SpeedComparison::run() {
-  for (int round = 1; round <= rounds(); ++round) {
-    if (!can_compare(expected_seconds())) return std::nullopt;
+  for (; progress_.rounds < needed_rounds(); ++progress_.rounds) {
+    if (!can_compare(elapsed() + round_seconds())) return std::nullopt;
     if (!is_long()) return SpeedFinding();
-    if (round == 1) ++statistics().speed.checks;
+    if (progress_.rounds == 0) ++statistics().speed.checks;
     torch::jit::Stack stack(inputs_.begin(), inputs_.end());
-    seconds_.eager = std::min(seconds_.eager, time_of([&] { subgraph_.run(stack); }));
+    auto& least = progress_.seconds.eager;
+    least = std::min(least, time_of([&] { subgraph_.run(stack); }));
   }
-  return is_slower() ? find_replacement() : SpeedFinding{seconds_};
+  return is_slower() ? find_replacement() : SpeedFinding{progress_.seconds};
 }
 
-double SpeedComparison::expected_seconds() const {
-  return (rounds() + (is_slower() ? detailed_runs : 0)) * round_seconds();
-}
-
-// Return the seconds of a round. Operators that have not run are assumed to take as long as code.
 double SpeedComparison::round_seconds() const {
-  return seconds_.compiled + (std::isinf(seconds_.eager) ? seconds_.compiled : seconds_.eager);
+  const auto& [compiled, eager] = progress_.seconds;
+  return compiled + (progress_.rounds == 0 ? compiled : eager);
 }
 
-// Return the number of rounds that a decision needs, by the times so far. Operators that have not
-// run are not assumed to be faster.
-int SpeedComparison::rounds() const {
-  const auto& rounds =
+// Return the number of rounds that a decision needs, by the times so far.
+int SpeedComparison::needed_rounds() const {
+  const auto& needed =
       round_seconds() < long_seconds ? rounds_of_short_calls : rounds_of_long_calls;
-  if (is_slower()) return rounds.replace;
-  const bool is_clear = clear_gain * seconds_.compiled < seconds_.eager;
-  return is_clear && !std::isinf(seconds_.eager) ? rounds.clear : rounds.stay;
+  if (progress_.rounds == 0) return needed.stay;
+  if (is_slower()) return needed.replace;
+  const auto& [compiled, eager] = progress_.seconds;
+  return clear_gain * compiled < eager ? needed.clear : needed.stay;
 }
 
 bool SpeedComparison::is_slower() const {
-  return seconds_.compiled > tolerance * seconds_.eager;
+  return progress_.seconds.compiled > tolerance * progress_.seconds.eager;
+}
+
+double SpeedComparison::elapsed() const {
+  return Seconds(Clock::now() - start_).count();
 }
 
 void SpeedComparison::run_compiled() const {
@@ -209,7 +216,7 @@ void SpeedComparison::run_compiled() const {
 
 SpeedFinding SpeedComparison::find_replacement() const {
   const auto& kernel_nodes = executable_.kernel_nodes();
-  if (kernel_nodes.empty()) return {seconds_, SpeedChoice::eager};
+  if (kernel_nodes.empty()) return {progress_.seconds, SpeedChoice::eager};
   const auto kernels = least_of(detailed_runs, [&] {
     KernelRecording recording;
     run_compiled();
@@ -221,7 +228,7 @@ SpeedFinding SpeedComparison::find_replacement() const {
   });
   auto excluded = nodes_of_slow_kernels(kernel_nodes, kernels, nodes);
   const auto choice = excluded.empty() ? SpeedChoice::eager : SpeedChoice::divided;
-  return {seconds_, choice, std::move(excluded)};
+  return {progress_.seconds, choice, std::move(excluded)};
 }
 
 std::vector<size_t> nodes_of_slow_kernels(const std::vector<std::vector<size_t>>& kernel_nodes,

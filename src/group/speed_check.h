@@ -24,7 +24,7 @@
 namespace torchmdla {
 
 // Extra time that a process may spend when it starts. More is added as time passes.
-constexpr double usual_speed_budget = 2.0; // seconds
+constexpr double usual_speed_budget = 5.0; // seconds
 
 // Set whether groups are compared. nullopt selects the value of TORCHMDLA_CHECK_SPEED, which is on
 // by default.
@@ -56,6 +56,13 @@ struct SpeedFinding {
   std::vector<size_t> excluded_nodes = {}; // of a division
 };
 
+// Comparison that waits for the budget.
+struct SpeedProgress {
+  SpeedKey key{};
+  SpeedTimes seconds;
+  int rounds = 0;
+};
+
 struct SpeedResult {
   SpeedKey key;
   SpeedFinding finding;
@@ -82,7 +89,10 @@ public:
   // Mutex of the thread that compares. Other threads do not wait for it.
   ForkRobustMutex& turn() const { return turn_; }
 
-  // Seconds that the budget must have left before a comparison.
+  // Return the progress of the comparison for a key. The thread must have the turn.
+  SpeedProgress& progress(const SpeedKey& key) const;
+
+  // Seconds that the budget must have left before a comparison goes on.
   std::atomic<double>& needed_budget() const { return needed_budget_; }
 
 private:
@@ -93,6 +103,7 @@ private:
 
   mutable std::atomic<const Entry*> newest_{nullptr};
   mutable ForkRobustMutex turn_;
+  mutable SpeedProgress progress_; // guarded by turn_
   mutable std::atomic<double> needed_budget_{0};
 };
 
@@ -100,13 +111,15 @@ private:
 // seconds left.
 bool can_compare(double seconds);
 
-// Comparison of one call, whose time counts as extra time. The functions throw the exceptions of
-// the code and of the operators.
+// Rounds of a comparison, on the inputs of one call. They count as extra time. The functions throw
+// the exceptions of the code and of the operators.
 class SpeedComparison {
 public:
   SpeedComparison(const Executable& executable, Subgraph& subgraph,
-                  c10::ArrayRef<c10::IValue> inputs, c10::ArrayRef<int64_t> symbols)
-      : executable_(executable), subgraph_(subgraph), inputs_(inputs), symbols_(symbols) {}
+                  c10::ArrayRef<c10::IValue> inputs, c10::ArrayRef<int64_t> symbols,
+                  SpeedProgress& progress)
+      : executable_(executable), subgraph_(subgraph), inputs_(inputs), symbols_(symbols),
+        progress_(progress) {}
   ~SpeedComparison();
   SpeedComparison(const SpeedComparison&) = delete;
   SpeedComparison& operator=(const SpeedComparison&) = delete;
@@ -114,17 +127,17 @@ public:
   // Run the code, and return whether the call takes long enough to be compared.
   bool is_long();
 
-  // Return the faster choice, or nullopt if the budget does not suffice.
+  // Return the faster choice, or nullopt if the budget does not suffice for the next round.
   std::optional<SpeedFinding> run();
 
-  // Return an estimate of the seconds of `run`, by the runs so far.
-  double expected_seconds() const;
+  // Return the seconds of a round. Operators that have not run are assumed to take as long as code.
+  double round_seconds() const;
 
 private:
   void run_compiled() const;
   bool is_slower() const;
-  int rounds() const;
-  double round_seconds() const;
+  double elapsed() const;
+  int needed_rounds() const;
   SpeedFinding find_replacement() const;
 
   const Executable& executable_;
@@ -132,7 +145,7 @@ private:
   const c10::ArrayRef<c10::IValue> inputs_;
   const c10::ArrayRef<int64_t> symbols_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  SpeedTimes seconds_;
+  SpeedProgress& progress_;
 };
 
 // Return the nodes of the kernels that are slower than their operators. Return nothing if the other

@@ -314,6 +314,27 @@ class TestSwitch:
         function(X)
         assert torchmdla.stats().replaced == 1
 
+    def test_rounds_wait_for_the_budget(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        torchmdla.enable(check_speed=False)
+        function = torch.compile(fused, backend="torchmdla")
+        call_until_checked(function, X)
+        run, runs = FxSubgraph.run, []
+
+        def run_and_spend(subgraph: FxSubgraph, *inputs: Any) -> Any:
+            runs.append(inputs)
+            _C.set_check_speed(True, budget=-math.inf)
+            return run(subgraph, *inputs)
+
+        monkeypatch.setattr(FxSubgraph, "run", run_and_spend)
+        _C.slow_down_kernels("tanh", DELAY / 2)
+        rounds = 6
+        for _ in range(rounds):
+            assert torchmdla.stats().replaced == 0
+            _C.set_check_speed(True, budget=math.inf)
+            function(X)
+        assert torchmdla.stats().replaced == torchmdla.stats().speed_checks == 1
+        assert len(runs) == rounds + 1  # PyTorch's operators ran the last call, too
+
     def test_a_profiler_is_not_part_of_the_times(self) -> None:
         _C.slow_down_kernels("tanh", DELAY / 10)
         function = torch.jit.trace(fused, (X,), check_trace=False)
