@@ -49,6 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_cache] = tempfile.TemporaryDirectory(prefix="torchmdla-tests-")
         os.environ["TORCHMDLA_CACHE_DIR"] = config.stash[_cache].name
     os.environ.setdefault("TORCHMDLA_VERIFY", "1")
+    # Results of tests must not depend on times. Tests of the comparison switch it on.
+    os.environ.setdefault("TORCHMDLA_CHECK_SPEED", "0")
     # Processes that run tests or compile inherit the variable. All of them write to one file.
     os.environ.setdefault(COUNTS, str(Path(os.environ["TORCHMDLA_CACHE_DIR"]) / "verified"))
     # The time of an example is not meaningful on shared machines.

@@ -1,7 +1,7 @@
 """The C++ extension: fusion pass, run function, device calls."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -19,6 +19,9 @@ class Counts(TypedDict):
     unpacked: int
     evicted: int
     over_limit: int
+    speed_checks: int
+    speed_check_seconds: float
+    replaced: int
     compiled_calls: int  # these two are not reset
     recorded_calls: int
 
@@ -66,6 +69,8 @@ class Executable:
         fault: int = 0,
         times: KernelTimes | None = None,
         program_bytes: int = 0,
+        kernel_nodes: Sequence[Sequence[int]] = (),
+        competes_with_eager: bool = False,
     ) -> None: ...
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Call the code of a static program outside of groups.
@@ -98,6 +103,19 @@ class KernelTimes:
     def sums(self) -> KernelSums: ...
     def reset(self) -> None: ...
 
+# What runs after a comparison with PyTorch's operators, the seconds of compiled code and of the operators, and the
+# numbers of the nodes that a division leaves out.
+SpeedFields = tuple[Literal["compiled", "divided", "eager"], float, float, Sequence[int]]
+
+class SpeedReport(TypedDict):
+    """Result of a comparison with PyTorch's operators."""
+
+    threads: int
+    compiled_seconds: float
+    eager_seconds: float
+    choice: Literal["compiled", "divided", "eager"]
+    left_out: list[int]  # if divided: the numbers of the excluded nodes
+
 class SpecialisationReport(TypedDict):
     is_dynamic: bool
     executable: Executable | None
@@ -105,6 +123,7 @@ class SpecialisationReport(TypedDict):
     signature: list[int]
     symbols: tuple[int, list[int]] | None  # if dynamic: the number of symbols, and each entry's symbol or -1
     left_out: list[int] | None  # if divided: the numbers of the excluded nodes
+    speed: list[SpeedReport]
 
 class GroupReport(TypedDict):
     """State of a live group. ``inputs`` are those of its latest call if :func:`keep_inputs` is on."""
@@ -197,7 +216,7 @@ class Group:
         subgraph: an object with three methods. ``run(*inputs)`` returns a sequence of results.
             ``run_and_record(*inputs)`` returns the results and the record. Both run eager operators.
             ``divide(left_out, parameters)`` returns a callable that computes the same as ``run`` in new groups without
-            the nodes of these numbers, or None.
+            the nodes of these numbers, or None. Optionally ``time_nodes(*inputs)`` returns the seconds of each node.
         name: its name in PyTorch's profiles and in FX's code.
         device: the device's name.
         parameters: the indices of inputs that are weights.
@@ -247,6 +266,8 @@ def set_compiler(
     make_meta: Callable[[torch.dtype, tuple[int, ...], tuple[int, ...]], object],
     error_type: type[Exception],
     tell_fault: Callable[[str, str, bool], None],
+    find_speed: Callable[[Executable, str, int, int], SpeedFields | None],
+    store_speed: Callable[[Executable, str, int, int, str, SpeedFields], None],
 ) -> None: ...
 def add_device(
     device: str, ops: Sequence[tuple[str, str, str, dict[str, object]]], dtypes: Sequence[torch.dtype]
@@ -279,6 +300,15 @@ def set_memory_limit(limit: int | None, keep_seconds: float = 60.0) -> None:
     """Set the limit in bytes; None takes it from TORCHMDLA_MEMORY."""
 
 def memory_limit() -> int: ...
+def set_check_speed(on: bool | None, budget: float = 5.0) -> None:
+    """Set whether groups are compared with PyTorch's operators; None takes it from TORCHMDLA_CHECK_SPEED.
+
+    ``budget`` is the number of seconds that a process may spend on it at its start.
+    """
+
+def is_check_speed_on() -> bool: ...
+def slow_down_kernels(op: str, seconds: float) -> None:
+    """Delay each kernel that computes the operator ``op`` (``"tanh"``), for tests; an empty name delays none."""
 
 class LazyComputation:
     """Computation that lazy tensors were lowered to."""

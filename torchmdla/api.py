@@ -42,6 +42,7 @@ def enable(
     dynamic: bool = True,
     max_specialisations: int = 32,
     memory_limit: int | None = None,
+    check_speed: bool | None = None,
     **options: Any,
 ) -> None:
     """Turn torchmdla on or off, from the next call of any TorchScript program on.
@@ -64,6 +65,9 @@ def enable(
         memory_limit: most bytes of code and packed weights of all groups; 0 for no limit. Above the limit the least
             recently used specialisations are evicted and compiled again when they are called (``Memory`` in
             docs/serving.md). The default is the value of ``TORCHMDLA_MEMORY`` (``4G``), or no limit.
+        check_speed: whether the first calls of a group compare its code with PyTorch's operators, which replace it
+            where they are faster (``Never slower than eager`` in docs/performance.md). The default is the value of
+            ``TORCHMDLA_CHECK_SPEED``, or True.
         **options: options of the device, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`).
             An option that is absent has its default. The cpu device has ``processor``, ``algorithms`` and ``tuned``.
             ``processor`` is ``"native"``, or ``"x86-64-v2"`` to ``"x86-64-v4"`` for code that runs on all processors of
@@ -93,6 +97,7 @@ def enable(
         _C.set_dynamic(dynamic)
         _C.set_max_specialisations(max_specialisations)
         _C.set_memory_limit(memory_limit)
+        _C.set_check_speed(check_speed)
     _C.set_enabled(enabled)
 
 

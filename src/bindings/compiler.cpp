@@ -14,8 +14,10 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 namespace py = pybind11;
@@ -127,6 +129,25 @@ SizeProgram size_program(const py::object& fields) {
   return {std::move(nodes), std::move(computed), std::move(conditions)};
 }
 
+// A choice, the seconds of compiled code and of operators, and the nodes left out.
+using FindingFields = std::tuple<std::string, double, double, std::vector<size_t>>;
+
+std::optional<SpeedFinding> to_finding(const py::object& fields) {
+  if (fields.is_none()) return std::nullopt;
+  auto [choice, compiled, eager, excluded] = fields.cast<FindingFields>();
+  const auto place = std::ranges::find(speed_choices, choice) - speed_choices.begin();
+  return SpeedFinding{{compiled, eager}, static_cast<SpeedChoice>(place), std::move(excluded)};
+}
+
+FindingFields to_fields(const SpeedFinding& finding) {
+  return {speed_choices[static_cast<size_t>(finding.choice)], finding.seconds.compiled,
+          finding.seconds.eager, finding.excluded_nodes};
+}
+
+py::object executable_of(const SpeedRequest& request) {
+  return py::cast(std::const_pointer_cast<Executable>(request.executable));
+}
+
 // Set the compiler's functions in Python. `compile(subgraph, record, parameters, device,
 // bf16_products)` returns an Executable. `compile_dynamic(…, places, values, written_out)` returns
 // an Executable for any sizes and the size program that a call evaluates for it.
@@ -135,13 +156,18 @@ SizeProgram size_program(const py::object& fields) {
 // `error_type`; its `nodes` are the nodes of the subgraph that caused the error. `warn(error,
 // divided)` reports it to the user. `make_meta(dtype, shape, strides, …)` makes the entries of the
 // record. `tell_fault(group, fault, strict)` warns about a device's fault, or raises an error.
+// `store_speed(executable, device, threads, magnitude, group, fields)` stores a comparison with
+// PyTorch's operators. `find_speed(executable, device, threads, magnitude)` returns the fields, or
+// None.
 void set_compiler_functions(const py::object& compile, const py::object& compile_dynamic,
                             const py::object& compile_training, const py::object& warn,
                             const py::object& make_meta, const py::object& error_type,
-                            const py::object& tell_fault) {
+                            const py::object& tell_fault, const py::object& find_speed,
+                            const py::object& store_speed) {
   const auto function = own_reference(compile), dynamic_function = own_reference(compile_dynamic),
              training_function = own_reference(compile_training), meta = own_reference(make_meta),
-             report = own_reference(tell_fault);
+             report = own_reference(tell_fault), find = own_reference(find_speed),
+             store = own_reference(store_speed);
   const OnFailure failure{own_reference(error_type), own_reference(warn)};
   Compiler compiler;
   compiler.compile = [=](const CompileRequest& request) {
@@ -163,6 +189,18 @@ void set_compiler_functions(const py::object& compile, const py::object& compile
   };
   compiler.report_fault = [=](const std::string& group, const std::string& fault, bool strict) {
     in_python([&] { borrow_reference(report)(group, fault, strict); });
+  };
+  compiler.find_speed = [=](const SpeedRequest& request) {
+    return in_python([&] {
+      return to_finding(borrow_reference(find)(executable_of(request), request.device,
+                                               request.key.threads, request.key.magnitude));
+    });
+  };
+  compiler.store_speed = [=](const SpeedRequest& request, const SpeedFinding& finding) {
+    in_python([&] {
+      borrow_reference(store)(executable_of(request), request.device, request.key.threads,
+                              request.key.magnitude, request.group, to_fields(finding));
+    });
   };
   set_compiler(std::move(compiler));
   set_training_compiler([=](const TrainingRequest& request) {
@@ -196,7 +234,8 @@ void set_submit(const py::object& submit) {
 void bind_compiler(py::module& module) {
   module.def("set_compiler", &set_compiler_functions, py::arg("compile"),
              py::arg("compile_dynamic"), py::arg("compile_training"), py::arg("warn"),
-             py::arg("make_meta"), py::arg("error_type"), py::arg("tell_fault"));
+             py::arg("make_meta"), py::arg("error_type"), py::arg("tell_fault"),
+             py::arg("find_speed"), py::arg("store_speed"));
   module.def("set_submit", &set_submit, py::arg("submit"));
 }
 

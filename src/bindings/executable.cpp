@@ -92,7 +92,8 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                 const py::object& owner, const std::vector<KindAndSource>& inputs,
                 const std::vector<KindAndSource>& outputs, const std::vector<size_t>& unversioned,
                 uintptr_t workspace, uintptr_t fault, std::shared_ptr<KernelTimes> times,
-                int64_t program_bytes) {
+                int64_t program_bytes, const std::vector<std::vector<size_t>>& kernel_nodes,
+                bool competes_with_eager) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
@@ -108,7 +109,9 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                     std::make_shared<PythonOwner>(owner),
                     reinterpret_cast<const char* (*)()>(fault),
                     std::move(times),
-                    program_bytes};
+                    program_bytes,
+                    kernel_nodes,
+                    competes_with_eager};
   for (const auto& [function, recipe, arguments, bytes, release] : packs)
     code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes,
                           reinterpret_cast<void (*)(void*)>(release)});
@@ -173,7 +176,9 @@ void bind_executable(py::module& module) {
            py::arg("workspace_bytes"), py::arg("owner"), py::arg("inputs"), py::arg("outputs"),
            py::arg("unversioned") = std::vector<size_t>(), py::arg("workspace") = 0,
            py::arg("fault") = 0, py::arg("times") = std::shared_ptr<KernelTimes>(),
-           py::arg("program_bytes") = 0)
+           py::arg("program_bytes") = 0,
+           py::arg("kernel_nodes") = std::vector<std::vector<size_t>>(),
+           py::arg("competes_with_eager") = false)
       .def("__call__", &call, py::arg("inputs"))
       .def_property_readonly("times", &Executable::times)
       .def_property_readonly("owner", [](const Executable& executable) {

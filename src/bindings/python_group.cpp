@@ -258,6 +258,15 @@ Record PythonSubgraph::run_and_record(Stack& stack) {
   return record;
 }
 
+std::vector<double> PythonSubgraph::time_nodes(Stack& stack) {
+  py::gil_scoped_acquire gil;
+  std::vector<double> seconds;
+  if (py::hasattr(object(), "time_nodes"))
+    call(object(), "time_nodes", stack,
+         [&](const py::object& result) { seconds = result.cast<std::vector<double>>(); });
+  return seconds;
+}
+
 std::optional<Structure> PythonSubgraph::structure(const std::string& device,
                                                    const std::vector<int64_t>& parameters) const {
   py::gil_scoped_acquire gil;

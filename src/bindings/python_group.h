@@ -10,6 +10,7 @@ namespace torchmdla {
 
 // A subgraph that is a Python object with these methods. `run(*inputs)` returns a sequence of
 // results. `run_and_record(*inputs)` returns the results and a dictionary of recorded values.
+// `time_nodes(*inputs)` returns the seconds of each node; it may be missing.
 // `divide(left_out, parameters)` returns another `run` or None. `structure(device, parameters)`
 // returns 32 bytes or None. `constant(node)` returns a constant.
 class PythonSubgraph : public Subgraph {
@@ -21,6 +22,9 @@ public:
 
   void run(torch::jit::Stack& stack) override;
   Record run_and_record(torch::jit::Stack& stack) override;
+  std::vector<double> time_nodes(torch::jit::Stack& stack) override;
+  // Return false: operators that write are outside of groups.
+  bool writes_inputs() const override { return false; }
   // Return false: PyTorch's autograd records the ops of `run`.
   bool run_differentiable(torch::jit::Stack& stack) override { return false; }
   std::optional<size_t> num_outputs() const override { return std::nullopt; }

@@ -9,6 +9,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cmath>
 #include <optional>
 #include <set>
 #include <vector>
@@ -18,6 +19,14 @@ namespace py = pybind11;
 namespace torchmdla {
 
 namespace {
+
+py::dict to_python(const SpeedKey& key, const SpeedFinding& finding) {
+  return py::dict(py::arg("threads") = key.threads,
+                  py::arg("compiled_seconds") = finding.seconds.compiled,
+                  py::arg("eager_seconds") = finding.seconds.eager,
+                  py::arg("choice") = speed_choices[static_cast<size_t>(finding.choice)],
+                  py::arg("left_out") = finding.excluded_nodes);
+}
 
 py::dict to_python(const SpecialisationReport& report) {
   py::dict result;
@@ -29,6 +38,10 @@ py::dict to_python(const SpecialisationReport& report) {
       report.pattern ? py::object(py::make_tuple(report.pattern->symbols, report.pattern->places))
                      : py::none();
   result["left_out"] = py::cast(report.excluded_nodes);
+  py::list speed;
+  for (const auto& [key, finding] : report.speed)
+    if (!std::isinf(finding.seconds.eager)) speed.append(to_python(key, finding));
+  result["speed"] = speed;
   return result;
 }
 

@@ -12,6 +12,7 @@
 #include "group/group_report.h"
 #include "group/memory_limit.h"
 #include "group/profiling.h"
+#include "group/speed_check.h"
 #include "group/statistics.h"
 #include "package/archive.h"
 #include "package/processor.h"
@@ -27,6 +28,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torchmdla/torchmdla.h>
 
+#include <chrono>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -109,6 +111,9 @@ py::dict statistics_dict() {
   result["unpacked"] = statistics().memory.unpacked.load();
   result["evicted"] = statistics().memory.evicted.load();
   result["over_limit"] = statistics().memory.over_limit.load();
+  result["speed_checks"] = statistics().speed.checks.load();
+  result["speed_check_seconds"] = statistics().speed.seconds.load();
+  result["replaced"] = statistics().speed.replaced.load();
   const auto calls = call_totals();
   result["compiled_calls"] = calls.compiled;
   result["recorded_calls"] = calls.recorded;
@@ -195,6 +200,16 @@ void bind_settings(py::module& module) {
       py::arg("limit"), py::arg("keep_seconds") = usual_keep_time.count(),
       py::call_guard<py::gil_scoped_release>());
   module.def("memory_limit", &memory_limit);
+  module.def("set_check_speed", &set_check_speed, py::arg("on"),
+             py::arg("budget") = usual_speed_budget);
+  module.def("is_check_speed_on", &is_check_speed_on);
+  module.def(
+      "slow_down_kernels",
+      [](const std::string& op, double seconds) {
+        slow_down_kernels(op, std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                  std::chrono::duration<double>(seconds)));
+      },
+      py::arg("op"), py::arg("seconds"));
 }
 
 } // namespace torchmdla

@@ -15,7 +15,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
+#include <new>
 #include <span>
 
 namespace torchmdla {
@@ -339,10 +341,79 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation,
 void CompilationGroup::run_compiled(const Specialisation& specialisation,
                                     c10::ArrayRef<int64_t> symbols, bool is_recorded_by_autograd,
                                     Stack& stack) {
+  if (is_check_speed_on() && specialisation.executable->competes_with_eager()) {
+    const auto* result = check_speed(specialisation, symbols, stack);
+    if (result && result->replacement) return result->replacement(stack);
+  }
   if (is_recorded_by_autograd)
     run_with_node(specialisation, symbols, stack);
   else if (!call(specialisation, symbols, stack))
     fall_back(stack);
+}
+
+// Return the result of the comparison with PyTorch's operators. Compare in the first calls. Return
+// null if that is not possible now.
+const SpeedResult* CompilationGroup::check_speed(const Specialisation& specialisation,
+                                                 c10::ArrayRef<int64_t> symbols,
+                                                 const Stack& stack) {
+  const auto& results = specialisation.speed;
+  const auto key = SpeedKey::of_call(symbols);
+  if (const auto* known = results.find(key)) return known;
+  const std::unique_lock turn(results.turn(), std::try_to_lock);
+  if (!turn || !can_compare(results.needed_budget())) return nullptr;
+  if (const auto* known = results.find(key)) return known; // another thread was faster
+  const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
+  specialisation.use.update();
+  auto finding = compare(specialisation, key, symbols, inputs);
+  limit_growth(specialisation);
+  if (!finding) return nullptr;
+  auto division = replacement(*finding);
+  if (division) {
+    ++statistics().speed.replaced;
+    // Calls with another number of threads or other sizes may need the packs again.
+    if (specialisation.executable->packed_bytes() > 0) specialisation.executable->drop_packed();
+  }
+  return results.add({key, std::move(*finding), std::move(division)});
+}
+
+// Compare the code with PyTorch's operators on these inputs, or take the stored result. Return
+// nullopt if the budget does not suffice.
+std::optional<SpeedFinding> CompilationGroup::compare(const Specialisation& specialisation,
+                                                      const SpeedKey& key,
+                                                      c10::ArrayRef<int64_t> symbols,
+                                                      c10::ArrayRef<c10::IValue> inputs) {
+  const c10::AutoGradMode no_grad(false);
+  const SpeedRequest request{specialisation.executable, group_.name, group_.device, key};
+  auto& progress = specialisation.speed.progress(key);
+  SpeedComparison comparison(*specialisation.executable, *group_.subgraph, inputs, symbols,
+                             progress);
+  try {
+    if (progress.rounds == 0) {
+      if (!comparison.is_long() || group_.subgraph->writes_inputs()) return SpeedFinding();
+      if (compiler().find_speed)
+        if (auto stored = compiler().find_speed(request)) return stored;
+    }
+    const auto finding = comparison.run();
+    specialisation.speed.needed_budget() = finding ? 0 : comparison.round_seconds();
+    if (finding && !std::isinf(finding->seconds.eager) && compiler().store_speed)
+      compiler().store_speed(request, *finding);
+    return finding;
+  } catch (const c10::Error&) {
+  } catch (const std::runtime_error&) {
+  } catch (const std::bad_alloc&) {
+  }
+  return SpeedFinding(); // the code stays: operators need more memory, or the code reports an error
+}
+
+// Return what replaces the code, or null if that stays.
+Subgraph::Division CompilationGroup::replacement(const SpeedFinding& finding) {
+  if (finding.choice == SpeedChoice::compiled) return nullptr;
+  try {
+    if (finding.choice == SpeedChoice::divided)
+      if (auto division = divide(finding.excluded_nodes)) return division;
+  } catch (const c10::Error&) { // the nodes cannot be left out
+  }
+  return [this](Stack& stack) { fall_back(stack, Fallback::slower); };
 }
 
 // Run the compiled code with an autograd node. The first call with such inputs runs eager
@@ -366,6 +437,13 @@ void CompilationGroup::run_with_node(const Specialisation& specialisation,
   backward_predictor_.add_backward_hooks(results);
 }
 
+// Enforce the limit on memory if memory has grown since the latest use of this specialisation.
+void CompilationGroup::limit_growth(const Specialisation& specialisation) const {
+  if (!specialisation.use.update()) return;
+  specialisation.use.restore(keep_time()); // it may have packed its parameters again
+  enforce_memory_limit();
+}
+
 // Run the compiled code. Return false, with the stack unchanged, if the code reports an error.
 bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                             Stack& stack) {
@@ -373,10 +451,7 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
   try {
     specialisation.use.update();
     const bool done = specialisation.executable->run(stack, group_.inputs.num_inputs(), symbols);
-    if (specialisation.use.update()) {
-      specialisation.use.restore(keep_time()); // it may have packed its parameters again
-      enforce_memory_limit();
-    }
+    limit_growth(specialisation);
     if (done) {
       calls_.compiled.add();
       return true;
@@ -751,10 +826,13 @@ GroupReport CompilationGroup::report() const {
                      {}};
   const auto specialisations = specialisations_.load();
   for (const auto* entries : {&specialisations->fixed(), &specialisations->dynamic()})
-    for (const auto& entry : *entries)
+    for (const auto& entry : *entries) {
       result.specialisations.push_back(
           {entry->executable, entry->failure, entry->signature, entry->pattern,
            entry->outcome == Outcome::split ? std::optional(entry->excluded_nodes) : std::nullopt});
+      for (const auto* compared : entry->speed.all())
+        result.specialisations.back().speed.emplace_back(compared->key, compared->finding);
+    }
   const ForkSafeLock guard(mutex_);
   result.inputs = last_inputs_;
   return result;

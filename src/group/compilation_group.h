@@ -11,6 +11,7 @@
 #include "runtime/executable.h"
 #include "signature.h"
 #include "specialisations.h"
+#include "speed_check.h"
 #include "statistics.h"
 #include "subgraph.h"
 #include "symbols.h"
@@ -91,6 +92,14 @@ using ReportFault =
     std::function<void(const std::string& group, const std::string& fault, bool strict)>;
 void report_fault(const std::string& group, const std::string& fault, bool strict);
 
+// Identity of the result of a comparison with PyTorch's operators (speed_check.h).
+struct SpeedRequest {
+  std::shared_ptr<const Executable> executable;
+  const std::string& group;
+  const std::string& device;
+  SpeedKey key;
+};
+
 // Functions of the compiler, which are called without locks and without the GIL. They throw
 // CompileFailure. Any other exception (an interrupt) goes to the user, and the next call compiles
 // again.
@@ -98,6 +107,9 @@ struct Compiler { // its functions are empty in a process without a compiler
   std::function<std::shared_ptr<const Executable>(const CompileRequest& request)> compile;
   std::function<DynamicExecutable(const DynamicRequest& request)> compile_dynamic;
   ReportFault report_fault = torchmdla::report_fault;
+  // Functions that find and store the results of earlier processes.
+  std::function<std::optional<SpeedFinding>(const SpeedRequest& request)> find_speed;
+  std::function<void(const SpeedRequest& request, const SpeedFinding& finding)> store_speed;
 };
 void set_compiler(Compiler compiler);
 
@@ -222,8 +234,15 @@ private:
                        torch::jit::Stack& stack);
   void run_compiled(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                     bool is_recorded_by_autograd, torch::jit::Stack& stack);
+  const SpeedResult* check_speed(const Specialisation& specialisation,
+                                 c10::ArrayRef<int64_t> symbols, const torch::jit::Stack& stack);
+  std::optional<SpeedFinding> compare(const Specialisation& specialisation, const SpeedKey& key,
+                                      c10::ArrayRef<int64_t> symbols,
+                                      c10::ArrayRef<c10::IValue> inputs);
+  Subgraph::Division replacement(const SpeedFinding& finding);
   void run_with_node(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
                      torch::jit::Stack& stack);
+  void limit_growth(const Specialisation& specialisation) const;
   bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
             torch::jit::Stack& stack);
   void run_for_training(torch::jit::Stack& stack);

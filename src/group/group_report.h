@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/executable.h"
+#include "speed_check.h"
 #include "subgraph.h"
 #include "symbols.h"
 
@@ -13,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace torchmdla {
@@ -23,8 +25,9 @@ struct SpecialisationReport {
   std::shared_ptr<const Executable> executable; // null if it could not be compiled
   std::string failure;
   Signature signature;
-  std::optional<Pattern> pattern;                      // set for a dynamic specialisation
-  std::optional<std::vector<size_t>> excluded_nodes{}; // set if it is divided around these nodes
+  std::optional<Pattern> pattern;                         // set for a dynamic specialisation
+  std::optional<std::vector<size_t>> excluded_nodes{};    // set if it is divided around these nodes
+  std::vector<std::pair<SpeedKey, SpeedFinding>> speed{}; // comparisons with PyTorch's operators
 };
 
 struct GroupReport {

@@ -3,6 +3,7 @@
 #include "node_call.h"
 
 #include <algorithm>
+#include <chrono>
 #include <unordered_map>
 
 namespace torchmdla {
@@ -51,7 +52,7 @@ public:
       ++uses_[output];
   }
 
-  Record run() {
+  void run() {
     const auto inputs = graph_.inputs();
     const auto values = torch::jit::last(stack_, inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i)
@@ -62,14 +63,19 @@ public:
     torch::jit::drop(stack_, inputs.size());
     for (const auto* output : graph_.outputs())
       stack_.push_back(values_.at(output));
-    return std::move(record_);
   }
+
+  Record record() { return std::move(record_); }
+  const std::vector<double>& seconds() const { return seconds_; }
 
 private:
   void run(Node* node, torch::jit::Stack& local) {
     for (const auto* input : node->inputs())
       local.push_back(consume(input));
+    const auto start = std::chrono::steady_clock::now();
     call_node(*node, local);
+    seconds_.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     const auto outputs = node->outputs();
     for (size_t i = 0; i < outputs.size(); ++i)
       set(outputs[i], std::move(local[i]));
@@ -93,12 +99,21 @@ private:
   std::unordered_map<const Value*, size_t> uses_;
   std::unordered_map<const Value*, c10::IValue> values_;
   Record record_;
+  std::vector<double> seconds_; // by node
 };
 
 } // namespace
 
 Record run_and_record(Graph& graph, torch::jit::Stack& stack) {
-  return Recorder(graph, stack).run();
+  Recorder recorder(graph, stack);
+  recorder.run();
+  return recorder.record();
+}
+
+std::vector<double> time_nodes(Graph& graph, torch::jit::Stack& stack) {
+  Recorder recorder(graph, stack);
+  recorder.run();
+  return recorder.seconds();
 }
 
 } // namespace torchmdla

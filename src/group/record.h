@@ -38,4 +38,7 @@ using Record = std::vector<RecordedValue>; // the graph's inputs come first
 // outputs and return the record. Errors are those of the eager kernels.
 Record run_and_record(torch::jit::Graph& graph, torch::jit::Stack& stack);
 
+// Run `graph` in the same way, and return the seconds of each node.
+std::vector<double> time_nodes(torch::jit::Graph& graph, torch::jit::Stack& stack);
+
 } // namespace torchmdla

@@ -6,6 +6,7 @@
 #include "ungrouped.h"
 
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/jit/ir/alias_analysis.h>
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
@@ -64,6 +65,16 @@ void ScriptSubgraph::run(Stack& stack) {
 
 Record ScriptSubgraph::run_and_record(Stack& stack) {
   return torchmdla::run_and_record(*graph_, stack);
+}
+
+std::vector<double> ScriptSubgraph::time_nodes(Stack& stack) {
+  return torchmdla::time_nodes(*graph_, stack);
+}
+
+bool ScriptSubgraph::writes_inputs() const {
+  const torch::jit::AliasDb aliases(graph_);
+  return std::ranges::any_of(graph_->inputs(),
+                             [&](const auto* input) { return aliases.hasWriters(input); });
 }
 
 bool ScriptSubgraph::run_differentiable(Stack& stack) {

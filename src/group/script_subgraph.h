@@ -28,6 +28,9 @@ public:
   void run(torch::jit::Stack& stack) override;
   Record run_and_record(torch::jit::Stack& stack) override;
 
+  std::vector<double> time_nodes(torch::jit::Stack& stack) override;
+  bool writes_inputs() const override;
+
   // Run the subgraph in an executor of its own. It serves a group that was formed in a run without
   // gradients (tracing checks its result in one) and is called with them. The executor profiles the
   // subgraph again, and forms groups inside of its differentiable graphs, forward and backward.

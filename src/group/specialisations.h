@@ -5,6 +5,7 @@
 #include "runtime/executable.h"
 #include "runtime/memory.h"
 #include "signature.h"
+#include "speed_check.h"
 #include "subgraph.h"
 #include "symbols.h"
 
@@ -61,8 +62,8 @@ private:
   mutable std::atomic<Clock::time_point> lost_at_{never}, protected_at_{never};
 };
 
-// One specialisation. It is immutable once published, except for `gradients` and the notes of its
-// use.
+// One specialisation. It is immutable once published, except for `gradients`, `speed` and the notes
+// of its use.
 struct Specialisation {
   enum class Outcome { compiled, split, failed };
 
@@ -78,6 +79,7 @@ struct Specialisation {
       failure_counters; // incremented by calls that fall back for this failure
   std::function<void()> raise;
   mutable OutputGradients gradients; // grows after publication
+  SpeedResults speed;                // grows after publication
   UseRecord use;
 };
 

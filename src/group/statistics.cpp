@@ -17,7 +17,8 @@ const char* describe(Fallback reason) {
       "this specialisation is being compiled",
       "the group has too many specialisations",
       "the compiled code reported an error",
-      "no package has code for the call, and there is no compiler in this process"};
+      "no package has code for the call, and there is no compiler in this process",
+      "PyTorch's operators took less time than the compiled code"};
   return texts[static_cast<size_t>(reason)];
 }
 
@@ -78,10 +79,16 @@ void MemoryCounts::reset() {
   unpacked = evicted = over_limit = 0;
 }
 
+void SpeedCounts::reset() {
+  checks = replaced = 0;
+  seconds = 0;
+}
+
 void Statistics::reset() {
   fallbacks.reset();
   packages.reset();
   memory.reset();
+  speed.reset();
   not_dynamic.reset();
   not_trained.reset();
   groups = specialisations = dynamic = training_calls = 0;

@@ -25,6 +25,7 @@ enum class Fallback {
   too_many_specialisations,
   status,
   no_compiler,
+  slower,
   count
 };
 
@@ -101,6 +102,15 @@ struct MemoryCounts {
   void reset();
 };
 
+// Counts of comparisons with PyTorch's operators (speed_check.h).
+struct SpeedCounts {
+  std::atomic<int64_t> checks{0};   // comparisons that were begun
+  std::atomic<double> seconds{0};   // extra time
+  std::atomic<int64_t> replaced{0}; // specialisations whose code was replaced, by any comparison
+
+  void reset();
+};
+
 struct Statistics {
   std::atomic<int64_t> groups{0};
   std::atomic<int64_t> specialisations{0};
@@ -114,6 +124,7 @@ struct Statistics {
 
   PackageCounts packages;
   MemoryCounts memory;
+  SpeedCounts speed;
 
   void reset();
 };

@@ -35,6 +35,12 @@ public:
   // Return whether something outside of the subgraph writes to its inputs or outputs.
   virtual bool is_written_around() const { return false; }
 
+  // Run node by node and return the seconds of each node. Return nothing if that is not possible.
+  virtual std::vector<double> time_nodes(torch::jit::Stack& stack) = 0;
+
+  // Return whether a run may write to the group's inputs.
+  virtual bool writes_inputs() const = 0;
+
   // Return the name of an input, for messages.
   virtual std::string input_name(size_t input) const { return "input " + std::to_string(input); }
 

@@ -3,6 +3,7 @@
 #include "group/compilation_group.h"
 #include "group/memory_limit.h"
 #include "group/profiling.h"
+#include "group/speed_check.h"
 #include "processor.h"
 #include "settings.h"
 #include "torchmdla/torchmdla.h"
@@ -37,6 +38,7 @@ void enable(const Options& options) {
   settings().dynamic = options.dynamic;
   settings().max_specialisations = options.max_specialisations;
   set_memory_limit(options.memory_limit);
+  set_check_speed(options.check_speed);
   settings().enabled = true;
   leave_out_profiling(true);
 }

@@ -99,7 +99,9 @@ std::string statistics_as_json() {
                  {"memory_limit", number(memory_limit())},
                  {"unpacked", number(counters.memory.unpacked)},
                  {"evicted", number(counters.memory.evicted)},
-                 {"over_limit", number(counters.memory.over_limit)}});
+                 {"over_limit", number(counters.memory.over_limit)},
+                 {"speed_checks", number(counters.speed.checks)},
+                 {"replaced", number(counters.speed.replaced)}});
 }
 
 std::string explain_as_json() {

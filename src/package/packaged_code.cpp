@@ -110,6 +110,7 @@ public:
                       owner,
                       function<const char* (*)()>(mapped, fault),
                       std::make_shared<KernelTimes>(kernels)};
+    code.competes_with_eager = fault.empty(); // code of the CPU cannot fail
     for (const auto& pack : packs)
       code.packs.push_back({function<Entry>(mapped, pack.symbol), pack.recipe, pack.arguments,
                             pack.bytes, nullptr, pack.find_prebuilt(*content)});

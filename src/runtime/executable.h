@@ -78,6 +78,10 @@ struct CompiledCode {
   const char* (*fault)() = nullptr;
   std::shared_ptr<KernelTimes> times = nullptr; // null if kernels cannot be observed
   int64_t program_bytes = 0; // bytes of the program that its owner keeps for debugging
+  // Numbers of the subgraph's nodes that each kernel computes; empty if they are not known.
+  std::vector<std::vector<size_t>> kernel_nodes = {};
+  // Whether the code runs on the processor of PyTorch's operators, and may be slower than these.
+  bool competes_with_eager = false;
 };
 
 // Failure of the device, with the text of CompiledCode::fault. `has_python_error` is set if a
@@ -108,6 +112,8 @@ public:
 
   const CodeOwner& owner() const { return *code_.owner; }
   const std::shared_ptr<KernelTimes>& times() const { return code_.times; }
+  const std::vector<std::vector<size_t>>& kernel_nodes() const { return code_.kernel_nodes; }
+  bool competes_with_eager() const { return code_.competes_with_eager; }
 
   // Packs the parameters, if all of them are constants, so that the first call finds them packed.
   void pack_constants() const;

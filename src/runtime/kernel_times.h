@@ -18,13 +18,24 @@ namespace torchmdla {
 // Observation of kernels while they run, in all threads.
 struct KernelObservation {
   std::atomic<bool> times{false};
-  std::atomic<bool> ranges{false}; // in torch.profiler
+  std::atomic<bool> ranges{false};  // in torch.profiler
+  std::atomic<int> recordings{0};   // KernelRecordings that live
+  std::atomic<bool> is_slow{false}; // whether `slow_down_kernels` has an effect
 
-  bool any() const {
+  // Return whether the user asked for times or ranges.
+  bool is_requested() const {
     return times.load(std::memory_order_relaxed) || ranges.load(std::memory_order_relaxed);
+  }
+  bool any() const {
+    return is_requested() || recordings.load(std::memory_order_relaxed) != 0 ||
+           is_slow.load(std::memory_order_relaxed);
   }
 };
 KernelObservation& kernel_observation();
+
+// Delay each kernel that computes the operator `op` (`"tanh"`), for tests. An empty name delays
+// none.
+void slow_down_kernels(const std::string& op, std::chrono::nanoseconds delay);
 
 // Times of one executable, added up over its calls. Thread-safe.
 class KernelTimes {
@@ -56,6 +67,25 @@ private:
   const std::vector<std::string> names_;
   mutable std::mutex mutex_;
   Sums sums_; // guarded by mutex_
+};
+
+// Record of the kernels of this thread's latest call, while it lives.
+class KernelRecording {
+public:
+  KernelRecording();
+  ~KernelRecording();
+  KernelRecording(const KernelRecording&) = delete;
+  KernelRecording& operator=(const KernelRecording&) = delete;
+
+  // Return the recording of this thread, or null.
+  static KernelRecording* current();
+
+  // Return the seconds of each kernel; empty without a call.
+  std::vector<double> seconds() const;
+  void set(const std::vector<KernelTimes::Nanoseconds>& kernels) { kernels_ = kernels; }
+
+private:
+  std::vector<KernelTimes::Nanoseconds> kernels_;
 };
 
 // Observation of one call of an entry by this thread, while it lives.

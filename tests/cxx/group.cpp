@@ -1,12 +1,15 @@
 // Tests of signatures, specialisations and sizes that vary.
 
 #include "group/ghost_list.h"
+#include "group/script_subgraph.h"
 #include "group/signature.h"
 #include "group/specialisations.h"
+#include "group/speed_check.h"
 #include "group/symbols.h"
 #include "testing.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/jit/ir/irparser.h>
 
 #include <chrono>
 #include <cmath>
@@ -81,6 +84,50 @@ TEST(specialisations_are_evicted_from_later_ones_alone) {
   EXPECT(fewer.find_dynamic(two->signature, values) == any.get() && values[0] == 2);
   EXPECT(!fewer.without(any).find_dynamic(two->signature, values));
   EXPECT_EQUAL(fewer.without(two).size(), 2);
+}
+
+TEST(results_of_comparisons_are_found_by_threads_and_magnitude) {
+  const SpeedResults results;
+  const auto key = [](std::vector<int64_t> symbols) { return SpeedKey::of_call(symbols); };
+  const auto threads = key({}).threads;
+  EXPECT(!results.find(key({})));
+  const auto* fixed = results.add({key({}), {}, nullptr});
+  const auto* small = results.add({key({5, 3}), {{2, 1}, SpeedChoice::eager}, nullptr});
+  EXPECT(results.find(key({})) == fixed && results.find(key({4, 2})) == small);
+  EXPECT(!results.find(key({4, 4})) && !results.find({threads + 1, 0}));
+  EXPECT(results.all() == std::vector({fixed, small}));
+}
+
+TEST(slow_kernels_are_left_out_with_their_nodes) {
+  using Nodes = std::vector<size_t>;
+  // Node 3 takes no time in eager PyTorch, and kernel 2 has no nodes.
+  const std::vector<double> nodes{4, 4, 4, 0};
+  const auto excluded = [&](const std::vector<Nodes>& of_kernels, std::vector<double> kernels) {
+    return nodes_of_slow_kernels(of_kernels, kernels, nodes);
+  };
+  EXPECT(excluded({{0}, {2, 1, 3}, {}}, {1, 20, 1}) == Nodes({1, 2, 3}));
+  // Within the tolerance, kernels are not slow.
+  EXPECT(excluded({{0}, {1, 2}}, {1, 8.1}).empty());
+  // Kernels that share a node are compared as one.
+  EXPECT(excluded({{0}, {1}, {1, 2}}, {1, 7, 0.5}).empty());
+  EXPECT(excluded({{0}, {1}, {1, 2}}, {1, 8, 0.5}) == Nodes({1, 2}));
+  // The other kernels must make up for the division.
+  EXPECT(excluded({{0}, {1, 2}}, {3.9, 20}).empty());
+  EXPECT(excluded({{0}, {1, 2}}, {20, 20}).empty());
+  // Code whose kernels are not observed, and operators that are not timed, cannot be divided.
+  EXPECT(excluded({{0}, {1, 2}}, {}).empty());
+  EXPECT(nodes_of_slow_kernels({{0}, {1}}, {1, 20}, {}).empty());
+}
+
+TEST(a_subgraph_that_writes_its_input_is_known) {
+  const auto writes_inputs = [](const std::string& body) {
+    auto graph = std::make_shared<torch::jit::Graph>();
+    torch::jit::parseIR("graph(%i : Tensor):\n" + body + "  return (%o)\n", graph.get());
+    return ScriptSubgraph(graph, "cpu", false, {}).writes_inputs();
+  };
+  EXPECT(writes_inputs("  %o : Tensor = aten::relu_(%i)\n"));
+  EXPECT(writes_inputs("  %v : Tensor = aten::t(%i)\n  %o : Tensor = aten::relu_(%v)\n"));
+  EXPECT(!writes_inputs("  %v : Tensor = aten::tanh(%i)\n  %o : Tensor = aten::relu_(%v)\n"));
 }
 
 TEST(use_is_noted_once_for_each_growth) {

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
+from torchmdla import _C
 from torchmdla.capture.subgraph import Call, Subgraph
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.compiler.program import Target
@@ -145,10 +146,19 @@ def reset_counts() -> None:
 
 
 def call_until_compiled(call: Callable[[], object], least: int = 1) -> None:
-    """Call ``least`` times, and once more after each call that divided a group, so that its parts are compiled."""
+    """Call ``least`` times, and once more after each call that divided a group or compiled one that can be compared.
+
+    The parts of a division are compiled in the next call, and compared with PyTorch's operators in the one after.
+    """
+
+    def progress() -> int:
+        statistics = _C.statistics()
+        done = statistics["replaced"] + statistics["specialisations"] if _C.is_check_speed_on() else 0
+        return sum(counts().values()) + done
+
     calls, before = 0, -1
-    while calls < least or sum(counts().values()) != before:
-        before = sum(counts().values())
+    while calls < least or progress() != before:
+        before = progress()
         call()
         calls += 1
 

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,8 @@ def install() -> None:
         TensorMeta,
         CompileError,
         _report_fault,
+        find_speed,
+        store_speed,
     )
     _C.set_submit(background.submit)
     # At most the CPUs that the program uses itself, by OMP_NUM_THREADS or torch.set_num_threads.
@@ -335,7 +337,41 @@ def _executable(
         fault=loaded.fault,
         times=times,
         program_bytes=len(serialised),
+        kernel_nodes=[kernel.nodes for kernel in manifest.kernels],
+        competes_with_eager=device.competes_with_eager,
     )
+
+
+def find_speed(executable: _C.Executable, device_name: str, threads: int, magnitude: int) -> _C.SpeedFields | None:
+    """Return the stored result of a comparison with PyTorch's operators, or None.
+
+    Code of a package has no stored results, because it has no program.
+    """
+    compiled: Compiled | None = executable.owner
+    if compiled is None:
+        return None
+    stored = records.StoredComparison(devices.get(device_name), compiled.manifest.program, threads, magnitude)
+    comparison = stored.load(nodes=len(compiled.ops))
+    return None if comparison is None else astuple(comparison)  # type: ignore[return-value]
+
+
+def store_speed(
+    executable: _C.Executable, device_name: str, threads: int, magnitude: int, group: str, fields: _C.SpeedFields
+) -> None:
+    """Store and log the result of a comparison with PyTorch's operators."""
+    choice, compiled_seconds, eager_seconds, left_out = fields
+    logs.logger("groups" if choice == "compiled" else "fallback").info(
+        "%s takes %.3g ms compiled and %.3g ms by PyTorch's operators, with %d threads: %s",
+        group,
+        compiled_seconds * 1e3,
+        eager_seconds * 1e3,
+        threads,
+        {"compiled": "it stays", "divided": "it is divided", "eager": "the operators replace it"}[choice],
+    )
+    compiled: Compiled | None = executable.owner
+    if compiled is not None:
+        stored = records.StoredComparison(devices.get(device_name), compiled.manifest.program, threads, magnitude)
+        stored.store(records.Comparison(choice, compiled_seconds, eager_seconds, tuple(left_out)))
 
 
 def packs_of(loaded: devices.LoadedCode, manifest: Manifest) -> list[tuple[int, str, Sequence[int], int, int]]:

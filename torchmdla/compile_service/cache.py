@@ -1,6 +1,6 @@
 """Cache on disk of artifacts and small blocks, one file each, shared by all processes of a user.
 
-The blocks are measurements of kernels and descriptions of machines (:mod:`torchmdla.compile_service.records`).
+The blocks are measurements and descriptions of machines (:mod:`torchmdla.compile_service.records`).
 
 The files are run as native code, or they affect which code is run. Therefore the folder and each file must belong to
 the effective user, and no other user may be able to write to them. This is checked on open descriptors, not on names.
@@ -35,10 +35,11 @@ _PATH_VARIABLE = "TORCHMDLA_CACHE_DIR"
 
 _SUFFIX = ".artifact"
 
-# Kinds of blocks beside artifacts: measurements of kernels and descriptions of machines (records.py).
-BlockKind = Literal["records", "host"]
+# Kinds of blocks beside artifacts: measurements of kernels, comparisons with PyTorch's operators, and descriptions of
+# machines (records.py).
+BlockKind = Literal["records", "speed", "host"]
 _TEMPORARY, _LOCK = ".tmp", ".turn"
-_NAME = re.compile(r"[0-9a-f]{64}\.(artifact|records|host|turn)(\.[0-9a-f]+\.tmp)?")
+_NAME = re.compile(r"[0-9a-f]{64}\.(artifact|records|speed|host|turn)(\.[0-9a-f]+\.tmp)?")
 
 # An unfinished file older than this (in seconds) was abandoned by its writer.
 _ABANDONED_AFTER = 600.0
@@ -162,7 +163,7 @@ class DiskCache:
 
     def clear_records(self) -> int:
         """Remove all measurements and return the number of removed files."""
-        return self._clear(".records")
+        return self._clear(".records") + self._clear(".speed")
 
     def _store(self, name: str, data: bytes) -> bool:
         if len(data) > self.limit:

@@ -1,4 +1,4 @@
-"""Storage of measurements of kernels and of the machine, and of its description, beside the artifacts.
+"""Storage of measurements of kernels, programs and the machine, and of its description, beside the artifacts.
 
 There is one block of :mod:`torchmdla.compiler.records` for each machine. Records are data, and each user of a record
 checks it again. A damaged block is ignored. Invalid records of an intact block are ignored.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any, Literal
 
 from torchmdla.compile_service.cache import DiskCache
 from torchmdla.compile_service.service import default_service
@@ -100,6 +101,68 @@ def _parse_records(raw: Iterable[Mapping[str, Any]]) -> Iterable[Record]:
             yield Record.from_raw(fields)
         except (ValueError, TypeError, KeyError) as error:
             logs.logger("cache").info("a record of a kernel is ignored: %r", error)
+
+
+# Comparisons of programs with PyTorch's operators, so that a later process does not measure again.
+
+
+class DamagedComparison(ValueError):
+    """Error for bytes that are not a comparison, or have another version."""
+
+
+_COMPARISON_FORMAT = Format(b"mdla-speed\n", 1, "a comparison", "it is made anew", DamagedComparison)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Times of a call of a program, and what runs its later calls.
+
+    Attributes:
+        choice: the code, groups around its slow kernels, or PyTorch's operators.
+        compiled_seconds, eager_seconds: least seconds of a call.
+        left_out: numbers of the nodes that a division leaves out.
+    """
+
+    choice: Literal["compiled", "divided", "eager"]
+    compiled_seconds: float
+    eager_seconds: float
+    left_out: tuple[int, ...]
+
+    @classmethod
+    def from_raw(cls, raw: Mapping[str, Any], nodes: int) -> Comparison:
+        """Return the comparison with the fields of ``raw``, for a group of this number of nodes.
+
+        Raises:
+            ValueError, TypeError, KeyError: ``raw`` is not a comparison.
+        """
+        left_out = tuple(map(int, raw["left_out"]))
+        if raw["choice"] not in ("compiled", "divided", "eager") or not all(0 <= node < nodes for node in left_out):
+            raise ValueError("not a comparison of this group")
+        return cls(raw["choice"], float(raw["compiled_seconds"]), float(raw["eager_seconds"]), left_out)
+
+
+class StoredComparison:
+    """Comparison of a program on this machine, for a number of threads and a magnitude of its sizes."""
+
+    def __init__(self, device: Device, program: str, threads: int, magnitude: int) -> None:
+        versions = __version__, metadata.version("torch")
+        identity = "speed", *versions, device.name, device.host_identity, program, str(threads), str(magnitude)
+        self._key = hashlib.sha256("\n".join(identity).encode()).hexdigest()
+        self._cache = default_service().cache
+
+    def load(self, nodes: int) -> Comparison | None:
+        """Return the stored comparison, or None. The group has this number of ``nodes``."""
+        data = self._cache.load_block("speed", self._key)
+        if data is None:
+            return None
+        try:
+            return _COMPARISON_FORMAT.open(data, lambda raw, _: Comparison.from_raw(raw, nodes))
+        except DamagedComparison as error:
+            logs.logger("cache").info("a comparison is ignored: %s", error)
+            return None
+
+    def store(self, comparison: Comparison) -> None:
+        self._cache.store_block("speed", self._key, _COMPARISON_FORMAT.seal(asdict(comparison), b""))
 
 
 # Descriptions of this machine that devices need and that are slow to determine. A process whose artifacts are on disk

@@ -157,6 +157,14 @@ class Device(ABC):
         return False
 
     @property
+    def competes_with_eager(self) -> bool:
+        """Return whether compiled groups are compared with PyTorch's operators, which replace them if they are faster.
+
+        True for a device that computes on the processor of PyTorch's operators.
+        """
+        return False
+
+    @property
     def precision(self) -> str | None:
         """Return the number format of computations (:data:`torchmdla.testing.compare.FORMATS`).
 

@@ -17,7 +17,7 @@ from torchmdla.capture import refusals
 from torchmdla.compile_service import service
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program, Target
-from torchmdla.report.observing import show_progress
+from torchmdla.report.observing import show_progress, without_comparisons
 
 # Options with measurements of this machine, which are not valid for another target.
 _MACHINE_OPTIONS = frozenset(("records", "machine"))
@@ -47,7 +47,7 @@ def reload_and_call(
     buffer = io.BytesIO()
     write(buffer)
     before = _C.group_counts().keys()
-    with compiling_groups(), torch.no_grad(), show_progress(_C.statistics):
+    with compiling_groups(), without_comparisons(), torch.no_grad(), show_progress(_C.statistics):
         program = load(io.BytesIO(buffer.getvalue()))
         for call in calls:
             refusals.call_until_compiled(partial(program, *call), api.WARM_UP_CALLS)

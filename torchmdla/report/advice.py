@@ -117,6 +117,7 @@ _ADVICE = _rows(
         ("", "too many specialisations", "pad to fewer sizes, or torchmdla.enable(max_specialisations=…)"),
         ("", "reported an error", "see what eager PyTorch raises for these inputs"),
         ("", "switched off", "torchmdla.enable()"),
+        ("", "took less time than the compiled code", "nothing, or torchmdla.compile(…, tune=True)"),
         ("", "no package has code", "package the program with such inputs, too: docs/packages.md"),
         ("", "", "TORCHMDLA_DUMP=dump keeps what the compiler was given and made: docs/debugging.md"),
     )

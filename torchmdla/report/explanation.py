@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torchmdla.compiler.artifact import KernelCall
 
@@ -99,6 +99,25 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """Comparison of a group's code with PyTorch's operators.
+
+    Attributes:
+        threads: number of threads that PyTorch used.
+        compiled_seconds, eager_seconds: least time of some calls of either.
+        choice: ``"compiled"``, the code stays. ``"divided"``, groups around its slow kernels replace it. ``"eager"``,
+            PyTorch's operators replace it.
+        left_out: operators that a division leaves to PyTorch.
+    """
+
+    threads: int
+    compiled_seconds: float
+    eager_seconds: float
+    choice: Literal["compiled", "divided", "eager"]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Specialisation:
     """A group compiled for the types of its inputs, or the reason why it is not compiled.
 
@@ -114,6 +133,7 @@ class Specialisation:
         failure: reason for missing code, or the operators that the code leaves out; empty otherwise.
         kernels: kernels of the code, in order. Kernels of code that ran have times.
         key: name of the program in logs and in ``TORCHMDLA_DUMP``'s folders; empty without code.
+        comparisons: comparisons with PyTorch's operators, one for each number of threads and magnitude of sizes.
     """
 
     inputs: tuple[str, ...]
@@ -126,6 +146,7 @@ class Specialisation:
     failure: str
     kernels: tuple[Kernel, ...]
     key: str = ""
+    comparisons: tuple[Comparison, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.importer.fx import name_of_call, source_of_node
 from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
-from torchmdla.report.explanation import Graph, Group, Kernel, Specialisation
+from torchmdla.report.explanation import Comparison, Graph, Group, Kernel, Specialisation
 
 # Nodes that the importer numbers but that compute nothing.
 _NO_OPS = frozenset({"prim::Constant", "prim::ListConstruct", "placeholder", "get_attr", "output"})
@@ -57,6 +57,12 @@ def activity_of(report: _C.GroupReport) -> GroupActivity:
         fallbacks=sum(report["fallbacks"].values()),
         specialisations=len(_times_of(report)),
         compile_seconds=sum(entry.seconds for entry in compiled),
+        slower=tuple(
+            comparison
+            for specialisation in report["specialisations"]
+            for comparison in _comparisons(specialisation)
+            if comparison.choice != "compiled"
+        ),
     )
 
 
@@ -139,6 +145,20 @@ def _compiled_of(report: _C.SpecialisationReport) -> Compiled | None:
     return compiled
 
 
+def _comparisons(report: _C.SpecialisationReport) -> tuple[Comparison, ...]:
+    compiled = _compiled_of(report)
+    return tuple(
+        Comparison(
+            entry["threads"],
+            entry["compiled_seconds"],
+            entry["eager_seconds"],
+            entry["choice"],
+            tuple(compiled.ops[node] for node in entry["left_out"]) if compiled else (),
+        )
+        for entry in report["speed"]
+    )
+
+
 def _ops(report: _C.GroupReport) -> Counter[str]:
     """Return the operators of a group's subgraph."""
     subgraph = report["subgraph"]
@@ -161,7 +181,7 @@ def _specialisations(
             result.append(
                 Specialisation((), is_dynamic, "", "", 0.0, 0, 0, failure, ())
                 if executable is None
-                else _packaged_specialisation(is_dynamic, executable, calls, seconds)
+                else _packaged_specialisation(specialisation, executable, calls, seconds)
             )
             continue
         inputs = _inputs(compiled)
@@ -177,13 +197,16 @@ def _specialisations(
                 failure=failure,
                 kernels=_kernels(compiled, calls * seconds, numbers),
                 key=compiled.manifest.program,
+                comparisons=_comparisons(specialisation),
             )
         )
         earlier.append(inputs)
     return tuple(result)
 
 
-def _packaged_specialisation(is_dynamic: bool, executable: _C.Executable, calls: int, seconds: float) -> Specialisation:
+def _packaged_specialisation(
+    report: _C.SpecialisationReport, executable: _C.Executable, calls: int, seconds: float
+) -> Specialisation:
     """Return the explanation of packaged code, which has only the names of its kernels."""
     sums = executable.times.sums() if executable.times else None
     names = executable.times.names if executable.times else []
@@ -194,7 +217,7 @@ def _packaged_specialisation(is_dynamic: bool, executable: _C.Executable, calls:
         kernels.append(Kernel(symbol, tuple(filter(None, ops.split("+"))), "", "", 0, 0, least * 1e-9, share))
     return Specialisation(
         inputs=(),
-        is_dynamic=is_dynamic,
+        is_dynamic=report["is_dynamic"],
         cause="its package",
         origin="package",
         seconds=0.0,
@@ -202,6 +225,7 @@ def _packaged_specialisation(is_dynamic: bool, executable: _C.Executable, calls:
         workspace_bytes=0,
         failure="",
         kernels=tuple(kernels),
+        comparisons=_comparisons(report),
     )
 
 
@@ -246,6 +270,7 @@ class GroupActivity:
         fallbacks: calls that ran in PyTorch's interpreter.
         specialisations: number of input types with code.
         compile_seconds: time for compiling or finding that code.
+        slower: comparisons in which PyTorch's operators took less time than the code.
     """
 
     number: int
@@ -257,15 +282,16 @@ class GroupActivity:
     fallbacks: int
     specialisations: int
     compile_seconds: float
+    slower: tuple[Comparison, ...] = ()
 
     def since(self, before: GroupActivity) -> GroupActivity:
         """Return the activity after ``before``; for specialisations, the increase in their number."""
         numbers = {
             field.name: max(getattr(self, field.name) - getattr(before, field.name), 0)
             for field in fields(self)
-            if field.name not in ("number", "name", "source")
+            if field.name not in ("number", "name", "source", "slower")
         }
-        return replace(self, **numbers)
+        return replace(self, **numbers, slower=tuple(entry for entry in self.slower if entry not in before.slower))
 
     @property
     def calls(self) -> int:

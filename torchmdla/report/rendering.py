@@ -109,13 +109,33 @@ def _specialisation(entry: data.Specialisation) -> Text:
         return Text(f"  not compiled: {entry.failure}")
     if entry.origin == "package":
         kernels = count_text(len(entry.kernels), "kernel")
-        return Text(f"  {'for any sizes, ' if entry.is_dynamic else ''}from a package; {kernels}")
+        sizes = "for any sizes, " if entry.is_dynamic else ""
+        return Text(f"  {sizes}from a package; {kernels}{_comparisons(entry)}")
     what = f"  for any sizes, as {types}" if entry.is_dynamic else f"  for {types}"
     origin = (
         f"compiled in {entry.seconds:.2f} s" if entry.origin == "compiled" else f"found {_ORIGIN_TEXT[entry.origin]}"
     )
     needs = f"{size_text(entry.packed_bytes)} of packed weights, {size_text(entry.workspace_bytes)} of workspace"
-    return Text(f"{what}\n    because of {entry.cause}; {origin}; {count_text(len(entry.kernels), 'kernel')}, {needs}")
+    kernels = count_text(len(entry.kernels), "kernel")
+    return Text(f"{what}\n    because of {entry.cause}; {origin}; {kernels}, {needs}{_comparisons(entry)}")
+
+
+def _comparisons(entry: data.Specialisation) -> str:
+    lines = []
+    for comparison in entry.comparisons:
+        times = [time_text(seconds) for seconds in (comparison.compiled_seconds, comparison.eager_seconds)]
+        threads = count_text(comparison.threads, "thread")
+        lines.append(
+            f"\n    {times[0]} compiled, {times[1]} by PyTorch's operators, {threads}: {choice_text(comparison)} runs"
+        )
+    return "".join(lines)
+
+
+def choice_text(comparison: data.Comparison) -> str:
+    """Return what runs after a comparison with PyTorch's operators."""
+    if comparison.choice == "divided":
+        return f"a division around {', '.join(dict.fromkeys(comparison.left_out))}"
+    return "the code" if comparison.choice == "compiled" else "the graph of PyTorch's operators"
 
 
 _ORIGIN_TEXT = {"disk": "on disk", "memory": "in memory"}

@@ -84,6 +84,9 @@ class Statistics:
         packages: target → number of loaded files that have code for it.
         packaged: specialisations that groups took from such files.
         refused: reason → number of packages, or of specialisations in them, that are not used.
+        speed_checks: comparisons of code with PyTorch's operators that were measured.
+        speed_check_seconds: extra time that they took.
+        replaced: specialisations whose code was replaced, because PyTorch's operators were faster.
         lazy: counts of the lazy device.
         memory: memory that is held.
         by_group: activity of each existing group that was called.
@@ -108,10 +111,18 @@ class Statistics:
     packages: dict[str, int] = field(default_factory=dict)
     packaged: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    speed_checks: int = 0
+    speed_check_seconds: float = 0.0
+    replaced: int = 0
     store: StoreStatistics = field(default_factory=StoreStatistics)
     lazy: LazyStatistics = LazyStatistics()
     memory: MemoryStatistics = MemoryStatistics()
     by_group: tuple[GroupActivity, ...] = field(default=(), repr=False)
+
+    @property
+    def slower(self) -> tuple[GroupActivity, ...]:
+        """Return the existing groups with code that PyTorch's operators, or a division, replaced."""
+        return tuple(group for group in self.by_group if group.slower)
 
     def __str__(self) -> str:
         from torchmdla.report.rendering import as_text
@@ -160,6 +171,9 @@ def stats() -> Statistics:
         packages=groups["packages"],
         packaged=groups["packaged"],
         refused=groups["refused"],
+        speed_checks=groups["speed_checks"],
+        speed_check_seconds=groups["speed_check_seconds"],
+        replaced=groups["replaced"],
         store=service.default_service().store_statistics() - _store_baseline,
         lazy=LazyStatistics(**_C.lazy_statistics(), eager=_eager_calls()),
         memory=MemoryStatistics(

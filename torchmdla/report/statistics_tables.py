@@ -11,7 +11,7 @@ from rich.text import Text
 
 from torchmdla.compile_service.store import StoreStatistics
 from torchmdla.report.advice import advice
-from torchmdla.report.rendering import count_text, new_table, place, size_text, time_text
+from torchmdla.report.rendering import choice_text, count_text, new_table, place, size_text, time_text
 
 if TYPE_CHECKING:
     from torchmdla.report.statistics import MemoryStatistics, Statistics
@@ -51,6 +51,12 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
     if statistics.packages or statistics.packaged:
         files = ", ".join(f"{count_text(count, 'file')} for {target}" for target, count in statistics.packages.items())
         yield Text(f"packages: {files or 'none'}; {count_text(statistics.packaged, 'specialisation')} taken from them")
+    if statistics.speed_checks or statistics.replaced:
+        yield Text(
+            f"speed: {count_text(statistics.speed_checks, 'comparison')} with PyTorch's operators in "
+            f"{time_text(statistics.speed_check_seconds)}, code of {count_text(statistics.replaced, 'specialisation')} "
+            "replaced"
+        )
     if statistics.lazy.graphs or statistics.lazy.eager:
         yield Text(
             f"lazy device: {count_text(statistics.lazy.graphs, 'graph')}, {count_text(statistics.lazy.runs, 'run')}, "
@@ -58,6 +64,8 @@ def _parts(statistics: Statistics) -> Iterator[RenderableType]:
         )
     if statistics.by_group:
         yield _groups(statistics)
+    if statistics.slower:
+        yield _slower(statistics)
     if rows := list(reasons(statistics)):
         yield _reasons_table(rows)
 
@@ -91,6 +99,20 @@ def _groups(statistics: Statistics) -> RenderableType:
         table.add_row(group.name, place(group.source), *map(str, numbers), time_text(group.compile_seconds))
     if rest := len(statistics.by_group) - len(shown):
         table.add_row(f"{rest} others")
+    return table
+
+
+def _slower(statistics: Statistics) -> RenderableType:
+    table = new_table()
+    for name in ("group slower than PyTorch's operators", "line"):
+        table.add_column(name, overflow="fold")
+    for name in ("compiled", "PyTorch's", "threads"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("what runs", overflow="fold")
+    for group in statistics.slower:
+        for entry in group.slower:
+            times = time_text(entry.compiled_seconds), time_text(entry.eager_seconds)
+            table.add_row(group.name, place(group.source), *times, str(entry.threads), choice_text(entry))
     return table
 
 

@@ -25,7 +25,7 @@ from torchmdla.compiler.records import TunedKernel
 from torchmdla.devices.device import Progress
 from torchmdla.errors import CompileError
 from torchmdla.report.groups import calls_by_group, executables_of, groups_called_since, reset_times
-from torchmdla.report.observing import time_calls
+from torchmdla.report.observing import time_calls, without_comparisons
 from torchmdla.support import logs
 from torchmdla.tuning.process import measure_kernels
 from torchmdla.tuning.report import TuningReport
@@ -93,7 +93,8 @@ def _timed_programs(call: Callable[[], Any]) -> list[_TimedProgram]:
         call()
         called = groups_called_since(before)
         reset_times(called)
-        calls = len(time_calls(call, _CALL_SECONDS, _LEAST_CALLS, _MOST_CALLS))
+        with without_comparisons():
+            calls = len(time_calls(call, _CALL_SECONDS, _LEAST_CALLS, _MOST_CALLS))
     executables = [
         executable for report in called for executable in executables_of(report) if executable.times.sums()["calls"]
     ]

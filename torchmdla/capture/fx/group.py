@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,12 @@ class FxSubgraph:
         """Return the results of eager operators, run node by node, and a record of every value."""
         recorder = _Recorder(self.module)
         return recorder.run(*inputs), recorder.seen
+
+    def time_nodes(self, *inputs: Any) -> list[float]:
+        """Return the seconds of each node in a run by eager operators."""
+        timer = _Timer(self.module)
+        timer.run(*inputs)
+        return timer.seconds
 
     def divide(self, left_out: Sequence[int], parameters: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
         """Return a function that computes :meth:`run` with groups around the nodes ``left_out``; None without groups.
@@ -164,6 +171,20 @@ class _Recorder(fx.Interpreter):
         value = super().run_node(n)
         if n.op != "output":
             self.seen[n.name] = self._keep(value)
+        return value
+
+
+class _Timer(fx.Interpreter):
+    """Interpreter that stores the seconds of each node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.seconds: list[float] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        start = time.perf_counter()
+        value = super().run_node(n)
+        self.seconds.append(time.perf_counter() - start)
         return value
 
 

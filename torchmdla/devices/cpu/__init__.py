@@ -103,6 +103,10 @@ class CpuDevice(Device):
         return Machine.of(target_of(self._processor)).dots_bf16
 
     @property
+    def competes_with_eager(self) -> bool:
+        return True
+
+    @property
     def host_identity(self) -> str:
         from torchmdla import _C
 

@@ -33,6 +33,9 @@ struct Options {
   // are evicted. 0 means no limit. nullopt selects TORCHMDLA_MEMORY (for example `4G`), or no limit
   // if that is not set.
   std::optional<int64_t> memory_limit;
+  // Whether the first calls compare code with PyTorch's operators, which replace it where they are
+  // faster. nullopt selects TORCHMDLA_CHECK_SPEED, or true if that is not set.
+  std::optional<bool> check_speed;
 };
 
 // Enable compiled code, beginning with the next call of any program. Throw c10::ValueError if the
