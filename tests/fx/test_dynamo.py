@@ -94,6 +94,35 @@ def written_through_a_view(x: Tensor) -> Tensor:
     return y + x
 
 
+def written_over_itself(x: Tensor, y: Tensor) -> Tensor:
+    x.copy_(x.t() * 2 + 1)  # the element at (i, j) from that at (j, i)
+    y.copy_(y.flip(0) + y.exp())
+    return x.sum()
+
+
+def written_from_its_sum(x: Tensor, y: Tensor) -> None:
+    x.sub_(x.mean(1, keepdim=True))
+    y.div_(x.norm() + 1)
+
+
+def exchanged(x: Tensor, y: Tensor) -> None:
+    before = x * 2 + 1
+    x.copy_(y.tanh() * 3)
+    y.copy_(before)
+
+
+def written_and_returned(x: Tensor, y: Tensor) -> Any:
+    before = x.exp() * 2
+    x.add_(y).mul_(2)
+    y.copy_(x)
+    return before, x, x * 1, y.view(-1)
+
+
+def written_in_another_dtype(x: Tensor, y: Tensor) -> None:
+    x.copy_(x.double().exp() + y[:1])
+    y.copy_((x + y).to(torch.bfloat16))
+
+
 def broken_graph(x: Tensor) -> Tensor:
     y = torch.relu(x @ x.t())
     if y.sum() > 0:  # the data decides, so Dynamo breaks the graph here
@@ -125,6 +154,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "in place": (in_place, (X, X + 1)),
     "written after it was read": (written_after_it_was_read, (X,)),
     "written through a view": (written_through_a_view, (X,)),
+    "written over itself": (written_over_itself, (X @ X.t(), X + 1)),
+    "written from its sum": (written_from_its_sum, (X, X + 1)),
+    "exchanged": (exchanged, (X, X + 1)),
+    "exchanged with other strides": (exchanged, (X.t().contiguous().t(), X + 1)),
+    "written and returned": (written_and_returned, (X, X + 1)),
+    "written in another dtype": (written_in_another_dtype, (X, X + 1)),
     "graph break": (broken_graph, (X,)),
     "pieces": (pieces, (X,)),
     "many dtypes": (of_many_dtypes, (X,)),

@@ -24,6 +24,9 @@ def normalise(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _SAME_ARGUMENTS:
             node.target = _SAME_ARGUMENTS[node.target]
+        elif node.target is torch.ops.prims.convert_element_type.default:
+            value, dtype = node.args
+            node.target, node.args, node.kwargs = aten._to_copy.default, (value,), {"dtype": dtype}
         elif node.op == "call_function" and node.target in _FIRST_RESULTS and _is_only_first_result_used(node):
             _replace(graph, node)
         elif node.target is aten._assert_tensor_metadata.default and node.args[0].op == "call_function":
@@ -53,10 +56,10 @@ def _may_write_in_place(copy: fx.Node) -> bool:
     if written.op != "placeholder" or value.args[0] is not written or any(user.op == "output" for user in value.users):
         return False
     others = [user for user in written.users if user not in (value, copy)]
-    return all(user < value and not _may_share_memory(user) for user in others)
+    return all(user < value and not may_share_memory(user) for user in others)
 
 
-def _may_share_memory(node: fx.Node) -> bool:
+def may_share_memory(node: fx.Node) -> bool:
     """Return whether the result of a call may alias its operands, or the call writes to them."""
     schema = getattr(node.target, "_schema", None)
     return schema is None or any(argument.alias_info is not None for argument in schema.arguments)

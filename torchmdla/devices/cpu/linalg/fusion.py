@@ -62,7 +62,7 @@ def _unfused_values(op: Any) -> Iterator[Any]:
         source = _source(value)
         if source is None:
             continue
-        recomputed = repeated and ((contracts and (_computes(source) or _widens(source))) or _calls(source))
+        recomputed = repeated and ((contracts and (_computes(source) or _widens(source))) or _has_call(source))
         if recomputed or (contracts and _computes(source) and _follows_reduction(source)):
             yield source.results[0]
 
@@ -97,16 +97,26 @@ def _has_no_reduction(op: Any) -> bool:
 
 def _follows_reduction(op: Any) -> bool:
     """Return whether an op is elementwise on equally many results of a reduction, maybe through other such ops."""
-    waiting, seen = [op], set()
+    return any(_reduces(source) for source in _fusible_sources(op) if source is not op)
+
+
+def _has_call(op: Any) -> bool:
+    """Return whether an op calls the library, maybe in an op that is fused into it."""
+    return any(_calls(source) for source in _fusible_sources(op) if not _reduces(source))
+
+
+def _fusible_sources(op: Any) -> Iterator[Any]:
+    """Yield an op and the ops behind it with equally many results, up to reductions."""
+    waiting, seen = [op], {op}
     while waiting:
         current = waiting.pop()
+        yield current
         if _reduces(current):
-            return current is not op
+            continue
         sources = [source for value in current.operands if (source := _source(value)) is not None]
         fresh = [source for source in sources if source not in seen and _count(source) == _count(op)]
         waiting += fresh
         seen.update(fresh)
-    return False
 
 
 def _count(op: Any) -> int:
