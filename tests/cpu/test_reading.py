@@ -157,3 +157,21 @@ def test_the_element_of_a_tensor_without_dimensions_is_found_by_nests_of_any_loo
     element = Access(Buffer("input", "f32", ()), ())
     assert element.linearise(0).factors == ()
     assert element.linearise(2).factors == (0, 0)
+
+
+@pytest.mark.parametrize(("limit", "kind"), [("2.000000e+01", "f32"), ("1.000000e-01", "f64")])
+def test_floats_are_compared_with_a_constant_in_their_own_type_if_it_has_it(limit: str, kind: str) -> None:
+    body = f"""
+      %limit = arith.constant {limit} : f64
+      %empty = tensor.empty() : tensor<4x5xf32>
+      %r = linalg.generic {PARALLEL} ins(%a0 : tensor<4x5xf32>) outs(%empty : tensor<4x5xf32>) {{
+        ^bb0(%in: f32, %out: f32):
+          %wide = arith.extf %in : f32 to f64
+          %above = arith.cmpf ogt, %wide, %limit : f64
+          %number = arith.uitofp %above : i1 to f32
+          linalg.yield %number : f32
+      }} -> tensor<4x5xf32>
+    """
+    (nest,) = read(body, {"%r": "4x5"}, "4x5").nests()
+    (comparison,) = nest.values[0].operands
+    assert [operand.type for operand in comparison.operands] == [kind, kind]

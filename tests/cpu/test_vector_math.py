@@ -35,6 +35,7 @@ EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "math.exp2": torch.exp2,
     "math.expm1": torch.expm1,
     "math.log": torch.log,
+    "math.log1p": torch.log1p,
     "math.tanh": torch.tanh,
 }
 
@@ -95,6 +96,7 @@ def floats_of_every_kind() -> torch.Tensor:
 def thresholds() -> torch.Tensor:
     """Return every float near the places where functions overflow, underflow or saturate."""
     centres = [88.7228, -87.3365, -103.972, 128.0, -126.0, -149.0, -150.0, 9.01, 10.0, 3.92, 4.0, -17.33, -20.0, 0.3466]
+    centres += [1.0, 5.96e-8, 1.19e-7]
     centres += [-c for c in centres]
     bits = torch.tensor(centres, dtype=torch.float32).view(torch.int32)
     return (bits[:, None] + torch.arange(-2000, 2000, dtype=torch.int32)).view(torch.float32).reshape(-1)

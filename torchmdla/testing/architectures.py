@@ -6,6 +6,7 @@ architectures can be traced and scripted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -453,3 +454,56 @@ class Norms(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = functional.gelu(self.norm(x))
         return torch.sigmoid(torch.tanh(functional.softmax(x, dim=-1) * x.size(-1)))
+
+
+# --- potentials of atoms -----------------------------------------------------------------------------------------
+
+
+class ShiftedSoftplus(nn.Module):
+    """Softplus minus its value at 0: smooth, so that forces can be trained."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.softplus(x) - math.log(2.0)
+
+
+class Interaction(nn.Module):
+    """Block that adds to the features of each atom those of its neighbours, filtered by distance."""
+
+    def __init__(self, features: int, radials: int) -> None:
+        super().__init__()
+        self.filter = nn.Sequential(nn.Linear(radials, features), ShiftedSoftplus(), nn.Linear(features, features))
+        self.project = nn.Linear(features, features, bias=False)
+        self.update = nn.Sequential(nn.Linear(features, features), ShiftedSoftplus(), nn.Linear(features, features))
+
+    def forward(self, x: Tensor, radial: Tensor, weight: Tensor, receivers: Tensor, senders: Tensor) -> Tensor:
+        messages = self.project(x)[senders] * (self.filter(radial) * weight)
+        y: Tensor = x + self.update(torch.zeros_like(x).index_add(0, receivers, messages))
+        return y
+
+
+class SchNet(nn.Module):
+    """SchNet (Schütt et al. 2018, arXiv:1706.08566), without periodic cells.
+
+    The inputs are positions ``[atoms, 3]``, kinds ``int64[atoms]``, and the two atoms of each edge, ``int64[edges]``.
+    The output is the energy of all atoms, a 0-d tensor. Forces are its negative gradient by the positions.
+    """
+
+    def __init__(self, kinds: int, features: int, radials: int, interactions: int, cutoff: float) -> None:
+        super().__init__()
+        self.cutoff = cutoff
+        self.embedding = nn.Embedding(kinds, features)
+        self.centres: Tensor
+        self.register_buffer("centres", torch.linspace(0.0, cutoff, radials))
+        self.interactions = nn.ModuleList(Interaction(features, radials) for _ in range(interactions))
+        self.energy = nn.Sequential(nn.Linear(features, features // 2), ShiftedSoftplus(), nn.Linear(features // 2, 1))
+
+    def forward(self, positions: Tensor, kinds: Tensor, receivers: Tensor, senders: Tensor) -> Tensor:
+        distances = torch.linalg.vector_norm(positions[receivers] - positions[senders], dim=1, keepdim=True)
+        width = self.cutoff / (self.centres.numel() - 1)
+        radial = torch.exp(-0.5 * ((distances - self.centres) / width) ** 2)
+        weight = 0.5 * (torch.cos(distances * (math.pi / self.cutoff)) + 1.0)
+        x = self.embedding(kinds)
+        for interaction in self.interactions:
+            x = interaction(x, radial, weight, receivers, senders)
+        energy: Tensor = self.energy(x).sum()
+        return energy

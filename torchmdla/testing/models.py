@@ -11,6 +11,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from torchmdla.testing.architectures import (
     Gpt,
     Norms,
     Recurrent,
+    SchNet,
     UNet,
     Vit,
     densenet,
@@ -176,6 +178,24 @@ def rows(features: int) -> Draw:
     return draw
 
 
+_SPACING, _CUTOFF, _KINDS = 2.4, 5.0, 4
+
+
+def clusters(batch: int, atoms: int, generator: torch.Generator) -> Inputs:
+    """Return the positions and kinds of separate clusters of atoms, and the receiver and sender of each edge.
+
+    The atoms lie near the points of a lattice. Those nearer than the cutoff have edges, in both directions.
+    """
+    side = torch.arange(math.ceil(atoms ** (1 / 3) - 1e-6))
+    lattice = torch.cartesian_prod(side, side, side)[:atoms].repeat(batch, 1)
+    positions = (lattice + 0.3 * torch.rand(lattice.shape, generator=generator)) * _SPACING
+    kinds = torch.randint(_KINDS, (batch * atoms,), generator=generator)
+    cluster = torch.arange(batch).repeat_interleave(atoms)
+    is_near = (torch.cdist(positions, positions) < _CUTOFF) & (cluster[:, None] == cluster)
+    receivers, senders = is_near.fill_diagonal_(False).nonzero(as_tuple=True)
+    return positions, kinds, receivers, senders
+
+
 # --- the table ---------------------------------------------------------------------------------------------------
 
 _SMALL_VOCABULARY = 50
@@ -256,3 +276,14 @@ MODELS: dict[str, ModelSpec] = {
         small=ModelSpec(lambda: Norms(256), rows(256), 64, (1,), "nothing", 4),
     ),
 }
+
+# Potential that is trained by its forces. It is not in the table: its inputs have several sizes, and its energy none.
+SCHNET = ModelSpec(
+    lambda: SchNet(_KINDS, 128, 50, 3, _CUTOFF),
+    clusters,
+    1,
+    (216, 100, 343),
+    "atoms of a cluster",
+    24,
+    small=ModelSpec(lambda: SchNet(_KINDS, 16, 10, 2, _CUTOFF), clusters, 2, (12, 27, 9), "atoms of a cluster", 16),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -90,6 +91,14 @@ class BodyReader:
         single = operation(op.name, map(self._value, op.operands), "f32", attributes_text(op))
         return operation("arith.truncf", [single], kind)
 
+    def _read_comparison(self, op: Any) -> Expression:
+        """Return a comparison. Upstream compares floats with a constant in double precision, at half the lanes."""
+        operands = [_as_single(self._value(operand)) for operand in op.operands]
+        known = [operand for operand in operands if operand is not None]
+        if len(known) < len(operands):
+            return self._read_operation(op)
+        return operation(op.name, known, "i1", attributes_text(op))
+
     def _read_load(self, op: Any) -> Expression:
         buffer, *indices = op.operands
         if buffer not in self.tables:
@@ -98,12 +107,23 @@ class BodyReader:
 
 
 _READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {
+    "arith.cmpf": BodyReader._read_comparison,
     "arith.constant": lambda reader, op: number(op.attributes["value"], _type(op.results[0])),
     "arith.sitofp": BodyReader._read_conversion,
     "arith.uitofp": BodyReader._read_conversion,
     "linalg.index": lambda reader, op: index(ir.IntegerAttr(op.attributes["dim"]).value),
     "tensor.extract": BodyReader._read_load,
 }
+
+
+def _as_single(value: Expression) -> Expression | None:
+    """Return a value of double precision in single precision, or None if that is another value."""
+    if value.type != "f64":
+        return None
+    if value.op == "arith.extf" and value.operands[0].type == "f32":
+        return value.operands[0]
+    is_single = value.op == "constant" and ctypes.c_float(value.payload).value == value.payload
+    return constant(value.payload, "f32") if is_single else None
 
 
 def constant_of(value: Any) -> Expression | None:

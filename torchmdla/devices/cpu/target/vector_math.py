@@ -14,7 +14,9 @@ erf(x) = -expm1(-x·Q(x)) for x ≥ 0 with Q(x) = -ln(erfc(x)) / x. Q is smooth,
 range. Where a lookup in sixteen floats is one instruction, a table of polynomials around sixteen points takes half the
 time.
 
-log: mantissa in [√½, √2), log1p(f) = f - f²/2 + f³·P(f), as in Cephes (S. L. Moshier).
+log: mantissa in [√½, √2), log1p(f) = f - f²/2 + f³·P(f), as in Cephes (S. L. Moshier). log1p(x) = log(u) + (x - (u - 1))/u
+with u = 1 + x rounded: the second term is what rounding loses (D. Goldberg, What Every Computer Scientist Should Know
+About Floating-Point Arithmetic, 1991).
 
 Coefficients are weighted minimax fits in double precision, by Lawson's iteration (C. L. Lawson, 1961), then rounded to
 single precision. The iteration repeats least squares on 2000 Chebyshev nodes, and multiplies weights by the error until
@@ -153,8 +155,8 @@ def _above(x: Expression, limit: float) -> Expression:
     return _select(_compare("ogt", x, bound), x, bound)
 
 
-def _int_op(name: str, a: Expression, b: Expression) -> Expression:
-    return _op(f"arith.{name}", a, b, type="i32")
+def _int_op(name: str, a: Expression, b: Expression, type: str = "i32") -> Expression:
+    return _op(f"arith.{name}", a, b, type=type)
 
 
 def _polynomial(x: Expression, coefficients: Sequence[float]) -> Expression:
@@ -288,6 +290,15 @@ def _log(x: Expression) -> Expression:
     tail = _fma(square, _number(-0.5), tail)
     result = _fma(k, _number(_LN2_HI), _add(f, tail))
     return _log_of_specials(x, result)
+
+
+def _log1p(x: Expression) -> Expression:
+    u = _add(x, _number(1.0))
+    lost = _op("arith.divf", _sub(x, _sub(u, _number(1.0))), u)
+    # Where u is 0 or infinite, the logarithm is right, and the quotient not a number.
+    is_inside = _int_op("andi", _compare("olt", u, _number(math.inf)), _compare("ogt", u, _number(0.0)), type="i1")
+    result = _add(_log(u), _select(is_inside, lost, _number(0.0)))
+    return _op("math.copysign", result, x)
 
 
 def _log_of_specials(x: Expression, result: Expression) -> Expression:
@@ -431,6 +442,7 @@ _EXPANSIONS: Sequence[tuple[str, str, Callable[[Expression], Expression]]] = (
     ("math.exp2", "fused", lambda x: _scale_twice(_exp2(x))),
     ("math.expm1", "fused", _expm1),
     ("math.log", "fused", _log),
+    ("math.log1p", "fused", _log1p),
     ("math.tanh", "fused", _tanh),
 )
 
