@@ -40,6 +40,13 @@ SUM = """
   }
 """
 
+PART = """
+  nest d0:24 d1:48 {
+    i0 = input0[d0, d1]
+    result3[d0, d1] = i0
+  }
+"""
+
 
 def test_one_nest_updates_momentum_and_weight() -> None:
     steps = parse_program(MOMENTUM)
@@ -58,6 +65,7 @@ def test_one_nest_updates_momentum_and_weight() -> None:
         ("i1 = result3[d0, d1]", "i1 = input2[d0, d1]"),  # no common buffer
         ("    result4", "    o0 = from 0.0 : f32\n    result4"),  # an accumulator
         ("  }\n  nest", f"  }}{SUM}  nest"),  # the result is read between them
+        ("  }\n  nest", f"  }}{PART}  nest"),  # a part of the result is written between them
     ],
 )
 def test_nests_that_are_not_merged(old: str, new: str) -> None:

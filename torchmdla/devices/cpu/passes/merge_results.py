@@ -75,7 +75,8 @@ def _fits(earlier: LoopNest, step: LoopNest) -> bool:
 def _may_delay(steps: LoopProgram, earlier: LoopNest, step: LoopNest) -> bool:
     """Return whether no step between two nests uses a result of ``earlier`` or writes what it reads."""
     between = steps.steps[steps.steps.index(earlier) + 1 : steps.steps.index(step)]
-    return may_move(steps, earlier, step) and not any(b in earlier.writes for s in between for b in s.reads)
+    used = {buffer for other in between for buffer in (*other.reads, *other.writes)}
+    return may_move(steps, earlier, step) and used.isdisjoint(earlier.writes)
 
 
 def _merge(earlier: LoopNest, step: LoopNest) -> None:
