@@ -319,6 +319,27 @@ def test_training_loop(optimiser: str) -> None:
     assert not torchmdla.stats().fallbacks
 
 
+def test_saves_fewer_values_than_eager() -> None:
+    """The operands of products are computed again from values that are saved for other reasons."""
+    layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6()) for _ in range(3)]
+    model = nn.Sequential(*layers, nn.Conv2d(8, 8, 1)).train()
+    weights = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    numbers = []
+    for program in (compiled(model), model):
+        for _ in range(2):
+            saved: dict[int, int] = {}
+
+            def count(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
+                if tensor.data_ptr() not in weights:
+                    saved[tensor.data_ptr()] = tensor.nbytes
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+                program(torch.randn(4, 8, 16, 16)).sum().backward()
+        numbers.append(sum(saved.values()))
+    assert numbers[0] < 0.7 * numbers[1]
+
+
 @pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16"])
 @pytest.mark.sampled(0)
 def test_models(name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
@@ -54,13 +55,23 @@ def torchmdla(
         bw_compiler=lambda graph, _: _compile_boxed(graph, (), chosen),
         inference_compiler=partial(compile_forward, trains=False),
         decompositions=decompositions(),
-        # Saves few values for the backward pass: kernels recompute elementwise operators at no cost.
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )
     with keep_operators_whole():
         compiled: Callable[..., Any] = compiler(module, example_inputs)
     return compiled
+
+
+def _partition(*arguments: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Divide a joint graph into forward and backward, with few values saved in between.
+
+    Kernels compute elementwise operators again at no cost. That includes an operand of a product or of a convolution's
+    gradient, which has to be stored in the backward pass, too. It is stored for a short time there.
+    """
+    with functorch_config.patch(ban_recompute_materialized_backward=False):
+        graphs: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(*arguments, **keywords)
+    return graphs
 
 
 def _unmark_fsdp_parameters(module: fx.GraphModule) -> None:

@@ -30,7 +30,8 @@ def fuse(module: ir.Module) -> None:
     library.
 
     A producer between two reductions is not fused into the second one. It becomes the epilogue of the first one, in
-    registers and with factors that can be folded into weights.
+    registers and with factors that can be folded into weights. That requires that nothing else uses the first one's
+    result.
     """
     with convert_errors("fusion failed"):
         run(module, _GENERALISE)
@@ -77,7 +78,7 @@ def _limit_bodies(function: Any) -> Iterator[Any]:
         if length > MAX_BODY_OPERATIONS:
             yield from (source.results[0] for source in sources if source is not None)
             length = size
-        if len(op.results) == 1 and len(list(op.results[0].uses)) == 1 and not _reduces(op):
+        if len(op.results) == 1 and _has_one_use(op) and not _reduces(op):
             lengths[op] = length
 
 
@@ -96,8 +97,12 @@ def _has_no_reduction(op: Any) -> bool:
 
 
 def _follows_reduction(op: Any) -> bool:
-    """Return whether an op is elementwise on equally many results of a reduction, maybe through other such ops."""
-    return any(_reduces(source) for source in _fusible_sources(op) if source is not op)
+    """Return whether an op alone uses equally many results of a reduction, maybe through other elementwise ops."""
+    return any(_reduces(source) and _has_one_use(source) for source in _fusible_sources(op) if source is not op)
+
+
+def _has_one_use(op: Any) -> bool:
+    return len(list(op.results[0].uses)) == 1
 
 
 def _has_call(op: Any) -> bool:
