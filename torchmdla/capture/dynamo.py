@@ -6,18 +6,19 @@ Dynamo captures Python. AOT Autograd makes flat functional graphs of it, forward
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from torchmdla.capture.double_backward import differentiable_backward
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
 from torchmdla.capture.fx.graph import form_groups
 from torchmdla.capture.options import Options
@@ -50,28 +51,30 @@ def torchmdla(
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Callable[[list[Any]], Any]:
         return _compile_boxed(graph, _parameters(graph, trains), chosen)
 
-    compiler = aot_autograd(
-        fw_compiler=partial(compile_forward, trains=True),
-        bw_compiler=lambda graph, _: _compile_boxed(graph, (), chosen),
-        inference_compiler=partial(compile_forward, trains=False),
-        decompositions=decompositions(),
-        partition_fn=_partition,
-        keep_inference_input_mutations=True,
-    )
-    with keep_operators_whole():
-        compiled: Callable[..., Any] = compiler(module, example_inputs)
-    return compiled
+    def compile_module(module: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with keep_operators_whole(), _save_few_values(), differentiable_backward(compile_module) as partition:
+            compiler = aot_autograd(
+                fw_compiler=partial(compile_forward, trains=True),
+                bw_compiler=lambda graph, _: _compile_boxed(graph, (), chosen),
+                inference_compiler=partial(compile_forward, trains=False),
+                decompositions=decompositions(),
+                partition_fn=partition,
+                keep_inference_input_mutations=True,
+            )
+            compiled: Callable[..., Any] = compiler(module, example_inputs)  # type: ignore[arg-type]
+        return compiled
+
+    return compile_module(module, example_inputs)
 
 
-def _partition(*arguments: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Divide a joint graph into forward and backward, with few values saved in between.
+def _save_few_values() -> AbstractContextManager[None]:
+    """Let the backward pass compute operands of its products again, until the context ends.
 
-    Kernels compute elementwise operators again at no cost. That includes an operand of a product or of a convolution's
-    gradient, which has to be stored in the backward pass, too. It is stored for a short time there.
+    PyTorch saves them, since the backward pass has to store them, too. It stores them for a short time. Kernels compute
+    other elementwise operators again at no cost.
     """
-    with functorch_config.patch(ban_recompute_materialized_backward=False):
-        graphs: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(*arguments, **keywords)
-    return graphs
+    context: AbstractContextManager[None] = functorch_config.patch(ban_recompute_materialized_backward=False)
+    return context
 
 
 def _unmark_fsdp_parameters(module: fx.GraphModule) -> None:

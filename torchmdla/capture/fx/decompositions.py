@@ -7,7 +7,7 @@ Python compute other values than eager's kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
@@ -117,14 +117,26 @@ def apply_in_order(order: list[int], make: Callable[[Tensor], Tensor], tensor: T
     return make(tensor.permute(order)).permute([order.index(dim) for dim in range(tensor.dim())])
 
 
-@contextmanager
-def keep_operators_whole() -> Iterator[None]:
+def keep_operators_whole() -> AbstractContextManager[None]:
     """Trace the operators of ``_KERNELS`` by its kernels in place of PyTorch's Python, until the context ends.
 
     PyTorch keeps its Python kernels per process, so the caller must hold Dynamo's compile lock.
     """
-    before = {operator: dict(operator.py_kernels) for operator in _KERNELS}
-    for operator, kernels in _KERNELS.items():
+    return _use_kernels(_KERNELS)
+
+
+def differentiate_twice() -> AbstractContextManager[None]:
+    """Trace backward operators whose derivatives in PyTorch depend on sizes by others, until the context ends.
+
+    The caller must hold Dynamo's compile lock.
+    """
+    return _use_kernels(_TWICE_DIFFERENTIABLE)
+
+
+@contextmanager
+def _use_kernels(table: Mapping[Any, Kernels]) -> Iterator[None]:
+    before = {operator: dict(operator.py_kernels) for operator in table}
+    for operator, kernels in table.items():
         others = {key: kernel for key, kernel in before[operator].items() if key not in _DECOMPOSING_KEYS}
         _replace_kernels(operator, {**others, **kernels})
     try:
@@ -161,6 +173,21 @@ def _image_gradient(gradient: Tensor, output_size: object, input_size: Sequence[
     return gradient.new_empty(input_size)
 
 
+def _embedding_gradient(
+    gradient: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """Return the gradient of the weights of an embedding by operators whose derivatives do not depend on sizes."""
+    places = indices.reshape(-1)
+    rows = gradient.reshape(places.shape[0], gradient.shape[-1])
+    if scale_grad_by_freq:
+        counts = rows.new_zeros(num_weights).index_add(0, places, torch.ones_like(places, dtype=rows.dtype))
+        # PyTorch's second derivative is that of rows without the scale.
+        rows = rows + (rows / counts[places].unsqueeze(-1) - rows).detach()
+    # PyTorch gives embeddings without padding the index -1.
+    rows = rows.masked_fill((places == padding_idx).unsqueeze(-1), 0.0) if padding_idx >= 0 else rows
+    return rows.new_zeros([num_weights, gradient.shape[-1]]).index_add(0, places, rows)
+
+
 _RESIZE_OPS = [
     *(f"{kind}{dims}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for dims in (1, 2, 3)),
     *(f"upsample_{kind}" for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")),
@@ -183,6 +210,10 @@ _KERNELS: dict[Any, Kernels] = {
     aten.multilabel_margin_loss_forward.default: {},
 }
 
+_TWICE_DIFFERENTIABLE: dict[Any, Kernels] = {
+    aten.embedding_dense_backward.default: {DispatchKey.Autograd: _embedding_gradient},
+}
+
 _CHANNELS_LAST = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}
 
 _BATCH_NORMS: list[Any] = [
@@ -201,5 +232,6 @@ _DECOMPOSED_OPS: list[Any] = [
     aten.slice_backward,
     aten.diagonal_backward,
     aten.unfold_backward,
+    aten.softplus_backward,
     aten._safe_softmax,
 ]

@@ -24,11 +24,10 @@ def normalise(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _SAME_ARGUMENTS:
             node.target = _SAME_ARGUMENTS[node.target]
-        elif node.target is torch.ops.prims.convert_element_type.default:
-            value, dtype = node.args
-            node.target, node.args, node.kwargs = aten._to_copy.default, (value,), {"dtype": dtype}
         elif node.op == "call_function" and node.target in _FIRST_RESULTS and _is_only_first_result_used(node):
             _replace(graph, node)
+        elif node.target is torch.ops.prims.convert_element_type.default:
+            node.target, node.args, node.kwargs = aten._to_copy.default, node.args[:1], {"dtype": node.args[1]}
         elif node.target is aten._assert_tensor_metadata.default and node.args[0].op == "call_function":
             # The value is computed in the graph, so its operators determine its metadata. The assertion would make it a
             # result of a group.
@@ -73,6 +72,7 @@ _SAME_ARGUMENTS: Mapping[Any, Any] = {
     aten._unsafe_index.Tensor: aten.index.Tensor,
     aten._unsafe_index_put.default: aten.index_put.default,
     aten.lift_fresh_copy.default: aten.clone.default,
+    aten.true_divide.Tensor: aten.div.Tensor,
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }

@@ -14,9 +14,10 @@ erf(x) = -expm1(-x·Q(x)) for x ≥ 0 with Q(x) = -ln(erfc(x)) / x. Q is smooth,
 range. Where a lookup in sixteen floats is one instruction, a table of polynomials around sixteen points takes half the
 time.
 
-log: mantissa in [√½, √2), log1p(f) = f - f²/2 + f³·P(f), as in Cephes (S. L. Moshier). log1p(x) = log(u) + (x - (u - 1))/u
-with u = 1 + x rounded: the second term is what rounding loses (D. Goldberg, What Every Computer Scientist Should Know
-About Floating-Point Arithmetic, 1991).
+log: mantissa in [√½, √2), log1p(f) = f - f²/2 + f³·P(f), as in Cephes (S. L. Moshier).
+
+log1p(x) = log(u) + (x - (u - 1))/u with u = 1 + x. The second term is what the rounding of u loses (D. Goldberg, What
+Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991).
 
 Coefficients are weighted minimax fits in double precision, by Lawson's iteration (C. L. Lawson, 1961), then rounded to
 single precision. The iteration repeats least squares on 2000 Chebyshev nodes, and multiplies weights by the error until
