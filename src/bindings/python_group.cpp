@@ -139,7 +139,6 @@ PythonGroup& as_group(PyObject* self) {
 // input itself, and is its output then.
 void write_inputs(Stack& stack, const std::vector<WrittenInput>& written,
                   c10::ArrayRef<at::Tensor> inputs) {
-  const at::NoGradGuard no_grad;
   for (size_t i = 0; i < written.size(); ++i) {
     auto& output = stack.at(written[i].output);
     const auto& input = inputs[i];

@@ -86,6 +86,13 @@ bool is_content_unchanged(const PackedSet& set, const std::vector<size_t>& packe
   return true;
 }
 
+// Return whether autograd makes the outputs of a call results of a node.
+bool records_gradients(c10::ArrayRef<c10::IValue> values) {
+  return at::GradMode::is_enabled() && std::ranges::any_of(values, [](const c10::IValue& value) {
+           return value.isTensor() && value.toTensor().requires_grad();
+         });
+}
+
 // Return the start address of an argument, which compiled code reads. Results are written to the
 // memory of tensors that `result_tensor` returns.
 void* address_of(const at::Tensor& tensor) {
@@ -288,7 +295,7 @@ at::Tensor Executable::result_tensor(size_t result, c10::ArrayRef<c10::IValue> v
   if (const auto argument = written_argument_[result]; argument && symbols.empty()) {
     const auto& tensor = tensor_of(inputs_[*argument], values);
     if (tensor.scalar_type() == output.dtype && tensor.sizes() == output.sizes &&
-        tensor.strides() == output.strides)
+        tensor.strides() == output.strides && !records_gradients(values))
       return tensor;
   }
   return allocate(output, symbols);

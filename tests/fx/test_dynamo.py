@@ -319,6 +319,29 @@ def test_training_loop(optimiser: str) -> None:
     assert not torchmdla.stats().fallbacks
 
 
+def normed_layers() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3), nn.Flatten())
+
+
+def halved_layers() -> nn.Module:
+    layers = nn.Flatten(), nn.Linear(192, 16), nn.Dropout(0.3), nn.Linear(16, 5)
+    return nn.Sequential(*layers).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("build", [normed_layers, halved_layers])
+def test_only_random_numbers_are_outside_of_groups(build: Callable[[], nn.Module]) -> None:
+    eager = build().train()
+    ours = copy.deepcopy(eager)
+    for step in range(3):
+        x = torch.randn(2, 3, 8, 8).to(next(eager.parameters()).dtype)
+        for program in (compiled(ours), eager):
+            torch.manual_seed(step)
+            program(x).square().mean().backward()
+        assert_matches([p.grad for p in ours.parameters()], [p.grad for p in eager.parameters()], layers=8)
+        assert_matches(dict(ours.named_buffers()), dict(eager.named_buffers()), layers=8)
+    assert all(name.startswith("aten::native_dropout:") for name in torchmdla.stats().ungrouped)
+
+
 def test_saves_fewer_values_than_eager() -> None:
     """The operands of products are computed again from values that are saved for other reasons."""
     layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6()) for _ in range(3)]

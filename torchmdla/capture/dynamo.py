@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from torchmdla.capture.double_backward import differentiable_backward
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
 from torchmdla.capture.fx.graph import form_groups
+from torchmdla.capture.fx.normalise import copy_without_detaching
 from torchmdla.capture.options import Options
 from torchmdla.errors import unknown_name
 
@@ -98,6 +99,7 @@ def _compile_boxed(
     module: fx.GraphModule, parameters: Collection[fx.Node], options: Options
 ) -> Callable[[list[Any]], Any]:
     """Return a function that empties its list of inputs, so that an input lives only as long as needed."""
+    copy_without_detaching(module.graph)
     form_groups(module, parameters, options)
     module.graph.set_codegen(_BoxedCodeGen())
     # A separate module: a module of Dynamo compiles its code in each call.

@@ -37,6 +37,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.copy.default] = _copy
     table |= {operator: partial(_multiply_by_symbol, operator) for operator in _FACTORS}
     table[inductor_prims.fma] = _multiply_add
+    table[aten.native_dropout_backward.default] = _dropout_gradient
     return table | foreach_decompositions()
 
 
@@ -59,6 +60,11 @@ _FACTORS = {
     aten.addcmul.default: "value",
     aten.addcdiv.default: "value",
 }
+
+
+def _dropout_gradient(gradient: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return the gradient with eager's roundings. PyTorch's decomposition rounds the scale."""
+    return gradient * mask * scale
 
 
 def _multiply_add(factor: Tensor, other: Tensor, summand: Tensor) -> Tensor:

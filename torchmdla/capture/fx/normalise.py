@@ -37,6 +37,20 @@ def normalise(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def copy_without_detaching(graph: fx.Graph) -> None:
+    """Let copies to inputs read values themselves, not aliases, which are not part of the groups of the values.
+
+    The graph must run without gradients.
+    """
+    for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        while isinstance(alias := copy.args[1], fx.Node) and alias.target in _ALIASES:
+            copy.update_arg(1, alias.args[0])
+            if not alias.users:
+                graph.erase_node(alias)
+
+
+_ALIASES = frozenset([aten.detach.default, aten.alias.default])
+
 # Operators that write a part of a tensor, such as the cache of a decoder.
 _IN_PLACE: Mapping[Any, Any] = {
     aten.index_copy.default: aten.index_copy_.default,
