@@ -5,22 +5,31 @@ the same weights. Times are the minimum and the median of the rounds, in millise
 best peer's minimum time over torchmdla's. First steps include compiling. A system that ends the first steps with
 another loss than eager is reported, and not timed.
 
-With --level x86-64-v3 all systems are held to AVX2. The exit status is 1 if torchmdla fails or its loss differs.
+The memory of a step, in MiB, is the largest resident set during the step, without what was resident before it. The step
+runs on a new thread, so that memory which a system keeps for a thread is counted. Linux only.
+
+With --level x86-64-v3 all systems are held to AVX2. zentorch takes part if it is installed. The exit status is 1 if
+torchmdla fails or its loss differs.
 """
 
 from __future__ import annotations
 
 import copy
+import ctypes
+import importlib.util
 import os
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import children, output
+from harness.charts import save_charts
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +38,22 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Step = Callable[[], float]
 
-OURS = ("torchmdla", "torchscript")
-SYSTEMS = ("eager", "inductor", *OURS)
+OURS = ("torchmdla", "torchscript", "lazy", "acap")
+PEERS = ("eager", "inductor", "zentorch")
+SYSTEMS = (*PEERS, *OURS)
+
+# Systems that need a package which may be missing.
+OPTIONAL = ("zentorch",)
+
+COLOURS = {
+    "eager": "midnightblue",
+    "inductor": "lightsteelblue",
+    "zentorch": "darkgrey",
+    "torchmdla": "crimson",
+    "torchscript": "lightcoral",
+    "lazy": "sandybrown",
+    "acap": "peachpuff",
+}
 
 # Variables that hold each system to the instructions of a level.
 LEVELS: Mapping[str, Mapping[str, str]] = {
@@ -43,15 +66,16 @@ LEVELS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Systems that are backends of torch.compile.
-BACKENDS = ("inductor", "torchmdla")
+# Systems that are backends of torch.compile, and systems that are devices of PyTorch.
+BACKENDS = ("inductor", "zentorch", "torchmdla")
+DEVICES = ("lazy", "acap")
 
 _STEPS = 20  # before losses are compared
 _TOLERANCE = 1e-2  # of the losses, relative
 
 
 class Task(NamedTuple):
-    """Model of :data:`torchmdla.testing.models.MODELS`, or of ``ARCHITECTURES`` below, with its batch and loss."""
+    """Model of :data:`torchmdla.testing.models.MODELS`, or of :func:`_architectures`, with its batch and loss."""
 
     model: str
     batch: int
@@ -66,10 +90,11 @@ TASKS: Mapping[str, Task] = {
     "mobilenet_v2": Task("mobilenet_v2", 4),
     "unet": Task("unet", 1, "mse"),
     "bert": Task("bert", 4, "mse", 128),
-    "vit": Task("vit_b16", 4),
-    "gpt": Task("gpt", 1, "cross_entropy", 128),
+    "vit_s": Task("vit_b16", 4),
+    "gpt2": Task("gpt", 1, "next_token", 128),
     "lstm": Task("lstm", 8, "mse"),
     "gru": Task("gru", 8, "mse"),
+    "schnet": Task("schnet", 1, "forces", 216),
 }
 
 OPTIMISERS = ("sgd", "adamw")
@@ -84,11 +109,18 @@ def main() -> int:
     parser.add_argument("--optimiser", choices=OPTIMISERS, default="sgd", help="(%(default)s)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="bfloat16: by autocast")
     parser.add_argument("--level", choices=LEVELS, default="native", help="instructions to use (%(default)s)")
+    parser.add_argument(
+        "--compile-optimiser", action="store_true", help="compile the optimiser's step by torch.compile"
+    )
+    parser.add_argument("--plot", type=output.new_file, metavar="FILE", help="draw speeds and memory into this PNG")
     options = parser.parse_args()
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install torchmdla[bench]")
+    present = [name for name in SYSTEMS if name not in OPTIONAL or importlib.util.find_spec(name)]
     output.fill_in(
         options,
         {
-            False: {"models": list(TASKS), "systems": list(SYSTEMS), "threads": [1, 2], "rounds": 7},
+            False: {"models": list(TASKS), "systems": present, "threads": [1, 2], "rounds": 7},
             True: {"models": ["mlp", "lstm"], "systems": ["eager", *OURS], "threads": [1], "rounds": 2},
         },
     )
@@ -98,21 +130,34 @@ def main() -> int:
             for model in options.models:
                 bar.set_postfix_str(f"{model}, {threads} thread(s)")
                 task = {"model": model, "systems": options.systems, "threads": threads, "rounds": options.rounds}
-                task |= {"optimiser": options.optimiser, "precision": options.precision, "quick": options.quick}
+                task |= {
+                    name: getattr(options, name) for name in ("optimiser", "compile_optimiser", "precision", "quick")
+                }
                 variables = {**LEVELS[options.level], "OMP_NUM_THREADS": str(threads)}
                 rows.append(children.run("training:measure", task, variables, bar.set_postfix_str))
                 bar.update()
-    settings = {name: getattr(options, name) for name in ("quick", "optimiser", "precision", "level")}
+    settings = {
+        name: getattr(options, name) for name in ("quick", "optimiser", "compile_optimiser", "precision", "level")
+    }
     output.write_json(options.json, {"benchmark": "training", **settings, "rows": rows})
+    if options.plot:
+        plot(rows, options.plot)
     for threads in options.threads:
         show([row for row in rows if row["threads"] == threads], options, threads)
     return int(any(system in OURS for row in rows for system in row["faults"]))
 
 
 def measure(
-    model: str, systems: list[str], threads: int, rounds: int, optimiser: str, precision: str, quick: bool
+    model: str,
+    systems: list[str],
+    threads: int,
+    rounds: int,
+    optimiser: str,
+    compile_optimiser: bool,
+    precision: str,
+    quick: bool,
 ) -> Row:
-    """Return the times of one row's systems, their first steps and losses."""
+    """Return the times of one row's systems, their first steps, losses and memory."""
     import torch
     import torch._inductor.config
 
@@ -122,7 +167,7 @@ def measure(
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
     torch._inductor.config.fallback_random = True
-    module, inputs, loss = build(TASKS[model], quick)
+    program = build(TASKS[model], quick)
     steps: dict[str, Step] = {}
     first: dict[str, float] = {}
     losses: dict[str, float] = {}
@@ -133,7 +178,7 @@ def measure(
         for system in systems:
             children.step(f"{model}: first steps of {system}")
             try:
-                steps[system] = step_of(system, copy.deepcopy(module), loss, inputs, optimiser, precision)
+                steps[system] = step_of(system, program, optimiser, compile_optimiser, precision)
                 torch.manual_seed(0)  # of dropout; a trace draws numbers, too
                 start = time.perf_counter()
                 steps[system]()
@@ -149,6 +194,8 @@ def measure(
         times = timing.time_interleaved(
             calls, rounds, on_round=lambda k: children.step(f"{model}: round {k + 1} of {rounds}")
         )
+        children.step(f"{model}: memory")
+        memory = {system: peak for system, step in calls.items() if (peak := peak_of(step)) is not None}
     stats = torchmdla.stats()
     return {
         "model": model,
@@ -156,34 +203,91 @@ def measure(
         "times": {system: {**timing.summary(of), "rounds_s": of} for system, of in times.items()},
         "first_s": first,
         "losses": losses,
+        "memory_mib": memory,
         "faults": faults,
         "groups": stats.groups,
         "fallbacks": {**stats.fallbacks, **stats.left_out},
     }
 
 
-def build(task: Task, quick: bool) -> tuple[nn.Module, tuple[torch.Tensor, ...], Callable[[Any], torch.Tensor]]:
-    """Return a model in training mode, its inputs, and a function from its results to the loss."""
+# Blocks from this size on leave the process when they are freed, so that the resident set shows what is in use.
+_LEAST_MAPPED = 64 << 10
+_M_MMAP_THRESHOLD = -3  # of mallopt
+
+
+def peak_of(step: Step) -> float | None:
+    """Return the MiB by which the resident set grows in a step on a new thread; None where this is not measured."""
+    if not sys.platform.startswith("linux"):
+        return None
+    library = ctypes.CDLL(None)
+    library.mallopt(_M_MMAP_THRESHOLD, _LEAST_MAPPED)
+    peaks = []
+    for _ in range(3):
+        step()  # memory that the previous step left is freed
+        library.malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the present resident set
+        before = _status("VmRSS")
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        peaks.append(_status("VmHWM") - before)
+    return min(peaks)
+
+
+def _status(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+
+class Program(NamedTuple):
+    """Model in training mode, with its inputs and target.
+
+    ``loss`` is a function from the model, or its compiled form, the inputs and the target to the loss.
+    """
+
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    target: torch.Tensor
+    loss: Callable[..., torch.Tensor]
+
+    def to(self, device: Any) -> Program:
+        """Return a copy on ``device``."""
+        module = copy.deepcopy(self.module).to(device)
+        return self._replace(
+            module=module, inputs=tuple(x.to(device) for x in self.inputs), target=self.target.to(device)
+        )
+
+
+def build(task: Task, quick: bool) -> Program:
+    """Return the program of a task, reduced if ``quick``."""
     import torch
-    from torch.nn import functional
 
-    from torchmdla.testing import architectures
-    from torchmdla.testing.models import MODELS
+    from torchmdla.testing.models import MODELS, SCHNET
 
-    spec = MODELS[task.model]
-    if not quick and task.model == "bert":
-        spec = replace(spec, architecture=lambda: architectures.Bert(30522, 512, 4, 768, 12))
-    spec = spec.reduced() if quick else spec
+    spec = {**MODELS, "schnet": SCHNET}[task.model]
+    spec = spec.reduced() if quick else replace(spec, architecture=_architectures().get(task.model, spec.architecture))
     module = spec.build().train()
     inputs = spec.inputs(batch=8 if quick else task.batch, size=None if quick else task.size)
+    generator = torch.Generator().manual_seed(1)
+    if task.loss == "forces":
+        return Program(module, inputs, torch.randn(inputs[0].shape, generator=generator), _loss_of_forces)
     with torch.no_grad():
         result = _first(copy.deepcopy(module)(*inputs))
-    generator = torch.Generator().manual_seed(1)
-    if task.loss == "mse":
-        target = torch.randn(result.shape, generator=generator)
-        return module, inputs, lambda results: functional.mse_loss(_first(results).float(), target)
-    labels = torch.randint(result.shape[-1], (result.numel() // result.shape[-1],), generator=generator)
-    return module, inputs, lambda results: functional.cross_entropy(_first(results).flatten(0, -2).float(), labels)
+    targets = {
+        "mse": lambda: torch.randn(result.shape, generator=generator),
+        "cross_entropy": lambda: torch.randint(
+            result.shape[-1], (result.numel() // result.shape[-1],), generator=generator
+        ),
+        "next_token": lambda: inputs[0][:, 1:].flatten(),
+    }
+    return Program(module, inputs, targets[task.loss](), _LOSSES[task.loss])
+
+
+def _architectures() -> Mapping[str, Callable[[], nn.Module]]:
+    """Return the models that are smaller here than those whose inference is measured."""
+    from torchmdla.testing.architectures import Bert, Vit
+
+    return {"bert": lambda: Bert(30522, 512, 4, 768, 12), "vit_b16": lambda: Vit(224, 16, 12, 384, 6, 1000)}
 
 
 def _first(results: Any) -> torch.Tensor:
@@ -192,48 +296,145 @@ def _first(results: Any) -> torch.Tensor:
     return tensor
 
 
-def step_of(
-    system: str,
-    module: nn.Module,
-    loss: Callable[[Any], torch.Tensor],
-    inputs: tuple[torch.Tensor, ...],
-    optimiser: str,
-    precision: str,
-) -> Step:
-    """Return a function that trains ``module`` by one step of ``system`` and returns the loss."""
+def _mse(model: Any, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
     import torch
 
-    update = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimiser](module.parameters(), lr=1e-3)
+    return torch.nn.functional.mse_loss(_first(model(*inputs)).float(), target)
+
+
+def _cross_entropy(model: Any, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.nn.functional.cross_entropy(_first(model(*inputs)).flatten(0, -2).float(), target)
+
+
+def _next_token(model: Any, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    logits = _first(model(*inputs))[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), target)
+
+
+def _loss_of_forces(model: Any, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    """Return the error of the forces, the negative gradient of the energy with respect to positions."""
+    import torch
+
+    positions = inputs[0].detach().requires_grad_()
+    energy = model(positions, *inputs[1:])
+    (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=True)
+    return torch.nn.functional.mse_loss(-gradient.float(), target)
+
+
+_LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "next_token": _next_token}
+
+
+def step_of(system: str, program: Program, optimiser: str, compile_optimiser: bool, precision: str) -> Step:
+    """Return a function that trains a copy of the program's model by one step of ``system``, and returns the loss."""
+    import torch
+
+    module, inputs, target, loss = program.to(_device(system))
+    updating = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimiser](module.parameters(), lr=1e-3)
+    update: Any = updating.step
     forward: Any = module
     if system in BACKENDS:
         forward = torch.compile(module, backend=system)
+        update = torch.compile(update, backend=system) if compile_optimiser else update
     elif system == "torchscript":
         forward = torch.jit.trace(module, inputs, check_trace=False)
+    # PyTorch has no autocast for the lazy device.
+    autocast = "cpu" if system == "lazy" else inputs[0].device.type
 
     def step() -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-            value = loss(forward(*inputs))
-        update.zero_grad()
+        with torch.autocast(autocast, torch.bfloat16, enabled=precision == "bfloat16"):
+            value = loss(forward, inputs, target)
+        updating.zero_grad()
         value.backward()
-        update.step()
+        update()
+        _SYNCHRONISE.get(system, _nothing)()
         return float(value.detach())
 
     return step
 
 
+def _device(system: str) -> Any:
+    """Return the device of a system, and prepare it."""
+    import torchmdla
+    from torchmdla import lazy
+
+    if system == "acap":
+        return torchmdla.acap_device()
+    if system == "lazy":
+        lazy.initialize()
+        return "lazy"
+    return "cpu"
+
+
+def _mark_lazy() -> None:
+    import torch._lazy
+
+    torch._lazy.mark_step()
+
+
+def _mark_acap() -> None:
+    import torchmdla.acap
+
+    torchmdla.acap.mark_step()
+
+
+def _nothing() -> None:
+    """Do nothing: most systems compute at once."""
+
+
+_SYNCHRONISE: Mapping[str, Callable[[], None]] = {"lazy": _mark_lazy, "acap": _mark_acap}
+
+
 def show(rows: list[Row], options: Any, threads: int) -> None:
-    """Print the table of rows with one number of threads."""
-    columns = [*(f"{system}, ms" for system in options.systems), "gain", *(f"{s}, first s" for s in options.systems)]
-    title = f"A step of training, {options.optimiser}, {options.precision}, {options.level}, {threads} thread(s)"
+    """Print the tables of rows with one number of threads: times, first steps and memory."""
+    whole = "compiled " * options.compile_optimiser + options.optimiser
+    title = f"A step of training, {whole}, {options.precision}, {options.level}, {threads} thread(s)"
     gains = [gain(row) for row in rows]
-    table = output.table(title, ["model", *columns], f"geometric mean of the gains {output.geometric_mean(gains):.2f}")
-    for row in rows:
-        times = [f"{row['times'][s]['min']:.3g}" if s in row["times"] else "–" for s in options.systems]
-        first = [f"{row['first_s'][s]:.2f}" if s in row["first_s"] else "–" for s in options.systems]
-        table.add_row(row["model"], *times, f"{gain(row):.2f}", *first)
+    mean = output.geometric_mean([value for value in gains if value == value])
+    times = output.table(title, ["model", *(f"{s}, ms" for s in options.systems), "gain"], f"mean gain {mean:.2f}")
+    others = output.table("First step, s; memory of a step, MiB", ["model", *options.systems, *options.systems])
+    for row, value in zip(rows, gains, strict=True):
+        least = {system: of["min"] for system, of in row["times"].items()}
+        times.add_row(row["model"], *_cells(least, options.systems), f"{value:.2f}")
+        cells = (*_cells(row["first_s"], options.systems), *_cells(row["memory_mib"], options.systems))
+        others.add_row(row["model"], *cells)
     faults = [f"{row['model']}, {system}: {why}" for row in rows for system, why in row["faults"].items()]
     fallbacks = [f"{row['model']}: {count} × {why}" for row in rows for why, count in row["fallbacks"].items()]
-    output.show(table, *faults, *fallbacks)
+    output.show(times, others, *faults, *fallbacks)
+
+
+def _cells(values: Mapping[str, float], systems: Sequence[str]) -> list[str]:
+    return [f"{values[system]:.3g}" if system in values else "–" for system in systems]
+
+
+def plot(rows: list[Row], file: Path) -> None:
+    """Draw speed and memory relative to eager as bars, one chart for each quantity and number of threads."""
+    charts: list[tuple[str, int, Callable[[Row, str], float]]] = []
+    for threads in sorted({row["threads"] for row in rows}):
+        charts.append(
+            ("speed", threads, lambda row, system: row["times"]["eager"]["min"] / row["times"][system]["min"])
+        )
+        charts.append(("memory", threads, lambda row, system: row["memory_mib"][system] / row["memory_mib"]["eager"]))
+
+    def draw(chart: tuple[str, int, Callable[[Row, str], float]], axes: Any) -> None:
+        quantity, threads, relative = chart
+        shown = [row for row in rows if row["threads"] == threads]
+        systems = [name for name in SYSTEMS if any(name in row["times"] for row in shown)]
+        width = 0.85 / max(len(systems), 1)
+        for index, system in enumerate(systems):
+            places = [place + (index - (len(systems) - 1) / 2) * width for place in range(len(shown))]
+            bars = [relative(row, system) if system in row["times"] and row["memory_mib"] else 0 for row in shown]
+            axes.bar(places, bars, width, label=system, color=COLOURS[system])
+        axes.axhline(1, color="grey", linewidth=0.8)
+        axes.set_xticks(range(len(shown)), [row["model"] for row in shown], fontsize="small")
+        better = "higher" if quantity == "speed" else "lower"
+        axes.set_title(f"{quantity} of a step, eager = 1, {threads} thread(s); {better} is better", fontsize="medium")
+        axes.legend(fontsize="small", ncols=len(systems))
+
+    save_charts(charts, draw, file, across=1, height=3.2)
 
 
 def gain(row: Row) -> float:

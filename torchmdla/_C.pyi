@@ -71,6 +71,7 @@ class Executable:
         program_bytes: int = 0,
         kernel_nodes: Sequence[Sequence[int]] = (),
         competes_with_eager: bool = False,
+        in_place: Sequence[tuple[int, int]] = (),
     ) -> None: ...
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Call the code of a static program outside of groups.
@@ -226,6 +227,7 @@ class Group:
         max_specialisations: overrides the setting unless None.
         varying: the sizes and integers that are known to vary from call to call: an input's index, and the dimension
             or 0. They are symbols of the first program.
+        written: pairs of an output and an input. The output is written to the input, and the call returns None for it.
     """
 
     def __init__(
@@ -239,6 +241,7 @@ class Group:
         background: bool | None = None,
         max_specialisations: int | None = None,
         varying: Sequence[tuple[int, int]] | None = None,
+        written: Sequence[tuple[int, int]] | None = None,
     ) -> None: ...
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
     @property

@@ -92,8 +92,8 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                 const py::object& owner, const std::vector<KindAndSource>& inputs,
                 const std::vector<KindAndSource>& outputs, const std::vector<size_t>& unversioned,
                 uintptr_t workspace, uintptr_t fault, std::shared_ptr<KernelTimes> times,
-                int64_t program_bytes, const std::vector<std::vector<size_t>>& kernel_nodes,
-                bool competes_with_eager) {
+              int64_t program_bytes, const std::vector<std::vector<size_t>>& kernel_nodes,
+              bool competes_with_eager, const std::vector<std::pair<size_t, size_t>>& in_place) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
@@ -115,8 +115,11 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
   for (const auto& [function, recipe, arguments, bytes, release] : packs)
     code.packs.push_back({reinterpret_cast<Entry>(function), recipe, arguments, bytes,
                           reinterpret_cast<void (*)(void*)>(release)});
+  std::vector<InPlaceResult> written;
+  for (const auto& [result, argument] : in_place)
+    written.push_back({result, argument});
   return std::make_shared<Executable>(std::move(code), std::move(input_bindings),
-                                      std::move(output_bindings));
+                                      std::move(output_bindings), written);
 }
 
 // Call an executable outside of any group. There is no fallback if the code fails.
@@ -178,7 +181,8 @@ void bind_executable(py::module& module) {
            py::arg("fault") = 0, py::arg("times") = std::shared_ptr<KernelTimes>(),
            py::arg("program_bytes") = 0,
            py::arg("kernel_nodes") = std::vector<std::vector<size_t>>(),
-           py::arg("competes_with_eager") = false)
+           py::arg("competes_with_eager") = false,
+           py::arg("in_place") = std::vector<std::pair<size_t, size_t>>())
       .def("__call__", &call, py::arg("inputs"))
       .def_property_readonly("times", &Executable::times)
       .def_property_readonly("owner", [](const Executable& executable) {

@@ -111,12 +111,19 @@ void replace(Stack& stack, const py::handle& results) {
 
 // --- the type ------------------------------------------------------------------------------------
 
+// An output that the call writes to an input. It is not returned.
+struct WrittenInput {
+  size_t output;
+  size_t input;
+};
+
 struct PythonGroup {
   std::shared_ptr<CompilationGroup> group;
   std::shared_ptr<PythonSubgraph> subgraph;
   std::vector<int64_t> parameters;
   std::string name;
   size_t num_inputs;
+  std::vector<WrittenInput> written;
 };
 
 struct GroupObject {
@@ -126,6 +133,21 @@ struct GroupObject {
 
 PythonGroup& as_group(PyObject* self) {
   return reinterpret_cast<GroupObject*>(self)->content;
+}
+
+// Write outputs to inputs, and leave None in their places. Compiled code may have written to the
+// input itself, and is its output then.
+void write_inputs(Stack& stack, const std::vector<WrittenInput>& written,
+                  c10::ArrayRef<at::Tensor> inputs) {
+  for (size_t i = 0; i < written.size(); ++i) {
+    auto& output = stack.at(written[i].output);
+    const auto& input = inputs[i];
+    if (!output.toTensor().is_same(input))
+      input.copy_(output.toTensor());
+    else if (!input.is_inference())
+      input.unsafeGetTensorImpl()->bump_version();
+    output = c10::IValue();
+  }
 }
 
 PyObject* call_group(PyObject* self, PyObject* const* arguments, size_t flagged_count,
@@ -141,7 +163,11 @@ PyObject* call_group(PyObject* self, PyObject* const* arguments, size_t flagged_
     stack.push_back(from_python(arguments[i]));
   {
     py::gil_scoped_release without_gil;
+    c10::SmallVector<at::Tensor, 4> inputs;
+    for (const auto& written : object.written)
+      inputs.push_back(stack[written.input].toTensor());
     object.group->run(stack);
+    write_inputs(stack, object.written, inputs);
   }
   auto results = py::tuple(stack.size());
   for (size_t i = 0; i < stack.size(); ++i)
@@ -163,22 +189,34 @@ std::vector<VaryingNumber> to_varying(PyObject* pairs) {
   return result;
 }
 
+std::vector<WrittenInput> to_written(PyObject* pairs) {
+  std::vector<WrittenInput> result;
+  using Pairs = std::vector<std::pair<size_t, size_t>>;
+  for (const auto& [output, input] : to_optional<Pairs>(pairs).value_or(Pairs()))
+    result.push_back({output, input});
+  return result;
+}
+
 PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
   HANDLE_TH_ERRORS
-  static const char* names[] = {"subgraph",   "name",   "device",     "parameters",
-                                "num_inputs", "strict", "background", "max_specialisations",
-                                "varying",    nullptr};
+  static const char* names[] = {"subgraph",   "name",    "device",     "parameters",
+                                "num_inputs", "strict",  "background", "max_specialisations",
+                                "varying",    "written", nullptr};
   PyObject *subgraph, *parameters, *strict = Py_None, *background = Py_None, *most = Py_None;
-  PyObject* varying = Py_None;
+  PyObject *varying = Py_None, *written = Py_None;
   const char *name, *device;
   Py_ssize_t num_inputs;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OssOn|OOOO", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "OssOn|OOOOO", const_cast<char**>(names),
                                    &subgraph, &name, &device, &parameters, &num_inputs, &strict,
-                                   &background, &most, &varying))
+                                   &background, &most, &varying, &written))
     return nullptr;
   PythonGroup content{
-      nullptr, std::make_shared<PythonSubgraph>(py::reinterpret_borrow<py::object>(subgraph)),
-      py::handle(parameters).cast<std::vector<int64_t>>(), name, static_cast<size_t>(num_inputs)};
+      nullptr,
+      std::make_shared<PythonSubgraph>(py::reinterpret_borrow<py::object>(subgraph)),
+      py::handle(parameters).cast<std::vector<int64_t>>(),
+      name,
+      static_cast<size_t>(num_inputs),
+      to_written(written)};
   content.group = std::make_shared<CompilationGroup>(GroupDescription{
       content.subgraph,
       device,

@@ -86,7 +86,15 @@ bool is_content_unchanged(const PackedSet& set, const std::vector<size_t>& packe
   return true;
 }
 
-// Return the start address of an argument. Compiled code reads arguments and never writes them.
+// Return whether autograd makes the outputs of a call results of a node.
+bool records_gradients(c10::ArrayRef<c10::IValue> values) {
+  return at::GradMode::is_enabled() && std::ranges::any_of(values, [](const c10::IValue& value) {
+           return value.isTensor() && value.toTensor().requires_grad();
+         });
+}
+
+// Return the start address of an argument, which compiled code reads. Results are written to the
+// memory of tensors that `result_tensor` returns.
 void* address_of(const at::Tensor& tensor) {
   return const_cast<void*>(tensor.const_data_ptr());
 }
@@ -94,7 +102,8 @@ void* address_of(const at::Tensor& tensor) {
 } // namespace
 
 Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
-                       std::vector<OutputBinding> outputs)
+                       std::vector<OutputBinding> outputs,
+                       const std::vector<InPlaceResult>& in_place)
     : code_(std::move(code)), program_(code_.program_bytes, memory_use().code),
       inputs_(std::move(inputs)), outputs_(std::move(outputs)),
       scalars_(std::count_if(inputs_.begin(), inputs_.end(), [](const InputBinding& binding) {
@@ -118,6 +127,13 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
           "torchmdla: the first outputs that use the results 0, 1, … must be in that order");
       if (tensor->result == owner_of_result_.size()) owner_of_result_.push_back(i);
     }
+  written_argument_.resize(owner_of_result_.size());
+  for (const auto& [result, argument] : in_place) {
+    TORCH_CHECK(result < written_argument_.size() && argument < inputs_.size() &&
+                    inputs_[argument].source == Source::dense,
+                "torchmdla: only an argument that lies densely in memory can be written");
+    written_argument_[result] = argument;
+  }
 }
 
 bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
@@ -142,8 +158,8 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
   buffers[2] = symbols.empty() ? nullptr : const_cast<int64_t*>(symbols.data());
 
   c10::SmallVector<at::Tensor, 16> results;
-  for (const size_t output : owner_of_result_) {
-    results.push_back(allocate(std::get<OutputTensor>(outputs_[output]), symbols));
+  for (size_t result = 0; result < owner_of_result_.size(); ++result) {
+    results.push_back(result_tensor(result, values, symbols));
     buffers.push_back(results.back().mutable_data_ptr());
   }
   if (run_entry(buffers.data(), symbols) != 0) {
@@ -270,6 +286,19 @@ void Executable::bind_inputs(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<in
       break;
     }
   }
+}
+
+// Return the argument that a result is written to, or a new tensor.
+at::Tensor Executable::result_tensor(size_t result, c10::ArrayRef<c10::IValue> values,
+                                     c10::ArrayRef<int64_t> symbols) const {
+  const auto& output = std::get<OutputTensor>(outputs_[owner_of_result_[result]]);
+  if (const auto argument = written_argument_[result]; argument && symbols.empty()) {
+    const auto& tensor = tensor_of(inputs_[*argument], values);
+    if (tensor.scalar_type() == output.dtype && tensor.sizes() == output.sizes &&
+        tensor.strides() == output.strides && !records_gradients(values))
+      return tensor;
+  }
+  return allocate(output, symbols);
 }
 
 void Executable::push_outputs(torch::jit::Stack& stack, size_t num_inputs,

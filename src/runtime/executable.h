@@ -54,6 +54,12 @@ struct OutputList {
   Varying varying; // by index
 };
 
+// An argument whose memory a result may take. The caller wants the result written to that tensor.
+struct InPlaceResult {
+  size_t result;
+  size_t argument;
+};
+
 // An output: computed by the program, an integer or integers that depend on the call's sizes, or a
 // value known since compilation.
 using OutputBinding = std::variant<OutputTensor, OutputList, Polynomial, c10::IValue>;
@@ -95,9 +101,10 @@ struct DeviceFault : std::runtime_error {
 class Executable {
 public:
   // Construct from the bindings. Outputs that first use the results 0, 1, … must come in that
-  // order.
+  // order. Results `in_place` are written to arguments with their layout, and these tensors are
+  // returned.
   Executable(CompiledCode code, std::vector<InputBinding> inputs,
-             std::vector<OutputBinding> outputs);
+             std::vector<OutputBinding> outputs, const std::vector<InPlaceResult>& in_place = {});
 
   // Replace the group's `num_inputs` inputs on the stack by its outputs. `symbols` are the sizes of
   // a dynamic program. Return false if the compiled code reports an error. The stack is unchanged
@@ -145,6 +152,8 @@ private:
   void bind_inputs(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<int64_t> symbols,
                    c10::SmallVectorImpl<void*>& buffers, double* next_scalar,
                    c10::SmallVectorImpl<at::Tensor>& copies) const;
+  at::Tensor result_tensor(size_t result, c10::ArrayRef<c10::IValue> values,
+                           c10::ArrayRef<int64_t> symbols) const;
   void push_outputs(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols,
                     c10::ArrayRef<at::Tensor> results) const;
 
@@ -152,10 +161,11 @@ private:
   const CountedBytes program_;
   std::vector<InputBinding> inputs_;
   std::vector<OutputBinding> outputs_;
-  std::vector<size_t> owner_of_result_; // output that each result is allocated for
-  std::vector<size_t> parameters_;      // indices of the arguments that packs use, ascending
-  size_t scalars_;                      // number of arguments that are doubles
-  std::shared_ptr<PackedSlot> packed_;  // null if nothing is packed
+  std::vector<size_t> owner_of_result_;                 // output that each result is allocated for
+  std::vector<std::optional<size_t>> written_argument_; // by result: the argument to write to
+  std::vector<size_t> parameters_;     // indices of the arguments that packs use, ascending
+  size_t scalars_;                     // number of arguments that are doubles
+  std::shared_ptr<PackedSlot> packed_; // null if nothing is packed
 };
 
 } // namespace torchmdla

@@ -263,7 +263,7 @@ def test_groups_of_channels_are_no_windows() -> None:
 
 def test_joining_copies_nothing() -> None:
     joined = TracedProgram(lambda x: torch.cat([x.exp(), x.tanh()], 1), normal(4, 6, 5))
-    assert kernels_of(joined) == kernels_of(TracedProgram(lambda x: (x.exp(), x.tanh()), normal(4, 6, 5)))
+    assert kernels_of(joined) == 2  # one for each part
 
 
 def test_regrouped_digits() -> None:

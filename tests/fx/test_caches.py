@@ -76,7 +76,7 @@ PROGRAMS: list[tuple[Callable[[Tensor, Tensor, Tensor], Tensor], bool]] = [
     (read_before, True),
     (through_views, True),
     (two_steps, False),
-    (read_afterwards, False),
+    (read_afterwards, True),  # the group that reads it writes it
     (returned, False),
     (viewed, False),
 ]

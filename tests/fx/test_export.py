@@ -364,3 +364,22 @@ def test_a_quantised_program_is_one_group() -> None:
             assert_matches(program(*inputs), module(*inputs), layers=4)
     stats = torchmdla.stats()
     assert (stats.groups, stats.specialisations, stats.fallbacks, stats.left_out) == (1, 1, {}, {})
+
+
+def test_a_written_input_has_the_gradient_of_its_new_value() -> None:
+    class Writing(nn.Module):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            y = (x + weight).exp() + 1
+            x.copy_(y)
+            return y * 2
+
+    module = Writing()
+    program = torchmdla.compile(torch.export.export(module, (torch.randn(4, 6), torch.randn(6))))
+    for _ in range(3):
+        start, values = torch.randn(4, 6), torch.randn(6)
+        results = []
+        for call in (program, module):
+            x, weight = start.clone(), values.clone().requires_grad_()
+            (call(x, weight).sum() + x.sin().sum()).backward()
+            results.append((x.detach(), weight.grad))
+        assert_matches(*results, layers=8)

@@ -188,8 +188,10 @@ def check_training(results: dict[str, Any]) -> None:
     assert [row["model"] for row in results["rows"]] == ["mlp", "lstm"]
     for row in results["rows"]:
         assert row["faults"] == {}
-        assert set(row["times"]) == set(row["losses"]) == {"eager", "torchmdla", "torchscript"}
+        systems = {"eager", "torchmdla", "torchscript", "lazy", "acap"}
+        assert set(row["times"]) == set(row["losses"]) == systems
         assert all(is_time(times) for times in row["times"].values())
+        assert not row["memory_mib"] or set(row["memory_mib"]) == systems
 
 
 def check_frozen(results: dict[str, Any]) -> None:
@@ -275,7 +277,7 @@ def check_mdla(results: dict[str, Any]) -> None:
         ("native", ("--threads", "1"), check_native),
         ("dynamic", (), check_dynamic),
         ("generation", (), check_generation),
-        ("training", (), check_training),
+        ("training", ("--compile-optimiser",), check_training),
         ("frozen", (), check_frozen),
         ("written_weights", (), check_written_weights),
         ("devices", (), check_devices),

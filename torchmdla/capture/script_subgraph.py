@@ -34,6 +34,10 @@ class ScriptSubgraph:
         return list(self._graph.nodes())
 
     @property
+    def written(self) -> Mapping[int, int]:
+        return {}
+
+    @property
     def outputs(self) -> Sequence[str]:
         return [value.debugName() for value in self._graph.outputs()]
 

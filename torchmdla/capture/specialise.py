@@ -339,7 +339,19 @@ def _executable(
         program_bytes=len(serialised),
         kernel_nodes=[kernel.nodes for kernel in manifest.kernels],
         competes_with_eager=device.competes_with_eager,
+        in_place=_in_place(subgraph, imported, manifest),
     )
+
+
+def _in_place(subgraph: Subgraph, imported: ImportedGraph, manifest: Manifest) -> list[tuple[int, int]]:
+    """Return the results that are written to arguments: the group asks for it, and the code allows it.
+
+    A result that is two outputs is a tensor of its own.
+    """
+    uses = Counter(output.index for output in imported.outputs if output.source == "result")
+    arguments = {b.index: k for k, b in enumerate(imported.bindings) if b.source == "input" and not b.copy}
+    wanted = [(imported.outputs[k].index, arguments[read]) for k, read in subgraph.written.items() if read in arguments]
+    return [pair for pair in wanted if uses[pair[0]] == 1 and pair in manifest.in_place]
 
 
 def find_speed(executable: _C.Executable, device_name: str, threads: int, magnitude: int) -> _C.SpeedFields | None:

@@ -47,6 +47,10 @@ class Subgraph(Protocol):
     def outputs(self) -> Sequence[str]:
         """Return the names of the graph's results."""
 
+    @property
+    def written(self) -> Mapping[int, int]:
+        """Return the inputs that the group writes to, by the numbers of the outputs with their new values."""
+
     def run_symbolic(self, run: SymbolicRun, record: Record) -> Mapping[str, Any]:
         """Run the graph on inputs like those recorded, with the sizes of ``run``, and return every value.
 

@@ -85,6 +85,8 @@ class Manifest:
         workspace: function that returns the bytes of workspace that the entry of a dynamic program needs.
         packs: buffers that are packed from parameters, once for every version of these.
         parameters: the parameters that the entry reads itself.
+        in_place: pairs of a result and an argument. The caller may pass the argument's memory for the result. All pairs
+            without common tensors can be used in one call.
         device_calls: undefined symbols that the loader has to provide, the imports of an image.
         fault: function that returns why the code has failed, if it can fail where eager PyTorch would not
             (:class:`torchmdla.devices.device.LoadedCode`).
@@ -101,6 +103,7 @@ class Manifest:
     workspace: str = ""
     packs: tuple[Pack, ...] = ()
     parameters: tuple[int, ...] = ()
+    in_place: tuple[tuple[int, int], ...] = ()
     device_calls: tuple[str, ...] = ()
     fault: str = ""
     kernels: tuple[KernelCall, ...] = ()
@@ -132,6 +135,7 @@ class Manifest:
                 for k in description["kernels"]
             ),
             "parameters": tuple(description["parameters"]),
+            "in_place": tuple((result, argument) for result, argument in description["in_place"]),
             "device_calls": tuple(description["device_calls"]),
         }
         return cls(**{**description, **lists})

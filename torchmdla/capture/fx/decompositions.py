@@ -16,10 +16,13 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import pw_cast_for_opmath, upsample_compute_output_size
+from torch._inductor import inductor_prims
 from torch._prims_common import (
     compute_elementwise_output_logical_to_physical_perm,
     is_non_overlapping_and_dense_or_false,
 )
+
+from torchmdla.capture.fx.foreach import foreach_decompositions
 
 aten = torch.ops.aten
 
@@ -33,7 +36,41 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table |= {norm: partial(_use_kernel_format, table[norm]) for norm in _BATCH_NORMS}
     table[aten.copy.default] = _copy
     table[aten.softplus_backward.default] = pw_cast_for_opmath(_softplus_backward)
-    return table
+    table |= {operator: partial(_multiply_by_symbol, operator) for operator in _FACTORS}
+    table[inductor_prims.fma] = _multiply_add
+    table[aten.native_dropout_backward.default] = _dropout_gradient
+    return table | foreach_decompositions()
+
+
+def _multiply_by_symbol(operator: Any, tensor: Tensor, *operands: Any, **keywords: Any) -> Any:
+    """Return the result of ``operator`` with products by a factor that changes between calls, such as a learning rate.
+
+    AOT Autograd makes an input of such a float only if it is the operand of a product or a sum. It recompiles for each
+    value otherwise.
+    """
+    factor = keywords.get(_FACTORS[operator])
+    if not isinstance(factor, torch.SymFloat):
+        return NotImplemented
+    return operator(tensor, operands[0] * factor, *operands[1:])
+
+
+# Names of the factors of operators that are a sum of a tensor and products.
+_FACTORS = {
+    aten.add.Tensor: "alpha",
+    aten.sub.Tensor: "alpha",
+    aten.addcmul.default: "value",
+    aten.addcdiv.default: "value",
+}
+
+
+def _dropout_gradient(gradient: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return the gradient with eager's roundings. PyTorch's decomposition rounds the scale."""
+    return gradient * mask * scale
+
+
+def _multiply_add(factor: Tensor, other: Tensor, summand: Tensor) -> Tensor:
+    """Return the result of the operator that Dynamo captures for ``add`` with a tensor as ``alpha``."""
+    return summand + factor * other
 
 
 def _detach_statistics(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:

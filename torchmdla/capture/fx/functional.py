@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ def functionalise(record: fx.Graph, layouts: Sequence[Tensor]) -> fx.GraphModule
     Raises:
         CaptureError: PyTorch cannot make it functional.
     """
-    table = {**decompositions(), **_foreach_decompositions(), aten.bernoulli.p: _bernoulli}
+    table = {**decompositions(), aten.bernoulli.p: _bernoulli}
     return _trace(record, layouts, partial(functionalize, remove="mutations"), table)
 
 
@@ -110,38 +110,3 @@ def remove_writes(graph: fx.Graph) -> fx.Graph:
     results = [result for result in graph.output_node().args[0] if result is not None]  # type: ignore[union-attr]
     new_graph.output(tuple(copies[node] for node in [*results, *finals.values()]))  # type: ignore[index]
     return new_graph
-
-
-# Operators on lists of tensors, as optimisers use them, decomposed into one call for each tensor
-
-
-@lru_cache(maxsize=1)
-def _foreach_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return the decomposition of each functional overload of a ``_foreach`` operator into calls for single tensors."""
-    table: dict[Any, Callable[..., Any]] = {}
-    for name in _SAME_FOR_EACH.split():
-        packet = getattr(aten, f"_foreach_{name}")
-        for overload in (getattr(packet, overload_name) for overload_name in packet.overloads()):
-            if not overload._schema.is_mutable and (name, overload._overloadname) not in _SCALARS_IN_A_TENSOR:
-                table[overload] = partial(_apply_to_each, getattr(aten, name))
-    return table
-
-
-# Names of operators that apply the operator of the same name to each tensor of the lists.
-_SAME_FOR_EACH = "abs add addcdiv addcmul copy div exp lerp log mul neg reciprocal rsqrt sigmoid sqrt sub tanh"
-
-_SCALARS_IN_A_TENSOR = frozenset([("addcdiv", "Tensor"), ("addcmul", "Tensor")])
-
-
-def _apply_to_each(function: Any, tensors: list[Tensor], *arguments: Any, **keywords: Any) -> list[Any]:
-    def of(value: Any, index: int) -> Any:
-        return value[index] if isinstance(value, list | tuple) else value
-
-    return [
-        function(
-            tensor,
-            *(of(argument, index) for argument in arguments),
-            **{name: of(value, index) for name, value in keywords.items()},
-        )
-        for index, tensor in enumerate(tensors)
-    ]

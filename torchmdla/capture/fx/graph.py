@@ -8,22 +8,25 @@ from __future__ import annotations
 import hashlib
 import operator
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import fx
 
 from torchmdla import _C, devices
 from torchmdla.capture import ungrouped
 from torchmdla.capture.fx.group import FxSubgraph, make_group
-from torchmdla.capture.fx.normalise import normalise
+from torchmdla.capture.fx.normalise import may_share_memory, normalise
 from torchmdla.capture.fx.partition import Partition, partition
 from torchmdla.capture.options import Options
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.errors import CompileError
 from torchmdla.importer.fx import name_of_call, source_of_node
+
+aten = torch.ops.aten
 
 
 def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options: Options) -> fx.GraphModule:
@@ -81,10 +84,12 @@ def _add_groups(
     graph = module.graph
     weights = {*parameters, *graph.find_nodes(op="get_attr")}
     plan = partition(graph, devices.get(options.device_name()), left_out, weights)
-    ungrouped.count(_ungrouped(plan))
     _reorder(graph, plan.order)
     for nodes in plan.groups:
         _Extraction(module, nodes, plan, weights, options).run(_group_name(nodes))
+    remaining = set(graph.nodes)
+    plan.ungrouped = [(node, reason) for node, reason in plan.ungrouped if node in remaining]
+    ungrouped.count(_ungrouped(plan))
     graph.lint()
     module.recompile()
 
@@ -145,7 +150,11 @@ class _Extraction:
             self._copy(node)
         escaping = [node for node in self._nodes if any(map(self._is_outside, node.users))]
         if escaping:
-            self._call(self._group(name, escaping), escaping)
+            copies = {k: copy for k, node in enumerate(escaping) if (copy := self._only_copy(node)) is not None}
+            group = self._group(name, escaping, copies)
+            for copy in copies.values():
+                self._module.graph.erase_node(copy)
+            self._call(group, escaping)
         for node in reversed(self._inner):
             if not node.users and (node in self._members or node in self._copies):
                 self._module.graph.erase_node(node)
@@ -156,10 +165,28 @@ class _Extraction:
             return any(map(self._is_outside, user.users))
         return user not in self._members
 
-    def _group(self, name: str, escaping: Sequence[fx.Node]) -> _C.Group:
+    def _only_copy(self, node: fx.Node) -> fx.Node | None:
+        """Return the call that copies a result of the group to an input, if the group can write to the input itself.
+
+        The result must have no other use, and the old value of the input no later one.
+        """
+        users = [user for user in node.users if self._is_outside(user)]
+        if len(users) != 1 or users[0].target is not aten.copy_.default:
+            return None
+        copy = users[0]
+        written, *rest = copy.args
+        if not isinstance(written, fx.Node) or written.op != "placeholder" or written not in self._inputs:
+            return None
+        last = self._nodes[-1]
+        others = [user for user in written.users if user is not copy and user not in self._members]
+        is_read_before = all(user < last and not may_share_memory(user) for user in others)
+        return copy if rest == [node] and not copy.users and is_read_before else None
+
+    def _group(self, name: str, escaping: Sequence[fx.Node], copies: Mapping[int, fx.Node]) -> _C.Group:
         self._subgraph.output(tuple(self._inner[node] for node in escaping))
         parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
-        subgraph = FxSubgraph(self._module, self._subgraph, partial(_divide, self._options))
+        written = {k: self._inputs.index(copy.args[0]) for k, copy in copies.items()}  # type: ignore[arg-type]
+        subgraph = FxSubgraph(self._module, self._subgraph, partial(_divide, self._options), written)
         subgraph.outer = weakref.ref(self._module.graph)
         return make_group(subgraph, name, self._options, parameters)
 
@@ -172,6 +199,8 @@ class _Extraction:
                 result = graph.call_function(operator.getitem, (call, index))
                 result.meta = dict(node.meta)
                 node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in self._members)
+                if not result.users:
+                    graph.erase_node(result)
 
     def _copy(self, node: fx.Node) -> fx.Node:
         """Return the copy of ``node`` in the subgraph, or an input of the group if the node stays outside."""

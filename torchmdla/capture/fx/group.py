@@ -41,6 +41,7 @@ def make_group(subgraph: FxSubgraph, name: str, options: Options, parameters: Co
         background=options.background,
         max_specialisations=options.max_specialisations,
         varying=[(index, n) for index, node in enumerate(inputs) for n in _symbolic_numbers(node.meta.get("val"))],
+        written=list(subgraph.written.items()),
     )
 
 
@@ -61,14 +62,22 @@ class FxSubgraph:
             ``root``.
         form_groups: function that forms groups in a module, given the placeholders that are weights and the nodes to
             leave out. Without it there is at most one group.
+        written: the inputs that the group writes to, by the numbers of the outputs with their new values.
 
     Attributes:
         module: module that runs the graph.
         outer: weak reference to the graph that contains the group, or None.
     """
 
-    def __init__(self, root: torch.nn.Module, graph: fx.Graph, form_groups: FormGroups | None = None) -> None:
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        graph: fx.Graph,
+        form_groups: FormGroups | None = None,
+        written: Mapping[int, int] | None = None,
+    ) -> None:
         self.module = fx.GraphModule(root, graph)
+        self.written = written or {}
         self.outer: weakref.ref[fx.Graph] | None = None
         self._form_groups = form_groups
 

@@ -37,6 +37,20 @@ def normalise(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def copy_without_detaching(graph: fx.Graph) -> None:
+    """Let copies to inputs read values themselves, not aliases, which are not part of the groups of the values.
+
+    The graph must run without gradients.
+    """
+    for copy in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        while isinstance(alias := copy.args[1], fx.Node) and alias.target in _ALIASES:
+            copy.update_arg(1, alias.args[0])
+            if not alias.users:
+                graph.erase_node(alias)
+
+
+_ALIASES = frozenset([aten.detach.default, aten.alias.default])
+
 # Operators that write a part of a tensor, such as the cache of a decoder.
 _IN_PLACE: Mapping[Any, Any] = {
     aten.index_copy.default: aten.index_copy_.default,
@@ -55,10 +69,10 @@ def _may_write_in_place(copy: fx.Node) -> bool:
     if written.op != "placeholder" or value.args[0] is not written or any(user.op == "output" for user in value.users):
         return False
     others = [user for user in written.users if user not in (value, copy)]
-    return all(user < value and not _may_share_memory(user) for user in others)
+    return all(user < value and not may_share_memory(user) for user in others)
 
 
-def _may_share_memory(node: fx.Node) -> bool:
+def may_share_memory(node: fx.Node) -> bool:
     """Return whether the result of a call may alias its operands, or the call writes to them."""
     schema = getattr(node.target, "_schema", None)
     return schema is None or any(argument.alias_info is not None for argument in schema.arguments)

@@ -441,6 +441,7 @@ class LoopProgram:
         packings: the computations of packed buffers ahead of calls, in the order of the buffers' ``position``.
         typical: values of the symbols for which schedules are chosen.
         not_negative: the numbers that each call must check to be non-negative.
+        in_place: the positions of each result and input in whose memory the result may be computed.
         varying: in a sample of a dynamic program, the sizes that other samples replace by other sizes.
         measured: the algorithm that was measured to be the fastest, by the contraction's name.
         contractions: the contractions for which an algorithm was chosen, by name.
@@ -451,6 +452,7 @@ class LoopProgram:
     packings: list[Packing] = field(default_factory=list)
     typical: tuple[int, ...] = ()
     not_negative: list[Size] = field(default_factory=list)
+    in_place: tuple[tuple[int, int], ...] = ()
     varying: frozenset[int] = frozenset()
     measured: Mapping[str, str] = field(default_factory=dict, init=False)
     contractions: dict[str, Contraction] = field(default_factory=dict, init=False)

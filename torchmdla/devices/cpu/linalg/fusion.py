@@ -30,7 +30,8 @@ def fuse(module: ir.Module) -> None:
     library.
 
     A producer between two reductions is not fused into the second one. It becomes the epilogue of the first one, in
-    registers and with factors that can be folded into weights.
+    registers and with factors that can be folded into weights. That requires that nothing else uses the first one's
+    result.
     """
     with convert_errors("fusion failed"):
         run(module, _GENERALISE)
@@ -62,7 +63,7 @@ def _unfused_values(op: Any) -> Iterator[Any]:
         source = _source(value)
         if source is None:
             continue
-        recomputed = repeated and ((contracts and (_computes(source) or _widens(source))) or _calls(source))
+        recomputed = repeated and ((contracts and (_computes(source) or _widens(source))) or _has_call(source))
         if recomputed or (contracts and _computes(source) and _follows_reduction(source)):
             yield source.results[0]
 
@@ -77,7 +78,7 @@ def _limit_bodies(function: Any) -> Iterator[Any]:
         if length > MAX_BODY_OPERATIONS:
             yield from (source.results[0] for source in sources if source is not None)
             length = size
-        if len(op.results) == 1 and len(list(op.results[0].uses)) == 1 and not _reduces(op):
+        if len(op.results) == 1 and _has_one_use(op) and not _reduces(op):
             lengths[op] = length
 
 
@@ -96,17 +97,31 @@ def _has_no_reduction(op: Any) -> bool:
 
 
 def _follows_reduction(op: Any) -> bool:
-    """Return whether an op is elementwise on equally many results of a reduction, maybe through other such ops."""
-    waiting, seen = [op], set()
+    """Return whether an op alone uses equally many results of a reduction, maybe through other elementwise ops."""
+    return any(_reduces(source) and _has_one_use(source) for source in _fusible_sources(op) if source is not op)
+
+
+def _has_one_use(op: Any) -> bool:
+    return len(list(op.results[0].uses)) == 1
+
+
+def _has_call(op: Any) -> bool:
+    """Return whether an op calls the library, maybe in an op that is fused into it."""
+    return any(_calls(source) for source in _fusible_sources(op) if not _reduces(source))
+
+
+def _fusible_sources(op: Any) -> Iterator[Any]:
+    """Yield an op and the ops behind it with equally many results, up to reductions."""
+    waiting, seen = [op], {op}
     while waiting:
         current = waiting.pop()
+        yield current
         if _reduces(current):
-            return current is not op
+            continue
         sources = [source for value in current.operands if (source := _source(value)) is not None]
         fresh = [source for source in sources if source not in seen and _count(source) == _count(op)]
         waiting += fresh
         seen.update(fresh)
-    return False
 
 
 def _count(op: Any) -> int:

@@ -17,6 +17,7 @@ from torchmdla.devices.cpu.ir.accesses import Access, Buffer
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
 from torchmdla.devices.cpu.passes.layout import has_sliding_window, in_memory_order, lay_out
 from torchmdla.devices.cpu.passes.precompute import parameter_predicate, parameter_values
+from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES
 from torchmdla.devices.cpu.schedule import estimate_cycles
 from torchmdla.devices.cpu.target.machine import Machine
 
@@ -144,6 +145,10 @@ def _streams(step: LoopNest, buffer: Buffer) -> bool:
 
 # Computed factors.
 
+# The size of a copy of a whole factor, in sizes of the second-level cache. The caller's memory is not filled with
+# copies of the weights of a large layer, such as the products with a vocabulary.
+_MOST_COPIED = 16
+
 # The number of rows from which repeated reads of a factor cost more than its transpose.
 _FEWEST_ROWS_TO_TRANSPOSE = 8
 
@@ -157,11 +162,19 @@ def pack_activations(steps: LoopProgram, machine: Machine) -> None:
     typical = tuple(steps.typical)
     for step in steps.nests():
         by_columns, by_panels = _read_by_columns(step), _read_by_panels(step, machine)
-        layouts = [by_columns, *([by_panels] if by_panels else [])]
+        uses_panels = bool(by_panels) and _is_small(by_panels[0], machine)
+        layouts = [by_columns, *([by_panels] if uses_panels else [])]
         layouts += [by_rows for nests in layouts if (by_rows := _read_by_rows(nests))]
         best = min(layouts, key=lambda nests: _cycles(nests, machine, typical)) if len(layouts) > 1 else by_columns
         if len(best) > 1:
             steps.replace_step(step, best)
+
+
+def _is_small(copy: LoopNest, machine: Machine) -> bool:
+    """Return whether the memory for all panels is small, or a panel is small enough for a copy by tiles."""
+    panels = copy.writes[0]
+    panel = estimate(panels.bytes) // estimate(panels.sizes[0])
+    return panel <= MOST_LOCAL_BYTES or estimate(panels.bytes) <= _MOST_COPIED * machine.second_level
 
 
 def _cycles(nests: Sequence[LoopNest], machine: Machine, typical: tuple[int, ...]) -> float:

@@ -23,6 +23,7 @@ from torchmdla.devices.cpu.passes.generalise import generalise, mark_varying
 from torchmdla.devices.cpu.passes.join_loops import join_loops
 from torchmdla.devices.cpu.passes.layout import block_channels
 from torchmdla.devices.cpu.passes.loop_invariants import hoist_loop_invariants
+from torchmdla.devices.cpu.passes.merge_results import merge_results
 from torchmdla.devices.cpu.passes.moments import MOMENTS
 from torchmdla.devices.cpu.passes.narrow.dot_products import channel_block_sizes, use_dot_products
 from torchmdla.devices.cpu.passes.narrow.formats import drop_roundings, keep_floats
@@ -122,7 +123,7 @@ def _tiling_passes(tiles: Tiles | None = None) -> tuple[Pass, ...]:
 
 
 # Passes that run once, after samples are merged.
-REDUCTIONS = (_rules("one-walk-moments"), _rules("split-reductions"))
+REDUCTIONS = (_rules("one-walk-moments"), _rules("split-reductions"), _plain(merge_results))
 
 # All passes, in the order in which they run.
 PASSES = (*REWRITES, *REDUCTIONS, *_tiling_passes())

@@ -13,21 +13,26 @@ computed once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from torchmdla.devices.cpu.ir.accesses import Access, Buffer
 from torchmdla.devices.cpu.ir.loop_program import (
+    AssertStep,
     LoopNest,
     LoopProgram,
+    OutlinedRegion,
     RepeatLoop,
     Step,
     TileLoop,
     Users,
     first_and_last_uses,
+    flatten,
     is_bijective,
     is_contraction,
+    is_elementwise,
 )
 
 # Equal factors of products.
@@ -117,10 +122,46 @@ def _find_reuse(
     new = output.buffer
     if not new.is_free or first[new] != position or not is_bijective(step, output):
         return None
+    for old in _overwritable_inputs(step, output):
+        if old.is_free and last[old] == position:
+            return old, new
+    return None
+
+
+def _overwritable_inputs(step: LoopNest, output: Access) -> Iterator[Buffer]:
+    """Yield the buffers of which each iteration reads only the element that ``output`` would overwrite there."""
+    new = output.buffer
     for candidate in step.inputs:
         old = candidate.buffer
         same = candidate.indices == output.indices and (old.sizes, old.element) == (new.sizes, new.element)
         alone = sum(old is a.buffer for a in step.inputs) == 1 and all(old is not t.buffer for t in step.tables)
-        if same and alone and old.is_free and last[old] == position:
-            return old, new
-    return None
+        if same and alone:
+            yield old
+
+
+# Results in the memory of arguments, if the caller asks for it.
+
+
+def find_in_place_results(steps: LoopProgram) -> tuple[tuple[int, int], ...]:
+    """Return the positions of each result and input in whose memory the result may be computed.
+
+    All pairs without common buffers can be used in one call.
+    """
+    if any(_may_fail(step) for step in flatten(steps.steps)):
+        return ()  # The caller would compute the call again, from inputs that are partly overwritten.
+    _, last = first_and_last_uses(steps.steps)
+    writers = Counter(buffer for step in steps.steps for buffer in dict.fromkeys(step.writes))
+    return tuple(
+        (output.buffer.position, old.position)
+        for position, step in enumerate(steps.steps)
+        if isinstance(step, LoopNest) and is_elementwise(step)
+        for output in step.outputs
+        if output.buffer.kind == "result" and writers[output.buffer] == 1 and is_bijective(step, output)
+        for old in _overwritable_inputs(step, output)
+        if old.kind == "input" and last[old] == position
+    )
+
+
+def _may_fail(step: Step) -> bool:
+    nests = step.members if isinstance(step, TileLoop) else (step,) if isinstance(step, LoopNest) else ()
+    return isinstance(step, AssertStep | OutlinedRegion) or any(nest.tables or nest.checks for nest in nests)

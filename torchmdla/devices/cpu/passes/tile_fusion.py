@@ -34,6 +34,9 @@ _MOST_MEMBERS = 64
 # The same holds for chains with more buffers: LLVM compares all addresses that a kernel loads first with each other.
 _MOST_BUFFERS = 512
 
+# The size of a factor that each tile may read, in sizes of the second-level cache: larger ones come from memory.
+_MOST_FACTOR = 16
+
 # The innermost loop of a tile is not shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
 
@@ -206,11 +209,23 @@ class _Candidate:
             ValueError: No tile is left, or the next one does not have the same number of axes.
         """
         local = self._local_buffers(users)
-        if not local:
+        if not local or self._rereads_large_factor(costs):
             return None
         chain = self._rematerialise(local)
         written = {b for m in chain.members for b in m.writes}
         return chain._fuse([b for b in local if b in written], costs, remaining)
+
+    def _rereads_large_factor(self, costs: _Costs) -> bool:
+        """Return whether every tile reads all of a factor that is in no cache, such as the weights of a large layer."""
+        most = _MOST_FACTOR * costs.machine.second_level
+        return any(
+            is_contraction(member)
+            and any(
+                costs.at(access.buffer.bytes) > most and access.loops.isdisjoint(axis[k] for axis in self.axes)
+                for access in member.inputs
+            )
+            for k, member in enumerate(self.members)
+        )
 
     def _rematerialise(self, local: Sequence[Buffer]) -> _Candidate:
         """Return the chain without members whose values are computed where they are read.

@@ -36,6 +36,7 @@ class Code:
         distinct_kernels: the number of kernels and regions in the module.
         packs: the manifest entries of packs.
         parameters: the positions of parameters that the entry reads itself.
+        in_place: the results and arguments of the manifest's entry of that name.
         fault: the function that returns the message of a failed check, if accesses are checked
             (:mod:`~torchmdla.devices.cpu.codegen.checks`); empty otherwise.
         marks: the part of the text that checks need.
@@ -53,6 +54,7 @@ class Code:
     distinct_kernels: int
     packs: tuple[Pack, ...]
     parameters: tuple[int, ...]
+    in_place: tuple[tuple[int, int], ...] = ()
     fault: str = ""
     marks: tuple[str, ...] = ()
 
@@ -97,6 +99,8 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
         distinct_kernels=kernels.count,
         packs=describe_packs(steps, program, [(pack_symbols[code], code) for code in pack_codes], kernels.code),
         parameters=tuple(sorted(entry.arguments & parameters)),
+        # A check that fails ends a call, and the caller computes it again from its inputs.
+        in_place=() if marks else tuple((result - len(program.arguments), a) for result, a in steps.in_place),
         fault=FAULT if marks else "",
         marks=tuple(marks.declarations) if marks else (),
     )
