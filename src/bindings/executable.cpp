@@ -92,8 +92,8 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                 const py::object& owner, const std::vector<KindAndSource>& inputs,
                 const std::vector<KindAndSource>& outputs, const std::vector<size_t>& unversioned,
                 uintptr_t workspace, uintptr_t fault, std::shared_ptr<KernelTimes> times,
-              int64_t program_bytes, const std::vector<std::vector<size_t>>& kernel_nodes,
-              bool competes_with_eager, const std::vector<std::pair<size_t, size_t>>& in_place) {
+                int64_t program_bytes, const std::vector<std::vector<size_t>>& kernel_nodes,
+                bool competes_with_eager, const std::vector<std::pair<size_t, size_t>>& in_place) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
