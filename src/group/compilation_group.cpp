@@ -389,7 +389,7 @@ std::optional<SpeedFinding> CompilationGroup::compare(const Specialisation& spec
                              progress);
   try {
     if (progress.rounds == 0) {
-      if (!comparison.is_long() || group_.subgraph->writes_inputs()) return SpeedFinding();
+      if (group_.subgraph->writes_inputs() || !comparison.is_long()) return SpeedFinding();
       if (compiler().find_speed)
         if (auto stored = compiler().find_speed(request)) return stored;
     }

@@ -118,8 +118,8 @@ public:
   SpeedComparison(const Executable& executable, Subgraph& subgraph,
                   c10::ArrayRef<c10::IValue> inputs, c10::ArrayRef<int64_t> symbols,
                   SpeedProgress& progress)
-      : executable_(executable), subgraph_(subgraph), inputs_(inputs), symbols_(symbols),
-        progress_(progress) {}
+      : executable_(executable), subgraph_(subgraph), inputs_(executable.copy_written(inputs)),
+        symbols_(symbols), progress_(progress) {}
   ~SpeedComparison();
   SpeedComparison(const SpeedComparison&) = delete;
   SpeedComparison& operator=(const SpeedComparison&) = delete;
@@ -142,7 +142,7 @@ private:
 
   const Executable& executable_;
   Subgraph& subgraph_;
-  const c10::ArrayRef<c10::IValue> inputs_;
+  const std::vector<c10::IValue> inputs_; // copies of those that the code writes to
   const c10::ArrayRef<int64_t> symbols_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   SpeedProgress& progress_;

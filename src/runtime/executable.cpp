@@ -136,6 +136,22 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
   }
 }
 
+std::vector<c10::IValue> Executable::copy_written(c10::ArrayRef<c10::IValue> values) const {
+  auto copies = values.vec();
+  for (const auto& argument : written_argument_) {
+    if (!argument) continue;
+    const auto& [source, input, element, constant, unversioned] = inputs_[*argument];
+    if (element) {
+      auto tensors = copies[input].toTensorList().copy();
+      tensors.set(*element, tensors.get(*element).clone());
+      copies[input] = std::move(tensors);
+    } else {
+      copies[input] = copies[input].toTensor().clone();
+    }
+  }
+  return copies;
+}
+
 bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
                      c10::ArrayRef<int64_t> symbols) const {
   const auto values = torch::jit::last(stack, num_inputs);

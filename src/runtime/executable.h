@@ -122,6 +122,9 @@ public:
   const std::vector<std::vector<size_t>>& kernel_nodes() const { return code_.kernel_nodes; }
   bool competes_with_eager() const { return code_.competes_with_eager; }
 
+  // Return the inputs of a call with copies of the tensors that the call writes results to.
+  std::vector<c10::IValue> copy_written(c10::ArrayRef<c10::IValue> values) const;
+
   // Packs the parameters, if all of them are constants, so that the first call finds them packed.
   void pack_constants() const;
 

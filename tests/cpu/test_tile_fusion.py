@@ -147,7 +147,8 @@ def test_a_factor_whose_lines_evict_each_other_is_transposed() -> None:
 
 def test_tiles_leave_the_vectors_of_products_whole() -> None:
     """Check that channels in vector lanes stay together where statistics follow a convolution."""
-    nests = all_nests(CONVOLUTION_AND_STATISTICS.steps(host_target("+avx2", "+fma")))
+    target = host_target("+avx2", "+fma", "algorithms=direct")
+    nests = all_nests(CONVOLUTION_AND_STATISTICS.steps(target))
     (convolution,) = (nest for nest in nests if sum(nest.reduction) == 4)
     flat = convolution.written_accesses[0].linearise(len(convolution.sizes)).factors
     assert [size for size, factor in zip(convolution.sizes, flat, strict=True) if factor == 1] == [8]

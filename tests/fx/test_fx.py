@@ -148,7 +148,7 @@ def test_a_group_falls_back_to_eager_for_unsupported_inputs() -> None:
     with torch._subclasses.FakeTensorMode() as mode:
         (fake,) = group(mode.from_tensor(X))
         assert isinstance(fake, torch._subclasses.FakeTensor)
-    assert sum(torchmdla.stats().fallbacks.values()) == 2
+    assert sum(torchmdla.stats().fallbacks.values()) == 1  # of the fake tensor
 
 
 def test_errors_keep_their_class() -> None:

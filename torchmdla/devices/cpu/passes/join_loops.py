@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users, is_contraction
 
 # Dimensions of buffers, each to join with the next one.
 _Dimensions = dict[Buffer, int]
@@ -26,7 +26,8 @@ def join_loops(steps: LoopProgram) -> None:
     """Join loops that walk one dimension of some buffer, in place."""
     users = Users(steps.steps)
     for step in steps.nests():
-        while (joinable := next(_joinable(step, users), None)) is not None:
+        # Patterns of products with weights in blocks need the blocks.
+        while not is_contraction(step) and (joinable := next(_joinable(step, users), None)) is not None:
             outer, inner, dimensions = joinable
             for buffer, dimension in dimensions.items():
                 _join_dimensions(users, buffer, dimension)
