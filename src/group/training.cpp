@@ -154,7 +154,7 @@ void TrainingSteps::observe(Kind& kind, Stack& stack, size_t num_inputs) {
   std::ranges::transform(before, after, std::back_inserter(kind.versioned), std::not_equal_to<>());
 }
 
-// Return the program for backwards from the `used` outputs. Return null if there is none, or
+// Return the program for backwards from the `used` outputs. Return null if it does not exist, or if
 // another thread compiles it.
 std::shared_ptr<const TrainingProgram>
 TrainingSteps::find_program(Kind& kind, const GradientFlags& used,

@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, Shap
 
 from torchmdla.capture import ungrouped
 from torchmdla.capture.fx.decompositions import differentiate_twice
+from torchmdla.capture.fx.graph import draws_numbers
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.errors import CompileError
 from torchmdla.importer.trace import leaves
@@ -174,10 +175,7 @@ class _Graph:
                 reached.update(node.all_input_nodes)
         self.examples = [node.meta.get("val") for node in placeholders]
         self.needed = frozenset(index for index, node in enumerate(placeholders) if node in reached)
-        self.is_random = any(
-            isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-            for node in joint.graph.nodes
-        )
+        self.is_random = any(map(draws_numbers, joint.graph.nodes))
 
 
 _DIFFERENTIABLE = torch.empty(0, requires_grad=True)

@@ -20,7 +20,7 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils import _pytree as pytree
 
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
-from torchmdla.capture.fx.graph import form_groups
+from torchmdla.capture.fx.graph import draws_numbers, form_groups
 from torchmdla.capture.options import Options
 from torchmdla.errors import CompileError, internal_error
 from torchmdla.importer.interpreter import Run
@@ -202,7 +202,7 @@ def _compile(function: _Function, parameters: Sequence[int], options: Options) -
     tangents = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")][len(saved) :]
     if len(tangents) != sum(function.used):
         raise CompileError("an output of its training step has a gradient in eager PyTorch only")
-    is_random = any(map(_is_random, forward.graph.nodes))
+    is_random = any(map(draws_numbers, forward.graph.nodes))
     constants = function.leaves[len(function.places) :]
     run_forward, run_backward = _boxed(forward, weights, options), _boxed(backward, (), options)
     return TrainingProgram(
@@ -262,10 +262,6 @@ def _order_inputs(backward: fx.GraphModule, saved: Sequence[tuple[fx.Node, objec
             first.prepend(placeholders[node.name])
         else:
             first = first.next
-
-
-def _is_random(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _boxed(module: fx.GraphModule, weights: Sequence[fx.Node], options: Options) -> Boxed:

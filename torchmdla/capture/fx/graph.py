@@ -219,3 +219,8 @@ class _Extraction:
             self._last_input = self._subgraph.placeholder(node.name)
         self._last_input.meta = dict(node.meta)
         return self._last_input
+
+
+def draws_numbers(node: fx.Node) -> bool:
+    """Return whether a node draws random numbers from PyTorch's generator."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags

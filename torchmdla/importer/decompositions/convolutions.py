@@ -207,7 +207,7 @@ def _convolve_transposed(
             pads.append((reach - skipped, blocks[dim] - 1 + skipped - (value.size(2 + dim) - 1)))
         return _convolve_padded(value, _taps(weight, chosen, stride), pads, dilation, groups).view(shape)
 
-    result = _interleave(_map_phases(_phases(weight.shape[2:], stride), compute_phases), 2, stride)
+    result = interleave(_map_phases(_phases(weight.shape[2:], stride), compute_phases), 2, stride)
     return _pad(
         result,
         [(-(p % s), p % s + n - m) for n, m, p, s in zip(sizes, result.shape[2:], padding, stride, strict=True)],
@@ -275,7 +275,7 @@ def _map_phases(
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2 + len(chosen))
 
 
-def _interleave(value: Tensor, lead: int, phases: Sizes) -> Tensor:
+def interleave(value: Tensor, lead: int, phases: Sizes) -> Tensor:
     """Rearrange (lead…, phases…, blocks…) to (lead…, blocks · phases…)."""
     if math.prod(phases) == 1:
         return value.view([*value.shape[:lead], *value.shape[lead + len(phases) :]])

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchmdla.importer.decompositions.convolutions import interleave
+
 
 def adaptive_average(spatial: int) -> Callable[[Tensor, Sequence[int]], Tensor]:
     """Return a function that pools the last ``spatial`` dimensions to given sizes, one dimension at a time.
@@ -314,19 +316,8 @@ def _spread(
         return functools.reduce(torch.add, terms) if terms else parts[0].new_zeros(shape)
 
     blocks = [block(remainders) for remainders in itertools.product(*(range(w.stride) for w in every))]
-    return _interleave(blocks, every, counts)
-
-
-def _interleave(blocks: Sequence[Tensor], every: Sequence[_Windows], counts: Sequence[int]) -> Tensor:
-    """Return the elements of all blocks in their order, without padding."""
-    spatial, lead = len(every), blocks[0].dim() - len(every)
-    strides = [w.stride for w in every]
-    result = blocks[0]
-    if len(blocks) > 1:
-        stacked = torch.stack(list(blocks), lead).unflatten(lead, strides)
-        order = [dim for d in range(spatial) for dim in (lead + spatial + d, lead + d)]
-        sizes = [n * s for n, s in zip(counts, strides, strict=True)]
-        result = stacked.permute([*range(lead), *order]).reshape([*result.shape[:lead], *sizes])
+    lead, strides = blocks[0].dim() - spatial, [w.stride for w in every]
+    result = interleave(torch.stack(blocks, lead).unflatten(lead, strides), lead, strides)
     for dim, w in enumerate(every, -spatial):
         result = result.narrow(dim, w.padding, w.length)
     return result

@@ -172,7 +172,12 @@ class _Builder(Interpreter[lark.Token, Any]):
         name, element, sizes, *marks = tree.children
         arguments: dict[str, Any] = {
             "fixed": "fixed" in marks,
-            **{name: int(mark.removeprefix(name)) for name in ("bits", "padding") for mark in marks if name in mark},
+            **{
+                name: int(mark.removeprefix(name))
+                for name in ("bits", "padding")
+                for mark in marks
+                if mark.startswith(name)
+            },
         }
         kind: Any = "global"
         if name.startswith("@"):
