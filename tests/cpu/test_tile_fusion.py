@@ -136,6 +136,19 @@ def test_a_product_reads_panels_from_the_cache(transposed: bool) -> None:
     assert chains(product(2, 2048, 1024, transposed).steps(target)) == []
 
 
+def test_each_product_of_layers_that_train_reads_panels_from_the_cache() -> None:
+    """Check that the weights of a layer are not copied whole where the next layer reads all of its results."""
+
+    def layers(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(x @ v.t())
+        return hidden, hidden @ w.t()
+
+    program = TracedProgram(layers, normal(64, 1024), normal(1024, 1024), normal(1024, 1024))
+    steps = program.steps(host_target("+avx2", "+fma"))
+    assert [[is_copy(member) for member in chain.members] for chain in chains(steps)] == [[True, False]] * 2
+    assert not steps.nests()
+
+
 def test_a_factor_whose_lines_evict_each_other_is_transposed() -> None:
     """Check a product whose factors are both read across the rows of a matrix, 8 KiB apart."""
     program = TracedProgram(lambda x, y: x.t() @ y, normal(64, 2048), normal(64, 2048))

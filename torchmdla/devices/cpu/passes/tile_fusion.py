@@ -105,14 +105,14 @@ def _longest_chain(
     users: Users, sequence: _Sequence, start: int, costs: _Costs, remaining: deque[Sequence[int]] | None
 ) -> tuple[_Candidate | None, TileLoop | None]:
     """Return the longest chain from a step on whose local buffers fit, with the next of the remaining tiles."""
-    for chain in reversed(_grow_chains(sequence, start)):
+    for chain in reversed(_grow_chains(sequence, start, users, costs)):
         fused = chain.fuse(users, costs, remaining)
         if fused is not None:
             return chain, fused
     return None, None
 
 
-def _grow_chains(sequence: _Sequence, start: int) -> list[_Candidate]:
+def _grow_chains(sequence: _Sequence, start: int, users: Users, costs: _Costs) -> list[_Candidate]:
     """Return the chains that start with a step, each one member longer than the one before."""
     first = sequence.steps[start]
     if not isinstance(first, LoopNest) or not _may_join(first):
@@ -126,7 +126,9 @@ def _grow_chains(sequence: _Sequence, start: int) -> list[_Candidate]:
             break
         step = sequence.steps[place]
         longer = chains[-1].with_member(step, place + 1) if isinstance(step, LoopNest) else None
-        if longer is None or (is_copy(first) and not _reads_from_cache(sequence, chains, step, place)):
+        if longer is None or (
+            is_copy(first) and not (len(chains) == 1 and _gains_from_copy(sequence, place, users, costs))
+        ):
             break
         chains.append(longer)
         reads.update(step.reads)
@@ -134,13 +136,17 @@ def _grow_chains(sequence: _Sequence, start: int) -> list[_Candidate]:
     return chains[1:]
 
 
-def _reads_from_cache(sequence: _Sequence, chains: Sequence[_Candidate], step: Step, place: int) -> bool:
-    """Return whether ``step`` is a product that gains from reading a copy by tiles: it is in no other chain.
+def _gains_from_copy(sequence: _Sequence, place: int, users: Users, costs: _Costs) -> bool:
+    """Return whether the step at ``place`` is a product that gains from a copy by tiles: it does not start a chain.
 
     Nothing else gains from a copy in the same chain.
     """
+    step = sequence.steps[place]
+    chains = _grow_chains(sequence, place, users, costs)
     return (
-        len(chains) == 1 and isinstance(step, LoopNest) and is_contraction(step) and not _grow_chains(sequence, place)
+        isinstance(step, LoopNest)
+        and is_contraction(step)
+        and not any(chain.may_fuse(users, costs) for chain in chains)
     )
 
 
@@ -208,12 +214,16 @@ class _Candidate:
         Raises:
             ValueError: No tile is left, or the next one does not have the same number of axes.
         """
-        local = self._local_buffers(users)
-        if not local or self._rereads_large_factor(costs):
+        if not self.may_fuse(users, costs):
             return None
+        local = self._local_buffers(users)
         chain = self._rematerialise(local)
         written = {b for m in chain.members for b in m.writes}
         return chain._fuse([b for b in local if b in written], costs, remaining)
+
+    def may_fuse(self, users: Users, costs: _Costs) -> bool:
+        """Return whether some intermediate value stays in the tile, and no tile reads a large factor again."""
+        return bool(self._local_buffers(users)) and not self._rereads_large_factor(costs)
 
     def _rereads_large_factor(self, costs: _Costs) -> bool:
         """Return whether every tile reads all of a factor that is in no cache, such as the weights of a large layer."""
