@@ -8,6 +8,8 @@ kernel's. Reads from a cache can exceed 100 % of the copy, and so of the roof; s
 over kernels. Kernels limited by vector functions (exp, erf) or by latencies are far below either peak. Tables merge
 kernels of the same operators and loops into one line. The JSON file lists each kernel.
 
+With --training, each model is a step of training (forward, loss, backward and SGD) by torch.compile, as in training.py.
+
 The exit status is 1 if a model does not run.
 """
 
@@ -26,6 +28,7 @@ from typing import Any
 from harness import children, output
 from harness.charts import save_charts
 from harness.rows import KNOWN, ROW_NAMES, rows_by_name
+from harness.steps import LEVELS, TASKS, build, step_of
 
 Row = dict[str, Any]
 
@@ -39,7 +42,7 @@ def main() -> int:
         for model in options.models:
             for threads in options.threads:
                 bar.set_postfix_str(f"{model}, {threads} thread{'s' * (threads > 1)}")
-                rows.append(row_of(model, threads, options.quick))
+                rows.append(row_of(model, threads, options))
                 bar.update()
                 output.write_json(options.json, {"benchmark": "roofline", "quick": options.quick, "rows": rows})
     for row in rows:
@@ -59,6 +62,11 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--models", type=models, metavar="NAMES", help=f"of {','.join(KNOWN)} (the first {len(ROW_NAMES)})"
     )
+    steps = output.one_of(TASKS)
+    parser.add_argument(
+        "--training", type=steps, nargs="?", const=[], metavar="NAMES", help=f"steps of {','.join(TASKS)} (all)"
+    )
+    parser.add_argument("--level", choices=LEVELS, default="native", help="instructions to use (%(default)s)")
     parser.add_argument(
         "--threads", type=output.numbers, metavar="NUMBERS", default=[1], help="of each op, in turn (1)"
     )
@@ -71,37 +79,33 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install torchmdla[bench]")
-    options.models = options.models or (["mlp"] if options.quick else list(ROW_NAMES))
+    whole = ROW_NAMES if options.training is None else TASKS
+    options.models = options.training or options.models or (["mlp"] if options.quick else list(whole))
     return options
 
 
 # --- one model ---------------------------------------------------------------------------------------------------
 
 
-def row_of(model: str, threads: int, quick: bool) -> Row:
-    task = {"model": model, "threads": threads, "quick": quick}
+def row_of(model: str, threads: int, options: argparse.Namespace) -> Row:
+    task = {"model": model, "threads": threads, "training": options.training is not None, "quick": options.quick}
+    variables = {**LEVELS[options.level], "OMP_NUM_THREADS": str(threads)}
     try:
-        row: Row = children.run("roofline:measure", task, {"OMP_NUM_THREADS": str(threads)})
+        row: Row = children.run("roofline:measure", task, variables)
     except children.ChildFailed as failure:
         return {"model": model, "threads": threads, "fault": str(failure)}
     return row
 
 
-def measure(model: str, threads: int, quick: bool) -> Row:
-    """Return the kernels of a model, explained in this process."""
+def measure(model: str, threads: int, training: bool, quick: bool) -> Row:
+    """Return the kernels of a model, or of a step of its training, explained in this process."""
     import torch
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
-    spec = rows_by_name()[model]
-    spec = spec.reduced() if quick else spec
-    module, inputs = spec.build(), spec.inputs()
-    with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as cache, torch.no_grad():
+    with tempfile.TemporaryDirectory(prefix="torchmdla-cache-") as cache:
         os.environ["TORCHMDLA_CACHE_DIR"] = cache
-        import torchmdla
-
-        compiled = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
-        explanation = torchmdla.explain(compiled, *inputs)
+        explanation = explain_step(model, quick) if training else explain_model(model, quick)
     kernels = kernels_of(explanation)
     return {
         "model": model,
@@ -113,6 +117,25 @@ def measure(model: str, threads: int, quick: bool) -> Row:
         "kernels": kernels,
         "fault": None,
     }
+
+
+def explain_step(model: str, quick: bool) -> Any:
+    import torchmdla
+
+    return torchmdla.explain(step_of("torchmdla", build(TASKS[model], quick), "sgd", False, "float32"))
+
+
+def explain_model(model: str, quick: bool) -> Any:
+    import torch
+
+    import torchmdla
+
+    spec = rows_by_name()[model]
+    spec = spec.reduced() if quick else spec
+    module, inputs = spec.build(), spec.inputs()
+    with torch.no_grad():
+        compiled = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
+        return torchmdla.explain(compiled, *inputs)
 
 
 def kernels_of(explanation: Any) -> list[Row]:

@@ -14,7 +14,6 @@ torchmdla fails or its loss differs.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import importlib.util
 import os
@@ -24,19 +23,14 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from harness import children, output
 from harness.charts import save_charts
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+from harness.steps import LEVELS, OPTIMISERS, TASKS, Step, build, step_of
 
 Row = dict[str, Any]
-Step = Callable[[], float]
 
 OURS = ("torchmdla", "torchscript", "lazy", "acap")
 PEERS = ("eager", "inductor", "zentorch")
@@ -55,49 +49,8 @@ COLOURS = {
     "acap": "peachpuff",
 }
 
-# Variables that hold each system to the instructions of a level.
-LEVELS: Mapping[str, Mapping[str, str]] = {
-    "native": {},
-    "x86-64-v3": {
-        "TORCHMDLA_PROCESSOR": "x86-64-v3",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
-}
-
-# Systems that are backends of torch.compile, and systems that are devices of PyTorch.
-BACKENDS = ("inductor", "zentorch", "torchmdla")
-DEVICES = ("lazy", "acap")
-
 _STEPS = 20  # before losses are compared
 _TOLERANCE = 1e-2  # of the losses, relative
-
-
-class Task(NamedTuple):
-    """Model of :data:`torchmdla.testing.models.MODELS`, or of :func:`_architectures`, with its batch and loss."""
-
-    model: str
-    batch: int
-    loss: str = "cross_entropy"
-    size: int | None = None
-
-
-TASKS: Mapping[str, Task] = {
-    "mlp": Task("mlp", 64, "mse"),
-    "resnet18": Task("resnet18", 4),
-    "resnet50": Task("resnet50", 4),
-    "mobilenet_v2": Task("mobilenet_v2", 4),
-    "unet": Task("unet", 1, "mse"),
-    "bert": Task("bert", 4, "mse", 128),
-    "vit_s": Task("vit_b16", 4),
-    "gpt2": Task("gpt", 1, "next_token", 128),
-    "lstm": Task("lstm", 8, "mse"),
-    "gru": Task("gru", 8, "mse"),
-    "schnet": Task("schnet", 1, "forces", 216),
-}
-
-OPTIMISERS = ("sgd", "adamw")
 
 
 def main() -> int:
@@ -237,155 +190,6 @@ def peak_of(step: Step) -> float | None:
 def _status(name: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
-
-
-class Program(NamedTuple):
-    """Model in training mode, with its inputs and target.
-
-    ``loss`` is a function from the model, or its compiled form, the inputs and the target to the loss.
-    """
-
-    module: nn.Module
-    inputs: tuple[torch.Tensor, ...]
-    target: torch.Tensor
-    loss: Callable[..., torch.Tensor]
-
-    def to(self, device: Any) -> Program:
-        """Return a copy on ``device``."""
-        module = copy.deepcopy(self.module).to(device)
-        return self._replace(
-            module=module, inputs=tuple(x.to(device) for x in self.inputs), target=self.target.to(device)
-        )
-
-
-def build(task: Task, quick: bool) -> Program:
-    """Return the program of a task, reduced if ``quick``."""
-    import torch
-
-    from torchmdla.testing.models import MODELS, SCHNET
-
-    spec = {**MODELS, "schnet": SCHNET}[task.model]
-    spec = spec.reduced() if quick else replace(spec, architecture=_architectures().get(task.model, spec.architecture))
-    module = spec.build().train()
-    inputs = spec.inputs(batch=8 if quick else task.batch, size=None if quick else task.size)
-    generator = torch.Generator().manual_seed(1)
-    if task.loss == "forces":
-        return Program(module, inputs, torch.randn(inputs[0].shape, generator=generator), _loss_of_forces)
-    with torch.no_grad():
-        result = _first(copy.deepcopy(module)(*inputs))
-    targets = {
-        "mse": lambda: torch.randn(result.shape, generator=generator),
-        "cross_entropy": lambda: torch.randint(
-            result.shape[-1], (result.numel() // result.shape[-1],), generator=generator
-        ),
-        "next_token": lambda: inputs[0][:, 1:].flatten(),
-    }
-    return Program(module, inputs, targets[task.loss](), _LOSSES[task.loss])
-
-
-def _architectures() -> Mapping[str, Callable[[], nn.Module]]:
-    """Return the models that are smaller here than those whose inference is measured."""
-    from torchmdla.testing.architectures import Bert, Vit
-
-    return {"bert": lambda: Bert(30522, 512, 4, 768, 12), "vit_b16": lambda: Vit(224, 16, 12, 384, 6, 1000)}
-
-
-def _first(results: Any) -> torch.Tensor:
-    """Return the first result of a model, which has one or several."""
-    tensor: torch.Tensor = results[0] if isinstance(results, tuple) else results
-    return tensor
-
-
-def _mse(model: Any, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.nn.functional.mse_loss(_first(model(*inputs)).float(), target)
-
-
-def _cross_entropy(model: Any, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.nn.functional.cross_entropy(_first(model(*inputs)).flatten(0, -2).float(), target)
-
-
-def _next_token(model: Any, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    logits = _first(model(*inputs))[:, :-1]
-    return torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), target)
-
-
-def _loss_of_forces(model: Any, inputs: Sequence[torch.Tensor], target: torch.Tensor) -> torch.Tensor:
-    """Return the error of the forces, the negative gradient of the energy with respect to positions."""
-    import torch
-
-    positions = inputs[0].detach().requires_grad_()
-    energy = model(positions, *inputs[1:])
-    (gradient,) = torch.autograd.grad(energy.sum(), positions, create_graph=True)
-    return torch.nn.functional.mse_loss(-gradient.float(), target)
-
-
-_LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "next_token": _next_token}
-
-
-def step_of(system: str, program: Program, optimiser: str, compile_optimiser: bool, precision: str) -> Step:
-    """Return a function that trains a copy of the program's model by one step of ``system``, and returns the loss."""
-    import torch
-
-    module, inputs, target, loss = program.to(_device(system))
-    updating = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimiser](module.parameters(), lr=1e-3)
-    update: Any = updating.step
-    forward: Any = module
-    if system in BACKENDS:
-        forward = torch.compile(module, backend=system)
-        update = torch.compile(update, backend=system) if compile_optimiser else update
-    elif system == "torchscript":
-        forward = torch.jit.trace(module, inputs, check_trace=False)
-    # PyTorch has no autocast for the lazy device.
-    autocast = "cpu" if system == "lazy" else inputs[0].device.type
-
-    def step() -> float:
-        with torch.autocast(autocast, torch.bfloat16, enabled=precision == "bfloat16"):
-            value = loss(forward, inputs, target)
-        updating.zero_grad()
-        value.backward()
-        update()
-        _SYNCHRONISE.get(system, _nothing)()
-        return float(value.detach())
-
-    return step
-
-
-def _device(system: str) -> Any:
-    """Return the device of a system, and prepare it."""
-    import torchmdla
-    from torchmdla import lazy
-
-    if system == "acap":
-        return torchmdla.acap_device()
-    if system == "lazy":
-        lazy.initialize()
-        return "lazy"
-    return "cpu"
-
-
-def _mark_lazy() -> None:
-    import torch._lazy
-
-    torch._lazy.mark_step()
-
-
-def _mark_acap() -> None:
-    import torchmdla.acap
-
-    torchmdla.acap.mark_step()
-
-
-def _nothing() -> None:
-    """Do nothing: most systems compute at once."""
-
-
-_SYNCHRONISE: Mapping[str, Callable[[], None]] = {"lazy": _mark_lazy, "acap": _mark_acap}
 
 
 def show(rows: list[Row], options: Any, threads: int) -> None:

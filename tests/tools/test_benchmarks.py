@@ -270,6 +270,7 @@ def check_mdla(results: dict[str, Any]) -> None:
         ("serving", (), check_serving),
         ("reloading", (), check_reloading),
         ("roofline", (), check_roofline),
+        ("roofline", ("--training", "mlp"), check_roofline),
         ("kernels", ("--kinds", "conv-1x1,softmax"), check_kernels),
         ("algorithms", ("--models", "resnet18"), check_algorithms),
         ("compile_time", ("--peers", "inductor"), check_compile_time),

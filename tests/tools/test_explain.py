@@ -416,6 +416,21 @@ def test_an_exported_program_has_its_inputs() -> None:
     assert torchmdla.explain(program).summary.startswith("1 group")
 
 
+def test_a_step_of_training_is_called_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    compiled, x = torch.compile(model, backend="torchmdla"), torch.randn(32, 8)
+
+    def step() -> None:
+        compiled(x).sum().backward()
+
+    report = torchmdla.explain(step)
+    forward, backward = report.groups
+    assert "addmm" in forward.name
+    assert "threshold_backward" in backward.name
+    assert not any("autograd" in operator.op for operator in report.outside)
+    assert not torch.is_grad_enabled()
+
+
 def test_explain_rejects_uncallable_models() -> None:
     with pytest.raises(TypeError, match="explain takes a model that can be called, got int"):
         torchmdla.explain(3)

@@ -15,7 +15,7 @@ from torchmdla.explaining.errors import errors_of
 from torchmdla.explaining.graphs import graph_of_group, with_times
 from torchmdla.explaining.machine import peak
 from torchmdla.explaining.profile import events_of, run_outside
-from torchmdla.explaining.program import Program, model_name
+from torchmdla.explaining.program import Program, is_step, model_name
 from torchmdla.explaining.reasons import Reasons, Snapshot, reason_of
 from torchmdla.explaining.recording import Recording
 from torchmdla.report.explanation import Explanation, Group, Reason
@@ -34,23 +34,24 @@ def explain(model: Any, *inputs: Any, compare: bool = False) -> Explanation:
     ``torchmdla.explain``, level INFO).
 
     The model is called some hundred times at most, without gradients, and half a second is measured. Work of other
-    threads at the same time is counted as well.
+    threads at the same time is counted as well. A function without inputs is called as it is, with gradients: it may be
+    a step of training.
 
     Args:
         model: a TorchScript module or function; the result of ``torch.compile(…, backend="torchmdla")`` or of
             :func:`torchmdla.compile`; an exported program; a plain module or function, which is traced with the inputs
-            unless these are on a lazy device.
+            unless these are on a lazy device; a function without inputs.
         inputs: inputs of a call, on the model's device. Without inputs, an exported program uses its own.
         compare: whether the result of every operator in groups is also compared with eager's.
 
     Raises:
-        TypeError: ``model`` cannot be called, or is a plain module or function without inputs.
+        TypeError: ``model`` cannot be called, or is a plain module without inputs.
         RuntimeError: PyTorch's profiler is on; a thread can have only one profiler.
         Exception: the model's own exceptions.
     """
     if torch._C._autograd._profiler_enabled():
         raise RuntimeError("explain profiles the model itself: call it outside of the block of torch.profiler")
-    with torch.no_grad(), Recording() as recording:
+    with torch.set_grad_enabled(is_step(model, inputs)), Recording() as recording:
         with trace.span("getting ready", "explain"):
             program = Program(model, inputs)
         before = Snapshot.now()

@@ -15,6 +15,7 @@ from functools import cache, partial
 import torch
 from llvmlite import binding
 
+from torchmdla import devices
 from torchmdla.report.explanation import Peak
 
 # Two units with a latency of four or five cycles need ten sums in flight; sixteen vector registers hold twelve.
@@ -33,9 +34,9 @@ _LEAST_REPEATS, _SECONDS = 5, 0.1
 
 @cache
 def vector_width() -> int:
-    """Return the number of float32 elements in the widest vector of this processor."""
-    features = binding.get_host_cpu_features()
-    return next((width for name, width in (("avx512f", 16), ("avx", 8)) if features.get(name)), 4)
+    """Return the number of float32 elements in the widest vector that programs for the CPU use."""
+    features = devices.get("cpu").target().features.split(",")
+    return next((width for name, width in (("+avx512f", 16), ("+avx", 8)) if name in features), 4)
 
 
 class Multiplier:

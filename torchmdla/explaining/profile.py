@@ -8,6 +8,9 @@ from typing import Any
 from torchmdla import _C
 from torchmdla.report.explanation import Outside
 
+# Prefixes of ranges that are not operators: kernels, and nodes of the backward pass.
+_RANGES = ("mdla", "autograd::", "torch::autograd::")
+
 
 def base_of(op: str) -> str:
     """Return the operator's name in profiles: ``aten::add`` for ``aten::add.Tensor``."""
@@ -74,7 +77,7 @@ def run_outside(events: Sequence[tuple[str, float]], reports: Collection[_C.Grou
 
 def _outermost_ops(events: Iterable[Any], groups: Collection[str]) -> Iterator[Any]:
     return _outermost(
-        events, lambda event: event.name in groups or ("::" in event.name and not event.name.startswith("mdla"))
+        events, lambda event: event.name in groups or ("::" in event.name and not event.name.startswith(_RANGES))
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -62,7 +64,13 @@ def _prepare(model: Any, inputs: tuple[Any, ...]) -> Any:
         return api.compile(model, *inputs)
     if not callable(model):
         raise TypeError(f"explain takes a model that can be called, got {type(model).__name__}")
-    return model if _is_deferred(inputs) or _is_prepared(model) else api.compile(model, *inputs)
+    is_ready = _is_deferred(inputs) or _is_prepared(model) or is_step(model, inputs)
+    return model if is_ready else api.compile(model, *inputs)
+
+
+def is_step(model: Any, inputs: tuple[Any, ...]) -> bool:
+    """Return whether ``model`` is a Python function without inputs, such as a step of training."""
+    return isinstance(model, FunctionType | MethodType | partial) and not inputs and not _is_prepared(model)
 
 
 def _is_deferred(inputs: tuple[Any, ...]) -> bool:
