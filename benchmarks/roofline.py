@@ -28,7 +28,7 @@ from typing import Any
 from harness import children, output
 from harness.charts import save_charts
 from harness.rows import KNOWN, ROW_NAMES, rows_by_name
-from harness.steps import LEVELS, TASKS, build, step_of
+from harness.steps import LEVELS, TASKS, build, train
 
 Row = dict[str, Any]
 
@@ -122,7 +122,7 @@ def measure(model: str, threads: int, training: bool, quick: bool) -> Row:
 def explain_step(model: str, quick: bool) -> Any:
     import torchmdla
 
-    return torchmdla.explain(step_of("torchmdla", build(TASKS[model], quick), "sgd", False, "float32"))
+    return torchmdla.explain(train("torchmdla", build(TASKS[model], quick), "sgd", False, "float32").step)
 
 
 def explain_model(model: str, quick: bool) -> Any:

@@ -5,8 +5,9 @@ the same weights. Times are the minimum and the median of the rounds, in millise
 best peer's minimum time over torchmdla's. First steps include compiling. A system that ends the first steps with
 another loss than eager is reported, and not timed.
 
-The memory of a step, in MiB, is the largest resident set during the step, without what was resident before it. The step
-runs on a new thread, so that memory which a system keeps for a thread is counted. Linux only.
+The memory of a step, in MiB, is the largest resident set during the step, without what was resident before it. So it
+is that of activations, gradients and temporary values. The step runs on a new thread, so that memory which a system
+keeps for a thread is counted. Linux only.
 
 With --level x86-64-v3 all systems are held to AVX2. zentorch takes part if it is installed. The exit status is 1 if
 torchmdla fails or its loss differs.
@@ -28,7 +29,7 @@ from typing import Any
 
 from harness import children, output
 from harness.charts import save_charts
-from harness.steps import LEVELS, OPTIMISERS, TASKS, Step, build, step_of
+from harness.steps import LEVELS, OPTIMISERS, TASKS, Training, build, train
 
 Row = dict[str, Any]
 
@@ -121,7 +122,7 @@ def measure(
     torch.set_num_threads(threads)
     torch._inductor.config.fallback_random = True
     program = build(TASKS[model], quick)
-    steps: dict[str, Step] = {}
+    trainings: dict[str, Training] = {}
     first: dict[str, float] = {}
     losses: dict[str, float] = {}
     faults: dict[str, str] = {}
@@ -131,24 +132,25 @@ def measure(
         for system in systems:
             children.step(f"{model}: first steps of {system}")
             try:
-                steps[system] = step_of(system, program, optimiser, compile_optimiser, precision)
+                step, _ = trainings[system] = train(system, program, optimiser, compile_optimiser, precision)
                 torch.manual_seed(0)  # of dropout; a trace draws numbers, too
                 start = time.perf_counter()
-                steps[system]()
+                step()
                 first[system] = time.perf_counter() - start
-                losses[system] = [steps[system]() for _ in range(_STEPS)][-1]
+                losses[system] = [step() for _ in range(_STEPS)][-1]
             except Exception as error:
                 faults[system] = f"{type(error).__name__}: {str(error)[:200]}"
         reference = losses["eager"]
         for system, last in losses.items():
             if not abs(last - reference) <= _TOLERANCE * abs(reference):
                 faults[system] = f"loss {last:.6g} after {_STEPS} steps, eager's is {reference:.6g}"
-        calls = {system: step for system, step in steps.items() if system not in faults}
+        right = {system: training for system, training in trainings.items() if system not in faults}
         times = timing.time_interleaved(
-            calls, rounds, on_round=lambda k: children.step(f"{model}: round {k + 1} of {rounds}")
+            {system: training.step for system, training in right.items()},
+            rounds, on_round=lambda k: children.step(f"{model}: round {k + 1} of {rounds}")
         )
         children.step(f"{model}: memory")
-        memory = {system: peak for system, step in calls.items() if (peak := peak_of(step)) is not None}
+        memory = {system: peak for system, training in right.items() if (peak := peak_of(training)) is not None}
     stats = torchmdla.stats()
     return {
         "model": model,
@@ -168,7 +170,7 @@ _LEAST_MAPPED = 64 << 10
 _M_MMAP_THRESHOLD = -3  # of mallopt
 
 
-def peak_of(step: Step) -> float | None:
+def peak_of(training: Training) -> float | None:
     """Return the MiB by which the resident set grows in a step on a new thread; None where this is not measured."""
     if not sys.platform.startswith("linux"):
         return None
@@ -176,11 +178,12 @@ def peak_of(step: Step) -> float | None:
     library.mallopt(_M_MMAP_THRESHOLD, _LEAST_MAPPED)
     peaks = []
     for _ in range(3):
-        step()  # memory that the previous step left is freed
+        training.step()  # memory that the previous step left is freed
+        training.free_gradients()
         library.malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the present resident set
         before = _status("VmRSS")
-        thread = threading.Thread(target=step)
+        thread = threading.Thread(target=training.step)
         thread.start()
         thread.join()
         peaks.append(_status("VmHWM") - before)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-Step = Callable[[], float]
-
 # Variables that hold each system to the instructions of a level.
 LEVELS: Mapping[str, Mapping[str, str]] = {
     "native": {},
@@ -146,8 +144,18 @@ def _loss_of_forces(model: Any, inputs: Sequence[torch.Tensor], target: torch.Te
 _LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "next_token": _next_token}
 
 
-def step_of(system: str, program: Program, optimiser: str, compile_optimiser: bool, precision: str) -> Step:
-    """Return a function that trains a copy of the program's model by one step of ``system``, and returns the loss."""
+class Training(NamedTuple):
+    """Copy of a program's model in training.
+
+    ``step`` trains it by one step and returns the loss. ``free_gradients`` frees the gradients that a step leaves.
+    """
+
+    step: Callable[[], float]
+    free_gradients: Callable[[], None]
+
+
+def train(system: str, program: Program, optimiser: str, compile_optimiser: bool, precision: str) -> Training:
+    """Return a copy of the program's model in training by ``system``."""
     import torch
 
     module, inputs, target, loss = program.to(_device(system))
@@ -171,7 +179,7 @@ def step_of(system: str, program: Program, optimiser: str, compile_optimiser: bo
         _SYNCHRONISE.get(system, _nothing)()
         return float(value.detach())
 
-    return step
+    return Training(step, updating.zero_grad)
 
 
 def _device(system: str) -> Any:
