@@ -1,7 +1,7 @@
 """The C++ extension: fusion pass, run function, device calls."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, overload
 
 import torch
 
@@ -72,6 +72,7 @@ class Executable:
         kernel_nodes: Sequence[Sequence[int]] = (),
         competes_with_eager: bool = False,
         in_place: Sequence[tuple[int, int]] = (),
+        releases: Sequence[tuple[int, int]] = (),
     ) -> None: ...
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Call the code of a static program outside of groups.
@@ -243,7 +244,12 @@ class Group:
         varying: Sequence[tuple[int, int]] | None = None,
         written: Sequence[tuple[int, int]] | None = None,
     ) -> None: ...
+    @overload
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
+    @overload
+    def __call__(self, *, inputs: list[Any]) -> tuple[Any, ...]:
+        """Call the group with a list of inputs, which it empties. It frees each after its last use."""
+
     @property
     def __name__(self) -> str: ...
     @property

@@ -93,7 +93,8 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
                 const std::vector<KindAndSource>& outputs, const std::vector<size_t>& unversioned,
                 uintptr_t workspace, uintptr_t fault, std::shared_ptr<KernelTimes> times,
                 int64_t program_bytes, const std::vector<std::vector<size_t>>& kernel_nodes,
-                bool competes_with_eager, const std::vector<std::pair<size_t, size_t>>& in_place) {
+                bool competes_with_eager, const std::vector<std::pair<size_t, size_t>>& in_place,
+                const std::vector<std::pair<size_t, size_t>>& releases) {
   std::vector<InputBinding> input_bindings;
   for (const auto& [source, from] : inputs)
     input_bindings.push_back(input_binding(source, from));
@@ -118,8 +119,11 @@ make_executable(uintptr_t entry, const std::vector<PackEntry>& packs, int64_t wo
   std::vector<InPlaceResult> written;
   for (const auto& [result, argument] : in_place)
     written.push_back({result, argument});
+  std::vector<ArgumentRelease> released;
+  for (const auto& [argument, kernel] : releases)
+    released.push_back({argument, kernel});
   return std::make_shared<Executable>(std::move(code), std::move(input_bindings),
-                                      std::move(output_bindings), written);
+                                      std::move(output_bindings), written, released);
 }
 
 // Call an executable outside of any group. There is no fallback if the code fails.
@@ -182,7 +186,8 @@ void bind_executable(py::module& module) {
            py::arg("program_bytes") = 0,
            py::arg("kernel_nodes") = std::vector<std::vector<size_t>>(),
            py::arg("competes_with_eager") = false,
-           py::arg("in_place") = std::vector<std::pair<size_t, size_t>>())
+           py::arg("in_place") = std::vector<std::pair<size_t, size_t>>(),
+           py::arg("releases") = std::vector<std::pair<size_t, size_t>>())
       .def("__call__", &call, py::arg("inputs"))
       .def_property_readonly("times", &Executable::times)
       .def_property_readonly("owner", [](const Executable& executable) {

@@ -150,23 +150,34 @@ void write_inputs(Stack& stack, const std::vector<WrittenInput>& written,
   }
 }
 
+// Return the list in the keyword `inputs`, or null.
+PyObject* list_of_inputs(PyObject* const* arguments, size_t count, PyObject* keywords) {
+  if (count != 0 || !keywords || PyTuple_GET_SIZE(keywords) != 1) return nullptr;
+  const bool is_inputs =
+      PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(keywords, 0), "inputs") == 0;
+  return is_inputs && PyList_CheckExact(arguments[0]) ? arguments[0] : nullptr;
+}
+
 PyObject* call_group(PyObject* self, PyObject* const* arguments, size_t flagged_count,
                      PyObject* keywords) {
   HANDLE_TH_ERRORS
   const auto& object = as_group(self);
-  const auto count = static_cast<size_t>(PyVectorcall_NARGS(flagged_count));
-  TORCH_CHECK_TYPE(count == object.num_inputs && !keywords, object.name, " takes ",
-                   object.num_inputs, " inputs by position, got ", count);
+  auto count = static_cast<size_t>(PyVectorcall_NARGS(flagged_count));
+  auto* list = list_of_inputs(arguments, count, keywords);
+  if (list) count = static_cast<size_t>(PyList_GET_SIZE(list));
+  TORCH_CHECK_TYPE(count == object.num_inputs && (list || !keywords), object.name, " takes ",
+                   object.num_inputs, " inputs by position or as a list, got ", count);
   Stack stack;
   stack.reserve(count);
   for (size_t i = 0; i < count; ++i)
-    stack.push_back(from_python(arguments[i]));
+    stack.push_back(from_python(list ? PyList_GET_ITEM(list, i) : arguments[i]));
+  if (list && PyList_SetSlice(list, 0, PyList_GET_SIZE(list), nullptr) != 0) throw python_error();
   {
     py::gil_scoped_release without_gil;
     c10::SmallVector<at::Tensor, 4> inputs;
     for (const auto& written : object.written)
       inputs.push_back(stack[written.input].toTensor());
-    object.group->run(stack);
+    object.group->run(stack, /*gives_up_inputs=*/list != nullptr);
     write_inputs(stack, object.written, inputs);
   }
   auto results = py::tuple(stack.size());

@@ -169,7 +169,7 @@ CompilationGroup::CompilationGroup(const Node* node) : CompilationGroup(node, In
 CompilationGroup::CompilationGroup(const Node* node, InputPaths inputs)
     : CompilationGroup(describe(node, std::move(inputs))) {}
 
-void CompilationGroup::run(Stack& stack) {
+void CompilationGroup::run(Stack& stack, bool gives_up_inputs) {
   RECORD_FUNCTION(name_, c10::ArrayRef<const c10::IValue>());
   auto specialisations = specialisations_.load();
   specialisations->prefetch();
@@ -178,21 +178,21 @@ void CompilationGroup::run(Stack& stack) {
     return fall_back(stack, Fallback::switched_off);
   Signature signature;
   const auto inputs = torch::jit::last(stack, group_.inputs.num_inputs());
-  const bool is_recorded_by_autograd = needs_gradients(inputs);
+  const CallKind kind{needs_gradients(inputs), gives_up_inputs};
   if (settings().keep_inputs.load(std::memory_order_relaxed)) keep_inputs(inputs);
-  if (const auto reason = reason_to_fall_back(inputs, is_recorded_by_autograd, signature)) {
+  if (const auto reason = reason_to_fall_back(inputs, kind.is_recorded_by_autograd, signature)) {
     count_fallback(*reason);
     return fall_back(stack);
   }
-  if (is_recorded_by_autograd) {
+  if (kind.is_recorded_by_autograd) {
     if (backward_predictor_.count_call()) return run_for_training(stack);
   } else if (is_first_run() && !load_packaged(signature, inputs)) {
     return fall_back(stack);
   }
-  while (!run_existing(*specialisations, signature, is_recorded_by_autograd, stack)) {
+  while (!run_existing(*specialisations, signature, kind, stack)) {
     if (!load_packaged(signature, inputs)) {
       specialisations.reset(); // entries evicted for the new specialisation are freed at once
-      return specialise(signature, is_recorded_by_autograd, stack);
+      return specialise(signature, kind, stack);
     }
     specialisations = specialisations_.load();
   }
@@ -200,14 +200,13 @@ void CompilationGroup::run(Stack& stack) {
 
 // Run the specialisation for this signature. Return false if the group does not have one.
 bool CompilationGroup::run_existing(const Specialisations& specialisations,
-                                    const Signature& signature, bool is_recorded_by_autograd,
-                                    Stack& stack) {
+                                    const Signature& signature, CallKind kind, Stack& stack) {
   if (const auto* match = specialisations.find(signature))
-    return run_specialised(*match, is_recorded_by_autograd, stack), true;
+    return run_specialised(*match, kind, stack), true;
   if (!settings().dynamic.load(std::memory_order_relaxed)) return false;
   Symbols values;
   const auto* match = specialisations.find_dynamic(signature, values);
-  if (match) run_compiled(*match, values, is_recorded_by_autograd, stack);
+  if (match) run_compiled(*match, values, kind, stack);
   return match != nullptr;
 }
 
@@ -322,11 +321,11 @@ void CompilationGroup::run_for_training(Stack& stack) {
   backward_predictor_.add_backward_hooks(torch::jit::last(stack, stack.size() - below));
 }
 
-void CompilationGroup::run_specialised(const Specialisation& specialisation,
-                                       bool is_recorded_by_autograd, Stack& stack) {
+void CompilationGroup::run_specialised(const Specialisation& specialisation, CallKind kind,
+                                       Stack& stack) {
   switch (specialisation.outcome) {
   case Outcome::compiled:
-    return run_compiled(specialisation, {}, is_recorded_by_autograd, stack);
+    return run_compiled(specialisation, {}, kind, stack);
   case Outcome::split:
     if (specialisation.raise && strict()) specialisation.raise();
     return specialisation.division(stack);
@@ -339,15 +338,14 @@ void CompilationGroup::run_specialised(const Specialisation& specialisation,
 }
 
 void CompilationGroup::run_compiled(const Specialisation& specialisation,
-                                    c10::ArrayRef<int64_t> symbols, bool is_recorded_by_autograd,
-                                    Stack& stack) {
+                                    c10::ArrayRef<int64_t> symbols, CallKind kind, Stack& stack) {
   if (is_check_speed_on() && specialisation.executable->competes_with_eager()) {
     const auto* result = check_speed(specialisation, symbols, stack);
     if (result && result->replacement) return result->replacement(stack);
   }
-  if (is_recorded_by_autograd)
+  if (kind.is_recorded_by_autograd)
     run_with_node(specialisation, symbols, stack);
-  else if (!call(specialisation, symbols, stack))
+  else if (!call(specialisation, symbols, stack, kind.gives_up_inputs))
     fall_back(stack);
 }
 
@@ -446,11 +444,12 @@ void CompilationGroup::limit_growth(const Specialisation& specialisation) const 
 
 // Run the compiled code. Return false, with the stack unchanged, if the code reports an error.
 bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
-                            Stack& stack) {
+                            Stack& stack, bool gives_up_inputs) {
   std::optional<DeviceFault> fault;
   try {
     specialisation.use.update();
-    const bool done = specialisation.executable->run(stack, group_.inputs.num_inputs(), symbols);
+    const bool done =
+        specialisation.executable->run(stack, group_.inputs.num_inputs(), symbols, gives_up_inputs);
     limit_growth(specialisation);
     if (done) {
       calls_.compiled.add();
@@ -471,14 +470,12 @@ bool CompilationGroup::call(const Specialisation& specialisation, c10::ArrayRef<
 
 // Handle the first call with new inputs. Eager kernels compute its results: the compiler needs
 // their record, and the user should see their errors.
-void CompilationGroup::specialise(const Signature& signature, bool is_recorded_by_autograd,
-                                  Stack& stack) {
+void CompilationGroup::specialise(const Signature& signature, CallKind kind, Stack& stack) {
   if (!compiler().compile) {
     TORCH_CHECK(!strict(), "torchmdla: ", describe(Fallback::no_compiler));
     return fall_back(stack, Fallback::no_compiler);
   }
-  if (const auto failed = find_retry_later(signature))
-    return run_specialised(*failed, is_recorded_by_autograd, stack);
+  if (const auto failed = find_retry_later(signature)) return run_specialised(*failed, kind, stack);
   Fallback refusal;
   auto ticket =
       acquire_ticket(signature, refusal, torch::jit::last(stack, group_.inputs.num_inputs()));
@@ -486,7 +483,7 @@ void CompilationGroup::specialise(const Signature& signature, bool is_recorded_b
     const auto specialisations = specialisations_.load();
     const auto* split = specialisations->newest_split();
     if (split && refusal == Fallback::too_many_specialisations)
-      return run_specialised(*split, is_recorded_by_autograd, stack);
+      return run_specialised(*split, kind, stack);
     return fall_back(stack, refusal);
   }
   calls_.recorded.fetch_add(1, std::memory_order_relaxed);

@@ -180,8 +180,9 @@ public:
   CallTotals calls() const { return {calls_.compiled.total(), calls_.recorded}; }
   void forget_inputs() { keep_inputs({}); }
 
-  // Pop the values from which the group finds its inputs, and push its outputs.
-  void run(torch::jit::Stack& stack);
+  // Pop the values from which the group finds its inputs, and push its outputs. If the call gives
+  // up its inputs, compiled code drops each as soon as it does not read it any more.
+  void run(torch::jit::Stack& stack, bool gives_up_inputs = false);
 
   // Return the specialisations that have code.
   std::vector<Specialisations::Entry> compiled() const;
@@ -192,6 +193,11 @@ public:
 
 private:
   using Outcome = Specialisation::Outcome;
+
+  struct CallKind {
+    bool is_recorded_by_autograd;
+    bool gives_up_inputs;
+  };
 
   // A failure that is valid until `until`.
   struct RetryLater {
@@ -223,17 +229,17 @@ private:
                                                  bool is_recorded_by_autograd,
                                                  Signature& signature) const;
   bool run_existing(const Specialisations& specialisations, const Signature& signature,
-                    bool is_recorded_by_autograd, torch::jit::Stack& stack);
+                    CallKind kind, torch::jit::Stack& stack);
   bool is_known(const Signature& signature) const;
   Specialisations::Entry find_retry_later(const Signature& signature);
   bool load_packaged(const Signature& signature, c10::ArrayRef<c10::IValue> inputs);
   PackagedList packaged_specialisations();
   bool load(const PackagedSpecialisation& packaged,
             std::optional<c10::ArrayRef<c10::IValue>> inputs);
-  void run_specialised(const Specialisation& specialisation, bool is_recorded_by_autograd,
+  void run_specialised(const Specialisation& specialisation, CallKind kind,
                        torch::jit::Stack& stack);
   void run_compiled(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
-                    bool is_recorded_by_autograd, torch::jit::Stack& stack);
+                    CallKind kind, torch::jit::Stack& stack);
   const SpeedResult* check_speed(const Specialisation& specialisation,
                                  c10::ArrayRef<int64_t> symbols, const torch::jit::Stack& stack);
   std::optional<SpeedFinding> compare(const Specialisation& specialisation, const SpeedKey& key,
@@ -244,11 +250,10 @@ private:
                      torch::jit::Stack& stack);
   void limit_growth(const Specialisation& specialisation) const;
   bool call(const Specialisation& specialisation, c10::ArrayRef<int64_t> symbols,
-            torch::jit::Stack& stack);
+            torch::jit::Stack& stack, bool gives_up_inputs = false);
   void run_for_training(torch::jit::Stack& stack);
   bool is_first_run();
-  void specialise(const Signature& signature, bool is_recorded_by_autograd,
-                  torch::jit::Stack& stack);
+  void specialise(const Signature& signature, CallKind kind, torch::jit::Stack& stack);
   Record run_and_record(torch::jit::Stack& stack) const;
   std::shared_ptr<CompileTicket>
   acquire_ticket(const Signature& signature, Fallback& refusal,

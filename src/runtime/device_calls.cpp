@@ -1,5 +1,6 @@
 #include "device_calls.h"
 
+#include "input_releases.h"
 #include "kernel_times.h"
 #include "memory.h"
 #include "thread_quota.h"
@@ -60,7 +61,8 @@ void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, i
 }
 
 void mdla_begin_kernel(int64_t kernel) {
-  using torchmdla::KernelClock;
+  using torchmdla::InputReleases, torchmdla::KernelClock;
+  if (auto* releases = InputReleases::current()) releases->begin(static_cast<size_t>(kernel));
   if (!torchmdla::kernel_observation().any()) return;
   if (auto* clock = KernelClock::current()) clock->begin(static_cast<size_t>(kernel));
 }

@@ -11,6 +11,7 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 namespace torchmdla {
@@ -103,7 +104,8 @@ void* address_of(const at::Tensor& tensor) {
 
 Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
                        std::vector<OutputBinding> outputs,
-                       const std::vector<InPlaceResult>& in_place)
+                       const std::vector<InPlaceResult>& in_place,
+                       const std::vector<ArgumentRelease>& releases)
     : code_(std::move(code)), program_(code_.program_bytes, memory_use().code),
       inputs_(std::move(inputs)), outputs_(std::move(outputs)),
       scalars_(std::count_if(inputs_.begin(), inputs_.end(), [](const InputBinding& binding) {
@@ -134,6 +136,31 @@ Executable::Executable(CompiledCode code, std::vector<InputBinding> inputs,
                 "torchmdla: only an argument that lies densely in memory can be written");
     written_argument_[result] = argument;
   }
+  releases_ = input_releases(releases);
+}
+
+// Return the inputs that may be dropped: tensors of which every argument may be dropped, and whose
+// state no pack compares in the next call.
+std::vector<InputRelease>
+Executable::input_releases(const std::vector<ArgumentRelease>& releases) const {
+  std::map<size_t, size_t> kernel_of;
+  for (const auto& [argument, kernel] : releases)
+    kernel_of[argument] = kernel;
+  std::map<size_t, std::optional<size_t>> last; // by input; nullopt: it stays
+  for (size_t argument = 0; argument < inputs_.size(); ++argument) {
+    const auto& binding = inputs_[argument];
+    if (binding.source == Source::constant || binding.source == Source::size) continue;
+    const auto kernel = kernel_of.find(argument);
+    const bool stays = kernel == kernel_of.end() || binding.element ||
+                       std::ranges::binary_search(parameters_, argument);
+    auto& known = last.try_emplace(binding.input, 0).first->second;
+    known = stays || !known ? std::nullopt : std::optional(std::max(*known, kernel->second));
+  }
+  std::vector<InputRelease> result;
+  for (const auto& [input, kernel] : last)
+    if (kernel) result.push_back({*kernel, input});
+  std::ranges::sort(result, {}, &InputRelease::kernel);
+  return result;
 }
 
 std::vector<c10::IValue> Executable::copy_written(c10::ArrayRef<c10::IValue> values) const {
@@ -152,8 +179,8 @@ std::vector<c10::IValue> Executable::copy_written(c10::ArrayRef<c10::IValue> val
   return copies;
 }
 
-bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
-                     c10::ArrayRef<int64_t> symbols) const {
+bool Executable::run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols,
+                     bool gives_up_inputs) const {
   const auto values = torch::jit::last(stack, num_inputs);
   c10::SmallVector<void*, 512> buffers(buffers_before_arguments);
   c10::SmallVector<double, 8> scalars(scalars_, 0.0);
@@ -178,6 +205,8 @@ bool Executable::run(torch::jit::Stack& stack, size_t num_inputs,
     results.push_back(result_tensor(result, values, symbols));
     buffers.push_back(results.back().mutable_data_ptr());
   }
+  std::optional<InputReleases> releases;
+  if (gives_up_inputs) releases.emplace(releases_, &*stack.end() - num_inputs);
   if (run_entry(buffers.data(), symbols) != 0) {
     const std::string fault = code_.fault ? code_.fault() : "";
     if (!fault.empty()) throw DeviceFault(fault);

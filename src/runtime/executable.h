@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codeimage/polynomial.h"
+#include "input_releases.h"
 #include "kernel_times.h"
 #include "memory.h"
 #include "packed.h"
@@ -60,6 +61,13 @@ struct InPlaceResult {
   size_t argument;
 };
 
+// An argument that no kernel from number `kernel` on reads, in a call that cannot fail from there
+// on.
+struct ArgumentRelease {
+  size_t argument;
+  size_t kernel;
+};
+
 // An output: computed by the program, an integer or integers that depend on the call's sizes, or a
 // value known since compilation.
 using OutputBinding = std::variant<OutputTensor, OutputList, Polynomial, c10::IValue>;
@@ -102,14 +110,17 @@ class Executable {
 public:
   // Construct from the bindings. Outputs that first use the results 0, 1, … must come in that
   // order. Results `in_place` are written to arguments with their layout, and these tensors are
-  // returned.
+  // returned. `releases` are the arguments that a call may drop before its end.
   Executable(CompiledCode code, std::vector<InputBinding> inputs,
-             std::vector<OutputBinding> outputs, const std::vector<InPlaceResult>& in_place = {});
+             std::vector<OutputBinding> outputs, const std::vector<InPlaceResult>& in_place = {},
+             const std::vector<ArgumentRelease>& releases = {});
 
   // Replace the group's `num_inputs` inputs on the stack by its outputs. `symbols` are the sizes of
   // a dynamic program. Return false if the compiled code reports an error. The stack is unchanged
-  // then, and also if DeviceFault is thrown.
-  bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols) const;
+  // then, and also if DeviceFault is thrown. If the call gives up its inputs, each is dropped as
+  // soon as no kernel reads it any more.
+  bool run(torch::jit::Stack& stack, size_t num_inputs, c10::ArrayRef<int64_t> symbols,
+           bool gives_up_inputs = false) const;
 
   // Return whether each argument has a value of its kind. Bindings from a file are not trusted.
   bool accepts(c10::ArrayRef<c10::IValue> values) const;
@@ -147,6 +158,7 @@ private:
     uint64_t check_time = 0;
   };
 
+  std::vector<InputRelease> input_releases(const std::vector<ArgumentRelease>& releases) const;
   int32_t run_entry(void* const* buffers, c10::ArrayRef<int64_t> symbols) const;
   Packed packed(c10::ArrayRef<c10::IValue> values, c10::ArrayRef<void*> arguments) const;
   bool is_current(const PackedSet& set, c10::ArrayRef<c10::IValue> values,
@@ -166,6 +178,7 @@ private:
   std::vector<OutputBinding> outputs_;
   std::vector<size_t> owner_of_result_;                 // output that each result is allocated for
   std::vector<std::optional<size_t>> written_argument_; // by result: the argument to write to
+  std::vector<InputRelease> releases_;                  // in the order of kernels
   std::vector<size_t> parameters_;     // indices of the arguments that packs use, ascending
   size_t scalars_;                     // number of arguments that are doubles
   std::shared_ptr<PackedSlot> packed_; // null if nothing is packed

@@ -7,7 +7,7 @@ import pytest
 from torchmdla.devices.cpu.ir.parser import parse_program
 from torchmdla.devices.cpu.ir.verifier import verify
 from torchmdla.devices.cpu.passes.merge_results import merge_results
-from torchmdla.devices.cpu.passes.share_buffers import find_in_place_results
+from torchmdla.devices.cpu.passes.share_buffers import find_in_place_results, find_releases
 
 MOMENTUM = """
 buffer input0 : f32[48, 48]
@@ -94,6 +94,18 @@ def test_nests_that_are_not_merged(old: str, new: str) -> None:
 )
 def test_results_in_the_memory_of_inputs(old: str, new: str, pairs: set[tuple[int, int]]) -> None:
     assert set(find_in_place_results(parse_program(MOMENTUM.replace(old, new)))) == pairs
+
+
+def test_inputs_are_released_after_their_last_kernel() -> None:
+    text = MOMENTUM.replace("48", "512").replace("input1[d0, d1]", "input1[d1]")
+    steps = parse_program(text.replace("input1 : f32[512, 512]", "input1 : f32[512]"))
+    assert find_releases(steps) == ((0, 1),)  # input1 is small, and the last kernel reads input2
+    first = steps.nests()[0]
+    first.checks = first.values
+    assert find_releases(steps) == ((0, 1),)
+    last = steps.nests()[-1]
+    last.checks = last.values
+    assert not find_releases(steps)
 
 
 def test_a_program_that_may_fail_overwrites_nothing() -> None:

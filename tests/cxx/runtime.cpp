@@ -1,7 +1,9 @@
-// Tests of the sizes, fingerprints of parameters and packed buffers that calls use.
+// Tests of the sizes, fingerprints of parameters, packed buffers and inputs of calls.
 
 #include "codeimage/polynomial.h"
 #include "runtime/content_verifier.h"
+#include "runtime/device_calls.h"
+#include "runtime/executable.h"
 #include "runtime/fingerprint.h"
 #include "runtime/packed.h"
 #include "testing.h"
@@ -83,6 +85,38 @@ std::shared_ptr<const PackedSet> set_of(const at::Tensor& parameter) {
   auto set = std::make_shared<PackedSet>(std::vector{ParameterState::with_content(parameter)});
   set->buffers.push_back(pack(parameter));
   return set;
+}
+
+// Whether the two inputs of a call live when each of three kernels begins.
+struct Observed {
+  std::vector<c10::weak_intrusive_ptr<at::TensorImpl>> inputs;
+  std::vector<std::vector<bool>> live;
+} observed;
+
+int32_t observe(void* const*) {
+  for (int64_t kernel = 0; kernel < 3; ++kernel) {
+    mdla_begin_kernel(kernel);
+    observed.live.emplace_back();
+    for (const auto& input : observed.inputs)
+      observed.live.back().push_back(input.use_count() != 0);
+  }
+  return 0;
+}
+
+// Call an executable that reads the first input in its first kernel, and the second to the end.
+// Return the inputs that lived in each kernel.
+std::vector<std::vector<bool>> live_inputs(bool gives_up_inputs) {
+  using Source = InputBinding::Source;
+  const CompiledCode code{observe, {}, 0, nullptr, std::make_shared<CodeOwner>()};
+  const Executable executable(code, {{Source::dense, 0}, {Source::dense, 1}}, {c10::IValue(7)},
+                              /*in_place=*/{}, /*releases=*/{{0, 1}});
+  torch::jit::Stack stack{at::ones(4), at::ones(4)};
+  observed = {};
+  for (const auto& value : stack)
+    observed.inputs.emplace_back(value.toTensor().getIntrusivePtr());
+  EXPECT(executable.run(stack, 2, {}, gives_up_inputs));
+  EXPECT_EQUAL(stack.size(), size_t{1});
+  return observed.live;
 }
 
 bool chooses_all(const ParameterState&) {
@@ -173,6 +207,12 @@ TEST(fingerprints_are_equal_where_content_and_length_are) {
   data[999] ^= 1;
   EXPECT(!(before == Fingerprint(data.data(), 1000)));
   EXPECT(!(before == Fingerprint(data.data(), 999)));
+}
+
+TEST(a_call_that_gives_up_its_inputs_drops_each_after_its_last_kernel) {
+  using Live = std::vector<std::vector<bool>>;
+  EXPECT(live_inputs(true) == (Live{{true, true}, {false, true}, {false, true}}));
+  EXPECT(live_inputs(false) == (Live{{true, true}, {true, true}, {true, true}}));
 }
 
 TEST(watch_looks_at_small_content_whole) {

@@ -342,6 +342,18 @@ def test_only_random_numbers_are_outside_of_groups(build: Callable[[], nn.Module
     assert all(name.startswith("aten::native_dropout:") for name in torchmdla.stats().ungrouped)
 
 
+def test_a_backward_pass_may_be_repeated() -> None:
+    """Check that the backward pass frees only values that PyTorch does not hold for another pass."""
+    model, x = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)), torch.randn(256, 128)
+    for program in (compiled(model), compiled(model)):
+        results = program(x)
+        gradients = [
+            torch.autograd.grad(results.sum(), list(model.parameters()), retain_graph=again) for again in (1, 1, 0)
+        ]
+        for other in gradients:
+            assert_matches(other, torch.autograd.grad(model(x).sum(), list(model.parameters())))
+
+
 def test_saves_fewer_values_than_eager() -> None:
     """The operands of products are computed again from values that are saved for other reasons."""
     layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6()) for _ in range(3)]

@@ -27,14 +27,13 @@ from torch import Tensor, fx, nn
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.source import ConstantSource
 from torch._functorch._aot_autograd import graph_capture, graph_capture_wrappers, runtime_wrappers
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
 
 from torchmdla.capture import ungrouped
 from torchmdla.capture.fx.decompositions import differentiate_twice
-from torchmdla.capture.fx.graph import draws_numbers
+from torchmdla.capture.fx.graph import divide_step, draws_numbers
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.errors import CompileError
 from torchmdla.importer.trace import leaves
@@ -79,8 +78,7 @@ def differentiable_backward(compile_module: Compile) -> Iterator[Partition]:
 
     def partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         graph.inspect(joint, kwargs["num_fwd_outputs"])
-        # Saves few values for the backward pass: kernels recompute elementwise operators at no cost.
-        return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+        return divide_step(joint, inputs, **kwargs)
 
     with (
         patch.object(graph_capture, "create_joint", capture_forward),

@@ -5,23 +5,19 @@ Dynamo captures Python. AOT Autograd makes flat functional graphs of it, forward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
-from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from torchmdla.capture.double_backward import compile_each_set, differentiable_backward
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
-from torchmdla.capture.fx.graph import form_groups
-from torchmdla.capture.fx.normalise import copy_without_detaching
+from torchmdla.capture.fx.graph import Boxed, compile_boxed
 from torchmdla.capture.options import Options
 from torchmdla.errors import unknown_name
 
@@ -49,14 +45,14 @@ def torchmdla(
     chosen = Options.of(options)
     _unmark_fsdp_parameters(module)
 
-    def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Callable[[list[Any]], Any]:
-        return _compile_boxed(graph, _parameters(graph, trains), chosen)
+    def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Boxed:
+        return _run_without_modes(graph, compile_boxed(graph, _parameters(graph, trains), chosen))
 
-    def compile_backward(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
-        return _compile_boxed(graph, (), chosen)
+    def compile_backward(graph: fx.GraphModule) -> Boxed:
+        return _run_without_modes(graph, compile_boxed(graph, (), chosen, gives_up_inputs=True))
 
     def compile_module(module: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with keep_operators_whole(), _save_few_values(), differentiable_backward(compile_module) as partition:
+        with keep_operators_whole(), differentiable_backward(compile_module) as partition:
             compiler = aot_autograd(
                 fw_compiler=partial(compile_forward, trains=True),
                 bw_compiler=lambda graph, _: compile_each_set(graph, compile_backward),
@@ -69,16 +65,6 @@ def torchmdla(
         return compiled
 
     return compile_module(module, example_inputs)
-
-
-def _save_few_values() -> AbstractContextManager[None]:
-    """Let the backward pass compute operands of its products again, until the context ends.
-
-    PyTorch saves them, since the backward pass has to store them, too. It stores them for a short time. Kernels compute
-    other elementwise operators again at no cost.
-    """
-    context: AbstractContextManager[None] = functorch_config.patch(ban_recompute_materialized_backward=False)
-    return context
 
 
 def _unmark_fsdp_parameters(module: fx.GraphModule) -> None:
@@ -98,15 +84,8 @@ def _unmark_fsdp_parameters(module: fx.GraphModule) -> None:
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-def _compile_boxed(
-    module: fx.GraphModule, parameters: Collection[fx.Node], options: Options
-) -> Callable[[list[Any]], Any]:
-    """Return a function that empties its list of inputs, so that an input lives only as long as needed."""
-    copy_without_detaching(module.graph)
-    form_groups(module, parameters, options)
-    module.graph.set_codegen(_BoxedCodeGen())
-    # A separate module: a module of Dynamo compiles its code in each call.
-    run: Any = fx.GraphModule(module, module.graph).forward
+def _run_without_modes(module: fx.GraphModule, run: Boxed) -> Boxed:
+    """Return ``run``, which runs ``module``, without the modes of AOT Autograd around its first call."""
     has_only_builtins = not any(map(_is_custom, module.graph.nodes))
 
     def call(inputs: list[Any]) -> Any:

@@ -340,6 +340,7 @@ def _executable(
         kernel_nodes=[kernel.nodes for kernel in manifest.kernels],
         competes_with_eager=device.competes_with_eager,
         in_place=_in_place(subgraph, imported, manifest),
+        releases=manifest.releases,
     )
 
 

@@ -5,7 +5,7 @@ The group's autograd node (``src/group/group_autograd.h``) runs both. It keeps t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -14,21 +14,17 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo.convert_frame import compile_lock
 from torch._functorch.aot_autograd import _aot_export_function
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
-from torch.fx.graph import _BoxedCodeGen
 from torch.utils import _pytree as pytree
 
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
-from torchmdla.capture.fx.graph import draws_numbers, form_groups
+from torchmdla.capture.fx.graph import Boxed, compile_boxed, divide_step, draws_numbers
 from torchmdla.capture.options import Options
 from torchmdla.errors import CompileError, internal_error
 from torchmdla.importer.interpreter import Run
 
 # Types of AOT Autograd's outputs that do not share memory with other values, as far as autograd is concerned.
 _UNSHARED = ("non_alias", "unsafe_view_alias")
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -188,7 +184,7 @@ def _compile(function: _Function, parameters: Sequence[int], options: Options) -
     written = [index for index, info in enumerate(metadata.input_info) if info.mutates_data]
     _check(metadata, written, len(function.places))
     num_results = len(written) + len(metadata.output_info)
-    forward, backward = min_cut_rematerialization_partition(joint, None, num_fwd_outputs=num_results)
+    forward, backward = divide_step(joint, None, num_fwd_outputs=num_results)
     saved = _separate_saved(forward, num_results, len(function.places))
     if any(origin == "input" and index in written for _, (origin, index) in saved):
         raise CompileError("its training step needs the old value of an input that it writes to")
@@ -204,7 +200,8 @@ def _compile(function: _Function, parameters: Sequence[int], options: Options) -
         raise CompileError("an output of its training step has a gradient in eager PyTorch only")
     is_random = any(map(draws_numbers, forward.graph.nodes))
     constants = function.leaves[len(function.places) :]
-    run_forward, run_backward = _boxed(forward, weights, options), _boxed(backward, (), options)
+    run_forward = compile_boxed(forward, weights, options)
+    run_backward = compile_boxed(backward, (), options, gives_up_inputs=True)
     return TrainingProgram(
         forward=(lambda tensors: run_forward([*tensors, *constants])) if constants else run_forward,
         backward=run_backward,
@@ -262,11 +259,3 @@ def _order_inputs(backward: fx.GraphModule, saved: Sequence[tuple[fx.Node, objec
             first.prepend(placeholders[node.name])
         else:
             first = first.next
-
-
-def _boxed(module: fx.GraphModule, weights: Sequence[fx.Node], options: Options) -> Boxed:
-    """Return the function of ``module`` with groups. It empties its list of inputs."""
-    form_groups(module, weights, options)
-    module.graph.set_codegen(_BoxedCodeGen())
-    run: Boxed = fx.GraphModule(module, module.graph).forward
-    return run

@@ -87,6 +87,8 @@ class Manifest:
         parameters: the parameters that the entry reads itself.
         in_place: pairs of a result and an argument. The caller may pass the argument's memory for the result. All pairs
             without common tensors can be used in one call.
+        releases: pairs of an argument and the number of a kernel. No kernel from that number on reads the argument, and
+            the call cannot fail from there on.
         device_calls: undefined symbols that the loader has to provide, the imports of an image.
         fault: function that returns why the code has failed, if it can fail where eager PyTorch would not
             (:class:`torchmdla.devices.device.LoadedCode`).
@@ -104,6 +106,7 @@ class Manifest:
     packs: tuple[Pack, ...] = ()
     parameters: tuple[int, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
+    releases: tuple[tuple[int, int], ...] = ()
     device_calls: tuple[str, ...] = ()
     fault: str = ""
     kernels: tuple[KernelCall, ...] = ()
@@ -135,7 +138,7 @@ class Manifest:
                 for k in description["kernels"]
             ),
             "parameters": tuple(description["parameters"]),
-            "in_place": tuple((result, argument) for result, argument in description["in_place"]),
+            **{name: tuple(map(tuple, description[name])) for name in ("in_place", "releases")},
             "device_calls": tuple(description["device_calls"]),
         }
         return cls(**{**description, **lists})

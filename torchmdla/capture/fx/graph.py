@@ -8,18 +8,22 @@ from __future__ import annotations
 import hashlib
 import operator
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx.graph import _BoxedCodeGen
 
 from torchmdla import _C, devices
 from torchmdla.capture import ungrouped
 from torchmdla.capture.fx.group import FxSubgraph, make_group
-from torchmdla.capture.fx.normalise import may_share_memory, normalise
+from torchmdla.capture.fx.normalise import copy_without_detaching, may_share_memory, normalise
 from torchmdla.capture.fx.partition import Partition, partition
 from torchmdla.capture.options import Options
 from torchmdla.capture.ungrouped import Ungrouped
@@ -27,6 +31,9 @@ from torchmdla.errors import CompileError
 from torchmdla.importer.fx import name_of_call, source_of_node
 
 aten = torch.ops.aten
+
+# Function of a list of inputs, which it empties, so that an input lives only as long as needed.
+Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options: Options) -> fx.GraphModule:
@@ -51,6 +58,48 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
             ungrouped.refuse(_ungrouped(partition(module.graph, devices.get(chosen.device_name()))))
         _add_groups(chosen, module, parameters)
     return module
+
+
+def divide_step(joint: fx.GraphModule, inputs: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return the forward and the backward graph of a step, between which few values are saved.
+
+    The arguments are those of AOT Autograd's partitioners. The backward graph computes operands of its products again.
+    PyTorch saves them, since the backward pass has to store them, too. It stores them for a short time. Kernels compute
+    other elementwise operators again at no cost.
+    """
+    with functorch_config.patch(ban_recompute_materialized_backward=False):
+        return min_cut_rematerialization_partition(joint, inputs, **keywords)
+
+
+def compile_boxed(
+    module: fx.GraphModule, parameters: Collection[fx.Node], options: Options, gives_up_inputs: bool = False
+) -> Boxed:
+    """Return a function that runs ``module`` in groups. It empties its list of inputs.
+
+    It must run without gradients. The arguments are those of :func:`form_groups`. With ``gives_up_inputs``, groups free
+    their inputs after the last use, which pays for activations.
+    """
+    copy_without_detaching(module.graph)
+    form_groups(module, parameters, options)
+    if gives_up_inputs:
+        _give_up_inputs(module.graph)
+    module.graph.set_codegen(_BoxedCodeGen())
+    # A separate module: a module of Dynamo compiles its code in each call.
+    run: Boxed = fx.GraphModule(module, module.graph).forward
+    return run
+
+
+def _give_up_inputs(graph: fx.Graph) -> None:
+    """Pass the inputs of each group in a list, in which they remain alone if nothing else needs them."""
+    for node in graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, _C.Group):
+            with graph.inserting_before(node):
+                inputs = graph.call_function(_list_of, node.args)
+            node.args, node.kwargs = (), {"inputs": inputs}
+
+
+def _list_of(*values: object) -> list[object]:
+    return list(values)
 
 
 @contextmanager

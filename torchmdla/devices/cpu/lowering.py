@@ -36,7 +36,7 @@ from torchmdla.devices.cpu.linalg.torch_to_linalg import to_linalg
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.bounds import conditions_of_bounds
 from torchmdla.devices.cpu.passes.pipeline import Tiles, transform
-from torchmdla.devices.cpu.passes.share_buffers import find_in_place_results
+from torchmdla.devices.cpu.passes.share_buffers import find_in_place_results, find_releases
 from torchmdla.devices.cpu.schedule.plan import Decisions, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.tile_loops import symbols_of
 from torchmdla.devices.cpu.target.machine import Machine
@@ -110,7 +110,7 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
     steps, tiles = loop_program(program, seconds)
     with _measure_stage(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
-        steps.in_place = find_in_place_results(steps)
+        steps.in_place, steps.releases = find_in_place_results(steps), find_releases(steps)
     with _measure_stage(seconds, "schedules"):
         symbols = symbols_of(steps, len(program.symbols))
         plan = plan_schedules(steps, Machine.of(program.target, program.options), symbols, Decisions.of(program))
@@ -223,6 +223,7 @@ def _manifest(
         packs=code.packs,
         parameters=code.parameters,
         in_place=code.in_place,
+        releases=code.releases,
         device_calls=_device_calls(objects, code),
         fault=code.fault,
         kernels=code.kernels,

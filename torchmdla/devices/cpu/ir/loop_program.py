@@ -442,6 +442,7 @@ class LoopProgram:
         typical: values of the symbols for which schedules are chosen.
         not_negative: the numbers that each call must check to be non-negative.
         in_place: the positions of each result and input in whose memory the result may be computed.
+        releases: the position of each large input that is not read to the end, and the kernel from which it is not.
         varying: in a sample of a dynamic program, the sizes that other samples replace by other sizes.
         measured: the algorithm that was measured to be the fastest, by the contraction's name.
         contractions: the contractions for which an algorithm was chosen, by name.
@@ -453,6 +454,7 @@ class LoopProgram:
     typical: tuple[int, ...] = ()
     not_negative: list[Size] = field(default_factory=list)
     in_place: tuple[tuple[int, int], ...] = ()
+    releases: tuple[tuple[int, int], ...] = ()
     varying: frozenset[int] = frozenset()
     measured: Mapping[str, str] = field(default_factory=dict, init=False)
     contractions: dict[str, Contraction] = field(default_factory=dict, init=False)

@@ -1,4 +1,4 @@
-"""Fewer buffers: equal factors of products share one, and outputs overwrite inputs that are not used afterwards.
+"""Fewer buffers: equal factors share one, outputs overwrite inputs that are not used afterwards, and inputs are freed.
 
 Several layers with fewer products may each compute the sums of one image, or of one left factor. These sums are
 computed once.
@@ -160,6 +160,25 @@ def find_in_place_results(steps: LoopProgram) -> tuple[tuple[int, int], ...]:
         for old in _overwritable_inputs(step, output)
         if old.kind == "input" and last[old] == position
     )
+
+
+# Smaller inputs stay to the end of a call: memory allocators do not return such blocks.
+_LEAST_RELEASED = 64 << 10
+
+
+def find_releases(steps: LoopProgram) -> tuple[tuple[int, int], ...]:
+    """Return the positions of large inputs that are not read to the end, each with the first kernel after its last use.
+
+    If a step may fail, inputs stay until it has run: the caller would compute the call again.
+    """
+    kernel, last, least = 0, dict[int, int](), 0
+    for step in steps.steps:
+        parts = list(flatten([step]))
+        kernel += sum(isinstance(part, LoopNest | TileLoop | OutlinedRegion) for part in parts)
+        least = kernel if any(map(_may_fail, parts)) else least
+        inputs = [buffer for buffer in step.reads if buffer.kind == "input"]
+        last |= {b.position: kernel for b in inputs if isinstance(b.bytes, int) and b.bytes >= _LEAST_RELEASED}
+    return tuple((position, first) for position, end in last.items() if (first := max(end, least)) < kernel)
 
 
 def _may_fail(step: Step) -> bool:

@@ -36,7 +36,7 @@ class Code:
         distinct_kernels: the number of kernels and regions in the module.
         packs: the manifest entries of packs.
         parameters: the positions of parameters that the entry reads itself.
-        in_place: the results and arguments of the manifest's entry of that name.
+        in_place, releases: the manifest's entries of these names.
         fault: the function that returns the message of a failed check, if accesses are checked
             (:mod:`~torchmdla.devices.cpu.codegen.checks`); empty otherwise.
         marks: the part of the text that checks need.
@@ -55,6 +55,7 @@ class Code:
     packs: tuple[Pack, ...]
     parameters: tuple[int, ...]
     in_place: tuple[tuple[int, int], ...] = ()
+    releases: tuple[tuple[int, int], ...] = ()
     fault: str = ""
     marks: tuple[str, ...] = ()
 
@@ -101,6 +102,7 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
         parameters=tuple(sorted(entry.arguments & parameters)),
         # A check that fails ends a call, and the caller computes it again from its inputs.
         in_place=() if marks else tuple((result - len(program.arguments), a) for result, a in steps.in_place),
+        releases=() if marks else steps.releases,
         fault=FAULT if marks else "",
         marks=tuple(marks.declarations) if marks else (),
     )
