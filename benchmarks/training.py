@@ -9,8 +9,8 @@ The memory of a step, in MiB, is the largest resident set during the step, witho
 is that of activations, gradients and temporary values. The step runs on a new thread, so that memory which a system
 keeps for a thread is counted. Linux only.
 
-With --level x86-64-v3 all systems are held to AVX2. zentorch takes part if it is installed. The exit status is 1 if
-torchmdla fails or its loss differs.
+With --level x86-64-v3 all systems are held to AVX2. zentorch takes part if it is installed, and so does JAX with the
+models mlp and bert, in float32 with SGD. The exit status is 1 if torchmdla fails or its loss differs.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ from typing import Any
 
 from harness import children, output
 from harness.charts import save_charts
+from harness.jax_steps import MODELS as JAX_MODELS
 from harness.steps import LEVELS, OPTIMISERS, TASKS, Training, build, train
 
 Row = dict[str, Any]
 
 OURS = ("torchmdla", "torchscript", "lazy", "acap")
-PEERS = ("eager", "inductor", "zentorch")
+PEERS = ("eager", "inductor", "zentorch", "jax")
 SYSTEMS = (*PEERS, *OURS)
 
 # Systems that need a package which may be missing.
-OPTIONAL = ("zentorch",)
+OPTIONAL = ("zentorch", "jax")
 
 COLOURS = {
     "eager": "midnightblue",
     "inductor": "lightsteelblue",
     "zentorch": "darkgrey",
+    "jax": "silver",
     "torchmdla": "crimson",
     "torchscript": "lightcoral",
     "lazy": "sandybrown",
@@ -130,6 +132,8 @@ def measure(
         os.environ["TORCHMDLA_CACHE_DIR"] = cache
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache}/inductor"
         for system in systems:
+            if system == "jax" and not (model in JAX_MODELS and optimiser == "sgd" and precision == "float32"):
+                continue
             children.step(f"{model}: first steps of {system}")
             try:
                 step, _ = trainings[system] = train(system, program, optimiser, compile_optimiser, precision)
@@ -147,7 +151,8 @@ def measure(
         right = {system: training for system, training in trainings.items() if system not in faults}
         times = timing.time_interleaved(
             {system: training.step for system, training in right.items()},
-            rounds, on_round=lambda k: children.step(f"{model}: round {k + 1} of {rounds}")
+            rounds,
+            on_round=lambda k: children.step(f"{model}: round {k + 1} of {rounds}"),
         )
         children.step(f"{model}: memory")
         memory = {system: peak for system, training in right.items() if (peak := peak_of(training)) is not None}

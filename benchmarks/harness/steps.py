@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness import jax_steps
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -22,6 +24,7 @@ LEVELS: Mapping[str, Mapping[str, str]] = {
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "ATEN_CPU_CAPABILITY": "avx2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
     },
 }
 
@@ -53,6 +56,8 @@ TASKS: Mapping[str, Task] = {
 }
 
 OPTIMISERS = ("sgd", "adamw")
+
+_RATE = 1e-3
 
 
 class Program(NamedTuple):
@@ -158,8 +163,10 @@ def train(system: str, program: Program, optimiser: str, compile_optimiser: bool
     """Return a copy of the program's model in training by ``system``."""
     import torch
 
+    if system == "jax":
+        return Training(jax_steps.train(program.module, program.inputs, program.target, _RATE), _nothing)
     module, inputs, target, loss = program.to(_device(system))
-    updating = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimiser](module.parameters(), lr=1e-3)
+    updating = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimiser](module.parameters(), lr=_RATE)
     update: Any = updating.step
     forward: Any = module
     if system in BACKENDS:
@@ -208,7 +215,7 @@ def _mark_acap() -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: most systems compute at once."""
+    """Do nothing: most systems compute at once, and JAX leaves no gradients."""
 
 
 _SYNCHRONISE: Mapping[str, Callable[[], None]] = {"lazy": _mark_lazy, "acap": _mark_acap}
