@@ -384,7 +384,7 @@ def store_speed(
     compiled: Compiled | None = executable.owner
     if compiled is not None:
         stored = records.StoredComparison(devices.get(device_name), compiled.manifest.program, threads, magnitude)
-        stored.store(records.Comparison(choice, compiled_seconds, eager_seconds, tuple(left_out)))
+        stored.store(records.SpeedFinding(choice, compiled_seconds, eager_seconds, tuple(left_out)))
 
 
 def packs_of(loaded: devices.LoadedCode, manifest: Manifest) -> list[tuple[int, str, Sequence[int], int, int]]:

@@ -114,7 +114,7 @@ _COMPARISON_FORMAT = Format(b"mdla-speed\n", 1, "a comparison", "it is made anew
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SpeedFinding:
     """Times of a call of a program, and what runs its later calls.
 
     Attributes:
@@ -129,7 +129,7 @@ class Comparison:
     left_out: tuple[int, ...]
 
     @classmethod
-    def from_raw(cls, raw: Mapping[str, Any], nodes: int) -> Comparison:
+    def from_raw(cls, raw: Mapping[str, Any], nodes: int) -> SpeedFinding:
         """Return the comparison with the fields of ``raw``, for a group of this number of nodes.
 
         Raises:
@@ -150,18 +150,18 @@ class StoredComparison:
         self._key = hashlib.sha256("\n".join(identity).encode()).hexdigest()
         self._cache = default_service().cache
 
-    def load(self, nodes: int) -> Comparison | None:
+    def load(self, nodes: int) -> SpeedFinding | None:
         """Return the stored comparison, or None. The group has this number of ``nodes``."""
         data = self._cache.load_block("speed", self._key)
         if data is None:
             return None
         try:
-            return _COMPARISON_FORMAT.open(data, lambda raw, _: Comparison.from_raw(raw, nodes))
+            return _COMPARISON_FORMAT.open(data, lambda raw, _: SpeedFinding.from_raw(raw, nodes))
         except DamagedComparison as error:
             logs.logger("cache").info("a comparison is ignored: %s", error)
             return None
 
-    def store(self, comparison: Comparison) -> None:
+    def store(self, comparison: SpeedFinding) -> None:
         self._cache.store_block("speed", self._key, _COMPARISON_FORMAT.seal(asdict(comparison), b""))
 
 

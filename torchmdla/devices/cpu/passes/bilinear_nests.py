@@ -22,6 +22,7 @@ from torchmdla.devices.cpu.ir.expressions import Expression, accumulator, load, 
 from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest, Step, TileLoop
 from torchmdla.devices.cpu.passes.bilinear_maps import KIND, ZERO, Place, Values
 from torchmdla.devices.cpu.passes.layout import in_memory_order
+from torchmdla.devices.cpu.target.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -80,16 +81,12 @@ class Operand:
     sums: Callable[[Values, Parts], Values]
 
 
-# Bytes of a cache line.
-_LINE = 64
-
-
 def _padding(elements: AnySize) -> int:
     """Return the number of elements to add to a row, so that equal places of all rows are in different cache sets.
 
     A nest of sums writes or reads an element of each row at a time. Rows of an even number of lines share sets.
     """
-    line = _LINE // ELEMENT_BYTES[KIND]
+    line = Machine.line // ELEMENT_BYTES[KIND]
     return line if isinstance(elements, int) and elements % (2 * line) == 0 else 0
 
 
