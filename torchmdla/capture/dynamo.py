@@ -5,14 +5,18 @@ Dynamo captures Python. AOT Autograd makes flat functional graphs of it, forward
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
@@ -22,6 +26,7 @@ from torchmdla.capture.double_backward import compile_each_set, differentiable_b
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
 from torchmdla.capture.fx.graph import form_groups
 from torchmdla.capture.fx.normalise import copy_without_detaching
+from torchmdla.capture.fx.recurrent import is_traced
 from torchmdla.capture.options import Options
 from torchmdla.errors import unknown_name
 
@@ -141,3 +146,33 @@ def _parameters(module: fx.GraphModule, trains: bool) -> list[fx.Node]:
         for index in metadata.static_input_indices
         if index < len(infos) and not infos[index].mutates_data and not (trains and infos[index].requires_grad)
     ]
+
+
+def _trace_recurrent_layers() -> None:
+    """Let Dynamo trace recurrent layers for this backend only, each as one operator.
+
+    ``torch._dynamo.config.allow_rnn`` is for all backends of a process, and others write the steps out.
+    """
+    run: Callable[[Any], None] = InstructionTranslator.run
+    wrap_module: Callable[[Any, nn.Module], Any] = VariableBuilder.wrap_module
+
+    def run_with_operators(translator: Any) -> None:
+        with keep_operators_whole() if _is_for_us(translator.output.compiler_fn) else nullcontext():
+            run(translator)
+
+    def wrap(builder: Any, module: nn.Module) -> Any:
+        is_allowed = isinstance(module, nn.RNNBase) and _is_for_us(builder.tx.output.compiler_fn) and is_traced(module)
+        with dynamo_config.patch(allow_rnn=True) if is_allowed else nullcontext():
+            return wrap_module(builder, module)
+
+    InstructionTranslator.run = run_with_operators  # type: ignore[method-assign, assignment]
+    VariableBuilder.wrap_module = wrap  # type: ignore[method-assign, assignment]
+
+
+def _is_for_us(compiler: Any) -> bool:
+    """Return whether Dynamo traces for the backend :func:`torchmdla`, which it wraps in other functions."""
+    backend = inspect.unwrap(compiler)
+    return getattr(backend, "compiler_fn", backend) is torchmdla
+
+
+_trace_recurrent_layers()
