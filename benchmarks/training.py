@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -337,7 +338,7 @@ def step_of(system: str, program: Program, optimiser: str, compile_optimiser: bo
     update: Any = updating.step
     forward: Any = module
     if system in BACKENDS:
-        forward = torch.compile(module, backend=system)
+        forward = torch.compile(_with_own_code(module), backend=system)
         update = torch.compile(update, backend=system) if compile_optimiser else update
     elif system == "torchscript":
         forward = torch.jit.trace(module, inputs, check_trace=False)
@@ -354,6 +355,17 @@ def step_of(system: str, program: Program, optimiser: str, compile_optimiser: bo
         return float(value.detach())
 
     return step
+
+
+def _with_own_code(module: nn.Module) -> nn.Module:
+    """Let ``module`` run a copy of its code: Dynamo skips code for all backends after one of them breaks its graph."""
+    kind = type(module)
+    forward: Any = kind.forward
+    copied = types.FunctionType(
+        forward.__code__.replace(), forward.__globals__, "forward", forward.__defaults__, forward.__closure__
+    )
+    module.__class__ = type(kind.__name__, (kind,), {"forward": copied})
+    return module
 
 
 def _device(system: str) -> Any:

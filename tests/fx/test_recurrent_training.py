@@ -192,3 +192,9 @@ def test_other_backends_do_not_trace_recurrent_layers() -> None:
     torch.compile(nn.GRU(4, 6), backend="aot_eager")(x)
     assert any("Attempted to wrap RNN" in reason for reason in counters["graph_break"])
     assert not torch._dynamo.config.allow_rnn
+
+
+def test_devices_without_the_operators_leave_recurrent_layers_to_pytorch() -> None:
+    module, x = nn.GRU(4, 6), torch.randn(5, 3, 4)
+    assert_matches(torch.compile(module, backend="torchmdla", options={"device": "mdla"})(x), module(x))
+    assert counters["graph_break"]

@@ -22,6 +22,7 @@ from torch._guards import TracingContext
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from torchmdla import devices
 from torchmdla.capture.double_backward import compile_each_set, differentiable_backward
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
 from torchmdla.capture.fx.graph import form_groups
@@ -29,6 +30,7 @@ from torchmdla.capture.fx.normalise import copy_without_detaching
 from torchmdla.capture.fx.recurrent import is_traced
 from torchmdla.capture.options import Options
 from torchmdla.errors import unknown_name
+from torchmdla.importer.decompositions.recurrent_steps import STEP_OPERATORS
 
 
 def torchmdla(
@@ -161,12 +163,20 @@ def _trace_recurrent_layers() -> None:
             run(translator)
 
     def wrap(builder: Any, module: nn.Module) -> Any:
-        is_allowed = isinstance(module, nn.RNNBase) and _is_for_us(builder.tx.output.compiler_fn) and is_traced(module)
+        is_allowed = isinstance(module, nn.RNNBase) and _traces(builder.tx.output.compiler_fn, module)
         with dynamo_config.patch(allow_rnn=True) if is_allowed else nullcontext():
             return wrap_module(builder, module)
 
     InstructionTranslator.run = run_with_operators  # type: ignore[method-assign, assignment]
     VariableBuilder.wrap_module = wrap  # type: ignore[method-assign, assignment]
+
+
+def _traces(compiler: Any, layer: nn.RNNBase) -> bool:
+    """Return whether ``compiler`` is this backend, for a device that runs all steps of ``layer``."""
+    if not _is_for_us(compiler) or not is_traced(layer):
+        return False
+    options = getattr(inspect.unwrap(compiler), "kwargs", {}).get("options")
+    return devices.get(Options.of(options).device_name()).ops.keys() >= STEP_OPERATORS
 
 
 def _is_for_us(compiler: Any) -> bool:
