@@ -6,6 +6,7 @@ This module does not import torch at import time: children import torch after th
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -170,7 +171,7 @@ def train(system: str, program: Program, optimiser: str, compile_optimiser: bool
     update: Any = updating.step
     forward: Any = module
     if system in BACKENDS:
-        forward = torch.compile(module, backend=system)
+        forward = torch.compile(_with_own_code(module), backend=system)
         update = torch.compile(update, backend=system) if compile_optimiser else update
     elif system == "torchscript":
         forward = torch.jit.trace(module, inputs, check_trace=False)
@@ -187,6 +188,17 @@ def train(system: str, program: Program, optimiser: str, compile_optimiser: bool
         return float(value.detach())
 
     return Training(step, updating.zero_grad)
+
+
+def _with_own_code(module: nn.Module) -> nn.Module:
+    """Let ``module`` run a copy of its code: Dynamo skips code for all backends after one of them breaks its graph."""
+    kind = type(module)
+    forward: Any = kind.forward
+    copied = types.FunctionType(
+        forward.__code__.replace(), forward.__globals__, "forward", forward.__defaults__, forward.__closure__
+    )
+    module.__class__ = type(kind.__name__, (kind,), {"forward": copied})
+    return module
 
 
 def _device(system: str) -> Any:

@@ -5,21 +5,29 @@ Dynamo captures Python. AOT Autograd makes flat functional graphs of it, forward
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
+from torchmdla import devices
 from torchmdla.capture.double_backward import compile_each_set, differentiable_backward
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
 from torchmdla.capture.fx.graph import Boxed, compile_boxed
+from torchmdla.capture.fx.recurrent import is_traced
 from torchmdla.capture.options import Options
 from torchmdla.errors import unknown_name
+from torchmdla.importer.decompositions.recurrent_steps import STEP_OPERATORS
 
 
 def torchmdla(
@@ -120,3 +128,41 @@ def _parameters(module: fx.GraphModule, trains: bool) -> list[fx.Node]:
         for index in metadata.static_input_indices
         if index < len(infos) and not infos[index].mutates_data and not (trains and infos[index].requires_grad)
     ]
+
+
+def _trace_recurrent_layers() -> None:
+    """Let Dynamo trace recurrent layers for this backend only, each as one operator.
+
+    ``torch._dynamo.config.allow_rnn`` is for all backends of a process, and others write the steps out.
+    """
+    run: Callable[[Any], None] = InstructionTranslator.run
+    wrap_module: Callable[[Any, nn.Module], Any] = VariableBuilder.wrap_module
+
+    def run_with_operators(translator: Any) -> None:
+        with keep_operators_whole() if _is_for_us(translator.output.compiler_fn) else nullcontext():
+            run(translator)
+
+    def wrap(builder: Any, module: nn.Module) -> Any:
+        is_allowed = isinstance(module, nn.RNNBase) and _traces(builder.tx.output.compiler_fn, module)
+        with dynamo_config.patch(allow_rnn=True) if is_allowed else nullcontext():
+            return wrap_module(builder, module)
+
+    InstructionTranslator.run = run_with_operators  # type: ignore[method-assign, assignment]
+    VariableBuilder.wrap_module = wrap  # type: ignore[method-assign, assignment]
+
+
+def _traces(compiler: Any, layer: nn.RNNBase) -> bool:
+    """Return whether ``compiler`` is this backend, for a device that runs all steps of ``layer``."""
+    if not _is_for_us(compiler) or not is_traced(layer):
+        return False
+    options = getattr(inspect.unwrap(compiler), "kwargs", {}).get("options")
+    return devices.get(Options.of(options).device_name()).ops.keys() >= STEP_OPERATORS
+
+
+def _is_for_us(compiler: Any) -> bool:
+    """Return whether Dynamo traces for the backend :func:`torchmdla`, which it wraps in other functions."""
+    backend = inspect.unwrap(compiler)
+    return getattr(backend, "compiler_fn", backend) is torchmdla
+
+
+_trace_recurrent_layers()

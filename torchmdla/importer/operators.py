@@ -378,6 +378,7 @@ _LAYERS = (
     _decompose("rnn_tanh.input", recurrent.rnn_tanh),
     _decompose("rnn_relu.input", recurrent.rnn_relu),
     _rows("lstm.input gru.input rnn_tanh.input rnn_relu.input", Operator(keeps_dtype=True, autocasts=True)),
+    *([(name, Operator(decomposition=steps))] for name, steps in recurrent.STEPS.items()),
     _rows("_native_multi_head_attention _transformer_encoder_layer_fwd", _KEEPS_DTYPE),
     _decompose("lstm_cell", recurrent.lstm_cell),
     _decompose("gru_cell", recurrent.gru_cell),

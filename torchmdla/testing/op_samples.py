@@ -319,6 +319,21 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::rnn_relu.input": [
         (f(2, 3, 4), f(1, 2, 5), [f(5, 4), f(5, 5), f(5), f(5)], True, 1, 0.0, False, False, True)
     ],
+    "torchmdla::lstm_steps": [
+        (f(2, 3, 20), [f(3, 5), f(3, 5)], f(20, 5), bias, reverse) for bias, reverse in ((f(20), False), (None, True))
+    ],
+    "torchmdla::gru_steps": [
+        (f(2, 3, 15), [f(3, 5)], f(15, 5), bias, reverse) for bias, reverse in ((f(15), False), (None, True))
+    ],
+    "torchmdla::rnn_tanh_steps": [(f(2, 3, 5), [f(3, 5)], f(5, 5), f(5), False)],
+    "torchmdla::rnn_relu_steps": [(f(2, 3, 5), [f(3, 5)], f(5, 5), None, True)],
+    "torchmdla::lstm_steps_backward": [
+        (h := f(2, 3, 5), [f(3, 5)], [f(3, 5), f(3, 5)], f(20, 5), [h, h, f(2, 3, 20)], reverse)
+        for reverse in (False, True)
+    ],
+    "torchmdla::gru_steps_backward": [(h, [], [f(3, 5)], f(15, 5), [h, f(2, 3, 20)], False)],
+    "torchmdla::rnn_tanh_steps_backward": [(h, [], [f(3, 5)], f(5, 5), [h], False)],
+    "torchmdla::rnn_relu_steps_backward": [(h, [], [f(3, 5)], f(5, 5), [h], True)],
     "aten::lstm_cell": [(X, [f(3, 5), f(3, 5)], f(20, 4), f(20, 5), f(20), f(20))],
     "aten::gru_cell": [(X, f(3, 5), f(15, 4), f(15, 5), f(15), f(15))],
     "aten::rnn_tanh_cell": [(X, f(3, 5), f(5, 4), f(5, 5), f(5), f(5))],

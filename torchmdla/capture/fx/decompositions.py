@@ -23,6 +23,8 @@ from torch._prims_common import (
 )
 
 from torchmdla.capture.fx.foreach import foreach_decompositions
+from torchmdla.capture.fx.recurrent import whole_network
+from torchmdla.importer.decompositions.recurrent_steps import CELLS
 
 aten = torch.ops.aten
 
@@ -220,11 +222,8 @@ _KERNELS: dict[Any, Kernels] = {
         for operator in (getattr(aten, f"{name}_backward").default for name in _RESIZE_OPS)
         if DispatchKey.Meta not in operator.py_kernels
     },
-    **{
-        getattr(getattr(aten, name), overload): {}
-        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-        for overload in ("input", "data")
-    },
+    **{getattr(aten, name).input: dict.fromkeys(_DECOMPOSING_KEYS, whole_network(name)) for name in CELLS},
+    **{getattr(aten, name).data: {} for name in CELLS},
     aten.multi_margin_loss.default: {},
     aten.multilabel_margin_loss_forward.default: {},
 }

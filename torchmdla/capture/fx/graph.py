@@ -134,8 +134,9 @@ def _add_groups(
     weights = {*parameters, *graph.find_nodes(op="get_attr")}
     plan = partition(graph, devices.get(options.device_name()), left_out, weights)
     _reorder(graph, plan.order)
-    for nodes in plan.groups:
-        _Extraction(module, nodes, plan, weights, options).run(_group_name(nodes))
+    for groups, copies in ((plan.groups, plan.copied | plan.sunk), (plan.alone, set())):
+        for nodes in groups:
+            _Extraction(module, nodes, copies, weights, options).run(_group_name(nodes))
     remaining = set(graph.nodes)
     plan.ungrouped = [(node, reason) for node, reason in plan.ungrouped if node in remaining]
     ungrouped.count(_ungrouped(plan))
@@ -179,14 +180,14 @@ class _Extraction:
         self,
         module: fx.GraphModule,
         nodes: Sequence[fx.Node],
-        plan: Partition,
+        copies: Collection[fx.Node],
         weights: Collection[fx.Node],
         options: Options,
     ) -> None:
         self._module = module
         self._nodes = nodes
         self._members = set(nodes)
-        self._copies = plan.copied | plan.sunk
+        self._copies = copies
         self._weights = weights
         self._options = options
         self._subgraph = fx.Graph()

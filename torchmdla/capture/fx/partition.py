@@ -19,6 +19,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from torchmdla.devices import Device, OpSupport
+from torchmdla.importer.decompositions.recurrent_steps import STEP_OPERATORS
 from torchmdla.importer.fx import attribute, name_of_call, named_arguments
 from torchmdla.importer.schemas import aliased_arguments, is_metadata, written_arguments
 from torchmdla.importer.trace import leaves, qualified_name
@@ -30,13 +31,15 @@ class Partition:
 
     Attributes:
         groups: the nodes of each group in the graph's order.
-        sunk: views that are in no group. They stay outside, and every group that uses one gets a copy.
+        alone: groups of one operator, with the nodes that unpack its results. They get no copies.
+        sunk: views that are in no group. They stay outside, and every one of ``groups`` that uses one gets a copy.
         copied: constants and integers, of which every group gets a copy.
         order: the graph's nodes in an order in which each group's nodes are adjacent.
         ungrouped: operators that compute with tensors and are in no group, with the reason.
     """
 
     groups: list[list[fx.Node]]
+    alone: list[list[fx.Node]]
     sunk: set[fx.Node]
     copied: set[fx.Node]
     order: list[fx.Node]
@@ -80,6 +83,7 @@ class _Partitioner:
         self._facts = _facts(graph, self._is_random)
         self._copied: set[fx.Node] = set()
         self._kinds: dict[fx.Node, str] = {}
+        self._alone: list[list[fx.Node]] = []
         self._refusals: dict[fx.Node, str] = {}
         self._levels: dict[fx.Node, int] = {}
         # Smallest level of the users of a node: of supported nodes, and of others.
@@ -89,13 +93,15 @@ class _Partitioner:
         for node in self._graph.nodes:
             if _is_copied(node):
                 self._copied.add(node)
+            elif node not in self._left_out and _is_long_recurrence(node) and not self._refusal(node):
+                self._alone.append([node, *node.users])
             elif (kind := self._supported_kind(node)) is not None:
                 self._kinds[node] = kind
             self._assign_level(node)
         self._raise_work_on_weights()
         groups, sunk = self._form_groups()
-        order = _Order(self._graph, groups, self._providers(groups, sunk)).run()
-        return Partition(groups, sunk, self._copied, order, list(self._ungrouped(groups)))
+        order = _Order(self._graph, [*groups, *self._alone], self._providers(groups, sunk)).run()
+        return Partition(groups, self._alone, sunk, self._copied, order, list(self._ungrouped(groups)))
 
     # Nodes that the device supports
 
@@ -316,6 +322,19 @@ class _Order:
 
 # Operators that are loops over elements in place of kernels. A group with one is compiled again for each size.
 _LOOPS = frozenset({"aten::index_put", "aten::scatter.src"})
+
+
+# The most steps of a recurrent layer that are compiled with other operators. The time to compile grows with them. A
+# group of one such operator is compiled for all numbers of steps, as its graph contains no sizes.
+_MOST_STEPS = 64
+
+
+def _is_long_recurrence(node: fx.Node) -> bool:
+    """Return whether ``node`` runs more steps of a recurrent layer than that, or a number that may vary."""
+    if name_of_call(node) not in STEP_OPERATORS:
+        return False
+    steps = node.args[0].meta["val"].shape[0]  # type: ignore[union-attr]
+    return _has_symbols(node) or steps > _MOST_STEPS
 
 
 def _has_symbols(node: fx.Node) -> bool:

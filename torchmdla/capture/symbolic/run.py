@@ -26,6 +26,7 @@ from torchmdla.errors import CompileError
 from torchmdla.importer import Record, TensorMeta
 from torchmdla.importer.builder import takes_size_value
 from torchmdla.importer.decompositions.convolutions import result_shape
+from torchmdla.importer.decompositions.recurrent_steps import STEP_OPERATORS
 from torchmdla.importer.decompositions.resize import RESIZED_SHAPES
 from torchmdla.importer.schemas import call_in_order, overload_of, written_arguments
 from torchmdla.importer.size_int import SizeInt, to_size_int
@@ -46,7 +47,10 @@ _SIZES = frozenset(
 _RANGES = frozenset(("aten::arange", "aten::arange.start", "aten::arange.start_step"))
 
 # Recurrent networks of padded sequences.
-RECURRENT = frozenset(("aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"))
+_NETWORKS = frozenset(("aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"))
+
+# Operators whose programs have the steps of a sequence one by one.
+RECURRENT = _NETWORKS | STEP_OPERATORS
 
 
 class _SymbolSource(Source):
@@ -389,7 +393,7 @@ _DECISIONS: Mapping[str, Callable[..., None]] = {
 # the sizes. It runs a recurrent network step by step, which would fix the number of steps. It computes the positions at
 # which a resized image is read. It makes a tensor of a number's value.
 _SHAPES: Mapping[str, Callable[..., Any]] = {
-    **dict.fromkeys(RECURRENT, _recurrent),
+    **dict.fromkeys(_NETWORKS, _recurrent),
     **{f"aten::conv{axes}d": _plain_convolution for axes in (1, 2, 3)},
     "aten::convolution": _convolution,
     "aten::_convolution": _convolution,

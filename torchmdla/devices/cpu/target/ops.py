@@ -93,6 +93,12 @@ _autocast_to_reduced_precision _autocast_to_full_precision
 _grad_sum_to_size sum_to_size
 """
 
+# All steps of a recurrent layer in one direction (importer/decompositions/recurrent_steps.py).
+_RECURRENT_STEPS = """
+lstm_steps gru_steps rnn_tanh_steps rnn_relu_steps
+lstm_steps_backward gru_steps_backward rnn_tanh_steps_backward rnn_relu_steps_backward
+"""
+
 # Operators of torch.ops.quantized_decomposed: exported programs use them for quantised integers.
 _QUANTISED = """
 quantize_per_tensor quantize_per_tensor.tensor quantize_per_channel quantize_per_token
@@ -147,6 +153,7 @@ OPS: Mapping[str, OpSupport] = {
     **entries("aten", _ELEMENTWISE, "cheap"),
     **entries("aten", _MOVING, "cheap"),
     **entries("aten", _VIEW, "view"),
+    **entries("torchmdla", _RECURRENT_STEPS, "compute"),
     **entries("quantized_decomposed", _QUANTISED, "cheap"),
     **entries("quantized_decomposed", "choose_qparams.tensor", "compute"),
     **entries("torchao", "choose_qparams_affine", "compute"),
