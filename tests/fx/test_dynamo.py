@@ -365,6 +365,29 @@ def test_only_random_numbers_are_outside_of_groups(build: Callable[[], nn.Module
     assert all(name.startswith("draw_mask:") for name in torchmdla.stats().ungrouped)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropout_is_in_one_group(dynamic: bool, dtype: torch.dtype) -> None:
+    """Masks are drawn in the order of memory, for any sizes. One of them is transposed."""
+
+    def drop(x: Tensor, weight: Tensor) -> Tensor:
+        y = functional.dropout(torch.relu(x @ weight), 0.3)
+        return functional.dropout(y.t().sin(), 0.6).exp()
+
+    program = compiled(drop, dynamic=dynamic)
+    weight = torch.randn(6, 7, dtype=dtype, requires_grad=True)
+    for rows in (5, 5, 9, 9) if dynamic else (5, 5):
+        x = torch.randn(rows, 6, dtype=dtype)
+        results = []
+        for call in (program, drop):
+            torch.manual_seed(rows)
+            y = call(x, weight)
+            results.append((y, torch.autograd.grad(y.sum(), weight), torch.get_rng_state()))
+        assert_matches(*results, layers=4)
+    assert torchmdla.stats().groups == 2
+    assert not torchmdla.stats().fallbacks
+
+
 @pytest.mark.parametrize("probability", [0.0, 0.1, 1 / 3, 1.0])
 def test_masks_are_those_of_eager(probability: float) -> None:
     """Masks of any length, after any others, leave PyTorch's generator as eager does."""

@@ -27,8 +27,8 @@ def normalise(graph: fx.Graph) -> None:
             node.target = _SAME_ARGUMENTS[node.target]
         elif node.op == "call_function" and node.target in _FIRST_RESULTS and _is_only_first_result_used(node):
             _replace(graph, node)
-        elif node.target is aten.bernoulli.p and _draws_mask(node):
-            node.target, node.args = _C.draw_mask, (list(node.meta["val"].shape), node.args[1])
+        elif node.target is aten.bernoulli.p and not node.kwargs:
+            _draw_mask(graph, node)
         elif node.target is torch.ops.prims.convert_element_type.default:
             node.target, node.args, node.kwargs = aten._to_copy.default, node.args[:1], {"dtype": node.args[1]}
         elif node.target is aten._assert_tensor_metadata.default and node.args[0].op == "call_function":
@@ -38,16 +38,26 @@ def normalise(graph: fx.Graph) -> None:
         elif node.target is aten.copy_.default and _may_write_in_place(node):
             node.args[1].target = _IN_PLACE[node.args[1].target]
             graph.erase_node(node)
-    for node in graph.find_nodes(op="call_function", target=aten.empty_strided.default):
-        if not node.users:
-            graph.erase_node(node)
 
 
-def _draws_mask(node: fx.Node) -> bool:
-    """Return whether ``aten::bernoulli.p`` draws booleans of known number from PyTorch's generator."""
-    mask = node.meta["val"]
-    is_static = all(isinstance(size, int) for size in mask.shape)
-    return mask.dtype == torch.bool and is_static and not node.kwargs
+def _draw_mask(graph: fx.Graph, node: fx.Node) -> None:
+    """Let a faster function draw the numbers of ``aten::bernoulli.p`` if these are booleans like an empty tensor."""
+    like = node.args[0]
+    sizes = _empty_sizes(like)
+    if sizes is None or node.meta["val"].dtype != torch.bool:
+        return
+    node.target, node.args = _C.draw_mask, (sizes, *node.args[1:])
+    while isinstance(like, fx.Node) and not like.users:
+        unused, like = like, like.args[0]
+        graph.erase_node(unused)
+
+
+def _empty_sizes(node: Any) -> list[Any] | None:
+    """Return the sizes of an empty tensor, possibly permuted; None for another one."""
+    if node.target is aten.permute.default:
+        sizes = _empty_sizes(node.args[0])
+        return None if sizes is None else [sizes[dim] for dim in node.args[1]]
+    return list(node.args[0]) if node.target is aten.empty_strided.default else None
 
 
 def copy_without_detaching(graph: fx.Graph) -> None:
