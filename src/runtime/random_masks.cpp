@@ -9,8 +9,9 @@
 #include <cstdint>
 #include <mutex>
 
-// Loops in vectors of the processor's width.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// Loops in vectors of the processor's width. The loader chooses one before sanitizers can run.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&                             \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define BY_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define BY_VECTORS
@@ -22,8 +23,6 @@ namespace {
 
 constexpr int words_of_state = at::MERSENNE_STATE_N;
 constexpr int distance = at::MERSENNE_STATE_M;
-
-using State = std::array<uint32_t, words_of_state>;
 
 // Return the bits with which a word of the state changes another.
 inline uint32_t twisted(uint32_t word, uint32_t next) {
