@@ -52,6 +52,9 @@ def address_of_symbol(name: str) -> int:
 def content_hash(tensor: torch.Tensor) -> int:
     """Return a hash of the bytes of a dense tensor, in memory order. It detects accidents, not attacks."""
 
+def draw_mask(sizes: Sequence[int], probability: float) -> torch.Tensor:
+    """Return booleans that are true with this probability, drawn from PyTorch's generator as ``bernoulli_`` does."""
+
 class Executable:
     """Compiled code bound to the inputs and outputs of a group."""
 

@@ -5,6 +5,7 @@
 #include "bindings.h"
 #include "python/python_objects.h"
 #include "runtime/fingerprint.h"
+#include "runtime/random_masks.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -170,6 +171,13 @@ void bind_kernel_times(py::module& module) {
 
 void bind_executable(py::module& module) {
   bind_kernel_times(module);
+  module.def(
+      "draw_mask",
+      [](const std::vector<int64_t>& sizes, double probability) {
+        const py::gil_scoped_release without_gil;
+        return draw_mask(sizes, probability);
+      },
+      py::arg("sizes"), py::arg("probability"));
   module.def(
       "content_hash",
       [](const at::Tensor& tensor) {

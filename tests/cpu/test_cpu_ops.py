@@ -197,8 +197,11 @@ def channels_last(value: torch.Tensor) -> torch.Tensor:
 # Their results keep the gaps that the first argument has in memory. The layout is not dense.
 KEEP_GAPS = ("aten::select_scatter", "aten::slice_scatter", "aten::copy")
 
+# Eager's kernel reads adjacent elements of each row, whatever the strides. Its callers check these.
+ADJACENT = [name for name in COMPUTING if "flash_attention" in name]
 
-@pytest.mark.parametrize("name", COMPUTING)
+
+@pytest.mark.parametrize("name", [name for name in COMPUTING if name not in ADJACENT])
 @pytest.mark.sampled(30)
 def test_strides(name: str) -> None:
     calls = []

@@ -149,9 +149,10 @@ def test_each_product_of_layers_that_train_reads_panels_from_the_cache() -> None
     assert not steps.nests()
 
 
-def test_a_factor_whose_lines_evict_each_other_is_transposed() -> None:
-    """Check a product whose factors are both read across the rows of a matrix, 8 KiB apart."""
-    program = TracedProgram(lambda x, y: x.t() @ y, normal(64, 2048), normal(64, 2048))
+@pytest.mark.parametrize("rows", [(64,), (4, 16)])
+def test_a_factor_whose_lines_evict_each_other_is_transposed(rows: tuple[int, ...]) -> None:
+    """Check a product whose factors are both read across the rows of a matrix, 8 KiB apart, in samples or not."""
+    program = TracedProgram(lambda x, y: torch.einsum("...i,...j->ij", x, y), normal(*rows, 2048), normal(*rows, 2048))
     steps = program.steps(host_target("+avx2", "+fma"))
     (contraction,) = (nest for nest in all_nests(steps) if any(nest.reduction))
     assert "input" not in {buffer.kind for buffer in contraction.reads}

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 import torchmdla
+from torchmdla import _C
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
@@ -207,6 +208,20 @@ def attention(x: Tensor, weight: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True).relu() + 1
 
 
+def attention_with(mask: Tensor | None = None, **options: Any) -> Callable[..., Tensor]:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        parts = (part.transpose(1, 2) for part in (query, key, value))
+        return functional.scaled_dot_product_attention(*parts, mask, **options).transpose(1, 2).flatten(2) * 2
+
+    return attend
+
+
+def parts(queries: int, keys: int, heads: int = 2, **options: Any) -> tuple[Tensor, ...]:
+    """Return queries, keys and values of two samples."""
+    shapes = (2, queries, 2, 4), (2, keys, heads, 4), (2, keys, heads, 4)
+    return tuple(torch.randn(shape, **options).requires_grad_() for shape in shapes)
+
+
 def norms(x: Tensor, weight: Tensor) -> Tensor:
     return functional.group_norm(functional.layer_norm(x, (6,), weight), 2, eps=1e-3)
 
@@ -224,6 +239,14 @@ GRADIENTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "views": (lambda x: (x * 2).relu().view(-1)[3:], (leaf(4, 6),)),
     "norms": (norms, (leaf(2, 4, 6), leaf(6))),
     "attention": (attention, (leaf(1, 5, 8), leaf(8, 24))),
+    "attention of doubles": (attention_with(is_causal=True, scale=0.3), parts(5, 7, dtype=torch.float64)),
+    "attention of halves": (attention_with(), parts(5, 7, dtype=torch.bfloat16)),
+    "attention by blocks": (attention_with(), parts(1030, 70)),
+    "causal attention by blocks": (attention_with(is_causal=True), parts(769, 700)),
+    "masked attention by blocks": (attention_with(torch.randn(2, 1, 520, 7)), parts(520, 7)),
+    "attention with keys masked": (attention_with(torch.tensor([[True, False, True]])), parts(5, 3)),
+    "attention of nothing": (attention_with(torch.ones(4, 5).tril(-1) > 0), parts(4, 5)),
+    "attention with shared keys": (attention_with(enable_gqa=True), parts(4, 5, 1)),
     "detached": (lambda x: x.exp().detach() * x + x.sin(), (leaf(4),)),
     "in place": (lambda x: (x * 2).mul_(3).relu_() + 1, (leaf(4, 6),)),
     "convolution": (pooled, (leaf(2, 3, 8, 8), leaf(4, 3, 3, 3))),
@@ -339,7 +362,66 @@ def test_only_random_numbers_are_outside_of_groups(build: Callable[[], nn.Module
             program(x).square().mean().backward()
         assert_matches([p.grad for p in ours.parameters()], [p.grad for p in eager.parameters()], layers=8)
         assert_matches(dict(ours.named_buffers()), dict(eager.named_buffers()), layers=8)
-    assert all(name.startswith("aten::native_dropout:") for name in torchmdla.stats().ungrouped)
+    assert all(name.startswith("draw_mask:") for name in torchmdla.stats().ungrouped)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropout_is_in_one_group(dynamic: bool, dtype: torch.dtype) -> None:
+    """Masks are drawn in the order of memory, for any sizes. One of them is transposed."""
+
+    def drop(x: Tensor, weight: Tensor) -> Tensor:
+        y = functional.dropout(torch.relu(x @ weight), 0.3)
+        return functional.dropout(y.t().sin(), 0.6).exp()
+
+    program = compiled(drop, dynamic=dynamic)
+    weight = torch.randn(6, 7, dtype=dtype, requires_grad=True)
+    for rows in (5, 5, 9, 9) if dynamic else (5, 5):
+        x = torch.randn(rows, 6, dtype=dtype)
+        results = []
+        for call in (program, drop):
+            torch.manual_seed(rows)
+            y = call(x, weight)
+            results.append((y, torch.autograd.grad(y.sum(), weight), torch.get_rng_state()))
+        assert_matches(*results, layers=4)
+    assert torchmdla.stats().groups == 2
+    assert not torchmdla.stats().fallbacks
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 1 / 3, 1.0])
+def test_masks_are_those_of_eager(probability: float) -> None:
+    """Masks of any length, after any others, leave PyTorch's generator as eager does."""
+    results = []
+    for draw in (_C.draw_mask, lambda sizes, p: torch.empty(sizes, dtype=torch.bool).bernoulli_(p)):
+        torch.manual_seed(3)
+        masks = [(torch.rand(length % 3), draw([length], probability)) for length in (1, 0, 311, 312, 623, 5000, 7)]
+        results.append((masks, torch.get_rng_state()))
+    assert_matches(*results)
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
+def test_masks_need_a_probability(probability: float) -> None:
+    with pytest.raises(RuntimeError, match="bernoulli_ expects p"):
+        _C.draw_mask([3], probability)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt", "vit_b16"])
+def test_transformers_train_as_two_groups(name: str) -> None:
+    spec = MODELS[name].reduced()
+    eager = spec.build().train()
+    ours = copy.deepcopy(eager)
+    for step in range(3):
+        inputs = spec.inputs(batch=2, seed=step)
+        for program in (compiled(ours), eager):
+            torch.manual_seed(step)
+            torch.stack([result.square().mean() for result in tree_leaves(program(*inputs))]).sum().backward()
+        gradients = [
+            # The gradient of a bias of keys is only rounding errors.
+            {name: p.grad for name, p in model.named_parameters() if not name.endswith("key.bias")}
+            for model in (ours, eager)
+        ]
+        assert_matches(*gradients, layers=spec.layers)
+    assert torchmdla.stats().groups == 2
 
 
 def test_a_backward_pass_may_be_repeated() -> None:

@@ -371,6 +371,8 @@ _LAYERS = (
     _decompose("native_group_norm", normalisation.native_group_norm),
     _decompose("rms_norm", normalisation.rms_norm),
     _decompose("scaled_dot_product_attention", attention.scaled_dot_product_attention),
+    _decompose("_scaled_dot_product_flash_attention_for_cpu", attention.flash_attention),
+    _decompose("_scaled_dot_product_flash_attention_for_cpu_backward", attention.flash_attention_gradients),
     _decompose("_native_multi_head_attention", attention.native_multi_head_attention),
     _decompose("_transformer_encoder_layer_fwd", attention.transformer_encoder_layer),
     _decompose("lstm.input", recurrent.lstm),

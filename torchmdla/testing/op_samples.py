@@ -45,6 +45,15 @@ def max_pool_gradient(value: torch.Tensor, *arguments: object) -> tuple[object, 
     return (f(*result.shape), value, *arguments, indices)
 
 
+def attention_gradients(
+    query: torch.Tensor, key: torch.Tensor, is_causal: bool, mask: torch.Tensor | None = None, *scale: float
+) -> tuple[object, ...]:
+    value = f(*key.shape)
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    result, sums = attend(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale[0] if scale else None)
+    return (f(*result.shape), query, key, value, result, sums, 0.0, is_causal, mask, *scale)
+
+
 X, Y, ROW = f(3, 4), f(3, 4), f(4)
 IMAGE, VOLUME, SIGNAL = f(2, 4, 7, 6), f(1, 2, 4, 5, 6), f(2, 4, 9)
 INTS, MASK = i(3, 4, high=5), b(3, 4)
@@ -641,6 +650,19 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
     "aten::_adaptive_avg_pool3d_backward": [(f(1, 2, 1, 1, 1), VOLUME), (f(1, 2, 2, 3, 4), VOLUME)],
     "aten::nll_loss_backward": [(torch.tensor(1.0), torch.log_softmax(X, 1), i(3), None, 1, -100, torch.tensor(3.0))],
     "aten::mse_loss_backward": [(X, Y, f(3, 4), 1)],
+    "aten::_scaled_dot_product_flash_attention_for_cpu": [
+        (f(2, 2, 3, 4), f(2, 2, 5, 4), f(2, 2, 5, 4)),
+        (f(2, 4, 3, 4), f(2, 2, 5, 4), f(2, 2, 5, 4), 0.0, False, f(2, 1, 3, 5), 0.3),
+        (f(1, 1, 769, 2), f(1, 1, 520, 2), f(1, 1, 520, 2), 0.0, True),
+        (f(1, 1, 3, 2), f(1, 1, 4, 2), f(1, 1, 4, 2), 0.0, False, torch.ones(3, 4).tril(-1).log()),
+    ],
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": [
+        attention_gradients(f(2, 2, 3, 4), f(2, 2, 5, 4), False),
+        attention_gradients(f(2, 4, 3, 4), f(2, 2, 5, 4), False, f(2, 1, 3, 5), 0.3),
+        attention_gradients(f(1, 1, 769, 2), f(1, 1, 520, 2), True),
+        attention_gradients(f(1, 1, 520, 2), f(1, 1, 600, 2), True),
+        attention_gradients(f(1, 1, 3, 2), f(1, 1, 4, 2), False, torch.ones(3, 4).tril(-1).log()),
+    ],
     "aten::_grad_sum_to_size": [(X, [1, 4]), (X, [4]), (X, None)],
     "aten::sum_to_size": [(X, [3, 1])],
 }

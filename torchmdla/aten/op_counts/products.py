@@ -99,6 +99,22 @@ def _scaled_dot_product_attention(call: Call) -> Counts:
     return _attention(math.prod(batch), queries, keys, depth, values) + masks
 
 
+def _flash_attention(call: Call) -> Counts:
+    """Return the counts of attention, and of the logarithm of each row's sum of powers."""
+    rows = math.prod(call["query"].shape[:-1])
+    return _scaled_dot_product_attention(call) + each(rows, "log +")
+
+
+def _flash_attention_gradients(call: Call) -> Counts:
+    """Return the counts of the gradients of attention: five products, and weights computed again from scores."""
+    rows, depth = math.prod(call["query"].shape[:-1]), call["query"].shape[-1]
+    scores = rows * call["key"].shape[-2]
+    mask = call.arguments.get("attn_mask")
+    hidden = f"{'' if mask is None else '+'} {'?' if call.arguments.get('is_causal') is True else ''}"
+    weights = each(scores, f"* - exp {hidden}")
+    return each(scores * depth * 5 + rows * depth, "MAC") + weights + each(scores, "- * *")
+
+
 def _multi_head(call: Call, value: Tensor, heads: int) -> Counts:
     """Return the counts of the input and output projections of ``value`` and of the attention between them."""
     batch, length, width = value.shape
@@ -178,6 +194,8 @@ RULES: Mapping[str, Rule] = {
     "einsum": _einsum,
     "tensordot": _tensordot,
     "scaled_dot_product_attention": _scaled_dot_product_attention,
+    "_scaled_dot_product_flash_attention_for_cpu": _flash_attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_attention_gradients,
     "_native_multi_head_attention": lambda call: _multi_head(call, call["query"], call["num_head"]),
     "_transformer_encoder_layer_fwd": _encoder_layer,
     **{f"{kind}_cell": _cell(update) for kind, (_, update) in _CELLS.items()},

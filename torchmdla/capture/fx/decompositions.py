@@ -40,6 +40,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.softplus_backward.default] = pw_cast_for_opmath(_softplus_backward)
     table |= {operator: partial(_multiply_by_symbol, operator) for operator in _FACTORS}
     table[inductor_prims.fma] = _multiply_add
+    table[aten.native_dropout.default] = _dropout
     table[aten.native_dropout_backward.default] = _dropout_gradient
     return table | foreach_decompositions()
 
@@ -63,6 +64,17 @@ _FACTORS = {
     aten.addcmul.default: "value",
     aten.addcdiv.default: "value",
 }
+
+
+def _dropout(value: Tensor, probability: float, trains: bool | None) -> Any:
+    """Return dropped values and their mask. The mask is drawn apart, so that it does not wait for ``value``."""
+    if trains is False:
+        return NotImplemented
+    like = torch.empty_like(value, dtype=torch.bool)
+    memory = torch.empty_strided(like.shape, like.stride(), dtype=torch.bool, device=value.device)
+    rest = 1.0 - probability
+    mask = apply_in_order(memory_order(memory), partial(aten.bernoulli.p, p=rest), memory)
+    return value * mask * (1.0 / rest if rest else 0.0), mask
 
 
 def _dropout_gradient(gradient: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -28,7 +28,7 @@ from torchmdla.capture.fx.partition import Partition, partition
 from torchmdla.capture.options import Options
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.errors import CompileError
-from torchmdla.importer.fx import name_of_call, source_of_node
+from torchmdla.importer.fx import name_of_call, named_arguments, source_of_node
 
 aten = torch.ops.aten
 
@@ -272,5 +272,6 @@ class _Extraction:
 
 
 def draws_numbers(node: fx.Node) -> bool:
-    """Return whether a node draws random numbers from PyTorch's generator."""
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    """Return whether a node draws random numbers from PyTorch's generator. Attention may be without dropout."""
+    is_random = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return is_random and named_arguments(node).get("dropout_p") != 0.0

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchmdla import _C
 from torchmdla.importer.fx import named_arguments
 
 aten = torch.ops.aten
@@ -26,6 +27,8 @@ def normalise(graph: fx.Graph) -> None:
             node.target = _SAME_ARGUMENTS[node.target]
         elif node.op == "call_function" and node.target in _FIRST_RESULTS and _is_only_first_result_used(node):
             _replace(graph, node)
+        elif node.target is aten.bernoulli.p and not node.kwargs:
+            _draw_mask(graph, node)
         elif node.target is torch.ops.prims.convert_element_type.default:
             node.target, node.args, node.kwargs = aten._to_copy.default, node.args[:1], {"dtype": node.args[1]}
         elif node.target is aten._assert_tensor_metadata.default and node.args[0].op == "call_function":
@@ -35,6 +38,26 @@ def normalise(graph: fx.Graph) -> None:
         elif node.target is aten.copy_.default and _may_write_in_place(node):
             node.args[1].target = _IN_PLACE[node.args[1].target]
             graph.erase_node(node)
+
+
+def _draw_mask(graph: fx.Graph, node: fx.Node) -> None:
+    """Let a faster function draw the numbers of ``aten::bernoulli.p`` if these are booleans like an empty tensor."""
+    like = node.args[0]
+    sizes = _empty_sizes(like)
+    if sizes is None or node.meta["val"].dtype != torch.bool:
+        return
+    node.target, node.args = _C.draw_mask, (sizes, *node.args[1:])
+    while isinstance(like, fx.Node) and not like.users:
+        unused, like = like, like.args[0]
+        graph.erase_node(unused)
+
+
+def _empty_sizes(node: Any) -> list[Any] | None:
+    """Return the sizes of an empty tensor, possibly permuted; None for another one."""
+    if node.target is aten.permute.default:
+        sizes = _empty_sizes(node.args[0])
+        return None if sizes is None else [sizes[dim] for dim in node.args[1]]
+    return list(node.args[0]) if node.target is aten.empty_strided.default else None
 
 
 def copy_without_detaching(graph: fx.Graph) -> None:

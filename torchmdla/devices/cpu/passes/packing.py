@@ -213,14 +213,15 @@ def _read_by_rows(nests: Sequence[LoopNest]) -> list[LoopNest]:
     *others, step = nests
     column = _column(step) if step.written_accesses else -1
     reduced = [d for d, reduces in enumerate(step.reduction) if reduces and step.sizes[d] != 1]
-    if column < 0 or len(step.inputs) != 2 or len(reduced) != 1 or has_sliding_window(step):
+    if column < 0 or len(step.inputs) != 2 or not reduced or has_sliding_window(step):
         return []
     position = next((k for k, access in enumerate(step.inputs) if column not in access.loops), None)
     if position is None or step.inputs[position].buffer.kind in ("parameter", "packed"):
         return []
     access = step.inputs[position]
     rows = [d for d in in_memory_order(step, access) if not step.reduction[d]]
-    if access.linearise(len(step.sizes)).factors[reduced[0]] in (0, 1):
+    strides = access.linearise(len(step.sizes)).factors
+    if any(strides[d] in (0, 1) for d in reduced):
         return []
     product = replace(step)
     return [*others, lay_out(product, access, [*rows, *reduced]), product]

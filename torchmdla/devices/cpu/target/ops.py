@@ -128,6 +128,8 @@ _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::batch_norm": OpSupport("compute", {"training": False}),
     "aten::instance_norm": OpSupport("compute", {"running_mean": None}),
     "aten::scaled_dot_product_attention": OpSupport("compute", {"dropout_p": 0.0}),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": OpSupport("compute", {"dropout_p": 0.0}),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": OpSupport("compute", {"dropout_p": 0.0}),
     "aten::cross_entropy_loss": OpSupport("compute", {"label_smoothing": 0.0}),
     "aten::lstm.input": OpSupport("compute", {"train": False}),
     "aten::gru.input": OpSupport("compute", {"train": False}),
