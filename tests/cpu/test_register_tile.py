@@ -204,6 +204,21 @@ def test_weights_are_fetched_ahead(rows: int, columns: int) -> None:
     assert schedule.prefetch.parts == -(-rows // schedule.tiles[0])
 
 
+def test_factors_in_memory_are_read_for_several_tiles() -> None:
+    """Check the gradient of a product with a vocabulary, whose factors are in no cache."""
+    nest = KernelSpec(
+        sizes=(128, 768, 50257),
+        reduction=(False, False, True),
+        inputs=(Operand("f32", (50257, 0, 1)), Operand("f32", (0, 1, 768))),
+        outputs=(Operand("f32", (768, 1, 0)),),
+        values=(SUM_OF_PRODUCTS,),
+        initial=ZERO,
+    )
+    block, of_reduction, *tiles = (level.loop for level in choose_schedule(nest, MACHINE).levels)
+    assert of_reduction == 2
+    assert block in tiles
+
+
 def test_blocks_of_a_few_bytes_are_not_fetched_ahead() -> None:
     assert choose_schedule(product(197, 3072, 64), MACHINE).prefetch is None
 

@@ -23,17 +23,23 @@ from torchmdla.devices.cpu.target.machine import Machine
 _SECOND_LEVEL_BYTE = 1 / 400
 _FILLED = 0.75
 
-# Misses below _HIDDEN of the arithmetic's time are hidden by it. Another order of loops must gain at least _GAIN of
-# that time, and reduce the misses to _BETTER.
+# Misses below this part of the arithmetic's time are hidden by it.
 _HIDDEN = 0.1
-_GAIN = 0.06
-_BETTER = 0.8
 
 # The most loops that are permuted, the tasks that must remain outside of a reduction's blocks, and the fewest steps in
 # such a block.
 _MOST_PERMUTED = 4
 _TASKS = 8
 _LEAST_STEPS = 96
+
+# The size of an operand that the last cache may hold, in sizes of the second-level cache.
+_MOST_CACHED = 16
+
+# The numbers of blocks of a reduction, the lengths of blocks of a long one, and the numbers of tiles in a block around
+# such blocks.
+_BLOCKS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+_LENGTHS = (512, 256, 128)
+_TILES_OF_BLOCK = (2, 3, 4, 6, 8, 16, 32)
 
 # If the number of tiles that share a prefetched block is dynamic, _FEWEST_PARTS is the fewest. Inputs with fewer uses
 # are fast enough without prefetching. So are blocks below this part of the first-level cache.
@@ -91,10 +97,10 @@ def choose_levels(
     best, least = plain, miss_cycles(nest, machine, plain)
     if least <= _HIDDEN * cycles:
         return best
-    for candidates in (_orders(nest, plain), _blocked_orders(nest, plain, reduction, tiles)):
-        for levels in candidates:
+    for search, gain, better in _SEARCHES if _rereads_memory(nest, machine) else _SEARCHES[:-1]:
+        for levels in search(nest, plain, reduction, tiles):
             cost = miss_cycles(nest, machine, levels)
-            if cost < min(least - _GAIN * cycles, _BETTER * least):
+            if cost < min(least - gain * cycles, better * least):
                 best, least = levels, cost
         if least <= _HIDDEN * cycles:
             break
@@ -109,9 +115,8 @@ def levels_by_cost(
     They are the orders of the loops around a register tile, without and with blocks of a reduction.
     """
     plain = tuple(Level(loop, tiles[loop]) for loop in order)
-    candidates = dict.fromkeys(
-        [*_orders(nest, plain), *(_blocked_orders(nest, plain, reduction, tiles) if reduction else ())]
-    )
+    searches = [search for search, *_ in _SEARCHES] if reduction else [_orders]
+    candidates = dict.fromkeys(levels for search in searches for levels in search(nest, plain, reduction, tiles))
     return sorted(candidates, key=lambda levels: miss_cycles(nest, machine, levels))
 
 
@@ -198,7 +203,9 @@ def has_static_layout(nest: AnyNest, operand: AnyOperand) -> bool:
     )
 
 
-def _orders(nest: KernelSpec, plain: Sequence[Level]) -> Iterator[tuple[Level, ...]]:
+def _orders(
+    nest: KernelSpec, plain: Sequence[Level], _reduction: Sequence[int] = (), _tiles: Sequence[int] = ()
+) -> Iterator[tuple[Level, ...]]:
     """Yield every order of the loops that have more than one tile."""
     moving = [level for level in plain if nest.sizes[level.loop] > level.step]
     still = tuple(level for level in plain if level not in moving)
@@ -215,12 +222,7 @@ def _blocked_orders(
     Blocks are at every depth that leaves enough tasks outside. A reduction across lanes does not have blocks: its lanes
     are combined once.
     """
-    loop = reduction[0]
-    inner = math.prod(nest.sizes[d] for d in reduction[1:])
-    if any(tiles[d] > 1 for d in reduction):
-        return
-    sizes = {-(-nest.sizes[loop] // count) for count in (2, 3, 4, 6, 8, 12, 16, 24, 32)}
-    steps = [step for step in sorted(sizes, reverse=True) if step * inner >= _LEAST_STEPS and step < nest.sizes[loop]]
+    loop, steps = reduction[0], _block_steps(nest, reduction, tiles)
     for order in _orders(nest, plain):
         tasks = 1
         for depth, level in enumerate(order):
@@ -228,6 +230,48 @@ def _blocked_orders(
                 for step in steps:
                     yield (*order[:depth], Level(loop, step), *order[depth:])
             tasks *= -(-nest.sizes[level.loop] // level.step)
+
+
+def _rereads_memory(nest: KernelSpec, machine: Machine) -> bool:
+    """Return whether any order of loops reads some operand from memory again, since two operands are in no cache."""
+    counts = (math.prod(n for n, s in zip(nest.sizes, each.strides, strict=True) if s) for each in nest.operands)
+    bytes_ = [n * ELEMENT_BYTES[storage_type(each.element)] for n, each in zip(counts, nest.operands, strict=True)]
+    return sum(size > _MOST_CACHED * machine.second_level for size in bytes_) > 1
+
+
+def _doubly_blocked_orders(
+    nest: KernelSpec, plain: Sequence[Level], reduction: Sequence[int], tiles: Sequence[int]
+) -> Iterator[tuple[Level, ...]]:
+    """Yield every order with blocks of some tiles of one loop, without and with blocks of a reduction inside.
+
+    A block of the other factor is then read for all of these tiles.
+    """
+    steps = _block_steps(nest, reduction, tiles)
+    inside = [(), *((Level(reduction[0], step),) for step in steps)]
+    for order in _orders(nest, plain):
+        for level, count in itertools.product(order, _TILES_OF_BLOCK):
+            block = Level(level.loop, level.step * count)
+            if -(-nest.sizes[block.loop] // block.step) >= _TASKS:
+                yield from ((block, *blocks, *order) for blocks in inside)
+
+
+def _block_steps(nest: KernelSpec, reduction: Sequence[int], tiles: Sequence[int]) -> list[int]:
+    """Return the possible steps of blocks of the outermost loop that reduces, the longest first."""
+    if any(tiles[d] > 1 for d in reduction):
+        return []
+    size, inner = nest.sizes[reduction[0]], math.prod(nest.sizes[d] for d in reduction[1:])
+    counts = {*_BLOCKS, *(-(-size // length) for length in _LENGTHS)}
+    steps = sorted({-(-size // count) for count in counts}, reverse=True)
+    return [step for step in steps if step * inner >= _LEAST_STEPS and step < size]
+
+
+# Searches for another order of loops, the simplest first. An order must gain the first part of the arithmetic's time,
+# and reduce the misses to the second part.
+_SEARCHES = (
+    (_orders, 0.06, 0.8),
+    (_blocked_orders, 0.06, 0.8),
+    (_doubly_blocked_orders, 0.03, 0.9),
+)
 
 
 def miss_cycles(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> float:
