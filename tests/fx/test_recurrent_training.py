@@ -198,3 +198,17 @@ def test_devices_without_the_operators_leave_recurrent_layers_to_pytorch() -> No
     module, x = nn.GRU(4, 6), torch.randn(5, 3, 4)
     assert_matches(torch.compile(module, backend="torchmdla", options={"device": "mdla"})(x), module(x))
     assert counters["graph_break"]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_traced_programs_train_by_the_same_operators(kind: type[nn.RNNBase]) -> None:
+    module, x = kind(4, 6, 2), torch.randn(5, 3, 4)
+    twin = copy.deepcopy(module)
+    program = torch.jit.trace(twin, x, check_trace=False)
+    for _ in range(4):
+        assert_matches(train(program, twin, x), train(module, module, x), layers=12)
+    statistics = torchmdla.stats()
+    assert not statistics.not_trained
+    assert not statistics.fallbacks
+    assert len(statistics.by_group) == 2
+    assert any("_steps" in group.name for group in statistics.by_group)
