@@ -414,6 +414,21 @@ _INDEXING = (
         "scatter.src scatter.value",
         Operator(rewrite=rewrites.forward_if_empty("index"), decomposition=writing.scatter, guard=guards.check_indices),
     ),
+    *(
+        _rows(
+            name,
+            Operator(
+                rewrite=rewrites.first_of(rewrites.forward_if_empty("index"), rewrites.check_sum),
+                decomposition=decomposition,
+                check=guards.check_index,
+            ),
+        )
+        for name, decomposition in (
+            ("index_add", writing.index_add),
+            ("scatter_add", writing.scatter_add),
+            ("scatter_reduce.two", writing.scatter_reduce),
+        )
+    ),
     _rows("slice_scatter", Operator(rewrite=rewrites.forward_if_empty("src"))),
     _rows(
         "select_scatter",
@@ -425,7 +440,7 @@ _INDEXING = (
     ),
     _rows("index_select", Operator(check=guards.check_single_row)),
     _rows("take_along_dim", _COMPOSITE),
-    _rows("embedding_dense_backward", _FROM_TABLE),
+    _decompose("embedding_dense_backward", writing.embedding_dense_backward),
 )
 
 _MOVING = (

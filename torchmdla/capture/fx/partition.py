@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from torchmdla.devices import Device, OpSupport
 from torchmdla.importer.fx import attribute, name_of_call, named_arguments
@@ -121,8 +120,6 @@ class _Partitioner:
             support = self._ops.get(qualified_name(node.target._schema))
         if support is None or support.kind in ("shape", "item"):
             return f"device {self._device.name!r} has no such operator"
-        if qualified_name(node.target._schema) in _LOOPS and _has_symbols(node):  # type: ignore[union-attr]
-            return f"device {self._device.name!r} has no kernel of it for sizes that vary"
         if not self._supports_types(node):
             return f"device {self._device.name!r} does not take the dtype of its inputs or results"
         if not self._conditions_hold(node, support):
@@ -312,16 +309,6 @@ class _Order:
             if node not in self._placed:
                 self._placed.add(node)
                 self._result.extend(self._members.get(node, [node]))
-
-
-# Operators that are loops over elements in place of kernels. A group with one is compiled again for each size.
-_LOOPS = frozenset({"aten::index_put", "aten::scatter.src"})
-
-
-def _has_symbols(node: fx.Node) -> bool:
-    """Return whether sizes of the operands or of the result vary."""
-    values = leaves([related.meta.get("val") for related in (node, *node.all_input_nodes)])
-    return any(isinstance(value, torch.Tensor) and free_symbols(value.shape) for value in values)
 
 
 def _facts(graph: fx.Graph, is_random: Callable[[fx.Node], bool]) -> _Facts:

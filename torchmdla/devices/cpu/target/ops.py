@@ -10,7 +10,8 @@ Some uses of these operators are rejected, so their group runs in PyTorch's inte
   too);
 - powers of integers, except with a constant exponent or with base 2;
 - ``mse_loss_backward`` and ``max_pool3d`` of integers;
-- bicubic ``grid_sampler``.
+- bicubic ``grid_sampler``;
+- scatters that add booleans.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ clone _to_copy cat concat stack hstack vstack repeat repeat_interleave.self_int 
 constant_pad_nd pad reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
 pixel_shuffle pixel_unshuffle channel_shuffle
 embedding index_select gather index.Tensor take_along_dim diag_embed select_scatter slice_scatter
-scatter.src scatter.value index_put
+scatter.src scatter.value scatter_add index_put index_add
 zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange arange.start arange.start_step
 linspace eye scalar_tensor copy fill.Scalar fill.Tensor zero
 """
@@ -122,6 +123,8 @@ _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::batch_norm": OpSupport("compute", {"training": False}),
     "aten::instance_norm": OpSupport("compute", {"running_mean": None}),
     "aten::scaled_dot_product_attention": OpSupport("compute", {"dropout_p": 0.0}),
+    "aten::scatter_reduce.two": OpSupport("cheap", {"reduce": "sum", "include_self": True}),
+    "aten::embedding_dense_backward": OpSupport("cheap", {"scale_grad_by_freq": False}),
     "aten::cross_entropy_loss": OpSupport("compute", {"label_smoothing": 0.0}),
     "aten::lstm.input": OpSupport("compute", {"train": False}),
     "aten::gru.input": OpSupport("compute", {"train": False}),
