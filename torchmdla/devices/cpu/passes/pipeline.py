@@ -98,7 +98,7 @@ REWRITES = (
     _plain(separate_slices),
     _rules("defer-softmax"),
     _lanes(pack_weights),
-    _plain(merge_epilogues),
+    Pass("merge-epilogues", merge_epilogues),
     _plain(hoist_loop_invariants),
     _plain(drop_roundings),
     _rules("fold-scales"),
