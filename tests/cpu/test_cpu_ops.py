@@ -147,7 +147,6 @@ REFUSED = {
     ("aten::max_pool3d", torch.int64),
     ("aten::max_pool3d", torch.int32),
     *((f"aten::{name}", torch.bool) for name in ("index_add", "scatter_add", "scatter_reduce.two")),
-    ("aten::embedding_dense_backward", torch.bool),
 }
 
 

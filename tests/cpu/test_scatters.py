@@ -111,10 +111,6 @@ FORMS: dict[str, tuple[Callable[..., Tensor], Callable[[int, int], list[Tensor]]
         lambda x, i, y: x.index_put((i,), y) * 2,
         lambda e, n: [normal(e, 9), torch.randperm(e), normal(e, 9)],
     ),
-    "embedding": (
-        lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 5, 2, False) * 2,
-        lambda e, n: [normal(e, 9), edges(e, 5)],
-    ),
 }
 
 

@@ -440,7 +440,7 @@ _INDEXING = (
     ),
     _rows("index_select", Operator(check=guards.check_single_row)),
     _rows("take_along_dim", _COMPOSITE),
-    _decompose("embedding_dense_backward", writing.embedding_dense_backward),
+    _rows("embedding_dense_backward", _FROM_TABLE),
 )
 
 _MOVING = (

@@ -476,10 +476,6 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
         (X, 0, torch.tensor([2, 0, 2]).unsqueeze(1).expand(3, 4), f(3, 4)),
     ],
     "aten::scatter_reduce.two": [(X, 0, torch.tensor([[2, 0, 2, 2]]), f(2, 4), "sum")],
-    "aten::embedding_dense_backward": [
-        (f(5, 4), torch.tensor([1, 2, 1, 0, 1]), 3, -1, False),
-        (f(2, 2, 4), torch.tensor([[1, 2], [1, 0]]), 3, 1, False),
-    ],
     # Shapes
     "aten::slice.Tensor": [(X, 1, 1, 3), (X, 0, None, None, 2), (X, 1, -2)],
     "aten::select.int": [(X, 0, 1), (X, 1, -1)],

@@ -86,23 +86,6 @@ def scatter_reduce(
     return scatter_add(value, dim, index, source)
 
 
-def embedding_dense_backward(
-    gradient: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> Tensor:
-    """Sum the gradients of each row.
-
-    Raises:
-        CompileError: If gradients are divided by the number of occurrences.
-    """
-    if scale_grad_by_freq:
-        raise CompileError("gradients of an embedding that are scaled by frequency are not supported")
-    places = indices.reshape(-1)
-    rows = gradient.reshape(places.shape[0], gradient.shape[-1])
-    # PyTorch gives embeddings without padding the index -1.
-    rows = rows.masked_fill((places == padding_idx).unsqueeze(-1), 0.0) if padding_idx >= 0 else rows
-    return index_add(rows.new_zeros([num_weights, gradient.shape[-1]]), 0, places, rows)
-
-
 def select_scatter(value: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """Write a slice of one element. Upstream treats a negative index into a vector as an index beyond its end."""
     index = index + value.size(dim) if index < 0 else index

@@ -12,6 +12,9 @@ Some uses of these operators are rejected, so their group runs in PyTorch's inte
 - ``mse_loss_backward`` and ``max_pool3d`` of integers;
 - bicubic ``grid_sampler``;
 - scatters that add booleans.
+
+The gradient of an embedding runs outside of groups: nothing in a graph uses it, and a group would allocate the gradient
+of a large table while all activations are alive.
 """
 
 from __future__ import annotations
@@ -124,7 +127,6 @@ _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::instance_norm": OpSupport("compute", {"running_mean": None}),
     "aten::scaled_dot_product_attention": OpSupport("compute", {"dropout_p": 0.0}),
     "aten::scatter_reduce.two": OpSupport("cheap", {"reduce": "sum", "include_self": True}),
-    "aten::embedding_dense_backward": OpSupport("cheap", {"scale_grad_by_freq": False}),
     "aten::cross_entropy_loss": OpSupport("compute", {"label_smoothing": 0.0}),
     "aten::lstm.input": OpSupport("compute", {"train": False}),
     "aten::gru.input": OpSupport("compute", {"train": False}),
