@@ -103,6 +103,10 @@ FORMS: dict[str, tuple[Callable[..., Tensor], Callable[[int, int], list[Tensor]]
         lambda x, i, y: x.index_put((i - 1,), y, accumulate=True) * 2,
         lambda e, n: [normal(n, 9), edges(e, n), normal(e, 9)],
     ),
+    "index_put of its own elements": (
+        lambda x, i: (y := x * 2).index_put((i,), y[i] * 0.5) * 2,
+        lambda e, n: [normal(n, 9), edges(e, n)],
+    ),
     "index_put at two indices": (
         lambda x, i, j, y: x.index_put((i, j), y, accumulate=True) * 2,
         lambda e, n: [normal(n, 7, 3), edges(e, n), edges(e, 7), normal(e, 3)],

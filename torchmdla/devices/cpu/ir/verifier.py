@@ -162,6 +162,9 @@ def _scatter_faults(step: Scatter, written: set[Buffer]) -> Iterator[str]:
     yield from _nest_faults(step.nest, written)
     if step.nest.place is None or any(step.nest.reduction) or step.nest.initial or step.nest.epilogue:
         yield "scatters without a place, or reduces"
+    others = {access.buffer for access in step.nest.inputs} | {table.buffer for table in step.nest.tables}
+    if not others.isdisjoint(step.writes):
+        yield "reads elements that its other iterations change"
 
 
 _CHECKS: Mapping[type, Callable[..., Iterator[str]]] = {

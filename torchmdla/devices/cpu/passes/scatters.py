@@ -53,6 +53,8 @@ def _find_producer(steps: LoopProgram, scatter: Scatter, read: Access) -> LoopNe
     is_short = len(producer.body.expressions) + len(nest.body.expressions) <= MAX_BODY_OPERATIONS
     if accumulates or producer.checks or not is_short or not is_permutation(producer, producer.outputs[0]):
         return None
+    if not set(producer.reads).isdisjoint(scatter.writes):
+        return None  # Each iteration of the scatter would read what others have changed.
     # The producer's values may use the indices of its loops, which must be loops of the scatter.
     has_same_loops = all(index.is_loop() or not index.loops for index in read.indices)
     has_one_output = len(producer.outputs) == 1
