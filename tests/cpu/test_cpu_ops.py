@@ -146,6 +146,7 @@ REFUSED = {
     ("aten::mse_loss_backward", torch.int32),
     ("aten::max_pool3d", torch.int64),
     ("aten::max_pool3d", torch.int32),
+    *((f"aten::{name}", torch.bool) for name in ("index_add", "scatter_add", "scatter_reduce.two")),
 }
 
 

@@ -41,6 +41,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "tiles": lambda: static(lambda x: (x @ x.transpose(-1, -2)).softmax(-1) @ x, randn(4, 32, 16)),
     "repeated steps": lambda: static(nn.LSTM(16, 32), randn(9, 2, 16)),
     "lookups, checks": lambda: static(nn.Embedding(10, 4), torch.tensor([[1, 2], [3, 4]])),
+    "scatters": lambda: static(lambda x, i: x.index_add(0, i, x[i].exp()), randn(5, 3), torch.tensor([1, 4, 1, 0, 3])),
     "regions": lambda: static(lambda x: x.sort(-1)[0].cumsum(0) * 2, randn(5, 7)),
     "constant tensors": lambda: static(lambda x: x * torch.tensor([1.0, 2.0, float("inf")]), randn(4, 3)),
     "infinity in bfloat16": lambda: static(

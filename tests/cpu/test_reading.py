@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch_mlir import ir
+from written_programs import TracedProgram
 
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Argument, Program, Result, Target
@@ -175,3 +177,13 @@ def test_floats_are_compared_with_a_constant_in_their_own_type_if_it_has_it(limi
     (nest,) = read(body, {"%r": "4x5"}, "4x5").nests()
     (comparison,) = nest.values[0].operands
     assert [operand.type for operand in comparison.operands] == [kind, kind]
+
+
+@pytest.mark.parametrize("exponent", [0, 0.0])
+def test_a_power_of_zero_is_one(exponent: float) -> None:
+    """Check the second derivative of a square, for which no function is called."""
+    x = torch.tensor([0.0, -3.0, float("inf"), float("nan")])
+    program = TracedProgram(lambda x: x.pow(exponent) + x, x)
+    (nest,) = program.steps().nests()
+    assert {e.op for e in nest.body.expressions} == {"load", "constant", "arith.addf"}
+    program.check()

@@ -363,6 +363,18 @@ def test_a_result_that_is_read_twice_stays() -> None:
     program.check()
 
 
+MANY_ROWS = MACHINE.second_level // 256
+
+
+@pytest.mark.parametrize(("rows", "streams", "merged"), [(64, 3, True), (MANY_ROWS, 1, True), (MANY_ROWS, 3, False)])
+def test_many_large_operands_are_read_by_whole_rows(rows: int, streams: int, merged: bool) -> None:
+    """Check epilogues of a result that fits the second-level cache, and of one that exceeds it."""
+    others = [normal(rows, 128) for _ in range(streams)]
+    program = TracedProgram(lambda x, w, *others: sum(others, x @ w), normal(rows, 32), normal(32, 128), *others)
+    nests = [nest for nest in all_nests(program.steps()) if any(nest.reduction)]
+    assert [bool(nest.epilogue) for nest in nests] == [merged]
+
+
 def test_a_transposing_reader_becomes_an_epilogue() -> None:
     program = TracedProgram(lambda x, y: torch.mm(x, y).t().contiguous().relu(), normal(24, 40), normal(40, 56))
     assert any(s.epilogue is not None for s in all_nests(program.steps()))
@@ -476,9 +488,9 @@ def test_a_writer_in_between_keeps_the_epilogue_away() -> None:
     )
     overwriting = elementwise([whole(buffer("input"))], whole(x))
     steps = LoopProgram([summed, overwriting, reader], {})
-    merge_epilogues(steps)
+    merge_epilogues(steps, MACHINE)
     assert len(steps.steps) == 3
     steps = LoopProgram([summed, reader, overwriting], {})
-    merge_epilogues(steps)
+    merge_epilogues(steps, MACHINE)
     assert len(steps.steps) == 2
     assert summed.epilogue is not None

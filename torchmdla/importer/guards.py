@@ -52,6 +52,11 @@ def check_indices(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     return list(operands)
 
 
+def check_index(emitter: Emitter, operands: Mapping[str, Any]) -> None:
+    """Make the call fail where an index is out of bounds of the dimension, before the operator is decomposed."""
+    check_indices(emitter, [operands[name] for name in ("self", "dim", "index")])
+
+
 def check_divisor(emitter: Emitter, operands: Sequence[Any]) -> list[Any]:
     """Return the operands unchanged. Make the call fail where an integer divisor is zero.
 

@@ -417,6 +417,21 @@ _INDEXING = (
         "scatter.src scatter.value",
         Operator(rewrite=rewrites.forward_if_empty("index"), decomposition=writing.scatter, guard=guards.check_indices),
     ),
+    *(
+        _rows(
+            name,
+            Operator(
+                rewrite=rewrites.first_of(rewrites.forward_if_empty("index"), rewrites.check_sum),
+                decomposition=decomposition,
+                check=guards.check_index,
+            ),
+        )
+        for name, decomposition in (
+            ("index_add", writing.index_add),
+            ("scatter_add", writing.scatter_add),
+            ("scatter_reduce.two", writing.scatter_reduce),
+        )
+    ),
     _rows("slice_scatter", Operator(rewrite=rewrites.forward_if_empty("src"))),
     _rows(
         "select_scatter",

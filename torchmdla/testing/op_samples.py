@@ -488,6 +488,18 @@ SAMPLES: dict[str, list[tuple[object, ...]]] = {
         (X, [torch.tensor([-1, 0])], f(2, 4)),
         (X, [None, torch.tensor([-4, -1, 0])], f(3, 3)),
     ],
+    "aten::index_add": [
+        (X, 0, torch.tensor([2, 0, 2, 1]), f(4, 4)),
+        (X, -1, torch.tensor([3, 0, 3], dtype=torch.int32), f(3, 3), 2),
+        (f(5), 0, torch.tensor([4, 4]), f(2)),
+        (torch.tensor(1.5), 0, torch.tensor([0]), torch.tensor(0.5)),
+    ],
+    "aten::scatter_add": [
+        (X, 1, torch.tensor([[0, 0], [2, 3]]), f(3, 2)),
+        (X, 0, torch.tensor([[2, 0, 2, 2]]), f(2, 4)),
+        (X, 0, torch.tensor([2, 0, 2]).unsqueeze(1).expand(3, 4), f(3, 4)),
+    ],
+    "aten::scatter_reduce.two": [(X, 0, torch.tensor([[2, 0, 2, 2]]), f(2, 4), "sum")],
     # Shapes
     "aten::slice.Tensor": [(X, 1, 1, 3), (X, 0, None, None, 2), (X, 1, -2)],
     "aten::select.int": [(X, 0, 1), (X, 1, -1)],

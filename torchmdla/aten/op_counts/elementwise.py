@@ -128,7 +128,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         ("index_put", "_index_put_impl"), lambda call: each(call["values"].numel, "+" if call["accumulate"] else "")
     ),
-    "scatter_add": lambda call: each(call["src"].numel, "+"),
+    **dict.fromkeys(("scatter_add", "scatter_reduce"), lambda call: each(call["src"].numel, "+")),
     "index_add": lambda call: each(call["source"].numel, "MAC"),
     "embedding_dense_backward": lambda call: each(call["grad_output"].numel, "+"),
 }

@@ -127,8 +127,6 @@ class _Partitioner:
             support = self._ops.get(qualified_name(node.target._schema))
         if support is None or support.kind in ("shape", "item"):
             return f"device {self._device.name!r} has no such operator"
-        if qualified_name(node.target._schema) in _LOOPS and _has_symbols(node):  # type: ignore[union-attr]
-            return f"device {self._device.name!r} has no kernel of it for sizes that vary"
         if not self._supports_types(node):
             return f"device {self._device.name!r} does not take the dtype of its inputs or results"
         if not self._conditions_hold(node, support):
@@ -318,10 +316,6 @@ class _Order:
             if node not in self._placed:
                 self._placed.add(node)
                 self._result.extend(self._members.get(node, [node]))
-
-
-# Operators that are loops over elements in place of kernels. A group with one is compiled again for each size.
-_LOOPS = frozenset({"aten::index_put", "aten::scatter.src"})
 
 
 # The most steps of a recurrent layer that are compiled with other operators. The time to compile grows with them. A

@@ -48,6 +48,44 @@ def index_put(value: Tensor, indices: Sequence[Tensor | None], source: Tensor, a
     )
 
 
+def index_add(value: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float = 1) -> Tensor:
+    """Add slices of ``source``. Indices count from the front."""
+    source = source if alpha == 1 else source * alpha
+    if not value.dim():
+        return index_put(value.reshape(1), [index.reshape(-1)], source.reshape(-1), True).reshape(())
+    source = source if source.dim() else source.reshape(1)
+    total = index_put(value.movedim(dim, 0), [index.reshape(-1)], source.movedim(dim, 0), True)
+    return total.movedim(0, dim)
+
+
+def scatter_add(value: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """Add whole slices where the index is the same in the other dimensions, as in an expanded tensor."""
+    if not all(tensor.dim() for tensor in (value, index, source)):
+        row, places, added = (tensor.reshape(-1) for tensor in (value, index, source))
+        return torch.scatter_add(row, 0, places, added).view(value.shape)
+    dim = dim % value.dim()
+    others = [other for other in range(value.dim()) if other != dim]
+    has_rows = all(index.shape[k] == value.shape[k] == source.shape[k] for k in others)
+    if not others or not has_rows or any(index.stride(k) for k in others):
+        return torch.scatter_add(value, dim, index, source)
+    for other in reversed(others):
+        index = index.select(other, 0)
+    return index_add(value, dim, index, source.narrow(dim, 0, index.shape[0]))
+
+
+def scatter_reduce(
+    value: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
+) -> Tensor:
+    """Return a sum of elements with those of the tensor.
+
+    Raises:
+        CompileError: If the elements are combined otherwise.
+    """
+    if reduce != "sum" or not include_self:
+        raise CompileError(f"scatter_reduce with reduce={reduce!r}, include_self={include_self} is not supported")
+    return scatter_add(value, dim, index, source)
+
+
 def select_scatter(value: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """Write a slice of one element. Upstream treats a negative index into a vector as an index beyond its end."""
     index = index + value.size(dim) if index < 0 else index

@@ -69,6 +69,7 @@ class KernelSpec(Generic[Number]):
     Loops marked in ``reduction`` carry the outputs: ``values[i]`` is the new accumulator of output i. Accumulators
     start at the constant ``initial``, or at the output's current value if ``initial`` is not set. With an ``epilogue``
     the nest's own outputs are not stored, and ``initial`` must be set. The call fails unless all ``checks`` hold.
+    Outputs are ``place`` elements after those at the loops' indices. The loops that it varies with run in order.
     ``scalars`` are the types of values that are constant over the nest.
 
     Expressions are those of :class:`~torchmdla.devices.cpu.ir.expressions.Expression`, except that leaves are numbered.
@@ -93,13 +94,19 @@ class KernelSpec(Generic[Number]):
     scalars: tuple[str, ...] = ()
     tables: tuple[Table[Number], ...] = ()
     checks: tuple[Expression, ...] = ()
+    place: Expression | None = None
     initial: Expression | None = None
     epilogue: KernelEpilogue[Number] | None = None
+
+    @property
+    def roots(self) -> tuple[Expression, ...]:
+        """Return the expressions that an iteration computes: the place comes first, then values and checks."""
+        return (*((self.place,) if self.place else ()), *self.values, *self.checks)
 
     @cached_property
     def body(self) -> tuple[Expression, ...]:
         """Return the expressions of an iteration, operands before their users, then an ``assert`` for each check."""
-        return (*_find_computed((*self.values, *self.checks)), *self.asserts)
+        return (*_find_computed(self.roots), *self.asserts)
 
     @property
     def all_computed(self) -> tuple[Expression, ...]:
@@ -109,7 +116,7 @@ class KernelSpec(Generic[Number]):
     @cached_property
     def loads(self) -> tuple[Expression, ...]:
         """Return the input elements that each iteration reads."""
-        expressions = contents((*self.values, *self.checks)).expressions
+        expressions = contents(self.roots).expressions
         return tuple(sorted((e for e in expressions if e.op == "operand"), key=lambda e: e.payload))
 
     @cached_property
@@ -207,6 +214,7 @@ def specialise(nest: AnyNest, values: Sequence[int]) -> KernelSpec:
         scalars=nest.scalars,
         tables=tuple(Table(t.element, numbers(t.sizes), numbers(t.strides)) for t in nest.tables),
         checks=constants(nest.checks),
+        place=constants((nest.place,))[0] if nest.place else None,
         initial=constants((nest.initial,))[0] if nest.initial else None,
         epilogue=epilogue,
     )
@@ -223,7 +231,7 @@ def simplify(nest: AnyNest) -> AnyNest:
 
 def _find_indexed_loops(nest: AnyNest) -> frozenset[int]:
     """Return the loops whose index the nest uses as a value."""
-    return contents((*nest.values, *nest.checks, *(nest.epilogue.values if nest.epilogue else ()))).loops
+    return contents((*nest.roots, *(nest.epilogue.values if nest.epilogue else ()))).loops
 
 
 def _find_mergeable_loops(nest: AnyNest) -> tuple[int, int] | None:
@@ -259,5 +267,6 @@ def _keep_loops(nest: AnyNest, loops: list[int]) -> AnyNest:
         outputs=narrow(nest.outputs),
         values=reindex(nest.values, loops.index),
         checks=reindex(nest.checks, loops.index),
+        place=reindex((nest.place,), loops.index)[0] if nest.place else None,
         epilogue=epilogue,
     )

@@ -61,7 +61,8 @@ class LoopNest:
     Loops marked in ``reduction`` carry the outputs: ``values[i]`` is the new accumulator of output i. Accumulators
     start at the constant ``initial``, or at the output's current value if ``initial`` is not set. With an epilogue the
     outputs are not in memory, and ``initial`` is set. The call fails unless all ``checks`` hold in every iteration.
-    ``nodes`` are the numbers of the group's nodes that the nest computes, for debugging.
+    ``place`` is set in a :class:`Scatter` only. ``nodes`` are the numbers of the group's nodes that the nest computes,
+    for debugging.
     """
 
     sizes: tuple[AnySize, ...]
@@ -71,6 +72,7 @@ class LoopNest:
     initial: Expression | None = None
     epilogue: Epilogue | None = None
     checks: tuple[Expression, ...] = ()
+    place: Expression | None = None
     nodes: frozenset[int] = frozenset()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -87,7 +89,12 @@ class LoopNest:
     @cached_property
     def body(self) -> Contents:
         """Return the expressions that the nest computes, without its epilogue."""
-        return contents((*self.values, *self.checks))
+        return contents(self.roots)
+
+    @property
+    def roots(self) -> tuple[Expression, ...]:
+        """Return the roots of the body: values, checks, and the place if there is one."""
+        return (*self.values, *self.checks, *((self.place,) if self.place else ()))
 
     @cached_property
     def inputs(self) -> tuple[Access, ...]:
@@ -183,7 +190,9 @@ class LoopNest:
 
     def map_body(self, function: Callable[[tuple[Expression, ...]], tuple[Expression, ...]]) -> None:
         """Apply ``function`` to the roots of the body, not of the epilogue."""
-        roots = function((*self.values, *self.checks))
+        roots = function(self.roots)
+        if self.place:
+            roots, self.place = roots[:-1], roots[-1]
         self.values, self.checks = roots[: len(self.values)], roots[len(self.values) :]
 
     def replace_load(self, old: Access, new: Access) -> None:
@@ -195,6 +204,33 @@ class LoopNest:
 _MIN_SHARED_OPERANDS = 4
 
 _DERIVED = frozenset(name for name, member in vars(LoopNest).items() if isinstance(member, cached_property))
+
+
+@dataclass(eq=False)
+class Scatter:
+    """Nest without loops that reduce, whose outputs are at places that it computes.
+
+    An iteration updates the elements that are ``nest.place`` elements after those at its indices. An ``accumulator`` is
+    an element's value before the iteration. Several iterations may update one element: the loops that the place varies
+    with run in order. Other loops reach other elements.
+    """
+
+    nest: LoopNest
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        return self.nest.nodes
+
+    @property
+    def reads(self) -> list[Buffer]:
+        return self.nest.reads
+
+    @property
+    def writes(self) -> list[Buffer]:
+        return self.nest.writes
+
+    def map_accesses(self, function: Callable[[Access], Access]) -> None:
+        self.nest.map_accesses(function)
 
 
 @dataclass(eq=False)
@@ -384,7 +420,7 @@ class RepeatLoop:
         self.views = tuple(replace(view, base=function(view.base)) for view in self.views)
 
 
-Step = LoopNest | TileLoop | RepeatLoop | OutlinedRegion | LoadStep | StoreStep | ScalarStep | AssertStep
+Step = LoopNest | TileLoop | RepeatLoop | Scatter | OutlinedRegion | LoadStep | StoreStep | ScalarStep | AssertStep
 
 
 def flatten(steps: Iterable[Step]) -> Iterator[Step]:
@@ -583,7 +619,8 @@ def may_move(steps: LoopProgram, step: Step, later: Step) -> bool:
 
 
 def _kernel(step: LoopNest) -> AnyNest:
-    loops, roots = len(step.sizes), number_leaves((*step.values, *step.checks))
+    loops, roots = len(step.sizes), number_leaves(step.roots)
+    checks = len(step.values) + len(step.checks)
     return KernelSpec(
         sizes=step.sizes,
         reduction=step.reduction,
@@ -592,7 +629,8 @@ def _kernel(step: LoopNest) -> AnyNest:
         values=roots[: len(step.values)],
         scalars=tuple(s.type for s in step.scalars),
         tables=tuple(t.table for t in step.tables),
-        checks=roots[len(step.values) :],
+        checks=roots[len(step.values) : checks],
+        place=roots[checks] if step.place else None,
         initial=step.initial,
         epilogue=_epilogue(step, step.epilogue) if step.epilogue else None,
     )

@@ -40,6 +40,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     Packing,
     RepeatLoop,
     ScalarStep,
+    Scatter,
     Step,
     StoreStep,
     TileLoop,
@@ -56,19 +57,21 @@ buffer: "buffer" NAME ":" NAME list NAME*
 packing: "pack" NAME block
 text: (GLOBAL | REGION) NAME STRING
 block: "{" step* "}"
-?step: nest | tiles | repeat | defining | store | assertion
+?step: nest | scatter | tiles | repeat | defining | store | assertion
 
 nest: "nest" loop* "{" line* end "}" epilogue?
+scatter: "scatter" loop* "{" line* end "}"
 epilogue: "then" "{" line* store_to* "}"
 loop: DIM ":" number PLUS?
 end: store_to* | yielded+
-?line: given | table | initial | scalar_value | operation | check
+?line: given | table | initial | scalar_value | operation | check | place
 given: NAME "=" access
 scalar_value: NAME "=" NAME
 table: NAME "=" "table" NAME list "strides" list "offset" number
 initial: NAME "=" "from" operand
 operation: NAME ":" NAME "=" NAME [operand ("," operand)*] ATTRIBUTES?
 check: "check" operand
+place: "place" operand
 yielded: "yield" operand "as" access
 store_to: access "=" operand
 access: NAME "[" [index ("," index)*] "]" [word]
@@ -200,10 +203,12 @@ class _Builder(Interpreter[lark.Token, Any]):
         loops = [child for child in tree.children if child.data == "loop"]
         self._loops, self._values = len(loops), {}
         checks: list[Expression] = []
-        initial, epilogue = None, None
+        initial, epilogue, place = None, None, None
         for line in tree.children[len(loops) :]:
             if line.data == "check":
                 checks.append(self._operand(line.children[0], "i1"))
+            elif line.data == "place":
+                place = self._operand(line.children[0], "i64")
             elif line.data == "initial":
                 initial = self.visit(line)
             elif line.data == "end":
@@ -221,7 +226,11 @@ class _Builder(Interpreter[lark.Token, Any]):
             initial=initial,
             epilogue=epilogue,
             checks=tuple(checks),
+            place=place,
         )
+
+    def scatter(self, tree: _Tree) -> Scatter:
+        return Scatter(self.nest(tree))
 
     def _epilogue(self, tree: _Tree, values: Sequence[Expression]) -> Epilogue:
         self._values = {f"o{k}": reduced(k, value.type) for k, value in enumerate(values)}

@@ -38,6 +38,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     OutlinedRegion,
     RepeatLoop,
     ScalarStep,
+    Scatter,
     Step,
     StoreStep,
     TileLoop,
@@ -122,6 +123,12 @@ class StepsPrinter:
         raise TypeError(f"no text for {type(step).__name__}")
 
     @_lines_of.register
+    def _(self, step: Scatter) -> Iterator[str]:
+        head, *lines = self._lines_of(step.nest)
+        yield f"scatter {head.removeprefix('nest ')}"
+        yield from lines
+
+    @_lines_of.register
     def _(self, step: LoopNest) -> Iterator[str]:
         yield f"nest {_loops(step.sizes, step.reduction)} {{"
         names = _Names(step.body)
@@ -133,6 +140,8 @@ class StepsPrinter:
                 yield f"{_INDENT}o{k} = {self._access(access)}"
         yield from names.lines()
         yield from (f"{_INDENT}check {names.of(check, 'i1')}" for check in step.checks)
+        if step.place is not None:
+            yield f"{_INDENT}place {names.of(step.place, 'i64')}"
         if step.epilogue is None:
             yield from self._stores(step.outputs, step.values, names)
         else:
@@ -272,7 +281,7 @@ def _place(those: Sequence[object], payload: object) -> int:
 def nest_text(nest: AnyNest) -> str:
     """Return the text of a kernel's nest. Operands have the numbers of the kernel's pointers."""
     lines = [f"nest {_loops(nest.sizes, nest.reduction)} {{"]
-    names = _Names(contents((*nest.values, *nest.checks)))
+    names = _Names(contents(nest.roots))
     operands = [_operand(number, operand) for number, operand in enumerate(nest.operands)]
     stored = nest.epilogue.outputs if nest.epilogue else nest.outputs
     read = operands[: len(operands) - len(stored)]
@@ -286,6 +295,7 @@ def nest_text(nest: AnyNest) -> str:
     ]
     lines += names.lines()
     lines += [f"{_INDENT}check {names.of(check)}" for check in nest.checks]
+    lines += [f"{_INDENT}place {names.of(nest.place)}"] if nest.place else []
     values = nest.values
     if nest.epilogue:
         lines += [f"{_INDENT}yield {', '.join(map(names.of, values))}", "} then {"]
@@ -347,8 +357,8 @@ def _all_buffers(steps: LoopProgram) -> list[Buffer]:
 
 
 def _buffers(step: Step) -> Iterator[Buffer]:
-    if isinstance(step, TileLoop):
-        for member in step.members:
+    if isinstance(step, TileLoop | Scatter):
+        for member in step.members if isinstance(step, TileLoop) else (step.nest,):
             yield from _buffers(member)
     elif isinstance(step, LoopNest):
         yield from (a.buffer for a in (*step.accesses, *step.outputs))

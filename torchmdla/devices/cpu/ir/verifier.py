@@ -23,6 +23,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     LoopNest,
     LoopProgram,
     RepeatLoop,
+    Scatter,
     Step,
     TileLoop,
     flatten,
@@ -100,7 +101,7 @@ def _nest_faults(step: LoopNest, written: set[Buffer]) -> Iterator[str]:
             yield "has an epilogue, but no initial value"
         if len(epilogue.values) != len(epilogue.outputs):
             yield "computes other values than its epilogue's outputs"
-    if step.carried and not any(step.reduction):
+    if step.carried and not any(step.reduction) and not step.place:
         yield "carries a value, but has no loop that reduces"
     reduced = {loop for loop, flag in enumerate(step.reduction) if flag and step.sizes[loop] != 1}
     stored = (*epilogue.body.loads, *epilogue.outputs) if epilogue else step.outputs
@@ -157,9 +158,19 @@ def _load_faults(step: LoadStep, written: set[Buffer]) -> Iterator[str]:
         yield "has other indices than strides"
 
 
+def _scatter_faults(step: Scatter, written: set[Buffer]) -> Iterator[str]:
+    yield from _nest_faults(step.nest, written)
+    if step.nest.place is None or any(step.nest.reduction) or step.nest.initial or step.nest.epilogue:
+        yield "scatters without a place, or reduces"
+    others = {access.buffer for access in step.nest.inputs} | {table.buffer for table in step.nest.tables}
+    if not others.isdisjoint(step.writes):
+        yield "reads elements that its other iterations change"
+
+
 _CHECKS: Mapping[type, Callable[..., Iterator[str]]] = {
     LoopNest: _nest_faults,
     TileLoop: _tile_loop_faults,
     RepeatLoop: _repeat_faults,
+    Scatter: _scatter_faults,
     LoadStep: _load_faults,
 }

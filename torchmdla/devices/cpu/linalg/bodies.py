@@ -99,6 +99,13 @@ class BodyReader:
             return self._read_operation(op)
         return operation(op.name, known, "i1", attributes_text(op))
 
+    def _read_power(self, op: Any) -> Expression:
+        """Return a power. The second derivative of a square has the exponent 0."""
+        exponent = self._value(op.operands[1])
+        if exponent.op == "constant" and exponent.payload == 0:
+            return constant(1.0, _type(op.results[0]))
+        return self._read_operation(op)
+
     def _read_load(self, op: Any) -> Expression:
         buffer, *indices = op.operands
         if buffer not in self.tables:
@@ -111,6 +118,7 @@ _READERS: Mapping[str, Callable[[BodyReader, Any], Expression]] = {
     "arith.constant": lambda reader, op: number(op.attributes["value"], _type(op.results[0])),
     "arith.sitofp": BodyReader._read_conversion,
     "arith.uitofp": BodyReader._read_conversion,
+    math_library.INTEGER_POWER: BodyReader._read_power,
     "linalg.index": lambda reader, op: index(ir.IntegerAttr(op.attributes["dim"]).value),
     "tensor.extract": BodyReader._read_load,
 }

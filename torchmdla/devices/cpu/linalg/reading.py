@@ -12,9 +12,11 @@ If a tensor is not read after an op that changes it, the op updates its buffer i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from torch_mlir import ir
@@ -23,7 +25,7 @@ from torchmdla.compiler.mlir import forward_of, nodes_of
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.ir.accesses import Access, Buffer, Scalar, Table, TableAccess
 from torchmdla.devices.cpu.ir.element_types import NotANestError, register_type, storage_type
-from torchmdla.devices.cpu.ir.expressions import Expression, contents, gather, index, load, rewrite
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, contents, gather, index, load, operation, rewrite
 from torchmdla.devices.cpu.ir.loop_program import (
     AssertStep,
     LoadStep,
@@ -31,6 +33,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     LoopProgram,
     OutlinedRegion,
     ScalarStep,
+    Scatter,
     Step,
     StoreStep,
     is_bijective,
@@ -83,6 +86,7 @@ class _Reader:
             "tensor.insert": self._insert,
             "tensor.insert_slice": self._insert_slice,
             "tensor.pad": self._pad,
+            "tm_tensor.scatter": self._scatter_or_region,
             **dict.fromkeys(VIEWS, self._view),
         }
         self._inputs = len(program.arguments)
@@ -100,8 +104,10 @@ class _Reader:
             for step in self._steps[before:]:
                 if isinstance(step, LoopNest | OutlinedRegion):
                     step.nodes = nodes_of(op.operation)
+                elif isinstance(step, Scatter):
+                    step.nest.nodes = nodes_of(op.operation)
         for step in self._steps:
-            if isinstance(step, LoopNest):
+            if isinstance(step, LoopNest | Scatter):
                 _flatten_fixed(step)
         program = LoopProgram(_remove_unused_scalars(self._steps), self._globals)
         for buffer in program.buffers():
@@ -340,6 +346,45 @@ class _Reader:
         self._steps.append(step)
         self._views.update(zip(op.results, (view for view, _ in outputs), strict=True))
 
+    def _scatter_or_region(self, op: Any) -> None:
+        try:
+            self._scatter(op)
+        except NotANestError:
+            self._region(op)
+
+    def _scatter(self, op: Any) -> None:
+        """Read a scatter of blocks: each row of indices is the first element of a block, in some dimensions.
+
+        A block has the last dimensions of the destination.
+        """
+        updates, rows, destination = op.operands
+        sizes, shape, (_, depth) = shape_of(updates), shape_of(destination), shape_of(rows)
+        body = BodyReader(op.regions[0].blocks[0], self._scalars, 1, reduces=True)
+        if body.tables or body.checks:
+            raise NotANestError("a scatter that reads other tensors")
+        view = self._make_writable(destination, op)
+        view.buffer.fixed = True
+        self._views[op.results[0]] = view
+        if 0 in (*sizes, *shape):
+            return
+        inside: list[Index] = [({loop: 1}, 0) for loop in range(1, len(sizes))]
+        block: list[Index] = [({}, 0)] * (len(shape) - len(inside)) + inside
+        views = [*[self._view_of(rows)] * depth, view]
+        places: list[list[Index]] = [*([({0: 1}, 0), ({}, k)] for k in range(depth)), block]
+        constant_update = self._uniform.get(updates)
+        if constant_update is None:
+            views.insert(0, self._view_of(updates))
+            places.insert(0, [({0: 1}, 0), *inside])
+        accesses = self._access_operands(views, places, sizes)
+        *indices, output = accesses.accesses
+        update = load(indices.pop(0)) if constant_update is None else constant_update
+        strides = [math.prod(shape[dim + 1 :]) for dim in ir.DenseI64ArrayAttr(op.attributes["dimension_map"])]
+        terms = [_scaled_index(load(access), stride) for access, stride in zip(indices, strides, strict=True)]
+        (value,) = rewrite(body.yields, lambda e: update if e.op == OPERAND else None)
+        place = reduce(lambda left, right: operation("arith.addi", [left, right], "i64"), terms)
+        nest = LoopNest(accesses.sizes, (False,) * len(accesses.sizes), (output,), (value,), place=place)
+        self._steps.append(Scatter(nest))
+
     def _output(self, op: Any, number: int, reduces: bool) -> tuple[View, Expression | None]:
         """Return the view to which a nest stores a result, and the constant from which its reduction starts, if any."""
         init = _inits(op)[number]
@@ -451,6 +496,7 @@ def _yielded_constant(op: Any) -> Expression | None:
 # The scalars that a step uses.
 _USED_SCALARS: Mapping[type, Callable[[Any], Iterable[Scalar]]] = {
     LoopNest: lambda step: step.all_scalars,
+    Scatter: lambda step: step.nest.all_scalars,
     OutlinedRegion: lambda step: step.scalars,
     LoadStep: lambda step: step.indices,
     StoreStep: lambda step: (step.scalar, *step.indices),
@@ -470,14 +516,20 @@ def _remove_unused_scalars(steps: Sequence[Step]) -> list[Step]:
     return remaining[::-1]
 
 
-def _flatten_fixed(step: LoopNest) -> None:
+def _flatten_fixed(step: LoopNest | Scatter) -> None:
     """Replace the indices of accesses to fixed buffers by one flat index."""
-    loops = len(step.sizes)
+    loops = len((step.nest if isinstance(step, Scatter) else step).sizes)
 
     def flat(access: Access) -> Access:
         return replace(access, indices=(access.linearise(loops),)) if access.buffer.fixed else access
 
     step.map_accesses(flat)
+
+
+def _scaled_index(index: Expression, stride: int) -> Expression:
+    """Return an index from memory as a distance in elements."""
+    wide = index if index.type == "i64" else operation("arith.extsi", [index], "i64")
+    return wide if stride == 1 else operation("arith.muli", [wide, constant(stride, "i64")], "i64")
 
 
 def _loop_sizes(maps: Sequence[Any], values: Sequence[Any], loops: int) -> list[int]:

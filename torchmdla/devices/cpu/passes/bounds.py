@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from torchmdla.compiler.sizes import AnySize, Size, is_positive
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, RepeatLoop, Step, TileLoop, View
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, RepeatLoop, Scatter, Step, TileLoop, View
 from torchmdla.errors import CompileError
 
 
@@ -43,7 +43,10 @@ def _margins(step: Step, views: _Views = MappingProxyType({})) -> Iterator[AnySi
     Also yield the repetition count of repeated steps. Peeled iterations are separate steps, so the count may be 0, but
     not negative.
     """
-    if isinstance(step, LoopNest):
+    if isinstance(step, Scatter):
+        # The entry checks the place by the program's own checks of indices.
+        yield from _margins(step.nest, views)
+    elif isinstance(step, LoopNest):
         for access in (*step.accesses, *step.read_accesses):
             yield from _margins_of_access(access, step.sizes, views)
     elif isinstance(step, TileLoop):

@@ -26,12 +26,18 @@ from torchmdla.devices.cpu.ir.loop_program import (
     may_move,
     split_loop,
 )
+from torchmdla.devices.cpu.target.machine import Machine
 
 # The start of a sum whose original start value is added at the end: adding to -0.0 changes no value.
 _ZERO = {kind: constant(-0.0, kind) for kind in ("f32", "f64")}
 
 
-def merge_epilogues(steps: LoopProgram) -> None:
+# The most operands as large as the result that an epilogue reads, if the result exceeds the second-level cache. A
+# register tile reads a piece of a few rows of each. More such streams come faster by whole rows.
+_MOST_STREAMS = 1
+
+
+def merge_epilogues(steps: LoopProgram, machine: Machine) -> None:
     """Merge every elementwise step that can be fused into the reduction before it, in place."""
     users = Users(steps.steps)
     for step in list(steps.steps):
@@ -39,7 +45,7 @@ def merge_epilogues(steps: LoopProgram) -> None:
             _merge_start(steps, users, step)
     for step in list(steps.steps):
         if isinstance(step, LoopNest) and _is_reduction(step) and step.initial is not None:
-            while _merge_reader(steps, users, step):
+            while _merge_reader(steps, users, step, machine):
                 pass
 
 
@@ -55,7 +61,7 @@ def _result_access(step: LoopNest) -> Access:
 # Readers of a reduction.
 
 
-def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
+def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest, machine: Machine) -> bool:
     """Merge the only reader of the step's result into the step, and move the step to the reader's place."""
     if len(step.written_accesses) != 1:
         return False
@@ -70,6 +76,8 @@ def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
         return False
     if not may_move(steps, step, reader) or not _stays_in_place(step, reader):
         return False
+    if estimate(buffer.bytes) > machine.second_level and _count_streams(step, reader) > _MOST_STREAMS:
+        return False
     pairs = _align_loops(step, _result_access, reader, partial(_input_access, buffer))
     if pairs is None or not _covers_loops(reader, [loop for _, loop in pairs]):
         return False
@@ -83,6 +91,13 @@ def _merge_reader(steps: LoopProgram, index: Users, step: LoopNest) -> bool:
     steps.steps.remove(step)
     steps.steps[steps.steps.index(reader)] = step
     return True
+
+
+def _count_streams(step: LoopNest, reader: LoopNest) -> int:
+    """Return the operands as large as the result that the step would read with the reader's, apart from the result."""
+    count = estimate(_result_access(step).buffer.count)
+    loads = (*reader.inputs, *(step.epilogue.body.loads if step.epilogue else ()))
+    return sum(estimate(access.buffer.count) >= count for access in loads) - 1
 
 
 def _input_access(buffer: Buffer, step: LoopNest) -> Access:

@@ -31,6 +31,7 @@ from torchmdla.devices.cpu.passes.narrow.nibbles import USE_NIBBLES
 from torchmdla.devices.cpu.passes.packing import pack_activations, pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
 from torchmdla.devices.cpu.passes.reroll import reroll_loops
+from torchmdla.devices.cpu.passes.scatters import fuse_scatters
 from torchmdla.devices.cpu.passes.share_buffers import merge_equal, share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
@@ -87,6 +88,7 @@ def _rules(name: str, is_exact: bool = False) -> Pass:
 # packing, which then finds every step that depends on parameters alone.
 REWRITES = (
     _plain(LoopProgram.remove_unread),
+    _plain(fuse_scatters),
     _plain(shrink_broadcasts),
     _plain(join_loops, is_exact=False),  # sums over joined loops may be in another order
     _rules("store-constant-factors", is_exact=True),
@@ -96,7 +98,7 @@ REWRITES = (
     _plain(separate_slices),
     _rules("defer-softmax"),
     _lanes(pack_weights),
-    _plain(merge_epilogues),
+    Pass("merge-epilogues", merge_epilogues),
     _plain(hoist_loop_invariants),
     _plain(drop_roundings),
     _rules("fold-scales"),

@@ -25,6 +25,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     LoopProgram,
     OutlinedRegion,
     RepeatLoop,
+    Scatter,
     Step,
     TileLoop,
     Users,
@@ -96,7 +97,7 @@ def share_buffers(steps: LoopProgram) -> None:
         return buffer
 
     for position, step in enumerate(steps.steps):
-        if isinstance(step, LoopNest | TileLoop):
+        if isinstance(step, LoopNest | TileLoop | Scatter):
             step.map_accesses(lambda access: replace(access, buffer=resolve(access.buffer)))
         if isinstance(step, RepeatLoop):
             step.rename(resolve)
@@ -183,4 +184,4 @@ def find_releases(steps: LoopProgram) -> tuple[tuple[int, int], ...]:
 
 def _may_fail(step: Step) -> bool:
     nests = step.members if isinstance(step, TileLoop) else (step,) if isinstance(step, LoopNest) else ()
-    return isinstance(step, AssertStep | OutlinedRegion) or any(nest.tables or nest.checks for nest in nests)
+    return isinstance(step, AssertStep | OutlinedRegion | Scatter) or any(nest.tables or nest.checks for nest in nests)

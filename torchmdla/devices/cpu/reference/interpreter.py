@@ -31,6 +31,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     OutlinedRegion,
     RepeatLoop,
     ScalarStep,
+    Scatter,
     Step,
     StoreStep,
     TileLoop,
@@ -139,6 +140,8 @@ def _iterations(step: Step, symbols: Sequence[int]) -> int:
         reduced = math.prod(size for size, reduces in zip(sizes, step.reduction, strict=True) if reduces)
         in_turn = reduced if any(step.reduction) and _terms(step) is None else 0
         return 1 + math.prod(sizes) + _SEQUENTIAL_COST * in_turn
+    if isinstance(step, Scatter):
+        return 1 + _SEQUENTIAL_COST * math.prod(at(size, symbols) for size in step.nest.sizes)
     if isinstance(step, TileLoop):
         whole = (step.part(member, step.extents) for member in range(len(step.members)))
         return sum(_iterations(nest, symbols) for nest in whole)
@@ -173,6 +176,7 @@ class _Machine:
             LoopNest: self._nest,
             TileLoop: self._tile_loop,
             RepeatLoop: self._repeat,
+            Scatter: self._scatter,
             OutlinedRegion: self._region,
             LoadStep: self._load_element,
             StoreStep: self._store_element,
@@ -447,6 +451,34 @@ class _Machine:
             firsts = dict(zip(loops, start, strict=True))
             nests.append((nest, [firsts.get(loop, 0) for loop in range(len(nest.sizes))]))
         return nests
+
+    def _scatter(self, step: Scatter) -> None:
+        """Run a scatter: the loops that its place varies with run in order."""
+        nest, place = step.nest, step.nest.place
+        assert place is not None
+        sizes = [self._evaluate_size(size) for size in nest.sizes]
+        origin = [0] * len(sizes)
+        if 0 in sizes:
+            return
+        body = nest.body.expressions
+        carried = set(_accumulators(body))
+        for expression in body:
+            if carried.intersection(expression.operands):
+                carried.add(expression)
+        known = self._evaluate([e for e in body if e not in carried], sizes, {}, origin)
+        self._check_all(nest.checks, known)
+        serial = [loop for loop, extent in enumerate(known[place].shape) if extent > 1]
+        firsts = [self._places(access, sizes, origin) for access in nest.outputs]
+        for iteration in itertools.product(*(range(sizes[loop]) for loop in serial)):
+            values = {e: _part(value, serial, iteration) for e, value in known.items()}
+            reached = [_part(first, serial, iteration) + values[place] for first in firsts]
+            for access, elements in zip(nest.outputs, reached, strict=True):
+                if elements.min() < 0 or elements.max() >= len(self._memory(access.buffer)):
+                    raise InvalidProgram(f"a scatter writes outside of a {access.buffer.kind} buffer")
+            values |= {e: self._read(nest.outputs[e.payload], reached[e.payload]) for e in _accumulators(body)}
+            values = self._evaluate(body, [1 if loop in serial else n for loop, n in enumerate(sizes)], values, origin)
+            for access, elements, value in zip(nest.outputs, reached, nest.values, strict=True):
+                self._write(access, elements, values[value])
 
     def _repeat(self, step: RepeatLoop) -> None:
         for iteration in range(self._evaluate_size(step.count)):

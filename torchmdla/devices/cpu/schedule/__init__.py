@@ -17,7 +17,7 @@ from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.ir.expressions import Expression, contents
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch, miss_cycles
-from torchmdla.devices.cpu.schedule.dataflow import varying_loops
+from torchmdla.devices.cpu.schedule.dataflow import serial_loops, varying_loops
 from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
 from torchmdla.devices.cpu.schedule.streams import streams
 from torchmdla.devices.cpu.target import math_library
@@ -60,6 +60,9 @@ _SHUFFLED = (-1, 2)
 # The number of instructions from which dependences, not memory, limit a body's speed.
 _LONG_BODY = 16
 _BYTE_COST = 1 / 16
+
+# The tiles in a block of a scatter that one thread computes.
+_SCATTER_BLOCK = 4
 
 # The bytes of a page, and the number of pages in the second-level TLB. It has 2048 (Intel) to 4096 entries (Zen 5),
 # 3072 on Zen 4.
@@ -191,7 +194,10 @@ def _choose_loops(
         tiles, cycles = choose_tile(nest, machine, vector, lanes, unknown)
         return vector, lanes, tiles, choose_levels(nest, machine, order, reduction, tiles, cycles), cycles
     tiles = _tile_elementwise(nest, vector, lanes, unknown)
-    levels = tuple(Level(loop, tiles[loop]) for loop in _order_for_tlb(nest, vector, order))
+    if nest.place:
+        levels = _scatter_levels(nest, vector, tiles)
+    else:
+        levels = tuple(Level(loop, tiles[loop]) for loop in _order_for_tlb(nest, vector, order))
     return vector, lanes, tiles, levels, elementwise_cycles(nest, machine, vector, lanes)
 
 
@@ -332,7 +338,7 @@ def may_vectorise(nest: AnyNest, loop: int) -> bool:
 
     Its iterations must be independent of order, and must not trap on values in masked lanes.
     """
-    if any(e.op in _TRAPPING for e in _computed_along(nest, loop)):
+    if loop in serial_loops(nest) or any(e.op in _TRAPPING for e in _computed_along(nest, loop)):
         return False
     return not nest.reduction[loop] or is_reorderable(nest)
 
@@ -399,11 +405,24 @@ def _tile_elementwise(nest: KernelSpec, vector: int, lanes: int, unknown: Unknow
     calls = any(math_library.is_call(e.op) for e in nest.body)
     slots = 1 if calls else 2 if len(nest.body) < _LONG_BODY else 4
     tiles[vector] = lanes * min(slots, math.ceil(nest.sizes[vector] / lanes))
-    for loop in range(len(nest.sizes)):
+    for loop in range(len(nest.sizes) if not nest.place else 0):
         if loop != vector and any(o.strides[loop] == 1 and o.strides[vector] > 1 for o in nest.operands):
             tiles[vector], tiles[loop] = lanes, _rows_of_block(nest.sizes[loop], lanes, loop in unknown)
             break
     return tuple(tiles)
+
+
+def _scatter_levels(nest: KernelSpec, vector: int, tiles: tuple[int, ...]) -> tuple[Level, ...]:
+    """Return the levels of a scatter: serial loops in order, outside of all others.
+
+    Threads share blocks of the vector loop, if it is long enough. Each block goes through all serial iterations.
+    """
+    serial = serial_loops(nest)
+    loops = [*sorted(serial), *sorted(set(range(len(nest.sizes))) - serial, key=lambda loop: (loop == vector, loop))]
+    blocks: list[Level] = []
+    if vector >= 0 and nest.sizes[vector] > (block := _SCATTER_BLOCK * tiles[vector]):
+        blocks = [Level(vector, block)]
+    return (*blocks, *(Level(loop, tiles[loop]) for loop in loops))
 
 
 def _order_for_tlb(nest: KernelSpec, vector: int, order: Sequence[int]) -> list[int]:
@@ -518,9 +537,10 @@ def _is_worth_sharing(nest: AnyNest, ranged: Sequence[Level], iterations: int, c
 
 def _choose_range(nest: KernelSpec, levels: Sequence[Level]) -> tuple[int, int]:
     """Return the number of leading levels that threads share, and their blocks: enough for load balance."""
-    ranged, iterations, seen = 0, 1, set()
+    ranged, iterations, seen, serial = 0, 1, set(), serial_loops(nest)
     for level in levels:
-        if (ranged and iterations >= 64) or nest.reduction[level.loop] or level.loop in seen:
+        is_parallel = not nest.reduction[level.loop] and level.loop not in serial
+        if (ranged and iterations >= 64) or not is_parallel or level.loop in seen:
             break
         ranged += 1
         seen.add(level.loop)

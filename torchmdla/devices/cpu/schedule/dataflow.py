@@ -35,21 +35,32 @@ def varying_loops(nest: AnyNest) -> Mapping[Expression, frozenset[int]]:
         if e.op == "operand":
             return of_operand(e.payload)
         if e.op in _REDUCED:
-            return every if nest.accumulates else of_operand(len(nest.inputs) + e.payload)
+            # The roots of a scatter begin with its place.
+            moving = varying[nest.place] if nest.place else frozenset()
+            return every if nest.accumulates else of_operand(len(nest.inputs) + e.payload) | moving
         return frozenset([e.payload] if e.op == "index" else [])
 
-    for e in contents((*nest.values, *nest.asserts, *(nest.epilogue.values if nest.epilogue else ()))).expressions:
+    roots = (*nest.roots, *nest.asserts, *(nest.epilogue.values if nest.epilogue else ()))
+    for e in contents(roots).expressions:
         varying[e] = loops_of(e).union(*(varying[operand] for operand in e.operands))
     return varying
+
+
+def serial_loops(nest: AnyNest) -> frozenset[int]:
+    """Return the loops that the place of a scatter's outputs varies with: their iterations may update one element."""
+    return varying_loops(nest)[nest.place] if nest.place else frozenset()
 
 
 @lru_cache(maxsize=4096)
 def multiply_adds(nest: AnyNest) -> Mapping[Expression, Expression]:
     """Return the additions to accumulators that can be fused, each with its product or sum of products.
 
-    The addition must be the product's only user. Then one instruction computes both.
+    The addition must be the product's only user. Then one instruction computes both. A scatter rounds products as eager
+    mode does.
     """
     fusible: dict[Expression, Expression] = {}
+    if nest.place:
+        return fusible
     for roots in ((*nest.values, *nest.asserts), nest.epilogue.values if nest.epilogue else ()):
         for match in (match for pattern in _PRODUCTS for match in find_matches(pattern, roots)):
             addition, product = match["sum"], match["product"]

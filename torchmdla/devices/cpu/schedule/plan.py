@@ -23,7 +23,7 @@ from typing import Any, get_args
 from torchmdla.compiler import records
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Step, TileLoop, flatten
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Scatter, Step, TileLoop, flatten
 from torchmdla.devices.cpu.ir.printer import nest_text
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, Symbols, choose_schedule, count, ranges
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch
@@ -159,8 +159,8 @@ class _Planner:
 
     def add_all(self, steps: Iterable[Step]) -> None:
         for step in flatten(steps):
-            if isinstance(step, LoopNest):
-                self._add(step, ())
+            if isinstance(step, LoopNest | Scatter):
+                self._add(step.nest if isinstance(step, Scatter) else step, ())
             elif isinstance(step, TileLoop):
                 self._add_tile_loop(step)
 

@@ -24,8 +24,11 @@ from torchmdla.devices.cpu.target.machine import Machine
 _OPERATION = 0.5
 _CALL = 20.0
 _LOAD = 0.5
+# A load from two lines takes longer.
+_CROSSING = 0.25
 _GATHERED_LANE = 0.8
-_LATENCY = 4.0
+# The latency of an addition is four cycles. A step with just enough chains to hide it waits for every late load.
+_LATENCY = 5.0
 # The cost of loads that arithmetic hides, since later levels of memory are slower. It is for a vector, and for a
 # broadcast value, 16 of which are in a line. Accumulators without shared operands read one stream from memory each.
 # Hardware prefetches these while a step reads few bytes of them.
@@ -369,6 +372,7 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
             operand = nest.operands[expression.payload]
             stride = operand.strides[vector]
             cost = _LOAD if stride in (0, 1) else (2 * _LOAD + 1 if stride in (-1, 2) else _GATHERED_LANE * lanes)
+            cost += _CROSSING * _crossings(nest, operand, lanes, machine) if stride == 1 else 0.0
             short = math.prod(nest.sizes[d] for d in reduction) <= _WINDOW
             windows = tuple(_windows(nest, operand.strides, axes, vector, sorted(reduction))) if short else ()
             slides = () if stride else tuple(_windows(nest, operand.strides, axes, vector, innermost))
@@ -395,6 +399,14 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
                 )
             )
     return terms
+
+
+def _crossings(nest: KernelSpec, operand: Operand, lanes: int, machine: Machine) -> float:
+    """Return the part of an operand's vectors that are in two lines, as rows begin anywhere in a line."""
+    size = ELEMENT_BYTES[storage_type(operand.element)]
+    rows = (stride for stride, reduces in zip(operand.strides, nest.reduction, strict=True) if reduces)
+    aligned = math.gcd(machine.line, *(stride * size for stride in rows))
+    return max(0, lanes * size - aligned) / machine.line
 
 
 def _memory(nest: KernelSpec, operand: Operand, machine: Machine) -> float:

@@ -9,6 +9,7 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
 from torchmdla.devices.cpu.schedule import Schedule, may_vectorise
 from torchmdla.devices.cpu.schedule.blocking import has_static_layout
+from torchmdla.devices.cpu.schedule.dataflow import serial_loops
 from torchmdla.devices.cpu.target.machine import Machine
 
 
@@ -74,6 +75,10 @@ def _levels(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str
         yield "has a range of one loop twice, or of more levels than there are"
     if any(nest.reduction[d] for d in ranged):
         yield "has a range with a loop that reduces"
+    serial = serial_loops(nest)
+    order = [level.loop for level in schedule.levels if level.loop in serial]
+    if serial.intersection(ranged) or order != sorted(serial) or any(schedule.tiles[d] > 1 for d in serial):
+        yield f"does not run {sorted(serial)} in order, which may update one element several times"
 
 
 def _blocks(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:

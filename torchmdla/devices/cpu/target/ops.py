@@ -10,7 +10,11 @@ Some uses of these operators are rejected, so their group runs in PyTorch's inte
   too);
 - powers of integers, except with a constant exponent or with base 2;
 - ``mse_loss_backward`` and ``max_pool3d`` of integers;
-- bicubic ``grid_sampler``.
+- bicubic ``grid_sampler``;
+- scatters that add booleans.
+
+The gradient of an embedding runs outside of groups: nothing in a graph uses it, and a group would allocate the gradient
+of a large table while all activations are alive.
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ clone _to_copy cat concat stack hstack vstack repeat repeat_interleave.self_int 
 constant_pad_nd pad reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
 pixel_shuffle pixel_unshuffle channel_shuffle
 embedding index_select gather index.Tensor take_along_dim diag_embed select_scatter slice_scatter
-scatter.src scatter.value index_put
+scatter.src scatter.value scatter_add index_put index_add
 zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full arange arange.start arange.start_step
 linspace eye scalar_tensor copy fill.Scalar fill.Tensor zero
 """
@@ -130,6 +134,7 @@ _CONDITIONAL: Mapping[str, OpSupport] = {
     "aten::scaled_dot_product_attention": OpSupport("compute", {"dropout_p": 0.0}),
     "aten::_scaled_dot_product_flash_attention_for_cpu": OpSupport("compute", {"dropout_p": 0.0}),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": OpSupport("compute", {"dropout_p": 0.0}),
+    "aten::scatter_reduce.two": OpSupport("cheap", {"reduce": "sum", "include_self": True}),
     "aten::cross_entropy_loss": OpSupport("compute", {"label_smoothing": 0.0}),
     "aten::lstm.input": OpSupport("compute", {"train": False}),
     "aten::gru.input": OpSupport("compute", {"train": False}),

@@ -20,7 +20,7 @@ from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
 from torchmdla.compiler.sizes import static as static_size
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, specialise
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, OutlinedRegion, TileLoop, flatten
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, OutlinedRegion, Scatter, TileLoop, flatten
 from torchmdla.devices.cpu.ir.work import work_of
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.schedule import Schedule, Symbols
@@ -202,7 +202,7 @@ def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]
 
     ``places`` are the times in seconds of the steps that its entry runs, in order.
     """
-    called = [s for s in flatten(steps.steps) if isinstance(s, LoopNest | TileLoop | OutlinedRegion)]
+    called = [s for s in flatten(steps.steps) if isinstance(s, LoopNest | TileLoop | Scatter | OutlinedRegion)]
     if len(called) != len(places):
         raise CompileError("the times are those of another program")
     uses: dict[int, _Use] = {}
@@ -218,7 +218,7 @@ def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]
 
 
 def _parts(
-    step: LoopNest | TileLoop | OutlinedRegion, plan: Plan, seconds: float
+    step: LoopNest | TileLoop | Scatter | OutlinedRegion, plan: Plan, seconds: float
 ) -> Iterator[tuple[ScheduledKernel, LoopNest, int, float]]:
     """Yield the kernels that a step runs, with their nest, their number of runs, and their seconds of a call.
 

@@ -21,6 +21,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     Packing,
     RepeatLoop,
     ScalarStep,
+    Scatter,
     Step,
     StoreStep,
     TileLoop,
@@ -53,6 +54,7 @@ class FunctionWriter:
         self._may_fail = False
         self._writers: Mapping[type, Callable[[Any], None]] = {
             LoopNest: self._nest,
+            Scatter: self._scatter,
             TileLoop: self._tile_loop,
             OutlinedRegion: self._region,
             RepeatLoop: self._repeat,
@@ -139,6 +141,13 @@ class FunctionWriter:
     # Calls of kernels: operands in an array, ranges that threads share, and notifications of the runtime.
 
     def _nest(self, step: LoopNest) -> None:
+        self._run_kernel(step, step)
+
+    def _scatter(self, step: Scatter) -> None:
+        self._run_kernel(step, step.nest)
+
+    def _run_kernel(self, whole: LoopNest | Scatter, step: LoopNest) -> None:
+        """Run the kernel of the nest of the step ``whole``."""
         symbol, kernel = self._kernels.nest(step)
         nest, schedule = kernel.nest, kernel.schedule
         places = step.places
@@ -146,7 +155,7 @@ class FunctionWriter:
         pointers += self._spill(step.all_scalars)
         pointers += [self._frame.status()] if nest.may_fail else []
         pointers += [self._frame.symbols] if nest.is_dynamic else []
-        self._begin(symbol, step)
+        self._begin(symbol, whole)
         self._call(symbol, pointers, ranges(nest, schedule), schedule.grain)
 
     def _tile_loop(self, step: TileLoop) -> None:
@@ -177,7 +186,7 @@ class FunctionWriter:
         """Return the addresses of slots that hold the scalars."""
         return [self._frame.spill(scalar) for scalar in scalars]
 
-    def _begin(self, symbol: str, step: LoopNest | TileLoop | OutlinedRegion) -> None:
+    def _begin(self, symbol: str, step: LoopNest | TileLoop | Scatter | OutlinedRegion) -> None:
         """Notify the runtime that a kernel begins. Packs do not notify it."""
         if self._frame.packing:
             return

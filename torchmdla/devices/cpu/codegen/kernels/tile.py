@@ -102,6 +102,14 @@ class TileWriter(TransposingWriter):
             return operands[0]
         return self._apply(expression, operands)
 
+    def _address(self, number: int, point: Point) -> tuple[str, int | Size]:
+        """Return the pointer of an operand at a point, and its stride. Outputs of a scatter are at their place."""
+        pointer, stride = super()._address(number, point)
+        if self.nest.place is None or number < len(self.nest.inputs):
+            return pointer, stride
+        place = self._value(self.nest.place, point)
+        return self._offset(pointer, place.name, self._operand(number).element), stride
+
     def _load_value(self, expression: Expression, operand: int, point: Point) -> Value:
         """Return the value of an operand. If its blocks are transposed, load all values of the block."""
         loop = self._find_transposed_loop(operand)
