@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 import torchmdla
+from torchmdla.capture import dynamo
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
@@ -361,6 +363,21 @@ def test_saves_fewer_values_than_eager() -> None:
                 program(torch.randn(4, 8, 16, 16)).sum().backward()
         numbers.append(sum(saved.values()))
     assert numbers[0] < 0.7 * numbers[1]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_no_garbage_is_collected_while_a_graph_is_traced(is_enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[bool] = []
+    form = dynamo.form_groups
+    monkeypatch.setattr(dynamo, "form_groups", lambda *of: (states.append(gc.isenabled()), form(*of)))
+    if not is_enabled:
+        gc.disable()
+    try:
+        compiled(nn.Linear(6, 3).train())(torch.randn(2, 6)).sum()
+        assert states == [False]
+        assert gc.isenabled() == is_enabled
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16"])

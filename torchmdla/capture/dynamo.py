@@ -24,6 +24,7 @@ from torchmdla.capture.fx.graph import form_groups
 from torchmdla.capture.fx.normalise import copy_without_detaching
 from torchmdla.capture.options import Options
 from torchmdla.errors import unknown_name
+from torchmdla.support.garbage import pause_collection
 
 
 def torchmdla(
@@ -56,7 +57,12 @@ def torchmdla(
         return _compile_boxed(graph, (), chosen)
 
     def compile_module(module: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with keep_operators_whole(), _save_few_values(), differentiable_backward(compile_module) as partition:
+        with (
+            pause_collection(),
+            keep_operators_whole(),
+            _save_few_values(),
+            differentiable_backward(compile_module) as partition,
+        ):
             compiler = aot_autograd(
                 fw_compiler=partial(compile_forward, trains=True),
                 bw_compiler=lambda graph, _: compile_each_set(graph, compile_backward),
