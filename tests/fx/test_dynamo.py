@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import torchmdla
 from torchmdla import _C
+from torchmdla.capture import dynamo
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
@@ -455,6 +457,26 @@ def test_saves_fewer_values_than_eager() -> None:
                 program(torch.randn(4, 8, 16, 16)).sum().backward()
         numbers.append(sum(saved.values()))
     assert numbers[0] < 0.7 * numbers[1]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_no_garbage_is_collected_while_a_graph_is_traced(is_enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[bool] = []
+    compile_graph = dynamo.compile_boxed
+
+    def note(*of: Any, **options: Any) -> Any:
+        states.append(gc.isenabled())
+        return compile_graph(*of, **options)
+
+    monkeypatch.setattr(dynamo, "compile_boxed", note)
+    if not is_enabled:
+        gc.disable()
+    try:
+        compiled(nn.Linear(6, 3).train())(torch.randn(2, 6)).sum()
+        assert states == [False]
+        assert gc.isenabled() == is_enabled
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ["resnet18", "bert", "vit_b16"])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 from forking import in_child
 
 from torchmdla.support import forks
+from torchmdla.support.garbage import pause_collection
 
 
 class TestLocks:
@@ -55,6 +58,14 @@ class TestLocks:
     def test_the_holder_of_a_lock_may_fork(self) -> None:
         with forks.hold_over_fork(threading.RLock()):
             assert in_child(lambda: True) == 0
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_a_child_collects_garbage(is_paused: bool) -> None:
+    with pause_collection() if is_paused else nullcontext():
+        assert in_child(gc.isenabled) == 0
+        assert gc.isenabled() == (not is_paused)
+    assert gc.isenabled()
 
 
 # The start of a child's program. A child that hangs prints its stack and exits. If a check fails, no thread of the

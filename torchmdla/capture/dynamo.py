@@ -28,6 +28,7 @@ from torchmdla.capture.fx.recurrent import is_traced
 from torchmdla.capture.options import Options
 from torchmdla.errors import unknown_name
 from torchmdla.importer.decompositions.recurrent_steps import STEP_OPERATORS
+from torchmdla.support.garbage import pause_collection
 
 
 def torchmdla(
@@ -60,7 +61,7 @@ def torchmdla(
         return _run_without_modes(graph, compile_boxed(graph, (), chosen, gives_up_inputs=True))
 
     def compile_module(module: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with keep_operators_whole(), differentiable_backward(compile_module) as partition:
+        with pause_collection(), keep_operators_whole(), differentiable_backward(compile_module) as partition:
             compiler = aot_autograd(
                 fw_compiler=partial(compile_forward, trains=True),
                 bw_compiler=lambda graph, _: compile_each_set(graph, compile_backward),

@@ -22,6 +22,7 @@ from torchmdla.capture.fx.graph import Boxed, compile_boxed, divide_step, draws_
 from torchmdla.capture.options import Options
 from torchmdla.errors import CompileError, internal_error
 from torchmdla.importer.interpreter import Run
+from torchmdla.support.garbage import pause_collection
 
 # Types of AOT Autograd's outputs that do not share memory with other values, as far as autograd is concerned.
 _UNSHARED = ("non_alias", "unsafe_view_alias")
@@ -77,7 +78,7 @@ def compile_training(
     """
     try:
         # `Run` reports faults of operators as CompileError.
-        with compile_lock, torch.enable_grad(), keep_operators_whole():
+        with compile_lock, pause_collection(), torch.enable_grad(), keep_operators_whole():
             return _compile(_Function(subgraph, inputs, used, strides), parameters, Options(device=device))
     except CompileError:
         raise

@@ -18,6 +18,7 @@ _PART = 250_000
 _MOST_PARTS = 4
 
 _NAME = re.compile(r"@(\w+)")
+_CALLED = re.compile(r"\bcall @(\w+)\(")
 
 
 @dataclass(frozen=True)
@@ -78,25 +79,27 @@ def _find_names(text: str, known: Mapping[str, str]) -> list[str]:
 
 def _part(code: Code, callers: str, members: frozenset[str]) -> Part:
     inside = {symbol: text for symbol, text in code.functions.items() if symbol in members}
-    text = "\n".join(inside.values())
-    elsewhere = [symbol for symbol in _find_names(text, code.functions) if symbol not in members]
+    called = frozenset(name for text in inside.values() for name in _CALLED.findall(text))
     for symbol in code.kernel_symbols.intersection(_find_names(callers, inside)):
-        text = _make_public(text, symbol)
-    head = [code.declarations[name] for name in _find_names(text, code.declarations)]
+        inside[symbol] = _make_public(inside[symbol], symbol, symbol in called)
+    text = "\n".join(inside.values())
+    names = dict.fromkeys(_NAME.findall(text))
+    elsewhere = [name for name in names if name in code.functions and name not in members]
+    externals = [name for name in names if name in code.declarations]
+    head = [code.declarations[name] for name in externals]
     head += [declaration(symbol, KERNEL_TYPE) for symbol in elsewhere]
-    head += [code.globals[name] for name in _find_names(text, code.globals)]
+    head += [code.globals[name] for name in names if name in code.globals]
     public = re.search(r"^(?:llvm|func)\.func @(\w+)\(.*\{$", text, re.MULTILINE)
     assert public, "parts are not compiled while stages are dumped"
-    externals = (*_find_names(text, code.declarations), *elsewhere)
-    return Part("\n".join([*head, text]), public[1], externals)
+    return Part("\n".join([*head, text]), public[1], (*externals, *elsewhere))
 
 
-def _make_public(text: str, symbol: str) -> str:
-    """Return ``text`` with a public kernel ``symbol``.
+def _make_public(text: str, symbol: str, is_called: bool) -> str:
+    """Return the text of a kernel ``symbol`` as a public function.
 
     The engine adds a function that calls the kernel, as for the ABI's functions (``entry/module.py``).
     """
     text = text.replace(f"llvm.func internal @{symbol}(", f"llvm.func @{symbol}(", 1)
-    if f"call @{symbol}(" in text:  # A kernel calls it and may inline it.
+    if is_called:  # Its caller is a kernel and may inline it.
         return text
-    return re.sub(rf"(llvm\.func @{symbol}\(.* attributes {{)", r"\1no_inline, ", text, count=1)
+    return text.replace(" attributes {", " attributes {no_inline, ", 1)
