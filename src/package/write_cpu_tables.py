@@ -90,6 +90,8 @@ def literal(value: object) -> str:
         return f"c10::IValue({str(value).lower()})"
     if isinstance(value, float):
         return f"c10::IValue({value!r})"
+    if isinstance(value, str):
+        return f'c10::IValue(std::string("{value}"))'
     raise TypeError(f"no condition of an operator is a {type(value).__name__}")
 
 
