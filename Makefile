@@ -130,9 +130,9 @@ $(VENV)/.developing: $(VENV)/.installed requirements-dev.txt
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	touch $@
 
-# The package is installed in place, so Python changes need no build; C++ changes rebuild by ninja, which shows how far
-# it is.
-$(VENV)/.built: $(VENV)/.installed $(SOURCES) pyproject.toml torchmdla/version.py
+# The package is installed in place, so Python changes need no build, but for the tables of the CPU's operators. C++ changes
+# rebuild by ninja, which shows how far it is.
+$(VENV)/.built: $(VENV)/.installed $(SOURCES) $(wildcard torchmdla/devices/cpu/target/*.py) pyproject.toml torchmdla/version.py
 	@echo "building the extension: two minutes on two cores, the first time …"
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	$(PIP) --no-build-isolation --no-deps --editable .
