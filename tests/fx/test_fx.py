@@ -132,8 +132,14 @@ def test_a_group_is_called_with_its_inputs() -> None:
     for _ in range(3):
         (result,) = group(X, X)
         assert_matches(result, X.relu() + X)
-    with pytest.raises(TypeError, match="a_name takes 2 inputs by position, got 1"):
+    inputs = [X, X]
+    (result,) = group(inputs=inputs)
+    assert_matches(result, X.relu() + X)
+    assert inputs == []
+    with pytest.raises(TypeError, match="a_name takes 2 inputs by position or as a list, got 1"):
         group(X)
+    with pytest.raises(TypeError, match="a_name takes 2 inputs by position or as a list, got 3"):
+        group(inputs=[X, X, X])
     with pytest.raises(TypeError, match="dict"):
         group(X, {})
     assert torchmdla.stats().specialisations == 1

@@ -326,9 +326,15 @@ NOT_PROBED: Mapping[str, str] = {
         ),
         "the number is a probability, and the operator is in groups where nothing is drawn": (
             "aten::dropout aten::feature_dropout aten::alpha_dropout aten::lstm.input aten::gru.input "
-            "aten::rnn_tanh.input aten::rnn_relu.input quantized::dropout"
+            "aten::rnn_tanh.input aten::rnn_relu.input quantized::dropout "
+            "aten::_scaled_dot_product_flash_attention_for_cpu "
+            "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
         ),
         "its number has one value in groups": "aten::cross_entropy_loss",
+        "it multiplies what it adds, as the number of add does": "aten::index_add",
+        "a bias of a recurrent layer, which is a vector": (
+            "torchmdla::lstm_steps torchmdla::gru_steps torchmdla::rnn_tanh_steps"
+        ),
         "it is made of a layer norm and others": "aten::_transformer_encoder_layer_fwd",
         "a bias of a linear layer, which is added as that of linear is": (
             "aten::_native_multi_head_attention aten::lstm_cell aten::gru_cell aten::rnn_tanh_cell"
