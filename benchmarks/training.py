@@ -81,6 +81,9 @@ def main() -> int:
         },
     )
     rows: list[Row] = []
+    settings = {
+        name: getattr(options, name) for name in ("quick", "optimiser", "compile_optimiser", "precision", "level")
+    }
     with output.progress(len(options.models) * len(options.threads), "row") as bar:
         for threads in options.threads:
             for model in options.models:
@@ -91,11 +94,8 @@ def main() -> int:
                 }
                 variables = {**LEVELS[options.level], "OMP_NUM_THREADS": str(threads)}
                 rows.append(children.run("training:measure", task, variables, bar.set_postfix_str))
+                output.write_json(options.json, {"benchmark": "training", **settings, "rows": rows})
                 bar.update()
-    settings = {
-        name: getattr(options, name) for name in ("quick", "optimiser", "compile_optimiser", "precision", "level")
-    }
-    output.write_json(options.json, {"benchmark": "training", **settings, "rows": rows})
     if options.plot:
         plot(rows, options.plot)
     for threads in options.threads:
@@ -149,10 +149,9 @@ def measure(
             if not abs(last - reference) <= _TOLERANCE * abs(reference):
                 faults[system] = f"loss {last:.6g} after {_STEPS} steps, eager's is {reference:.6g}"
         right = {system: training for system, training in trainings.items() if system not in faults}
-        times = timing.time_interleaved(
-            {system: training.step for system, training in right.items()},
-            rounds,
-            on_round=lambda k: children.step(f"{model}: round {k + 1} of {rounds}"),
+        calls = {system: training.step for system, training in right.items()}
+        times = calls and timing.time_interleaved(
+            calls, rounds, on_round=lambda k: children.step(f"{model}: round {k + 1} of {rounds}")
         )
         children.step(f"{model}: memory")
         memory = {system: peak for system, training in right.items() if (peak := peak_of(training)) is not None}

@@ -34,12 +34,16 @@ BACKENDS = ("inductor", "zentorch", "torchmdla")
 
 
 class Task(NamedTuple):
-    """Model of :data:`torchmdla.testing.models.MODELS`, or of :func:`_architectures`, with its batch and loss."""
+    """Model of :data:`torchmdla.testing.models.MODELS`, or of :func:`_architectures`, with its batch and loss.
+
+    ``rate`` is the learning rate.
+    """
 
     model: str
     batch: int
     loss: str = "cross_entropy"
     size: int | None = None
+    rate: float = 1e-3
 
 
 TASKS: Mapping[str, Task] = {
@@ -53,12 +57,10 @@ TASKS: Mapping[str, Task] = {
     "gpt2": Task("gpt", 1, "next_token", 128),
     "lstm": Task("lstm", 8, "mse"),
     "gru": Task("gru", 8, "mse"),
-    "schnet": Task("schnet", 1, "forces", 216),
+    "schnet": Task("schnet", 1, "forces", 216, rate=1e-5),
 }
 
 OPTIMISERS = ("sgd", "adamw")
-
-_RATE = 1e-3
 
 
 class Program(NamedTuple):
@@ -71,6 +73,7 @@ class Program(NamedTuple):
     inputs: tuple[torch.Tensor, ...]
     target: torch.Tensor
     loss: Callable[..., torch.Tensor]
+    rate: float
 
     def to(self, device: Any) -> Program:
         """Return a copy on ``device``."""
@@ -92,7 +95,7 @@ def build(task: Task, quick: bool) -> Program:
     inputs = spec.inputs(batch=8 if quick else task.batch, size=None if quick else task.size)
     generator = torch.Generator().manual_seed(1)
     if task.loss == "forces":
-        return Program(module, inputs, torch.randn(inputs[0].shape, generator=generator), _loss_of_forces)
+        return Program(module, inputs, torch.randn(inputs[0].shape, generator=generator), _loss_of_forces, task.rate)
     with torch.no_grad():
         result = _first(copy.deepcopy(module)(*inputs))
     targets = {
@@ -102,7 +105,7 @@ def build(task: Task, quick: bool) -> Program:
         ),
         "next_token": lambda: inputs[0][:, 1:].flatten(),
     }
-    return Program(module, inputs, targets[task.loss](), _LOSSES[task.loss])
+    return Program(module, inputs, targets[task.loss](), _LOSSES[task.loss], task.rate)
 
 
 def _architectures() -> Mapping[str, Callable[[], nn.Module]]:
@@ -165,9 +168,9 @@ def train(system: str, program: Program, optimiser: str, compile_optimiser: bool
     import torch
 
     if system == "jax":
-        return Training(jax_steps.train(program.module, program.inputs, program.target, _RATE), _nothing)
-    module, inputs, target, loss = program.to(_device(system))
-    updating = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimiser](module.parameters(), lr=_RATE)
+        return Training(jax_steps.train(program.module, program.inputs, program.target, program.rate), _nothing)
+    module, inputs, target, loss, rate = program.to(_device(system))
+    updating = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimiser](module.parameters(), lr=rate)
     update: Any = updating.step
     forward: Any = module
     if system in BACKENDS:

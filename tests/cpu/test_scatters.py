@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from written_programs import TracedProgram, normal
 
 from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec
-from torchmdla.devices.cpu.ir.loop_program import LoopProgram, OutlinedRegion, Scatter
+from torchmdla.devices.cpu.ir.loop_program import KernelStep, LoopProgram, OutlinedRegion, Scatter
+from torchmdla.devices.cpu.passes.share_buffers import find_releases
 from torchmdla.devices.cpu.schedule import Schedule, choose_schedule
 from torchmdla.devices.cpu.schedule.blocking import Level
 from torchmdla.devices.cpu.schedule.validity import find_faults
@@ -51,6 +52,22 @@ def test_messages_are_not_stored() -> None:
     assert all(buffer.count < EDGES * FEATURES for buffer in program.steps().buffers() if buffer.kind == "temporary")
     assert scatter.nest.tables
     program.check()
+
+
+def test_inputs_are_released_after_their_last_kernel() -> None:
+    """Check the numbers of kernels, of which scatters are some."""
+
+    def function(x: Tensor, receivers: Tensor, updates: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.index_add(0, receivers, updates), y.exp().sum(0), z.exp().sum(1)
+
+    large = normal(256, 256)
+    steps = TracedProgram(function, normal(NODES, FEATURES), edges(), normal(EDGES, FEATURES), large, large + 1).steps()
+    kernels = [step for step in steps.steps if isinstance(step, KernelStep)]
+    releases = find_releases(steps)
+    assert releases
+    for position, first in releases:
+        readers = [k for k, kernel in enumerate(kernels) if position in {buffer.position for buffer in kernel.reads}]
+        assert max(readers) < first
 
 
 def test_updates_that_others_read_are_stored() -> None:

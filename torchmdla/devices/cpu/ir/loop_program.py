@@ -420,6 +420,9 @@ class RepeatLoop:
         self.views = tuple(replace(view, base=function(view.base)) for view in self.views)
 
 
+# Steps that the entry calls as kernels. It numbers them in order.
+KernelStep = LoopNest | TileLoop | Scatter | OutlinedRegion
+
 Step = LoopNest | TileLoop | RepeatLoop | Scatter | OutlinedRegion | LoadStep | StoreStep | ScalarStep | AssertStep
 
 

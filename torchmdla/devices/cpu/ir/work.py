@@ -13,7 +13,7 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.ir.accesses import Access
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.ir.expressions import Contents
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, OutlinedRegion, Scatter, TileLoop
+from torchmdla.devices.cpu.ir.loop_program import KernelStep, LoopNest, OutlinedRegion, Scatter, TileLoop
 
 # MLIR's operations on floats that only choose, compare or convert.
 _FREE = frozenset(("arith.select", "arith.cmpf", "arith.extf", "arith.truncf", "arith.sitofp", "arith.uitofp"))
@@ -38,7 +38,7 @@ class Work:
     nodes: tuple[int, ...]
 
 
-def work_of(step: LoopNest | TileLoop | Scatter | OutlinedRegion, repeats: int | Size = 1) -> Work:
+def work_of(step: KernelStep, repeats: int | Size = 1) -> Work:
     """Return the work of a step that runs ``repeats`` times in a call of the entry.
 
     For a region, only the bytes are counted, since its loops are unknown.

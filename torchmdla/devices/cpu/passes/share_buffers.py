@@ -21,6 +21,7 @@ from functools import partial
 from torchmdla.devices.cpu.ir.accesses import Access, Buffer
 from torchmdla.devices.cpu.ir.loop_program import (
     AssertStep,
+    KernelStep,
     LoopNest,
     LoopProgram,
     OutlinedRegion,
@@ -175,7 +176,7 @@ def find_releases(steps: LoopProgram) -> tuple[tuple[int, int], ...]:
     kernel, last, least = 0, dict[int, int](), 0
     for step in steps.steps:
         parts = list(flatten([step]))
-        kernel += sum(isinstance(part, LoopNest | TileLoop | OutlinedRegion) for part in parts)
+        kernel += sum(isinstance(part, KernelStep) for part in parts)
         least = kernel if any(map(_may_fail, parts)) else least
         inputs = [buffer for buffer in step.reads if buffer.kind == "input"]
         last |= {b.position: kernel for b in inputs if isinstance(b.bytes, int) and b.bytes >= _LEAST_RELEASED}

@@ -20,7 +20,13 @@ from torchmdla.compiler.program import Program
 from torchmdla.compiler.records import Record, TunedKernel
 from torchmdla.compiler.sizes import static as static_size
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, specialise
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, OutlinedRegion, Scatter, TileLoop, flatten
+from torchmdla.devices.cpu.ir.loop_program import (
+    KernelStep,
+    LoopNest,
+    LoopProgram,
+    TileLoop,
+    flatten,
+)
 from torchmdla.devices.cpu.ir.work import work_of
 from torchmdla.devices.cpu.lowering import loop_program
 from torchmdla.devices.cpu.schedule import Schedule, Symbols
@@ -202,7 +208,7 @@ def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]
 
     ``places`` are the times in seconds of the steps that its entry runs, in order.
     """
-    called = [s for s in flatten(steps.steps) if isinstance(s, LoopNest | TileLoop | Scatter | OutlinedRegion)]
+    called = [s for s in flatten(steps.steps) if isinstance(s, KernelStep)]
     if len(called) != len(places):
         raise CompileError("the times are those of another program")
     uses: dict[int, _Use] = {}
@@ -217,9 +223,7 @@ def _uses(steps: LoopProgram, plan: Plan, places: Sequence[float]) -> list[_Use]
     return list(uses.values())
 
 
-def _parts(
-    step: LoopNest | TileLoop | Scatter | OutlinedRegion, plan: Plan, seconds: float
-) -> Iterator[tuple[ScheduledKernel, LoopNest, int, float]]:
+def _parts(step: KernelStep, plan: Plan, seconds: float) -> Iterator[tuple[ScheduledKernel, LoopNest, int, float]]:
     """Yield the kernels that a step runs, with their nest, their number of runs, and their seconds of a call.
 
     The kernels of a tile loop are those of its members over full tiles. The time is divided by the work of each member.

@@ -15,6 +15,7 @@ from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, register_type,
 from torchmdla.devices.cpu.ir.loop_program import (
     AssertStep,
     ElementStep,
+    KernelStep,
     LoadStep,
     LoopNest,
     OutlinedRegion,
@@ -25,6 +26,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     Step,
     StoreStep,
     TileLoop,
+    flatten,
 )
 from torchmdla.devices.cpu.schedule import Blocks, count, ranges
 from torchmdla.devices.cpu.schedule.tile_loops import blocks_of
@@ -85,6 +87,8 @@ class FunctionWriter:
             if first:
                 self._text.begin_section()
             self._run(self._steps[first : first + _SECTION])
+        kernels = sum(isinstance(step, KernelStep) for step in flatten(self._steps))
+        assert self._frame.packing or len(self.listed.calls) == kernels, "releases of inputs rely on kernels' numbers"
         return self._assemble()
 
     def write_workspace(self) -> str:
@@ -186,7 +190,7 @@ class FunctionWriter:
         """Return the addresses of slots that hold the scalars."""
         return [self._frame.spill(scalar) for scalar in scalars]
 
-    def _begin(self, symbol: str, step: LoopNest | TileLoop | Scatter | OutlinedRegion) -> None:
+    def _begin(self, symbol: str, step: KernelStep) -> None:
         """Notify the runtime that a kernel begins. Packs do not notify it."""
         if self._frame.packing:
             return

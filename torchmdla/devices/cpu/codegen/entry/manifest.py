@@ -12,12 +12,10 @@ from torchmdla.compiler.program import Program
 from torchmdla.compiler.sizes import Size, static, terms
 from torchmdla.devices.cpu.ir.accesses import Buffer
 from torchmdla.devices.cpu.ir.loop_program import (
-    LoopNest,
+    KernelStep,
     LoopProgram,
-    OutlinedRegion,
     Packing,
     RepeatLoop,
-    Scatter,
     TileLoop,
 )
 from torchmdla.devices.cpu.ir.work import work_of
@@ -39,7 +37,7 @@ class KernelList:
         self._writers: dict[Buffer, list[int]] = {}
         self._was_read: set[Buffer] = set()
 
-    def add(self, symbol: str, step: LoopNest | TileLoop | Scatter | OutlinedRegion) -> int:
+    def add(self, symbol: str, step: KernelStep) -> int:
         """Add a call of the kernel of ``step`` and return the number of the call."""
         number = len(self.calls)
         self.nests += len(step.members) if isinstance(step, TileLoop) else 1
@@ -58,7 +56,7 @@ class KernelList:
         yield
         self._repeats = 1
 
-    def _register(self, step: LoopNest | TileLoop | Scatter | OutlinedRegion, number: int) -> tuple[int, ...]:
+    def _register(self, step: KernelStep, number: int) -> tuple[int, ...]:
         """Return the kernels that wrote the buffers that ``step`` reads, with -1 for inputs.
 
         Register kernel ``number`` as a writer of the buffers that ``step`` writes. Kernels that write to a buffer
