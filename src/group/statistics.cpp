@@ -17,7 +17,7 @@ const char* describe(Fallback reason) {
       "this specialisation is being compiled",
       "the group has too many specialisations",
       "the compiled code reported an error",
-      "no package has code for the call, and there is no compiler in this process",
+      "no package has code for the call, and this process does not have a compiler",
       "PyTorch's operators took less time than the compiled code"};
   return texts[static_cast<size_t>(reason)];
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,7 @@ from torchmdla.capture import dynamo
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    """Reset Dynamo, so that no test reuses code or recompilation counts of another."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def compiled(function: Any, **keywords: Any) -> Any:

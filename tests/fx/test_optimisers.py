@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,18 +17,11 @@ from torch.profiler import profile
 import torchmdla
 from torchmdla.testing.compare import assert_matches
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 Optimiser = Callable[[Any], torch.optim.Optimizer]
 
 STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    """Reset Dynamo, so that no test reuses code or recompilation counts of another."""
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def compiled(function: Any) -> Any:

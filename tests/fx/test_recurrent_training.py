@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 import torchmdla
 from torchmdla.testing.compare import assert_matches
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 NETWORKS: dict[str, Callable[..., nn.RNNBase]] = {
     "lstm": partial(nn.LSTM, 4, 6),
@@ -70,15 +72,6 @@ class WithState(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.network(x, (self.state, self.state) if isinstance(self.network, nn.LSTM) else self.state)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    """Reset Dynamo, so that no test reuses code or recompilation counts of another."""
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def train(program: Any, module: nn.Module, x: Tensor) -> list[Any]:

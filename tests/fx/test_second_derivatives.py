@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,7 @@ from torchmdla import _C
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import SCHNET
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    """Reset Dynamo, so that no test reuses code or recompilation counts of another."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def compiled(function: Any, **keywords: Any) -> Any:

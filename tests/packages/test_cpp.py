@@ -113,7 +113,7 @@ def test_calls_without_packaged_code_run_in_the_interpreter_and_are_counted(prog
     out = run(programs / "run", str(tmp_path / "model.pt"), "3x8", "--calls", "4")
     # The first call replaces PyTorch's profiling run, which is not among these.
     ((reason, count),) = statistics_in(out)["fallbacks"].items()
-    assert reason == "no package has code for the call, and there is no compiler in this process" and count == 3
+    assert reason == "no package has code for the call, and this process does not have a compiler" and count == 3
 
 
 @pytest.mark.sampled(0)

@@ -145,10 +145,6 @@ def _streams(step: LoopNest, buffer: Buffer) -> bool:
 
 # Computed factors.
 
-# The size of a copy of a whole factor, in sizes of the second-level cache. The caller's memory is not filled with
-# copies of the weights of a large layer, such as the products with a vocabulary.
-_MOST_COPIED = 16
-
 # The number of rows from which repeated reads of a factor cost more than its transpose.
 _FEWEST_ROWS_TO_TRANSPOSE = 8
 
@@ -171,10 +167,13 @@ def pack_activations(steps: LoopProgram, machine: Machine) -> None:
 
 
 def _is_small(copy: LoopNest, machine: Machine) -> bool:
-    """Return whether the memory for all panels is small, or a panel is small enough for a copy by tiles."""
+    """Return whether a cache holds all panels, or a panel is small enough for a copy by tiles.
+
+    The caller's memory is not filled with copies of a large layer's weights, such as the products with a vocabulary.
+    """
     panels = copy.writes[0]
     panel = estimate(panels.bytes) // estimate(panels.sizes[0])
-    return panel <= MOST_LOCAL_BYTES or estimate(panels.bytes) <= _MOST_COPIED * machine.second_level
+    return panel <= MOST_LOCAL_BYTES or not machine.comes_from_memory(estimate(panels.bytes))
 
 
 def _cycles(nests: Sequence[LoopNest], machine: Machine, typical: tuple[int, ...]) -> float:

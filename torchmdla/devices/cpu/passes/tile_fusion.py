@@ -34,9 +34,6 @@ _MOST_MEMBERS = 64
 # The same holds for chains with more buffers: LLVM compares all addresses that a kernel loads first with each other.
 _MOST_BUFFERS = 512
 
-# The size of a factor that each tile may read, in sizes of the second-level cache: larger ones come from memory.
-_MOST_FACTOR = 16
-
 # The innermost loop of a tile is not shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
 
@@ -142,12 +139,9 @@ def _gains_from_copy(sequence: _Sequence, place: int, users: Users, costs: _Cost
     Nothing else gains from a copy in the same chain.
     """
     step = sequence.steps[place]
-    chains = _grow_chains(sequence, place, users, costs)
-    return (
-        isinstance(step, LoopNest)
-        and is_contraction(step)
-        and not any(chain.may_fuse(users, costs) for chain in chains)
-    )
+    if not isinstance(step, LoopNest) or not is_contraction(step):
+        return False
+    return not any(chain.local_buffers(users, costs) for chain in _grow_chains(sequence, place, users, costs))
 
 
 @dataclass
@@ -214,24 +208,28 @@ class _Candidate:
         Raises:
             ValueError: No tile is left, or the next one does not have the same number of axes.
         """
-        if not self.may_fuse(users, costs):
+        local = self.local_buffers(users, costs)
+        if not local:
             return None
-        local = self._local_buffers(users)
         chain = self._rematerialise(local)
         written = {b for m in chain.members for b in m.writes}
         return chain._fuse([b for b in local if b in written], costs, remaining)
 
-    def may_fuse(self, users: Users, costs: _Costs) -> bool:
-        """Return whether some intermediate value stays in the tile, and no tile reads a large factor again."""
-        return bool(self._local_buffers(users)) and not self._rereads_large_factor(costs)
+    def local_buffers(self, users: Users, costs: _Costs) -> list[Buffer]:
+        """Return the buffers that only members use; none if the chain must not run by tiles."""
+        if self._rereads_large_factor(costs):
+            return []
+        inside: set[Step] = set(self.members)
+        written = dict.fromkeys(b for member in self.members for b in member.writes)
+        return [b for b in written if b.kind == "temporary" and not b.fixed and all(s in inside for s in users.of(b))]
 
     def _rereads_large_factor(self, costs: _Costs) -> bool:
         """Return whether every tile reads all of a factor that is in no cache, such as the weights of a large layer."""
-        most = _MOST_FACTOR * costs.machine.second_level
         return any(
             is_contraction(member)
             and any(
-                costs.at(access.buffer.bytes) > most and access.loops.isdisjoint(axis[k] for axis in self.axes)
+                costs.machine.comes_from_memory(costs.at(access.buffer.bytes))
+                and access.loops.isdisjoint(axis[k] for axis in self.axes)
                 for access in member.inputs
             )
             for k, member in enumerate(self.members)
@@ -268,12 +266,6 @@ class _Candidate:
 
     def _sizes(self) -> list[AnySize]:
         return [self.members[0].sizes[axis[0]] for axis in self.axes]
-
-    def _local_buffers(self, users: Users) -> list[Buffer]:
-        """Return the buffers that only members use."""
-        inside: set[Step] = set(self.members)
-        written = dict.fromkeys(b for member in self.members for b in member.writes)
-        return [b for b in written if b.kind == "temporary" and not b.fixed and all(s in inside for s in users.of(b))]
 
     # Tiles.
 

@@ -388,10 +388,7 @@ class _Machine:
             left, right = (known[factor] for factor in factors)
             return {step.values[0]: start + _sum_of_products(left, right, sizes, result_sizes)}
         body = step.body.expressions
-        carried = set(_accumulators(body))
-        for expression in body:
-            if carried.intersection(expression.operands):
-                carried.add(expression)
+        carried = _carried(body)
         known = self._evaluate([e for e in body if e not in carried], sizes, {}, origin)
         totals = [self._initial_accumulator(step, k, result_sizes, origin) for k in range(len(step.outputs))]
         if (terms := _terms(step)) is not None:
@@ -461,10 +458,7 @@ class _Machine:
         if 0 in sizes:
             return
         body = nest.body.expressions
-        carried = set(_accumulators(body))
-        for expression in body:
-            if carried.intersection(expression.operands):
-                carried.add(expression)
+        carried = _carried(body)
         known = self._evaluate([e for e in body if e not in carried], sizes, {}, origin)
         self._check_all(nest.checks, known)
         serial = [loop for loop, extent in enumerate(known[place].shape) if extent > 1]
@@ -580,6 +574,15 @@ def _sum_of_products(left: Array, right: Array, sizes: Sequence[int], result_siz
 
 def _accumulators(expressions: Iterable[Expression]) -> Iterator[Expression]:
     return (e for e in expressions if e.op == "accumulator")
+
+
+def _carried(body: Sequence[Expression]) -> set[Expression]:
+    """Return the accumulators of ``body`` and the expressions that depend on them."""
+    carried = set(_accumulators(body))
+    for expression in body:
+        if carried.intersection(expression.operands):
+            carried.add(expression)
+    return carried
 
 
 def _indices(loop: int, sizes: Sequence[int]) -> Array:

@@ -32,9 +32,6 @@ _MOST_PERMUTED = 4
 _TASKS = 8
 _LEAST_STEPS = 96
 
-# The size of an operand that the last cache may hold, in sizes of the second-level cache.
-_MOST_CACHED = 16
-
 # The numbers of blocks of a reduction, the lengths of blocks of a long one, and the numbers of tiles in a block around
 # such blocks.
 _BLOCKS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -236,7 +233,7 @@ def _rereads_memory(nest: KernelSpec, machine: Machine) -> bool:
     """Return whether any order of loops reads some operand from memory again, since two operands are in no cache."""
     counts = (math.prod(n for n, s in zip(nest.sizes, each.strides, strict=True) if s) for each in nest.operands)
     bytes_ = [n * ELEMENT_BYTES[storage_type(each.element)] for n, each in zip(counts, nest.operands, strict=True)]
-    return sum(size > _MOST_CACHED * machine.second_level for size in bytes_) > 1
+    return sum(map(machine.comes_from_memory, bytes_)) > 1
 
 
 def _doubly_blocked_orders(

@@ -113,6 +113,10 @@ class Machine:
         """Return whether ``count`` bytes that are read once come from beyond the second-level cache."""
         return count >= 2 * self.second_level
 
+    def comes_from_memory(self, count: int) -> bool:
+        """Return whether ``count`` bytes that are read again are in no cache, by the usual size of the last one."""
+        return count > 16 * self.second_level
+
     @classmethod
     def of(cls, target: Target, options: Iterable[tuple[str, str]] = ()) -> Machine:
         """Return the machine with the target's features and a program's measured constants.
