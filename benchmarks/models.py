@@ -8,6 +8,9 @@ minimum time over torchmdla's.
 A variant that differs from eager by more than torchmdla.testing.compare allows is reported, and not timed. The exit
 status is 1, with a message, if this is torchmdla, or if torchmdla does not run. Peers that are not installed are
 skipped with a message: pip install torchmdla[bench] installs them all.
+
+With --level x86-64-v3 all variants are held to AVX2. ONNX Runtime, ncnn and IREE have no switch for this, and are left
+out there.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from harness import children, output
 from harness.rows import (
     COLOURS,
     CONVERTED,
+    HELD_TO_LEVELS,
     KNOWN,
     OURS,
     ROW_NAMES,
@@ -85,6 +89,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--precision", choices=("float32", "bfloat16"), default="float32", help="of products, as far as a way has it"
     )
+    parser.add_argument("--level", choices=children.LEVELS, default="native", help="instructions to use (%(default)s)")
     parser.add_argument("--threads", type=output.numbers, metavar="NUMBERS", help="of each op, in turn (1,2)")
     parser.add_argument("--rounds", type=output.number, metavar="NUMBER", help="timed rounds of each way (9)")
     parser.add_argument("--plot", type=output.new_file, metavar="FILE", help="draw the speeds as bars into this PNG")
@@ -92,6 +97,8 @@ def parse_options() -> argparse.Namespace:
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install torchmdla[bench]")
     output.fill_in(options, DEFAULTS)
+    if options.level != "native":
+        options.peers = [name for name in options.peers if name in HELD_TO_LEVELS]
     return options
 
 
@@ -109,7 +116,7 @@ def row_of(model: str, threads: int, folder: str, options: argparse.Namespace, o
         task = {"model": model, "ways": ways, "threads": threads, "folder": folder}
         task |= {"rounds": options.rounds, "quick": options.quick, "precision": options.precision}
         # OpenMP's pool has the requested number of threads, not all of the machine's.
-        variables = {"TORCHMDLA_ENABLE": "0", "OMP_NUM_THREADS": str(threads)}
+        variables = {**children.LEVELS[options.level], "TORCHMDLA_ENABLE": "0", "OMP_NUM_THREADS": str(threads)}
         try:
             row: Row = children.run("models:measure", task, variables, on_step)
         except children.ChildFailed as failure:
@@ -194,6 +201,7 @@ def save(options: argparse.Namespace, rows: Sequence[Row]) -> None:
         "benchmark": "models",
         "quick": options.quick,
         "precision": options.precision,
+        "level": options.level,
         "rounds": options.rounds,
         "rows": [{**row, "best_peer": best_peer(row), "gain": gain(row)} for row in rows],
         "geometric_mean": {str(n): mean_gain([row for row in rows if row["threads"] == n]) for n in threads},

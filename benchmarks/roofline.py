@@ -28,7 +28,7 @@ from typing import Any
 from harness import children, output
 from harness.charts import save_charts
 from harness.rows import KNOWN, ROW_NAMES, rows_by_name
-from harness.steps import LEVELS, TASKS, build, train
+from harness.steps import TASKS, build, train
 
 Row = dict[str, Any]
 
@@ -66,7 +66,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--training", type=steps, nargs="?", const=[], metavar="NAMES", help=f"steps of {','.join(TASKS)} (all)"
     )
-    parser.add_argument("--level", choices=LEVELS, default="native", help="instructions to use (%(default)s)")
+    parser.add_argument("--level", choices=children.LEVELS, default="native", help="instructions to use (%(default)s)")
     parser.add_argument(
         "--threads", type=output.numbers, metavar="NUMBERS", default=[1], help="of each op, in turn (1)"
     )
@@ -89,7 +89,7 @@ def parse_options() -> argparse.Namespace:
 
 def row_of(model: str, threads: int, options: argparse.Namespace) -> Row:
     task = {"model": model, "threads": threads, "training": options.training is not None, "quick": options.quick}
-    variables = {**LEVELS[options.level], "OMP_NUM_THREADS": str(threads)}
+    variables = {**children.LEVELS[options.level], "OMP_NUM_THREADS": str(threads)}
     try:
         row: Row = children.run("roofline:measure", task, variables)
     except children.ChildFailed as failure:

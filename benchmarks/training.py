@@ -31,7 +31,7 @@ from typing import Any
 from harness import children, output
 from harness.charts import save_charts
 from harness.jax_steps import MODELS as JAX_MODELS
-from harness.steps import LEVELS, OPTIMISERS, TASKS, Training, build, train
+from harness.steps import OPTIMISERS, TASKS, Training, build, train
 
 Row = dict[str, Any]
 
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=output.number, help="timed rounds of each system (7)")
     parser.add_argument("--optimiser", choices=OPTIMISERS, default="sgd", help="(%(default)s)")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="bfloat16: by autocast")
-    parser.add_argument("--level", choices=LEVELS, default="native", help="instructions to use (%(default)s)")
+    parser.add_argument("--level", choices=children.LEVELS, default="native", help="instructions to use (%(default)s)")
     parser.add_argument(
         "--compile-optimiser", action="store_true", help="compile the optimiser's step by torch.compile"
     )
@@ -95,7 +95,7 @@ def main() -> int:
                 task |= {
                     name: getattr(options, name) for name in ("optimiser", "compile_optimiser", "precision", "quick")
                 }
-                variables = {**LEVELS[options.level], "OMP_NUM_THREADS": str(threads)}
+                variables = {**children.LEVELS[options.level], "OMP_NUM_THREADS": str(threads)}
                 rows.append(children.run("training:measure", task, variables, bar.set_postfix_str))
                 output.write_json(options.json, {"benchmark": "training", **settings, "rows": rows})
                 bar.update()

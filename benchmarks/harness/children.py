@@ -20,6 +20,17 @@ from typing import IO, Any
 _BENCHMARKS = str(Path(__file__).resolve().parent.parent)
 _LOG_TAIL = 3000  # characters
 
+# Variables that hold each system to the instructions of a level.
+LEVELS: Mapping[str, Mapping[str, str]] = {
+    "native": {},
+    "x86-64-v3": {
+        "TORCHMDLA_PROCESSOR": "x86-64-v3",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+}
+
 _channel: IO[str] | None = None
 
 

@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-# Variables that hold each system to the instructions of a level.
-LEVELS: Mapping[str, Mapping[str, str]] = {
-    "native": {},
-    "x86-64-v3": {
-        "TORCHMDLA_PROCESSOR": "x86-64-v3",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
-}
-
 # Systems that are backends of torch.compile.
 BACKENDS = ("inductor", "zentorch", "torchmdla")
 
