@@ -31,7 +31,7 @@ HELD_OUT = ("densenet121", "unet", "transformer_encoder", "gru")
 KNOWN = (*ROW_NAMES, *HELD_OUT)
 VARIANT_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "ncnn", "iree", "torchmdla-unfrozen")
 # Peers that the variables of children.LEVELS hold to fewer instructions.
-HELD_TO_LEVELS = ("eager", "frozen", "ofi", "inductor", "openvino")
+HELD_TO_LEVELS = ("eager", "frozen", "ofi", "inductor")
 CONVERTED = "torchmdla-converted"
 OURS = "torchmdla"
 
