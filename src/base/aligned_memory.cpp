@@ -1,6 +1,7 @@
 #include "aligned_memory.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -23,10 +24,17 @@ AlignedMemory allocate_aligned(size_t bytes) {
   const auto size = (bytes + alignment - 1) / alignment * alignment;
   const auto rounded = std::max((size + start - 1) / start * start, alignment);
   AlignedMemory memory(std::aligned_alloc(start, rounded));
-#ifdef MADV_HUGEPAGE
-  if (memory && start == huge_page) madvise(memory.get(), size, MADV_HUGEPAGE);
-#endif
+  if (memory) use_huge_pages(memory.get(), size);
   return memory;
+}
+
+void use_huge_pages(void* memory, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  const auto start = reinterpret_cast<uintptr_t>(memory);
+  const auto first = (start + huge_page - 1) / huge_page * huge_page;
+  const auto end = (start + bytes) / huge_page * huge_page;
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+#endif
 }
 
 } // namespace torchmdla

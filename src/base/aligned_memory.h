@@ -16,4 +16,8 @@ using AlignedMemory = std::unique_ptr<void, FreeMemory>;
 // null if there is not enough memory.
 AlignedMemory allocate_aligned(size_t bytes);
 
+// Ask the system for huge pages where the memory contains whole ones. The first write to a small
+// page costs more than clearing it.
+void use_huge_pages(void* memory, size_t bytes);
+
 } // namespace torchmdla

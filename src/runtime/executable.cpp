@@ -1,5 +1,7 @@
 #include "executable.h"
 
+#include "base/aligned_memory.h"
+
 #include "base/python_lock.h"
 #include "device_calls.h"
 
@@ -343,7 +345,9 @@ at::Tensor Executable::result_tensor(size_t result, c10::ArrayRef<c10::IValue> v
         tensor.strides() == output.strides && !records_gradients(values))
       return tensor;
   }
-  return allocate(output, symbols);
+  auto tensor = allocate(output, symbols);
+  use_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
+  return tensor;
 }
 
 void Executable::push_outputs(torch::jit::Stack& stack, size_t num_inputs,

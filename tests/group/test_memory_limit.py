@@ -7,6 +7,7 @@ called.
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -420,3 +421,20 @@ def test_a_program_is_explained_whose_code_was_taken_out() -> None:
     call(first, second)
     (group,) = torchmdla.explain(first[0], X).groups
     assert [specialisation.is_dynamic for specialisation in group.specialisations] == [False]
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="the system has no huge pages")
+def test_large_results_are_in_huge_pages() -> None:
+    """A step with a result of more than 32 MiB takes four times as long if its pages are small."""
+    program = torch.compile(lambda x: x * 2 + 1, backend="torchmdla")
+    program(torch.ones(3, 1 << 22))  # PyTorch's operators, to record
+    result = program(torch.ones(3, 1 << 22))
+    middle, is_inside, flags = result.data_ptr() + result.nbytes // 2, False, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            start, end = (int(address, 16) for address in line.split()[0].split("-"))
+            is_inside = start <= middle < end
+        elif is_inside and line.startswith("VmFlags:"):
+            flags = line
+    assert " hg" in flags
+    assert_matches(result, torch.full_like(result, 3.0))
