@@ -9,6 +9,8 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
+
 namespace torchmdla {
 
 namespace {
@@ -26,6 +28,11 @@ struct Workspace {
     return memory.get();
   }
 };
+
+thread_local Workspace thread_memory;
+
+// Time in which the system clears a byte of new memory, times 50.
+constexpr std::chrono::duration<double, std::nano> time_per_byte(4);
 
 } // namespace
 
@@ -47,8 +54,11 @@ void* address_of_symbol(const std::string& name) {
 }
 
 void* thread_workspace(int64_t bytes) {
-  thread_local Workspace workspace;
-  return workspace.at_least(bytes);
+  return thread_memory.at_least(bytes);
+}
+
+void free_workspace_after(std::chrono::nanoseconds call) {
+  if (call > thread_memory.bytes * time_per_byte) thread_memory = {};
 }
 
 } // namespace torchmdla

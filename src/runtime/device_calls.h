@@ -2,6 +2,7 @@
 // (device_calls.cpp). The runtime without libtorch has others (native/device_calls.cpp).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -23,6 +24,10 @@ void* address_of_symbol(const std::string& name);
 // valid until the thread's next request. It grows to the largest request and is kept, so that calls
 // do not allocate.
 void* thread_workspace(int64_t bytes);
+
+// Free the memory that `thread_workspace` returned, if a call took so long that new memory for the
+// next one costs little. PyTorch's operators between the groups of a step need memory, too.
+void free_workspace_after(std::chrono::nanoseconds call);
 
 } // namespace torchmdla
 

@@ -1,5 +1,7 @@
 #include "input_releases.h"
 
+#include "device_calls.h"
+
 namespace torchmdla {
 
 namespace {
@@ -15,6 +17,7 @@ InputReleases::InputReleases(c10::ArrayRef<InputRelease> releases, c10::IValue* 
 
 InputReleases::~InputReleases() {
   innermost = outer_;
+  if (outer_ == nullptr) free_workspace_after(std::chrono::steady_clock::now() - start_);
 }
 
 InputReleases* InputReleases::current() {

@@ -1,9 +1,11 @@
-// Release of a call's inputs while its entry runs: each as soon as no later kernel reads it.
+// Release of a call's inputs while its entry runs, each as soon as no later kernel reads it, and of
+// the thread's workspace after a long call.
 #pragma once
 
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
+#include <chrono>
 #include <cstddef>
 #include <vector>
 
@@ -33,6 +35,7 @@ public:
 private:
   c10::ArrayRef<InputRelease> releases_; // those that are left
   c10::IValue* const inputs_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   InputReleases* const outer_;
 };
 

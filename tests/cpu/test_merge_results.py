@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from nest_running import host_target
 
 from torchmdla.devices.cpu.ir.parser import parse_program
 from torchmdla.devices.cpu.ir.verifier import verify
 from torchmdla.devices.cpu.passes.merge_results import merge_results
-from torchmdla.devices.cpu.passes.share_buffers import find_in_place_results, find_releases
+from torchmdla.devices.cpu.passes.share_buffers import delay_steps, find_in_place_results, find_releases
+from torchmdla.devices.cpu.target.machine import Machine
 
 MOMENTUM = """
 buffer input0 : f32[48, 48]
@@ -106,6 +108,55 @@ def test_inputs_are_released_after_their_last_kernel() -> None:
     last = steps.nests()[-1]
     last.checks = last.values
     assert not find_releases(steps)
+
+
+WAITING = """
+buffer input0 : f32[4096, 4096]
+buffer temporary1 : f32[4096, 4096]
+buffer temporary2 : f32[4096, 4096]
+buffer temporary3 : f32[4096, 4096]
+buffer result4 : f32[4096, 4096]
+entry {
+  nest d0:4096 d1:4096 {
+    i0 = input0[d0, d1]
+    v0 : f32 = math.sin i0
+    temporary1[d0, d1] = v0
+  }
+  nest d0:4096 d1:4096 {
+    i0 = input0[d0, d1]
+    v0 : f32 = math.cos i0
+    temporary2[d0, d1] = v0
+  }
+  nest d0:4096 d1:4096 {
+    i0 = input0[d1, d0]
+    i1 = temporary2[d0, d1]
+    v0 : f32 = arith.addf i0, i1
+    temporary3[d0, d1] = v0
+  }
+  nest d0:4096 d1:4096 {
+    i0 = temporary1[d0, d1]
+    i1 = temporary3[d1, d0]
+    v0 : f32 = arith.addf i0, i1
+    result4[d0, d1] = v0
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "order"),
+    [
+        ("input0[d1, d0]", "input0[d1, d0]", (1, 0, 2, 3)),  # input0 lives as long as before
+        ("input0[d1, d0]", "temporary2[d1, d0]", (0, 1, 2, 3)),  # input0 would live longer
+        ("4096", "64", (0, 1, 2, 3)),  # the value waits in a cache
+    ],
+)
+def test_a_value_is_computed_before_its_first_use(old: str, new: str, order: tuple[int, ...]) -> None:
+    steps = parse_program(WAITING.replace(old, new))
+    before = list(steps.steps)
+    delay_steps(steps, Machine.of(host_target()))
+    verify(steps, "delay-steps")
+    assert tuple(map(before.index, steps.steps)) == order
 
 
 def test_a_program_that_may_fail_overwrites_nothing() -> None:

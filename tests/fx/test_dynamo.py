@@ -453,6 +453,26 @@ def test_saves_fewer_values_than_eager() -> None:
     assert numbers[0] < 0.7 * numbers[1]
 
 
+def test_a_long_backward_pass_frees_its_workspace() -> None:
+    """PyTorch's operators between groups can use the memory, which is cheap to clear again."""
+    small, weights = torch.randn(64, 64), torch.randn(64, 64)
+    product = compiled(lambda x: (x @ weights).softmax(1) @ weights)
+    wave = compiled(lambda x: x.sin().exp().cos().tanh().sum())
+    long = torch.randn(1 << 21, requires_grad=True)
+
+    def step(_: int) -> None:
+        others = _C.memory_use()["workspace"]
+        product(small)
+        loss, used = wave(long), _C.memory_use()["workspace"]
+        loss.backward()
+        assert used > others
+        assert _C.memory_use()["workspace"] == others
+
+    wave(long).backward()  # compiles both groups
+    product(small)
+    assert not in_threads(1, step)
+
+
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_no_garbage_is_collected_while_a_graph_is_traced(is_enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[bool] = []

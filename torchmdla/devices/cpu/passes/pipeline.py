@@ -32,7 +32,7 @@ from torchmdla.devices.cpu.passes.packing import pack_activations, pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
 from torchmdla.devices.cpu.passes.reroll import reroll_loops
 from torchmdla.devices.cpu.passes.scatters import fuse_scatters
-from torchmdla.devices.cpu.passes.share_buffers import merge_equal, share_buffers
+from torchmdla.devices.cpu.passes.share_buffers import delay_steps, merge_equal, share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
 from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
 from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
@@ -121,7 +121,11 @@ Tiles = Sequence[Sequence[int]]
 
 def _tiling_passes(tiles: Tiles | None = None) -> tuple[Pass, ...]:
     """Return the passes that fuse steps and assign their memory."""
-    return Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)), _plain(share_buffers)
+    return (
+        Pass("fuse-by-tiles", lambda steps, machine: fuse_by_tiles(steps, machine, tiles)),
+        Pass("delay-steps", delay_steps),
+        _plain(share_buffers),
+    )
 
 
 # Passes that run once, after samples are merged.

@@ -18,6 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.ir.accesses import Access, Buffer
 from torchmdla.devices.cpu.ir.loop_program import (
     AssertStep,
@@ -36,6 +37,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     is_contraction,
     is_elementwise,
 )
+from torchmdla.devices.cpu.target.machine import Machine
 
 # Equal factors of products.
 
@@ -82,6 +84,34 @@ def _computation(step: LoopNest) -> Hashable:
     """Return the computation of a step, independent of the buffer that it writes."""
     places = tuple(access.indices for access in step.written_accesses)
     return step.sizes, step.reduction, step.values, step.initial, step.epilogue and step.epilogue.values, places
+
+
+# Values that would wait in memory.
+
+
+def delay_steps(steps: LoopProgram, machine: Machine) -> None:
+    """Move each step whose result would wait in memory to before its first use, or the last use of an input.
+
+    Fewer values live at once, and no input lives longer. Backward passes that are differentiated have such values.
+    """
+    last_user = {buffer: step for step in steps.steps for buffer in (*step.reads, *step.writes)}
+    order = list(steps.steps)
+    for step in reversed(steps.steps):
+        if not (isinstance(step, LoopNest) and all(buffer.is_free for buffer in step.writes)) or _may_fail(step):
+            continue
+        if any(last_user[buffer] is step for buffer in step.reads if estimate(buffer.bytes) >= _LEAST_RELEASED):
+            continue
+        ends = {last_user[buffer] for buffer in step.reads}
+        start = order.index(step)
+        end = next(k for k in range(start + 1, len(order)) if order[k] in ends or _conflict(step, order[k]))
+        if machine.comes_from_memory(sum(estimate(b.bytes) for other in order[start + 1 : end] for b in other.writes)):
+            order.insert(end - 1, order.pop(start))
+    steps.steps = order
+
+
+def _conflict(step: Step, later: Step) -> bool:
+    """Return whether a later step uses what a step writes, or writes what it reads."""
+    return not set(later.writes).isdisjoint([*step.reads, *step.writes]) or not set(later.reads).isdisjoint(step.writes)
 
 
 # Outputs in the buffers of inputs, so that fewer bytes stay in the caches.
