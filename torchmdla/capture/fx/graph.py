@@ -23,7 +23,7 @@ from torch.fx.graph import _BoxedCodeGen
 from torchmdla import _C, devices
 from torchmdla.capture import ungrouped
 from torchmdla.capture.fx.group import FxSubgraph, make_group
-from torchmdla.capture.fx.normalise import copy_without_detaching, may_share_memory, normalise
+from torchmdla.capture.fx.normalise import copy_without_detaching, may_share_memory, merge_equal_calls, normalise
 from torchmdla.capture.fx.partition import Partition, partition
 from torchmdla.capture.options import Options
 from torchmdla.capture.ungrouped import Ungrouped
@@ -67,7 +67,8 @@ def divide_step(joint: fx.GraphModule, inputs: Any, **keywords: Any) -> tuple[fx
     PyTorch saves them, since the backward pass has to store them, too. It stores them for a short time. Kernels compute
     other elementwise operators again at no cost.
     """
-    with functorch_config.patch(ban_recompute_materialized_backward=False):
+    merge_equal_calls(joint.graph)
+    with functorch_config.patch(cse=False, ban_recompute_materialized_backward=False):
         return min_cut_rematerialization_partition(joint, inputs, **keywords)
 
 
