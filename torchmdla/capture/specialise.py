@@ -176,6 +176,22 @@ def compile_group(
         raise internal_error(error) from error
 
 
+def compile_ahead(group: _C.Group, device_name: str) -> None:
+    """Begin to compile a group of an FX graph as its first call will, which then waits for the rest of the time only.
+
+    The compile service keeps the artifact. If it fails, or the call has other types, the call compiles the group.
+    """
+    subgraph, parameters = group.subgraph, group.parameters
+
+    def compile_for_examples() -> None:
+        device = _device(device_name)
+        record, imported = subgraph.import_ahead(parameters, _import_options(device, ()))
+        refusals.check(subgraph, record, device)
+        service.compile_program(_program(imported, device))
+
+    background.submit_ahead(compile_for_examples)
+
+
 def compile_dynamic_group(
     subgraph: Subgraph,
     record: Record,
