@@ -86,10 +86,15 @@ def install() -> None:
         store_speed,
     )
     _C.set_submit(background.submit)
-    # At most the CPUs that the program uses itself, by OMP_NUM_THREADS or torch.set_num_threads.
-    worker.set_cpus(lambda: min(_C.available_cpus(), torch.get_num_threads()))
+    worker.set_cpus(_cpus)
     gc.callbacks.append(_after_collection)
     _refresh_after_hidden_writes()
+
+
+def _cpus(is_awaited: bool) -> int:
+    """Return how many CPUs a compile may use: while the program waits, all that it may run on, else as it uses itself."""
+    available = _C.available_cpus()
+    return available if is_awaited else min(available, torch.get_num_threads())
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:

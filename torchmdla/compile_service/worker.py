@@ -262,20 +262,21 @@ class _Tail:
                 self._bytes = (self._bytes + chunk)[-_TAIL_BYTES:]
 
 
-def set_cpus(cpus: Callable[[], int]) -> None:
+def set_cpus(cpus: Callable[[bool], int]) -> None:
     """Set the function that returns how many CPUs all compiles of this process may use together.
 
-    It is called whenever a compile begins. The default is the number of CPUs that the process may run on.
+    It is called whenever a compile begins or shares work, with whether the program waits for it. The default is the
+    number of CPUs that the process may run on.
     """
     global _cpus
     _cpus = cpus
 
 
-def _affinity() -> int:
+def _affinity(is_awaited: bool) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_cpus: Callable[[], int] = _affinity
+_cpus: Callable[[bool], int] = _affinity
 
 _niceness = contextvars.ContextVar("niceness", default=0)
 
@@ -430,7 +431,8 @@ class WorkerPool:
         return has_slot or (len(self._busy) < self._size and self._free_cpus() > 0)
 
     def _free_cpus(self) -> int:
-        return (self._cpus or _cpus)() - sum(slot.cpus for slot in self._busy.values())
+        cpus = self._cpus() if self._cpus else _cpus(not _niceness.get())
+        return cpus - sum(slot.cpus for slot in self._busy.values())
 
     def _allot(self, slot: _Slot, items: int) -> int:
         """Give ``slot`` its part of the free CPUs, and return how many processes it may use for ``items``.
