@@ -92,7 +92,7 @@ def install() -> None:
 
 
 def _cpus(is_awaited: bool) -> int:
-    """Return how many CPUs a compile may use: while the program waits, all that it may run on, else as it uses itself."""
+    """Return how many CPUs compiles may use: all of the process while the program waits, else as many as it uses."""
     available = _C.available_cpus()
     return available if is_awaited else min(available, torch.get_num_threads())
 
