@@ -452,18 +452,14 @@ def test_a_training_step_is_compiled_before_its_groups_are_called(
     compile_program = service.compile_program
 
     def compile_noted(program: Program) -> CompileOutcome:
-        (called if is_called else ahead).append(program.key)
+        (ahead if threading.current_thread().name == "ahead" else called).append(program.key)
         return compile_program(program)
 
-    def submit_ahead(task: Callable[[], None]) -> None:
-        nonlocal is_called
-        is_called = False
-        thread = threading.Thread(target=task)
+    def submit_ahead(task: Callable[[], object]) -> None:
+        thread = threading.Thread(target=task, name="ahead")
         thread.start()
         thread.join()
-        is_called = True
 
-    is_called = True
     monkeypatch.setattr(service, "compile_program", compile_noted)
     monkeypatch.setattr(background, "submit_ahead", submit_ahead)
     model = Dropping().train(training)

@@ -13,7 +13,7 @@ from torchmdla.support import forks
 
 _MOST_THREADS = 2
 
-Task = Callable[[], None]
+Task = Callable[[], object]
 
 
 class Background:

@@ -28,6 +28,7 @@ from torchmdla.capture.fx.decompositions import decompositions, keep_operators_w
 from torchmdla.capture.fx.graph import Boxed, compile_boxed
 from torchmdla.capture.fx.recurrent import is_traced
 from torchmdla.capture.options import Options
+from torchmdla.compile_service import service
 from torchmdla.errors import unknown_name
 from torchmdla.importer.decompositions.recurrent_steps import STEP_OPERATORS
 from torchmdla.support.garbage import pause_collection
@@ -57,6 +58,8 @@ def torchmdla(
     _unmark_fsdp_parameters(module)
     # In strict mode, a backward pass that cannot be compiled raises an error when it runs.
     may_train = not chosen.is_strict() and not _is_evaluation(module)
+    if may_train and any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs):
+        service.default_service().prestart(2)  # Forward and backward are compiled at once.
 
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Boxed:
         begins = trains and may_train and _uses_all_gradients()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
@@ -10,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from torchmdla.compiler.program import Argument, Program
 from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError, DeviceError, internal_error
 from torchmdla.importer import Binding, ImportedGraph, ImportOptions, Record, TensorMeta, with_location
+from torchmdla.importer.trace import without_modes
 from torchmdla.importer.types import ProductKind
 from torchmdla.support import forks, logs, trace
 
@@ -186,15 +188,12 @@ def compile_ahead(group: _C.Group, device_name: str) -> None:
 
     The compile service keeps the artifact. If it fails, or the call has other types, the call compiles the group.
     """
-    subgraph, parameters = group.subgraph, group.parameters
-
-    def compile_for_examples() -> None:
+    # The calling thread imports. Another one would wait for Python's lock, and the compiler processes for it.
+    with contextlib.suppress(Exception), without_modes():
         device = _device(device_name)
-        record, imported = subgraph.import_ahead(parameters, _import_options(device, ()))
-        refusals.check(subgraph, record, device)
-        service.compile_program(_program(imported, device))
-
-    background.submit_ahead(compile_for_examples)
+        record, imported = group.subgraph.import_ahead(group.parameters, _import_options(device, ()))
+        refusals.check(group.subgraph, record, device)
+        background.submit_ahead(partial(service.compile_program, _program(imported, device)))
 
 
 def compile_dynamic_group(

@@ -131,15 +131,15 @@ class CompilerService:
         """
         self._lower(program, folder)
 
-    def prestart(self) -> None:
-        """Start a compiler process, so that it is ready when the first program arrives.
+    def prestart(self, processes: int = 1) -> None:
+        """Start compiler processes, so that they are ready when the first programs arrive.
 
         This never raises or waits. A failure is reported by the first compile.
         """
         if self.in_process:
             return
         try:
-            self.pool.prestart()
+            self.pool.prestart(processes)
         except CompileError:
             return
 

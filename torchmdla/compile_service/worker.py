@@ -357,15 +357,17 @@ class WorkerPool:
                         raise error from None
                     # The process died while it was idle, so this program is not the cause. Use another process.
 
-    def prestart(self) -> None:
-        """Start the first process, unless the pool has one, and do not wait for it.
+    def prestart(self, processes: int = 1) -> None:
+        """Start the first ``processes`` that can compile at once, unless the pool has them, and do not wait for them.
 
         Raises:
             CompileError: no process can be started.
         """
-        if not self._idle and not self._busy:
-            with self._borrow():
-                pass
+        wanted = min(processes, self._size, self._free_cpus())
+        if len(self._idle) < wanted and not self._busy:
+            with contextlib.ExitStack() as stack:
+                for _ in range(wanted):
+                    stack.enter_context(self._borrow())
 
     def end(self, *, for_good: bool = False) -> None:
         """End every process.
