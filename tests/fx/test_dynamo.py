@@ -436,17 +436,23 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("training", "forces", "options", "count"),
+    ("training", "forces", "options", "in_process", "count"),
     [
-        (True, False, {}, 2),
-        (True, True, {}, 0),
-        (False, False, {}, 0),
-        (True, False, {"strict": True}, 0),
-        (True, False, {"background": True}, 0),
+        (True, False, {}, False, 2),
+        (True, False, {}, True, 0),
+        (True, True, {}, False, 0),
+        (False, False, {}, False, 0),
+        (True, False, {"strict": True}, False, 0),
+        (True, False, {"background": True}, False, 0),
     ],
 )
 def test_a_training_step_is_compiled_before_its_groups_are_called(
-    training: bool, forces: bool, options: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
+    training: bool,
+    forces: bool,
+    options: dict[str, Any],
+    in_process: bool,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ahead, called = [], []
     compile_program = service.compile_program
@@ -460,6 +466,7 @@ def test_a_training_step_is_compiled_before_its_groups_are_called(
         thread.start()
         thread.join()
 
+    monkeypatch.setattr(service.default_service(), "in_process", in_process)
     monkeypatch.setattr(service, "compile_program", compile_noted)
     monkeypatch.setattr(background, "submit_ahead", submit_ahead)
     model = Dropping().train(training)

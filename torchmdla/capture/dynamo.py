@@ -20,6 +20,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
+from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from torchmdla import devices
@@ -135,7 +136,7 @@ def _is_custom(node: fx.Node) -> bool:
 def _is_evaluation(module: fx.GraphModule) -> bool:
     """Return whether a graph of Dynamo has a dropout or norm that does not train."""
     for node in module.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, FunctionType):
+        if isinstance(node.target, FunctionType) and node.target.__module__ == functional.__name__:
             signature = inspect.signature(node.target)
             if "training" in signature.parameters:
                 arguments = signature.bind(*node.args, **node.kwargs)

@@ -193,7 +193,9 @@ def compile_ahead(group: _C.Group, device_name: str) -> None:
         device = _device(device_name)
         record, imported = group.subgraph.import_ahead(group.parameters, _import_options(device, ()))
         refusals.check(group.subgraph, record, device)
-        background.submit_ahead(partial(service.compile_program, _program(imported, device)))
+        program = _program(imported, device)
+        if not service.default_service().compiles_in_process(program):
+            background.submit_ahead(partial(service.compile_program, program))
 
 
 def compile_dynamic_group(

@@ -143,6 +143,11 @@ class CompilerService:
         except CompileError:
             return
 
+    def compiles_in_process(self, program: Program) -> bool:
+        """Return whether the calling thread itself compiles ``program``."""
+        origin = Origin.of(program)
+        return self.in_process or (origin is not None and not origin.is_importable)
+
     def statistics(self) -> dict[str, float]:
         """Return the counters. ``seconds`` is the time spent compiling, failures included."""
         with self._lock:
@@ -269,9 +274,7 @@ class CompilerService:
         return outcome
 
     def _lower(self, program: Program, folder: Path | None = None) -> Artifact:
-        origin = Origin.of(program)
-        is_in_process = self.in_process or (origin is not None and not origin.is_importable)
-        return (lower if is_in_process else self.pool.compile)(program, folder)
+        return (lower if self.compiles_in_process(program) else self.pool.compile)(program, folder)
 
     def _remember(self, key: str, artifact: Artifact, source: Source) -> tuple[Artifact, Source]:
         with self._lock:
