@@ -133,6 +133,7 @@ void bind_settings(py::module& module) {
   module.def("set_strict", [](bool on) { settings().strict = on; });
   module.def("is_strict", [] { return settings().strict.load(); });
   module.def("set_background", [](bool on) { settings().background = on; });
+  module.def("is_background", [] { return settings().background.load(); });
   module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
   module.def("set_packages", [](bool on) { settings().packages = on; });
   module.def("processor_identity", &processor_identity);

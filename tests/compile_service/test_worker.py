@@ -135,6 +135,16 @@ class TestCompile:
         code(single, "echo x")
         assert single._idle == [worker]
 
+    @pytest.mark.parametrize(("size", "cpus", "wanted"), [(2, 4, 2), (2, 1, 1), (1, 4, 1)])
+    def test_prestart_starts_as_many_processes_as_compile_at_once(self, size: int, cpus: int, wanted: int) -> None:
+        pool = WorkerPool(size=size, modules=MODULES, cpus=lambda: cpus)
+        pool.prestart()
+        pool.prestart(2)
+        processes = list(pool._idle)
+        pool.prestart(2)
+        assert pool._idle == processes and len(processes) == wanted
+        pool.end()
+
 
 class TestErrors:
     def test_compile_error_arrives_whole(self, pool: WorkerPool) -> None:

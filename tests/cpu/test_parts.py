@@ -74,7 +74,7 @@ program = LAYERS.program()
 alone = lower(program)
 general = program_of(Traced.of(torch.nn.Linear(5, 7), [torch.ones(6, 5)]), lambda n: [torch.ones(n, 5)], [6])
 general_alone = lower(general)
-sharing.allow(2)
+sharing.allow(lambda items: 2)
 assert lower(program).object_code == alone.object_code
 assert lower(general).object_code == general_alone.object_code
 """
@@ -91,7 +91,7 @@ import os, signal
 from torchmdla.support import sharing
 
 own = os.getpid()
-sharing.allow(3)
+sharing.allow(lambda items: 3)
 
 def work(item):
     if os.getpid() != own and item in lost:
@@ -104,7 +104,7 @@ def killed():
 lost = {}
 assert sharing.parallel_map(work, range(5)) == [(0, True), (1, False), (4, False), (9, True), (16, False)]
 lost = {1: killed, 2: lambda: 1 / 0}
-assert sharing.parallel_map(work, range(5)) == [(0, True), (1, True), (4, True), (9, True), (16, True)]
+assert sharing.parallel_map(work, range(5)) == [(0, True), (1, True), (4, True), (9, True), (16, False)]
 
 def failing(item):
     raise ValueError(item)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 import torchmdla
 from torchmdla import _C
-from torchmdla.capture import dynamo
+from torchmdla.capture import background, dynamo
+from torchmdla.compile_service import service
+from torchmdla.compile_service.service import CompileOutcome
+from torchmdla.compiler.program import Program
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
@@ -420,6 +424,58 @@ def test_transformers_train_as_two_groups(name: str) -> None:
     assert torchmdla.stats().groups == 2
 
 
+class Dropping(nn.Module):
+    """Two layers, and a dropout that evaluation leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Dropout())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(
+    ("training", "forces", "options", "in_process", "count"),
+    [
+        (True, False, {}, False, 2),
+        (True, False, {}, True, 0),
+        (True, True, {}, False, 0),
+        (False, False, {}, False, 0),
+        (True, False, {"strict": True}, False, 0),
+        (True, False, {"background": True}, False, 0),
+    ],
+)
+def test_a_training_step_is_compiled_before_its_groups_are_called(
+    training: bool,
+    forces: bool,
+    options: dict[str, Any],
+    in_process: bool,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead, called = [], []
+    compile_program = service.compile_program
+
+    def compile_noted(program: Program) -> CompileOutcome:
+        (ahead if threading.current_thread().name == "ahead" else called).append(program.key)
+        return compile_program(program)
+
+    def submit_ahead(task: Callable[[], object]) -> None:
+        thread = threading.Thread(target=task, name="ahead")
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(service.default_service(), "in_process", in_process)
+    monkeypatch.setattr(service, "compile_program", compile_noted)
+    monkeypatch.setattr(background, "submit_ahead", submit_ahead)
+    model = Dropping().train(training)
+    compiled(model, options=options)(X.clone().requires_grad_(forces)).sum().backward()
+    assert len(ahead) == count
+    if count:
+        assert sorted(called) == sorted(ahead)
+
+
 def test_a_backward_pass_may_be_repeated() -> None:
     """Check that the backward pass frees only values that PyTorch does not hold for another pass."""
     model, x = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128)), torch.randn(256, 128)
@@ -487,7 +543,7 @@ def test_no_garbage_is_collected_while_a_graph_is_traced(is_enabled: bool, monke
         gc.disable()
     try:
         compiled(nn.Linear(6, 3).train())(torch.randn(2, 6)).sum()
-        assert states == [False]
+        assert states == [False, False]  # forward and backward
         assert gc.isenabled() == is_enabled
     finally:
         gc.enable()

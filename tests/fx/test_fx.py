@@ -20,6 +20,7 @@ import torchmdla
 from torchmdla import _C
 from torchmdla.capture.fx.graph import form_groups, groups
 from torchmdla.capture.fx.group import FxSubgraph
+from torchmdla.capture.fx.normalise import merge_equal_calls
 from torchmdla.capture.options import Options
 from torchmdla.errors import CompileError
 from torchmdla.importer.fx import import_fx, name_of_call
@@ -55,6 +56,39 @@ def outside(module: fx.GraphModule) -> list[str]:
         for node in module.graph.nodes
         if node.op == "call_function" and not isinstance(node.target, _C.Group) and node.target is not operator.getitem
     ]
+
+
+def written_between(x: Tensor) -> Tensor:
+    before = x.sin()
+    x.copy_(before)
+    return before + x.sin()
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (lambda x: x.sin() * x.sin(), 2),
+        (lambda x: x.sin().cos() * x.sin().cos().neg(), 4),
+        (lambda x: torch.cat([x, x]) + torch.cat([x, x]), 2),
+        (lambda x: x.unbind()[0] + x.unbind()[0], 6),
+        (lambda x: (x.sin(), x.sin()), 2),
+        (lambda x: (x * 1) + (x * 1.0), 3),
+        (lambda x: (x * 0.0) + (x * -0.0), 3),
+        (lambda x: torch.rand_like(x) + torch.rand_like(x), 3),
+        (written_between, 4),
+    ],
+)
+def test_equal_calls_become_one(function: Callable[..., Any], count: int) -> None:
+    module = make_fx(function, tracing_mode="fake")(X)
+    merge_equal_calls(module.graph)
+    module.graph.lint()
+    module.recompile()
+    assert sum(node.op == "call_function" for node in module.graph.nodes) == count
+    results = []
+    for run in (module, function):
+        torch.manual_seed(0)
+        results.append(run(X.clone()))
+    assert_matches(*results)
 
 
 def dtype_between(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Background threads that compile beside the program. The interpreter's exit does not wait for queued tasks."""
+"""Threads that compile beside the program. The interpreter's exit does not wait for queued tasks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from torchmdla.support import forks
 
 _MOST_THREADS = 2
 
-Task = Callable[[], None]
+Task = Callable[[], object]
 
 
 class Background:
-    """Queue of tasks that run in order, two at a time. Any thread may submit tasks until the interpreter exits."""
+    """Queue of tasks that run in order, two at a time. Any thread may submit tasks until the interpreter exits.
 
-    def __init__(self) -> None:
+    Args:
+        is_awaited: whether the program will wait for the compiles, which then have its priority.
+    """
+
+    def __init__(self, is_awaited: bool) -> None:
+        self._is_awaited = is_awaited
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self.leaving = False
@@ -53,7 +58,8 @@ class Background:
             self._threads.append(thread)
 
     def _run(self) -> None:
-        worker.lower_priority()
+        if not self._is_awaited:
+            worker.lower_priority()
         while (task := self._tasks.get()) is not None:
             # A later call of the group retries a task that failed.
             with contextlib.suppress(Exception):
@@ -61,12 +67,17 @@ class Background:
             del task  # This drops the right to compile, for which others wait.
 
 
-_background = Background()
+_background, _ahead = Background(is_awaited=False), Background(is_awaited=True)
 
 
 def submit(task: Task) -> None:
-    """Submit ``task`` to this process's :class:`Background`."""
+    """Submit a compile that the program does not wait for."""
     _background.submit(task)
+
+
+def submit_ahead(task: Task) -> None:
+    """Submit a compile that the program will wait for."""
+    _ahead.submit(task)
 
 
 def is_leaving() -> bool:
@@ -76,8 +87,8 @@ def is_leaving() -> bool:
 
 def _reset() -> None:
     """Start without tasks: threads do not survive a fork, and the parent runs its tasks itself."""
-    global _background
-    _background = Background()
+    global _background, _ahead
+    _background, _ahead = Background(is_awaited=False), Background(is_awaited=True)
 
 
 forks.reset_in_child(_reset)
@@ -85,6 +96,7 @@ forks.reset_in_child(_reset)
 
 @atexit.register
 def _end() -> None:
-    _background.leaving = True
+    _background.leaving = _ahead.leaving = True
     service.end()
     _background.end()
+    _ahead.end()

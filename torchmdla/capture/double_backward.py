@@ -101,19 +101,25 @@ _present = _Present()
 
 
 def compile_each_set(
-    module: fx.GraphModule, compile_graph: Callable[[fx.GraphModule], Callable[[list[Any]], Any]]
+    module: fx.GraphModule, compile_graph: Callable[[fx.GraphModule, bool], Callable[[list[Any]], Any]], begins: bool
 ) -> Callable[[list[Any]], Any]:
-    """Return a backward pass that computes the gradients which are used. It is compiled for each set of them."""
+    """Return a backward pass that computes the gradients which are used. It is compiled for each set of them.
+
+    ``compile_graph`` is called with a graph, and whether it is compiled before its first call. With ``begins``, this
+    applies to all gradients.
+    """
     results: Any = module.graph.output_node().args[0]
     every = frozenset(index for index, result in enumerate(results) if result is not None)
     functions: dict[frozenset[int], Callable[[list[Any]], Any]] = {}
+    if begins:
+        functions[every] = compile_graph(_restrict(module, every), True)
 
     def run(inputs: list[Any]) -> Any:
         wanted = every if _present.wanted is None else every & _present.wanted
         if wanted not in functions:
             with compile_lock:
                 if wanted not in functions:
-                    functions[wanted] = compile_graph(_restrict(module, wanted))
+                    functions[wanted] = compile_graph(_restrict(module, wanted), False)
         return functions[wanted](inputs)
 
     run._boxed_call = True  # type: ignore[attr-defined]

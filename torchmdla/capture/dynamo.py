@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
+from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from torchmdla import devices
@@ -26,6 +29,7 @@ from torchmdla.capture.fx.decompositions import decompositions, keep_operators_w
 from torchmdla.capture.fx.graph import Boxed, compile_boxed
 from torchmdla.capture.fx.recurrent import is_traced
 from torchmdla.capture.options import Options
+from torchmdla.compile_service import service
 from torchmdla.errors import unknown_name
 from torchmdla.importer.decompositions.recurrent_steps import STEP_OPERATORS
 from torchmdla.support.garbage import pause_collection
@@ -53,18 +57,31 @@ def torchmdla(
         raise ValueError(unknown_name("mode", mode, _MODES[1:]))
     chosen = Options.of(options)
     _unmark_fsdp_parameters(module)
+    # In strict mode, a backward pass that cannot be compiled raises an error when it runs.
+    may_train = not chosen.is_strict() and not _is_evaluation(module)
+    if may_train and any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs):
+        service.default_service().prestart(2)  # Forward and backward are compiled at once.
 
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Boxed:
-        return _run_without_modes(graph, compile_boxed(graph, _parameters(graph, trains), chosen))
+        begins = trains and may_train and _uses_all_gradients()
+        return _run_without_modes(graph, compile_boxed(graph, _parameters(graph, trains), chosen, begins=begins))
 
-    def compile_backward(graph: fx.GraphModule) -> Boxed:
-        return _run_without_modes(graph, compile_boxed(graph, (), chosen, gives_up_inputs=True))
+    def compile_backward(graph: fx.GraphModule, begins: bool) -> Boxed:
+        return _run_without_modes(graph, compile_boxed(graph, (), chosen, gives_up_inputs=True, begins=begins))
+
+    def compile_backwards(graph: fx.GraphModule, _: Sequence[Any]) -> Boxed:
+        return compile_each_set(graph, compile_backward, may_train and _uses_all_gradients())
 
     def compile_module(module: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with pause_collection(), keep_operators_whole(), differentiable_backward(compile_module) as partition:
+        with (
+            pause_collection(),
+            keep_operators_whole(),
+            differentiable_backward(compile_module) as partition,
+            functorch_config.patch(force_non_lazy_backward_lowering=True),
+        ):
             compiler = aot_autograd(
                 fw_compiler=partial(compile_forward, trains=True),
-                bw_compiler=lambda graph, _: compile_each_set(graph, compile_backward),
+                bw_compiler=compile_backwards,
                 inference_compiler=partial(compile_forward, trains=False),
                 decompositions=decompositions(),
                 partition_fn=partition,
@@ -116,10 +133,35 @@ def _is_custom(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prim", "prims")
 
 
+def _is_evaluation(module: fx.GraphModule) -> bool:
+    """Return whether a graph of Dynamo has a dropout or norm that does not train."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, FunctionType) and node.target.__module__ == functional.__name__:
+            signature = inspect.signature(node.target)
+            if "training" in signature.parameters:
+                arguments = signature.bind(*node.args, **node.kwargs)
+                arguments.apply_defaults()
+                if arguments.arguments["training"] is False:
+                    return True
+    return False
+
+
+def _uses_all_gradients() -> bool:
+    """Return whether the backward pass probably computes all gradients of the graph.
+
+    They are those of weights and of results of other graphs. Gradients of other inputs may be used alone, as forces.
+    """
+    metadata = _metadata()
+    return metadata is not None and all(
+        index in metadata.static_input_indices or not info.is_leaf
+        for index, info in enumerate(metadata.input_info)
+        if info.requires_grad
+    )
+
+
 def _parameters(module: fx.GraphModule, trains: bool) -> list[fx.Node]:
     """Return the placeholders of parameters that training steps do not change, if the graph ``trains``."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    metadata = _metadata()
     if metadata is None:
         return []
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -129,6 +171,12 @@ def _parameters(module: fx.GraphModule, trains: bool) -> list[fx.Node]:
         for index in metadata.static_input_indices
         if index < len(infos) and not infos[index].mutates_data and not (trains and infos[index].requires_grad)
     ]
+
+
+def _metadata() -> Any:
+    """Return AOT Autograd's facts about the graph that it compiles, or None."""
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
 
 
 def _trace_recurrent_layers() -> None:

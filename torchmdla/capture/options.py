@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from torchmdla import devices
+from torchmdla import _C, devices
 from torchmdla.errors import unknown_name
 
 
@@ -21,6 +21,12 @@ class Options:
     def device_name(self) -> str:
         """Return the name of the device that groups are for."""
         return self.device or devices.in_use()
+
+    def is_strict(self) -> bool:
+        return _C.is_strict() if self.strict is None else self.strict
+
+    def is_background(self) -> bool:
+        return _C.is_background() if self.background is None else self.background
 
     @classmethod
     def of(cls, options: Mapping[str, object] | None) -> Options:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
@@ -10,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from torchmdla.compiler.program import Argument, Program
 from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError, DeviceError, internal_error
 from torchmdla.importer import Binding, ImportedGraph, ImportOptions, Record, TensorMeta, with_location
+from torchmdla.importer.trace import without_modes
 from torchmdla.importer.types import ProductKind
 from torchmdla.support import forks, logs, trace
 
@@ -86,10 +88,15 @@ def install() -> None:
         store_speed,
     )
     _C.set_submit(background.submit)
-    # At most the CPUs that the program uses itself, by OMP_NUM_THREADS or torch.set_num_threads.
-    worker.set_cpus(lambda: min(_C.available_cpus(), torch.get_num_threads()))
+    worker.set_cpus(_cpus)
     gc.callbacks.append(_after_collection)
     _refresh_after_hidden_writes()
+
+
+def _cpus(is_awaited: bool) -> int:
+    """Return how many CPUs compiles may use: all of the process while the program waits, else as many as it uses."""
+    available = _C.available_cpus()
+    return available if is_awaited else min(available, torch.get_num_threads())
 
 
 def _after_collection(phase: str, info: Mapping[str, int]) -> None:
@@ -174,6 +181,21 @@ def compile_group(
         raise
     except Exception as error:  # An internal fault must not reach the user: the group falls back.
         raise internal_error(error) from error
+
+
+def compile_ahead(group: _C.Group, device_name: str) -> None:
+    """Begin to compile a group of an FX graph as its first call will, which then waits for the rest of the time only.
+
+    The compile service keeps the artifact. If it fails, or the call has other types, the call compiles the group.
+    """
+    # The calling thread imports. Another one would wait for Python's lock, and the compiler processes for it.
+    with contextlib.suppress(Exception), without_modes():
+        device = _device(device_name)
+        record, imported = group.subgraph.import_ahead(group.parameters, _import_options(device, ()))
+        refusals.check(group.subgraph, record, device)
+        program = _program(imported, device)
+        if not service.default_service().compiles_in_process(program):
+            background.submit_ahead(partial(service.compile_program, program))
 
 
 def compile_dynamic_group(

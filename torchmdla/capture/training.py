@@ -201,8 +201,8 @@ def _compile(function: _Function, parameters: Sequence[int], options: Options) -
         raise CompileError("an output of its training step has a gradient in eager PyTorch only")
     is_random = any(map(draws_numbers, forward.graph.nodes))
     constants = function.leaves[len(function.places) :]
-    run_forward = compile_boxed(forward, weights, options)
-    run_backward = compile_boxed(backward, (), options, gives_up_inputs=True)
+    run_forward = compile_boxed(forward, weights, options, begins=True)
+    run_backward = compile_boxed(backward, (), options, gives_up_inputs=True, begins=True)
     return TrainingProgram(
         forward=(lambda tensors: run_forward([*tensors, *constants])) if constants else run_forward,
         backward=run_backward,

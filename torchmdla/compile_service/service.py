@@ -131,17 +131,22 @@ class CompilerService:
         """
         self._lower(program, folder)
 
-    def prestart(self) -> None:
-        """Start a compiler process, so that it is ready when the first program arrives.
+    def prestart(self, processes: int = 1) -> None:
+        """Start compiler processes, so that they are ready when the first programs arrive.
 
         This never raises or waits. A failure is reported by the first compile.
         """
         if self.in_process:
             return
         try:
-            self.pool.prestart()
+            self.pool.prestart(processes)
         except CompileError:
             return
+
+    def compiles_in_process(self, program: Program) -> bool:
+        """Return whether the calling thread itself compiles ``program``."""
+        origin = Origin.of(program)
+        return self.in_process or (origin is not None and not origin.is_importable)
 
     def statistics(self) -> dict[str, float]:
         """Return the counters. ``seconds`` is the time spent compiling, failures included."""
@@ -269,9 +274,7 @@ class CompilerService:
         return outcome
 
     def _lower(self, program: Program, folder: Path | None = None) -> Artifact:
-        origin = Origin.of(program)
-        is_in_process = self.in_process or (origin is not None and not origin.is_importable)
-        return (lower if is_in_process else self.pool.compile)(program, folder)
+        return (lower if self.compiles_in_process(program) else self.pool.compile)(program, folder)
 
     def _remember(self, key: str, artifact: Artifact, source: Source) -> tuple[Artifact, Source]:
         with self._lock:

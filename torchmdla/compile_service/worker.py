@@ -22,6 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -32,7 +33,7 @@ from torchmdla.compiler.program import Program
 from torchmdla.errors import CompileError
 from torchmdla.support import forks, trace
 from torchmdla.support.limits import Limits
-from torchmdla.support.sharing import describe_exit
+from torchmdla.support.sharing import Allotment, describe_exit
 
 _SCRIPT = Path(__file__).with_name("worker_process.py")
 
@@ -137,7 +138,13 @@ class Worker:
         """Return whether the process is alive and idle, or is still starting."""
         return self._between_messages and self._process.poll() is None
 
-    def compile(self, program: Program, folder: Path | None = None, cpus: int = 1, niceness: int = 0) -> Artifact:
+    def compile(
+        self,
+        program: Program,
+        folder: Path | None = None,
+        allot: Allotment = lambda _: 1,
+        niceness: int = 0,
+    ) -> Artifact:
         """Send the program and wait for its artifact, without the GIL.
 
         If this method raises any exception but CompileError, the pipes may contain a partial message. The caller must
@@ -146,7 +153,7 @@ class Worker:
         Args:
             program: the program to compile.
             folder: as for :func:`~torchmdla.compile_service.lower.lower`.
-            cpus: how many processes may share the work, this one included.
+            allot: returns how many processes may share the work on a number of items, this one included.
             niceness: the minimum niceness of the process relative to the program. It cannot decrease again.
 
         Raises:
@@ -156,10 +163,14 @@ class Worker:
         had_program = False
         self._between_messages = False
         try:
-            self._send(program, folder, cpus, niceness)
+            self._send(program, folder, niceness)
             had_program = True
             until = time.monotonic() + (self._limits.seconds or math.inf)
             head, body = messages.read_message(self._replies.fileno(), until=until)
+            while head["kind"] == "share":
+                answer = {"processes": allot(head["items"])}
+                messages.write_message(self._requests.fileno(), answer, until=until)
+                head, body = messages.read_message(self._replies.fileno(), until=until)
         except TimeoutError as error:
             self.end()
             if not had_program:
@@ -198,7 +209,7 @@ class Worker:
             pipe.close()
         self._process.poll()  # Not our child, so Popen does not wait for it any more.
 
-    def _send(self, program: Program, folder: Path | None, cpus: int, niceness: int) -> None:
+    def _send(self, program: Program, folder: Path | None, niceness: int) -> None:
         """Send the program and return when the process has read it."""
         patience = min(_ACCEPT_SECONDS, self._limits.seconds or math.inf) if self._ready else _START_SECONDS
         until = time.monotonic() + patience
@@ -210,7 +221,6 @@ class Worker:
             "kind": "compile",
             "device": origin and astuple(origin),
             "folder": folder and str(folder),
-            "processes": cpus,
             "nice": max(0, niceness - self.niceness),
             "trace": trace.is_on(),
         }
@@ -252,20 +262,21 @@ class _Tail:
                 self._bytes = (self._bytes + chunk)[-_TAIL_BYTES:]
 
 
-def set_cpus(cpus: Callable[[], int]) -> None:
+def set_cpus(cpus: Callable[[bool], int]) -> None:
     """Set the function that returns how many CPUs all compiles of this process may use together.
 
-    It is called whenever a compile begins. The default is the number of CPUs that the process may run on.
+    It is called whenever a compile begins or shares work, with whether the program waits for it. The default is the
+    number of CPUs that the process may run on.
     """
     global _cpus
     _cpus = cpus
 
 
-def _affinity() -> int:
+def _affinity(is_awaited: bool) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_cpus: Callable[[], int] = _affinity
+_cpus: Callable[[bool], int] = _affinity
 
 _niceness = contextvars.ContextVar("niceness", default=0)
 
@@ -282,8 +293,8 @@ class _Slot:
     ``is_fresh`` is true if the process was started for this compile.
     """
 
-    cpus: int
     thread: int
+    cpus: int = 1
     worker: Worker | None = None
     is_fresh: bool = False
 
@@ -335,7 +346,7 @@ class WorkerPool:
                 worker = slot.worker
                 assert worker is not None
                 try:
-                    return worker.compile(program, folder, slot.cpus, _niceness.get())
+                    return worker.compile(program, folder, partial(self._allot, slot), _niceness.get())
                 except WorkerLost as lost:
                     if worker.stopped:
                         raise _ended_error() from None
@@ -346,15 +357,17 @@ class WorkerPool:
                         raise error from None
                     # The process died while it was idle, so this program is not the cause. Use another process.
 
-    def prestart(self) -> None:
-        """Start the first process, unless the pool has one, and do not wait for it.
+    def prestart(self, processes: int = 1) -> None:
+        """Start the first ``processes`` that can compile at once, unless the pool has them, and do not wait for them.
 
         Raises:
             CompileError: no process can be started.
         """
-        if not self._idle and not self._busy:
-            with self._borrow():
-                pass
+        wanted = min(processes, self._size, self._free_cpus())
+        if len(self._idle) < wanted and not self._busy:
+            with contextlib.ExitStack() as stack:
+                for _ in range(wanted):
+                    stack.enter_context(self._borrow())
 
     def end(self, *, for_good: bool = False) -> None:
         """End every process.
@@ -393,12 +406,12 @@ class WorkerPool:
         """Wait for a slot. It has an idle process, or no process if the caller may start one."""
         with self._changed:
             self._waiting.add(ticket)
-            while not (cpus := self._free_cpus()):
+            while not self._may_begin():
                 self._changed.wait()
             self._waiting.discard(ticket)
             if self._closed:
                 raise _ended_error()
-            slot = self._busy[ticket] = _Slot(cpus, threading.get_ident())
+            slot = self._busy[ticket] = _Slot(threading.get_ident())
             # A process that has compiled in the background keeps its lower priority permanently.
             niceness = _niceness.get()
             for worker in sorted(self._idle, key=lambda worker: worker.niceness, reverse=True):
@@ -411,20 +424,31 @@ class WorkerPool:
                 worker.end()
             return slot
 
+    def _may_begin(self) -> bool:
+        """Return whether a compile of this thread may begin, on one CPU.
+
+        A signal handler runs a program. The compile that has the thread's slot continues when the handler returns.
+        """
+        has_slot = any(slot.thread == threading.get_ident() for slot in self._busy.values())
+        return has_slot or (len(self._busy) < self._size and self._free_cpus() > 0)
+
     def _free_cpus(self) -> int:
-        """Return how many CPUs a compile that begins now may use, 0 while it must wait.
+        cpus = self._cpus() if self._cpus else _cpus(not _niceness.get())
+        return cpus - sum(slot.cpus for slot in self._busy.values())
+
+    def _allot(self, slot: _Slot, items: int) -> int:
+        """Give ``slot`` its part of the free CPUs, and return how many processes it may use for ``items``.
 
         Two processes that share one compile shorten it by more than they slow another compile. So a single compile gets
-        two CPUs or all of them, while compiles that wait together get equal parts.
+        two CPUs or all of them. Each waiting compile gets one.
         """
-        # A signal handler runs a program. The compile that has the thread's slot continues when the handler returns.
-        if any(slot.thread == threading.get_ident() for slot in self._busy.values()):
-            return 1
-        slots = self._size - len(self._busy)
-        free = (self._cpus or _cpus)() - sum(slot.cpus for slot in self._busy.values())
-        if slots <= 0 or free <= 0:
-            return 0
-        return math.ceil(free / min(slots, max(len(self._waiting), free // 2)))
+        with self._changed:
+            slot.cpus = 1
+            others = self._size - len(self._busy)
+            free = self._free_cpus() - min(len(self._waiting), others) + 1
+            slot.cpus = max(1, min(items, math.ceil(free / max(1, min(others + 1, free // 2)))))
+            self._changed.notify_all()
+            return slot.cpus
 
     def _release(self, ticket: object) -> None:
         with self._changed:

@@ -7,7 +7,8 @@
 - ``"memory"``: the memory limit in bytes, 0 for no limit
 
 The messages to the parent are ``ready`` once, then ``accepted`` for each program when it has been read completely, then
-``artifact`` or ``error``. The last message contains the ``spans`` of the compile if the request asks for them.
+``artifact`` or ``error``. The last message contains the ``spans`` of the compile if the request asks for them. Before
+it, ``share`` asks how many processes may work on a number of ``items`` at once, and the parent answers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import select
 import signal
 import types
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,9 @@ def _install_bare_package() -> None:
 
 def _serve(requests: int, replies: int) -> None:
     from torchmdla.compile_service.messages import read_message, write_message
+    from torchmdla.support import sharing
 
+    sharing.allow(partial(_allot, requests, replies))
     write_message(replies, {"kind": "ready"})
     _warm_up()
     while True:
@@ -130,17 +134,37 @@ def _end_with_parent(requests: int) -> Iterator[None]:
     The system sends a signal when the pipe changes. While the parent waits for the answer, the only possible change is
     the end of the pipe.
     """
+    _end_at_change(requests, True)
+    yield
+    _end_at_change(requests, False)
+
+
+def _end_at_change(requests: int, ends: bool) -> None:
+    """Set whether a change of the pipe ends this process.
+
+    Raises:
+        EOFError: the pipe has changed before.
+    """
     if fcntl is None or not hasattr(fcntl, "F_SETSIG"):  # Only Linux supports it.
-        yield
         return
     flags = fcntl.fcntl(requests, fcntl.F_GETFL)
     fcntl.fcntl(requests, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(requests, fcntl.F_SETSIG, signal.SIGTERM)
-    fcntl.fcntl(requests, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if select.select([requests], [], [], 0)[0]:
-        raise EOFError("the parent went before the compile began")
-    yield
-    fcntl.fcntl(requests, fcntl.F_SETFL, flags)
+    fcntl.fcntl(requests, fcntl.F_SETFL, flags | os.O_ASYNC if ends else flags & ~os.O_ASYNC)
+    if ends and select.select([requests], [], [], 0)[0]:
+        raise EOFError("the parent is gone")
+
+
+def _allot(requests: int, replies: int, items: int) -> int:
+    """Ask the parent how many processes may work on ``items`` at once, and return its answer."""
+    from torchmdla.compile_service.messages import read_message, write_message
+
+    _end_at_change(requests, False)
+    write_message(replies, {"kind": "share", "items": items})
+    answer, _ = read_message(requests)
+    _end_at_change(requests, True)
+    processes: int = answer["processes"]
+    return processes
 
 
 def _answer(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -156,10 +180,8 @@ def _answer(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes
 def _compile(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     from torchmdla.compile_service.lower import Origin, as_compile_error, lower
     from torchmdla.compiler.program import Program
-    from torchmdla.support import sharing
 
     device, folder = request["device"], request["folder"]
-    sharing.allow(request["processes"])
     try:
         if device is not None:
             Origin(*device).register()

@@ -21,38 +21,51 @@ Result = TypeVar("Result")
 # PR_SET_PDEATHSIG of Linux's prctl(2).
 _DEATH_SIGNAL = 1
 
-# Number of processes that share work, this one included.
-_processes = 1
+# Function of a number of items. It returns how many processes may work on them at once, this one included.
+Allotment = Callable[[int], int]
+
+_allotment: Allotment | None = None
 
 
-def allow(processes: int) -> None:
-    """Allow ``processes`` processes to share the work of this one, which must be single-threaded.
+def allow(allotment: Allotment) -> None:
+    """Allow the processes of ``allotment`` to share the work of this one, which must be single-threaded.
 
     A child does not have the other threads.
     """
-    global _processes
-    _processes = processes if hasattr(os, "fork") else 1
+    global _allotment
+    _allotment = allotment if hasattr(os, "fork") else None
 
 
 def parallel_map(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return the results of ``work`` for each item, in order. The results of children are pickled."""
-    count = min(_processes, len(items))
-    results: list[Any] = [None] * len(items)
+    """Return the results of ``work`` for each item, in order. The results of children are pickled.
+
+    Each process does one item, then the rest is shared again: CPUs may be free by then, or others may need them.
+    """
+    results: list[Result] = []
+    while rest := items[len(results) :]:
+        count = _allotment(len(rest)) if _allotment and len(rest) > 1 else 1
+        results += _map_at_once(work, rest[:count])
+    return results
+
+
+def _map_at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Do ``work`` with each item in a process of its own, the first one in this process."""
+    first, *others = items
     with ExitStack() as stack:
-        children = [_Child(work, items[k::count]) for k in range(1, count)]
+        children = [_Child(work, item) for item in others]
         for child in children:
             stack.callback(child.end)
-        results[::count] = list(map(work, items[::count]))
-        for k, child in enumerate(children, 1):
-            answers = child.answers()
-            results[k::count] = list(map(work, items[k::count])) if answers is None else answers
+        results = [work(first)]
+        for item, child in zip(others, children, strict=True):
+            answer = child.answer()
+            results += [work(item)] if answer is None else answer
     return results
 
 
 class _Child:
-    """Copy of this process that does ``work`` with ``items``, sends the results and ends."""
+    """Copy of this process that does ``work`` with ``item``, sends the result and ends."""
 
-    def __init__(self, work: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    def __init__(self, work: Callable[[Any], Any], item: Any) -> None:
         parent = os.getpid()
         self._answers, sent = os.pipe()
         try:
@@ -60,11 +73,11 @@ class _Child:
         except OSError:  # No further process can start.
             self._process = -1
         if not self._process:
-            _serve(work, items, sent, parent)
+            _serve(work, item, sent, parent)
         os.close(sent)
 
-    def answers(self) -> list[Any] | None:
-        """Wait for the results and return them; return None if the child failed."""
+    def answer(self) -> list[Any] | None:
+        """Wait for the result and return it in a list; return None if the child failed."""
         with open(self._answers, "rb", closefd=False) as pipe:
             data = pipe.read()
         return pickle.loads(data) if self._wait() == 0 else None
@@ -95,15 +108,15 @@ def describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-def _serve(work: Callable[[Any], Any], items: Sequence[Any], sent: int, parent: int) -> None:
+def _serve(work: Callable[[Any], Any], item: Any, sent: int, parent: int) -> None:
     """Do the work of the child; the function does not return."""
     status = 1
     try:
         _end_with(parent)
         gc.disable()  # The collector visits every object, which would copy its memory pages.
-        answers = memoryview(pickle.dumps(list(map(work, items))))
-        while answers:
-            answers = answers[os.write(sent, answers) :]
+        answer = memoryview(pickle.dumps([work(item)]))
+        while answer:
+            answer = answer[os.write(sent, answer) :]
         status = 0
     finally:
         os._exit(status)

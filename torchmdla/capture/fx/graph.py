@@ -23,9 +23,10 @@ from torch.fx.graph import _BoxedCodeGen
 from torchmdla import _C, devices
 from torchmdla.capture import ungrouped
 from torchmdla.capture.fx.group import FxSubgraph, make_group
-from torchmdla.capture.fx.normalise import copy_without_detaching, may_share_memory, normalise
+from torchmdla.capture.fx.normalise import copy_without_detaching, may_share_memory, merge_equal_calls, normalise
 from torchmdla.capture.fx.partition import Partition, partition
 from torchmdla.capture.options import Options
+from torchmdla.capture.specialise import compile_ahead
 from torchmdla.capture.ungrouped import Ungrouped
 from torchmdla.errors import CompileError
 from torchmdla.importer.fx import name_of_call, named_arguments, source_of_node
@@ -54,7 +55,7 @@ def form_groups(module: fx.GraphModule, parameters: Collection[fx.Node], options
     chosen = replace(options, device=options.device_name())
     with _restore_after_error(module):
         normalise(module.graph)
-        if _C.is_strict() if chosen.strict is None else chosen.strict:
+        if chosen.is_strict():
             ungrouped.refuse(_ungrouped(partition(module.graph, devices.get(chosen.device_name()))))
         _add_groups(chosen, module, parameters)
     return module
@@ -67,20 +68,29 @@ def divide_step(joint: fx.GraphModule, inputs: Any, **keywords: Any) -> tuple[fx
     PyTorch saves them, since the backward pass has to store them, too. It stores them for a short time. Kernels compute
     other elementwise operators again at no cost.
     """
-    with functorch_config.patch(ban_recompute_materialized_backward=False):
+    merge_equal_calls(joint.graph)
+    with functorch_config.patch(cse=False, ban_recompute_materialized_backward=False):
         return min_cut_rematerialization_partition(joint, inputs, **keywords)
 
 
 def compile_boxed(
-    module: fx.GraphModule, parameters: Collection[fx.Node], options: Options, gives_up_inputs: bool = False
+    module: fx.GraphModule,
+    parameters: Collection[fx.Node],
+    options: Options,
+    gives_up_inputs: bool = False,
+    begins: bool = False,
 ) -> Boxed:
     """Return a function that runs ``module`` in groups. It empties its list of inputs.
 
     It must run without gradients. The arguments are those of :func:`form_groups`. With ``gives_up_inputs``, groups free
-    their inputs after the last use, which pays for activations.
+    their inputs after the last use, which pays for activations. With ``begins``, groups whose calls would wait for
+    compiles are compiled from now on.
     """
     copy_without_detaching(module.graph)
     form_groups(module, parameters, options)
+    if begins and _C.is_enabled() and not options.is_background():
+        for group in groups(module):
+            compile_ahead(group, options.device_name())
     if gives_up_inputs:
         _give_up_inputs(module.graph)
     module.graph.set_codegen(_BoxedCodeGen())

@@ -80,6 +80,8 @@ class FxSubgraph:
         self.written = written or {}
         self.outer: weakref.ref[fx.Graph] | None = None
         self._form_groups = form_groups
+        # Arguments and result of `import_ahead`.
+        self._ahead: tuple[tuple[Record, list[int], ImportOptions], ImportedGraph] | None = None
 
     def run(self, *inputs: Any) -> Sequence[Any]:
         """Return the results of eager operators."""
@@ -158,7 +160,23 @@ class FxSubgraph:
     def import_program(
         self, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS
     ) -> ImportedGraph:
+        ahead, self._ahead = self._ahead, None
+        if ahead and ahead[0] == (record, list(parameters), options):
+            return ahead[1]
         return import_fx(self.module.graph, record, parameters, options)
+
+    def import_ahead(self, parameters: Collection[int], options: ImportOptions) -> tuple[Record, ImportedGraph]:
+        """Return the record of a call with the examples of the graph's values, and what it imports.
+
+        The first :meth:`import_program` returns the same if the call has the same record.
+
+        Raises:
+            ValueError: a size varies.
+        """
+        record = {node.name: record_value(_example(node)) for node in self.module.graph.nodes if node.op != "output"}
+        imported = import_fx(self.module.graph, record, parameters, options)
+        self._ahead = (record, list(parameters), options), imported
+        return record, imported
 
     def constant(self, index: int) -> object:
         return attribute(list(self.module.graph.nodes)[index])
@@ -166,6 +184,18 @@ class FxSubgraph:
     def structure(self, device: str, parameters: Sequence[int]) -> bytes | None:
         """Return the hash by which packages identify the group, as ``src/group/structure.h`` does for TorchScript."""
         return _structure_of(self.module.graph, device, parameters)
+
+
+def _example(node: fx.Node) -> object:
+    """Return an example of a node's value, which has no sizes that vary.
+
+    Raises:
+        ValueError: a size varies.
+    """
+    value: object = attribute(node) if node.op == "get_attr" else node.meta["val"]
+    if free_symbols(value):  # type: ignore[arg-type]
+        raise ValueError(f"{node.name} has sizes that vary")
+    return value
 
 
 class _Recorder(fx.Interpreter):

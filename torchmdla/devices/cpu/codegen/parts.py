@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from torchmdla.devices.cpu.codegen.entry import ENTRY, KERNEL_TYPE, Code, declaration
 
 # The number of characters of text for which a part pays off, and the largest number of parts.
-_PART = 250_000
-_MOST_PARTS = 4
+_PART = 125_000
+_MOST_PARTS = 8
 
 _NAME = re.compile(r"@(\w+)")
 _CALLED = re.compile(r"\bcall @(\w+)\(")

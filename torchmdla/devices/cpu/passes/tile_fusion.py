@@ -209,7 +209,7 @@ class _Candidate:
             ValueError: No tile is left, or the next one does not have the same number of axes.
         """
         local = self.local_buffers(users, costs)
-        if not local:
+        if not local or (remaining is None and self._is_too_large(local, costs)):
             return None
         chain = self._rematerialise(local)
         written = {b for m in chain.members for b in m.writes}
@@ -234,6 +234,12 @@ class _Candidate:
             )
             for k, member in enumerate(self.members)
         )
+
+    def _is_too_large(self, local: Sequence[Buffer], costs: _Costs) -> bool:
+        """Return whether even the smallest tile does not fit: results of reductions are stored in any case."""
+        stored = {buffer for member in self.members if any(member.reduction) for buffer in member.writes}
+        least = [1] * len(self.axes)
+        return sum(self._bytes(buffer, least, costs) for buffer in local if buffer in stored) > MOST_LOCAL_BYTES
 
     def _rematerialise(self, local: Sequence[Buffer]) -> _Candidate:
         """Return the chain without members whose values are computed where they are read.
