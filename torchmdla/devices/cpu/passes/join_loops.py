@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users, is_contraction
+from torchmdla.devices.cpu.passes.layout import CHANNEL
 
 # Dimensions of buffers, each to join with the next one.
 _Dimensions = dict[Buffer, int]
@@ -64,6 +65,8 @@ def _dimensions_to_join(step: LoopNest, users: Users, outer: int, inner: int) ->
         first = places[0][0] if len(places[0]) == 1 else -1
         if places != [[first], [first + 1]] or dimensions.setdefault(access.buffer, first) != first:
             return None
+        if CHANNEL in (first, first + 1) and len(access.buffer.sizes) > CHANNEL + 1:
+            return None  # Blocks of an image's channels need a loop over channels alone.
         if not access.buffer.is_free or not all(
             _indexes_dimensions(user, access.buffer) for user in users.of(access.buffer)
         ):
