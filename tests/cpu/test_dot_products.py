@@ -19,7 +19,7 @@ from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.ir.loop_program import LoopProgram
 from torchmdla.devices.cpu.ir.parser import parse_program
 from torchmdla.devices.cpu.ir.printer import program_text
-from torchmdla.devices.cpu.passes.copies import shrink_broadcasts
+from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
 from torchmdla.devices.cpu.passes.narrow.formats import drop_roundings
 from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum
 
@@ -258,3 +258,33 @@ entry {
 def test_expanded_values_are_stored_once(index: str, sizes: str) -> None:
     text = passed(EXPANDED.replace("INDEX", index), shrink_broadcasts)
     assert f"buffer temporary0 : f32{sizes}" in text
+
+
+MIRRORED = """\
+buffer input0 : f32[32, 16, 9]
+buffer temporary0 : f32[32, 16, 9]
+buffer result0 : f32[16, 9, 32]
+entry {
+  nest d0:32 d1:16 d2:9 {
+    i0 = input0[d0, d1, d2]
+    v0 : bf16 = arith.truncf i0
+    v1 : f32 = arith.extf v0
+    temporary0[d0, d1, d2] = v1
+  }
+  nest d0:16 d1:9 d2:32 {
+    i0 = temporary0[d2, d0, d1 * -1 + 8]
+    result0[d0, d1, d2] = i0
+  }
+}
+"""
+
+
+def test_a_rounded_weight_is_mirrored_as_it_is_read() -> None:
+    """Check that one nest rounds and mirrors a weight, and walks it along its memory."""
+    steps = parse_program(MIRRORED)
+    merge_copies(steps)
+    (step,) = steps.nests()
+    assert [buffer.kind for buffer in step.reads] == ["input"]
+    assert [e.op for e in step.body.expressions] == ["load", "arith.truncf", "arith.extf"]
+    assert step.inputs[0].linearise(3).factors == (9, 1, 144)
+    assert step.outputs[0].indices[1].factors == (0, -1, 0)
