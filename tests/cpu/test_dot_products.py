@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import Kernel, host_target
 from nest_samples import TARGETS, available_target, operand, target_with
+from test_tile_fusion import all_nests
 from test_winograd import convolve
 from written_programs import Builder, Value, check, normal
 
 from torchmdla.devices.cpu.ir.expressions import constant, operation
 from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
-from torchmdla.devices.cpu.ir.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram, is_copy
 from torchmdla.devices.cpu.ir.parser import parse_program
 from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
@@ -191,6 +192,24 @@ def test_values_of_any_shape(rows: int, terms: int, columns: int) -> None:
 def test_weights_in_rows_are_read_where_they_lie() -> None:
     b = Builder()
     assert not b.steps(one_row(b), *WITH_PAIRS).packings
+
+
+def weight_gradient(b: Builder) -> list[Value]:
+    """Build a product of two computed matrices, summed over their rows."""
+    x, y = (relu(b, b.input(normal(64, columns).bfloat16())) for columns in (96, 80))
+    wide = widened(b, b.op("aten.t", [x], x.tensor.t())), widened(b, y)
+    return [rounded(b, b.op("aten.mm", list(wide), wide[0].tensor @ wide[1].tensor))]
+
+
+def test_words_in_order_are_not_copied() -> None:
+    b = Builder()
+    steps = b.steps(results := weight_gradient(b), *WITH_PAIRS)
+    assert "= dot " in program_text(steps)
+    for step in all_nests(steps):
+        if is_copy(step) and step.inputs[0].word:
+            read, written = (access.linearise(len(step.sizes)).factors for access in (*step.inputs, *step.outputs))
+            assert read != tuple(2 * factor for factor in written)
+    check(b, results, available_target(*WITH_PAIRS))
 
 
 # Other passes that use roundings.
