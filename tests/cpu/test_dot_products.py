@@ -307,3 +307,11 @@ def test_a_rounded_weight_is_mirrored_as_it_is_read() -> None:
     assert [e.op for e in step.body.expressions] == ["load", "arith.truncf", "arith.extf"]
     assert step.inputs[0].linearise(3).factors == (9, 1, 144)
     assert step.outputs[0].indices[1].factors == (0, -1, 0)
+
+
+def test_a_rounded_weight_that_is_spread_is_rounded_first() -> None:
+    """Check that the elements of a weight are rounded by vectors, not one by one where they are stored far apart."""
+    spread = MIRRORED.replace("buffer result0 : f32[16, 9, 32]", "buffer result0 : f32[16, 9, 32, 2]")
+    steps = parse_program(spread.replace("result0[d0, d1, d2] = i0", "result0[d0, d1, d2, 0] = i0"))
+    merge_copies(steps)
+    assert len(steps.nests()) == 2

@@ -59,7 +59,8 @@ def _is_conversion(step: LoopNest) -> bool:
 def _copying_readers(steps: LoopProgram, producer: LoopNest) -> list[LoopNest]:
     """Return the readers of the destination of a copy, or nothing.
 
-    The list is empty if some reader is not a copy, or if the source may be overwritten before a reader runs.
+    The list is empty if some reader is not a copy, or if the source may be overwritten before a reader runs. A reader
+    of conversions writes rows: elements far apart are stored one by one, which takes longer if they are converted.
     """
     if not _is_conversion(producer) or not is_permutation(producer, producer.outputs[0]):
         return []
@@ -71,10 +72,18 @@ def _copying_readers(steps: LoopProgram, producer: LoopNest) -> list[LoopNest]:
     readers = [step for step in users if isinstance(step, LoopNest) and is_copy(step) and copied not in step.writes]
     if not readers or len(readers) != len(users):
         return []
+    if not is_copy(producer) and not all(map(_writes_rows, readers)):
+        return []
     until = steps.steps.index(readers[-1])
     # A reader that writes to the source itself would read elements that it has just overwritten.
     overwritten = any(source in step.writes for step in steps.steps[position : until + 1])
     return [] if overwritten or steps.steps.index(readers[0]) < position else readers
+
+
+def _writes_rows(step: LoopNest) -> bool:
+    """Return whether a step with one output walks it element by element along some loop."""
+    factors = step.outputs[0].linearise(len(step.sizes)).factors
+    return any(factor == 1 and size != 1 for factor, size in zip(factors, step.sizes, strict=True))
 
 
 def _reverse_falling_loops(step: LoopNest) -> None:
