@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import Kernel, host_target
 from nest_samples import TARGETS, available_target, operand, target_with
+from test_tile_fusion import all_nests
 from test_winograd import convolve
 from written_programs import Builder, Value, check, normal
 
 from torchmdla.devices.cpu.ir.expressions import constant, operation
 from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
-from torchmdla.devices.cpu.ir.loop_program import LoopProgram
+from torchmdla.devices.cpu.ir.loop_program import LoopProgram, is_copy
 from torchmdla.devices.cpu.ir.parser import parse_program
 from torchmdla.devices.cpu.ir.printer import program_text
-from torchmdla.devices.cpu.passes.copies import shrink_broadcasts
+from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
 from torchmdla.devices.cpu.passes.narrow.formats import drop_roundings
 from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum
 
@@ -193,6 +194,24 @@ def test_weights_in_rows_are_read_where_they_lie() -> None:
     assert not b.steps(one_row(b), *WITH_PAIRS).packings
 
 
+def weight_gradient(b: Builder) -> list[Value]:
+    """Build a product of two computed matrices, summed over their rows."""
+    x, y = (relu(b, b.input(normal(64, columns).bfloat16())) for columns in (96, 80))
+    wide = widened(b, b.op("aten.t", [x], x.tensor.t())), widened(b, y)
+    return [rounded(b, b.op("aten.mm", list(wide), wide[0].tensor @ wide[1].tensor))]
+
+
+def test_words_in_order_are_not_copied() -> None:
+    b = Builder()
+    steps = b.steps(results := weight_gradient(b), *WITH_PAIRS)
+    assert "= dot " in program_text(steps)
+    for step in all_nests(steps):
+        if is_copy(step) and step.inputs[0].word:
+            read, written = (access.linearise(len(step.sizes)).factors for access in (*step.inputs, *step.outputs))
+            assert read != tuple(2 * factor for factor in written)
+    check(b, results, available_target(*WITH_PAIRS))
+
+
 # Other passes that use roundings.
 
 
@@ -258,3 +277,41 @@ entry {
 def test_expanded_values_are_stored_once(index: str, sizes: str) -> None:
     text = passed(EXPANDED.replace("INDEX", index), shrink_broadcasts)
     assert f"buffer temporary0 : f32{sizes}" in text
+
+
+MIRRORED = """\
+buffer input0 : f32[32, 16, 9]
+buffer temporary0 : f32[32, 16, 9]
+buffer result0 : f32[16, 9, 32]
+entry {
+  nest d0:32 d1:16 d2:9 {
+    i0 = input0[d0, d1, d2]
+    v0 : bf16 = arith.truncf i0
+    v1 : f32 = arith.extf v0
+    temporary0[d0, d1, d2] = v1
+  }
+  nest d0:16 d1:9 d2:32 {
+    i0 = temporary0[d2, d0, d1 * -1 + 8]
+    result0[d0, d1, d2] = i0
+  }
+}
+"""
+
+
+def test_a_rounded_weight_is_mirrored_as_it_is_read() -> None:
+    """Check that one nest rounds and mirrors a weight, and walks it along its memory."""
+    steps = parse_program(MIRRORED)
+    merge_copies(steps)
+    (step,) = steps.nests()
+    assert [buffer.kind for buffer in step.reads] == ["input"]
+    assert [e.op for e in step.body.expressions] == ["load", "arith.truncf", "arith.extf"]
+    assert step.inputs[0].linearise(3).factors == (9, 1, 144)
+    assert step.outputs[0].indices[1].factors == (0, -1, 0)
+
+
+def test_a_rounded_weight_that_is_spread_is_rounded_first() -> None:
+    """Check that the elements of a weight are rounded by vectors, not one by one where they are stored far apart."""
+    spread = MIRRORED.replace("buffer result0 : f32[16, 9, 32]", "buffer result0 : f32[16, 9, 32, 2]")
+    steps = parse_program(spread.replace("result0[d0, d1, d2] = i0", "result0[d0, d1, d2, 0] = i0"))
+    merge_copies(steps)
+    assert len(steps.nests()) == 2

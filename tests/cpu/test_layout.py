@@ -60,6 +60,12 @@ def return_convolutions(x: Tensor, image: Tensor, first: nn.Module, second: nn.M
     return x, second(x), functional.max_pool2d(image, 3, 2, 1)
 
 
+def round_between(x: Tensor, first: nn.Module, second: nn.Module) -> tuple[Tensor, ...]:
+    """Return a rounded image that a pooling and a convolution read."""
+    x = first(x).bfloat16()
+    return x, second(functional.max_pool2d(x.float(), 3, 2, 1))
+
+
 def transpose_convolve(x: Tensor, weight: Tensor, transposed: Tensor) -> Tensor:
     """Return a transposed convolution. Its image is spread into a larger one with zeros in between."""
     x = functional.conv2d(x, weight, padding=1).relu()
@@ -120,6 +126,9 @@ NETWORKS = {
         convolve(16, 32, 3, padding=2, dilation=2), convolve(32, 24, 3, padding=1), sizes=(1, 16, 15, 13)
     ),
     "dense": DENSE,
+    "rounded": TracedProgram(
+        round_between, normal(2, 3, 10, 9), weights=(convolve(3, 32, 3), convolve(32, 32, 3, padding=1))
+    ),
     "transposed": TracedProgram(
         transpose_convolve, normal(1, 3, 6, 7), weights=(normal(16, 3, 3, 3) / 4, normal(16, 8, 3, 3) * 0.1)
     ),
@@ -228,6 +237,26 @@ def test_a_result_is_computed_in_blocks() -> None:
     copying = steps.nests()[-1]
     assert [a.buffer for a in copying.inputs] == [step.outputs[0].buffer]
     assert [a.buffer for a in copying.outputs] == [result]
+
+
+@pytest.mark.parametrize("is_image", [True, False], ids=["image", "other"])
+def test_a_result_that_steps_read_is_in_blocks(is_image: bool) -> None:
+    """Check that an image between convolutions is blocked if it is a result, too, and that other results stay."""
+    image, result = Buffer("input", "f32", (1, 32, 8)), Buffer("result", "bf16", (1, 32, 6))
+    first, second = (Buffer("temporary", "f32", (1, 32, 6)) for _ in range(2))
+    source = first if is_image else Buffer("input", "f32", (1, 32, 6))
+    rounding = LoopNest.elementwise(
+        result.sizes, Access.identity(result), operation("arith.truncf", [load(Access.identity(source))], "bf16")
+    )
+    widening = LoopNest.elementwise(
+        result.sizes, Access.identity(second), operation("arith.extf", [load(Access.identity(result))], "f32")
+    )
+    users = [convolution(second, Buffer("temporary", "f32", (1, 32, 4)))] if is_image else []
+    steps = LoopProgram([convolution(image, first), rounding, widening, *users], {})
+    block_channels(steps, (16, 8))
+    assert (rounding.writes == widening.reads == [result]) is not is_image
+    assert len(widening.outputs[0].buffer.sizes) == 3 + is_image
+    assert [result in step.writes for step in steps.nests()].count(True) == 1
 
 
 @pytest.mark.parametrize(

@@ -187,3 +187,26 @@ def test_a_power_of_zero_is_one(exponent: float) -> None:
     (nest,) = program.steps().nests()
     assert {e.op for e in nest.body.expressions} == {"load", "constant", "arith.addf"}
     program.check()
+
+
+def test_a_slice_of_interleaved_rows_has_dimensions() -> None:
+    """Check that rows which a view joins are one dimension of the buffer, so that a slice of them has an access."""
+    kind = "tensor<{}xf32>".format
+    maps = ["affine_map<(d0, d1, d2) -> (d1, d0, d2)>", "affine_map<(d0, d1, d2) -> (d0, d1, d2)>"]
+    interleaved = f"""
+      %empty = tensor.empty() : {kind("4x2x6")}
+      %t = linalg.generic
+          {{indexing_maps = [{", ".join(maps)}], iterator_types = ["parallel", "parallel", "parallel"]}}
+          ins(%a0 : {kind("2x4x6")}) outs(%empty : {kind("4x2x6")}) {{
+        ^bb0(%in: f32, %out: f32):
+          linalg.yield %in : f32
+      }} -> {kind("4x2x6")}
+      %rows = tensor.collapse_shape %t [[0, 1], [2]] : {kind("4x2x6")} into {kind("8x6")}
+      %s = tensor.extract_slice %rows[1, 2] [6, 3] [1, 1] : {kind("8x6")} to {kind("6x3")}
+    """
+    steps = read(interleaved + double("%r", "%s", "6x3"), {"%r": "6x3"}, "2x4x6")
+    interleaving, reader = steps.nests()
+    (buffer,) = interleaving.writes
+    assert (buffer.sizes, buffer.fixed) == ((8, 6), False)
+    assert interleaving.outputs[0].linearise(3).factors == (12, 6, 1)
+    assert [(index.factors, index.constant) for index in reader.inputs[0].indices] == [((1, 0), 1), ((0, 1), 2)]

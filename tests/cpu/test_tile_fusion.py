@@ -398,7 +398,7 @@ def turned(buffer: Buffer) -> Access:
     return Access(buffer, (AffineExpr((0, 1)), AffineExpr((1, 0))))
 
 
-def elementwise(inputs: Sequence[Access], output: Access, sizes: tuple[int, int] = (ROWS, COLUMNS)) -> LoopNest:
+def elementwise(inputs: Sequence[Access], output: Access, sizes: tuple[int, ...] = (ROWS, COLUMNS)) -> LoopNest:
     value = operation("arith.addf", map(load, inputs), "f32")
     return LoopNest.elementwise(sizes, output, value)
 
@@ -437,6 +437,21 @@ def test_a_neighbour_breaks_the_axis() -> None:
     for step in steps:
         if isinstance(step, TileLoop):
             assert [m.sizes[0] for m in step.members] == [ROWS, ROWS]
+
+
+def test_lanes_of_an_image_stay_whole_beside_a_larger_one() -> None:
+    """Check that tiles have all lanes of a blocked image, although the largest buffer has its channels far apart."""
+    loops = [AffineExpr.of_loop(loop, 4) for loop in range(4)]
+    block, lane, row, column = loops
+    image, copied = (Access(buffer(sizes=(4, 64, 64, 16)), (block, row, column, lane)) for _ in range(2))
+    channel, padded = AffineExpr((16, 1, 0, 0)), buffer("input", (64, 66, 66))
+    first = elementwise([Access(padded, (channel, row, column))], image, (4, 16, 64, 64))
+    second = elementwise([image], copied, (4, 16, 64, 64))
+    sums = Access(buffer("result", (64,)), (channel,))
+    third = LoopNest(first.sizes, (False, False, True, True), (sums,), (total(copied),), constant(0.0, "f32"))
+    for step in chained(first, second, third):
+        nests = step.members if isinstance(step, TileLoop) else [step]
+        assert [nest.sizes[1] for nest in nests if isinstance(nest, LoopNest)] == [16] * len(nests)
 
 
 def test_a_transposed_reader_is_cut_the_other_way() -> None:

@@ -57,6 +57,12 @@ class Buffer:
         """Return whether passes may replace the buffer and change its layout."""
         return self.kind == "temporary" and not self.fixed
 
+    def join_dimensions(self, dimension: int) -> AnySize:
+        """Join a dimension with the next one, and return the size of that."""
+        outer, inner = self.sizes[dimension : dimension + 2]
+        self.sizes = (*self.sizes[:dimension], outer * inner, *self.sizes[dimension + 2 :])
+        return inner
+
     @property
     def strides(self) -> tuple[AnySize, ...]:
         """Return the stride of each dimension, in elements."""
@@ -166,6 +172,18 @@ class Access:
     def replace_buffer(self, old: Buffer, new: Buffer) -> Access:
         """Return the access with ``new`` as its buffer if its buffer is ``old``."""
         return replace(self, buffer=new) if self.buffer is old else self
+
+    def join_dimensions(self, buffer: Buffer, dimension: int, size: AnySize) -> Access:
+        """Return the access after a dimension of ``buffer`` was joined with the next one, which had ``size`` elements.
+
+        An access to another buffer stays the same.
+        """
+        if self.buffer is not buffer:
+            return self
+        first, second = self.indices[dimension : dimension + 2]
+        factors = tuple(a * size + b for a, b in zip(first.factors, second.factors, strict=True))
+        joined = AffineExpr(factors, first.constant * size + second.constant)
+        return replace(self, indices=(*self.indices[:dimension], joined, *self.indices[dimension + 2 :]))
 
     def at_iteration(self, loop: int, number: int) -> Access:
         """Return the access at iteration ``number`` of a loop."""

@@ -16,13 +16,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from torch_mlir import ir
 
 from torchmdla.compiler.mlir import forward_of, nodes_of
 from torchmdla.compiler.program import Program
+from torchmdla.compiler.sizes import static
 from torchmdla.devices.cpu.ir.accesses import Access, Buffer, Scalar, Table, TableAccess
 from torchmdla.devices.cpu.ir.element_types import NotANestError, register_type, storage_type
 from torchmdla.devices.cpu.ir.expressions import Expression, constant, contents, gather, index, load, operation, rewrite
@@ -215,10 +216,26 @@ class _Reader:
         if derived is None and len(op.operands) > 1:
             self._region(op)  # The slice's offset is known only at run time.
             return
+        if derived is None:
+            self._join_dimensions(source)
+            derived = apply_view_op(self._views[source], op)
         derived = derived or apply_view_op(self._linearise(source), op) or apply_view_op(self._copy_to_new(view), op)
         if derived is None:
             raise CompileError("a view that is not understood", diagnostic=str(op))
         self._views[result] = derived
+
+    def _join_dimensions(self, value: Any) -> None:
+        """Join the dimensions of a tensor's buffer that the tensor joins, such as interleaved rows of images."""
+        buffer = self._views[value].buffer
+        users = [step for step in self._steps if buffer in [*step.reads, *step.writes]]
+        nests = [step for step in users if isinstance(step, LoopNest) and not step.tables]
+        while buffer.is_free and nests == users and (dimension := self._views[value].joined_dimension) is not None:
+            size = static(buffer.join_dimensions(dimension))
+            for step in nests:
+                step.map_accesses(partial(Access.join_dimensions, buffer=buffer, dimension=dimension, size=size))
+            for other, view in self._views.items():
+                if view.buffer is buffer:
+                    self._views[other] = view.join(dimension, size)
 
     def _insert_slice(self, op: Any) -> None:
         source, whole = op.operands[0], op.operands[1]

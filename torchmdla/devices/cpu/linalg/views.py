@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +58,24 @@ class View:
         """Return whether the indices of the buffer are linear in the index of each dimension."""
         return all(len(atoms) < 2 for atoms in self.dims)
 
+    @property
+    def joined_dimension(self) -> int | None:
+        """Return the first dimension of the buffer that a dimension of the view joins with the next one, or None."""
+        sizes = self.buffer.sizes
+        units = View.whole(self.buffer).dims
+        pairs = {pair for atoms in self.dims for pair in itertools.pairwise(atoms)}
+        return next((d for d in range(len(sizes) - 1) if (*units[d], *units[d + 1]) in pairs), None)
+
+    def join(self, dimension: int, size: int) -> View:
+        """Return the view after a dimension of its buffer was joined with the next one, which had ``size`` elements."""
+
+        def joined(numbers: tuple[int, ...]) -> tuple[int, ...]:
+            first, second = numbers[dimension : dimension + 2]
+            return (*numbers[:dimension], first * size + second, *numbers[dimension + 2 :])
+
+        dims = tuple(_merge((length, joined(factors)) for length, factors in atoms) for atoms in self.dims)
+        return replace(self, constants=joined(self.constants), dims=dims)
+
     def flatten(self) -> View | None:
         """Return the same view of the buffer's memory, which has one dimension.
 
@@ -84,6 +102,15 @@ class View:
         """Return whether the elements are all elements of the buffer, in the order of memory."""
         row = replace(self, dims=(tuple(itertools.chain(*self.dims)),)).flatten()
         return row is not None and row.constants == (0,) and row.shape == (self.buffer.count,)
+
+
+def _merge(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
+    """Return atoms after neighbours that are linear together were joined."""
+    merged: list[Atom] = []
+    for length, factors in atoms:
+        is_linear = bool(merged) and merged[-1][1] == tuple(factor * length for factor in factors)
+        merged.append((length * merged.pop()[0] if is_linear else length, factors))
+    return tuple(merged)
 
 
 def apply_view_op(view: View, op: Any) -> View | None:

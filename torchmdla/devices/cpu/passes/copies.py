@@ -1,6 +1,7 @@
 """Fewer copies of elements.
 
-Chains of copies (of a transposed, mirrored or packed weight) are merged into one copy. Temporaries computed from
+Chains of copies (of a transposed, mirrored or packed weight) are merged into one copy. The first of them may round or
+widen the elements, as autocast does to weights. Temporaries computed from
 expanded tensors store equal elements once::
 
     nest d0:32 d1:256 { temporary0[d0, d1] = extf parameter1[d1] }     →     nest d0:1 d1:256 { temporary0[0, d1] = … }
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torchmdla.compiler.sizes import is_positive
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.ir.expressions import load
+from torchmdla.devices.cpu.ir.expressions import map_loads
 from torchmdla.devices.cpu.ir.loop_program import (
     LoopNest,
     LoopProgram,
@@ -29,25 +31,38 @@ from torchmdla.devices.cpu.passes.rematerialise import operand_access
 # Chains of copies.
 
 
+_CONVERSIONS = frozenset({"load", "arith.extf", "arith.truncf"})
+
+
 def merge_copies(steps: LoopProgram) -> None:
-    """Replace copies of copies by copies of the first source, in place."""
+    """Replace copies of copies and of converted elements by copies of the first source, in place."""
     for producer in steps.nests():
         readers = _copying_readers(steps, producer)
         for reader in readers:
-            reader.values = (load(operand_access(producer.inputs[0], producer, reader.inputs[0])),)
+            along = partial(operand_access, producer=producer, read=reader.inputs[0])
+            reader.values = map_loads(producer.values, along)
+            reader.nodes |= producer.nodes
         if readers:
             steps.steps.remove(producer)
     for step in steps.nests():
-        if is_copy(step):
+        if _is_conversion(step):
             _reverse_falling_loops(step)
+
+
+def _is_conversion(step: LoopNest) -> bool:
+    """Return whether a step copies elements to one place each, maybe rounded or widened."""
+    if not is_elementwise(step) or len(step.values) != 1 or len(step.inputs) != 1:
+        return False
+    return all(expression.op in _CONVERSIONS for expression in step.body.expressions)
 
 
 def _copying_readers(steps: LoopProgram, producer: LoopNest) -> list[LoopNest]:
     """Return the readers of the destination of a copy, or nothing.
 
-    The list is empty if some reader is not a copy, or if the source may be overwritten before a reader runs.
+    The list is empty if some reader is not a copy, or if the source may be overwritten before a reader runs. A reader
+    of conversions writes rows: elements far apart are stored one by one, which takes longer if they are converted.
     """
-    if not is_copy(producer) or not is_permutation(producer, producer.outputs[0]):
+    if not _is_conversion(producer) or not is_permutation(producer, producer.outputs[0]):
         return []
     position = steps.steps.index(producer)
     copied, source = producer.outputs[0].buffer, producer.inputs[0].buffer
@@ -57,10 +72,18 @@ def _copying_readers(steps: LoopProgram, producer: LoopNest) -> list[LoopNest]:
     readers = [step for step in users if isinstance(step, LoopNest) and is_copy(step) and copied not in step.writes]
     if not readers or len(readers) != len(users):
         return []
+    if not is_copy(producer) and not all(map(_writes_rows, readers)):
+        return []
     until = steps.steps.index(readers[-1])
     # A reader that writes to the source itself would read elements that it has just overwritten.
     overwritten = any(source in step.writes for step in steps.steps[position : until + 1])
     return [] if overwritten or steps.steps.index(readers[0]) < position else readers
+
+
+def _writes_rows(step: LoopNest) -> bool:
+    """Return whether a step with one output walks it element by element along some loop."""
+    factors = step.outputs[0].linearise(len(step.sizes)).factors
+    return any(factor == 1 and size != 1 for factor, size in zip(factors, step.sizes, strict=True))
 
 
 def _reverse_falling_loops(step: LoopNest) -> None:

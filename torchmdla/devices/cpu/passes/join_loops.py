@@ -13,10 +13,11 @@ the index of the joined dimension.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 
-from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.accesses import Access, Buffer
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users, is_contraction
+from torchmdla.devices.cpu.passes.layout import CHANNEL
 
 # Dimensions of buffers, each to join with the next one.
 _Dimensions = dict[Buffer, int]
@@ -64,6 +65,8 @@ def _dimensions_to_join(step: LoopNest, users: Users, outer: int, inner: int) ->
         first = places[0][0] if len(places[0]) == 1 else -1
         if places != [[first], [first + 1]] or dimensions.setdefault(access.buffer, first) != first:
             return None
+        if CHANNEL in (first, first + 1) and len(access.buffer.sizes) > CHANNEL + 1:
+            return None  # Blocks of an image's channels need a loop over channels alone.
         if not access.buffer.is_free or not all(
             _indexes_dimensions(user, access.buffer) for user in users.of(access.buffer)
         ):
@@ -80,17 +83,7 @@ def _indexes_dimensions(step: object, buffer: Buffer) -> bool:
 
 def _join_dimensions(users: Users, buffer: Buffer, dimension: int) -> None:
     """Join a dimension of a buffer with the next one, in all accesses."""
-    outer, inner = buffer.sizes[dimension : dimension + 2]
-    buffer.sizes = (*buffer.sizes[:dimension], outer * inner, *buffer.sizes[dimension + 2 :])
-
-    def join(access: Access) -> Access:
-        if access.buffer is not buffer:
-            return access
-        first, second = access.indices[dimension : dimension + 2]
-        factors = tuple(a * inner + b for a, b in zip(first.factors, second.factors, strict=True))
-        joined = AffineExpr(factors, first.constant * inner + second.constant)
-        return replace(access, indices=(*access.indices[:dimension], joined, *access.indices[dimension + 2 :]))
-
+    size = buffer.join_dimensions(dimension)
     for step in users.of(buffer):
         if isinstance(step, LoopNest):
-            step.map_accesses(join)
+            step.map_accesses(partial(Access.join_dimensions, buffer=buffer, dimension=dimension, size=size))

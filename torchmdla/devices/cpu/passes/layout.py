@@ -8,17 +8,16 @@ a whole vector get blocks of half the lanes. Weights of these convolutions are l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from torchmdla.compiler.sizes import estimate, quotient
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.ir.expressions import load
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users, is_contraction, split_loop
 
 # Channels are the second dimension, by PyTorch's convention.
-_CHANNEL = 1
+CHANNEL = 1
 
 
 def block_channels(steps: LoopProgram, lanes: Sequence[int]) -> None:
@@ -27,18 +26,21 @@ def block_channels(steps: LoopProgram, lanes: Sequence[int]) -> None:
     A block has as many channels as the first of ``lanes`` that divides them. Blocks that are smaller than the first are
     used only if all images of a convolution or a pooling are blocked. Between other images, plain rows are as fast.
     """
+    sliding = [step for step in steps.nests() if has_sliding_window(step)]
+    if not sliding:
+        return
+    copies = _detach_results(steps, sliding)
     blocked: dict[Buffer, Buffer] = {}
     for count in lanes:
-        _detach_results(steps, count)
         candidates = _candidates(steps, count).difference(_sharing_channels(steps, blocked))
-        sliding = [s for s in steps.nests() if has_sliding_window(s)]
         if count != lanes[0]:
             sliding = [s for s in sliding if candidates.union(blocked).issuperset(_images(s))]
         chosen = _collect_connected(steps, candidates, sliding)
         for buffer in chosen:
             sizes = list(buffer.sizes)
-            sizes[_CHANNEL] //= count
+            sizes[CHANNEL] //= count
             blocked[buffer] = Buffer("temporary", buffer.element, (*sizes, count))
+    _attach_results(steps, [copy for copy in copies if copy.inputs[0].buffer not in blocked])
     if not blocked:
         return
     _copy_flattened_inputs(steps, list(blocked))
@@ -55,7 +57,7 @@ def has_sliding_window(step: LoopNest) -> bool:
 
     The mean of a group of channels does not qualify.
     """
-    first = 0 if is_contraction(step) else _CHANNEL + 1
+    first = 0 if is_contraction(step) else CHANNEL + 1
     return any(_is_window(step, index) for access in step.inputs for index in access.indices[first:])
 
 
@@ -70,28 +72,39 @@ def _is_window(step: LoopNest, index: AffineExpr) -> bool:
     return flags == {True, False}
 
 
-def _detach_results(steps: LoopProgram, lanes: int) -> None:
-    """Replace results of convolutions and poolings by temporaries, which may be blocked, and copy these to the results.
+def _detach_results(steps: LoopProgram, sliding: Collection[LoopNest]) -> list[LoopNest]:
+    """Replace results by temporaries, which may be blocked, and return the new steps that copy these to the results.
 
-    The copy becomes part of an epilogue: that of the step itself, or the next one.
+    The results are those of convolutions and poolings, and those that steps read. An example of the latter is an image
+    of 16 bits for the backward pass. The copy becomes part of an epilogue: that of the step itself, or the next one.
     """
-    for step in [s for s in steps.nests() if has_sliding_window(s)]:
-        result = step.outputs[0].buffer
-        if result.kind != "result" or not _is_only_accessed(steps, result):
-            continue
-        inside = Buffer("temporary", result.element, result.sizes)
-        if not _may_block(step, replace(step.outputs[0], buffer=inside), lanes):
-            continue
-        last = max(k for k, s in enumerate(steps.steps) if result in s.writes)
-        for other in steps.nests():
-            other.map_accesses(partial(Access.replace_buffer, old=result, new=inside))
-        steps.steps.insert(last + 1, _copy(inside, result))
+    users = Users(steps.steps)
+    results = dict.fromkeys(b for step in steps.nests() for b in step.writes if b.kind == "result")
+    detached = {
+        result: Buffer("temporary", result.element, result.sizes)
+        for result in results
+        if any(step in sliding or result in step.reads for step in users.of(result))
+        and all(isinstance(s, LoopNest) and result not in [t.buffer for t in s.tables] for s in users.of(result))
+    }
+    _replace_buffers(steps, detached)
+    copies = []
+    for result, inside in detached.items():
+        last = max(k for k, step in enumerate(steps.steps) if inside in step.writes)
+        copies.append(_copy(inside, result))
+        steps.steps.insert(last + 1, copies[-1])
+    return copies
 
 
-def _is_only_accessed(steps: LoopProgram, buffer: Buffer) -> bool:
-    """Return whether only accesses of nests use ``buffer``, which may be changed, and not tables or regions."""
-    users = [s for s in steps.steps if buffer in [*s.reads, *s.writes]]
-    return all(isinstance(s, LoopNest) and buffer not in [table.buffer for table in s.tables] for s in users)
+def _attach_results(steps: LoopProgram, copies: Collection[LoopNest]) -> None:
+    """Undo the replacement of results for some of its copies."""
+    steps.steps = [step for step in steps.steps if step not in copies]
+    _replace_buffers(steps, {copy.inputs[0].buffer: copy.outputs[0].buffer for copy in copies})
+
+
+def _replace_buffers(steps: LoopProgram, replaced: Mapping[Buffer, Buffer]) -> None:
+    for step in steps.nests():
+        if not replaced.keys().isdisjoint([*step.reads, *step.writes]):
+            step.map_accesses(lambda access: replace(access, buffer=replaced.get(access.buffer, access.buffer)))
 
 
 # Selection of buffers.
@@ -124,15 +137,15 @@ def _may_block(step: LoopNest, access: Access, lanes: int) -> bool:
     loop = _channel_loop(access)
     if loop < 0 or loop in step.indexed_loops:
         return False
-    index = access.indices[_CHANNEL]
+    index = access.indices[CHANNEL]
     others = [f for k, f in enumerate(index.factors) if k != loop]
-    blocks = (buffer.sizes[_CHANNEL], step.sizes[loop], *others, index.constant)
+    blocks = (buffer.sizes[CHANNEL], step.sizes[loop], *others, index.constant)
     return all(quotient(number, lanes) is not None for number in blocks)
 
 
 def _channel_loop(access: Access) -> int:
     """Return the loop that counts single channels; -1 if there is not exactly one."""
-    loops = [loop for loop, factor in enumerate(access.indices[_CHANNEL].factors) if factor == 1]
+    loops = [loop for loop, factor in enumerate(access.indices[CHANNEL].factors) if factor == 1]
     return loops[0] if len(loops) == 1 else -1
 
 
@@ -151,7 +164,7 @@ def _sharing_channels(steps: LoopProgram, chosen: Collection[Buffer]) -> list[Bu
     """Return all buffers that share channels with some of ``chosen`` in a step, including these."""
     buffers: list[Buffer] = []
     for step in steps.nests():
-        accesses = [a for a in _accesses(step) if len(a.indices) > _CHANNEL]
+        accesses = [a for a in _accesses(step) if len(a.indices) > CHANNEL]
         loops = {_channel_loop(a) for a in accesses if a.buffer in chosen}
         buffers += [a.buffer for a in accesses if _channel_loop(a) in loops]
     return buffers
@@ -191,10 +204,10 @@ def _block_access(access: Access, blocked: dict[Buffer, Buffer]) -> Access:
     if access.buffer not in blocked:
         return access
     buffer = blocked[access.buffer]
-    index, lanes = access.indices[_CHANNEL], buffer.sizes[-1]
+    index, lanes = access.indices[CHANNEL], buffer.sizes[-1]
     block = AffineExpr(tuple(f // lanes if f != 1 else 0 for f in index.factors), index.constant // lanes)
     lane = AffineExpr(tuple(int(f == 1) for f in index.factors))
-    return Access(buffer, (*access.indices[:_CHANNEL], block, *access.indices[_CHANNEL + 1 :], lane))
+    return Access(buffer, (*access.indices[:CHANNEL], block, *access.indices[CHANNEL + 1 :], lane))
 
 
 # Weights.

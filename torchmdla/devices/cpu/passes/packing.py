@@ -247,9 +247,9 @@ def _column(step: LoopNest) -> int:
 def _crosswise_factor(step: LoopNest) -> int | None:
     """Return the position of the factor to transpose, or None.
 
-    It is the only factor that varies with the column, its stride along the column is not 1, and it is read for each
-    row. The transposed copy must not be larger than the factor. It would be for a convolution, with one copy of an
-    element for each window.
+    It is the only factor that varies with the column, is not contiguous along it, and is read for each row. The
+    transposed copy must not be larger than the factor. It would be for a convolution, with one copy of an element for
+    each window.
     """
     if not step.written_accesses:
         return None
@@ -261,7 +261,7 @@ def _crosswise_factor(step: LoopNest) -> int | None:
     candidates = [k for k in (0, 1) if flats[k][column]]
     if (
         len(candidates) != 1
-        or flats[candidates[0]][column] == 1
+        or flats[candidates[0]][column] == step.inputs[candidates[0]].width
         or step.inputs[candidates[0]].buffer.kind in ("parameter", "packed")
     ):
         return None

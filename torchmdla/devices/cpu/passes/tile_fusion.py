@@ -311,13 +311,16 @@ class _Candidate:
         return sorted(range(len(self.axes)), key=lambda a: -costs.at(flat.factors[self.axes[a][0]]))
 
     def _is_innermost(self, axis: int, costs: _Costs) -> bool:
-        """Return whether the axis walks the largest buffers element by element."""
+        """Return whether the axis walks one of the large buffers element by element.
+
+        A border makes images of the same size differ.
+        """
         accesses = [(k, a) for k, member in enumerate(self.members) for a in member.accesses]
         largest = max(costs.at(a.buffer.count) for _, a in accesses)
         return any(
             a.linearise(len(self.members[k].sizes)).factors[self.axes[axis][k]] == 1
             for k, a in accesses
-            if costs.at(a.buffer.count) == largest
+            if 2 * costs.at(a.buffer.count) > largest
         )
 
     def _is_column(self, axis: int) -> bool:
