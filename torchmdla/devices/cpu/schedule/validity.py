@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from torchmdla.compiler.sizes import Size
+from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
 from torchmdla.devices.cpu.schedule import Schedule, may_vectorise
 from torchmdla.devices.cpu.schedule.blocking import has_static_layout
 from torchmdla.devices.cpu.schedule.dataflow import serial_loops
+from torchmdla.devices.cpu.schedule.matrix_tile import Registers, product_of_tile
 from torchmdla.devices.cpu.target.machine import Machine
 
 
@@ -117,6 +118,38 @@ def _prefetch(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[s
         yield "prefetches data whose address differs between sizes"
 
 
+def _matrix(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    """Yield the faults of tiles of a matrix unit."""
+    tile, unit = schedule.matrix, machine.matrix
+    if tile is None:
+        return
+    loops = (schedule.vector, tile.rows, tile.depth)
+    if (
+        unit is None
+        or any(not 0 <= d < len(nest.sizes) for d in loops)
+        or not all(isinstance(nest.sizes[d], int) for d in loops)
+    ):
+        yield "has tiles of a matrix unit that the machine does not have, or of loops without known sizes"
+        return
+    product = product_of_tile(nest, schedule.vector, tile)
+    if product is None or not unit.multiplies(product.element):
+        yield "has tiles of a matrix unit along other loops than those of factors that it multiplies"
+        return
+    rows, depth = (at(nest.sizes[d], ()) for d in (tile.rows, tile.depth))
+    fits = 1 <= tile.height <= min(unit.rows, rows) and 1 <= tile.words <= min(unit.columns, depth)
+    if not fits or schedule.lanes != unit.columns or schedule.tiles[tile.rows] % tile.height:
+        yield "has tiles of a matrix unit of a size that the unit or the nest does not have"
+        return
+    down, across = schedule.tiles[tile.rows] // tile.height, schedule.tiles[schedule.vector] // schedule.lanes
+    if Registers.of(down, across, unit, depth % tile.words != 0) is None:
+        yield "has more tiles than a matrix unit has registers"
+    others = [n for d, n in enumerate(schedule.tiles) if d not in (tile.rows, schedule.vector)]
+    if max([*others, *schedule.unroll]) > 1 or schedule.reduction[-1] != tile.depth or schedule.prefetch is not None:
+        yield "has tiles of a matrix unit, and other tiles, unrolled loops or prefetches"
+    if any(nest.reduction[level.loop] for level in schedule.levels):
+        yield "has tiles of a matrix unit, and blocks of a reduction"
+
+
 # The order matters: each check relies on those before it.
 _CHECKS: Sequence[Callable[[AnyNest, Schedule, Machine], Iterator[str]]] = (
     _numbers,
@@ -125,4 +158,5 @@ _CHECKS: Sequence[Callable[[AnyNest, Schedule, Machine], Iterator[str]]] = (
     _levels,
     _blocks,
     _prefetch,
+    _matrix,
 )

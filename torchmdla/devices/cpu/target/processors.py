@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.target.matrix_units import MATRIX_UNIT, UNIT_FEATURES
 from torchmdla.errors import unknown_name
 
 NATIVE = "native"
@@ -64,9 +65,11 @@ def level_of(processor: str) -> Target:
 def used_features(target: Target) -> tuple[str, ...]:
     """Return the LLVM features that code for ``target`` may use, sorted.
 
-    Features whose instructions the code generator does not emit by itself are left out.
+    Features whose instructions the code generator does not emit by itself are left out, and those of a matrix unit that
+    is not used.
     """
-    return tuple(sorted(_enabled_features(target) - SYSTEM_FEATURES))
+    has_choice = any(name.startswith(MATRIX_UNIT) for name in target.features.split(","))
+    return tuple(sorted(_enabled_features(target) - SYSTEM_FEATURES - (UNIT_FEATURES if has_choice else set())))
 
 
 def describe_machine(target: Target) -> str:

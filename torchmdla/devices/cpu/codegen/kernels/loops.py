@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torchmdla.devices.cpu.codegen.kernels.code import Count
-from torchmdla.devices.cpu.codegen.kernels.reduction import ReductionWriter
+from torchmdla.devices.cpu.codegen.kernels.matrix import MatrixWriter
 from torchmdla.devices.cpu.schedule.blocking import Level
 
 
-class LoopWriter(ReductionWriter):
+class LoopWriter(MatrixWriter):
     """Writer of a whole kernel."""
 
     def write(self) -> list[str]:
@@ -18,6 +18,7 @@ class LoopWriter(ReductionWriter):
         self._load_operands()
         self._extents = [self._count(size) for size in self.nest.sizes]
         self._write_range()
+        self._release()
         self._line("llvm.return")
         ahead = [f"{name} = {text}" for text, name in self._preamble.items()]
         return self._lines[: self._loaded] + ahead + self._lines[self._loaded :]

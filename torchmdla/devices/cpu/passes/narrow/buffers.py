@@ -157,13 +157,11 @@ class HalfBuffers(NarrowBuffers[bool]):
 
     decoding = 1
 
-    # The time of a sum of pairs, relative to that of as many single products.
-    _PART = 0.5
-
     def may_multiply(self, step: LoopNest, product: WordProduct) -> bool:
-        if self.element != "bf16" or not self._machine.dots_bf16:
+        if not self._machine.sums_words(self.element):
             return False
-        return not is_faster_by_winograd(self._steps, step, self.is_known, self._machine, self._PART)
+        part = self._machine.part_of_products(self.element)
+        return not is_faster_by_winograd(self._steps, step, self.is_known, self._machine, part)
 
     def widen_load(self, access: Access, stored: Access) -> Expression:
         return operation("arith.extf", [load(stored)], WIDE)
@@ -208,7 +206,7 @@ class QuantisedBuffers(NarrowBuffers[Quantisation]):
 
     def may_multiply(self, step: LoopNest, product: WordProduct) -> bool:
         """Return whether exactly one factor is known, and the sum and its corrections fit into 32 bits."""
-        if not self._machine.dots_bytes or not starts_from_zero(step) or not has_few_terms(step):
+        if not self._machine.sums_words(self.element) or not starts_from_zero(step) or not has_few_terms(step):
             return False
         factors = factors_of(product.nest) or ()
         are_constant = all(self._is_constant_along_sum(step, access) for access in factors)
