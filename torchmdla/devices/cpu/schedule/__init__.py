@@ -18,7 +18,7 @@ from torchmdla.devices.cpu.ir.expressions import Expression, contents
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch, miss_cycles
 from torchmdla.devices.cpu.schedule.dataflow import serial_loops, varying_loops
-from torchmdla.devices.cpu.schedule.matrix_tile import MatrixTile, choose_matrix_block
+from torchmdla.devices.cpu.schedule.matrix_tile import MatrixTile, best_matrix_blocks, matrix_reduction
 from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
 from torchmdla.devices.cpu.schedule.streams import streams
 from torchmdla.devices.cpu.target import math_library
@@ -206,11 +206,9 @@ def _choose_loops(nest: KernelSpec, machine: Machine, unknown: Unknown) -> _Loop
     reduction, order = reduction_order(nest, vector), parallel_order(nest, vector, machine)
     if reduction:
         tiles, cycles = choose_tile(nest, machine, vector, lanes, unknown)
-        block = choose_matrix_block(nest, machine, unknown)
-        if block is not None and block.cycles < cycles:
-            order = parallel_order(nest, block.vector, machine)
-            levels = choose_levels(nest, machine, order, (), block.points, block.cycles)
-            return _Loops(block.vector, block.lanes, block.points, levels, block.cycles, block.tile)
+        by_unit = _choose_matrix_loops(nest, machine, unknown)
+        if by_unit is not None and by_unit.cycles < cycles:
+            return by_unit
         levels = choose_levels(nest, machine, order, reduction, tiles, cycles)
         return _Loops(vector, lanes, tiles, levels, cycles)
     tiles = _tile_elementwise(nest, vector, lanes, unknown)
@@ -219,6 +217,19 @@ def _choose_loops(nest: KernelSpec, machine: Machine, unknown: Unknown) -> _Loop
     else:
         levels = tuple(Level(loop, tiles[loop]) for loop in _order_for_tlb(nest, vector, order))
     return _Loops(vector, lanes, tiles, levels, elementwise_cycles(nest, machine, vector, lanes))
+
+
+def _choose_matrix_loops(nest: KernelSpec, machine: Machine, unknown: Unknown) -> _Loops | None:
+    """Return the loops of a schedule for the matrix unit, or None if it cannot compute the nest."""
+    candidates = []
+    for block in best_matrix_blocks(nest, machine, unknown):
+        order = choose_levels(
+            nest, machine, parallel_order(nest, block.vector, machine), (), block.points, block.cycles
+        )
+        for levels in block.orders(nest, order):
+            loops = _Loops(block.vector, block.lanes, block.points, levels, block.cycles, block.tile)
+            candidates.append((block.cycles + miss_cycles(nest, machine, levels), loops))
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 @dataclass(frozen=True)
@@ -250,7 +261,7 @@ def complete_schedule(
         grain = 0
         ranged, iterations = _choose_range(known, levels[:1])
     if matrix is not None:
-        reduction = tuple(sorted(reduction, key=lambda d: d == matrix.depth))
+        reduction = matrix_reduction(known, vector, matrix)
         once = (1,) * len(nest.sizes)
         return Schedule(
             levels, reduction, tiles, once, vector, lanes, ranged, iterations, grain, ahead=context.ahead, matrix=matrix

@@ -123,7 +123,7 @@ def _matrix(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str
     tile, unit = schedule.matrix, machine.matrix
     if tile is None:
         return
-    loops = (schedule.vector, tile.rows, tile.depth)
+    loops = (schedule.vector, tile.rows, tile.depth, tile.stack)
     if (
         unit is None
         or any(not 0 <= d < len(nest.sizes) for d in loops)
@@ -135,19 +135,29 @@ def _matrix(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str
     if product is None or not unit.multiplies(product.element):
         yield "has tiles of a matrix unit along other loops than those of factors that it multiplies"
         return
-    rows, depth = (at(nest.sizes[d], ()) for d in (tile.rows, tile.depth))
+    columns, rows, depth, _ = (at(nest.sizes[d], ()) for d in loops)
     fits = 1 <= tile.height <= min(unit.rows, rows) and 1 <= tile.words <= min(unit.columns, depth)
-    if not fits or schedule.lanes != unit.columns or schedule.tiles[tile.rows] % tile.height:
+    if (
+        not fits
+        or schedule.lanes != unit.columns
+        or (
+            schedule.tiles[tile.rows] % tile.height
+            if tile.stack == tile.rows
+            else schedule.tiles[tile.rows] != tile.height
+        )
+    ):
         yield "has tiles of a matrix unit of a size that the unit or the nest does not have"
         return
-    down, across = schedule.tiles[tile.rows] // tile.height, schedule.tiles[schedule.vector] // schedule.lanes
+    down, across = tile.down(schedule.tiles), schedule.tiles[schedule.vector] // schedule.lanes
     if Registers.of(down, across, unit, depth % tile.words != 0) is None:
         yield "has more tiles than a matrix unit has registers"
-    others = [n for d, n in enumerate(schedule.tiles) if d not in (tile.rows, schedule.vector)]
-    if max([*others, *schedule.unroll]) > 1 or schedule.reduction[-1] != tile.depth or schedule.prefetch is not None:
+    others = [n for d, n in enumerate(schedule.tiles) if d not in (tile.rows, tile.stack, schedule.vector)]
+    if max([1, *others, *schedule.unroll]) > 1 or schedule.reduction[-1] != tile.depth or schedule.prefetch is not None:
         yield "has tiles of a matrix unit, and other tiles, unrolled loops or prefetches"
-    if any(nest.reduction[level.loop] for level in schedule.levels):
-        yield "has tiles of a matrix unit, and blocks of a reduction"
+    parts = [level for level in schedule.levels if nest.reduction[level.loop]]
+    is_covered = rows % tile.height == 0 and columns % unit.columns == 0
+    if parts and (not is_covered or any(p.loop == tile.depth and p.step % tile.words for p in parts)):
+        yield "has tiles of a matrix unit that blocks of a reduction divide, or that share partial sums"
 
 
 # The order matters: each check relies on those before it.

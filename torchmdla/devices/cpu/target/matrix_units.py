@@ -37,6 +37,7 @@ class MatrixUnit:
         row_cycles: the time of a product for each row of the sums.
         latency: the time until the sums of a product can be used.
         load_cycles: the time to load a row, or to store one.
+        first_level, second_level: the sizes of the caches of processors with this unit, in bytes.
         fetched_bytes: the bytes per cycle that come from the second-level cache.
         set_up_cycles: the time to configure and to release the registers.
         is_modelled: whether a software model replaces the instructions.
@@ -51,6 +52,8 @@ class MatrixUnit:
     row_cycles: float
     latency: float
     load_cycles: float
+    first_level: int
+    second_level: int
     fetched_bytes: float
     set_up_cycles: float
     is_modelled: bool = False
@@ -78,6 +81,8 @@ UNITS = (
         row_cycles=1.0,
         latency=52.0,
         load_cycles=0.5,
+        first_level=48 << 10,
+        second_level=2 << 20,
         fetched_bytes=48.0,
         set_up_cycles=150.0,
     ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+from torchmdla.devices.cpu.codegen.kernels.code import Point
 from torchmdla.devices.cpu.codegen.kernels.matrix_instructions import Shape, TileInstructionWriter
 from torchmdla.devices.cpu.schedule.matrix_tile import MatrixTile, Registers, product_of_tile
 from torchmdla.devices.cpu.target.matrix_units import WORD_BYTES
@@ -12,10 +14,26 @@ from torchmdla.devices.cpu.target.matrix_units import WORD_BYTES
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows or columns of a tile: the first one in the block, and the number that other tiles have computed."""
+    """Rows or columns of a tile.
+
+    Attributes:
+        start: the first one in the block.
+        known: the number that other tiles have computed.
+        above: the iteration of the loop along which tiles are stacked, if that is another loop.
+    """
 
     start: int
     known: int
+    above: int = 0
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Tile of sums: its register, and its row and column in the block of tiles."""
+
+    register: int
+    row: int
+    column: int
 
 
 def _cover(extent: int, size: int) -> list[_Part]:
@@ -39,13 +57,13 @@ class MatrixWriter(TileInstructionWriter):
         assert unit is not None and product is not None and isinstance(depth, int), "the schedule is for this nest"
         self._factors = product
         self._columns = min(schedule.lanes, self._static_size(schedule.vector))
-        self._rest = depth % tile.words
-        down, across = schedule.tiles[tile.rows] // tile.height, schedule.tiles[schedule.vector] // schedule.lanes
-        registers = Registers.of(down, across, unit, self._rest > 0)
+        rest = depth % tile.words
+        down, across = tile.down(schedule.tiles), schedule.tiles[schedule.vector] // schedule.lanes
+        registers = Registers.of(down, across, unit, rest > 0)
         assert registers is not None, "a schedule's block fits the registers"
         self._registers = registers
         shapes: dict[int, Shape] = {}
-        for words, is_rest in ((tile.words, False), (self._rest, True)):
+        for words, is_rest in ((tile.words, False), (rest, True)):
             for step in registers.steps(down, across, is_rest=is_rest) if words else ():
                 shapes[registers.sums(step.row, step.column)] = Shape(tile.height, self._columns)
                 shapes[step.left], shapes[step.right] = Shape(tile.height, words), Shape(words, self._columns)
@@ -68,78 +86,114 @@ class MatrixWriter(TileInstructionWriter):
         if tile is None:
             super()._reduce()
             return
-        down, across = self._extents[tile.rows], self._extents[self.schedule.vector]
-        assert isinstance(down, int) and isinstance(across, int), "the extents of a block of tiles are known"
-        rows, columns = _cover(down, tile.height), _cover(across, self._columns)
-        sums = {
-            self._registers.sums(row, column): row * tile.height * self._width + column * self.schedule.lanes
+        rows = _cover(self._known_extent(tile.rows), tile.height)
+        columns = _cover(self._known_extent(self.schedule.vector), self._columns)
+        if tile.stack != tile.rows:
+            rows = [replace(part, above=k) for k in range(self._known_extent(tile.stack)) for part in rows]
+        sums = [
+            _Sums(self._registers.sums(row, column), row, column)
             for row in range(len(rows))
             for column in range(len(columns))
-        }
-        for register in sums:
-            self._clear_tile(register)
+        ]
+
+        def clear() -> None:
+            for each in sums:
+                self._clear_tile(each.register)
+
+        def move_partial(move: Callable[[int, str, int], None]) -> None:
+            for each in sums:
+                move(each.register, *self._partial_sums(tile, rows[each.row], columns[each.column]))
+
+        self._choose(self._is_first, clear, partial(move_partial, self._load_tile))
         self._sum_products(tile, 0, rows, columns)
-        for register, place in sums.items():
-            self._store_tile(register, self._offset(self._sums, place, "i32"), self._width * WORD_BYTES)
-        for number, part in enumerate(rows):
-            self._finish_rows(tile, part, columns, number * tile.height * self._width)
+        finish = partial(self._finish, tile, sums, rows, columns)
+        self._choose(self._is_last, finish, partial(move_partial, self._store_tile))
+
+    def _known_extent(self, loop: int) -> int:
+        extent = self._extents[loop]
+        assert isinstance(extent, int), "a matrix unit computes known numbers of sums of known numbers of products"
+        return extent
+
+    def _place(self, tile: MatrixTile, rows: _Part | None = None, columns: _Part | None = None) -> Point:
+        """Return the first iterations of rows and columns of a tile."""
+        starts = {self.schedule.vector: columns.start} if columns else {}
+        if rows:
+            starts |= {tile.stack: rows.above} | {tile.rows: rows.start}
+        return tuple(starts.get(d, 0) for d in range(len(self.nest.sizes)))
+
+    def _partial_sums(self, tile: MatrixTile, rows: _Part, columns: _Part) -> tuple[str, int]:
+        """Return the address of the partial sums of a tile, and the distance of its rows."""
+        number = len(self.nest.operands)
+        pointer, _ = self._address(number, self._place(tile, rows, columns))
+        return pointer, self._stride_in_bytes(self._operand(number), tile.rows)
 
     def _sum_products(self, tile: MatrixTile, depth: int, rows: Sequence[_Part], columns: Sequence[_Part]) -> None:
         """Write the loops that reduce, with the loop along words inside, and its last products of fewer words."""
         loop = self.schedule.reduction[depth]
+        extent = self._known_extent(loop)
         if loop != tile.depth:
-            with self._loop(self._constant(0), self._number(self.nest.sizes[loop]), self._constant(1)) as index:
+            with self._loop(self._constant(0), self._constant(extent), self._constant(1)) as index:
                 self._advance(loop, index)
                 self._sum_products(tile, depth + 1, rows, columns)
             return
-        whole = self._static_size(loop) - self._rest
-        with self._loop(self._constant(0), self._constant(whole), self._constant(tile.words)) as index:
+        rest = extent % tile.words
+        with self._loop(self._constant(0), self._constant(extent - rest), self._constant(tile.words)) as index:
             self._advance(loop, index)
             self._multiply(tile, rows, columns)
-        if self._rest:
+        if rest:
             with self._scope():
-                self._advance(loop, whole)
+                self._advance(loop, extent - rest)
                 self._multiply(tile, rows, columns, is_rest=True)
 
     def _multiply(
         self, tile: MatrixTile, rows: Sequence[_Part], columns: Sequence[_Part], *, is_rest: bool = False
     ) -> None:
         """Write the products of the tiles of both factors at the current words."""
-        vector, product = self.schedule.vector, self._factors
+        product = self._factors
         for step in self._registers.steps(len(rows), len(columns), is_rest=is_rest):
             if step.loads_left:
-                self._load_factor(step.left, product.left, tile.rows, rows[step.row].start, tile.rows)
+                self._load_factor(step.left, product.left, self._place(tile, rows[step.row]), tile.rows)
             if step.loads_right:
-                self._load_factor(step.right, product.right, vector, columns[step.column].start, tile.depth)
+                place = self._place(tile, columns=columns[step.column])
+                self._load_factor(step.right, product.right, place, tile.depth)
             sums = self._registers.sums(step.row, step.column)
             self._multiply_tiles(product.element, sums, step.left, step.right, is_swapped=product.is_swapped)
 
-    def _load_factor(self, register: int, operand: int, loop: int, iteration: int, along: int) -> None:
-        """Load a tile of an operand from an iteration of ``loop`` on. The tile's rows are along the loop ``along``."""
-        point = tuple(iteration if d == loop else 0 for d in range(len(self.nest.sizes)))
-        pointer, _ = self._address(operand, point)
+    def _load_factor(self, register: int, operand: int, place: Point, along: int) -> None:
+        """Load a tile of an operand at ``place``. Its rows are along the loop ``along``."""
+        pointer, _ = self._address(operand, place)
         self._load_tile(register, pointer, self._stride_in_bytes(self.nest.operands[operand], along))
+
+    def _finish(self, tile: MatrixTile, sums: Sequence[_Sums], rows: Sequence[_Part], columns: Sequence[_Part]) -> None:
+        """Write the epilogue for a block of sums."""
+        for each in sums:
+            place = each.row * tile.height * self._width + each.column * self.schedule.lanes
+            self._store_tile(each.register, self._offset(self._sums, place, "i32"), self._width * WORD_BYTES)
+        for number, part in enumerate(rows):
+            self._finish_rows(tile, part, columns, number * tile.height * self._width)
 
     def _finish_rows(self, tile: MatrixTile, part: _Part, columns: Sequence[_Part], place: int) -> None:
         """Write the epilogue for the rows of a tile, whose sums are at ``place``, that other tiles have not computed.
 
         Rows are computed one by one, or all at once if a result is transposed in registers.
         """
-        extents, height = self._extents[tile.rows], tile.height - part.known
+        saved, height = list(self._extents), tile.height - part.known
         first = self._offset(self._sums, place + part.known * self._width, "i32")
-        if self._transposes(tile):
-            with self._scope():
+        self._extents[tile.stack] = 1
+        with self._scope():
+            if tile.stack != tile.rows:
+                self._advance(tile.stack, part.above)
+            self._advance(tile.rows, part.start + part.known)
+            if self._transposes(tile):
                 self._extents[tile.rows] = height
-                self._advance(tile.rows, part.start + part.known)
                 self._finish_points(tile, first, columns)
-        else:
-            with self._loop(self._constant(0), self._constant(height), self._constant(1)) as row:
+            else:
                 self._extents[tile.rows] = 1
-                index = self._define(f"arith.addi {row}, {self._constant(part.start + part.known)} : i64")
-                self._advance(tile.rows, index)
-                offset = self._define(f"arith.muli {row}, {self._constant(self._width)} : i64")
-                self._finish_points(tile, self._offset(first, offset, "i32"), columns)
-        self._extents[tile.rows] = extents
+                with self._loop(self._constant(0), self._constant(height), self._constant(1)) as row:
+                    self._advance(tile.rows, row)
+                    offset = self._define(f"arith.muli {row}, {self._constant(self._width)} : i64")
+                    self._finish_points(tile, self._offset(first, offset, "i32"), columns)
+        self._extents = saved
 
     def _transposes(self, tile: MatrixTile) -> bool:
         """Return whether a result is contiguous along the rows of tiles."""
