@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from nest_running import Kernel, host_target
-from nest_samples import arrays_of, bias_relu_residual, operand
+from nest_samples import M, N, arrays_of, bias_relu_residual, operand
 from test_dot_products import linear, relu, rounded, widened
 from test_integer_products import Written
 from written_programs import Builder, Value, check, normal
@@ -21,11 +21,19 @@ from written_programs import Builder, Value, check, normal
 import torchmdla
 from torchmdla import devices
 from torchmdla.compiler.program import Target
+from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.codegen.kernels.matrix_instructions import Shape, configuration
 from torchmdla.devices.cpu.ir.expressions import constant, operation
-from torchmdla.devices.cpu.ir.kernel_spec import KernelEpilogue, KernelSpec, Operand
+from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum
-from torchmdla.devices.cpu.schedule import Schedule, ScheduleContext, Symbols, choose_schedule, complete_schedule
+from torchmdla.devices.cpu.schedule import (
+    Schedule,
+    ScheduleContext,
+    Symbols,
+    assume_typical,
+    choose_schedule,
+    complete_schedule,
+)
 from torchmdla.devices.cpu.schedule.blocking import Level
 from torchmdla.devices.cpu.schedule.matrix_tile import MatrixBlock, MatrixTile, Registers, matrix_blocks
 from torchmdla.devices.cpu.schedule.plan import Decisions, override_schedule, plan_schedules, to_json_data
@@ -44,6 +52,7 @@ def with_model(target: Target) -> Target:
 
 TARGET = with_model(host_target())
 MACHINE = Machine.of(TARGET)
+NONE = f"{host_target().features},matrix-unit=none"
 
 
 def product(sizes: tuple[int, int, int], kind: str, epilogue: KernelEpilogue | None = None) -> KernelSpec:
@@ -203,10 +212,10 @@ UNIT = replace(UNITS[0], is_modelled=False)
 # Kernels.
 
 
-def blocks_of(nest: KernelSpec, machine: Machine = MACHINE) -> list[MatrixBlock]:
+def blocks_of(nest: KernelSpec, machine: Machine = MACHINE, unknown: frozenset[int] = frozenset()) -> list[MatrixBlock]:
     """Return the widest, the tallest and the cheapest block for each choice of loops, without and with parts."""
     groups: dict[tuple[int, MatrixTile, bool], list[MatrixBlock]] = {}
-    for block in matrix_blocks(nest, machine):
+    for block in matrix_blocks(nest, machine, unknown):
         groups.setdefault((block.vector, block.tile, block.part is not None), []).append(block)
     return [
         block
@@ -301,6 +310,42 @@ def test_parts_of_a_reduction(nest: KernelSpec, cache: int) -> None:
     blocks = [block for block in blocks_of(nest, machine) if block.part]
     assert blocks
     check_blocks(nest, [0.5] if nest.epilogue else [], blocks)
+
+
+@pytest.mark.parametrize("typical", [(16, 64), (64, 64), (100, 100)])
+@pytest.mark.parametrize("sizes", [(M, 40, 35), (M + N, 16, 16), (2 * M, 7, 48)])
+@pytest.mark.parametrize("is_across", [False, True])
+def test_any_number_of_rows(sizes: tuple[Size, int, int], typical: tuple[int, int], is_across: bool) -> None:
+    """Check rows whose number is known only at run time, from none to more than a block of tiles has."""
+    rows, columns, words = sizes
+    epilogue = bias_relu_residual((columns, 1, 0), (0, 1, 0))
+    if is_across:
+        epilogue = replace(epilogue, outputs=(Operand("f32", (1, rows + 3, 0)), epilogue.outputs[1]))
+    nest = replace(product((1, columns, words), "f32", epilogue), sizes=sizes)
+    known, unknown = assume_typical(nest, typical)
+    plain = Kernel(nest, replace(TARGET, features=NONE), typical=typical)
+    assert plain.schedule.matrix is None
+    assert choose_schedule(nest, MACHINE, typical).matrix or rows != M or typical[0] < 64
+    for block in blocks_of(known, MACHINE, unknown):
+        for levels in list(block.orders(known, tuple(Level(d, block.points[d]) for d in (0, 1))))[::3]:
+            context = ScheduleContext(nest, MACHINE, typical, matrix=block.tile)
+            schedule = complete_schedule(context, block.vector, block.lanes, block.points, levels, block.cycles)
+            assert not list(find_faults(nest, schedule, MACHINE))
+            kernel = Kernel(nest, TARGET, schedule)
+            for values in [(0, 0), (1, 2), (7, 8), (8, 9), (16, 1), (17, 50), (70, 31)]:
+                check_rows(nest, kernel, plain, values)
+
+
+def check_rows(nest: AnyNest, kernel: Kernel, plain: Kernel, values: tuple[int, int]) -> None:
+    """Check the results of a dynamic kernel against those of another one."""
+    arrays, generator = arrays_of(specialise(nest, values), 0, [0.5]), np.random.default_rng(0)
+    for number in (0, 1):
+        arrays[number] = words_of(generator.integers(-4, 5, (arrays[number].size, 2)).astype(np.float32))
+    results, expected = ([array.copy() for array in arrays] for _ in range(2))
+    kernel(results, max(1, min(2, kernel.iterations(values))), values)
+    plain(expected, 1, values)
+    for result, wanted in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result, wanted, err_msg=f"at {values}")
 
 
 # Choices.

@@ -48,7 +48,7 @@ class MatrixTile:
         stack: the loop along which the tiles of a block that share columns follow each other: ``rows``, or another loop
             if that one is short, as in small images.
         depth: the loop along the words that are summed.
-        height: the number of its rows.
+        height: the number of its rows. If the size of ``rows`` is dynamic, it may have fewer.
         words: the number of words that a product sums. The last product of a row may sum fewer.
     """
 
@@ -250,16 +250,21 @@ def matrix_blocks(nest: KernelSpec, machine: Machine, unknown: frozenset[int] = 
     reduced = {d for d, reduces in enumerate(nest.reduction) if reduces}
     if unit is None or product is None or not unit.multiplies(product.element) or unknown & reduced:
         return
-    loops = [d for d in range(len(nest.sizes)) if d not in unknown and d not in reduced]
-    for vector, rows, stack, depth in itertools.product(loops, loops, loops, reduced):
-        height, words = _even_part(nest.sizes[rows], unit.rows), _whole_part(nest.sizes[depth], unit.columns)
-        tile = MatrixTile(rows, stack, depth, height, words)
-        if (stack == rows or nest.sizes[stack] > 1) and product_of_tile(nest, vector, tile):
-            yield from _blocks(nest, unit, vector, tile)
+    loops = [d for d in range(len(nest.sizes)) if d not in reduced]
+    known = [d for d in loops if d not in unknown]
+    for vector, rows, stack, depth in itertools.product(known, loops, loops, reduced):
+        height = unit.rows if rows in unknown else _even_part(nest.sizes[rows], unit.rows)
+        tile = MatrixTile(rows, stack, depth, height, _whole_part(nest.sizes[depth], unit.columns))
+        is_stacked = stack != rows
+        may_stack = not is_stacked or (not unknown & {rows, stack} and nest.sizes[stack] > 1)
+        if may_stack and product_of_tile(nest, vector, tile):
+            yield from _blocks(nest, unit, vector, tile, has_parts=not unknown)
 
 
-def _blocks(nest: KernelSpec, unit: MatrixUnit, vector: int, tile: MatrixTile) -> Iterator[MatrixBlock]:
-    """Yield the blocks of a tile."""
+def _blocks(
+    nest: KernelSpec, unit: MatrixUnit, vector: int, tile: MatrixTile, *, has_parts: bool
+) -> Iterator[MatrixBlock]:
+    """Yield the blocks of a tile. ``has_parts``: also those with parts of the reduction."""
     rows, stack, depth = tile.rows, tile.stack, tile.depth
     wide, tall = -(-nest.sizes[vector] // unit.columns), -(-nest.sizes[rows] // tile.height)
     high = tall if stack == rows else nest.sizes[stack]
@@ -271,7 +276,8 @@ def _blocks(nest: KernelSpec, unit: MatrixUnit, vector: int, tile: MatrixTile) -
         points[stack] = down * points.get(stack, 1)
         others = math.prod(n for d, n in enumerate(nest.sizes) if not nest.reduction[d] and d not in points)
         extents = tuple(points.get(d, 1) for d in range(len(nest.sizes)))
-        for part in (None, *_parts_of_reduction(nest, unit, vector, tile, extents)):
+        parts = _parts_of_reduction(nest, unit, vector, tile, extents) if has_parts else ()
+        for part in (None, *parts):
             costs = _BlockCosts(nest, unit, vector, tile, registers, part)
             cycles = sum(
                 count_down * count_across * costs.cycles(part_down, part_across)

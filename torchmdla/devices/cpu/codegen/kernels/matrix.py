@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torchmdla.devices.cpu.codegen.kernels.code import Point
+from torchmdla.devices.cpu.codegen.kernels.code import Count, Point
 from torchmdla.devices.cpu.codegen.kernels.matrix_instructions import Shape, TileInstructionWriter
 from torchmdla.devices.cpu.schedule.matrix_tile import MatrixTile, Registers, product_of_tile
 from torchmdla.devices.cpu.target.matrix_units import WORD_BYTES
@@ -23,7 +23,7 @@ class _Part:
     """
 
     start: int
-    known: int
+    known: Count
     above: int = 0
 
 
@@ -45,6 +45,9 @@ def _cover(extent: int, size: int) -> list[_Part]:
 class MatrixWriter(TileInstructionWriter):
     """Writer of a reduction by the matrix unit, if the schedule uses it."""
 
+    # The number of rows left from a tile's on, in code for the remainder of a dynamic extent.
+    _rows_left = ""
+
     def _load_operands(self) -> None:
         super()._load_operands()
         if self.schedule.matrix is not None:
@@ -62,14 +65,23 @@ class MatrixWriter(TileInstructionWriter):
         registers = Registers.of(down, across, unit, rest > 0)
         assert registers is not None, "a schedule's block fits the registers"
         self._registers = registers
+        self._height = self._rows_of_tile(tile)
         shapes: dict[int, Shape] = {}
         for words, is_rest in ((tile.words, False), (rest, True)):
             for step in registers.steps(down, across, is_rest=is_rest) if words else ():
-                shapes[registers.sums(step.row, step.column)] = Shape(tile.height, self._columns)
-                shapes[step.left], shapes[step.right] = Shape(tile.height, words), Shape(words, self._columns)
+                shapes[registers.sums(step.row, step.column)] = Shape(self._height, self._columns)
+                shapes[step.left], shapes[step.right] = Shape(self._height, words), Shape(words, self._columns)
         self._width = across * schedule.lanes
         self._sums = self._allocate(down * tile.height * self._width, "i32")
         self._configure_tiles(shapes)
+
+    def _rows_of_tile(self, tile: MatrixTile) -> Count:
+        """Return the number of rows of all tiles: as many as a dynamic loop has if a full tile has more."""
+        size = self.nest.sizes[tile.rows]
+        if isinstance(size, int):
+            return tile.height
+        rows = self._minimum(tile.height, self._number(size))
+        return self._define(f"arith.maxsi {rows}, {self._constant(1)} : i64")
 
     def _static_size(self, loop: int) -> int:
         size = self.nest.sizes[loop]
@@ -86,7 +98,19 @@ class MatrixWriter(TileInstructionWriter):
         if tile is None:
             super()._reduce()
             return
-        rows = _cover(self._known_extent(tile.rows), tile.height)
+        if not self._rows_left:
+            self._reduce_block(tile)
+            return
+        # The last tile of a dynamic loop begins early.
+        known = self._define(f"arith.subi {self._number(self._height)}, {self._rows_left} : i64")
+        known = self._define(f"arith.maxsi {known}, {self._constant(0)} : i64")
+        with self._scope():
+            self._advance(tile.rows, self._define(f"arith.subi {self._constant(0)}, {known} : i64"))
+            self._reduce_block(tile, known)
+
+    def _reduce_block(self, tile: MatrixTile, known: Count = 0) -> None:
+        """Write a block of tiles. If it has only one row of tiles, other tiles have computed ``known`` of its rows."""
+        rows = [_Part(0, known)] if known else _cover(self._known_extent(tile.rows), tile.height)
         columns = _cover(self._known_extent(self.schedule.vector), self._columns)
         if tile.stack != tile.rows:
             rows = [replace(part, above=k) for k in range(self._known_extent(tile.stack)) for part in rows]
@@ -177,19 +201,20 @@ class MatrixWriter(TileInstructionWriter):
 
         Rows are computed one by one, or all at once if a result is transposed in registers.
         """
-        saved, height = list(self._extents), tile.height - part.known
-        first = self._offset(self._sums, place + part.known * self._width, "i32")
+        saved, first = list(self._extents), self._offset(self._sums, place, "i32")
         self._extents[tile.stack] = 1
         with self._scope():
             if tile.stack != tile.rows:
                 self._advance(tile.stack, part.above)
-            self._advance(tile.rows, part.start + part.known)
-            if self._transposes(tile):
-                self._extents[tile.rows] = height
-                self._finish_points(tile, first, columns)
+            self._advance(tile.rows, part.start)
+            if self._transposes(tile) and isinstance(part.known, int):
+                self._extents[tile.rows] = tile.height - part.known
+                self._advance(tile.rows, part.known)
+                self._finish_points(tile, self._offset(first, part.known * self._width, "i32"), columns)
             else:
                 self._extents[tile.rows] = 1
-                with self._loop(self._constant(0), self._constant(height), self._constant(1)) as row:
+                height = tile.height if isinstance(part.known, int) else self._height
+                with self._loop(self._number(part.known), self._number(height), self._constant(1)) as row:
                     self._advance(tile.rows, row)
                     offset = self._define(f"arith.muli {row}, {self._constant(self._width)} : i64")
                     self._finish_points(tile, self._offset(first, offset, "i32"), columns)
@@ -206,7 +231,9 @@ class MatrixWriter(TileInstructionWriter):
         values = []
         for point in points:
             column = point[self.schedule.vector] // lanes
-            place = point[tile.rows] * self._width + column * lanes + columns[column].known
+            begin = columns[column].known
+            assert isinstance(begin, int), "the columns of tiles are known"
+            place = point[tile.rows] * self._width + column * lanes + begin
             pointer = self._offset(first, place, "i32")
             values.append(self._load(pointer, element, lanes, self._active_lanes(point)))
         self._finish_reduction([(0, point) for point in points], values)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torchmdla.devices.cpu.codegen.kernels.code import Value
+from torchmdla.devices.cpu.codegen.kernels.code import Count, Value
 from torchmdla.devices.cpu.codegen.kernels.reduction import ReductionWriter
 from torchmdla.devices.cpu.ir.element_types import typed_constant
 from torchmdla.devices.cpu.ir.expressions import operation
@@ -39,18 +39,19 @@ _SCALE = 2.0**64
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a tile register: its rows, and the words of each."""
+    """Shape of a tile register: its rows, which may be a number that depends on symbols, and the words of each."""
 
-    rows: int
+    rows: Count
     words: int
 
 
 def configuration(shapes: Mapping[int, Shape]) -> list[int]:
-    """Return the bytes that configure AMX's registers with the given shapes."""
+    """Return the bytes that configure AMX's registers with the given shapes, without rows that depend on symbols."""
     data = [0] * _CONFIGURATION
     data[_PALETTE] = 1
     for register, shape in shapes.items():
-        data[_ROW_BYTES + 2 * register], data[_ROWS + register] = shape.words * WORD_BYTES, shape.rows
+        data[_ROW_BYTES + 2 * register] = shape.words * WORD_BYTES
+        data[_ROWS + register] = shape.rows if isinstance(shape.rows, int) else 0
     return data
 
 
@@ -72,6 +73,10 @@ class TileInstructionWriter(ReductionWriter):
         kind = f"vector<{_CONFIGURATION}xi8>"
         place, data = self._allocate(1, kind), self._literal(f"dense<{configuration(shapes)}> : {kind}")
         self._line(f"llvm.store {data}, {place} {{alignment = 64 : i64}} : {kind}, !llvm.ptr")
+        for register, shape in shapes.items():
+            if isinstance(shape.rows, str):
+                rows = self._define(f"arith.trunci {shape.rows} : i64 to i8")
+                self._store_memory(rows, self._offset(place, _ROWS + register, "i8"), "i8", 1)
         self._call_tile("llvm.x86.ldtilecfg", (place, "!llvm.ptr"))
 
     def _release_tiles(self) -> None:
@@ -137,7 +142,7 @@ class TileInstructionWriter(ReductionWriter):
 
     @contextmanager
     def _rows_of(self, register: int) -> Iterator[str]:
-        with self._loop(self._constant(0), self._constant(self._shapes[register].rows), self._constant(1)) as row:
+        with self._loop(self._constant(0), self._number(self._shapes[register].rows), self._constant(1)) as row:
             yield row
 
     def _row_at(self, pointer: str, row: str, stride: int) -> str:
@@ -193,7 +198,7 @@ class TileInstructionWriter(ReductionWriter):
         """Return totals after ``add`` for each word in a row of the left factor and the right factor's row for it."""
         results, index = self._fresh(), self._fresh()
         totals = [Value(self._fresh(), v.element, v.lanes) for v in starts]
-        bounds = f"{self._constant(0)} to {self._constant(self._shapes[right].rows)} step {self._constant(1)}"
+        bounds = f"{self._constant(0)} to {self._number(self._shapes[right].rows)} step {self._constant(1)}"
         head = self._loop_head(f"scf.for {index} = {bounds}", totals, starts)
         with self._scope(), self._block(f"{results}:{len(totals)} = {head}"):
             place = self._offset(self._row_in_memory(left, row), index, "i32")
