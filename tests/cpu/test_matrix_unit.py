@@ -23,7 +23,7 @@ from torchmdla import devices
 from torchmdla.compiler.program import Target
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.codegen.kernels.matrix_instructions import Shape, configuration
-from torchmdla.devices.cpu.ir.expressions import constant, operation
+from torchmdla.devices.cpu.ir.expressions import HALVES, constant, operation
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelEpilogue, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum
 from torchmdla.devices.cpu.schedule import (
@@ -121,6 +121,29 @@ def words_of(values: np.ndarray) -> np.ndarray:
     return halves.view(np.int32).reshape(-1)
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sums_of_float16_are_those_of_the_instruction(sizes: tuple[int, int, int]) -> None:
+    """Check float16 with numbers below its least normal one, which are normal in float32."""
+    rows, columns, words = sizes
+    generator = np.random.default_rng(0)
+    shapes = (rows, words, 2), (words, columns, 2)
+    left, right = ((generator.standard_normal(s) * 2.0 ** generator.integers(-18, 3, s)).astype("f2") for s in shapes)
+    dot = operation("dot", [operand(0, "i32"), operand(1, "i32")], "f32", HALVES)
+    nest = replace(product(sizes, "f32"), values=(add_to_sum(dot),))
+    for block in blocks_of(nest):
+        expected = np.zeros((rows, columns), np.float32)
+        for k in range(0, words, block.tile.words):
+            step = slice(k, k + block.tile.words)
+            expected = multiplied_pairs(expected, left[:, step].astype("f4"), right[step].astype("f4"))
+        result = np.full(rows * columns + 16, 7, np.float32)
+        arrays = left.view("i4").ravel(), right.view("i4").ravel(), result
+        Kernel(nest, TARGET, schedule_of(nest, block))(arrays)
+        np.testing.assert_array_equal(result[: rows * columns].reshape(rows, columns), expected)
+        np.testing.assert_array_equal(result[rows * columns :], 7)
+        Kernel(nest, replace(TARGET, features=NONE))(arrays)
+        np.testing.assert_allclose(result[: rows * columns].reshape(rows, columns), expected, 1e-5, 1e-5)
+
+
 @pytest.mark.parametrize("exponents", [(-3, 4), (-70, -55), (-125, 60)], ids=["usual", "tiny", "any"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sums_of_pairs_are_those_of_the_instruction(sizes: tuple[int, int, int], exponents: tuple[int, int]) -> None:
@@ -182,6 +205,7 @@ ENCODINGS = {
     "tileloadd": rb"\xc4[\x62\xe2\xc2\x42\xa2\x22\x82\x02]\x7b\x4b" + MEMORY,
     "tilestored": rb"\xc4[\x62\xe2\xc2\x42\xa2\x22\x82\x02]\x7a\x4b" + MEMORY,
     "tdpbf16ps": rb"\xc4\xe2[\x42\x4a\x52\x5a\x62\x6a\x72\x7a]\x5c" + REGISTERS,
+    "tdpfp16ps": rb"\xc4\xe2[\x43\x4b\x53\x5b\x63\x6b\x73\x7b]\x5c" + REGISTERS,
     "tdpbusd": rb"\xc4\xe2[\x41\x49\x51\x59\x61\x69\x71\x79]\x5e" + REGISTERS,
 }
 SAPPHIRE_RAPIDS = (
@@ -189,11 +213,17 @@ SAPPHIRE_RAPIDS = (
 )
 
 
-@pytest.mark.parametrize(("kind", "multiply"), [("f32", "tdpbf16ps"), ("i32", "tdpbusd")])
-def test_code_has_the_instructions(kind: str, multiply: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "attributes", "multiply"),
+    [("f32", "", "tdpbf16ps"), ("f32", HALVES, "tdpfp16ps"), ("i32", "", "tdpbusd")],
+    ids=["bfloat16", "float16", "bytes"],
+)
+def test_code_has_the_instructions(kind: str, attributes: str, multiply: str) -> None:
     """Check that each kernel configures registers before all loops, and releases them once."""
-    target = replace(host_target(*SAPPHIRE_RAPIDS.split()), cpu="sapphirerapids")
-    nest = product((64, 64, 72), kind)
+    features = [*SAPPHIRE_RAPIDS.split(), *(["+amx-fp16"] if attributes else [])]
+    target = replace(host_target(*features), cpu="sapphirerapids")
+    dot = operation("dot", [operand(0, "i32"), operand(1, "i32")], kind, attributes)
+    nest = replace(product((64, 64, 72), kind), values=(add_to_sum(dot),))
     kernel = Kernel(nest, target)
     assert kernel.schedule.matrix
     counts = {name: len(re.findall(code, kernel.object, re.DOTALL)) for name, code in ENCODINGS.items()}
@@ -202,11 +232,13 @@ def test_code_has_the_instructions(kind: str, multiply: str) -> None:
     # The words of a row are four steps of 16, and 8 at the end.
     assert counts[multiply] == 8
     assert counts["tileloadd"] == 10
-    assert counts["tdpbf16ps"] + counts["tdpbusd"] == 8
-    assert Machine.of(target) == replace(Machine.of(with_model(target)), matrix=UNIT)
+    assert sum(count for name, count in counts.items() if name.startswith("tdp")) == 8
+    unit = UNITS[0] if attributes else UNIT
+    assert Machine.of(target) == replace(Machine.of(with_model(target)), matrix=unit)
 
 
-UNIT = replace(UNITS[0], is_modelled=False)
+# The unit of Sapphire Rapids.
+UNIT = replace(UNITS[0], elements=tuple(pair for pair in UNITS[0].elements if pair[0] != "f16"))
 
 
 # Kernels.
@@ -468,10 +500,18 @@ def convolutions_of_bytes(w: Written) -> list[Value]:
     return [w.convolution(x, 96, 1)]
 
 
+def layers_of_float16(b: Builder) -> list[Value]:
+    x = b.cast(b.input(normal(50, 128).half()), torch.float32)
+    weight = b.cast(b.input((normal(100, 128) / 16).half(), "parameter"), torch.float32)
+    product = torch.nn.functional.linear(x.tensor, weight.tensor)
+    return [b.cast(b.op("aten.linear", [x, weight, None], product), torch.float16)]
+
+
 @pytest.mark.parametrize(
     ("make", "count"),
     [
         pytest.param(two_layers, 2, id="layers"),
+        pytest.param(layers_of_float16, 1, id="float16"),
         pytest.param(convolutions, 3, id="convolutions"),
         pytest.param(in_bytes(signed_layers), 2, id="signed bytes"),
         pytest.param(in_bytes(unsigned_layers), 2, id="unsigned bytes"),
@@ -504,6 +544,15 @@ def test_the_unit_is_used_if_the_system_permits(granted: bool, monkeypatch: pyte
     assert permitted == set(device.features(target)) & {"amx-tile", "amx-bf16", "amx-int8"}
     device.configure(matrix_unit="none")
     assert Machine.of(device.target()).matrix is None
+
+
+def test_packages_have_a_level_with_the_unit() -> None:
+    device = devices.get("cpu")
+    device.configure()
+    target = device.target_for("x86-64-v4-amx")
+    assert Machine.of(target).matrix == UNIT
+    assert {"amx-tile", "amx-bf16", "amx-int8", "avx512f"} <= set(device.features(target))
+    assert Machine.of(device.target_for("x86-64-v4")).matrix is None
 
 
 def test_checked_code_uses_the_model() -> None:

@@ -69,14 +69,14 @@ class CpuDevice(Device):
         return DTYPES | {"float16"} if _C.converts_f16(self._processor) else DTYPES
 
     def target(self) -> Target:
-        from torchmdla.devices.cpu.target.processors import target_of
+        from torchmdla.devices.cpu.target.processors import NATIVE, target_of
 
-        return self._with_options(target_of(self._processor))
+        return self._with_options(target_of(self._processor), self._processor == NATIVE)
 
     def target_for(self, processor: str) -> Target:
-        from torchmdla.devices.cpu.target.processors import level_of
+        from torchmdla.devices.cpu.target.processors import NATIVE, level_of
 
-        return self._with_options(level_of(processor))
+        return self._with_options(level_of(processor), processor == NATIVE)
 
     def freestanding(self, target: Target) -> Target:
         from torchmdla.devices.cpu.target.machine import SCALAR_FUNCTIONS
@@ -88,7 +88,7 @@ class CpuDevice(Device):
 
         return used_features(target)
 
-    def _with_options(self, target: Target) -> Target:
+    def _with_options(self, target: Target, is_native: bool) -> Target:
         from torchmdla import _C
         from torchmdla.devices.cpu.target.machine import ALGORITHMS, CHECK_BOUNDS
         from torchmdla.devices.cpu.target.matrix_units import MATRIX_UNIT, UNIT_FEATURES
@@ -99,7 +99,7 @@ class CpuDevice(Device):
         if self._algorithms != "fast":
             features.append(f"{ALGORITHMS}{self._algorithms}")
         matrix_unit, offered = self._matrix_unit, {name for name in UNIT_FEATURES if f"+{name}" in target.features}
-        if matrix_unit == "native" and not offered <= _C.host_features():
+        if is_native and matrix_unit == "native" and not offered <= _C.host_features():
             matrix_unit = "none"  # The system does not let this process use the unit's registers.
         if matrix_unit != "native":
             features.append(f"{MATRIX_UNIT}{matrix_unit}")

@@ -171,7 +171,7 @@ def pack_activations(steps: LoopProgram, machine: Machine) -> None:
     """
     typical = tuple(steps.typical)
     for step in steps.nests():
-        if any(step.reduction) and choose_schedule(step.kernel, machine, typical).matrix is not None:
+        if machine.matrix and any(step.reduction) and choose_schedule(step.kernel, machine, typical).matrix:
             continue  # A matrix unit reads both factors as they are.
         by_columns, by_panels = _read_by_columns(step), _read_by_panels(step, machine)
         uses_panels = bool(by_panels) and _is_small(by_panels[0], machine)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
+from torchmdla.devices.cpu.ir.expressions import HALVES
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelSpec
 from torchmdla.devices.cpu.schedule.blocking import Level
 from torchmdla.devices.cpu.schedule.register_tile import reduction_order
@@ -21,8 +22,8 @@ from torchmdla.devices.cpu.schedule.streams import streams
 from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.devices.cpu.target.matrix_units import WORD_BYTES, MatrixUnit
 
-# The types of elements in words, by the type of their dot product.
-_ELEMENTS = {"f32": "bf16", "i32": "i8"}
+# The types of elements in words, by the type and the attributes of their dot product.
+_ELEMENTS = {("f32", ""): "bf16", ("f32", HALVES): "f16", ("i32", ""): "i8"}
 
 # The cycles to begin a block of tiles, and to compute and store a row of sums: with its columns adjacent, with its rows
 # adjacent, so that tiles are transposed, or with none.
@@ -207,9 +208,10 @@ def matrix_product(nest: AnyNest) -> MatrixProduct | None:
     (product,) = products
     is_sum = len(value.operands) == 2 and any(operand.op == "accumulator" for operand in value.operands)
     numbers = [operand.payload for operand in product.operands if operand.op == "operand"]
-    if not is_sum or len(numbers) != 2 or product.type not in _ELEMENTS:
+    element = _ELEMENTS.get((product.type, product.attributes))
+    if not is_sum or len(numbers) != 2 or element is None:
         return None
-    return MatrixProduct(_ELEMENTS[product.type], numbers[0], numbers[1], is_swapped=False)
+    return MatrixProduct(element, numbers[0], numbers[1], is_swapped=False)
 
 
 def product_of_tile(nest: AnyNest, vector: int, tile: MatrixTile) -> MatrixProduct | None:

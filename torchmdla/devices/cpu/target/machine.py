@@ -33,7 +33,7 @@ _STRONG_PREFETCHERS = frozenset({"znver4"})
 _SPLIT_VECTOR_CPUS = frozenset(("znver4",))
 
 # The elements of a word, by their type.
-_ELEMENTS_OF_WORD: Mapping[str, int] = {"bf16": 2, "i8": 4}
+_ELEMENTS_OF_WORD: Mapping[str, int] = {"bf16": 2, "f16": 2, "i8": 4}
 
 # Fields that are measured on the machine (``tuning/calibration.py``): the type, and the lower and upper bound.
 MEASURED: Mapping[str, tuple[type, float, float]] = {

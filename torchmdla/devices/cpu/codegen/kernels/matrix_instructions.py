@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from torchmdla.devices.cpu.codegen.kernels.code import Count, Value
 from torchmdla.devices.cpu.codegen.kernels.reduction import ReductionWriter
@@ -29,6 +30,8 @@ _TILE_BYTES = 1024
 _PRODUCTS: Mapping[tuple[str, bool], str] = {
     ("bf16", False): "llvm.x86.tdpbf16ps",
     ("bf16", True): "llvm.x86.tdpbf16ps",
+    ("f16", False): "llvm.x86.tdpfp16ps",
+    ("f16", True): "llvm.x86.tdpfp16ps",
     ("i8", False): "llvm.x86.tdpbusd",
     ("i8", True): "llvm.x86.tdpbsud",
 }
@@ -120,9 +123,12 @@ class TileInstructionWriter(ReductionWriter):
         total, first, second = (self._shapes[register] for register in (sums, left, right))
         is_defined = first.rows == total.rows and first.words == second.rows and second.words == total.words
         assert is_defined, "the processor refuses factors of other shapes"
-        model = self._sum_pairs if element == "bf16" else self._sum_fours
         with self._rows_of(sums) as row:
-            result = model(self._load_words(sums, row), row, left, right, is_swapped)
+            old = self._load_words(sums, row)
+            if element == "i8":
+                result = self._sum_fours(old, row, left, right, is_swapped)
+            else:
+                result = self._sum_pairs(old, row, left, right, element)
             self._store_words(result, self._row_in_memory(sums, row))
 
     # Instructions.
@@ -159,15 +165,17 @@ class TileInstructionWriter(ReductionWriter):
     def _store_words(self, value: Value, place: str, words: int = _WORDS) -> None:
         self._store_memory(value.name, place, "i32", _WORDS, words)
 
-    def _sum_pairs(self, sums: Value, row: str, left: int, right: int, is_swapped: bool) -> Value:
-        """Return the sums of a row plus products of bfloat16.
+    def _sum_pairs(self, sums: Value, row: str, left: int, right: int, element: str) -> Value:
+        """Return the sums of a row plus products of floats of 16 bits.
 
-        Products of even and of odd elements are summed apart, from zero on. Numbers below the least normal one are
+        Products of even and of odd elements are summed apart, from zero on. Numbers below the least normal float32 are
         zeros, before and after each operation.
         """
+        halves = (self._low_half, self._high_half)
+        if element == "f16":
+            halves = (partial(self._half, number=0), partial(self._half, number=1))
 
         def add(totals: Sequence[Value], word: Value, words: Value) -> list[Value]:
-            halves = (self._low_half, self._high_half)
             pairs = [(self._flush(half(word)), self._flush(half(words))) for half in halves]
             return [self._add_product(total, *pair) for total, pair in zip(totals, pairs, strict=True)]
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES
-from torchmdla.devices.cpu.ir.expressions import Expression, constant, contents, load, operation, substitute
+from torchmdla.devices.cpu.ir.expressions import HALVES, Expression, constant, contents, load, operation, substitute
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users, starts_from_zero
 from torchmdla.devices.cpu.ir.patterns import SUM_OF_INTEGER_PRODUCTS, SUM_OF_PRODUCTS, any_expression, op
 from torchmdla.devices.cpu.passes.layout import in_memory_order
@@ -171,7 +171,7 @@ class HalfBuffers(NarrowBuffers[bool]):
 
     def sum_words(self, step: LoopNest, map_access: AccessMap, inner: int) -> list[LoopNest]:
         words = [load(word_access(map_access(factor), inner)) for factor in factors_of(step) or ()]
-        step.values = (add_to_sum(operation("dot", words, WIDE)),)
+        step.values = (add_to_sum(operation("dot", words, WIDE, HALVES if self.element == "f16" else "")),)
         return []
 
     def _common_form(self, buffer: Buffer) -> bool | None:

@@ -38,11 +38,14 @@ from torchmdla.devices.cpu.passes.narrow.layouts import (
 from torchmdla.devices.cpu.passes.narrow.stores import store_words
 from torchmdla.devices.cpu.target.machine import Machine
 
+# The floats of 16 bits.
+_HALVES = ("bf16", "f16")
+
 
 def use_dot_products(steps: LoopProgram, machine: Machine) -> None:
     """Replace sums of products of narrow elements by dot products of words, in place."""
     _Rewriter(steps, QuantisedBuffers(steps, machine)).rewrite()
-    for element in ("bf16", "f16"):
+    for element in _HALVES:
         _Rewriter(steps, HalfBuffers(steps, machine, element)).rewrite()
 
 
@@ -66,11 +69,15 @@ def channel_block_sizes(steps: LoopProgram, machine: Machine) -> Sequence[int]:
 
 def matrix_products(steps: LoopProgram, machine: Machine) -> dict[LoopNest, str]:
     """Return the products that a matrix unit can compute after their factors are narrow, with the types of elements."""
-    kinds = (QuantisedBuffers(steps, machine), HalfBuffers(steps, machine, "bf16")) if machine.matrix else ()
+    unit = machine.matrix
+    if unit is None:
+        return {}
+    kinds: list[NarrowBuffers[Any]] = [HalfBuffers(steps, machine, element) for element in _HALVES]
+    kinds.append(QuantisedBuffers(steps, machine))
     return {
         step: narrow.element
         for narrow in kinds
-        if machine.matrix and machine.matrix.multiplies(narrow.element)
+        if unit.multiplies(narrow.element)
         for step in steps.nests()
         if len(step.outputs) == 1 and narrow.has_factors(step)
     }
