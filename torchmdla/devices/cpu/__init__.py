@@ -158,8 +158,10 @@ class CpuDevice(Device):
         skip: Sequence[str] = (),
         progress: Progress = lambda kernel, tried, gain: None,
     ) -> Iterator[TunedKernel]:
+        from torchmdla import _C
         from torchmdla.devices.cpu.tuning import tune
 
+        _C.host_features()  # Asks the system for the use of tile registers: this process runs kernels.
         return tune(program, places, seconds, known, skip, progress)
 
     def warm_up(self) -> None:
