@@ -166,6 +166,9 @@ def available_cpus() -> int:
 def processor_identity() -> str:
     """Return text that identifies this processor; empty if it is not an x86-64 processor."""
 
+def host_features() -> set[str]:
+    """Return LLVM's names of this processor's features that the system lets programs use."""
+
 def converts_f16(processor: str) -> bool:
     """Return whether this machine, limited to a level of x86-64, has instructions that convert float16."""
 

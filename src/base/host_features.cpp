@@ -8,6 +8,10 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace torchmdla {
 
@@ -91,11 +95,25 @@ uint64_t kept_state() {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
+// Return whether the system lets this process use AMX's tile registers. Without the system's
+// permission their first use ends the process. Its threads and children have the permission, too
+// (Linux, Documentation/arch/x86/xstate.rst).
+bool may_use_tiles() {
+#ifdef __linux__
+  constexpr long request_permission = 0x1023, tile_data = 18; // asm/prctl.h, XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+
 bool has_feature(const Feature& feature, uint64_t state) {
   uint32_t r[4];
   const bool answered =
       __get_cpuid_count(feature.leaf, feature.subleaf, &r[eax], &r[ebx], &r[ecx], &r[edx]);
-  return answered && r[feature.in] >> feature.bit & 1 && (state & feature.state) == feature.state;
+  if (!answered || !(r[feature.in] >> feature.bit & 1)) return false;
+  return (state & feature.state) == feature.state && (feature.state != amx || may_use_tiles());
 }
 
 std::set<std::string> detect() {

@@ -7,7 +7,8 @@
 namespace torchmdla {
 
 // Return the features of this processor that the system lets programs use, among those for which
-// LLVM's code generator emits instructions.
+// LLVM's code generator emits instructions. The first call asks the system for permission to use
+// tile registers.
 const std::set<std::string>& host_features();
 
 // Return an identity of this processor, in hexadecimal. It is empty for other architectures than

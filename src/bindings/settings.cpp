@@ -137,6 +137,7 @@ void bind_settings(py::module& module) {
   module.def("set_dynamic", [](bool on) { settings().dynamic = on; });
   module.def("set_packages", [](bool on) { settings().packages = on; });
   module.def("processor_identity", &processor_identity);
+  module.def("host_features", &host_features);
   module.def("available_cpus", &available_cpus);
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));

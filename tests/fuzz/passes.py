@@ -42,7 +42,7 @@ from torchmdla.importer import import_graph
 from torchmdla.importer.interpreter import run_and_record
 
 # Features of a processor, without those of the algorithms of products.
-FEATURES = ("", "+avx2,+fma", "+avx512f,+fma", "+avx512f,+fma,+avx512bf16,+avx512vnni")
+FEATURES = ("", "+avx2,+fma", "+avx512f,+fma", "+avx512f,+fma,+avx512bf16,+avx512vnni", "+avx2,matrix-unit=software")
 ALGORITHMS = ("fast", "fast", "direct", "winograd2", "winograd4", "strassen", "strassen")
 
 # Constants of cost models by module and name. With these values, rewrites already apply to small sizes. Results do not

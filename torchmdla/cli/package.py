@@ -141,7 +141,7 @@ COMMAND = Command(
             action="append",
             default=[],
             metavar="NAME",
-            help="native (default), x86-64-v2, x86-64-v3 or x86-64-v4; once for each",
+            help="native (default), x86-64-v2, x86-64-v3, x86-64-v4 or x86-64-v4-amx; once for each",
         ),
         argument(
             "--no-freeze",

@@ -55,8 +55,9 @@ def save(
         file: the path to write to. An existing file is replaced once the package is complete.
         inputs: for each call a tuple of its positional arguments, or its only argument. The default for an exported
             program is its own example inputs.
-        targets: ``"native"``, or levels of x86-64, ``"x86-64-v2"`` to ``"x86-64-v4"``, even if this machine does not
-            support them. The loader selects the target with the most features that its processor has.
+        targets: ``"native"``, or levels of x86-64, ``"x86-64-v2"`` to ``"x86-64-v4"`` and ``"x86-64-v4-amx"``, even if
+            this machine does not support them. The loader selects the target with the most features that its processor
+            has.
         pack_weights: also write constants in packed form, for targets that this machine supports. They are mapped from
             the file, so that loading takes less time and processes share them. The file grows by their size.
         freeze: turn the weights of TorchScript into constants if the module is in eval mode, as

@@ -22,6 +22,7 @@ class CpuDevice(Device):
 
     - ``processor``: a name that :func:`processors.target_of` accepts.
     - ``algorithms``: one of :data:`machine.Algorithms`.
+    - ``matrix_unit``: ``"native"``, ``"none"``, or ``"software"`` for a model of one, which is slow.
     - ``tuned``: whether results that were measured on this machine are used.
     """
 
@@ -30,24 +31,28 @@ class CpuDevice(Device):
     def __init__(self) -> None:
         self._processor = "native"
         self._algorithms = "fast"
+        self._matrix_unit = "native"
         self._tuned = True
 
     def configure(self, **options: Any) -> None:
         from torchmdla.devices.cpu.target.machine import Algorithms
+        from torchmdla.devices.cpu.target.matrix_units import Choice
         from torchmdla.devices.cpu.target.processors import NATIVE
 
         default = os.environ.get("TORCHMDLA_PROCESSOR") or NATIVE
         processor, algorithms = options.pop("processor", default), options.pop("algorithms", "fast")
-        tuned = options.pop("tuned", True)
+        matrix_unit, tuned = options.pop("matrix_unit", "native"), options.pop("tuned", True)
         super().configure(**options)
-        if algorithms not in get_args(Algorithms):
-            raise ValueError(unknown_name("algorithms", algorithms, get_args(Algorithms)))
+        for name, value, kind in (("algorithms", algorithms, Algorithms), ("matrix_unit", matrix_unit, Choice)):
+            if value not in get_args(kind):
+                raise ValueError(unknown_name(name, value, get_args(kind)))
         if tuned not in (True, False):  # 0 and 1 are valid too: a command line passes them.
             raise ValueError(f"tuned is True or False, not {tuned!r}")
         from torchmdla import _C
 
         _C.set_processor(processor)
         self._processor, self._algorithms, self._tuned = processor, algorithms, bool(tuned)
+        self._matrix_unit = matrix_unit
 
     @property
     def ops(self) -> Mapping[str, OpSupport]:
@@ -64,14 +69,14 @@ class CpuDevice(Device):
         return DTYPES | {"float16"} if _C.converts_f16(self._processor) else DTYPES
 
     def target(self) -> Target:
-        from torchmdla.devices.cpu.target.processors import target_of
+        from torchmdla.devices.cpu.target.processors import NATIVE, target_of
 
-        return self._with_options(target_of(self._processor))
+        return self._with_options(target_of(self._processor), self._processor == NATIVE)
 
     def target_for(self, processor: str) -> Target:
-        from torchmdla.devices.cpu.target.processors import level_of
+        from torchmdla.devices.cpu.target.processors import NATIVE, level_of
 
-        return self._with_options(level_of(processor))
+        return self._with_options(level_of(processor), processor == NATIVE)
 
     def freestanding(self, target: Target) -> Target:
         from torchmdla.devices.cpu.target.machine import SCALAR_FUNCTIONS
@@ -83,14 +88,21 @@ class CpuDevice(Device):
 
         return used_features(target)
 
-    def _with_options(self, target: Target) -> Target:
+    def _with_options(self, target: Target, is_native: bool) -> Target:
+        from torchmdla import _C
         from torchmdla.devices.cpu.target.machine import ALGORITHMS, CHECK_BOUNDS
+        from torchmdla.devices.cpu.target.matrix_units import MATRIX_UNIT, UNIT_FEATURES
 
         # These are stored as features, so that every cache distinguishes programs that were compiled with other
         # options.
         features = [target.features]
         if self._algorithms != "fast":
             features.append(f"{ALGORITHMS}{self._algorithms}")
+        matrix_unit, offered = self._matrix_unit, {name for name in UNIT_FEATURES if f"+{name}" in target.features}
+        if is_native and matrix_unit == "native" and not offered <= _C.host_features():
+            matrix_unit = "none"  # The system does not let this process use the unit's registers.
+        if matrix_unit != "native":
+            features.append(f"{MATRIX_UNIT}{matrix_unit}")
         if os.environ.get("TORCHMDLA_CHECK_BOUNDS", "0") not in ("", "0"):
             features.append(CHECK_BOUNDS)
         return replace(target, features=",".join(features))
@@ -98,9 +110,8 @@ class CpuDevice(Device):
     @property
     def multiplies_bf16(self) -> bool:
         from torchmdla.devices.cpu.target.machine import Machine
-        from torchmdla.devices.cpu.target.processors import target_of
 
-        return Machine.of(target_of(self._processor)).dots_bf16
+        return Machine.of(self.target()).sums_words("bf16")
 
     @property
     def competes_with_eager(self) -> bool:
@@ -147,8 +158,10 @@ class CpuDevice(Device):
         skip: Sequence[str] = (),
         progress: Progress = lambda kernel, tried, gain: None,
     ) -> Iterator[TunedKernel]:
+        from torchmdla import _C
         from torchmdla.devices.cpu.tuning import tune
 
+        _C.host_features()  # Asks the system for the use of tile registers: this process runs kernels.
         return tune(program, places, seconds, known, skip, progress)
 
     def warm_up(self) -> None:

@@ -23,6 +23,9 @@ from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.ir.accesses import Access, Scalar, TableAccess
 from torchmdla.devices.cpu.ir.element_types import register_type
 
+# The attributes of a dot product of float16.
+HALVES = "{f16}"
+
 
 class Expression:
     """Value of one iteration.
@@ -41,7 +44,8 @@ class Expression:
       operand.
     - ``scale`` (kernels only): the first operand times two to the power of the second, an integer. Both are ``f32``.
     - ``dot`` (kernels only): the sum of products of the parts of two ``i32`` words. For type ``f32`` the parts are two
-      bfloat16. For ``i32`` they are four integers of 8 bits, unsigned in the first word and signed in the second.
+      bfloat16, or two float16 if ``attributes`` is :data:`HALVES`. For ``i32`` they are four integers of 8 bits,
+      unsigned in the first word and signed in the second.
 
     Attributes:
         op: the operation or the kind of leaf.

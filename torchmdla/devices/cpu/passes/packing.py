@@ -16,9 +16,10 @@ from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
 from torchmdla.devices.cpu.ir.accesses import Access, Buffer
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
 from torchmdla.devices.cpu.passes.layout import has_sliding_window, in_memory_order, lay_out
+from torchmdla.devices.cpu.passes.narrow.dot_products import matrix_products
 from torchmdla.devices.cpu.passes.precompute import parameter_predicate, parameter_values
 from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES
-from torchmdla.devices.cpu.schedule import estimate_cycles
+from torchmdla.devices.cpu.schedule import choose_schedule, estimate_cycles
 from torchmdla.devices.cpu.target.machine import Machine
 
 # Weights.
@@ -27,41 +28,54 @@ from torchmdla.devices.cpu.target.machine import Machine
 # it just streams the weights.
 _FEWEST_ROWS_IN_REGISTERS = 3
 
-# Adjacent vectors in a register block, best first.
+# Adjacent vectors in a register block, best first: of vectors, and of a matrix unit's tiles.
 _VECTORS = (3, 2, 4, 1)
+_TILES = (2, 3, 1)
 
 
-def panel_width(columns: AnySize, lanes: int) -> int:
+def panel_width(columns: AnySize, lanes: int, vectors: Sequence[int] = _VECTORS) -> int:
     """Return the number of columns of a panel, which is the width of a register block; 0 if panels do not fit.
 
-    A panel has all columns if their number is a possible width.
+    A panel has all columns if their number is a possible width. ``vectors`` are the vectors of a register block.
     """
-    widths = [n * lanes for n in _VECTORS if quotient(columns, n * lanes) is not None]
+    widths = [n * lanes for n in vectors if quotient(columns, n * lanes) is not None]
     return static(columns) if columns in widths else next(iter(widths), 0)
 
 
-def pack_weights(steps: LoopProgram, lanes: int) -> None:
+def pack_weights(steps: LoopProgram, machine: Machine) -> None:
     """Pack parameters of matrix products as [columns/panel][rows][panel], in place.
 
     Products of fewer rows read values computed from a parameter in the parameter's order, so narrow elements are read
-    in place.
+    in place. Parameters that a matrix unit multiplies are in one panel if their columns are not whole vectors.
     """
-    is_known = parameter_predicate(steps)
+    is_known, multiplied = parameter_predicate(steps), matrix_products(steps, machine)
     panels: dict[object, Access] = {}
     for step in steps.nests():
         if not any(step.reduction) or has_sliding_window(step):
             continue
         for position, access in enumerate(step.inputs):
             if is_known(access):
-                _use_panels(steps, step, position, lanes, panels)
+                _use_panels(steps, step, position, machine.vector_bytes // 4, step in multiplied, panels)
     for buffer, producers in parameter_values(steps).items():
         if len(producers) == 1:
             _permute_to_parameter_order(steps, buffer, producers[0])
 
 
-def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, panels: dict[object, Access]) -> None:
+def _use_panels(
+    steps: LoopProgram,
+    step: LoopNest,
+    position: int,
+    lanes: int,
+    is_by_tiles: bool,
+    panels: dict[object, Access],
+) -> None:
     column = _column_loop(step, position)
-    width = panel_width(step.sizes[column], lanes) if column >= 0 else 0
+    if column < 0:
+        return
+    columns = step.sizes[column]
+    width = panel_width(columns, lanes, _TILES if is_by_tiles else _VECTORS)
+    if not width and is_by_tiles and isinstance(columns, int):
+        width = columns
     if not width:
         return
     producer = _to_panels(step, position, column, width)
@@ -157,6 +171,8 @@ def pack_activations(steps: LoopProgram, machine: Machine) -> None:
     """
     typical = tuple(steps.typical)
     for step in steps.nests():
+        if machine.matrix and any(step.reduction) and choose_schedule(step.kernel, machine, typical).matrix:
+            continue  # A matrix unit reads both factors as they are.
         by_columns, by_panels = _read_by_columns(step), _read_by_panels(step, machine)
         uses_panels = bool(by_panels) and _is_small(by_panels[0], machine)
         layouts = [by_columns, *([by_panels] if uses_panels else [])]

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from torchmdla.devices.cpu.ir.expressions import HALVES
+
 Array = np.ndarray[Any, Any]
 
 # The dtype of values in registers, by type. All floats are computed in float64.
@@ -82,7 +84,7 @@ def apply(op: str, operands: list[Array], type: str, attributes: str, from_type:
             raise UnsupportedOperation(f"{op} {attributes}")
         return _COMPARISONS[op][int(match[1])](*operands)
     if op == "dot":
-        return _dot(*operands, type=type)
+        return _dot(*operands, type=type, half="f16" if attributes == HALVES else "bf16")
     if op not in _FUNCTIONS:
         raise UnsupportedOperation(op)
     if type == "i1" and op in ("arith.addi", "arith.subi"):
@@ -164,9 +166,9 @@ _COMPARISONS: Mapping[str, _Comparisons] = {
 }
 
 
-def _dot(left: Array, right: Array, *added: Array, type: str) -> Array:
-    """Return the sum of the products of the parts of words."""
-    kinds, shifts = (("bf16", "bf16"), (0, 16)) if type == "f32" else (("u8", "i8"), (0, 8, 16, 24))
+def _dot(left: Array, right: Array, *added: Array, type: str, half: str) -> Array:
+    """Return the sum of the products of the parts of words, which are floats of type ``half`` if the sum is one."""
+    kinds, shifts = ((half, half), (0, 16)) if type == "f32" else (("u8", "i8"), (0, 8, 16, 24))
     total = added[0] if added else np.zeros((), DTYPES[type])
     for shift in shifts:
         first, second = (_part(word, kind, shift) for word, kind in zip((left, right), kinds, strict=True))
@@ -178,6 +180,8 @@ def _part(word: Array, kind: str, shift: int) -> Array:
     bits = _as_unsigned(word) >> np.uint32(shift)
     if kind == "bf16":
         return from_bits(bits.astype(np.uint16), kind)
+    if kind == "f16":
+        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
     return bits.astype(np.uint8).view(np.uint8 if kind == "u8" else np.int8).astype(np.int32)
 
 

@@ -18,6 +18,7 @@ from torchmdla.devices.cpu.ir.expressions import Expression, contents
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelSpec, Operand, specialise
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch, miss_cycles
 from torchmdla.devices.cpu.schedule.dataflow import serial_loops, varying_loops
+from torchmdla.devices.cpu.schedule.matrix_tile import MatrixTile, best_matrix_blocks, matrix_reduction
 from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
 from torchmdla.devices.cpu.schedule.streams import streams
 from torchmdla.devices.cpu.target import math_library
@@ -147,6 +148,8 @@ class Schedule:
         grain: the number of iterations of a task; 0 if the nest is not worth sharing between threads.
         prefetch: the data that tiles prefetch for later tiles.
         ahead: the data that the kernel prefetches for later kernels.
+        matrix: the tile of sums of the matrix unit, if it computes the nest. Then the register tile is a block of such
+            tiles.
     """
 
     levels: tuple[Level, ...]
@@ -160,6 +163,7 @@ class Schedule:
     grain: int
     prefetch: Prefetch | None = None
     ahead: Ahead = ()
+    matrix: MatrixTile | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -169,46 +173,74 @@ def choose_schedule(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = 
     ``typical`` are common values of the symbols of a dynamic nest. ``ahead`` is the data that the kernel prefetches.
     """
     known, unknown = assume_typical(nest, typical)
-    vector, lanes, tiles, levels, cycles = _choose_loops(known, machine, unknown)
-    levels = _bound_scratch(nest, known, levels, unknown)
-    return complete_schedule(ScheduleContext(nest, machine, typical, ahead), vector, lanes, tiles, levels, cycles)
+    loops = _choose_loops(known, machine, unknown)
+    levels = _bound_scratch(nest, known, loops.levels, unknown)
+    context = ScheduleContext(nest, machine, typical, ahead, loops.matrix)
+    return complete_schedule(context, loops.vector, loops.lanes, loops.tiles, levels, loops.cycles)
 
 
 def estimate_cycles(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = ()) -> float:
     """Return the cycles that ``nest`` takes by the cost model, with repeated cache misses."""
     known, unknown = assume_typical(nest, typical)
-    vector, _, _, levels, cycles = _choose_loops(known, machine, unknown)
-    if reduction_order(known, vector):
-        return cycles + miss_cycles(known, machine, levels)
-    return max(cycles, _bytes(known) * _BYTE_COST)
+    loops = _choose_loops(known, machine, unknown)
+    if any(known.reduction):
+        return loops.cycles + miss_cycles(known, machine, loops.levels)
+    return max(loops.cycles, _bytes(known) * _BYTE_COST)
+
+
+@dataclass(frozen=True)
+class _Loops:
+    """Loops of a schedule: its fields of these names, and the cycles of the nest's arithmetic."""
+
+    vector: int
+    lanes: int
+    tiles: tuple[int, ...]
+    levels: tuple[Level, ...]
+    cycles: float
+    matrix: MatrixTile | None = None
 
 
 @lru_cache(maxsize=4096)
-def _choose_loops(
-    nest: KernelSpec, machine: Machine, unknown: Unknown
-) -> tuple[int, int, tuple[int, ...], tuple[Level, ...], float]:
-    """Return the vector loop, the lanes, the tiles, the levels, and the cycles of the arithmetic."""
+def _choose_loops(nest: KernelSpec, machine: Machine, unknown: Unknown) -> _Loops:
     vector, lanes = _choose_vector(nest, machine, unknown)
     reduction, order = reduction_order(nest, vector), parallel_order(nest, vector, machine)
     if reduction:
         tiles, cycles = choose_tile(nest, machine, vector, lanes, unknown)
-        return vector, lanes, tiles, choose_levels(nest, machine, order, reduction, tiles, cycles), cycles
+        by_unit = _choose_matrix_loops(nest, machine, unknown)
+        if by_unit is not None and by_unit.cycles < cycles:
+            return by_unit
+        levels = choose_levels(nest, machine, order, reduction, tiles, cycles)
+        return _Loops(vector, lanes, tiles, levels, cycles)
     tiles = _tile_elementwise(nest, vector, lanes, unknown)
     if nest.place:
         levels = _scatter_levels(nest, vector, tiles)
     else:
         levels = tuple(Level(loop, tiles[loop]) for loop in _order_for_tlb(nest, vector, order))
-    return vector, lanes, tiles, levels, elementwise_cycles(nest, machine, vector, lanes)
+    return _Loops(vector, lanes, tiles, levels, elementwise_cycles(nest, machine, vector, lanes))
+
+
+def _choose_matrix_loops(nest: KernelSpec, machine: Machine, unknown: Unknown) -> _Loops | None:
+    """Return the loops of a schedule for the matrix unit, or None if it cannot compute the nest."""
+    candidates = []
+    for block in best_matrix_blocks(nest, machine, unknown):
+        order = choose_levels(
+            nest, machine, parallel_order(nest, block.vector, machine), (), block.points, block.cycles
+        )
+        for levels in block.orders(nest, order):
+            loops = _Loops(block.vector, block.lanes, block.points, levels, block.cycles, block.tile)
+            candidates.append((block.cycles + miss_cycles(nest, machine, levels), loops))
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 @dataclass(frozen=True)
 class ScheduleContext:
-    """Context of a schedule: the arguments of :func:`choose_schedule`."""
+    """Context of a schedule: the arguments of :func:`choose_schedule`, and the matrix unit's tile if that is used."""
 
     nest: AnyNest
     machine: Machine
     typical: tuple[int, ...] = ()
     ahead: Ahead = ()
+    matrix: MatrixTile | None = None
 
 
 def complete_schedule(
@@ -219,7 +251,7 @@ def complete_schedule(
     ``cycles`` is the time of the nest's arithmetic.
     """
     nest, (known, unknown) = context.nest, assume_typical(context.nest, context.typical)
-    reduction = reduction_order(known, vector)
+    matrix, reduction = context.matrix, reduction_order(known, vector)
     ranged, iterations = _choose_range(known, levels)
     cycles = max(cycles, _bytes(known) * _BYTE_COST)
     grain = max(1, math.ceil(_TASK_COST * iterations / cycles))
@@ -228,6 +260,12 @@ def complete_schedule(
         # hoisted.
         grain = 0
         ranged, iterations = _choose_range(known, levels[:1])
+    if matrix is not None:
+        reduction = matrix_reduction(known, vector, matrix)
+        once = (1,) * len(nest.sizes)
+        return Schedule(
+            levels, reduction, tiles, once, vector, lanes, ranged, iterations, grain, ahead=context.ahead, matrix=matrix
+        )
     whole = UNROLLED_WINDOW if not context.ahead else _UNROLLED_LOOP
     unroll = _choose_unroll(known, reduction, tiles, lanes, unknown, whole)
     prefetch = choose_prefetch(nest, known, context.machine, levels) if reduction else None

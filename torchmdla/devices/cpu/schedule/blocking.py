@@ -88,13 +88,14 @@ def choose_levels(
     """Return the levels around a register tile of ``tiles`` whose arithmetic takes ``cycles``.
 
     ``order`` are the parallel loops in the preferred order if memory does not matter. ``reduction`` are the loops that
-    reduce, outermost first.
+    reduce, outermost first. Without them, the reduction has no blocks.
     """
     plain = tuple(Level(loop, tiles[loop]) for loop in order)
     best, least = plain, miss_cycles(nest, machine, plain)
     if least <= _HIDDEN * cycles:
         return best
-    for search, gain, better in _SEARCHES if _rereads_memory(nest, machine) else _SEARCHES[:-1]:
+    searches = _SEARCHES if _rereads_memory(nest, machine) else _SEARCHES[:-1]
+    for search, gain, better in searches if reduction else _SEARCHES[:1]:
         for levels in search(nest, plain, reduction, tiles):
             cost = miss_cycles(nest, machine, levels)
             if cost < min(least - gain * cycles, better * least):

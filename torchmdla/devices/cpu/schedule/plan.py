@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
 from torchmdla.compiler import records
@@ -27,6 +27,7 @@ from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Scatter
 from torchmdla.devices.cpu.ir.printer import nest_text
 from torchmdla.devices.cpu.schedule import Ahead, Schedule, Symbols, choose_schedule, count, ranges
 from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch
+from torchmdla.devices.cpu.schedule.matrix_tile import MatrixTile
 from torchmdla.devices.cpu.schedule.tile_loops import TileSchedule, schedule_tiles
 from torchmdla.devices.cpu.schedule.validity import find_faults
 from torchmdla.devices.cpu.target.machine import Algorithms, Machine
@@ -252,6 +253,7 @@ def to_json_data(schedule: Schedule) -> dict[str, Any]:
         **{name: getattr(schedule, name) for name in _FIELDS},
         "prefetch": prefetch
         and {name: getattr(prefetch, name) for name in ("operand", "depth", "block", "parts", "distance")},
+        **({"matrix": asdict(schedule.matrix)} if schedule.matrix else {}),
     }
 
 
@@ -278,4 +280,7 @@ def _from_json_data(chosen: Schedule, raw: Mapping[str, Any]) -> Schedule:
         fields["prefetch"] = raw["prefetch"] and Prefetch(
             **{name: int(number) for name, number in raw["prefetch"].items()}
         )
+    if "tiles" in raw or "matrix" in raw:  # Other tiles are of vectors unless the unit is named.
+        matrix = raw.get("matrix")
+        fields["matrix"] = matrix and MatrixTile(**{name: int(number) for name, number in matrix.items()})
     return replace(chosen, **fields)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from torchmdla.compiler.sizes import Size
+from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
 from torchmdla.devices.cpu.schedule import Schedule, may_vectorise
 from torchmdla.devices.cpu.schedule.blocking import has_static_layout
 from torchmdla.devices.cpu.schedule.dataflow import serial_loops
+from torchmdla.devices.cpu.schedule.matrix_tile import Registers, product_of_tile
 from torchmdla.devices.cpu.target.machine import Machine
 
 
@@ -117,6 +118,50 @@ def _prefetch(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[s
         yield "prefetches data whose address differs between sizes"
 
 
+def _matrix(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    """Yield the faults of the loops of a matrix unit's tiles."""
+    tile, unit = schedule.matrix, machine.matrix
+    if tile is None:
+        return
+    loops = [schedule.vector, tile.depth, tile.stack, tile.rows]
+    if unit is None or any(not 0 <= d < len(nest.sizes) for d in loops):
+        yield "has tiles of a matrix unit or of loops that do not exist"
+        return
+    product = product_of_tile(nest, schedule.vector, tile)
+    if product is None or not unit.multiplies(product.element):
+        yield "has tiles of a matrix unit along other loops than those of factors that it multiplies"
+    if any(isinstance(nest.sizes[d], Size) for d in (loops[:2] if tile.stack == tile.rows else loops)):
+        yield "has tiles of a matrix unit along loops without known sizes"
+    others = [n for d, n in enumerate(schedule.tiles) if d not in (tile.rows, tile.stack, schedule.vector)]
+    if max([1, *others, *schedule.unroll]) > 1 or schedule.reduction[-1] != tile.depth or schedule.prefetch is not None:
+        yield "has tiles of a matrix unit, and other tiles, unrolled loops or prefetches"
+
+
+def _tiles(nest: AnyNest, schedule: Schedule, machine: Machine) -> Iterator[str]:
+    """Yield the faults of the sizes of a matrix unit's tiles."""
+    tile, unit = schedule.matrix, machine.matrix
+    if tile is None or unit is None:
+        return
+    rows, (columns, depth) = nest.sizes[tile.rows], (at(nest.sizes[d], ()) for d in (schedule.vector, tile.depth))
+    is_stacked = tile.stack != tile.rows
+    sizes = (
+        1 <= tile.height <= min(unit.rows, rows) if isinstance(rows, int) else tile.height == unit.rows,
+        1 <= tile.words <= min(unit.columns, depth),
+        schedule.lanes == unit.columns,
+        schedule.tiles[tile.rows] == tile.height if is_stacked else schedule.tiles[tile.rows] % tile.height == 0,
+    )
+    if not all(sizes):
+        yield "has tiles of a size that the matrix unit or the nest does not have"
+        return
+    down, across = tile.down(schedule.tiles), schedule.tiles[schedule.vector] // schedule.lanes
+    if Registers.of(down, across, unit, depth % tile.words != 0) is None:
+        yield "has more tiles than the matrix unit has registers"
+    parts = [level for level in schedule.levels if nest.reduction[level.loop]]
+    is_covered = isinstance(rows, int) and rows % tile.height == 0 and columns % unit.columns == 0
+    if parts and (not is_covered or any(p.loop == tile.depth and p.step % tile.words for p in parts)):
+        yield "has tiles of a matrix unit that blocks of a reduction divide, or that share partial sums"
+
+
 # The order matters: each check relies on those before it.
 _CHECKS: Sequence[Callable[[AnyNest, Schedule, Machine], Iterator[str]]] = (
     _numbers,
@@ -125,4 +170,6 @@ _CHECKS: Sequence[Callable[[AnyNest, Schedule, Machine], Iterator[str]]] = (
     _levels,
     _blocks,
     _prefetch,
+    _matrix,
+    _tiles,
 )

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 from torchmdla.compiler import records
 from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.target.matrix_units import MatrixUnit, matrix_unit
 
 # A target's feature: generated code checks its accesses (``code/checks``).
 CHECK_BOUNDS = "check-bounds"
@@ -30,6 +31,9 @@ _STRONG_PREFETCHERS = frozenset({"znver4"})
 # LLVM's names of processors that compute a 64-byte vector in two halves (AMD, Software Optimization Guide for the Zen4
 # Microarchitecture, 2.11). This is the default until it is measured.
 _SPLIT_VECTOR_CPUS = frozenset(("znver4",))
+
+# The elements of a word, by their type.
+_ELEMENTS_OF_WORD: Mapping[str, int] = {"bf16": 2, "f16": 2, "i8": 4}
 
 # Fields that are measured on the machine (``tuning/calibration.py``): the type, and the lower and upper bound.
 MEASURED: Mapping[str, tuple[type, float, float]] = {
@@ -65,6 +69,7 @@ class Machine:
         memory_bytes: the bytes per cycle that come from memory beyond the second-level cache.
         algorithms: the algorithms that contractions may use.
         calls_vectors: whether there are library functions on vectors.
+        matrix: the matrix unit, if there is one.
     """
 
     vector_bytes: int
@@ -84,6 +89,20 @@ class Machine:
     memory_bytes: float = 10.0
     algorithms: Algorithms = "fast"
     calls_vectors: bool = True
+    matrix: MatrixUnit | None = None
+
+    def sums_words(self, element: str) -> bool:
+        """Return whether products of elements of a type are summed a word at a time."""
+        has_dots = {"bf16": self.dots_bf16, "i8": self.dots_bytes}.get(element, False)
+        return has_dots or (self.matrix is not None and self.matrix.multiplies(element))
+
+    def part_of_products(self, element: str) -> float:
+        """Return the time of sums of narrow products, relative to that of as many products of floats."""
+        words = _ELEMENTS_OF_WORD[element]
+        if self.matrix is not None and self.matrix.multiplies(element):
+            products = self.matrix.columns * self.matrix.columns * words
+            return self.matrix.row_cycles / products * (self.vector_bytes // 4) / self.operation
+        return 1 / words
 
     @property
     def called_vector_bytes(self) -> int:
@@ -125,12 +144,22 @@ class Machine:
         """
         features = set(target.features.split(","))
         chosen = next((f.removeprefix(ALGORITHMS) for f in features if f.startswith(ALGORITHMS)), "fast")
+        matrix = matrix_unit(features)
+        if matrix is not None and CHECK_BOUNDS in features:
+            matrix = replace(matrix, is_modelled=True)  # Accesses by instructions of a unit cannot be checked.
         promised = cls._from_features(target, features)
+        calls_vectors = SCALAR_FUNCTIONS not in features
+        if matrix is not None and promised.vector_bytes < matrix.row_bytes:
+            # The layouts and loops of a processor with the unit. LLVM divides its vectors.
+            promised, calls_vectors = replace(promised, vector_bytes=matrix.row_bytes, registers=32), False
+        if matrix is not None:
+            promised = replace(promised, second_level=matrix.second_level)
         promised = replace(
             promised,
             has_strong_prefetcher=target.cpu in _STRONG_PREFETCHERS,
             algorithms=cast(Algorithms, chosen),
-            calls_vectors=SCALAR_FUNCTIONS not in features,
+            calls_vectors=calls_vectors,
+            matrix=matrix,
         )
         return replace(promised, **_parse_measured(dict(options).get(records.MACHINE, "{}")))
 

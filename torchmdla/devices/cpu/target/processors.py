@@ -9,17 +9,21 @@ from functools import lru_cache
 from pathlib import Path
 
 from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.target.matrix_units import MATRIX_UNIT, UNIT_FEATURES
 from torchmdla.errors import unknown_name
 
 NATIVE = "native"
 
 # LLVM's names of the features that each level adds to the levels before it (System V ABI for AMD64, "Micro-Architecture
-# Levels").
+# Levels"). The last level is of processors with AMX, from Sapphire Rapids on.
 LEVELS: Mapping[str, str] = {
     "x86-64-v2": "cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2",
     "x86-64-v3": "avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave",
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
+    "x86-64-v4-amx": "avx512bf16 avx512vnni amx-tile amx-bf16 amx-int8",
 }
+# The processors that code for levels is tuned for, if LLVM does not have a processor of the level's name.
+_TUNED_FOR: Mapping[str, str] = {"x86-64-v4-amx": "sapphirerapids"}
 _BASE = "cmov cx8 fxsr mmx sse sse2 64bit"
 
 # LLVM's names of features for system software, cryptography, random numbers and the like.
@@ -58,15 +62,17 @@ def level_of(processor: str) -> Target:
     wanted = features_of_level(processor)
     listed = [feature[1:] for feature in native.features.split(",") if feature]
     features = ",".join(f"{'+' if name in wanted else '-'}{name}" for name in listed)
-    return replace(native, cpu=processor, features=features)
+    return replace(native, cpu=_TUNED_FOR.get(processor, processor), features=features)
 
 
 def used_features(target: Target) -> tuple[str, ...]:
     """Return the LLVM features that code for ``target`` may use, sorted.
 
-    Features whose instructions the code generator does not emit by itself are left out.
+    Features whose instructions the code generator does not emit by itself are left out, and those of a matrix unit that
+    is not used.
     """
-    return tuple(sorted(_enabled_features(target) - SYSTEM_FEATURES))
+    has_choice = any(name.startswith(MATRIX_UNIT) for name in target.features.split(","))
+    return tuple(sorted(_enabled_features(target) - SYSTEM_FEATURES - (UNIT_FEATURES if has_choice else set())))
 
 
 def describe_machine(target: Target) -> str:

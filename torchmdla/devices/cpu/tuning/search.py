@@ -278,7 +278,8 @@ def _levels(nest: KernelSpec, machine: Machine, vector: int, tile: Tile) -> Sequ
 
 
 def _complete(nest: KernelSpec, machine: Machine, best: Schedule, levels: tuple[Level, ...], cycles: float) -> Schedule:
-    return complete_schedule(_context(nest, machine, best), best.vector, best.lanes, best.tiles, levels, cycles)
+    context = replace(_context(nest, machine, best), matrix=best.matrix)
+    return complete_schedule(context, best.vector, best.lanes, best.tiles, levels, cycles)
 
 
 def _context(nest: KernelSpec, machine: Machine, best: Schedule) -> ScheduleContext:

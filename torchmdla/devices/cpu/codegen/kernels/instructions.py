@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torchmdla.devices.cpu.codegen.kernels.code import CodeWriter, Value, vector_type
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, typed_constant
-from torchmdla.devices.cpu.ir.expressions import Expression, operation
+from torchmdla.devices.cpu.ir.expressions import HALVES, Expression, operation
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
 from torchmdla.devices.cpu.target import math_library
@@ -114,7 +114,7 @@ class InstructionWriter(CodeWriter):
         element = expression.type
         total = added[0] if added else Value(self._zero(element, lanes), element, lanes)
         write = self._dot_of_bytes if element == "i32" else self._dot_of_pairs
-        return write(left, right, total)
+        return self._dot_of_halves(left, right, total) if expression.attributes == HALVES else write(left, right, total)
 
     def _dot_of_pairs(self, left: Value, right: Value, total: Value) -> Value:
         """Return ``total`` plus two products of bfloat16 in each word."""
@@ -125,6 +125,19 @@ class InstructionWriter(CodeWriter):
         for half in (self._low_half, self._high_half):
             total = self._emit(operation("math.fma", (), "f32"), [half(left), half(right), total])
         return total
+
+    def _dot_of_halves(self, left: Value, right: Value, total: Value) -> Value:
+        """Return ``total`` plus two products of float16 in each word."""
+        for number in range(2):
+            total = self._emit(
+                operation("math.fma", (), "f32"), [self._half(left, number), self._half(right, number), total]
+            )
+        return total
+
+    def _half(self, word: Value, number: int) -> Value:
+        """Return the lower or upper float16 of words as a float32."""
+        bits = self._resize(self._shift(word, "arith.shrui", 16) if number else word, "i16", "arith.trunci")
+        return self._resize(self._bit_cast(bits, "f16", word.lanes), "f32", "arith.extf")
 
     def _low_half(self, word: Value) -> Value:
         return self._bit_cast(self._shift(word, "arith.shli", 16), "f32", word.lanes)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torchmdla.devices.cpu.codegen.kernels.code import Count
-from torchmdla.devices.cpu.codegen.kernels.reduction import ReductionWriter
+from torchmdla.devices.cpu.codegen.kernels.matrix import MatrixWriter
 from torchmdla.devices.cpu.schedule.blocking import Level
 
 
-class LoopWriter(ReductionWriter):
+class LoopWriter(MatrixWriter):
     """Writer of a whole kernel."""
 
     def write(self) -> list[str]:
@@ -18,6 +18,7 @@ class LoopWriter(ReductionWriter):
         self._load_operands()
         self._extents = [self._count(size) for size in self.nest.sizes]
         self._write_range()
+        self._release()
         self._line("llvm.return")
         ahead = [f"{name} = {text}" for text, name in self._preamble.items()]
         return self._lines[: self._loaded] + ahead + self._lines[self._loaded :]
@@ -148,7 +149,7 @@ class LoopWriter(ReductionWriter):
     def _has_even_rows(self, depth: int) -> bool:
         """Return whether the level's blocks are those of the register tile and should have nearly equal sizes."""
         level = self.schedule.levels[depth]
-        is_rows = level.step > 1 and level.loop != self.schedule.vector
+        is_rows = level.step > 1 and level.loop != self.schedule.vector and self.schedule.matrix is None
         return is_rows and self.nest.accumulates and self._is_tile(depth)
 
     def _write_even_rows(self, level: Level, number: str, extent: str, inside: Callable[[], None]) -> None:
@@ -174,10 +175,16 @@ class LoopWriter(ReductionWriter):
     def _write_remainder(self, level: Level, lower: str, upper: str, inside: Callable[[], None]) -> None:
         """Write the remainder after whole register tiles, from ``lower`` to ``upper``.
 
-        In the vector loop, these are single vectors, then one with a mask. In other loops, these are blocks whose sizes
-        are powers of two.
+        In the vector loop, these are single vectors, then one with a mask. In the rows of a matrix unit's tiles, these
+        are single tiles. In other loops, these are blocks whose sizes are powers of two.
         """
-        loop, lanes = level.loop, self.schedule.lanes
+        loop, lanes, tile = level.loop, self.schedule.lanes, self.schedule.matrix
+        if tile is not None and loop == tile.rows:
+            with self._loop(lower, upper, self._constant(tile.height)) as index, self._enter(loop, index, tile.height):
+                self._rows_left = str(self._subtract(upper, index))
+                inside()
+                self._rows_left = ""
+            return
         if loop == self.schedule.vector:
             if level.step > lanes and not self.nest.accumulates:
                 whole = self._define(

@@ -74,16 +74,24 @@ class ReductionWriter(TileWriter):
         if across:
             parallel = frozenset(d for d, reduced in enumerate(self.nest.reduction) if not reduced)
             keys, values = self._combine_lanes(keys, values, parallel)
-        if not self._is_last:
-            self._finish_reduction(keys, values)
-            return
-        self._line(f"scf.if {self._is_last} {{")
-        with self._scope():
-            self._finish_reduction(keys, values)
-        self._line("} else {")
-        with self._scope():
+
+        def store_partial() -> None:
             for (position, point), value in zip(keys, values, strict=True):
                 self._store(len(self.nest.operands) + position, point, value)
+
+        self._choose(self._is_last, lambda: self._finish_reduction(keys, values), store_partial)
+
+    def _choose(self, condition: str, then: Callable[[], object], otherwise: Callable[[], object]) -> None:
+        """Write code for a condition, and other code where it does not hold. Without a name, the condition holds."""
+        if not condition:
+            then()
+            return
+        self._line(f"scf.if {condition} {{")
+        with self._scope():
+            then()
+        self._line("} else {")
+        with self._scope():
+            otherwise()
         self._line("}")
 
     def _ordered_points(self) -> list[Point]:

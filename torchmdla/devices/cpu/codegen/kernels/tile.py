@@ -123,8 +123,9 @@ class TileWriter(TransposingWriter):
         product = self.multiply_adds[addition]
         parts = [*product.operands, *(operand for operand in addition.operands if operand is not product)]
         operands = [self._value(part, point) for part in parts]
-        both = "math.fma" if product.op == "arith.mulf" else product.op
-        return self._apply(operation(both, (), addition.type), operands)
+        if product.op == "arith.mulf":
+            return self._apply(operation("math.fma", (), addition.type), operands)
+        return self._apply(product, operands)
 
     # Indices, tables, checks.
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES
-from torchmdla.devices.cpu.ir.expressions import Expression, constant, contents, load, operation, substitute
+from torchmdla.devices.cpu.ir.expressions import HALVES, Expression, constant, contents, load, operation, substitute
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users, starts_from_zero
 from torchmdla.devices.cpu.ir.patterns import SUM_OF_INTEGER_PRODUCTS, SUM_OF_PRODUCTS, any_expression, op
 from torchmdla.devices.cpu.passes.layout import in_memory_order
@@ -157,13 +157,11 @@ class HalfBuffers(NarrowBuffers[bool]):
 
     decoding = 1
 
-    # The time of a sum of pairs, relative to that of as many single products.
-    _PART = 0.5
-
     def may_multiply(self, step: LoopNest, product: WordProduct) -> bool:
-        if self.element != "bf16" or not self._machine.dots_bf16:
+        if not self._machine.sums_words(self.element):
             return False
-        return not is_faster_by_winograd(self._steps, step, self.is_known, self._machine, self._PART)
+        part = self._machine.part_of_products(self.element)
+        return not is_faster_by_winograd(self._steps, step, self.is_known, self._machine, part)
 
     def widen_load(self, access: Access, stored: Access) -> Expression:
         return operation("arith.extf", [load(stored)], WIDE)
@@ -173,7 +171,7 @@ class HalfBuffers(NarrowBuffers[bool]):
 
     def sum_words(self, step: LoopNest, map_access: AccessMap, inner: int) -> list[LoopNest]:
         words = [load(word_access(map_access(factor), inner)) for factor in factors_of(step) or ()]
-        step.values = (add_to_sum(operation("dot", words, WIDE)),)
+        step.values = (add_to_sum(operation("dot", words, WIDE, HALVES if self.element == "f16" else "")),)
         return []
 
     def _common_form(self, buffer: Buffer) -> bool | None:
@@ -208,7 +206,7 @@ class QuantisedBuffers(NarrowBuffers[Quantisation]):
 
     def may_multiply(self, step: LoopNest, product: WordProduct) -> bool:
         """Return whether exactly one factor is known, and the sum and its corrections fit into 32 bits."""
-        if not self._machine.dots_bytes or not starts_from_zero(step) or not has_few_terms(step):
+        if not self._machine.sums_words(self.element) or not starts_from_zero(step) or not has_few_terms(step):
             return False
         factors = factors_of(product.nest) or ()
         are_constant = all(self._is_constant_along_sum(step, access) for access in factors)

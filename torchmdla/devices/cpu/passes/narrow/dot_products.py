@@ -38,24 +38,49 @@ from torchmdla.devices.cpu.passes.narrow.layouts import (
 from torchmdla.devices.cpu.passes.narrow.stores import store_words
 from torchmdla.devices.cpu.target.machine import Machine
 
+# The floats of 16 bits.
+_HALVES = ("bf16", "f16")
+
 
 def use_dot_products(steps: LoopProgram, machine: Machine) -> None:
     """Replace sums of products of narrow elements by dot products of words, in place."""
     _Rewriter(steps, QuantisedBuffers(steps, machine)).rewrite()
-    for element in ("bf16", "f16"):
+    for element in _HALVES:
         _Rewriter(steps, HalfBuffers(steps, machine, element)).rewrite()
 
 
 def channel_block_sizes(steps: LoopProgram, machine: Machine) -> Sequence[int]:
     """Return the possible block sizes of an image's channels, best first.
 
-    Without blocks, words of channels would be computed by pixels. They would then be read and stored far apart.
+    Without blocks, words of channels would be computed by pixels. They would then be read and stored far apart. Blocks
+    for a matrix unit have as many elements as a row of a tile.
     """
-    if not machine.dots_bytes:
+    multiplied = {element for step, element in matrix_products(steps, machine).items() if has_sliding_window(step)}
+    if machine.matrix and multiplied:
+        widest = max(machine.matrix.row_bytes // ELEMENT_BYTES[element] for element in multiplied)
+        least = machine.vector_bytes // 4
+        return [least << k for k in reversed(range((widest // least).bit_length()))]
+    if not machine.sums_words("i8"):
         return machine.blocks
     narrow = QuantisedBuffers(steps, machine)
     has_words = any(has_sliding_window(step) and narrow.has_factors(step) for step in steps.nests())
     return (machine.vector_bytes // 4, machine.vector_bytes // 8) if has_words else machine.blocks
+
+
+def matrix_products(steps: LoopProgram, machine: Machine) -> dict[LoopNest, str]:
+    """Return the products that a matrix unit can compute after their factors are narrow, with the types of elements."""
+    unit = machine.matrix
+    if unit is None:
+        return {}
+    kinds: list[NarrowBuffers[Any]] = [HalfBuffers(steps, machine, element) for element in _HALVES]
+    kinds.append(QuantisedBuffers(steps, machine))
+    return {
+        step: narrow.element
+        for narrow in kinds
+        if unit.multiplies(narrow.element)
+        for step in steps.nests()
+        if len(step.outputs) == 1 and narrow.has_factors(step)
+    }
 
 
 class _Rewriter:
