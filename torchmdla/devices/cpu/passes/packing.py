@@ -31,16 +31,23 @@ _FEWEST_ROWS_IN_REGISTERS = 3
 _VECTORS = (3, 2, 4, 1)
 
 
-def panel_width(columns: AnySize, lanes: int) -> int:
+# The rows of the other factor in a register block. Threads share the blocks of few rows by panels.
+_ROWS_OF_BLOCK = 8
+
+
+def panel_width(columns: AnySize, lanes: int, fewest: int = 1) -> int:
     """Return the number of columns of a panel, which is the width of a register block; 0 if panels do not fit.
 
-    A panel has all columns if their number is a possible width.
+    There are at least ``fewest`` panels, if that is possible. Otherwise, a panel has all columns if their number is a
+    possible width.
     """
     widths = [n * lanes for n in _VECTORS if quotient(columns, n * lanes) is not None]
+    if fewest > 1 and (enough := [width for width in widths if estimate(columns) >= fewest * width]):
+        return enough[0]
     return static(columns) if columns in widths else next(iter(widths), 0)
 
 
-def pack_weights(steps: LoopProgram, lanes: int) -> None:
+def pack_weights(steps: LoopProgram, machine: Machine) -> None:
     """Pack parameters of matrix products as [columns/panel][rows][panel], in place.
 
     Products of fewer rows read values computed from a parameter in the parameter's order, so narrow elements are read
@@ -53,15 +60,22 @@ def pack_weights(steps: LoopProgram, lanes: int) -> None:
             continue
         for position, access in enumerate(step.inputs):
             if is_known(access):
-                _use_panels(steps, step, position, lanes, panels)
+                _use_panels(steps, step, position, machine, panels)
     for buffer, producers in parameter_values(steps).items():
         if len(producers) == 1:
             _permute_to_parameter_order(steps, buffer, producers[0])
 
 
-def _use_panels(steps: LoopProgram, step: LoopNest, position: int, lanes: int, panels: dict[object, Access]) -> None:
+def _use_panels(
+    steps: LoopProgram, step: LoopNest, position: int, machine: Machine, panels: dict[object, Access]
+) -> None:
     column = _column_loop(step, position)
-    width = panel_width(step.sizes[column], lanes) if column >= 0 else 0
+    if column < 0:
+        return
+    weights = step.inputs[position].loops
+    rows = (size for d, size in enumerate(step.sizes) if not step.reduction[d] and d not in weights)
+    blocks = -(-math.prod(map(estimate, rows)) // _ROWS_OF_BLOCK)
+    width = panel_width(step.sizes[column], machine.vector_bytes // 4, -(-machine.threads // blocks))
     if not width:
         return
     producer = _to_panels(step, position, column, width)

@@ -62,11 +62,6 @@ def _plain(function: Callable[[LoopProgram], object], is_exact: bool = True) -> 
     return Pass(function.__name__.replace("_", "-"), lambda steps, _: function(steps), is_exact)
 
 
-def _lanes(function: Callable[[LoopProgram, int], object]) -> Pass:
-    """Return a pass that needs the number of floats in a vector."""
-    return Pass(function.__name__.replace("_", "-"), lambda steps, machine: function(steps, machine.vector_bytes // 4))
-
-
 # The rules of each pass that rewrites the nests which match a pattern.
 RULES: Mapping[str, tuple[Rule[Any], ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
@@ -97,7 +92,7 @@ REWRITES = (
     _plain(merge_copies),
     _plain(separate_slices),
     _rules("defer-softmax"),
-    _lanes(pack_weights),
+    Pass("pack-weights", pack_weights),
     Pass("merge-epilogues", merge_epilogues),
     _plain(hoist_loop_invariants),
     _plain(drop_roundings),
