@@ -40,7 +40,7 @@ _SHARING = 1.7
 
 # The number of threads that read memory as fast as if each were alone: servers have about this part of the bandwidth of
 # their cores.
-_FULL_SPEED = 6
+_FULL_SPEED = 8
 
 # Plain sums of fewer vectors are not replaced, as the nests of other algorithms take longer to compile.
 _LEAST_VECTORS = 100_000
