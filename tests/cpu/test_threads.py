@@ -11,6 +11,7 @@ import pytest
 import torch
 from child_process import run_script
 from nest_running import KERNEL, host_target
+from nest_samples import AVX512
 from torch import nn
 from torch.nn import functional
 from torch_mlir import ir
@@ -21,6 +22,7 @@ from torchmdla import _C
 from torchmdla.compiler.mlir import new_context
 from torchmdla.devices import get
 from torchmdla.devices.cpu.lowering import plan_program
+from torchmdla.devices.cpu.passes.packing import panel_width
 from torchmdla.devices.cpu.passes.tile_fusion import balance_tile
 from torchmdla.devices.cpu.schedule.partition import count_tasks, largest_share
 from torchmdla.devices.cpu.schedule.scaling import Scaling, scaling_of
@@ -159,6 +161,18 @@ def test_tiles_are_balanced(
     sizes: tuple[int, ...], tile: tuple[int, ...], threads: int, balanced: tuple[int, ...]
 ) -> None:
     assert balance_tile(sizes, tile, [1] * len(sizes), threads) == list(balanced)
+
+
+@pytest.mark.parametrize(("columns", "fewest", "width"), [(512, 1, 32), (512, 16, 32), (512, 32, 16), (48, 1, 48)])
+def test_panels_are_narrower_for_more_threads(columns: int, fewest: int, width: int) -> None:
+    assert panel_width(columns, 16, fewest) == width
+
+
+@pytest.mark.parametrize(("threads", "algorithm"), [(1, "strassen"), (16, "direct")])
+def test_algorithms_that_exchange_data_do_not_pay_for_many_threads(threads: int, algorithm: str) -> None:
+    program = TracedProgram(nn.Linear(768, 768), normal(128, 768))
+    steps = program.steps(share_between(host_target(*AVX512), threads))
+    assert [contraction.algorithm for contraction in steps.contractions.values()] == [algorithm]
 
 
 def test_a_program_runs_with_any_number_of_threads() -> None:
