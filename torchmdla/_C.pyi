@@ -163,6 +163,9 @@ def set_packages(on: bool) -> None:
 def available_cpus() -> int:
     """Return how many CPUs the calling thread may use, by its affinity mask and the quotas of its control groups."""
 
+def kernel_threads() -> int:
+    """Return how many threads share the kernels that the calling thread runs: PyTorch's, limited to the quota."""
+
 def processor_identity() -> str:
     """Return text that identifies this processor; empty if it is not an x86-64 processor."""
 

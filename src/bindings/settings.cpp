@@ -22,7 +22,9 @@
 #include "runtime/kernel_times.h"
 #include "runtime/memory.h"
 #include "runtime/packed.h"
+#include "runtime/thread_quota.h"
 
+#include <ATen/Parallel.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind.h>
 #include <torch/csrc/utils/pybind.h>
@@ -139,6 +141,10 @@ void bind_settings(py::module& module) {
   module.def("processor_identity", &processor_identity);
   module.def("host_features", &host_features);
   module.def("available_cpus", &available_cpus);
+  module.def("kernel_threads", [] {
+    limit_to_quota();
+    return at::get_num_threads();
+  });
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
   module.def("set_demanded_keys", &set_required_keys, py::arg("paths"));

@@ -262,6 +262,18 @@ def check_mdla(results: dict[str, Any]) -> None:
         assert row["cycles"] == sum(layer["cycles"] for layer in row["layers"]) > 0
 
 
+def check_scaling_threads(results: dict[str, Any]) -> None:
+    assert [(row["model"], row["threads"]) for row in results["rows"]] == [
+        (model, threads) for model in ("mlp", "norms_64x256") for threads in (1, 4)
+    ]
+    for row in results["rows"]:
+        assert (row.get("seconds", 0) > 0) == (row["threads"] <= len(os.sched_getaffinity(0)))
+        assert sum(kernel["part"] for kernel in row["kernels"]) == pytest.approx(1)
+        assert all(1 <= kernel["tasks"] <= row["threads"] for kernel in row["kernels"])
+        assert all(("seconds" in kernel) == ("seconds" in row) for kernel in row["kernels"])
+        assert 0.5 < row["speed_up"] <= row["threads"]
+
+
 @pytest.mark.parametrize(
     ("script", "options", "check"),
     [
@@ -270,6 +282,7 @@ def check_mdla(results: dict[str, Any]) -> None:
         ("serving", (), check_serving),
         ("reloading", (), check_reloading),
         ("roofline", (), check_roofline),
+        ("scaling_threads", (), check_scaling_threads),
         ("roofline", ("--training", "mlp"), check_roofline),
         ("kernels", ("--kinds", "conv-1x1,softmax"), check_kernels),
         ("algorithms", ("--models", "resnet18"), check_algorithms),

@@ -69,9 +69,12 @@ class CpuDevice(Device):
         return DTYPES | {"float16"} if _C.converts_f16(self._processor) else DTYPES
 
     def target(self) -> Target:
+        from torchmdla import _C
+        from torchmdla.devices.cpu.target.machine import share_between
         from torchmdla.devices.cpu.target.processors import NATIVE, target_of
 
-        return self._with_options(target_of(self._processor), self._processor == NATIVE)
+        whole = self._with_options(target_of(self._processor), self._processor == NATIVE)
+        return share_between(whole, _C.kernel_threads())
 
     def target_for(self, processor: str) -> Target:
         from torchmdla.devices.cpu.target.processors import NATIVE, level_of
@@ -139,9 +142,9 @@ class CpuDevice(Device):
 
     @property
     def machine(self) -> str:
-        from torchmdla.devices.cpu.target.processors import describe_machine, target_of
+        from torchmdla.devices.cpu.target.processors import describe_machine
 
-        return describe_machine(target_of(self._processor)) if self._tuned else ""
+        return describe_machine(self.target()) if self._tuned else ""
 
     def calibration(self) -> Mapping[str, Callable[[], Constant]]:
         from torchmdla.devices.cpu.target.processors import target_of

@@ -107,6 +107,19 @@ def generated_module(program: Program) -> ir.Module:
 
 
 def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
+    steps, plan = plan_program(program, seconds)
+    with _measure_stage(seconds, "kernels"):
+        return write_module(steps, plan, program), plan
+
+
+def plan_program(program: Program, seconds: dict[str, float]) -> tuple[LoopProgram, Plan]:
+    """Return the loop program after all passes, in the current context, and its schedules.
+
+    The time of each stage is added to ``seconds``.
+
+    Raises:
+        torchmdla.CompileError: as for :func:`lower`.
+    """
     steps, tiles = loop_program(program, seconds)
     with _measure_stage(seconds, "steps"):
         steps.not_negative = conditions_of_bounds(steps)
@@ -115,8 +128,7 @@ def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
         symbols = symbols_of(steps, len(program.symbols))
         plan = plan_schedules(steps, Machine.of(program.target, program.options), symbols, Decisions.of(program))
     dump.write("schedules.json", lambda: plan.to_json(tiles))
-    with _measure_stage(seconds, "kernels"):
-        return write_module(steps, plan, program), plan
+    return steps, plan
 
 
 def _compile_part(code: Code, program: Program, seconds: dict[str, float], part: Part) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from torchmdla.compiler.sizes import static
@@ -20,7 +20,14 @@ from torchmdla.devices.cpu.ir.work import work_of
 from torchmdla.devices.cpu.passes.bilinear_algorithms import Convolution, Product
 from torchmdla.devices.cpu.passes.bilinear_maps import PRODUCTS, Transforms
 from torchmdla.devices.cpu.passes.layout import in_memory_order
-from torchmdla.devices.cpu.passes.tile_fusion import MOST_LOCAL_BYTES, choose_extent
+from torchmdla.devices.cpu.passes.tile_fusion import (
+    FEWEST_ROWS,
+    MOST_LOCAL_BYTES,
+    balance_tile,
+    busiest_time,
+    choose_extent,
+)
+from torchmdla.devices.cpu.schedule.partition import join_cycles
 from torchmdla.devices.cpu.target.machine import Machine
 
 # Measurements count only if the machine's setting of algorithms is this one.
@@ -30,6 +37,10 @@ COST_MODEL = "fast"
 # The second is for shared memory: two threads fetch all weights in this multiple of the time that one needs for half.
 _WAITING = 0.15
 _SHARING = 1.7
+
+# The number of threads that read memory as fast as if each were alone: servers have about this part of the bandwidth of
+# their cores.
+_FULL_SPEED = 8
 
 # Plain sums of fewer vectors are not replaced, as the nests of other algorithms take longer to compile.
 _LEAST_VECTORS = 100_000
@@ -81,10 +92,32 @@ class Choice:
     def _memory_time(self, elements: float) -> float:
         return self.machine.memory_time(elements * _BYTES)
 
-    @staticmethod
-    def _products_time(computing: float, fetching: float) -> float:
+    def _products_time(self, computing: float, fetching: float) -> float:
         """Return the time of products that take ``computing``, and whose weights take ``fetching``."""
-        return max(computing + _WAITING * fetching, _SHARING * fetching)
+        return max(computing + _WAITING * fetching, max(_SHARING, self.machine.threads / _FULL_SPEED) * fetching)
+
+    def _exchange_time(self, elements: float) -> float:
+        """Return the time to store elements and to load them after all other steps, through memory.
+
+        Of more than two threads, each reads elements that others have stored.
+        """
+        if self.machine.threads == 1:
+            return 2 * self._memory_time(elements)
+        return 2 * elements * _BYTES / self.machine.memory_bytes / self.machine.operation
+
+    def _join_time(self, kernels: int) -> float:
+        """Return the time of all threads to start and to join for more ``kernels``."""
+        threads = self.machine.threads
+        return kernels * threads * join_cycles(threads) / self.machine.operation if threads > 1 else 0.0
+
+    def _balance(self, sizes: Sequence[int], tile: Sequence[int]) -> list[int]:
+        """Return tiles of at most ``tile`` that threads share evenly."""
+        return balance_tile(sizes, tile, [1] * len(sizes), self.machine.threads, FEWEST_ROWS)
+
+    def _imbalance(self, sizes: Sequence[int], tile: Sequence[int]) -> float:
+        """Return the time of the busiest thread for its tiles, relative to the mean of all threads without tiles."""
+        threads = self.machine.threads
+        return busiest_time(sizes, tile, threads, FEWEST_ROWS) * threads / math.prod(sizes) if threads > 1 else 1.0
 
 
 # Tile sizes, as results along a dimension: those that are tried, and those that a setting requires.
@@ -142,31 +175,54 @@ class WinogradChoice(Choice):
             return tried[0] if tried else ()
         if self._vectors < _LEAST_VECTORS:
             return ()
-        costs = {(): self._direct_time * part, **{tiling: self._time(tiling) for tiling in tried if is_exact(tiling)}}
+        exact = [tiling for tiling in tried if is_exact(tiling)]
+        costs = {(): self._direct_time * part, **{t: self._time(t, self._best_block(t)) for t in exact}}
         most = (1 + _LEAST_WINOGRAD_GAIN) * min(costs.values())
         return next(tiling for tiling, cost in costs.items() if cost <= most)
 
     def tiles(self, tiling: _Tiling) -> dict[int, int]:
         """Return the number of images and of tiles along each dimension to work on at a time, by loop.
 
-        Return nothing if the second-level cache holds all tiles, or cannot hold the weights beside a block.
+        Return nothing if all tiles are faster at once, or if the second-level cache cannot hold the weights beside a
+        block.
         """
-        tile = self._transformed_elements(tiling) // self._count(self._images) * _BYTES
-        counts = self._tile_counts(tiling)
-        most = MOST_LOCAL_BYTES // tile
-        fits = tile * math.prod(counts) * self._count(self._images) <= self.machine.second_level
-        if fits or self._weights(tiling) * _BYTES > self.machine.second_level or most < _FEWEST_TILES:
+        block = self._best_block(tiling)
+        if not block:
             return {}
-        block: list[int] = []
-        for count in reversed(counts):
-            block.insert(0, choose_extent(count, min(count, most // math.prod(block)), 1))
         order = in_memory_order(self.step, self.step.outputs[0])
         images = [loop for loop in order if loop in self._images and self.step.sizes[loop] != 1]
         return dict.fromkeys(images, 1) | dict(zip((window.results for window in self._windows), block, strict=True))
 
-    def _time(self, tiling: _Tiling) -> float:
-        """Return the time of Winograd's algorithm. Stores of results do not overlap with products."""
-        tiles = math.prod(self._tile_counts(tiling))
+    def _best_block(self, tiling: _Tiling) -> list[int]:
+        """Return :meth:`_block`, or nothing if more than two threads take less time for all tiles at once."""
+        block = self._block(tiling)
+        is_faster = self.machine.threads > 1 and self._time(tiling, []) < self._time(tiling, block)
+        return [] if is_faster else block
+
+    def _block(self, tiling: _Tiling) -> list[int]:
+        """Return the tiles along each dimension of a block of one image; nothing where blocks do not pay."""
+        tile = self._transformed_elements(tiling) // self._count(self._images) * _BYTES
+        counts = self._tile_counts(tiling)
+        most = MOST_LOCAL_BYTES // tile
+        fits = tile * math.prod(counts) * self._count(self._images) <= self.machine.second_level
+        if (fits and self.machine.threads == 1) or most < _FEWEST_TILES:
+            return []
+        if self._weights(tiling) * _BYTES > self.machine.second_level:
+            return []
+        block: list[int] = []
+        for count in reversed(counts):
+            block.insert(0, choose_extent(count, min(count, most // math.prod(block)), 1))
+        # A block has one image.
+        sizes = [self._count(self._images), *counts]
+        return self._balance(sizes, [1, *block])[1:]
+
+    def _time(self, tiling: _Tiling, block: Sequence[int]) -> float:
+        """Return the time of Winograd's algorithm by blocks of tiles, or for all tiles at once without ``block``.
+
+        Stores of results do not overlap with products.
+        """
+        counts = self._tile_counts(tiling)
+        tiles = math.prod(counts)
         still = self._count(loop for loop in range(len(self._sizes)) if loop not in self._moving)
         moved = tiles * self._transformed_elements(tiling)
         products = tiles * self._terms(tiling) * still
@@ -175,8 +231,10 @@ class WinogradChoice(Choice):
         time += _TRANSFORM_COST * max(transform.products for transform in tiling) * (moved + weights) / self._lanes
         time += 2 * self._memory_time(weights)
         time += self._memory_time(self._count(self.step.outputs[0].loops))
-        if not self.tiles(tiling) and self.machine.is_streamed(moved * _BYTES):
-            time += 2 * self._memory_time(moved)
+        if block:
+            time *= self._imbalance([self._count(self._images), *counts], [1, *block])
+        elif self.machine.threads > 1 or self.machine.is_streamed(moved * _BYTES):
+            time += self._exchange_time(moved) + self._join_time(2)
         is_whole = all(size % each.results == 0 for size, each in zip(self._extents, tiling, strict=True))
         return time if is_whole else time * _PARTIAL_COST
 
@@ -235,11 +293,17 @@ class StrassenChoice(Choice):
         sums = (_LEFT_COST * self._left + _RESULT_COST * self._result) / self._lanes
         left, result = self._left * PRODUCTS / 4, self._result * PRODUCTS / 4
         through_memory = self._memory_time(self._weights * PRODUCTS / 4)
-        fits = True
-        if not self.tiles():
-            through_memory += 2 * self._memory_time(left) + 2 * self._memory_time(result)
+        fits, tiles, exchange = True, self.tiles(), 0.0
+        if not tiles:
+            exchange = self._exchange_time(left) + self._exchange_time(result)
             fits = self._left / 4 * _BYTES <= _FILLED * self.machine.second_level and result * _BYTES <= _MOST_BYTES
-        time = sums + self._products_time(self._vectors * halves * PRODUCTS / 8, through_memory)
+        if self.machine.threads == 1:
+            time = sums + self._products_time(self._vectors * halves * PRODUCTS / 8, through_memory + exchange)
+        else:
+            # Many threads exchange data before and after products, which does not overlap with them.
+            time = sums + self._products_time(self._vectors * halves * PRODUCTS / 8, through_memory) + exchange
+            rows = [half if isinstance(half := self.product.half(loop), int) else 1 for loop in tiles]
+            time = time * self._imbalance(rows, list(tiles.values())) if tiles else time + self._join_time(2)
         return fits and self._vectors >= _LEAST_VECTORS and time < (1 - _LEAST_STRASSEN_GAIN) * self._direct_time
 
     def tiles(self) -> dict[int, int]:
@@ -258,6 +322,8 @@ class StrassenChoice(Choice):
             size = product.half(loop)
             tiles[loop] = choose_extent(size, max(1, min(size, room)), 1) if isinstance(size, int) else 1
             room //= tiles[loop]
+        halves = [half if isinstance(half := product.half(loop), int) else 1 for loop in tiles]
+        tiles = dict(zip(tiles, self._balance(halves, list(tiles.values())), strict=True))
         # The last of an odd number of rows does not have its other half in the same tile.
         is_odd = static(step.sizes[product.row]) % 2 == 1
         if is_odd and tiles[product.row] != product.half(product.row):

@@ -33,12 +33,19 @@ _VECTORS = (3, 2, 4, 1)
 _TILES = (2, 3, 1)
 
 
-def panel_width(columns: AnySize, lanes: int, vectors: Sequence[int] = _VECTORS) -> int:
+# The rows of the other factor in a register block. Threads share the blocks of few rows by panels.
+_ROWS_OF_BLOCK = 8
+
+
+def panel_width(columns: AnySize, lanes: int, vectors: Sequence[int] = _VECTORS, fewest: int = 1) -> int:
     """Return the number of columns of a panel, which is the width of a register block; 0 if panels do not fit.
 
-    A panel has all columns if their number is a possible width. ``vectors`` are the vectors of a register block.
+    There are at least ``fewest`` panels, if that is possible. Otherwise, a panel has all columns if their number is a
+    possible width. ``vectors`` are the vectors of a register block.
     """
     widths = [n * lanes for n in vectors if quotient(columns, n * lanes) is not None]
+    if fewest > 1 and (enough := [width for width in widths if estimate(columns) >= fewest * width]):
+        return enough[0]
     return static(columns) if columns in widths else next(iter(widths), 0)
 
 
@@ -55,7 +62,7 @@ def pack_weights(steps: LoopProgram, machine: Machine) -> None:
             continue
         for position, access in enumerate(step.inputs):
             if is_known(access):
-                _use_panels(steps, step, position, machine.vector_bytes // 4, step in multiplied, panels)
+                _use_panels(steps, step, position, machine, step in multiplied, panels)
     for buffer, producers in parameter_values(steps).items():
         if len(producers) == 1:
             _permute_to_parameter_order(steps, buffer, producers[0])
@@ -65,15 +72,18 @@ def _use_panels(
     steps: LoopProgram,
     step: LoopNest,
     position: int,
-    lanes: int,
+    machine: Machine,
     is_by_tiles: bool,
     panels: dict[object, Access],
 ) -> None:
     column = _column_loop(step, position)
     if column < 0:
         return
-    columns = step.sizes[column]
-    width = panel_width(columns, lanes, _TILES if is_by_tiles else _VECTORS)
+    columns, weights = step.sizes[column], step.inputs[position].loops
+    rows = (size for d, size in enumerate(step.sizes) if not step.reduction[d] and d not in weights)
+    blocks = -(-math.prod(map(estimate, rows)) // _ROWS_OF_BLOCK)
+    vectors = _TILES if is_by_tiles else _VECTORS
+    width = panel_width(columns, machine.vector_bytes // 4, vectors, -(-machine.threads // blocks))
     if not width and is_by_tiles and isinstance(columns, int):
         width = columns
     if not width:

@@ -7,6 +7,8 @@ loops (the axes), it runs all nests in order, with intermediate values in small 
 
 from __future__ import annotations
 
+import itertools
+import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
@@ -17,6 +19,8 @@ from torchmdla.compiler.sizes import AnySize, at
 from torchmdla.devices.cpu.ir.accesses import Access, Buffer
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Step, TileLoop, Users, is_contraction, is_copy
 from torchmdla.devices.cpu.passes.rematerialise import rematerialise
+from torchmdla.devices.cpu.schedule import estimate_cycles, is_worth_sharing
+from torchmdla.devices.cpu.schedule.partition import join_cycles
 from torchmdla.devices.cpu.target.machine import Machine
 
 # Local buffers are on the stack of the thread that runs a tile.
@@ -33,6 +37,15 @@ _MOST_MEMBERS = 64
 
 # The same holds for chains with more buffers: LLVM compares all addresses that a kernel loads first with each other.
 _MOST_BUFFERS = 512
+
+# The time to call the kernels of a tile, in iterations.
+_TILE_COST = 1
+
+# The rows of a tile's product that take as long as to read the other factor from the second-level cache.
+FEWEST_ROWS = 4
+
+# The tiles for each thread that are enough for any number of threads.
+_ENOUGH_TILES = 16
 
 # The innermost loop of a tile is not shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
@@ -258,8 +271,10 @@ class _Candidate:
         tile = self._choose_tile(local, costs) if remaining is None else self._next_tile(remaining)
         if remaining is not None:
             remaining.popleft()
-        elif sum(self._bytes(buffer, tile, costs) for buffer in local) > MOST_LOCAL_BYTES:
-            return None
+        else:
+            fits = sum(self._bytes(buffer, tile, costs) for buffer in local) <= MOST_LOCAL_BYTES
+            if not fits or self._leaves_threads_idle(tile, costs):
+                return None
         shrunk = {buffer: self._local_buffer(buffer, tile) for buffer in local}
         members = tuple(self._tile_member(k, tile, shrunk) for k in range(len(self.members)))
         loops = tuple(tuple(axis[k] for axis in self.axes) for k in range(len(self.members)))
@@ -275,10 +290,26 @@ class _Candidate:
 
     # Tiles.
 
+    def _cycles(self, costs: _Costs) -> list[float]:
+        """Return the cycles of each member."""
+        return [estimate_cycles(member.kernel, costs.machine, tuple(costs.typical)) for member in self.members]
+
+    def _leaves_threads_idle(self, tile: Sequence[int], costs: _Costs) -> bool:
+        """Return whether threads that share each member take less than half of the time, since tiles are too few."""
+        threads = costs.machine.threads
+        tiles = math.prod(-(-costs.at(size) // extent) for size, extent in zip(self._sizes(), tile, strict=True))
+        if threads == 1 or 2 * tiles > threads:
+            return False
+        cycles, separate = self._cycles(costs), 0.0
+        for member, alone in zip(self.members, cycles, strict=True):
+            sizes = (costs.at(n) for n, reduces in zip(member.sizes, member.reduction, strict=True) if not reduces)
+            separate += min(alone, alone / min(threads, math.prod(sizes)) + join_cycles(threads))
+        return separate < sum(cycles) / tiles / 2
+
     def _choose_tile(self, local: Sequence[Buffer], costs: _Costs) -> list[int]:
         """Return the extent of each axis: the largest that fits, reduced from the outermost loop on."""
         sizes = list(map(costs.at, self._sizes()))
-        tile = list(sizes)
+        tile, least = list(sizes), [1] * len(sizes)
         counted, limit = self._limited_buffers(local, costs)
 
         def fits(axis: int, extent: int) -> bool:
@@ -288,11 +319,17 @@ class _Candidate:
         order = self._outermost_first(costs)
         for axis in order:
             innermost = (axis == order[-1] and self._is_innermost(axis, costs)) or self._is_column(axis)
-            least = min(sizes[axis], _LEAST_INNERMOST) if innermost else 1
+            least[axis] = min(sizes[axis], _LEAST_INNERMOST) if innermost else 1
             # Bytes grow with the extent.
-            most = bisect_left(range(least, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + least
+            smallest = least[axis]
+            most = bisect_left(range(smallest, sizes[axis]), True, key=lambda e: not fits(axis, e + 1)) + smallest
             tile[axis] = choose_extent(sizes[axis], most, costs.machine.vector_bytes // 4 if innermost else 1)
-        return tile
+            if innermost:
+                least[axis] = tile[axis]
+        if costs.machine.threads == 1 or not is_worth_sharing(costs.machine, sum(self._cycles(costs))):
+            return tile
+        fewest = FEWEST_ROWS if self.contracts else 1
+        return balance_tile(sizes, tile, least, costs.machine.threads, fewest)
 
     def _limited_buffers(self, local: Sequence[Buffer], costs: _Costs) -> tuple[list[Buffer], int]:
         """Return the buffers that count for a tile's size, and the most bytes of them that a tile may touch."""
@@ -400,3 +437,34 @@ def choose_extent(size: int, most: int, granule: int) -> int:
     even = -(-size // -(-size // most))
     rounded = -(-even // granule) * granule
     return rounded if rounded <= most else even
+
+
+def balance_tile(
+    sizes: Sequence[int], tile: Sequence[int], least: Sequence[int], threads: int, fewest: int = 1
+) -> list[int]:
+    """Return the extents of a tile for which ``threads`` threads take the least time, at most those of ``tile``.
+
+    The number of tiles should be a multiple of the threads, or large. ``least`` are the least extents. ``fewest`` is as
+    for :func:`busiest_time`.
+    """
+    if threads == 1:
+        return list(tile)
+    axes = [_even_extents(*axis, _ENOUGH_TILES * threads) for axis in zip(sizes, tile, least, strict=True)]
+    best = min(itertools.product(*axes), key=lambda extents: busiest_time(sizes, extents, threads, fewest))
+    return list(best)
+
+
+def busiest_time(sizes: Sequence[int], tile: Sequence[int], threads: int, fewest: int = 1) -> int:
+    """Return the time of the busiest thread for its tiles, in iterations.
+
+    A tile takes as long as one of ``fewest`` iterations, and that of a call of its kernels.
+    """
+    tiles = math.prod(-(-size // extent) for size, extent in zip(sizes, tile, strict=True))
+    return -(-tiles // threads) * (max(math.prod(tile), fewest) + _TILE_COST)
+
+
+def _even_extents(size: int, most: int, least: int, enough: int) -> list[int]:
+    """Return the extents from ``most`` down to ``least`` that divide an axis evenly, into about ``enough`` tiles."""
+    fewest = -(-size // most)
+    counts = range(fewest, min(-(-size // least), max(fewest, enough)) + 1)
+    return list(dict.fromkeys(-(-size // count) for count in counts))

@@ -7,6 +7,7 @@ dynamic size.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,18 @@ from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.ir.expressions import Expression, contents
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, KernelSpec, Operand, specialise
-from torchmdla.devices.cpu.schedule.blocking import Level, Prefetch, choose_levels, choose_prefetch, miss_cycles
+from torchmdla.devices.cpu.schedule.blocking import (
+    Level,
+    Prefetch,
+    choose_levels,
+    choose_prefetch,
+    idle_cycles,
+    miss_cycles,
+)
 from torchmdla.devices.cpu.schedule.dataflow import serial_loops, varying_loops
 from torchmdla.devices.cpu.schedule.matrix_tile import MatrixTile, best_matrix_blocks, matrix_reduction
-from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order
+from torchmdla.devices.cpu.schedule.partition import join_cycles, largest_share
+from torchmdla.devices.cpu.schedule.register_tile import UNROLLED_WINDOW, choose_tile, reduction_order, tiles_by_cost
 from torchmdla.devices.cpu.schedule.streams import streams
 from torchmdla.devices.cpu.target import math_library
 from torchmdla.devices.cpu.target.machine import Machine
@@ -50,7 +59,13 @@ _GATHER_LANE_COST = 0.8
 _SCATTER_LANE_COST = 1.2
 _BROADCAST_COST = 0.3
 _SHUFFLED_COST = 2.5
+
+# The least cycles of a task of a nest that one or two threads share, and of one that more threads share.
 _TASK_COST = 40_000.0
+_SMALL_TASK_COST = 1_000.0
+
+# The cycles to find the place of a block in a range of several loops, for each loop but the outermost.
+_PLACE_COST = 20.0
 
 # The cost of a half vector relative to a full vector that is computed in halves. Two half vectors take slightly longer.
 _HALF = 0.52
@@ -60,7 +75,15 @@ _SHUFFLED = (-1, 2)
 
 # The number of instructions from which dependences, not memory, limit a body's speed.
 _LONG_BODY = 16
-_BYTE_COST = 1 / 16
+BYTE_COST = 1 / 16
+
+# The register tiles for which the levels that threads share are compared, if more than this part of the arithmetic's
+# time is lost to misses and to waiting.
+_SHARED_TILES = 6
+_MOST_LOST = 0.05
+
+# The blocks of a range that are enough for one and two threads, wherever their tasks end.
+_ENOUGH_BLOCKS = 64
 
 # The tiles in a block of a scatter that one thread computes.
 _SCATTER_BLOCK = 4
@@ -185,7 +208,7 @@ def estimate_cycles(nest: AnyNest, machine: Machine, typical: tuple[int, ...] = 
     loops = _choose_loops(known, machine, unknown)
     if any(known.reduction):
         return loops.cycles + miss_cycles(known, machine, loops.levels)
-    return max(loops.cycles, _bytes(known) * _BYTE_COST)
+    return max(loops.cycles, _bytes(known) * BYTE_COST)
 
 
 @dataclass(frozen=True)
@@ -210,6 +233,14 @@ def _choose_loops(nest: KernelSpec, machine: Machine, unknown: Unknown) -> _Loop
         if by_unit is not None and by_unit.cycles < cycles:
             return by_unit
         levels = choose_levels(nest, machine, order, reduction, tiles, cycles)
+        lost = _lost_cycles(nest, machine, levels, cycles)
+        if machine.threads > 1 and not unknown and lost > _MOST_LOST * cycles and is_worth_sharing(machine, cycles):
+            # The levels that threads share limit the tile, and the other way round.
+            for others, time in itertools.islice(tiles_by_cost(nest, machine, vector, lanes), _SHARED_TILES):
+                around = choose_levels(nest, machine, order, reduction, others, time)
+                more = _lost_cycles(nest, machine, around, time)
+                if time + more < cycles + lost:
+                    tiles, cycles, levels, lost = others, time, around, more
         return _Loops(vector, lanes, tiles, levels, cycles)
     tiles = _tile_elementwise(nest, vector, lanes, unknown)
     if nest.place:
@@ -232,6 +263,11 @@ def _choose_matrix_loops(nest: KernelSpec, machine: Machine, unknown: Unknown) -
     return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
+def _lost_cycles(nest: KernelSpec, machine: Machine, levels: Sequence[Level], cycles: float) -> float:
+    """Return the cycles for repeated cache misses, and for threads that wait for the busiest one."""
+    return miss_cycles(nest, machine, levels) + idle_cycles(nest, machine, levels, cycles)
+
+
 @dataclass(frozen=True)
 class ScheduleContext:
     """Context of a schedule: the arguments of :func:`choose_schedule`, and the matrix unit's tile if that is used."""
@@ -252,14 +288,14 @@ def complete_schedule(
     """
     nest, (known, unknown) = context.nest, assume_typical(context.nest, context.typical)
     matrix, reduction = context.matrix, reduction_order(known, vector)
-    ranged, iterations = _choose_range(known, levels)
-    cycles = max(cycles, _bytes(known) * _BYTE_COST)
-    grain = max(1, math.ceil(_TASK_COST * iterations / cycles))
-    if not _is_worth_sharing(nest, levels[:ranged], iterations, cycles):
+    cycles = max(cycles, _bytes(known) * BYTE_COST)
+    ranged, iterations = _choose_range(known, levels, cycles, context.machine.threads)
+    is_dynamic = any(isinstance(nest.sizes[level.loop], Size) for level in levels[:ranged])
+    grain = choose_grain(context.machine, iterations, cycles, is_dynamic)
+    if not grain:
         # Loops inside the kernel cost less than levels of the range, and values that outer loops determine stay
         # hoisted.
-        grain = 0
-        ranged, iterations = _choose_range(known, levels[:1])
+        ranged, iterations = next(_ranges(known, levels), (0, 1))
     if matrix is not None:
         reduction = matrix_reduction(known, vector, matrix)
         once = (1,) * len(nest.sizes)
@@ -563,27 +599,52 @@ def _bound_scratch(nest: AnyNest, known: KernelSpec, levels: tuple[Level, ...], 
     return (*blocks, *levels)
 
 
-def _is_worth_sharing(nest: AnyNest, ranged: Sequence[Level], iterations: int, cycles: float) -> bool:
-    """Return whether threads may share a nest.
+def is_worth_sharing(machine: Machine, cycles: float) -> bool:
+    """Return whether threads gain from sharing work that takes one thread ``cycles``."""
+    if machine.threads == 1:
+        return cycles >= 2 * _TASK_COST
+    return cycles > join_cycles(machine.threads)
 
-    The runtime does not share a nest with only one task, so any nest of dynamic size is worth sharing.
+
+def choose_grain(machine: Machine, iterations: int, cycles: float, is_dynamic: bool = False) -> int:
+    """Return the number of iterations of a task; 0 if threads do not share the range.
+
+    The iterations of the range take ``cycles`` together. The runtime does not share a range with only one task, so any
+    range of dynamic size is worth sharing.
     """
-    if any(isinstance(nest.sizes[level.loop], Size) for level in ranged):
-        return True
-    return cycles >= 2 * _TASK_COST and iterations >= 2
+    if not is_dynamic and (iterations < 2 or not is_worth_sharing(machine, cycles)):
+        return 0
+    grain = math.ceil((_TASK_COST if machine.threads == 1 else _SMALL_TASK_COST) * iterations / cycles)
+    return max(1, grain if is_dynamic else min(grain, iterations // machine.threads))
 
 
-def _choose_range(nest: KernelSpec, levels: Sequence[Level]) -> tuple[int, int]:
-    """Return the number of leading levels that threads share, and their blocks: enough for load balance."""
-    ranged, iterations, seen, serial = 0, 1, set(), serial_loops(nest)
-    for level in levels:
-        is_parallel = not nest.reduction[level.loop] and level.loop not in serial
-        if (ranged and iterations >= 64) or not is_parallel or level.loop in seen:
-            break
-        ranged += 1
+def _choose_range(nest: KernelSpec, levels: Sequence[Level], cycles: float, threads: int) -> tuple[int, int]:
+    """Return the number of leading levels that threads share, and their blocks.
+
+    One and two threads share the fewest levels with enough blocks. More threads share the levels for which the busiest
+    thread takes the least time.
+    """
+    candidates = list(_ranges(nest, levels)) or [(0, 1)]
+    if threads == 1:
+        return next((each for each in candidates if each[1] >= _ENOUGH_BLOCKS), candidates[-1])
+
+    def time(candidate: tuple[int, int]) -> float:
+        ranged, iterations = candidate
+        blocks = [(nest.sizes[level.loop], level.step) for level in levels[:ranged]]
+        return cycles * largest_share(blocks, 1, threads) + _PLACE_COST * (ranged - 1) * iterations / threads
+
+    return min(candidates, key=time)
+
+
+def _ranges(nest: KernelSpec, levels: Sequence[Level]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of leading levels that threads may share, each with the number of their blocks."""
+    iterations, seen, serial = 1, set[int](), serial_loops(nest)
+    for ranged, level in enumerate(levels, 1):
+        if nest.reduction[level.loop] or level.loop in serial or level.loop in seen:
+            return
         seen.add(level.loop)
         iterations *= math.ceil(nest.sizes[level.loop] / level.step)
-    return ranged, iterations
+        yield ranged, iterations
 
 
 def elementwise_cycles(nest: KernelSpec, machine: Machine, vector: int, lanes: int) -> float:

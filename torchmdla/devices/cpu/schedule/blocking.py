@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, AnyOperand, KernelSpec, Operand
+from torchmdla.devices.cpu.schedule.partition import largest_share
 from torchmdla.devices.cpu.schedule.streams import streams
 from torchmdla.devices.cpu.target.machine import Machine
 
@@ -91,14 +92,14 @@ def choose_levels(
     reduce, outermost first. Without them, the reduction has no blocks.
     """
     plain = tuple(Level(loop, tiles[loop]) for loop in order)
-    best, least = plain, miss_cycles(nest, machine, plain)
+    best, least = plain, miss_cycles(nest, machine, plain) + idle_cycles(nest, machine, plain, cycles)
     if least <= _HIDDEN * cycles:
         return best
     searches = _SEARCHES if _rereads_memory(nest, machine) else _SEARCHES[:-1]
     for search, gain, better in searches if reduction else _SEARCHES[:1]:
         for levels in search(nest, plain, reduction, tiles):
-            cost = miss_cycles(nest, machine, levels)
-            if cost < min(least - gain * cycles, better * least):
+            cost, most = miss_cycles(nest, machine, levels), min(least - gain * cycles, better * least)
+            if cost < most and (cost := cost + idle_cycles(nest, machine, levels, cycles)) < most:
                 best, least = levels, cost
         if least <= _HIDDEN * cycles:
             break
@@ -284,6 +285,23 @@ def miss_cycles(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> 
     )
     once = sum(_lines(operand, nest.sizes, machine)[0] for operand in nest.operands) * machine.line
     return (first - once) * _SECOND_LEVEL_BYTE + (second - once) / machine.memory_bytes
+
+
+def idle_cycles(nest: KernelSpec, machine: Machine, levels: Sequence[Level], cycles: float) -> float:
+    """Return the cycles for which all threads together wait for the busiest one, if they share leading levels.
+
+    The arithmetic of the nest takes ``cycles``.
+    """
+    if machine.threads == 1:
+        return 0.0
+    blocks: dict[int, tuple[int, int]] = {}
+    share = 1.0
+    for level in levels:
+        if nest.reduction[level.loop] or level.loop in blocks:
+            break
+        blocks[level.loop] = nest.sizes[level.loop], level.step
+        share = min(share, largest_share(list(blocks.values()), 1, machine.threads))
+    return (share * machine.threads - 1) * cycles
 
 
 def _cached_operands(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:

@@ -161,7 +161,7 @@ class _Planner:
     def add_all(self, steps: Iterable[Step]) -> None:
         for step in flatten(steps):
             if isinstance(step, LoopNest | Scatter):
-                self._add(step.nest if isinstance(step, Scatter) else step, ())
+                self._add(step.nest if isinstance(step, Scatter) else step, (), self._machine)
             elif isinstance(step, TileLoop):
                 self._add_tile_loop(step)
 
@@ -169,14 +169,15 @@ class _Planner:
         tiles = self.plan.tile_loops[step] = schedule_tiles(step, self._machine, self.plan.symbols)
         for extents in tiles.parts(step):
             for position, fetched in enumerate(tiles.fetched):
-                self._add(step.part(position, extents), fetched.ahead)
+                # One thread runs all kernels of a tile.
+                self._add(step.part(position, extents), fetched.ahead, replace(self._machine, threads=1))
 
-    def _add(self, step: LoopNest, ahead: Ahead) -> None:
+    def _add(self, step: LoopNest, ahead: Ahead, machine: Machine) -> None:
         key = step.kernel, ahead
         if key in self.plan.kernels:
             return
-        nest = expand(key[0], self._machine)
-        schedule = choose_schedule(nest, self._machine, self.plan.symbols.typical, ahead)
+        nest = expand(key[0], machine)
+        schedule = choose_schedule(nest, machine, self.plan.symbols.typical, ahead)
         if self._decisions.kernels or self._decisions.measured:
             schedule = self._override(nest, schedule)
         self.plan.kernels[key] = ScheduledKernel(nest, schedule)

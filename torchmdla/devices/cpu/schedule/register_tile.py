@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
+from torchmdla.devices.cpu.schedule.partition import join_cycles, largest_share
 from torchmdla.devices.cpu.schedule.streams import is_read_once, streams
 from torchmdla.devices.cpu.target import math_library
 from torchmdla.devices.cpu.target.machine import Machine
@@ -179,6 +180,8 @@ class _Search:
         most = {d: _MOST_UNKNOWN_VECTORS if d == vector else _MOST_UNKNOWN_ROWS for d in unknown}
         self._most = [most.get(d, 0) for d in self.axes]
         self._steps = math.prod(size for d, size in enumerate(nest.sizes) if nest.reduction[d] and d != vector)
+        sizes = enumerate(nest.sizes)
+        self._untiled = math.prod(size for d, size in sizes if not nest.reduction[d] and d not in self.axes)
         self._terms = _terms(nest, machine, self.axes, vector, lanes)
         body = nest.epilogue.body if nest.epilogue else ()
         operands = nest.epilogue.inputs + nest.epilogue.outputs if nest.epilogue else nest.outputs
@@ -195,18 +198,29 @@ class _Search:
         self._costs: dict[tuple[int, ...], float] = {}
 
     def best(self) -> tuple[tuple[int, ...], float]:
-        """Return the tile of the least cost, and that cost."""
+        """Return the tile of the least time, and its cost."""
         parallel = [k for k, reduced in enumerate(self._reduced) if not reduced]
-        points = math.prod(self._sizes[k] for k in parallel)
+        points, threads = math.prod(self._sizes[k] for k in parallel), self._machine.threads
         chosen = (1,) * len(self.axes)
-        least = self._total(chosen)
+        least = self._time(chosen)
         for tile in self._candidates():
-            if not self._fits(tile) or self._cost(tile) * points >= least * math.prod(tile[k] for k in parallel):
+            fewest = math.prod(tile[k] for k in parallel) * threads
+            if not self._fits(tile) or self._cost(tile) * points >= least * fewest:
                 continue
-            total = self._total(tile)
-            if total < least:
-                chosen, least = tile, total
-        return chosen, least
+            time = self._time(tile)
+            if time < least:
+                chosen, least = tile, time
+        return chosen, self._total(chosen)
+
+    def _time(self, tile: tuple[int, ...]) -> float:
+        """Return the time of the threads that share the tiles, or of one thread if that is less."""
+        total, threads = self._total(tile), self._machine.threads
+        if threads == 1:
+            return total
+        axes = zip(self._sizes, tile, self._reduced, strict=True)
+        blocks = [(size, points) for size, points, reduced in axes if not reduced]
+        share = largest_share([(self._untiled, 1), *blocks], 1, threads)
+        return min(total, total * share + join_cycles(threads) / self._untiled)
 
     def rank(self) -> list[tuple[tuple[int, ...], float]]:
         """Return every tile that fits, and its cost, best first."""
@@ -221,9 +235,7 @@ class _Search:
         points = dict(zip(self.axes, tile, strict=True))
         if self._vector in points:
             points[self._vector] *= self._lanes
-        sizes = enumerate(self._nest.sizes)
-        untiled = (size for d, size in sizes if not self._nest.reduction[d] and d not in self.axes)
-        return tuple(points.get(d, 1) for d in range(len(self._nest.sizes))), cycles * math.prod(untiled)
+        return tuple(points.get(d, 1) for d in range(len(self._nest.sizes))), cycles * self._untiled
 
     def _candidates(self) -> Iterator[tuple[int, ...]]:
         limit = self._machine.registers // self._outputs

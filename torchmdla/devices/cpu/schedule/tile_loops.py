@@ -16,7 +16,16 @@ from torchmdla.compiler.sizes import Size, at
 from torchmdla.devices.cpu.ir.accesses import Buffer
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, TileLoop, flatten
-from torchmdla.devices.cpu.schedule import Ahead, Blocks, Fetch, Symbols, choose_schedule, count
+from torchmdla.devices.cpu.schedule import (
+    Ahead,
+    Blocks,
+    Fetch,
+    Symbols,
+    choose_grain,
+    choose_schedule,
+    count,
+    estimate_cycles,
+)
 from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.devices.cpu.target.vector_math import expand
 
@@ -109,10 +118,18 @@ def _choices(extent: int | Size, tile: int, last: Size | None) -> Extents:
 
 
 def _grain(step: TileLoop, machine: Machine, typical: tuple[int, ...]) -> int:
-    """Return the number of tiles in a task, derived from the grains of the members' own schedules."""
+    """Return the number of tiles in a task.
+
+    For one and two threads, it is derived from the grains of the members' own schedules.
+    """
+    nests = [step.part(position, step.extents).kernel for position in range(len(step.members))]
+    if machine.threads > 1:
+        cycles = sum(estimate_cycles(expand(nest, machine), machine, typical) for nest in nests)
+        is_dynamic = any(isinstance(extent, Size) for extent in step.extents)
+        return choose_grain(machine, count(blocks_of(step), typical), cycles, is_dynamic)
     tasks = 0.0
-    for position in range(len(step.members)):
-        schedule = choose_schedule(step.part(position, step.extents).kernel, machine, typical)
+    for nest in nests:
+        schedule = choose_schedule(nest, machine, typical)
         tasks += schedule.iterations / schedule.grain if schedule.grain else 0.0
     return max(1, math.ceil(count(blocks_of(step), typical) / tasks)) if tasks else 0
 

@@ -21,6 +21,11 @@ CHECK_BOUNDS = "check-bounds"
 ALGORITHMS = "algorithms="
 Algorithms = Literal["fast", "winograd", "direct", "winograd2", "winograd4", "winograd6", "strassen"]
 
+# The prefix of a target's feature that specifies how many threads share kernels: one of 4, 8, 16 and 32. Schedules for
+# one and two threads are the same, and such targets do not have the feature.
+THREADS = "threads="
+_FEWEST_THREADS, _MOST_THREADS = 4, 32
+
 # A target's feature: generated code calls only functions of the C library, not the vector functions of libtorch.
 SCALAR_FUNCTIONS = "scalar-functions"
 
@@ -67,6 +72,7 @@ class Machine:
         has_strong_prefetcher: whether the hardware prefetches a tile's data as well as prefetch instructions do.
         splits: whether an operation on the widest vector takes as long as two operations on halves of it.
         memory_bytes: the bytes per cycle that come from memory beyond the second-level cache.
+        threads: the number of threads that share kernels: a power of two up to 32; 1 for one and two threads.
         algorithms: the algorithms that contractions may use.
         calls_vectors: whether there are library functions on vectors.
         matrix: the matrix unit, if there is one.
@@ -87,6 +93,7 @@ class Machine:
     has_strong_prefetcher: bool = False
     splits: bool = False
     memory_bytes: float = 10.0
+    threads: int = 1
     algorithms: Algorithms = "fast"
     calls_vectors: bool = True
     matrix: MatrixUnit | None = None
@@ -144,6 +151,7 @@ class Machine:
         """
         features = set(target.features.split(","))
         chosen = next((f.removeprefix(ALGORITHMS) for f in features if f.startswith(ALGORITHMS)), "fast")
+        threads = next((int(f.removeprefix(THREADS)) for f in features if f.startswith(THREADS)), 1)
         matrix = matrix_unit(features)
         if matrix is not None and CHECK_BOUNDS in features:
             matrix = replace(matrix, is_modelled=True)  # Accesses by instructions of a unit cannot be checked.
@@ -157,6 +165,7 @@ class Machine:
         promised = replace(
             promised,
             has_strong_prefetcher=target.cpu in _STRONG_PREFETCHERS,
+            threads=threads,
             algorithms=cast(Algorithms, chosen),
             calls_vectors=calls_vectors,
             matrix=matrix,
@@ -183,6 +192,17 @@ class Machine:
         is_arm = target.triple.startswith(("aarch64", "arm64"))
         fused = is_arm or "+fma" in features
         return cls(16, 32 if is_arm else 16, second_level=256 << 10, ways=8, fused=fused)
+
+
+def share_between(target: Target, threads: int) -> Target:
+    """Return the target for kernels that ``threads`` threads share.
+
+    The number is rounded down to a power of two of at most 32. Then few targets, and so few compiled programs, differ.
+    """
+    if threads < _FEWEST_THREADS:
+        return target
+    rounded = min(_MOST_THREADS, 1 << (threads.bit_length() - 1))
+    return replace(target, features=f"{target.features},{THREADS}{rounded}")
 
 
 def converts_bf16(target: Target) -> bool:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.target.machine import THREADS
 from torchmdla.devices.cpu.target.matrix_units import MATRIX_UNIT, UNIT_FEATURES
 from torchmdla.errors import unknown_name
 
@@ -78,11 +79,13 @@ def used_features(target: Target) -> tuple[str, ...]:
 def describe_machine(target: Target) -> str:
     """Return a description of the machine: processor, features and caches.
 
-    Measurements of code for ``target`` are valid only for machines with the same description.
+    Measurements of code for ``target`` are valid only for machines with the same description. It names the number of
+    threads that share kernels if schedules depend on it.
     """
     features = " ".join(sorted(_enabled_features(target)))
     caches = ", ".join(map(" ".join, _read_cache_properties("level", "type", "size")))
-    return f"{target.triple} {target.cpu}\n{features}\n{caches}"
+    threads = [feature for feature in target.features.split(",") if feature.startswith(THREADS)]
+    return "\n".join([f"{target.triple} {target.cpu}", features, caches, *threads])
 
 
 def second_cache() -> tuple[int, int] | None:
