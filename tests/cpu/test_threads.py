@@ -165,7 +165,7 @@ def test_tiles_are_balanced(
 
 @pytest.mark.parametrize(("columns", "fewest", "width"), [(512, 1, 32), (512, 16, 32), (512, 32, 16), (48, 1, 48)])
 def test_panels_are_narrower_for_more_threads(columns: int, fewest: int, width: int) -> None:
-    assert panel_width(columns, 16, fewest) == width
+    assert panel_width(columns, 16, fewest=fewest) == width
 
 
 @pytest.mark.parametrize(("threads", "algorithm"), [(1, "strassen"), (16, "direct")])

@@ -7,6 +7,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 from torchmdla.cli import Command, argument, report_failure
@@ -34,6 +35,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _optimise_loops(text: str, options: argparse.Namespace) -> str:
+    from torchmdla.devices import get
     from torchmdla.mlir.process import run_job
 
     return run_job(
@@ -44,6 +46,7 @@ def _optimise_loops(text: str, options: argparse.Namespace) -> str:
         passes=[name.strip() for name in [*options.pipeline.split(","), *options.flags] if name.strip()],
         print_after=["*"] if options.print_after_all else options.print_after,
         stop_after=options.stop_after,
+        target=astuple(get("cpu").target()),
     )
 
 

@@ -13,7 +13,7 @@ from torch_mlir.passmanager import PassManager
 
 from torchmdla.compiler import constants
 from torchmdla.compiler.mlir import convert_errors, located_text, run
-from torchmdla.compiler.program import Program
+from torchmdla.compiler.program import Program, Target
 from torchmdla.errors import CompileError
 from torchmdla.mlir.context import first_error, new_context
 
@@ -68,7 +68,9 @@ def loops(program: str) -> str:
     return loop_program_text(Program.from_json(program))
 
 
-def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str], stop_after: str) -> str:
+def optimise_loops(
+    text: str, passes: Sequence[str], print_after: Sequence[str], stop_after: str, target: Sequence[str]
+) -> str:
     """Run passes of the cpu device on a loop program and return the result.
 
     Args:
@@ -76,17 +78,17 @@ def optimise_loops(text: str, passes: Sequence[str], print_after: Sequence[str],
         passes: names of the passes; an empty list selects all.
         print_after: passes after which the program is printed on standard error; ``*`` means after each pass.
         stop_after: the last pass to run, unless it is empty.
+        target: the fields of the :class:`~torchmdla.compiler.program.Target`.
 
     Raises:
         CompileError: the text is not a loop program, a pass does not exist, or a pass fails.
     """
-    from torchmdla.devices import get
     from torchmdla.devices.cpu.ir.printer import program_text
     from torchmdla.devices.cpu.lowering import run_passes
     from torchmdla.devices.cpu.passes.pipeline import find_passes
 
     find_passes([*(name for name in print_after if name != "*"), *filter(None, [stop_after])])
-    for name, steps in run_passes(text, passes, get("cpu").target()):
+    for name, steps in run_passes(text, passes, Target(*target)):
         if name in print_after or "*" in print_after:
             print(f"// -----// after {name} //----- //\n{program_text(steps)}", file=sys.stderr)
         if name == stop_after:
