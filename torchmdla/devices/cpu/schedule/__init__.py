@@ -287,7 +287,6 @@ def complete_schedule(
     ``cycles`` is the time of the nest's arithmetic.
     """
     nest, (known, unknown) = context.nest, assume_typical(context.nest, context.typical)
-    matrix, reduction = context.matrix, reduction_order(known, vector)
     cycles = max(cycles, _bytes(known) * BYTE_COST)
     ranged, iterations = _choose_range(known, levels, cycles, context.machine.threads)
     is_dynamic = any(isinstance(nest.sizes[level.loop], Size) for level in levels[:ranged])
@@ -296,12 +295,13 @@ def complete_schedule(
         # Loops inside the kernel cost less than levels of the range, and values that outer loops determine stay
         # hoisted.
         ranged, iterations = next(_ranges(known, levels), (0, 1))
-    if matrix is not None:
+    if (matrix := context.matrix) is not None:
         reduction = matrix_reduction(known, vector, matrix)
         once = (1,) * len(nest.sizes)
         return Schedule(
             levels, reduction, tiles, once, vector, lanes, ranged, iterations, grain, ahead=context.ahead, matrix=matrix
         )
+    reduction = reduction_order(known, vector)
     whole = UNROLLED_WINDOW if not context.ahead else _UNROLLED_LOOP
     unroll = _choose_unroll(known, reduction, tiles, lanes, unknown, whole)
     prefetch = choose_prefetch(nest, known, context.machine, levels) if reduction else None
