@@ -9,8 +9,7 @@ A variant that differs from eager by more than torchmdla.testing.compare allows 
 status is 1, with a message, if this is torchmdla, or if torchmdla does not run. Peers that are not installed are
 skipped with a message: pip install torchmdla[bench] installs them all.
 
-With --level x86-64-v3 all variants are held to AVX2. Products of OpenVINO, ONNX Runtime, ncnn and IREE have no switch
-for this, so these are left out there.
+With --level x86-64-v3 all variants are held to AVX2. Peers whose products have no switch for this are left out there.
 """
 
 from __future__ import annotations

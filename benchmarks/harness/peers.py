@@ -212,11 +212,20 @@ def _without_groups(scripted: Any, subject: Subject) -> Prepared:
 
 
 def _inductor(subject: Subject) -> Prepared:
+    return _dynamo("inductor", subject)
+
+
+def _zentorch(subject: Subject) -> Prepared:
+    importlib.import_module("zentorch")  # registers its backend
+    return _dynamo("zentorch", subject)
+
+
+def _dynamo(backend: str, subject: Subject) -> Prepared:
     from torch._inductor import config
 
     config.freezing = True
     converted = subject.converted()
-    return _torch(torch.compile(converted.module), converted)
+    return _torch(torch.compile(converted.module, backend=backend), converted)
 
 
 # --- others ------------------------------------------------------------------------------------------------------
@@ -393,6 +402,7 @@ VARIANTS: dict[str, Variant] = {
     "frozen": Variant("TorchScript, frozen", _frozen),
     "ofi": Variant("optimize_for_inference", _for_inference),
     "inductor": Variant("Inductor, freezing", _inductor),
+    "zentorch": Variant("zentorch, freezing", _zentorch, ("zentorch",)),
     "onnxruntime": Variant("ONNX Runtime", _onnx_runtime, ("onnx", "onnxscript", "onnxruntime")),
     "openvino": Variant("OpenVINO", _openvino, ("onnx", "onnxscript", "openvino")),
     "openvino-throughput": Variant(

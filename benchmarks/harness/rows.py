@@ -29,7 +29,18 @@ ROW_NAMES = (
 # Models of the same kinds that were not used to fit costs. They are in the table only on request.
 HELD_OUT = ("densenet121", "unet", "transformer_encoder", "gru")
 KNOWN = (*ROW_NAMES, *HELD_OUT)
-VARIANT_NAMES = ("eager", "frozen", "ofi", "inductor", "onnxruntime", "openvino", "ncnn", "iree", "torchmdla-unfrozen")
+VARIANT_NAMES = (
+    "eager",
+    "frozen",
+    "ofi",
+    "inductor",
+    "zentorch",
+    "onnxruntime",
+    "openvino",
+    "ncnn",
+    "iree",
+    "torchmdla-unfrozen",
+)
 # Peers that the variables of children.LEVELS hold to fewer instructions.
 HELD_TO_LEVELS = ("eager", "frozen", "ofi", "inductor")
 CONVERTED = "torchmdla-converted"
@@ -41,6 +52,7 @@ COLOURS = {
     "frozen": "royalblue",
     "ofi": "cornflowerblue",
     "inductor": "lightsteelblue",
+    "zentorch": "peru",
     "onnxruntime": "dimgrey",
     "openvino": "darkgrey",
     "openvino-throughput": "black",
