@@ -276,14 +276,15 @@ _SEARCHES = (
 def miss_cycles(nest: KernelSpec, machine: Machine, levels: Sequence[Level]) -> float:
     """Return the cycles for repeated cache misses.
 
-    The first read of each byte is not counted, since it comes from memory in any order.
+    The first read of each byte is not counted, since it comes from memory in any order. Nor are results, which are
+    written once.
     """
-    operands = _cached_operands(nest, levels)
+    operands = _read_operands(nest, levels)
     first, second = (
         _missed_bytes(nest, machine, levels, operands, capacity, max(1, capacity // (ways * machine.line)))
         for capacity, ways in ((machine.first_level, 8), (machine.second_level, machine.ways))
     )
-    once = sum(_lines(operand, nest.sizes, machine)[0] for operand in nest.operands) * machine.line
+    once = sum(_lines(operand, nest.sizes, machine)[0] for operand in _inputs(nest)) * machine.line
     return (first - once) * _SECOND_LEVEL_BYTE + (second - once) / machine.memory_bytes
 
 
@@ -304,34 +305,50 @@ def idle_cycles(nest: KernelSpec, machine: Machine, levels: Sequence[Level], cyc
     return (share * machine.threads - 1) * cycles
 
 
-def _cached_operands(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:
-    """Return the operands, and the scratch of partial results if the reduction has blocks.
+def _results(nest: KernelSpec) -> tuple[Operand, ...]:
+    return (nest.epilogue or nest).outputs
 
-    The scratch is included twice for each output, since it is read and written.
+
+def _inputs(nest: KernelSpec) -> tuple[Operand, ...]:
+    """Return the inputs, with those of the epilogue."""
+    return nest.operands[: -len(_results(nest))]
+
+
+def _read_operands(nest: KernelSpec, levels: Sequence[Level]) -> list[Operand]:
+    """Return all inputs, and the scratch of partial results if the reduction has blocks.
+
+    The scratch is included twice for each output, since it is read and written. Its elements are adjacent.
     """
-    operands = list(nest.operands)
+    operands = list(_inputs(nest))
     first = next((k for k, level in enumerate(levels) if nest.reduction[level.loop]), None)
     if first is not None:
+        outside = {level.loop: level.step for level in levels[:first]}
         inside = {level.loop for level in levels[first:]}
         for output in nest.outputs:
-            strides = tuple(s if d in inside else 0 for d, s in enumerate(output.strides))
-            operands += [Operand(output.element, strides)] * 2
+            strides, distance = [0] * len(nest.sizes), 1
+            for d in sorted(inside, key=lambda d: output.strides[d]):
+                if output.strides[d]:
+                    strides[d], distance = distance, distance * outside.get(d, nest.sizes[d])
+            operands += [Operand(output.element, tuple(strides))] * 2
     return operands
 
 
 def _missed_bytes(
     nest: KernelSpec, machine: Machine, levels: Sequence[Level], operands: Sequence[Operand], capacity: int, sets: int
 ) -> float:
-    """Return the bytes that are fetched into a cache of ``capacity`` bytes.
+    """Return the bytes of ``operands`` that are fetched into a cache of ``capacity`` bytes.
 
-    Data that does not fit even for one tile is fetched for each tile. Each block of a reduction reads the outputs
-    again. Neighbouring blocks of a loop share their overlap.
+    Data that does not fit even for one tile is fetched for each tile. Neighbouring blocks of a loop share their
+    overlap. Results take space, but they need not stay, so conflicts between their lines do not matter.
     """
     extents = list(nest.sizes)
+
+    def space() -> float:
+        results = sum(_lines(result, extents, machine)[0] for result in _results(nest)) * machine.line
+        return results + sum(_occupied_bytes(operand, extents, machine, sets) for operand in operands)
+
     depth = 0
-    while (
-        depth < len(levels) and sum(_occupied_bytes(o, extents, machine, sets) for o in operands) > _FILLED * capacity
-    ):
+    while depth < len(levels) and space() > _FILLED * capacity:
         extents[levels[depth].loop] = min(levels[depth].step, extents[levels[depth].loop])
         depth += 1
     total = 0.0

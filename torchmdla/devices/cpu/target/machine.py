@@ -161,7 +161,7 @@ class Machine:
             # The layouts and loops of a processor with the unit. LLVM divides its vectors.
             promised, calls_vectors = replace(promised, vector_bytes=matrix.row_bytes, registers=32), False
         if matrix is not None:
-            promised = replace(promised, second_level=matrix.second_level)
+            promised = replace(promised, first_level=matrix.first_level, second_level=matrix.second_level)
         promised = replace(
             promised,
             has_strong_prefetcher=target.cpu in _STRONG_PREFETCHERS,
