@@ -57,12 +57,18 @@ bool is_plain_tensor(const at::Tensor& tensor) {
   return !tensor.is_quantized() || quantisation_of(tensor);
 }
 
-// Return 4 if four bits are enough for every value of an int8 tensor, else 0.
+// Return 4 if four bits are enough for every value of an int8 tensor, 1 if an int64 vector, such as
+// zero points, has only zeros, else 0.
 int64_t bits_of(const at::Tensor& tensor) {
-  constexpr int few = 4, limit = 1 << (few - 1);
-  if (!tensor.defined() || tensor.scalar_type() != at::kChar || tensor.numel() == 0 ||
-      !is_plain_tensor(tensor) || !tensor.is_non_overlapping_and_dense())
+  constexpr int zeros = 1, few = 4, limit = 1 << (few - 1);
+  if (!tensor.defined() || tensor.numel() == 0 || !is_plain_tensor(tensor) ||
+      !tensor.is_non_overlapping_and_dense())
     return 0;
+  if (tensor.scalar_type() == at::kLong && tensor.dim() == 1) {
+    const std::span values(tensor.const_data_ptr<int64_t>(), tensor.numel());
+    return std::ranges::all_of(values, [](int64_t value) { return value == 0; }) ? zeros : 0;
+  }
+  if (tensor.scalar_type() != at::kChar) return 0;
   const std::span values(tensor.const_data_ptr<int8_t>(), tensor.numel());
   const auto [least, most] = std::ranges::minmax(values);
   return least >= -limit && most < limit ? few : 0;

@@ -19,7 +19,7 @@ from torchmdla.devices.cpu.ir.expressions import constant, operation
 from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.ir.loop_program import LoopProgram, is_copy
 from torchmdla.devices.cpu.ir.parser import parse_program
-from torchmdla.devices.cpu.ir.printer import program_text
+from torchmdla.devices.cpu.ir.printer import nest_text, program_text
 from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
 from torchmdla.devices.cpu.passes.narrow.formats import drop_roundings
 from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum
@@ -125,12 +125,12 @@ def convolutions(b: Builder) -> list[Value]:
     return [rounded(b, convolve_half(b, image, 48))]
 
 
-def convolve_half(b: Builder, x: Value, filters: int) -> Value:
+def convolve_half(b: Builder, x: Value, filters: int, kernel: int = 3) -> Value:
     wide = widened(b, x)
-    weight = b.input((normal(filters, x.tensor.shape[1], 3, 3) / 17).bfloat16(), "parameter")
-    wide_weight = widened(b, weight)
-    product = torch.nn.functional.conv2d(wide.tensor, wide_weight.tensor, padding=1)
-    return b.op("aten.convolution", [wide, wide_weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1], product)
+    weight = b.input((normal(filters, x.tensor.shape[1], kernel, kernel) / 17).bfloat16(), "parameter")
+    wide_weight, padding = widened(b, weight), [kernel // 2] * 2
+    product = torch.nn.functional.conv2d(wide.tensor, wide_weight.tensor, padding=padding)
+    return b.op("aten.convolution", [wide, wide_weight, None, [1, 1], padding, [1, 1], False, [0, 0], 1], product)
 
 
 def flattened(b: Builder) -> list[Value]:
@@ -210,6 +210,25 @@ def test_words_in_order_are_not_copied() -> None:
             read, written = (access.linearise(len(step.sizes)).factors for access in (*step.inputs, *step.outputs))
             assert read != tuple(2 * factor for factor in written)
     check(b, results, available_target(*WITH_PAIRS))
+
+
+def test_products_that_store_words_read_along_pixels() -> None:
+    """Check the layout of an image whose channels are in blocks, for a product whose 24 channels are not."""
+    b = Builder()
+    x = b.input(normal(1, 32, 12, 16).bfloat16())
+    for filters in (64, 24, 32):
+        x = relu(b, rounded(b, convolve_half(b, x, filters, 1)))
+    steps = b.steps([x], *WITH_PAIRS)
+    products = [step for step in all_nests(steps) if len(step.values) == 2 and "dot" in nest_text(step.kernel)]
+    assert products
+    for product in products:
+        (_, written), *read = [
+            (access.width, access.linearise(len(product.sizes)).factors)
+            for access in (*product.written_accesses, *product.inputs)
+        ]
+        column = next(loop for loop, factor in enumerate(written) if factor == 2 and product.sizes[loop] > 1)
+        assert all(factors[column] in (0, width) for width, factors in read)
+    check(b, [x], available_target(*WITH_PAIRS))
 
 
 # Other passes that use roundings.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -13,12 +13,16 @@ from nest_running import host_target
 from nest_samples import available_target
 from torch import Tensor
 from torch.nn import functional
+from torch_mlir import ir
 from written_programs import Builder, Executable, Value, check, normal
 
 import torchmdla
+from torchmdla.compiler.mlir import new_context
+from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.ir.loop_program import TileLoop
 from torchmdla.devices.cpu.ir.parser import parse_program
-from torchmdla.devices.cpu.ir.printer import program_text
-from torchmdla.devices.cpu.lowering import lower
+from torchmdla.devices.cpu.ir.printer import nest_text, program_text
+from torchmdla.devices.cpu.lowering import loop_program, lower
 from torchmdla.devices.cpu.passes.narrow.formats import keep_floats
 from torchmdla.devices.cpu.passes.narrow.stores import store_words
 from torchmdla.devices.cpu.reference import validation
@@ -282,6 +286,91 @@ def test_values_of_any_image(channels: int, filters: int, size: int, kernel: int
         w.convolution(w.quantised_input(1, channels, size, size + 1, zero=zero), filters, kernel), 1 / 4, 3, False
     )
     check(w.b, [x, w.convolution(x, 16, 1)], host_target())
+
+
+# Winograd's algorithm in integers of 16 bits.
+
+
+def with_algorithms(algorithms: str, *features: str) -> Target:
+    target = available_target(*features)
+    return replace(target, features=f"{target.features},algorithms={algorithms}")
+
+
+def has_words(target: Target) -> bool:
+    return any("vnni" in feature for feature in target.features.split(","))
+
+
+@pytest.mark.parametrize("features", [(), *WITH_WORDS.values()], ids=["native", *WITH_WORDS])
+@pytest.mark.parametrize("algorithms", ["winograd2", "winograd4"])
+@pytest.mark.parametrize("make", [convolutions, convolutions_with_zeros, images_of_parts])
+@pytest.mark.sampled(4)
+def test_values_of_fewer_products(make: Made, algorithms: str, features: tuple[str, ...]) -> None:
+    w = Written()
+    results, target = make(w), with_algorithms(algorithms, *features)
+    assert has_words(target) == ("{i16}" in program_text(w.b.steps(results, *target.features.split(","))))
+    check(w.b, results, target)
+
+
+@settings(max_examples=16)
+@given(
+    algorithms=st.sampled_from(["winograd2", "winograd4"]),
+    images=st.integers(1, 2),
+    channels=st.sampled_from([4, 8, 16, 24, 32]),
+    filters=st.sampled_from([3, 8, 16, 24, 40]),
+    size=st.tuples(st.integers(3, 13), st.integers(3, 13)),
+    kernel=st.sampled_from([3, 4]),
+    zero=st.integers(0, 255),
+)
+@pytest.mark.sampled(0)
+def test_values_of_fewer_products_of_any_image(algorithms, images, channels, filters, size, kernel, zero) -> None:
+    w = Written()
+    x = w.quantised_input(images, channels, *size, zero=zero)
+    x = w.requantised(w.convolution(x, filters, kernel), 1 / 4, 3, False)
+    check(w.b, [w.convolution(x, 16, 1)], with_algorithms(algorithms))
+
+
+# Channels: the most for which the simple points for four results are exact, one block more, and the most of all points.
+@pytest.mark.parametrize("channels", [112, 128, 1824], ids=["simple points", "other points", "most channels"])
+@pytest.mark.parametrize("algorithms", ["winograd2", "winograd4"])
+def test_fewer_products_of_the_largest_integers_are_exact(algorithms: str, channels: int) -> None:
+    """Check the least and the largest integers, for filters with each combination of signs along a dimension."""
+    w = Written()
+    images = torch.stack([torch.ones(channels, 6, 5), torch.randint(2, (channels, 6, 5), generator=seeded())])
+    x = w.requantised(w.b.input((images - 0.5) * 1e6), 1.0, 0, False)
+    signs = torch.tensor([-128, 127], dtype=torch.int8)
+    lines = torch.cartesian_prod(signs, signs, signs)
+    filters = torch.cat([lines.view(8, 1, 1, 3).expand(8, 1, 3, 3), lines.view(8, 1, 3, 1).expand(8, 1, 3, 3)])
+    integers = w.b.input(filters.expand(16, channels, 3, 3).contiguous(), "parameter")
+    weight = w.by_number("mul", w.b.cast(integers, torch.float32), 2.0**-10, torch.mul)
+    exact = functional.conv2d(x.tensor.double(), weight.tensor.double(), padding=1).float()
+    operands = [x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    result = w.b.op("aten.convolution", operands, exact)
+    target = with_algorithms(algorithms)
+    assert has_words(target) == ("{i16}" in program_text(w.b.steps([result], *target.features.split(","))))
+    status, (actual,) = Executable(lower(w.b.program([result], target)))(w.b.values)
+    assert status == 0 and torch.equal(actual, exact)
+
+
+# Channels and the size of the image, and the number of products of the chosen tile (0: a plain sum).
+CHOICES = {
+    "it fits the cache": (64, 56, 6 * 6),
+    "weights come from memory": (128, 28, 6 * 6),
+    "tiles of four do not divide it": (256, 14, 4 * 6),
+    "weights take longer to fetch": (512, 7, 0),
+    "it is soon done": (16, 9, 0),
+}
+
+
+@pytest.mark.parametrize(("channels", "size", "places"), CHOICES.values(), ids=CHOICES.keys())
+def test_choice_of_fewer_products(channels: int, size: int, places: int) -> None:
+    w = Written()
+    results = [w.convolution(w.quantised_input(1, channels, size, size), channels)]
+    zen5 = replace(host_target(*WITH_WORDS["AVX512_VNNI"]), cpu="znver5")
+    with new_context(), ir.Location.unknown():
+        steps = loop_program(w.b.program(results, zen5), {})[0]
+    members = [member for step in steps.steps if isinstance(step, TileLoop) for member in step.members]
+    products = [step for step in [*steps.nests(), *members] if "{i16}" in nest_text(step.kernel)]
+    assert sum(step.sizes[0] for step in products) == places
 
 
 # Stores of whole words.

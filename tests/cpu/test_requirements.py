@@ -24,7 +24,7 @@ from torchmdla.devices.cpu.passes.moments import MOMENTS
 from torchmdla.devices.cpu.passes.narrow.nibbles import USE_NIBBLES
 from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
 from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
-from torchmdla.devices.cpu.passes.winograd import USE_WINOGRAD
+from torchmdla.devices.cpu.passes.winograd import USE_INTEGER_WINOGRAD, USE_WINOGRAD
 from torchmdla.devices.cpu.reference import validation
 from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.errors import CompileError
@@ -32,6 +32,7 @@ from torchmdla.errors import CompileError
 # Machines that use an algorithm at any cost.
 MACHINES = {
     "winograd": replace(MACHINE, algorithms="winograd2"),
+    "winograd of integers": replace(MACHINE, algorithms="winograd2"),
     "strassen": replace(MACHINE, algorithms="strassen"),
     "nibbles": replace(MACHINE, second_level=32),
 }
@@ -42,6 +43,7 @@ RULES: Mapping[str, Rule[Any]] = {
     "scales": FOLD_SCALES,
     "moments": MOMENTS,
     "winograd": USE_WINOGRAD,
+    "winograd of integers": USE_INTEGER_WINOGRAD,
     "strassen": USE_STRASSEN,
     "split": SPLIT_REDUCTIONS,
     "nibbles": USE_NIBBLES,
@@ -59,6 +61,22 @@ entry {
     v0 : f32 = arith.mulf i0, i1
     v1 : f32 = arith.addf o0, v0
     result2[d0, d1] = v1
+  }
+}
+"""
+# A word has four channels.
+CONVOLUTION_OF_WORDS = """
+buffer input0 : i8[8, 16]
+buffer parameter1 : i8[4, 3, 16, 4]
+buffer result2 : i32[6, 16]
+entry {
+  nest d0:16 d1:6 d2:4+ d3:3+ d4:1+ {
+    i0 = input0[d1 + d3, d2 * 4] as i32
+    i1 = parameter1[d2, d3, d0, 0] as i32
+    o0 = from 0 : i32
+    v0 : i32 = dot i0, i1
+    v1 : i32 = arith.addi o0, v0
+    result2[d1, d0] = v1
   }
 }
 """
@@ -121,6 +139,7 @@ REWRITTEN: Mapping[str, str] = {
     "scales": SCALED.format(factor="parameter2"),
     "moments": MEAN_AND_VARIANCE,
     "winograd": CONVOLUTION,
+    "winograd of integers": CONVOLUTION_OF_WORDS,
     "strassen": PRODUCT,
     "split": SUM,
     "nibbles": MIXED_PRODUCT,
@@ -294,6 +313,25 @@ BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
             ("f32[16, 16, 3]", "f32[16, 16, 6]"),
         ),
         "a window slides along one dimension": (("d1 + d3]", "d1 + d3, d1]"), ("f32[16, 8]", "f32[16, 8, 6]")),
+    },
+    "winograd of integers": {
+        "the sum starts from zero": (("from 0 ", "from 1 "),),
+        "nothing is checked of the products": (
+            ("    result2[d1", "    v2 : i1 = arith.cmpi v0, 9 {predicate = 4 : i64}\n    check v2\n    result2[d1"),
+        ),
+        "nothing is computed of the numbers of iterations": (
+            (
+                "    result2[d1, d0] = v1\n",
+                "    yield v1 as result2[d1, d0]\n  } then {\n    v0 : i32 = arith.index_cast d1\n"
+                "    v1 : i32 = arith.addi o0, v0\n    result2[d1, d0] = v1\n",
+            ),
+        ),
+        "a tap is the next element of the image": (("d1 + d3", "d1 + d3 * 2"), ("i8[8, 16]", "i8[10, 16]")),
+        "each tap has a weight, the same for all results": (
+            ("parameter1[d2, d3, d0, 0]", "parameter1[d2, d1, d0, 0]"),
+            ("i8[4, 3, 16, 4]", "i8[4, 6, 16, 4]"),
+        ),
+        "a window slides along one dimension": (("[d1 + d3, d2", "[d1, d1 + d3, d2"), ("i8[8, 16]", "i8[6, 8, 16]")),
     },
     "strassen": {
         **of_products("d1", "result2[d0, d1, d3]"),

@@ -23,10 +23,19 @@ from written_programs import Builder, Value, check, normal
 import torchmdla
 from torchmdla.compiler.mlir import new_context
 from torchmdla.compiler.program import Target
-from torchmdla.devices.cpu.ir.expressions import Expression, numbered_value
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, numbered_value
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, TileLoop
 from torchmdla.devices.cpu.lowering import loop_program
-from torchmdla.devices.cpu.passes.bilinear_maps import KIND, Matrix, apply_matrices, has_transforms, transforms
+from torchmdla.devices.cpu.passes.bilinear_maps import (
+    KIND,
+    WHOLE,
+    Matrix,
+    apply_matrices,
+    has_transforms,
+    integer_transforms,
+    restore,
+    transforms,
+)
 from torchmdla.testing import checking
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.frontends import variant_of
@@ -62,6 +71,44 @@ def test_transforms_are_exact(results: int, taps: int, is_shorter: bool, data: s
     products = [a * b for a, b in zip(times(matrices.taps, filters), times(matrices.inputs, image), strict=True)]
     sums = [sum(image[k + tap] * filters[tap] for tap in range(taps)) for k in range(results)]
     assert times(matrices.outputs, [*products, *[Fraction()] * is_shorter]) == sums
+
+
+@pytest.mark.parametrize("is_shorter", [False, True], ids=["all taps", "one less"])
+@pytest.mark.parametrize(("results", "taps"), [(m, r) for m in TILES for r in range(2, 5) if integer_transforms(m, r)])
+def test_transforms_of_integers_have_no_fractions(results: int, taps: int, is_shorter: bool) -> None:
+    for matrices in integer_transforms(results, taps):
+        chosen, count = (matrices.drop_tap(), taps - 1) if is_shorter else (matrices, taps)
+        rows = [*chosen.inputs, *chosen.taps, *chosen.outputs]
+        assert all(number.denominator == 1 for row in rows for number in row)
+        for image, filters in itertools.product(basis(chosen.products), basis(count)):
+            products = [a * b for a, b in zip(times(chosen.taps, filters), times(chosen.inputs, image), strict=True)]
+            sums = [sum(image[k + tap] * filters[tap] for tap in range(count)) for k in range(results)]
+            multiples = [matrices.divisor * total for total in sums]
+            assert times(chosen.outputs, [*products, *[Fraction()] * is_shorter]) == multiples
+
+
+def basis(size: int) -> list[list[Fraction]]:
+    """Return the vectors with a single one: a bilinear map is its values for these."""
+    return [[Fraction(int(k == place)) for k in range(size)] for place in range(size)]
+
+
+@pytest.mark.parametrize("divisor", [1, 4, 9, 576, 900])
+def test_products_with_a_divisor_are_restored(divisor: int) -> None:
+    power = (divisor & -divisor).bit_length() - 1
+    for number in (0, 1, -1, 2 ** (31 - power) - 1, -(2 ** (31 - power)), 123_456, -654_321):
+        multiple = (number * divisor + 2**31) % 2**32 - 2**31
+        value = restore(constant(multiple, WHOLE), divisor)
+        restored = evaluate_integers(value)
+        assert restored == number
+
+
+def evaluate_integers(expression: Expression) -> int:
+    """Return the value of products and shifts of constants of 32 bits."""
+    if expression.op == "constant":
+        return expression.payload
+    left, right = map(evaluate_integers, expression.operands)
+    value = left * right if expression.op == "arith.muli" else left >> right
+    return (value + 2**31) % 2**32 - 2**31
 
 
 _OPS = {

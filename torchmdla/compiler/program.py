@@ -28,8 +28,8 @@ class Argument:
         kind: ``"tensor"`` or ``"scalar"``. A Python ``float`` of the graph is a 0-d ``float64`` tensor of kind
             ``"scalar"``, whose argument in MLIR is ``!torch.float``. An ``int`` that varies is likewise ``int64`` and
             ``!torch.int``.
-        bits: number of bits that were enough for the values of an int8 parameter (0: all 8). Code that relies on it
-            checks it when the parameter is packed.
+        bits: number of bits that were enough for the values of an int8 parameter (0: all 8), or 1 for a vector of
+            int64 zeros. Code that relies on it checks it when the parameter is packed, or in each call.
     """
 
     role: Role

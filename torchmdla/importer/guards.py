@@ -101,6 +101,11 @@ def check_unit_interval(*names: str) -> Callable[[Emitter, Mapping[str, Any]], N
     return check
 
 
+def check_zeros(emitter: Emitter, value: Value) -> None:
+    """Make a call fail unless all elements are zeros, as they were when the program was recorded."""
+    _check_all(emitter, [_compare(emitter, "eq", value, 0)], "an element is not zero any more")
+
+
 def check_zero_points(emitter: Emitter, operands: Mapping[str, Any]) -> None:
     """Make a call fail if its zero points exceed 32 bits, in which compiled code computes with them.
 

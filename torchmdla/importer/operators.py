@@ -70,6 +70,7 @@ class Operator:
         takes_sizes: whether it may compute with varying sizes among integers. Other operators inspect numbers, for
             zero or a sign.
         positions: the arguments that are positions among elements. They may be known only at run time, for any dtype.
+        omits_zeros: the optional argument that is omitted if its recorded elements are zeros, which calls check.
         check: the checks of eager's kernel on operand values that the written op does not make.
         guard: the code that comes immediately before it.
         keeps_dtype: whether it is written directly in dtypes that are only stored (``COMPUTED`` in ``types.py``). Such
@@ -94,6 +95,7 @@ class Operator:
     keeps_whole_with_runtime_scalars: Callable[[Sequence[Any]], bool] | None = None
     takes_sizes: bool = False
     positions: tuple[str, ...] = ()
+    omits_zeros: str = ""
     check: Check | None = None
     guard: Guard | None = None
     keeps_dtype: bool = False
@@ -503,6 +505,7 @@ _QUANTISATION: list[Row] = [
             f"quantized_decomposed::{name}",
             Operator(
                 decomposition=decomposition,
+                omits_zeros="zero_points" if name.startswith("dequantize_per_channel") else "",
                 check=_CHECKS_OF_QUANTISED.get(name, guards.check_zero_points),
                 keeps_dtype=True,
             ),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchmdla.errors import CompileError
-from torchmdla.importer import precision, promotion, quantised
+from torchmdla.importer import guards, precision, promotion, quantised
 from torchmdla.importer.decomposing import trace_decomposition
 from torchmdla.importer.emitter import Emitter, Value
 from torchmdla.importer.layout import contiguous_strides
@@ -27,7 +27,7 @@ from torchmdla.importer.runtime_scalars import (
     select_tensor_overload,
 )
 from torchmdla.importer.trace import Ref, Trace, leaves, map_structure, trace
-from torchmdla.importer.types import TensorMeta
+from torchmdla.importer.types import ZEROS, TensorMeta
 
 
 def translate(
@@ -54,6 +54,15 @@ def _write_empty_results(call: OpCall) -> Results:
     if not metas or not all(isinstance(meta, TensorMeta) and 0 in meta.shape for meta in metas):
         return None
     return [map_structure(call.emitter.empty_tensor, meta) for meta in call.metas]
+
+
+def _omit_zeros(call: OpCall) -> Results:
+    """Write the call without an optional tensor of zeros."""
+    zeros = call.named_operands.get(call.operator.omits_zeros)
+    if not isinstance(zeros, Value) or zeros.meta is None or zeros.meta.bits != ZEROS:
+        return None
+    guards.check_zeros(call.emitter, zeros)
+    return replace(call, operands=[None if operand is zeros else operand for operand in call.operands]).write()
 
 
 def _write_checks(call: OpCall) -> Results:
@@ -218,6 +227,7 @@ STRATEGIES: tuple[Strategy, ...] = (
     precision.convert_scalars,
     precision.widen_stored_dtypes,
     precision.round_factors,
+    _omit_zeros,
     _write_checks,
     _rewrite,
     _raise_rank,

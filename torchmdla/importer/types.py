@@ -12,6 +12,9 @@ from torchmdla.compiler.program import Argument, Result
 from torchmdla.errors import CompileError
 from torchmdla.importer.size_int import to_size_int
 
+# The ``bits`` of a vector of zeros.
+ZEROS = 1
+
 
 @dataclass(frozen=True)
 class TensorMeta:
@@ -22,7 +25,8 @@ class TensorMeta:
         shape: the sizes.
         strides: in elements, as ``Tensor.stride()``.
         quantisation: scale and zero point of a tensor that is quantised as a whole.
-        bits: for an int8 input, the number of bits that its recorded content needs. 0 if it needs all bits.
+        bits: for an int8 input, the number of bits that its recorded content needs. :data:`ZEROS` for a vector of
+            int64 whose recorded content is zeros. 0 if it needs all bits.
     """
 
     dtype: torch.dtype

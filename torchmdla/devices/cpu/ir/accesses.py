@@ -107,6 +107,10 @@ class AffineExpr:
         factors = (*self.factors[:loop], 0, *self.factors[loop + 1 :])
         return AffineExpr(factors, self.constant + number * self.factors[loop])
 
+    def plus_loop(self, loop: int) -> AffineExpr:
+        """Return the index plus the index of a loop."""
+        return replace(self, factors=(*self.factors[:loop], self.factors[loop] + 1, *self.factors[loop + 1 :]))
+
     def substitute(self, indices: Mapping[int, AffineExpr], loops: int) -> AffineExpr:
         """Return the index as a function of ``loops`` other loops.
 

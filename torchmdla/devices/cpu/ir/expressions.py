@@ -26,6 +26,9 @@ from torchmdla.devices.cpu.ir.element_types import register_type
 # The attributes of a dot product of float16.
 HALVES = "{f16}"
 
+# The attributes of a dot product of integers of 16 bits.
+SHORTS = "{i16}"
+
 
 class Expression:
     """Value of one iteration.
@@ -45,7 +48,8 @@ class Expression:
     - ``scale`` (kernels only): the first operand times two to the power of the second, an integer. Both are ``f32``.
     - ``dot`` (kernels only): the sum of products of the parts of two ``i32`` words. For type ``f32`` the parts are two
       bfloat16, or two float16 if ``attributes`` is :data:`HALVES`. For ``i32`` they are four integers of 8 bits,
-      unsigned in the first word and signed in the second.
+      unsigned in the first word and signed in the second, or two signed ones of 16 bits if ``attributes`` is
+      :data:`SHORTS`.
 
     Attributes:
         op: the operation or the kind of leaf.

@@ -153,6 +153,10 @@ def apply(rules: Iterable[Rule[Any]], steps: LoopProgram, machine: Machine) -> N
 SUM_OF_PRODUCTS = op(
     "arith.addf", op("accumulator"), op("arith.mulf", op("load", name="left"), op("load", name="right"))
 )
+# Products of quantised integers, those of a word at a time.
+SUM_OF_WORDS = op(
+    "arith.addi", op("accumulator"), op("dot", op("load", name="left"), op("load", name="right"), type="i32")
+)
 # Products of 32-bit integers in 64 bits, as in the Torch dialect.
 SUM_OF_INTEGER_PRODUCTS = op(
     "arith.addi",

@@ -12,6 +12,7 @@ products of all parts are summed before the transform back, too.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,18 +31,23 @@ from torchmdla.devices.cpu.passes.bilinear_maps import (
     Values,
     apply_matrices,
     has_transforms,
+    integer_transforms,
     left_sums,
+    restore,
     result_sums,
     right_sums,
     transforms,
 )
 from torchmdla.devices.cpu.passes.bilinear_nests import BilinearAlgorithm, Operand, Part, Parts, Split, split_in_tiles
 
+# The requirement that algorithms for integers do not have.
+SINGLE_PRECISION = "factors and sums are in single precision"
+
 # Requirements of bilinear algorithms for the step of a case.
 BILINEAR_REQUIREMENTS: Mapping[str, Callable[[Any], bool]] = {
     "the sum starts from zero": lambda case: has_zero_initial(case.step),
     "nothing is checked of the products": lambda case: not case.step.checks,
-    "factors and sums are in single precision": lambda case: (
+    SINGLE_PRECISION: lambda case: (
         {access.buffer.element for access in case.step.inputs} | {case.step.values[0].type} == {KIND}
     ),
     "nothing is computed of the numbers of iterations": lambda case: not case.step.indexed_loops,
@@ -53,7 +59,8 @@ class Window:
     """Dimension that is split into tiles, with the loop over ``results`` and the loop over ``taps``.
 
     There are ``count`` taps. From result to result, they move by ``stride`` elements of the image. If the window
-    ``is_long``, all ``extent`` results are one tile, and the taps are split into parts.
+    ``is_long``, all ``extent`` results are one tile, and the taps are split into parts. If it ``has_integers``, its
+    transforms do not have fractions.
     """
 
     results: int
@@ -61,6 +68,7 @@ class Window:
     taps: int
     count: int
     stride: int
+    has_integers: bool = False
 
     @property
     def most_taps(self) -> int:
@@ -71,10 +79,14 @@ class Window:
     def is_long(self) -> bool:
         return self.stride == 1 and 1 < self.extent <= self.count // 2
 
-    def transforms(self, size: int) -> Transforms | None:
-        """Return the transforms for tiles of ``size`` results, or parts of ``size`` taps of a long window, if any."""
+    def transforms(self, size: int) -> Sequence[Transforms]:
+        """Return the transforms for tiles of ``size`` results, or parts of ``size`` taps of a long window."""
         results, taps = (self.extent, size) if self.is_long else (size, self.most_taps)
-        return transforms(results, taps) if has_transforms(results, taps) and taps <= self.count else None
+        if taps > self.count:
+            return ()
+        if self.has_integers:
+            return integer_transforms(results, taps)
+        return [transforms(results, taps)] if has_transforms(results, taps) else ()
 
     def size(self, chosen: Transforms) -> int:
         """Return the size for which :meth:`transforms` returns the chosen transforms."""
@@ -103,12 +115,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Convolution:
-    """Step with its ``image``, ``weights`` and ``windows``, outermost first."""
+    """Step with its ``image``, ``weights`` and ``windows``, outermost first.
+
+    If factors are quantised integers, ``word`` is the innermost loop over their elements, of which there are two.
+    """
 
     step: LoopNest
     image: Access
     weights: Access
     windows: tuple[Window, ...]
+    word: int | None = None
 
 
 def winograd(convolution: Convolution, tiling: Sequence[Transforms], fused: bool) -> BilinearAlgorithm:
@@ -129,7 +145,12 @@ def winograd(convolution: Convolution, tiling: Sequence[Transforms], fused: bool
 
         return sums
 
-    taps = [window.taps for window in windows]
+    def restored(values: Values, parts: Parts) -> Values:
+        sums, divisor = transformed(lambda t: t.outputs)(values, parts), math.prod(each.divisor for each in tiling)
+        return {place: restore(total, divisor) for place, total in sums.items()} if divisor > 1 else sums
+
+    taps, has_integers = [window.taps for window in windows], convolution.word is not None
+    left, right = ("arith.extui", "arith.extsi") if has_integers else ("", "")
     splits = {window.taps: window.split_taps(each) for window, each in zip(windows, tiling, strict=True)}
     counts_of_taps = {loop: sum(part.count for part in split.parts) for loop, split in splits.items()}
     phases = {loop: count for loop, count in counts_of_taps.items() if count > 1}
@@ -142,12 +163,13 @@ def winograd(convolution: Convolution, tiling: Sequence[Transforms], fused: bool
         products.append(([*itertools.product(*(places for places, _ in spans))], counts))
     return BilinearAlgorithm(
         step=step,
-        left=Operand(convolution.image, [(w.results, w.taps) for w in windows], transformed(lambda t: t.inputs)),
-        right=Operand(convolution.weights, [(loop,) for loop in taps], transformed(lambda t: t.taps)),
-        result=Operand(step.outputs[0], [(w.results,) for w in windows], transformed(lambda t: t.outputs)),
+        left=Operand(convolution.image, [(w.results, w.taps) for w in windows], transformed(lambda t: t.inputs), left),
+        right=Operand(convolution.weights, [(loop,) for loop in taps], transformed(lambda t: t.taps), right),
+        result=Operand(step.outputs[0], [(w.results,) for w in windows], restored),
         splits=splits,
         sizes={loop: size for loop, size in enumerate(step.sizes) if loop not in taps} | phases,
         products=products,
+        word=convolution.word,
     )
 
 

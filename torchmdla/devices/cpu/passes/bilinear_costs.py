@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from torchmdla.compiler.sizes import static
@@ -18,7 +19,7 @@ from torchmdla.devices.cpu.ir.loop_program import Contraction, LoopNest, LoopPro
 from torchmdla.devices.cpu.ir.printer import nest_text
 from torchmdla.devices.cpu.ir.work import work_of
 from torchmdla.devices.cpu.passes.bilinear_algorithms import Convolution, Product
-from torchmdla.devices.cpu.passes.bilinear_maps import PRODUCTS, Transforms
+from torchmdla.devices.cpu.passes.bilinear_maps import PRODUCTS, Transforms, are_sums_exact
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.passes.tile_fusion import (
     FEWEST_ROWS,
@@ -48,20 +49,41 @@ _LEAST_VECTORS = 100_000
 _BYTES = 4
 
 
+@dataclass(frozen=True)
+class Elements:
+    """Costs of the elements of a contraction, relative to a product of floats.
+
+    Attributes:
+        direct_bytes: The bytes of a weight.
+        direct_part: The time of a product.
+        bytes: The bytes of a sum of factors in another algorithm.
+        part: The time of a product of such sums.
+    """
+
+    direct_bytes: int = _BYTES
+    direct_part: float = 1.0
+    bytes: int = _BYTES
+    part: float = 1.0
+
+
 class Choice:
     """Choice of the algorithm of ``step``, which multiplies by ``weights``.
 
     In costs, a size that varies between calls counts as one.
     """
 
-    def __init__(self, steps: LoopProgram, step: LoopNest, weights: Access, machine: Machine) -> None:
+    def __init__(
+        self, steps: LoopProgram, step: LoopNest, weights: Access, machine: Machine, elements: Elements = Elements()
+    ) -> None:
         self.steps = steps
         self.step = step
         self.machine = machine
         self._sizes = [1 if steps.is_varying(size) else static(size) for size in step.sizes]
         self._lanes = machine.vector_bytes // _BYTES
-        self._vectors = math.prod(self._sizes) / self._lanes
-        self._direct_time = self._products_time(self._vectors, self._memory_time(self._count(weights.loops)))
+        self._elements = elements
+        self._vectors = math.prod(self._sizes) / self._lanes * elements.direct_part
+        fetching = machine.memory_time(self._count(weights.loops) * elements.direct_bytes)
+        self._direct_time = self._products_time(self._vectors, fetching)
 
     def select(self) -> str:
         """Return one of :data:`~torchmdla.devices.cpu.target.machine.Algorithms`; ``fast`` lets costs decide."""
@@ -146,13 +168,18 @@ _Tiling = tuple[Transforms, ...]
 
 
 class WinogradChoice(Choice):
-    """Choice of the tiles of a convolution by Winograd's algorithm.
+    """Choice of the tiles of a convolution by Winograd's algorithm, which computes ``replaced``.
 
     Weights that are not packed ahead are transformed in each call.
     """
 
-    def __init__(self, steps: LoopProgram, convolution: Convolution, machine: Machine, is_packed: bool) -> None:
-        super().__init__(steps, convolution.step, convolution.weights, machine)
+    def __init__(
+        self, steps: LoopProgram, replaced: LoopNest, convolution: Convolution, machine: Machine, is_packed: bool
+    ) -> None:
+        has_integers = convolution.word is not None
+        elements = Elements(1, machine.part_of_products("i8"), 2, 1 / 2) if has_integers else Elements()
+        super().__init__(steps, convolution.step, convolution.weights, machine, elements)
+        self.replaced = replaced
         self.convolution = convolution
         self._is_packed = is_packed
         self._windows = convolution.windows
@@ -169,8 +196,8 @@ class WinogradChoice(Choice):
         Return an empty tiling if the plain sum takes no longer, where ``part`` scales the time of the plain sum.
         """
         sizes = _FORCED.get(algorithm, _TILES)
-        along = [filter(None, map(window.transforms, sizes)) for window in self._windows]
-        tried = list(itertools.product(*along))
+        along = [itertools.chain.from_iterable(map(window.transforms, sizes)) for window in self._windows]
+        tried = [tiling for tiling in itertools.product(*along) if self._has_exact_sums(tiling)]
         if algorithm in _FORCED:
             return tried[0] if tried else ()
         if self._vectors < _LEAST_VECTORS:
@@ -179,6 +206,12 @@ class WinogradChoice(Choice):
         costs = {(): self._direct_time * part, **{t: self._time(t, self._best_block(t)) for t in exact}}
         most = (1 + _LEAST_WINOGRAD_GAIN) * min(costs.values())
         return next(tiling for tiling, cost in costs.items() if cost <= most)
+
+    def _has_exact_sums(self, tiling: _Tiling) -> bool:
+        """Return whether integers are summed without errors; sums of floats may have some."""
+        if self.convolution.word is None:
+            return True
+        return are_sums_exact(tiling, self._count(k for k, reduces in enumerate(self.step.reduction) if reduces))
 
     def tiles(self, tiling: _Tiling) -> dict[int, int]:
         """Return the number of images and of tiles along each dimension to work on at a time, by loop.
@@ -201,13 +234,13 @@ class WinogradChoice(Choice):
 
     def _block(self, tiling: _Tiling) -> list[int]:
         """Return the tiles along each dimension of a block of one image; nothing where blocks do not pay."""
-        tile = self._transformed_elements(tiling) // self._count(self._images) * _BYTES
+        tile = self._transformed_bytes(tiling) // self._count(self._images)
         counts = self._tile_counts(tiling)
         most = MOST_LOCAL_BYTES // tile
         fits = tile * math.prod(counts) * self._count(self._images) <= self.machine.second_level
         if (fits and self.machine.threads == 1) or most < _FEWEST_TILES:
             return []
-        if self._weights(tiling) * _BYTES > self.machine.second_level:
+        if self._weights(tiling) * self._elements.bytes > self.machine.second_level:
             return []
         block: list[int] = []
         for count in reversed(counts):
@@ -224,19 +257,20 @@ class WinogradChoice(Choice):
         counts = self._tile_counts(tiling)
         tiles = math.prod(counts)
         still = self._count(loop for loop in range(len(self._sizes)) if loop not in self._moving)
-        moved = tiles * self._transformed_elements(tiling)
-        products = tiles * self._terms(tiling) * still
-        time = self._products_time(products / self._lanes, self._memory_time(self._weights(tiling)))
+        moved = tiles * sum(self._transformed_elements(tiling))
+        products = tiles * self._terms(tiling) * still * self._elements.part
+        fetching = self.machine.memory_time(self._weights(tiling) * self._elements.bytes)
+        time = self._products_time(products / self._lanes, fetching)
         weights = 0 if self._is_packed else self._weights(tiling)
         time += _TRANSFORM_COST * max(transform.products for transform in tiling) * (moved + weights) / self._lanes
         time += 2 * self._memory_time(weights)
         time += self._memory_time(self._count(self.step.outputs[0].loops))
         if block:
             time *= self._imbalance([self._count(self._images), *counts], [1, *block])
-        elif self.machine.threads > 1 or self.machine.is_streamed(moved * _BYTES):
-            time += self._exchange_time(moved) + self._join_time(2)
+        elif self.machine.threads > 1 or self.machine.is_streamed(tiles * self._transformed_bytes(tiling)):
+            time += self._exchange_time(tiles * self._transformed_bytes(tiling) / _BYTES) + self._join_time(2)
         is_whole = all(size % each.results == 0 for size, each in zip(self._extents, tiling, strict=True))
-        return time if is_whole else time * _PARTIAL_COST
+        return time if is_whole or self.convolution.word is not None else time * _PARTIAL_COST
 
     def _tile_counts(self, tiling: _Tiling) -> list[int]:
         return [-(-size // each.results) for size, each in zip(self._extents, tiling, strict=True)]
@@ -246,11 +280,15 @@ class WinogradChoice(Choice):
         pairs = zip(self._windows, tiling, strict=True)
         return math.prod(sum(len(places) * phases for places, phases in w.products(each)) for w, each in pairs)
 
-    def _transformed_elements(self, tiling: _Tiling) -> int:
+    def _transformed_elements(self, tiling: _Tiling) -> tuple[int, int]:
         """Return the number of elements of a tile of all images, and of its products."""
         places = math.prod(transform.products for transform in tiling)
         results = places * self._count(self.step.outputs[0].loops - self._moving)
-        return self._terms(tiling) * self._count(self.convolution.image.loops - self._moving) + results
+        return self._terms(tiling) * self._count(self.convolution.image.loops - self._moving), results
+
+    def _transformed_bytes(self, tiling: _Tiling) -> int:
+        image, results = self._transformed_elements(tiling)
+        return image * self._elements.bytes + results * _BYTES
 
     def _weights(self, tiling: _Tiling) -> int:
         return self._terms(tiling) * self._count(self.convolution.weights.loops - self._moving)

@@ -9,6 +9,10 @@ Processing, 2010, section 5.2; Lavin and Gray, Fast Algorithms for Convolutional
 ``G`` and column ``j`` of ``AT`` contain the powers of point ``j``. Row ``j`` of ``BT`` contains the coefficients of the
 polynomial that is zero at all other points.
 
+Transforms of integers have multiples of these rows without fractions, so that sums are exact. Their results are
+multiples of the convolution's, modulo 2**32. A product with the inverse of the odd factor, and a shift, restore them
+(:func:`restore`).
+
 Strassen's matrix product in Winograd's form has seven products of sums of quarters instead of eight products. Both
 factors and the result are divided into quarters, ``A B / C D``. Among all algorithms with seven products, this form has
 the fewest sums (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 23.1). The error of an element is
@@ -28,6 +32,9 @@ from torchmdla.devices.cpu.ir.expressions import Expression, constant, operation
 
 KIND = "f32"
 ZERO = constant(0.0, KIND)
+
+# The types of sums of quantised integers, of 8 bits, and of sums of products of these sums.
+SHORT, WHOLE = "i16", "i32"
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -51,6 +58,14 @@ _POINTS: Mapping[int, Sequence[Fraction]] = {
 }
 
 
+# The same for integers. The first set for six places has simpler multiples. The second loses two bits of sums in two
+# dimensions, instead of six.
+_INTEGER_POINTS: Mapping[int, Sequence[Sequence[Fraction]]] = {
+    places: [[Fraction(value) for value in values.split()] for values in sets]
+    for places, sets in {3: ["0 1"], 4: ["0 1 -1"], 5: ["0 1 -1 2"], 6: ["0 1 -1 2 -2", "0 1 -1 2 -1/2"]}.items()
+}
+
+
 def has_transforms(results: int, taps: int) -> bool:
     """Return whether there are transforms for ``results`` and ``taps``."""
     return results + taps - 1 in _POINTS
@@ -58,11 +73,15 @@ def has_transforms(results: int, taps: int) -> bool:
 
 @dataclass(frozen=True)
 class Transforms:
-    """Matrices of an algorithm: ``inputs`` is ``BT`` (n×n), ``taps`` is ``G`` (n×r), ``outputs`` is ``AT`` (m×n)."""
+    """Matrices of an algorithm: ``inputs`` is ``BT`` (n×n), ``taps`` is ``G`` (n×r), ``outputs`` is ``AT`` (m×n).
+
+    The results are ``divisor`` times those of the convolution.
+    """
 
     inputs: Matrix
     taps: Matrix
     outputs: Matrix
+    divisor: int = 1
 
     @property
     def results(self) -> int:
@@ -95,7 +114,68 @@ def transforms(results: int, taps: int) -> Transforms:
     Raises:
         KeyError: the transforms do not exist (:func:`has_transforms`).
     """
-    points = _POINTS[results + taps - 1]
+    return _transforms_at(_POINTS[results + taps - 1], results, taps)
+
+
+@cache
+def integer_transforms(results: int, taps: int) -> Sequence[Transforms]:
+    """Return the transforms without fractions for tiles of ``results`` results and ``taps`` taps, simple ones first."""
+    return [
+        _without_fractions(_transforms_at(points, results, taps))
+        for points in _INTEGER_POINTS.get(results + taps - 1, ())
+    ]
+
+
+def _without_fractions(exact: Transforms) -> Transforms:
+    """Return the least multiples of rows that are integers, with outputs that make up for them."""
+    scales = [tuple(map(_least_multiple, rows)) for rows in zip(exact.inputs, exact.taps, strict=True)]
+    inputs, taps = (
+        _matrix([[a * scale[k] for a in row] for row, scale in zip(rows, scales, strict=True)])
+        for k, rows in enumerate((exact.inputs, exact.taps))
+    )
+    outputs = [[a / math.prod(scale) for a, scale in zip(row, scales, strict=True)] for row in exact.outputs]
+    divisor = math.lcm(*(a.denominator for row in outputs for a in row))
+    return Transforms(inputs, taps, _matrix([[a * divisor for a in row] for row in outputs]), divisor)
+
+
+def _least_multiple(row: Sequence[Fraction]) -> Fraction:
+    """Return the least factor with which all numbers of a row are integers."""
+    return Fraction(math.lcm(*(a.denominator for a in row)), math.gcd(*(a.numerator for a in row)))
+
+
+def are_sums_exact(tiling: Sequence[Transforms], terms: int) -> bool:
+    """Return whether integer transforms compute convolutions of ``terms`` products of 8-bit integers exactly.
+
+    Sums of each factor have to fit in 16 bits. Where divisors are even, the shift of the results loses their highest
+    bits, which have to be copies of the sign.
+    """
+    # The sums of a row's positive and of its negative factors, along all dimensions.
+    signed = {(Fraction(1), Fraction(0))}
+    for each in tiling:
+        rows = [(sum(a for a in row if a > 0), -sum(a for a in row if a < 0)) for row in each.inputs]
+        signed = {(p * a + n * b, p * b + n * a) for p, n in signed for a, b in rows}
+    weights = math.prod(max(sum(map(abs, row)) for row in each.taps) for each in tiling)
+    lost = _split_power(math.prod(each.divisor for each in tiling))[1]
+    fit = max(map(max, signed)) * 255 < 2**15 and weights * 128 < 2**15
+    return bool(fit and (terms * 255 * 128) << lost < 2**31)
+
+
+def _split_power(number: int) -> tuple[int, int]:
+    """Return the odd factor of a number, and the power of two by which it is multiplied."""
+    power = (number & -number).bit_length() - 1
+    return number >> power, power
+
+
+def restore(total: Expression, divisor: int) -> Expression:
+    """Return an integer of 32 bits from its product with ``divisor`` modulo 2**32 (:func:`are_sums_exact`)."""
+    odd, power = _split_power(divisor)
+    inverse = (pow(odd, -1, 2**32) + 2**31) % 2**32 - 2**31
+    if inverse != 1:
+        total = operation("arith.muli", [total, constant(inverse, WHOLE)], WHOLE)
+    return operation("arith.shrsi", [total, constant(power, WHOLE)], WHOLE) if power else total
+
+
+def _transforms_at(points: Sequence[Fraction], results: int, taps: int) -> Transforms:
     scales = [math.prod(p - q for q in points if q != p) for p in points]
     last = len(points)
 
@@ -127,11 +207,11 @@ def _matrix(rows: Sequence[Sequence[Fraction]]) -> Matrix:
 
 
 def apply_matrices(matrices: Sequence[Matrix], values: Values, fused: bool) -> Values:
-    """Return ``values`` (f32) multiplied by a matrix along each dimension, in the order of their places.
+    """Return ``values`` multiplied by a matrix along each dimension, in the order of their places.
 
-    Values at other places are zero. ``fused``: multiply-add is one instruction.
+    Values at other places are zero. ``fused``: multiply-add of floats is one instruction.
     """
-    results = dict(values)
+    results, zero = dict(values), constant(0, next(iter(values.values())).type)
     for d, matrix in enumerate(matrices):
         lines: dict[Place, dict[int, Expression]] = {}
         for place, value in results.items():
@@ -141,7 +221,7 @@ def apply_matrices(matrices: Sequence[Matrix], values: Values, fused: bool) -> V
             for rest, line in lines.items()
             for k, value in enumerate(_product(matrix, [line.get(j, ZERO) for j in range(len(matrix[0]))], fused))
         }
-    return dict(sorted(results.items()))
+    return {place: zero if value is ZERO else value for place, value in sorted(results.items())}
 
 
 def _product(matrix: Matrix, vector: Sequence[Expression], fused: bool) -> list[Expression]:
@@ -204,24 +284,36 @@ def _sum(terms: _Terms, values: Sequence[Expression], fused: bool) -> Expression
             part = (_add if is_added else _subtract)(part, values[place])
         if part is ZERO:
             continue
-        number = constant(factor, KIND)
         if abs(factor) == 1:
             total = (_add if factor == 1 else _subtract)(total, part)
+        elif part.type in (SHORT, WHOLE):
+            number = constant(int(abs(factor)), part.type)
+            product = operation("arith.muli", [part, number], part.type)
+            total = (_add if factor > 0 else _subtract)(total, product)
         elif total is ZERO or not fused:
-            total = _add(total, operation("arith.mulf", [part, number], KIND))
+            total = _add(total, operation("arith.mulf", [part, constant(factor, KIND)], KIND))
         else:
-            total = operation("math.fma", [part, number, total], KIND)
+            total = operation("math.fma", [part, constant(factor, KIND), total], KIND)
     return total
 
 
 def _add(left: Expression, right: Expression) -> Expression:
     if right is ZERO:
         return left
-    return right if left is ZERO else operation("arith.addf", [left, right], KIND)
+    return right if left is ZERO else _combine("arith.add", left, right)
 
 
 def _subtract(left: Expression, right: Expression) -> Expression:
-    return left if right is ZERO else operation("arith.subf", [left, right], KIND)
+    if right is ZERO:
+        return left
+    return _combine("arith.sub", constant(0, right.type) if left is ZERO else left, right)
+
+
+def _combine(name: str, left: Expression, right: Expression) -> Expression:
+    """Return the result of an op for floats or for integers, without its last letter in ``name``."""
+    if right.type in (SHORT, WHOLE):
+        return operation(f"{name}i", [left, right], right.type)
+    return operation(f"{name}f", [left, right], KIND)
 
 
 # Strassen's sums.

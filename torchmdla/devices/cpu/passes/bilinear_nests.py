@@ -18,9 +18,18 @@ from typing import Literal
 from torchmdla.compiler.sizes import AnySize
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES
-from torchmdla.devices.cpu.ir.expressions import Expression, accumulator, load, operation, reduced, substitute
+from torchmdla.devices.cpu.ir.expressions import (
+    SHORTS,
+    Expression,
+    accumulator,
+    constant,
+    load,
+    operation,
+    reduced,
+    substitute,
+)
 from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest, Step, TileLoop
-from torchmdla.devices.cpu.passes.bilinear_maps import KIND, ZERO, Place, Values
+from torchmdla.devices.cpu.passes.bilinear_maps import KIND, SHORT, WHOLE, Place, Values
 from torchmdla.devices.cpu.passes.layout import in_memory_order
 from torchmdla.devices.cpu.target.machine import Machine
 
@@ -74,21 +83,26 @@ class Operand:
         loops: For each dimension of its places, the split loop whose elements they are. Places of an image have a
             second loop, over taps. They continue to the last tap of the last element.
         sums: A function that returns the sums of the values at the places of a tile.
+        widening: The op that converts an integer factor to the type of its sums.
     """
 
     access: Access
     loops: Sequence[tuple[int, ...]]
     sums: Callable[[Values, Parts], Values]
+    widening: str = ""
 
 
-def _padding(elements: AnySize) -> int:
+def _padding(elements: AnySize, element: str) -> int:
     """Return the number of elements to add to a row, so that equal places of all rows are in different cache sets.
 
     A nest of sums writes or reads an element of each row at a time. Rows of an even number of lines share sets.
     """
-    line = Machine.line // ELEMENT_BYTES[KIND]
+    line = Machine.line // ELEMENT_BYTES[element]
     return line if isinstance(elements, int) and elements % (2 * line) == 0 else 0
 
+
+# The addition of products to sums, by the type of these.
+_ADDITIONS = {KIND: "arith.addf", WHOLE: "arith.addi"}
 
 # Nest with the loop of the contraction for each of its loops (-1: not a loop of the contraction).
 _Member = tuple[LoopNest, tuple[int, ...]]
@@ -109,6 +123,7 @@ class BilinearAlgorithm:
         splits: The split loops.
         sizes: The iterations of the nests' loops: of tiles for split loops.
         products: For each nest of products, the places of its sums, and the loops whose iterations are not ``sizes``.
+        word: The loop over the elements of a word, if sums of the factors are integers: two are multiplied at a time.
     """
 
     step: LoopNest
@@ -118,6 +133,17 @@ class BilinearAlgorithm:
     splits: Mapping[int, Split]
     sizes: Mapping[int, AnySize]
     products: Sequence[tuple[Sequence[Place], Mapping[int, AnySize]]]
+    word: int | None = None
+
+    @property
+    def _factor(self) -> str:
+        """Return the type of the sums of factors."""
+        return KIND if self.word is None else SHORT
+
+    @property
+    def _total(self) -> str:
+        """Return the type of sums of products."""
+        return KIND if self.word is None else WHOLE
 
     def nests(self, tiles: Mapping[int, int]) -> list[Step]:
         """Return the steps that replace the contraction.
@@ -125,7 +151,7 @@ class BilinearAlgorithm:
         After the sums of the right factor, they run by ``tiles``: the iterations of some loops to run at a time.
         """
         order = self._order(self.right.access)
-        weights = self._buffer("temporary", order, self.sizes), order
+        weights = self._buffer("temporary", self._factor, order, self.sizes), order
         steps: list[Step] = [self._sums(self.right, weights[0], phases)[0] for phases in self._parts(reduces=True)]
         results = list(self._parts(reduces=False))
         along = [loop for loop in results[0] if loop in tiles]
@@ -165,8 +191,9 @@ class BilinearAlgorithm:
         """Return the nests over all of ``every``, with buffers of ``kind`` between them."""
         counts = {loop: max(parts[loop].place + parts[loop].count for parts in every) for loop in every[0]}
         sizes = {**self.sizes, **counts}
-        orders = (self._order(operand.access) for operand in (self.left, self.result))
-        left, products = ((self._buffer(kind, order, sizes), order) for order in orders)
+        pairs = ((self.left, self._factor), (self.result, self._total))
+        orders = ((element, self._order(operand.access)) for operand, element in pairs)
+        left, products = ((self._buffer(kind, element, order, sizes), order) for element, order in orders)
         return [
             *(
                 self._sums(self.left, left[0], {**parts, **phases})
@@ -193,27 +220,32 @@ class BilinearAlgorithm:
         """Return the loops that an access varies with, in the order of its buffer's memory.
 
         Loops of one iteration are omitted. Loops over tiles of distant elements are outside of loops over tiles of
-        neighbours, as channels are.
+        neighbours, as channels are. The elements of a word are inside of the loop across vectors of results.
         """
         step, distances = self.step, {loop: split.distance for loop, split in self.splits.items()}
         order = [loop for loop in in_memory_order(step, access) if loop in self.sizes and step.sizes[loop] != 1]
         first = next((k for k, loop in enumerate(order) if distances.get(loop, 1) > 1), len(order))
-        return tuple(sorted(order, key=lambda loop: loop in order[first:] and distances.get(loop) != 1))
+        last = [] if self.word is None else [in_memory_order(step, step.outputs[0])[-1], self.word]
+
+        def position(loop: int) -> tuple[int, bool]:
+            return 1 + last.index(loop) if loop in last else 0, loop in order[first:] and distances.get(loop) != 1
+
+        return tuple(sorted(order, key=position))
 
     def _buffer(
-        self, kind: Literal["temporary", "local"], order: Collection[int], sizes: Mapping[int, AnySize]
+        self, kind: Literal["temporary", "local"], element: str, order: Collection[int], sizes: Mapping[int, AnySize]
     ) -> Buffer:
         row = tuple(sizes[loop] for loop in order)
-        return Buffer(kind, KIND, (len(self._numbers), *row), padding=_padding(math.prod(row)))
+        return Buffer(kind, element, (len(self._numbers), *row), padding=_padding(math.prod(row), element))
 
     def _sums(self, factor: Operand, target: Buffer, parts: Parts) -> _Member:
         """Return the nest of the sums of a factor."""
         parts, order = {**self._whole, **parts}, self._order(factor.access)
         counts = [1 + sum(parts[loop].elements - 1 for loop in loops) for loops in factor.loops]
-        elements = {
-            place: load(self._move(factor.access, order, parts, factor, place))
-            for place in itertools.product(*map(range, counts))
-        }
+        elements: dict[Place, Expression] = {}
+        for place in itertools.product(*map(range, counts)):
+            element = load(self._move(factor.access, order, parts, factor, place))
+            elements[place] = operation(factor.widening, [element], self._factor) if factor.widening else element
         sums = factor.sums(elements, parts)
         outputs = tuple(self._product_access(target, place, order, parts) for place in sums)
         return self._member(order, parts, outputs, tuple(sums.values()))
@@ -225,28 +257,33 @@ class BilinearAlgorithm:
 
         ``operands`` are the left and the right factor, and the result.
         """
-        loops = (-1, *operands[2][1], *(loop for loop in sizes if self.step.reduction[loop]))
+        loops = (-1, *operands[2][1], *(k for k in sizes if self.step.reduction[k] and k != self.word))
         number = AffineExpr.of_loop(0, len(loops), first)
-        left, right, target = (
-            Access(buffer, (number, *(AffineExpr.of_loop(loops.index(loop), len(loops)) for loop in order)))
-            for buffer, order in operands
-        )
-        product = operation("arith.mulf", [load(left), load(right)], KIND)
+        index = partial(self._product_index, loops=loops)
+        left, right, target = (Access(buffer, (number, *map(index, order))) for buffer, order in operands)
+        if self.word is None:
+            product = operation("arith.mulf", [load(left), load(right)], KIND)
+        else:
+            product = operation("dot", [load(replace(each, word=WHOLE)) for each in (left, right)], WHOLE, SHORTS)
         nest = LoopNest(
             sizes=(count, *(sizes[loop] for loop in loops[1:])),
             reduction=(False, *(self.step.reduction[loop] for loop in loops[1:])),
             outputs=(target,),
-            values=(operation("arith.addf", [accumulator(0, KIND), product], KIND),),
-            initial=ZERO,
+            values=(operation(_ADDITIONS[self._total], [accumulator(0, self._total), product], self._total),),
+            initial=constant(0, self._total),
             nodes=self.step.nodes,
         )
         return nest, loops
+
+    def _product_index(self, loop: int, loops: Sequence[int]) -> AffineExpr:
+        """Return the index along a loop of the contraction in a nest over ``loops``."""
+        return AffineExpr((0,) * len(loops)) if loop == self.word else AffineExpr.of_loop(loops.index(loop), len(loops))
 
     def _results(self, source: Buffer, parts: Parts) -> _Member:
         """Return the nest of the sums of products, with the epilogue of the elements that exist."""
         parts, order = {**self._whole, **parts}, self._order(self.result.access)
         products = {place: load(self._product_access(source, place, order, parts)) for place in self._numbers}
-        epilogue = self.step.epilogue or Epilogue(self.step.outputs, (reduced(0, KIND),))
+        epilogue = self.step.epilogue or Epilogue(self.step.outputs, (reduced(0, self._total),))
         outputs: list[Access] = []
         values: list[Expression] = []
         for place, total in self.result.sums(products, parts).items():
@@ -254,7 +291,7 @@ class BilinearAlgorithm:
                 move = partial(self._move, order=order, parts=parts, operand=self.result, place=place)
                 loads = {load(access): load(move(access)) for access in epilogue.body.loads}
                 outputs += map(move, epilogue.outputs)
-                values += substitute(epilogue.values, {reduced(0, KIND): total, **loads})
+                values += substitute(epilogue.values, {reduced(0, self._total): total, **loads})
         return self._member(order, parts, tuple(outputs), tuple(values))
 
     # Nests over the loops ``order``, and their accesses.

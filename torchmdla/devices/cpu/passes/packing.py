@@ -264,9 +264,10 @@ def _panel_factor(step: LoopNest, machine: Machine) -> int | None:
 
 
 def _column(step: LoopNest) -> int:
-    """Return the loop along which the result is contiguous in memory, -1 if there is not any."""
-    flat = step.written_accesses[0].linearise(len(step.sizes))
-    loops = (d for d, factor in enumerate(flat.factors) if factor == 1 and step.sizes[d] != 1 and not step.reduction[d])
+    """Return the loop along which the result, or its words, are contiguous in memory, -1 if there is not any."""
+    result = step.written_accesses[0]
+    factors = enumerate(result.linearise(len(step.sizes)).factors)
+    loops = (d for d, factor in factors if factor == result.width and step.sizes[d] != 1 and not step.reduction[d])
     return next(loops, -1)
 
 
@@ -281,10 +282,10 @@ def _crosswise_factor(step: LoopNest) -> int | None:
         return None
     column, loops = _column(step), range(len(step.sizes))
     reduced = [d for d in loops if step.reduction[d] and step.sizes[d] != 1]
-    if column < 0 or len(step.inputs) != 2 or not reduced:
+    if column < 0 or len(step.inputs) < 2 or not reduced:
         return None
     flats = [access.linearise(len(step.sizes)).factors for access in step.inputs]
-    candidates = [k for k in (0, 1) if flats[k][column]]
+    candidates = [k for k, factors in enumerate(flats) if factors[column]]
     if (
         len(candidates) != 1
         or flats[candidates[0]][column] == step.inputs[candidates[0]].width

@@ -37,7 +37,7 @@ from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separa
 from torchmdla.devices.cpu.passes.split_reduction import SPLIT_REDUCTIONS
 from torchmdla.devices.cpu.passes.strassen import USE_STRASSEN
 from torchmdla.devices.cpu.passes.tile_fusion import fuse_by_tiles
-from torchmdla.devices.cpu.passes.winograd import USE_WINOGRAD
+from torchmdla.devices.cpu.passes.winograd import USE_INTEGER_WINOGRAD, USE_WINOGRAD
 from torchmdla.devices.cpu.reference import validation
 from torchmdla.devices.cpu.target.machine import Machine
 from torchmdla.errors import CompileError, unknown_name
@@ -68,7 +68,7 @@ RULES: Mapping[str, tuple[Rule[Any], ...]] = {
     "defer-softmax": (DEFER_SOFTMAX,),
     "fold-scales": (DEFER_NORMS, FOLD_SCALES),
     "use-nibbles": (USE_NIBBLES,),
-    "use-winograd": (USE_WINOGRAD,),
+    "use-winograd": (USE_WINOGRAD, USE_INTEGER_WINOGRAD),
     "use-strassen": (USE_STRASSEN,),
     "one-walk-moments": (MOMENTS,),
     "split-reductions": (SPLIT_REDUCTIONS,),

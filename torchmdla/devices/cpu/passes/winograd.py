@@ -18,18 +18,29 @@ image, and omit results that do not exist.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 from torchmdla.compiler.sizes import estimate, static
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
-from torchmdla.devices.cpu.ir.expressions import load
+from torchmdla.devices.cpu.ir.expressions import accumulator, load, operation
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, split_loop
-from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule
-from torchmdla.devices.cpu.passes.bilinear_algorithms import BILINEAR_REQUIREMENTS, Convolution, Window, winograd
+from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, SUM_OF_WORDS, Captured, Rule
+from torchmdla.devices.cpu.passes.bilinear_algorithms import (
+    BILINEAR_REQUIREMENTS,
+    SINGLE_PRECISION,
+    Convolution,
+    Window,
+    winograd,
+)
 from torchmdla.devices.cpu.passes.bilinear_costs import WinogradChoice, is_exact
-from torchmdla.devices.cpu.passes.bilinear_maps import KIND
+from torchmdla.devices.cpu.passes.bilinear_maps import KIND, WHOLE
+from torchmdla.devices.cpu.passes.narrow.formats import BYTE
 from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
 from torchmdla.devices.cpu.target.machine import Machine
+
+# The elements of a word.
+_ELEMENTS = 4
 
 # With more windows than this, tiles have too many places.
 _MOST_WINDOWS = 2
@@ -46,7 +57,40 @@ def _match_convolution(
 ) -> WinogradChoice | None:
     """Return the step as a convolution over channels, if it is one."""
     image, weights = match["left"].payload, match["right"].payload
-    windows = [_window(steps, step, index) for index in image.indices if len(_iterating_loops(step, index)) > 1]
+    return _read_convolution(steps, machine, is_known, step, Convolution(step, image, weights, ()))
+
+
+def _match_words(
+    steps: LoopProgram, machine: Machine, is_known: IsKnown, step: LoopNest, match: Captured
+) -> WinogradChoice | None:
+    """Return the step as a convolution of the elements of its words, if it is one."""
+    free = [loop for loop, reduces in enumerate(step.reduction) if reduces and step.sizes[loop] == 1]
+    words = [match["left"].payload, match["right"].payload]
+    if not free or any(word.width != _ELEMENTS or word.buffer.element != BYTE for word in words):
+        return None
+
+    def element(word: Access) -> Access:
+        *indices, last = (index.at_iteration(free[0], 0) for index in word.indices)
+        return replace(word, word="", indices=(*indices, last.plus_loop(free[0])))
+
+    elements, loads = replace(step), [load(element(word)) for word in words]
+    image, weights = (
+        operation(op, [each], WHOLE) for op, each in zip(("arith.extui", "arith.extsi"), loads, strict=True)
+    )
+    product = operation("arith.muli", [image, weights], WHOLE)
+    elements.values = (operation("arith.addi", [accumulator(0, WHOLE), product], WHOLE),)
+    elements.sizes = (*step.sizes[: free[0]], _ELEMENTS, *step.sizes[free[0] + 1 :])
+    split_loop(elements, free[0], (_ELEMENTS // 2, 2))
+    left, right, *_ = elements.inputs
+    return _read_convolution(steps, machine, is_known, step, Convolution(elements, left, right, (), free[0] + 1))
+
+
+def _read_convolution(
+    steps: LoopProgram, machine: Machine, is_known: IsKnown, replaced: LoopNest, products: Convolution
+) -> WinogradChoice | None:
+    """Return the choice for a sum of products without windows, which are those of its image."""
+    step, image = products.step, products.image
+    windows = [_window(steps, products, index) for index in image.indices if _slides(step, index)]
     if not 0 < len(windows) <= _MOST_WINDOWS:
         return None
     overlapping = tuple(window for window in windows if window is not None)
@@ -55,15 +99,23 @@ def _match_convolution(
     has_parts = any(window.is_long for window in overlapping)
     if len(overlapping) < len(windows) or not (has_channels or has_parts):
         return None
-    return WinogradChoice(steps, Convolution(step, image, weights, overlapping), machine, is_known(weights))
+    convolution = replace(products, windows=overlapping)
+    return WinogradChoice(steps, replaced, convolution, machine, is_known(products.weights))
 
 
 def _iterating_loops(step: LoopNest, index: AffineExpr) -> list[int]:
     return [loop for loop in index.loops if step.sizes[loop] != 1]
 
 
-def _window(steps: LoopProgram, step: LoopNest, index: AffineExpr) -> Window | None:
+def _slides(step: LoopNest, index: AffineExpr) -> bool:
+    """Return whether an index varies with several loops, which are not all summed."""
+    loops = _iterating_loops(step, index)
+    return len(loops) > 1 and not all(step.reduction[loop] for loop in loops)
+
+
+def _window(steps: LoopProgram, products: Convolution, index: AffineExpr) -> Window | None:
     """Return the window of an image dimension along which overlapping taps slide, else None."""
+    step = products.step
     loops = _iterating_loops(step, index)
     taps, results = ([loop for loop in loops if step.reduction[loop] is reduces] for reduces in (True, False))
     if len(taps) != 1 or len(results) != 1 or steps.is_varying(step.sizes[results[0]]):
@@ -71,7 +123,7 @@ def _window(steps: LoopProgram, step: LoopNest, index: AffineExpr) -> Window | N
     extent, count, stride = step.sizes[results[0]], step.sizes[taps[0]], index.factors[results[0]]
     if not isinstance(count, int) or not isinstance(stride, int) or not 0 < stride < count:
         return None
-    return Window(results[0], static(extent), taps[0], count, stride)
+    return Window(results[0], static(extent), taps[0], count, stride, products.word is not None)
 
 
 def _use_winograd(case: WinogradChoice) -> None:
@@ -80,11 +132,11 @@ def _use_winograd(case: WinogradChoice) -> None:
     # It is the name of a setting if tiles have the same size along all dimensions.
     pairs = zip(case.convolution.windows if tiling else (), tiling, strict=True)
     name = "winograd" + "x".join(dict.fromkeys(str(window.size(transforms)) for window, transforms in pairs))
-    case.record(name if tiling else "direct", is_exact(tiling))
+    case.record(name if tiling else "direct", case.convolution.word is not None or is_exact(tiling))
     if tiling:
         case = _block_image(case)
         algorithm = winograd(case.convolution, tiling, case.machine.fused)
-        case.steps.replace_step(case.step, algorithm.nests(case.tiles(tiling)))
+        case.steps.replace_step(case.replaced, algorithm.nests(case.tiles(tiling)))
 
 
 def _block_image(case: WinogradChoice) -> WinogradChoice:
@@ -139,4 +191,12 @@ USE_WINOGRAD = Rule(
             for w in case.convolution.windows
         ),
     },
+)
+
+# The same for quantised integers: all sums are exact.
+USE_INTEGER_WINOGRAD = Rule(
+    SUM_OF_WORDS,
+    lambda steps, machine: partial(_match_words, steps, machine, parameter_predicate(steps)),
+    _use_winograd,
+    {text: holds for text, holds in USE_WINOGRAD.requires.items() if text != SINGLE_PRECISION},
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from torchmdla.devices.cpu.ir.expressions import HALVES
+from torchmdla.devices.cpu.ir.expressions import HALVES, SHORTS
 
 Array = np.ndarray[Any, Any]
 
@@ -84,7 +84,7 @@ def apply(op: str, operands: list[Array], type: str, attributes: str, from_type:
             raise UnsupportedOperation(f"{op} {attributes}")
         return _COMPARISONS[op][int(match[1])](*operands)
     if op == "dot":
-        return _dot(*operands, type=type, half="f16" if attributes == HALVES else "bf16")
+        return _dot(*operands, type=type, parts=_PARTS[type, attributes])
     if op not in _FUNCTIONS:
         raise UnsupportedOperation(op)
     if type == "i1" and op in ("arith.addi", "arith.subi"):
@@ -166,11 +166,20 @@ _COMPARISONS: Mapping[str, _Comparisons] = {
 }
 
 
-def _dot(left: Array, right: Array, *added: Array, type: str, half: str) -> Array:
-    """Return the sum of the products of the parts of words, which are floats of type ``half`` if the sum is one."""
-    kinds, shifts = ((half, half), (0, 16)) if type == "f32" else (("u8", "i8"), (0, 8, 16, 24))
+# The types of the parts of the words of dot products, and the number of their bits, by the type and the attributes.
+_PARTS: Mapping[tuple[str, str], tuple[str, str, int]] = {
+    ("f32", ""): ("bf16", "bf16", 16),
+    ("f32", HALVES): ("f16", "f16", 16),
+    ("i32", ""): ("u8", "i8", 8),
+    ("i32", SHORTS): ("i16", "i16", 16),
+}
+
+
+def _dot(left: Array, right: Array, *added: Array, type: str, parts: tuple[str, str, int]) -> Array:
+    """Return the sum of the products of the parts of words."""
+    *kinds, bits = parts
     total = added[0] if added else np.zeros((), DTYPES[type])
-    for shift in shifts:
+    for shift in range(0, 32, bits):
         first, second = (_part(word, kind, shift) for word, kind in zip((left, right), kinds, strict=True))
         total = total + first * second
     return round_to_type(total, type)
@@ -182,7 +191,8 @@ def _part(word: Array, kind: str, shift: int) -> Array:
         return from_bits(bits.astype(np.uint16), kind)
     if kind == "f16":
         return bits.astype(np.uint16).view(np.float16).astype(np.float32)
-    return bits.astype(np.uint8).view(np.uint8 if kind == "u8" else np.int8).astype(np.int32)
+    integer = {"u8": np.uint8, "i8": np.int8, "i16": np.int16}[kind]
+    return bits.astype(integer).astype(np.int32)
 
 
 def _select(condition: Array, left: Array, right: Array) -> Array:

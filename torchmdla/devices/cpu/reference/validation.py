@@ -76,9 +76,9 @@ class Sample:
             bits = 1 if dtype.kind == "b" else buffer.bits or 8
             values = generator.integers(-(2 ** (bits - 1)), 2 ** (bits - 1), count)
         else:
-            values = generator.integers(0, self.below, count)
+            values = generator.integers(0, 1 if buffer.bits else self.below, count)
             least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
-            special = (least, most, -1, least + 1)
+            special = () if buffer.bits else (least, most, -1, least + 1)
         if self.is_special and special:
             chosen = generator.random(count) < _SPECIAL_PART
             chosen[: count and 1] = True

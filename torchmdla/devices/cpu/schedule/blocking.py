@@ -40,10 +40,12 @@ _LENGTHS = (512, 256, 128)
 _TILES_OF_BLOCK = (2, 3, 4, 6, 8, 16, 32)
 
 # If the number of tiles that share a prefetched block is dynamic, _FEWEST_PARTS is the fewest. Inputs with fewer uses
-# are fast enough without prefetching. So are blocks below this part of the first-level cache.
+# are fast enough without prefetching. So are blocks below this part of the first-level cache, or below the second part
+# if an input does not fit the second-level cache.
 _FEWEST_PARTS = 3
 _FEWEST_USES = 6
 _LEAST_BLOCK = 0.5
+_LEAST_FAR_BLOCK = 0.125
 
 # The prefetch distance of a stream that is read once, in bytes: a page.
 _AHEAD = 4096
@@ -135,11 +137,16 @@ def choose_prefetch(nest: AnyNest, known: KernelSpec, machine: Machine, levels: 
         math.prod(n for n, s in zip(known.sizes, operand.strides, strict=True) if not s) for operand in known.inputs
     ]
     blocks = [_blocks_of(nest, k, levels, trips) for k, count in enumerate(uses) if count >= _FEWEST_USES]
-    smallest, largest = _LEAST_BLOCK * machine.first_level, machine.second_level
-    sizes = {each: size for each, size in filter(None, blocks) if smallest <= each.block <= largest}
+    largest = machine.second_level
+    sizes = {each: size for each, size in filter(None, blocks) if _least_block(size, machine) <= each.block <= largest}
     return max(sizes, key=lambda each: sizes[each], default=None) or _prefetch_stream(
         nest, known, machine, levels, trips
     )
+
+
+def _least_block(size: int, machine: Machine) -> float:
+    """Return the bytes of the smallest blocks of an input of ``size`` bytes that are prefetched."""
+    return machine.first_level * (_LEAST_BLOCK if size <= machine.second_level else _LEAST_FAR_BLOCK)
 
 
 def _prefetch_stream(

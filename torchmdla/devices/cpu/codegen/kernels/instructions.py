@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torchmdla.devices.cpu.codegen.kernels.code import CodeWriter, Value, vector_type
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, typed_constant
-from torchmdla.devices.cpu.ir.expressions import HALVES, Expression, operation
+from torchmdla.devices.cpu.ir.expressions import HALVES, SHORTS, Expression, operation
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
 from torchmdla.devices.cpu.target import math_library
@@ -113,8 +113,7 @@ class InstructionWriter(CodeWriter):
         left, right, *added = (self._broadcast(v, lanes) for v in operands)
         element = expression.type
         total = added[0] if added else Value(self._zero(element, lanes), element, lanes)
-        write = self._dot_of_bytes if element == "i32" else self._dot_of_pairs
-        return self._dot_of_halves(left, right, total) if expression.attributes == HALVES else write(left, right, total)
+        return _DOTS[element, expression.attributes](self, left, right, total)
 
     def _dot_of_pairs(self, left: Value, right: Value, total: Value) -> Value:
         """Return ``total`` plus two products of bfloat16 in each word."""
@@ -156,6 +155,20 @@ class InstructionWriter(CodeWriter):
             without_sign = self._shift(self._shift(left, "arith.shli", 24 - 8 * byte), "arith.shrui", 24)
             with_sign = self._shift(self._shift(right, "arith.shli", 24 - 8 * byte), "arith.shrsi", 24)
             product = self._emit(operation("arith.muli", (), "i32"), [without_sign, with_sign])
+            total = self._emit(operation("arith.addi", (), "i32"), [total, product])
+        return total
+
+    def _dot_of_shorts(self, left: Value, right: Value, total: Value) -> Value:
+        """Return ``total`` plus two products of signed 16-bit integers in each word, modulo 2**32."""
+        lanes = total.lanes
+        if self.machine.dots_bytes and lanes in _LANES_OF_DOTS:
+            words = (self._bit_cast(word, "i16", 2 * lanes) for word in (left, right))
+            return self._intrinsic(f"llvm.x86.avx512.vpdpwssd.{32 * lanes}", [total, *words])
+        for shift in (16, 0):
+            first, second = (
+                self._shift(self._shift(word, "arith.shli", shift), "arith.shrsi", 16) for word in (left, right)
+            )
+            product = self._emit(operation("arith.muli", (), "i32"), [first, second])
             total = self._emit(operation("arith.addi", (), "i32"), [total, product])
         return total
 
@@ -293,6 +306,14 @@ def _is_infinite(expression: Expression) -> bool:
     divisor = expression.operands[1] if expression.op == "arith.divf" else None
     return divisor is not None and divisor.op == "constant" and divisor.payload == 0
 
+
+# The writers of dot products, by the type and the attributes.
+_DOTS: Mapping[tuple[str, str], Callable[[InstructionWriter, Value, Value, Value], Value]] = {
+    ("f32", ""): InstructionWriter._dot_of_pairs,
+    ("f32", HALVES): InstructionWriter._dot_of_halves,
+    ("i32", ""): InstructionWriter._dot_of_bytes,
+    ("i32", SHORTS): InstructionWriter._dot_of_shorts,
+}
 
 # Expressions that are not written as the op of their name.
 _SPECIAL: Mapping[str, Callable[[InstructionWriter, Expression, Sequence[Value]], Value]] = {
