@@ -18,7 +18,7 @@ from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.ir.verifier import verify
 from torchmdla.devices.cpu.passes import pipeline
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
-from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX
+from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX, MULTIPLY_SOFTMAX
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
 from torchmdla.devices.cpu.passes.moments import MOMENTS
 from torchmdla.devices.cpu.passes.narrow.nibbles import USE_NIBBLES
@@ -38,6 +38,7 @@ MACHINES = {
 RULES: Mapping[str, Rule[Any]] = {
     "constants": STORE_CONSTANT_FACTORS,
     "softmax": DEFER_SOFTMAX,
+    "rows": MULTIPLY_SOFTMAX,
     "norms": DEFER_NORMS,
     "scales": FOLD_SCALES,
     "moments": MOMENTS,
@@ -117,6 +118,7 @@ entry {
 # Programs that the rules rewrite.
 REWRITTEN: Mapping[str, str] = {
     "softmax": SOFTMAX.format(**IS_SOFTMAX),
+    "rows": SOFTMAX.format(**IS_SOFTMAX | {"weights": "result8"}),
     "norms": RMS_NORM.format(**IS_RMS_NORM),
     "scales": SCALED.format(factor="parameter2"),
     "moments": MEAN_AND_VARIANCE,
@@ -134,6 +136,17 @@ SUM_OF_SQUARES = "  nest d0:2 d1:512+ {\n" + SQUARES
 DIFFERENCES = "  nest d0:2 d1:512 {\n    i0 = input0[d0, d1]\n"
 START_OF_PRODUCTS = "    o0 = from 0.0 : f32\n    v0 : f32 = arith.mulf i0, i1\n"
 END_OF_PRODUCTS = "    v1 : f32 = arith.addf o0, v0\n"
+
+
+SUM_OF_EXPONENTIALS = (
+    "  nest d0:4 d1:6+ {\n    i0 = temporary1[d0, d1]\n    o0 = from 0.0 : f32\n"
+    "    v0 : f32 = arith.addf i0, o0\n    temporary2[d0, 0] = v0\n"
+)
+EXPONENTIALS = (
+    "    i0 = input0[d0, d1]\n    i1 = temporary0[d0, 0]\n    v0 : f32 = arith.subf i0, i1\n"
+    "    v1 : f32 = math.exp v0\n    temporary1[d0, d1] = v1\n"
+)
+TINY_TERMS = "    temporary1[d0, d1] = 1.0e-310\n"
 
 
 def doubled(store: str, value: str) -> tuple[str, str]:
@@ -191,21 +204,18 @@ BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
             ),
             ("result9 : f32[4, 8]", "result9 : f32[6, 8]"),
         ),
-        "the divisor is the sum of the terms": (
-            (
-                "  nest d0:4 d1:6+ {\n    i0 = temporary1[d0, d1]\n    o0 = from 0.0 : f32\n"
-                "    v0 : f32 = arith.addf i0, o0\n    temporary2[d0, 0] = v0\n",
-                "  nest d0:4 {\n    temporary2[d0, 0] = 0.0\n",
-            ),
-        ),
+        "the divisor is the sum of the terms": ((SUM_OF_EXPONENTIALS, "  nest d0:4 {\n    temporary2[d0, 0] = 0.0\n"),),
         "the divisor has a finite reciprocal": (
             (
-                "    i0 = input0[d0, d1]\n    i1 = temporary0[d0, 0]\n    v0 : f32 = arith.subf i0, i1\n"
-                "    v1 : f32 = math.exp v0\n    temporary1[d0, d1] = v1\n",
+                EXPONENTIALS,
                 "    v0 : i64 = arith.index_cast d1\n    v1 : f32 = arith.sitofp v0\n"
                 "    v2 : f32 = arith.subf v1, 2.5\n    temporary1[d0, d1] = v2\n",
             ),
         ),
+    },
+    # The reciprocal of this divisor is infinite, in the double precision of the interpreter.
+    "rows": {
+        "the divisor is the sum of 1 and exponentials up to 1": ((EXPONENTIALS, TINY_TERMS),),
     },
     "norms": {
         "one nest writes what is read": (written_before(PRODUCT_OF_NORM, "d0:64", "temporary1[0, d0]"),),

@@ -15,7 +15,7 @@ from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.ir.verifier import is_enabled, verify
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
-from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX
+from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX, MULTIPLY_SOFTMAX
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
@@ -65,7 +65,7 @@ def _plain(function: Callable[[LoopProgram], object], is_exact: bool = True) -> 
 # The rules of each pass that rewrites the nests which match a pattern.
 RULES: Mapping[str, tuple[Rule[Any], ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
-    "defer-softmax": (DEFER_SOFTMAX,),
+    "defer-softmax": (DEFER_SOFTMAX, MULTIPLY_SOFTMAX),
     "fold-scales": (DEFER_NORMS, FOLD_SCALES),
     "use-nibbles": (USE_NIBBLES,),
     "use-winograd": (USE_WINOGRAD,),
