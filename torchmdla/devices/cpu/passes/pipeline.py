@@ -31,6 +31,7 @@ from torchmdla.devices.cpu.passes.narrow.nibbles import USE_NIBBLES
 from torchmdla.devices.cpu.passes.packing import pack_activations, pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
 from torchmdla.devices.cpu.passes.reroll import reroll_loops
+from torchmdla.devices.cpu.passes.row_maximum import IGNORE_NAN
 from torchmdla.devices.cpu.passes.scatters import fuse_scatters
 from torchmdla.devices.cpu.passes.share_buffers import delay_steps, merge_equal, share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
@@ -66,6 +67,7 @@ def _plain(function: Callable[[LoopProgram], object], is_exact: bool = True) -> 
 RULES: Mapping[str, tuple[Rule[Any], ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
     "defer-softmax": (DEFER_SOFTMAX, MULTIPLY_SOFTMAX),
+    "ignore-nan": (IGNORE_NAN,),
     "fold-scales": (DEFER_NORMS, FOLD_SCALES),
     "use-nibbles": (USE_NIBBLES,),
     "use-winograd": (USE_WINOGRAD,),
@@ -92,6 +94,7 @@ REWRITES = (
     _plain(merge_copies),
     _plain(separate_slices),
     _rules("defer-softmax"),
+    _rules("ignore-nan", is_exact=True),
     Pass("pack-weights", pack_weights),
     Pass("merge-epilogues", merge_epilogues),
     _plain(hoist_loop_invariants),

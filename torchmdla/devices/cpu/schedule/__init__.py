@@ -40,6 +40,7 @@ NEUTRAL = {
     "arith.mulf": "1.0",
     "arith.muli": "1",
     "arith.maximumf": "-inf",
+    "arith.maxnumf": "-inf",
     "arith.minimumf": "inf",
     "arith.maxsi": "min",
     "arith.minsi": "max",

@@ -93,6 +93,15 @@ class InstructionWriter(CodeWriter):
         result = self._emit(operation("arith.select", (), wide), [inside, converted, fill(least, wide)])
         return result if expression.type == wide else self._resize(result, expression.type, "arith.trunci")
 
+    def _larger_number(self, expression: Expression, operands: Sequence[Value]) -> Value:
+        """Return the larger number. One instruction is enough for an accumulator, which is never NaN."""
+        if expression.operands[-1].op != "accumulator":
+            return self._emit(expression, operands)
+        lanes = max(v.lanes for v in operands)
+        first, second = (self._broadcast(v, lanes) for v in operands)
+        flags = self._define(f"arith.cmpf ogt, {first.name}, {second.name} : {first.type}")
+        return self._emit(operation("arith.select", (), expression.type), [Value(flags, "i1", lanes), first, second])
+
     def _look_up(self, expression: Expression, operands: Sequence[Value]) -> Value:
         index, lanes = operands[0], expression.attributes.count(",") + 1
         table = Value(self._literal(f"dense<{expression.attributes}> : {vector_type('f32', lanes)}"), "f32", lanes)
@@ -302,6 +311,7 @@ _SPECIAL: Mapping[str, Callable[[InstructionWriter, Expression, Sequence[Value]]
     "arith.index_castui": InstructionWriter._cast_index,
     math_library.INTEGER_POWER: InstructionWriter._integer_power,
     "arith.fptosi": InstructionWriter._to_integer,
+    "arith.maxnumf": InstructionWriter._larger_number,
     "constant": InstructionWriter._constant_value,
     "size": InstructionWriter._size_value,
     "lookup": InstructionWriter._look_up,
