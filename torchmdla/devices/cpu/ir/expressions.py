@@ -43,9 +43,10 @@ class Expression:
     - ``accumulator``: the current accumulator of the nest's output number ``payload``.
     - ``reduced``: in an epilogue, the final accumulator of output number ``payload``.
     - ``gather``: the element of the :class:`TableAccess` ``payload`` at the operands.
-    - ``lookup`` (kernels only): one of the 16 floats in ``attributes``, indexed by the lowest four bits of the ``i32``
+    - ``lookup`` (kernels only): one of the 16 or 8 floats in ``attributes``, indexed by the lowest bits of the ``i32``
       operand.
-    - ``scale`` (kernels only): the first operand times two to the power of the second, an integer. Both are ``f32``.
+    - ``scale`` (kernels only): the first operand times two to the power of the second, rounded down to an integer. Both
+      are ``f32``.
     - ``dot`` (kernels only): the sum of products of the parts of two ``i32`` words. For type ``f32`` the parts are two
       bfloat16, or two float16 if ``attributes`` is :data:`HALVES`. For ``i32`` they are four integers of 8 bits,
       unsigned in the first word and signed in the second, or two signed ones of 16 bits if ``attributes`` is

@@ -10,6 +10,11 @@ There are more weights than results, and divided weights need not be stored (T. 
                                           →   nest d0 d1 d2+ { … arith.mulf exp[d0, d2], values[d2, d1] … } then {
                                                 … arith.mulf o0, 1.0 / sum[d0] … }
 
+Softmax before other nests: one division per row, and a product per element. Eager's results differ by one rounding::
+
+    nest d0 d1 { weights[d0, d1] = exp[d0, d1] / sum[d0] }
+                                          →   nest d0 d1 { weights[d0, d1] = exp[d0, d1] * (1.0 / sum[d0]) }
+
 RMS norms before products: the row factor scales the sums, and the norm's weights scale the product's weights.
 
 A sum of the row's products is at most the row's norm times the norm of the weights. Thus no sum overflows that did not
@@ -29,9 +34,9 @@ from functools import cached_property, partial
 
 from torchmdla.compiler.sizes import estimate
 from torchmdla.devices.cpu.ir.accesses import Access
-from torchmdla.devices.cpu.ir.expressions import Expression, constant, contents, map_loads, operation
+from torchmdla.devices.cpu.ir.expressions import Expression, constant, contents, map_loads, operation, substitute
 from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, Users, has_zero_initial, may_move
-from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule, any_expression, op
+from torchmdla.devices.cpu.ir.patterns import SUM_OF_PRODUCTS, Captured, Rule, any_expression, find_matches, op
 from torchmdla.devices.cpu.passes.fold_scales import can_scale_sum, is_scaling_profitable, scale_sum, scale_weights
 from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
 from torchmdla.devices.cpu.passes.producers import INLINING_REQUIREMENTS, find_producer, find_writer, is_reduced_from
@@ -39,6 +44,7 @@ from torchmdla.devices.cpu.passes.rematerialise import operand_access
 
 _TERM, _ROW_LARGEST = op("load", name="term"), op("load", name="largest")
 _DIVIDED = op("arith.divf", _TERM, any_expression("divisor"))
+_DIVIDED_BY_LOAD = op("arith.divf", _TERM, op("load", name="total"), name="quotient")
 _AT_LEAST = op("arith.maximumf", op("load", name="sum"), op("constant", name="least"))
 _LARGEST = op("arith.maximumf", op("accumulator"), _TERM)
 _SUM = op("arith.addf", op("accumulator"), _TERM)
@@ -97,19 +103,19 @@ def _defer_division(case: _Division) -> None:
     case.users.set(case.read.buffer, [])
 
 
-def _has_finite_reciprocal(case: _Division) -> bool:
+def _is_sum_with_1(users: Users, term: Access, least: float) -> bool:
     """Return whether terms are exponentials up to 1, with 1 among them or a divisor that is at least a normal number.
 
-    Their sum is then finite, too.
+    Their sum is then finite, too. ``least`` is the least divisor.
     """
-    producer = find_producer(case.users, case.term.payload)
+    producer = find_producer(users, term)
     if producer is None:
         return False
     (power,) = producer.values
-    is_normal = case.least >= _SMALLEST_NORMAL.get(power.type, math.inf)
+    is_normal = least >= _SMALLEST_NORMAL.get(power.type, math.inf)
     exponentials = [*_WITH_1.matches(power), *(_UP_TO_1.matches(power) if is_normal else ())]
     return any(
-        is_reduced_from(case.users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in exponentials
+        is_reduced_from(users, _LARGEST, -math.inf, e["largest"].payload, e["term"].payload) for e in exponentials
     )
 
 
@@ -126,7 +132,54 @@ DEFER_SOFTMAX = Rule(
         "the divisor is the sum of the terms": lambda case: is_reduced_from(
             case.users, _SUM, 0.0, case.total, case.term.payload
         ),
-        "the divisor has a finite reciprocal": _has_finite_reciprocal,
+        "the divisor has a finite reciprocal": lambda case: _is_sum_with_1(case.users, case.term.payload, case.least),
+    },
+)
+
+
+@dataclass(frozen=True)
+class _RowDivision:
+    """Quotients of the loads ``term`` and ``total`` in a nest ``step``."""
+
+    users: Users
+    step: LoopNest
+    quotient: Expression
+    term: Expression
+    total: Access
+
+
+def _match_row_division(users: Users, step: LoopNest, _: Captured) -> _RowDivision | None:
+    for match in find_matches(_DIVIDED_BY_LOAD, step.values):
+        term, total = match["term"], match["total"].payload
+        inner = _innermost_loops(step, term.payload)
+        # The reciprocal is computed outside of the innermost loop.
+        if inner and inner.isdisjoint(total.loops) and match["quotient"].type == "f32":
+            return _RowDivision(users, step, match["quotient"], term, total)
+    return None
+
+
+def _innermost_loops(step: LoopNest, access: Access) -> frozenset[int]:
+    """Return the loop that walks an access element by element, in a set, which is empty for other accesses."""
+    factors = access.linearise(len(step.sizes)).factors
+    return frozenset(loop for loop, factor in enumerate(factors) if factor == 1 and step.sizes[loop] != 1)
+
+
+def _multiply_by_reciprocal(case: _RowDivision) -> None:
+    unit = constant(1.0, case.quotient.type)
+    reciprocal = operation("arith.divf", [unit, case.quotient.operands[1]], case.quotient.type)
+    product = operation("arith.mulf", [case.term, reciprocal], case.quotient.type)
+    case.step.map_body(lambda roots: substitute(roots, {case.quotient: product}))
+
+
+MULTIPLY_SOFTMAX = Rule(
+    None,
+    lambda steps, _: partial(_match_row_division, Users(steps.steps)),
+    _multiply_by_reciprocal,
+    {
+        "the divisor is the sum of 1 and exponentials up to 1": lambda case: (
+            is_reduced_from(case.users, _SUM, 0.0, case.total, case.term.payload)
+            and _is_sum_with_1(case.users, case.term.payload, 0.0)
+        ),
     },
 )
 

@@ -15,7 +15,7 @@ from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.ir.verifier import is_enabled, verify
 from torchmdla.devices.cpu.passes.constants import STORE_CONSTANT_FACTORS
 from torchmdla.devices.cpu.passes.copies import merge_copies, shrink_broadcasts
-from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX
+from torchmdla.devices.cpu.passes.defer_factors import DEFER_NORMS, DEFER_SOFTMAX, MULTIPLY_SOFTMAX
 from torchmdla.devices.cpu.passes.elide_inserts import elide_insert_copies
 from torchmdla.devices.cpu.passes.epilogue import merge_epilogues
 from torchmdla.devices.cpu.passes.fold_scales import FOLD_SCALES
@@ -31,6 +31,7 @@ from torchmdla.devices.cpu.passes.narrow.nibbles import USE_NIBBLES
 from torchmdla.devices.cpu.passes.packing import pack_activations, pack_weights
 from torchmdla.devices.cpu.passes.precompute import precompute_parameters
 from torchmdla.devices.cpu.passes.reroll import reroll_loops
+from torchmdla.devices.cpu.passes.row_maximum import IGNORE_NAN
 from torchmdla.devices.cpu.passes.scatters import fuse_scatters
 from torchmdla.devices.cpu.passes.share_buffers import delay_steps, merge_equal, share_buffers
 from torchmdla.devices.cpu.passes.sliced_contractions import fuse_slices, separate_slices
@@ -65,7 +66,8 @@ def _plain(function: Callable[[LoopProgram], object], is_exact: bool = True) -> 
 # The rules of each pass that rewrites the nests which match a pattern.
 RULES: Mapping[str, tuple[Rule[Any], ...]] = {
     "store-constant-factors": (STORE_CONSTANT_FACTORS,),
-    "defer-softmax": (DEFER_SOFTMAX,),
+    "defer-softmax": (DEFER_SOFTMAX, MULTIPLY_SOFTMAX),
+    "ignore-nan": (IGNORE_NAN,),
     "fold-scales": (DEFER_NORMS, FOLD_SCALES),
     "use-nibbles": (USE_NIBBLES,),
     "use-winograd": (USE_WINOGRAD, USE_INTEGER_WINOGRAD),
@@ -92,6 +94,7 @@ REWRITES = (
     _plain(merge_copies),
     _plain(separate_slices),
     _rules("defer-softmax"),
+    _rules("ignore-nan", is_exact=True),
     Pass("pack-weights", pack_weights),
     Pass("merge-epilogues", merge_epilogues),
     _plain(hoist_loop_invariants),

@@ -28,7 +28,9 @@ _MOST_RESULTS = 16
 _FEWEST_PARTS, _MOST_PARTS = 16, 128
 
 # Operations for which it does not matter that each partial result is combined with the start value again.
-_IDEMPOTENT = frozenset(f"arith.{name}" for name in ("maximumf", "minimumf", "maxsi", "minsi", "andi", "ori"))
+_IDEMPOTENT = frozenset(
+    f"arith.{name}" for name in ("maximumf", "maxnumf", "minimumf", "maxsi", "minsi", "andi", "ori")
+)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ NEUTRAL = {
     "arith.mulf": "1.0",
     "arith.muli": "1",
     "arith.maximumf": "-inf",
+    "arith.maxnumf": "-inf",
     "arith.minimumf": "inf",
     "arith.maxsi": "min",
     "arith.minsi": "max",
@@ -76,6 +77,14 @@ _SHUFFLED = (-1, 2)
 # The number of instructions from which dependences, not memory, limit a body's speed.
 _LONG_BODY = 16
 BYTE_COST = 1 / 16
+
+# The vectors of an elementwise tile, by the fewest instructions of the body. Longer chains of dependent instructions
+# need more vectors to overlap. The last column is for 16 registers, which fewer vectors fill.
+_VECTORS_OF_TILE = ((48, 8, 6), (_LONG_BODY, 6, 4), (0, 2, 2))
+_MANY_REGISTERS = 32
+
+# The most vectors of a tile along a loop of unknown size. A remainder of vectors is computed one by one.
+_MOST_UNKNOWN_VECTORS = 4
 
 # The register tiles for which the levels that threads share are compared, if more than this part of the arithmetic's
 # time is lost to misses and to waiting.
@@ -242,7 +251,7 @@ def _choose_loops(nest: KernelSpec, machine: Machine, unknown: Unknown) -> _Loop
                 if time + more < cycles + lost:
                     tiles, cycles, levels, lost = others, time, around, more
         return _Loops(vector, lanes, tiles, levels, cycles)
-    tiles = _tile_elementwise(nest, vector, lanes, unknown)
+    tiles = _tile_elementwise(nest, machine, vector, lanes, unknown)
     if nest.place:
         levels = _scatter_levels(nest, vector, tiles)
     else:
@@ -467,7 +476,7 @@ def _factor(size: int, limit: int) -> int:
     return min(limit, size)
 
 
-def _tile_elementwise(nest: KernelSpec, vector: int, lanes: int, unknown: Unknown) -> tuple[int, ...]:
+def _tile_elementwise(nest: KernelSpec, machine: Machine, vector: int, lanes: int, unknown: Unknown) -> tuple[int, ...]:
     """Return the tile of an elementwise nest: a few vectors.
 
     It is one vector where functions are called, and more where instructions form long dependence chains. If another
@@ -476,14 +485,24 @@ def _tile_elementwise(nest: KernelSpec, vector: int, lanes: int, unknown: Unknow
     tiles = [1] * len(nest.sizes)
     if vector < 0:
         return tuple(tiles)
-    calls = any(math_library.is_call(e.op) for e in nest.body)
-    slots = 1 if calls else 2 if len(nest.body) < _LONG_BODY else 4
-    tiles[vector] = lanes * min(slots, math.ceil(nest.sizes[vector] / lanes))
+    vectors = math.ceil(nest.sizes[vector] / lanes)
+    most = _most_vectors(nest, machine, vector in unknown)
+    even = math.ceil(vectors / math.ceil(vectors / most))
+    tiles[vector] = lanes * (min(most, vectors) if vector in unknown else even)
     for loop in range(len(nest.sizes) if not nest.place else 0):
         if loop != vector and any(o.strides[loop] == 1 and o.strides[vector] > 1 for o in nest.operands):
             tiles[vector], tiles[loop] = lanes, _rows_of_block(nest.sizes[loop], lanes, loop in unknown)
             break
     return tuple(tiles)
+
+
+def _most_vectors(nest: KernelSpec, machine: Machine, is_unknown: bool) -> int:
+    """Return the most vectors of a tile of an elementwise nest."""
+    if any(math_library.is_call(e.op) for e in nest.body):
+        return 1
+    many, few = next(vectors for least, *vectors in _VECTORS_OF_TILE if len(nest.body) >= least)
+    most = many if machine.registers >= _MANY_REGISTERS else few
+    return min(most, _MOST_UNKNOWN_VECTORS) if is_unknown else most
 
 
 def _scatter_levels(nest: KernelSpec, vector: int, tiles: tuple[int, ...]) -> tuple[Level, ...]:

@@ -66,7 +66,7 @@ class Machine:
         line: the size of a line of the second-level cache, in bytes.
         fused: whether multiply-add is one instruction.
         has_scale: whether multiplication by a power of two is one instruction.
-        has_lookup: whether a lookup in a table of 16 floats is one instruction.
+        lookup: the floats in the largest table in which a lookup is one instruction: 16, 8, or 0.
         dots_bf16: whether two products of bfloat16 and their sum are one instruction.
         dots_bytes: whether four products of an unsigned and a signed 8-bit integer and their sum are one instruction.
         has_strong_prefetcher: whether the hardware prefetches a tile's data as well as prefetch instructions do.
@@ -87,7 +87,7 @@ class Machine:
     line: int = 64
     fused: bool = True
     has_scale: bool = False
-    has_lookup: bool = False
+    lookup: int = 0
     dots_bf16: bool = False
     dots_bytes: bool = False
     has_strong_prefetcher: bool = False
@@ -181,14 +181,14 @@ class Machine:
                 32,
                 embeds_broadcasts=True,
                 has_scale=True,
-                has_lookup=True,
+                lookup=16,
                 dots_bf16="+avx512bf16" in features,
                 dots_bytes="+avx512vnni" in features,
                 splits=splits,
             )
         if "+avx2" in features:
             dots = "+avxvnni" in features
-            return cls(32, 16, second_level=256 << 10, ways=8, fused="+fma" in features, dots_bytes=dots)
+            return cls(32, 16, second_level=256 << 10, ways=8, fused="+fma" in features, lookup=8, dots_bytes=dots)
         is_arm = target.triple.startswith(("aarch64", "arm64"))
         fused = is_arm or "+fma" in features
         return cls(16, 32 if is_arm else 16, second_level=256 << 10, ways=8, fused=fused)

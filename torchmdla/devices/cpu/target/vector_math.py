@@ -8,7 +8,8 @@ Half-precision values are computed in single precision; double precision uses th
 exp, exp2, expm1 and tanh reduce the argument by multiples of ln 2 in two steps (W. J. Cody and W. Waite, Software
 Manual for the Elementary Functions, 1980). Fused multiply-add makes the reduction exact. Adding 1.5·2²³ rounds to an
 integer. A polynomial and a power of two follow. tanh(x) = expm1(2x) / (expm1(2x) + 2), with numerator and denominator
-halved.
+halved. Where a lookup in a table is one instruction, exp and exp2 reduce the argument by multiples of ln(2)/16 or
+ln(2)/8. Then the polynomial is shorter (P. T. P. Tang, Table-Driven Implementation of the Exponential Function, 1989).
 
 erf(x) = -expm1(-x·Q(x)) for x ≥ 0 with Q(x) = -ln(erfc(x)) / x. Q is smooth, so one polynomial is enough for the whole
 range. Where a lookup in sixteen floats is one instruction, a table of polynomials around sixteen points takes half the
@@ -35,10 +36,14 @@ from functools import partial
 
 from torchmdla.devices.cpu.ir.expressions import Expression, constant, operation, rewrite
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest
+from torchmdla.devices.cpu.target.function_identities import apply_identities
 from torchmdla.devices.cpu.target.machine import Machine
 
 # (exp(r) - 1 - r) / r², weighted by r² / expm1(r), for |r| ≤ 1.01·ln(2)/2.
 _EXP = (0.4999999701976776, 0.16666539013385773, 0.04166722297668457, 0.008367180824279785, 0.0013882395578548312)
+
+# (exp(r) - 1 - r) / r², weighted by r² / exp(r), for |r| ≤ 1.01·ln(2)/(2·n). The key is n.
+_EXP_OF_PARTS = {8: (0.5000657439231873, 0.1666686236858368), 16: (0.5000165104866028, 0.16666719317436218)}
 
 # -ln(erfc(t)) / t, weighted by t·erfc(t)/erf(t), for 0 ≤ t ≤ 4.
 _ERF = (
@@ -106,7 +111,10 @@ _LN2_LO = math.log(2.0) - _LN2_HI
 
 _MANTISSA_BITS = 23
 _ONE_BITS = 0x3F800000
+_WHOLE_TABLE, _HALF_TABLE = 16, 8
 _SMALLEST_NORMAL = 2.0**-126
+
+_IS_LESS = "{predicate = 2 : i64}"
 
 _PREDICATES = {"oeq": 1, "ogt": 2, "olt": 4, "ole": 5}
 
@@ -115,6 +123,9 @@ _IS_GREATER = "{predicate = 2 : i64}"
 _LOWER_BOUNDS = (_IS_GREATER, "{predicate = 10 : i64}")
 
 _HALF_PRECISION = ("f16", "bf16")
+
+# The exponent of the largest factor of an argument that becomes part of the coefficients.
+_MOST_FACTOR = 8
 
 
 def _op(name: str, *operands: Expression, type: str = "f32", attributes: str = "") -> Expression:
@@ -160,18 +171,30 @@ def _int_op(name: str, a: Expression, b: Expression, type: str = "i32") -> Expre
     return _op(f"arith.{name}", a, b, type=type)
 
 
-def _polynomial(x: Expression, coefficients: Sequence[float]) -> Expression:
+def _polynomial(x: Expression, coefficients: Sequence[Expression]) -> Expression:
     """Return the value of a polynomial by Horner's rule. The lowest coefficient is first."""
-    total = _number(coefficients[-1])
+    total = coefficients[-1]
     for coefficient in reversed(coefficients[:-1]):
-        total = _fma(total, x, _number(coefficient))
+        total = _fma(total, x, coefficient)
     return total
 
 
+def _polynomial_of(x: Expression, coefficients: Iterable[float]) -> Expression:
+    return _polynomial(x, [_number(coefficient) for coefficient in coefficients])
+
+
 def _lookup(index: Expression, values: Sequence[float]) -> Expression:
-    """Return one of sixteen floats, indexed by the lowest four bits of ``index``."""
-    bits = ", ".join(f"0x{b:08X}" for b in struct.unpack("<16I", struct.pack("<16f", *values)))
-    return _op("lookup", index, attributes=f"[{bits}]")
+    """Return one of sixteen or eight floats, indexed by the lowest bits of ``index``."""
+    return _lookup_bits(index, [_bits_of(value) for value in values])
+
+
+def _lookup_bits(index: Expression, words: Iterable[int]) -> Expression:
+    """Return the same as :func:`_lookup`, for floats that are given by their bits."""
+    return _op("lookup", index, attributes=f"[{', '.join(f'0x{word & 0xFFFFFFFF:08X}' for word in words)}]")
+
+
+def _bits_of(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
 def _power_of_two(exponent: Expression) -> Expression:
@@ -180,60 +203,95 @@ def _power_of_two(exponent: Expression) -> Expression:
     return _bitcast_to_float(_int_op("addi", shifted, _integer(_ONE_BITS)))
 
 
-def _reduce_argument(x: Expression) -> tuple[Expression, Expression, Expression]:
-    """Return n with the rounder added, n, and r, where ``x = n·ln 2 + r`` and ``|r| ≤ ln(2)/2``."""
-    shifted = _fma(x, _number(1 / math.log(2.0)), _number(_ROUNDER))
-    n = _sub(shifted, _number(_ROUNDER))
+# An argument in parts: n with the rounder added, n, and r.
+_Reduced = tuple[Expression, Expression, Expression]
+
+
+def _reduce_argument(x: Expression, parts: int = 1) -> _Reduced:
+    """Return x as ``n·ln 2 + r``, where n is a multiple of ``1 / parts`` and ``|r| ≤ ln(2) / 2 / parts``."""
+    shifted = _fma(x, _number(1 / math.log(2.0)), _number(_ROUNDER / parts))
+    n = _sub(shifted, _number(_ROUNDER / parts))
     r = _fma(n, _number(-_LN2_HI), x)
     return shifted, n, _fma(n, _number(-_LN2_LO), r)
 
 
-def _exp_near_zero(r: Expression) -> Expression:
-    """Return ``exp(r)`` for ``|r| ≤ ln(2)/2``."""
-    return _polynomial(r, (1.0, 1.0, *_EXP))
+def _reduce_binary(x: Expression, parts: int = 1) -> _Reduced:
+    """Return the same for ``x·ln 2``."""
+    shifted = _add(x, _number(_ROUNDER / parts))
+    n = _sub(shifted, _number(_ROUNDER / parts))
+    return shifted, n, _mul(_sub(x, n), _number(math.log(2.0)))
 
 
 def _expm1_near_zero(r: Expression) -> Expression:
     """Return ``exp(r) - 1`` for ``|r| ≤ ln(2)/2``."""
-    return _fma(_mul(r, r), _polynomial(r, _EXP), r)
+    return _fma(_mul(r, r), _polynomial_of(r, _EXP), r)
 
 
-# The parts of an exponential: x·2ⁿ for n from -250 to 250, as x, n with the rounder added, and n.
-_Parts = tuple[Expression, Expression, Expression]
+# The ways to compute an exponential of a bounded argument. ``reduce`` splits the argument in parts.
+_Reduce = Callable[..., _Reduced]
 
 
-def _scale(parts: _Parts) -> Expression:
-    """Return x·2ⁿ by one instruction."""
-    x, _, n = parts
-    return _op("scale", x, n)
+def _exp_by_scaling(x: Expression, reduce: _Reduce) -> Expression:
+    """Return the exponential by an instruction that multiplies by the largest power of two up to 2ⁿ."""
+    shifted, n, r = reduce(x, 16)
+    power = _lookup(_bits(shifted), [2.0 ** (k / 16) for k in range(16)])
+    return _op("scale", _multiply_exp(power, r, 16), n)
 
 
-def _scale_twice(parts: _Parts) -> Expression:
-    """Return x·2ⁿ by two multiplications, so that results outside of the normal range are right."""
-    x, shifted, _ = parts
+def _exp_by_table(x: Expression, reduce: _Reduce) -> Expression:
+    """Return the exponential by a table of eight powers of two.
+
+    The integer part of n is added to the exponent of the power, and the fraction in its mantissa is subtracted in the
+    table. The result is first computed times 2³² or 1/2, and then multiplied once, so that results outside of the
+    normal range are right.
+    """
+    shifted, _, r = reduce(x, 8)
+    is_negative = _op("arith.cmpi", _bits(x), _integer(0), type="i1", attributes=_IS_LESS)
+    factor = _select(is_negative, _number(2.0**-32), _number(2.0))
+    step = 1 << (_MANTISSA_BITS - 3)
+    table = [_bits_of(2.0 ** (k / 8)) - k * step + _ONE_BITS for k in range(8)]
+    exponent = _int_op("shli", _bits(shifted), _integer(_MANTISSA_BITS - 3))
+    bits = _int_op("addi", _bits(_lookup_bits(_bits(shifted), table)), _int_op("subi", exponent, _bits(factor)))
+    return _mul(_multiply_exp(_bitcast_to_float(bits), r, 8), factor)
+
+
+def _multiply_exp(power: Expression, r: Expression, parts: int) -> Expression:
+    """Return ``power·exp(r)`` for ``|r| ≤ ln(2) / 2 / parts``."""
+    return _fma(power, _fma(_mul(r, r), _polynomial_of(r, _EXP_OF_PARTS[parts]), r), power)
+
+
+def _exp_by_products(x: Expression, reduce: _Reduce) -> Expression:
+    """Return the exponential by two multiplications, so that results outside of the normal range are right."""
+    shifted, _, r = reduce(x)
     exponent = _bits(shifted)
     half = _int_op("shrsi", exponent, _integer(1))
     rest = _int_op("subi", exponent, half)
-    return _mul(_mul(x, _power_of_two(half)), _power_of_two(rest))
+    return _mul(_mul(_polynomial_of(r, (1.0, 1.0, *_EXP)), _power_of_two(half)), _power_of_two(rest))
 
 
-def _exp(x: Expression) -> _Parts:
+_Exponential = Callable[[Expression, _Reduce], Expression]
+
+
+def _clamp(x: Expression, least: float, most: float) -> Expression:
+    """Return ``x`` bounded from both sides. A negation follows the bounds: then it is part of the next instruction."""
+    if x.op == "arith.negf":
+        return _op("arith.negf", _clamp(x.operands[0], -most, -least))
+    return _at_most(_at_least(x, least), most)
+
+
+def _exp(x: Expression, exponential: _Exponential) -> Expression:
     # Beyond these limits exp is 0 and infinity.
-    shifted, n, r = _reduce_argument(_at_most(_at_least(x, -104.0), 89.0))
-    return _exp_near_zero(r), shifted, n
+    return exponential(_clamp(x, -104.0, 89.0), _reduce_argument)
 
 
-def _exp2(x: Expression) -> _Parts:
-    x = _at_most(_at_least(x, -151.0), 129.0)
-    shifted = _add(x, _number(_ROUNDER))
-    n = _sub(shifted, _number(_ROUNDER))
-    return _exp_near_zero(_mul(_sub(x, n), _number(math.log(2.0)))), shifted, n
+def _exp2(x: Expression, exponential: _Exponential) -> Expression:
+    return exponential(_clamp(x, -151.0, 128.0), _reduce_binary)
 
 
 def _expm1(x: Expression) -> Expression:
     # Compute half of the result and double it at the end: the power of two of the largest results is not a finite
     # float.
-    shifted, _, r = _reduce_argument(_at_most(_at_least(x, -20.0), 89.0))
+    shifted, _, r = _reduce_argument(_clamp(x, -20.0, 89.0))
     half_power = _power_of_two(_int_op("subi", _bits(shifted), _integer(1)))
     half = _fma(half_power, _expm1_near_zero(r), _sub(half_power, _number(0.5)))
     return _op("math.copysign", _add(half, half), x)
@@ -241,39 +299,53 @@ def _expm1(x: Expression) -> Expression:
 
 def _tanh(x: Expression) -> Expression:
     # From 9.1 on tanh is 1. With x = n·ln(2)/2 + h, expm1(2h)/2 = h + h²·(2·c₀ + 4·c₁·h + …).
-    bounded = _at_most(_at_least(x, -10.0), 10.0)
+    bounded = _clamp(x, -10.0, 10.0)
     shifted = _fma(bounded, _number(2 / math.log(2.0)), _number(_ROUNDER))
     n = _sub(shifted, _number(_ROUNDER))
     h = _fma(n, _number(-_LN2_HI / 2), bounded)
     h = _fma(n, _number(-_LN2_LO / 2), h)
     doubled = [c * 2.0 ** (k + 1) for k, c in enumerate(_EXP)]
-    near = _fma(_mul(h, h), _polynomial(h, doubled), h)
+    near = _fma(_mul(h, h), _polynomial_of(h, doubled), h)
     power = _power_of_two(_bits(shifted))
     half = _fma(power, near, _fma(power, _number(0.5), _number(-0.5)))
     return _op("math.copysign", _op("arith.divf", half, _add(half, _number(1.0))), x)
 
 
 def _erf_by_table(x: Expression) -> Expression:
+    x, scale = _strip_factor(x)
     last = len(_ERF_TABLE[0]) - 1
-    t = _at_most(_op("math.absf", x), last * _ERF_STEP)
-    shifted = _fma(t, _number(1 / _ERF_STEP), _number(_ROUNDER))
-    d = _fma(_sub(shifted, _number(_ROUNDER)), _number(-_ERF_STEP), t)
-    index = _bits(shifted)
-    total = _lookup(index, _ERF_TABLE[-1])
-    for coefficients in reversed(_ERF_TABLE[:-1]):
-        total = _fma(total, d, _lookup(index, coefficients))
-    return _op("math.copysign", total, x)
+    step = float(_number(_ERF_STEP / scale).payload)
+    # The steps are rounded, so the values at them change a little.
+    middle = [c + math.erf(k * step * scale) - math.erf(k * _ERF_STEP) for k, c in enumerate(_ERF_TABLE[0])]
+    rows = [middle, *([c * scale**power for c in row] for power, row in enumerate(_ERF_TABLE[1:], 1))]
+    t = _at_most(_op("math.absf", x), last * step)
+    shifted = _fma(t, _number(1 / step), _number(_ROUNDER))
+    d = _fma(_sub(shifted, _number(_ROUNDER)), _number(-step), t)
+    return _op("math.copysign", _polynomial(d, [_lookup(_bits(shifted), row) for row in rows]), x)
 
 
 def _erf_by_exponential(x: Expression) -> Expression:
+    x, scale = _strip_factor(x)
     # From 3.92 on erf is 1.
-    t = _at_most(_op("math.absf", x), 4.0)
-    z = _mul(_op("arith.negf", t), _polynomial(t, _ERF))
+    t = _at_most(_op("math.absf", x), 4.0 / scale)
+    z = _mul(_op("arith.negf", t), _polynomial_of(t, (c * scale**power for power, c in enumerate(_ERF, 1))))
     shifted, _, r = _reduce_argument(z)
     power = _power_of_two(_bits(shifted))
     rest = _sub(_number(1.0), power)
     size = _sub(rest, _mul(power, _expm1_near_zero(r)))
     return _op("math.copysign", size, x)
+
+
+def _strip_factor(x: Expression) -> tuple[Expression, float]:
+    """Return ``x`` without a constant factor or divisor of medium size, and the factor, or 1."""
+    if x.op not in ("arith.mulf", "arith.divf"):
+        return x, 1.0
+    first, second = x.operands
+    if x.op == "arith.mulf" and first.op == "constant":
+        first, second = second, first
+    if second.op != "constant" or not 2.0**-_MOST_FACTOR <= second.payload <= 2.0**_MOST_FACTOR:
+        return x, 1.0
+    return first, float(1 / second.payload if x.op == "arith.divf" else second.payload)
 
 
 def _log(x: Expression) -> Expression:
@@ -287,7 +359,7 @@ def _log(x: Expression) -> Expression:
     shift = _select(is_small, _number(-_MANTISSA_BITS), _number(0.0))
     k = _add(_op("arith.sitofp", exponent), shift)
     square = _mul(f, f)
-    tail = _fma(_mul(square, f), _polynomial(f, _LOG), _mul(k, _number(_LN2_LO)))
+    tail = _fma(_mul(square, f), _polynomial_of(f, _LOG), _mul(k, _number(_LN2_LO)))
     tail = _fma(square, _number(-0.5), tail)
     result = _fma(k, _number(_LN2_HI), _add(f, tail))
     return _log_of_specials(x, result)
@@ -433,18 +505,23 @@ _BOUNDS: Mapping[str, Callable[[Expression, float], Expression]] = {
 }
 
 
-# The expansion of an op on a machine with a feature. The first row whose feature the machine has is used.
-_EXPANSIONS: Sequence[tuple[str, str, Callable[[Expression], Expression]]] = (
-    ("math.erf", "has_lookup", _erf_by_table),
-    ("math.erf", "fused", _erf_by_exponential),
-    ("math.exp", "has_scale", lambda x: _scale(_exp(x))),
-    ("math.exp", "fused", lambda x: _scale_twice(_exp(x))),
-    ("math.exp2", "has_scale", lambda x: _scale(_exp2(x))),
-    ("math.exp2", "fused", lambda x: _scale_twice(_exp2(x))),
-    ("math.expm1", "fused", _expm1),
-    ("math.log", "fused", _log),
-    ("math.log1p", "fused", _log1p),
-    ("math.tanh", "fused", _tanh),
+# The expansion of an op on a machine for which a condition holds. The first row whose condition holds is used.
+_EXPANSIONS: Sequence[tuple[str, Callable[[Machine], bool], Callable[[Expression], Expression]]] = (
+    ("math.erf", lambda machine: machine.lookup >= _WHOLE_TABLE, _erf_by_table),
+    ("math.erf", lambda _: True, _erf_by_exponential),
+    *(
+        (name, has, partial(function, exponential=exponential))
+        for name, function in (("math.exp", _exp), ("math.exp2", _exp2))
+        for has, exponential in (
+            (lambda machine: machine.has_scale and machine.lookup >= _WHOLE_TABLE, _exp_by_scaling),
+            (lambda machine: machine.lookup >= _HALF_TABLE, _exp_by_table),
+            (lambda _: True, _exp_by_products),
+        )
+    ),
+    ("math.expm1", lambda _: True, _expm1),
+    ("math.log", lambda _: True, _log),
+    ("math.log1p", lambda _: True, _log1p),
+    ("math.tanh", lambda _: True, _tanh),
 )
 
 
@@ -455,7 +532,7 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
     """
     if not machine.fused:
         return nest
-    known = {name: function for name, feature, function in reversed(_EXPANSIONS) if getattr(machine, feature)}
+    known = {name: function for name, holds, function in reversed(_EXPANSIONS) if holds(machine)}
 
     def expand_function(expression: Expression) -> Expression | None:
         if expression.op in _BOUNDS:
@@ -468,17 +545,18 @@ def expand(nest: AnyNest, machine: Machine) -> AnyNest:
             return function(x)
         return _op("arith.truncf", function(_op("arith.extf", x)), type=expression.type)
 
-    rules = (_simplify_rounding, *([_look_up_four_bits] if machine.has_lookup else []), expand_function)
-    for rule in rules:
-        nest = _rewrite_nest(nest, rule)
+    lookups = [_look_up_four_bits] if machine.lookup >= _WHOLE_TABLE else []
+    nest = _rewrite_nest(nest, apply_identities)
+    for rule in (_simplify_rounding, *lookups, expand_function):
+        nest = _rewrite_nest(nest, partial(rewrite, function=rule))
     return nest
 
 
-def _rewrite_nest(nest: AnyNest, rule: Callable[[Expression], Expression | None]) -> AnyNest:
+def _rewrite_nest(nest: AnyNest, function: Callable[[Sequence[Expression]], tuple[Expression, ...]]) -> AnyNest:
     epilogue = nest.epilogue
     return replace(
         nest,
-        values=rewrite(nest.values, rule),
-        checks=rewrite(nest.checks, rule),
-        epilogue=epilogue and replace(epilogue, values=rewrite(epilogue.values, rule)),
+        values=function(nest.values),
+        checks=function(nest.checks),
+        epilogue=epilogue and replace(epilogue, values=function(epilogue.values)),
     )

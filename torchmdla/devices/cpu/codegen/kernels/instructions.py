@@ -17,8 +17,11 @@ from torchmdla.devices.cpu.target.machine import Machine
 # Floating-point types, with the bits of infinity.
 INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF0000000000000}
 
-# The number of floats in an AVX-512 vector, and in the table of a lookup.
+# The number of floats in an AVX-512 vector.
 _WHOLE_VECTOR = 16
+
+# The lookups in tables, by the number of floats in them.
+_LOOKUPS = {8: "llvm.x86.avx2.permps", 16: "llvm.x86.avx512.permvar.sf.512"}
 
 # Numbers of words in the vectors for which processors have dot-product instructions.
 _LANES_OF_DOTS = (4, 8, 16)
@@ -90,11 +93,19 @@ class InstructionWriter(CodeWriter):
         result = self._emit(operation("arith.select", (), wide), [inside, converted, fill(least, wide)])
         return result if expression.type == wide else self._resize(result, expression.type, "arith.trunci")
 
+    def _larger_number(self, expression: Expression, operands: Sequence[Value]) -> Value:
+        """Return the larger number. One instruction is enough for an accumulator, which is never NaN."""
+        if expression.operands[-1].op != "accumulator":
+            return self._emit(expression, operands)
+        lanes = max(v.lanes for v in operands)
+        first, second = (self._broadcast(v, lanes) for v in operands)
+        flags = self._define(f"arith.cmpf ogt, {first.name}, {second.name} : {first.type}")
+        return self._emit(operation("arith.select", (), expression.type), [Value(flags, "i1", lanes), first, second])
+
     def _look_up(self, expression: Expression, operands: Sequence[Value]) -> Value:
-        index = operands[0]
-        results = vector_type("f32", _WHOLE_VECTOR)
-        table = Value(self._literal(f"dense<{expression.attributes}> : {results}"), "f32", _WHOLE_VECTOR)
-        entries = self._intrinsic("llvm.x86.avx512.permvar.sf.512", [table, self._pad(index)])
+        index, lanes = operands[0], expression.attributes.count(",") + 1
+        table = Value(self._literal(f"dense<{expression.attributes}> : {vector_type('f32', lanes)}"), "f32", lanes)
+        entries = self._intrinsic(_LOOKUPS[lanes], [table, self._pad(index, lanes)])
         return self._first_lanes(entries, index.lanes)
 
     def _scale(self, expression: Expression, operands: Sequence[Value]) -> Value:
@@ -186,13 +197,13 @@ class InstructionWriter(CodeWriter):
         result = Value("", operands[0].element, operands[0].lanes)
         return replace(result, name=self._define(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result.type}'))
 
-    def _pad(self, value: Value) -> Value:
-        """Return ``value`` extended to sixteen lanes. The additional lanes may hold any values."""
-        if value.lanes in (1, _WHOLE_VECTOR):
-            return self._broadcast(value, _WHOLE_VECTOR)
-        lanes = ", ".join(str(k % value.lanes) for k in range(_WHOLE_VECTOR))
-        wide = self._define(f"llvm.shufflevector {value.name}, {value.name} [{lanes}] : {value.type}")
-        return Value(wide, value.element, _WHOLE_VECTOR)
+    def _pad(self, value: Value, lanes: int = _WHOLE_VECTOR) -> Value:
+        """Return ``value`` extended to ``lanes`` lanes. The additional lanes may hold any values."""
+        if value.lanes in (1, lanes):
+            return self._broadcast(value, lanes)
+        chosen = ", ".join(str(k % value.lanes) for k in range(lanes))
+        wide = self._define(f"llvm.shufflevector {value.name}, {value.name} [{chosen}] : {value.type}")
+        return Value(wide, value.element, lanes)
 
     def _first_lanes(self, value: Value, lanes: int) -> Value:
         if lanes == value.lanes:
@@ -321,6 +332,7 @@ _SPECIAL: Mapping[str, Callable[[InstructionWriter, Expression, Sequence[Value]]
     "arith.index_castui": InstructionWriter._cast_index,
     math_library.INTEGER_POWER: InstructionWriter._integer_power,
     "arith.fptosi": InstructionWriter._to_integer,
+    "arith.maxnumf": InstructionWriter._larger_number,
     "constant": InstructionWriter._constant_value,
     "size": InstructionWriter._size_value,
     "lookup": InstructionWriter._look_up,

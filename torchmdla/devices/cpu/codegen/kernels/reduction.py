@@ -22,7 +22,7 @@ _KINDS = {
     "arith.addi": "add",
     "arith.mulf": "mul",
     "arith.muli": "mul",
-    **{f"arith.{name}": name for name in ("maximumf", "minimumf", "maxsi", "minsi")},
+    **{f"arith.{name}": name for name in ("maximumf", "maxnumf", "minimumf", "maxsi", "minsi")},
     "arith.andi": "and",
     "arith.ori": "or",
     "arith.xori": "xor",
