@@ -67,6 +67,9 @@ def test_two_weights_lie_in_a_byte(
     steps = Written(normal(rows, TERMS), bits=bits, group=group).steps(*features)
     largest = max(static(packing.buffer.bytes) for packing in steps.packings)
     assert (largest == COLUMNS * TERMS // 2) == are_shared
+    # No sums of groups are stored: they would take as much memory as the scales.
+    written = [static(b.bytes) for step in steps.nests() for b in step.writes if b.kind == "temporary"]
+    assert not are_shared or max(written) <= 4 * rows * COLUMNS
     text = program_text(steps)
     assert program_text(parse_program(text)) == text
 

@@ -223,15 +223,20 @@ def test_blocks_of_a_few_bytes_are_not_fetched_ahead() -> None:
     assert choose_schedule(product(197, 3072, 64), MACHINE).prefetch is None
 
 
-@pytest.mark.parametrize(("element", "rows"), [("f32", 4), ("i8", 8)])
-def test_a_row_reads_weights_of_few_columns_at_once(element: str, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("element", "depth", "rows", "distance"),
+    [("f32", 2048, 4, None), ("i8", 2048, 1, 8192), ("bf16", 2048, 1, 8192), ("i8", 16384, 4, 4 * 16384)],
+)
+def test_a_row_reads_weights_of_few_columns_at_once(element: str, depth: int, rows: int, distance: int | None) -> None:
     """Check one row with weights in PyTorch's layout.
 
-    The processor does not predict more streams. Short rows of bytes are prefetched.
+    The processor does not predict more streams. Narrow elements are prefetched, and read in order if the first-level
+    cache holds the row.
     """
-    columns, depth = 8192, 2048
+    columns = 8192
     weight = numbered_value("operand", element, 1)
-    weight = weight if element == "f32" else operation("arith.sitofp", [weight], "f32")
+    if element != "f32":
+        weight = operation("arith.sitofp" if element == "i8" else "arith.extf", [weight], "f32")
     product = operation("arith.mulf", [numbered_value("operand", "f32", 0), weight], "f32")
     nest = KernelSpec(
         sizes=(columns, depth),
@@ -243,8 +248,7 @@ def test_a_row_reads_weights_of_few_columns_at_once(element: str, rows: int) -> 
     )
     schedule = choose_schedule(nest, MACHINE)
     assert schedule.tiles[0] == rows
-    block = schedule.prefetch and (schedule.prefetch.block, schedule.prefetch.distance)
-    assert block == ((rows * depth, 0) if element == "i8" else None)
+    assert (schedule.prefetch and schedule.prefetch.distance) == distance
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
@@ -253,7 +257,7 @@ def test_panels_of_few_rows_are_read_from_front_to_back(rows: int) -> None:
     assert schedule.tiles == (rows, 1, 64, 1)
     assert schedule.prefetch is not None
     assert schedule.prefetch.operand == 1
-    assert schedule.prefetch.distance == 4096
+    assert schedule.prefetch.distance == 8192
 
 
 @pytest.mark.parametrize("rows", [M, 2 * M, M - 2])

@@ -374,7 +374,6 @@ BROKEN: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         "a second start changes no result": (("from 0.0", "from 1.0"),),
     },
     "nibbles": {
-        "the sum starts from zero": (("from 0.0", "from 1.0"),),
         "nothing is checked of the products": (
             ("    result4", "    v5 : i1 = arith.cmpf i0, 1.5 : f32 {predicate = 4 : i64}\n    check v5\n    result4"),
         ),

@@ -1,7 +1,10 @@
-"""Split of long reductions to a few numbers, such as the end of a loss.
+"""Split of long reductions to a few numbers, such as the end of a loss, and of products that few threads could share.
 
-Threads compute partial results in parallel, and one step combines them. The number of parts depends on the sizes alone,
-so results are the same for any number of threads.
+Threads compute partial results in parallel, and one step combines them. The number of parts depends on the sizes, and
+for products on the number of threads of the target. So results do not depend on the threads of a call.
+
+A product has few blocks of results where a row attends to a long cache: one for each head, or few for each. Then the
+sums over the cache are split (T. Dao et al., Flash-Decoding for long-context inference, 2023).
 """
 
 from __future__ import annotations
@@ -11,12 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torchmdla.compiler.sizes import AnySize, estimate, quotient
+from torchmdla.compiler.sizes import AnySize, at, estimate, quotient
 from torchmdla.devices.cpu.ir.accesses import Access, AffineExpr, Buffer
+from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES
 from torchmdla.devices.cpu.ir.expressions import accumulator, load, map_loads, reindex
-from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest, LoopProgram, split_loop
+from torchmdla.devices.cpu.ir.loop_program import Epilogue, LoopNest, LoopProgram, is_contraction, split_loop
 from torchmdla.devices.cpu.ir.patterns import Captured, Rule
-from torchmdla.devices.cpu.schedule import NEUTRAL, is_reorderable
+from torchmdla.devices.cpu.schedule import (
+    BYTE_COST,
+    NEUTRAL,
+    choose_schedule,
+    estimate_cycles,
+    is_reorderable,
+    ranges,
+)
+from torchmdla.devices.cpu.schedule.partition import join_cycles, largest_share
+from torchmdla.devices.cpu.target.machine import Machine
 
 # A reduction of fewer elements ends before a second thread has begun.
 _LEAST_ELEMENTS = 1 << 18
@@ -24,8 +37,14 @@ _LEAST_ELEMENTS = 1 << 18
 # Threads share the work on more results than this without a split.
 _MOST_RESULTS = 16
 
+# The bytes of an element that partial results are stored in without loss.
+_WORD = 4
+
 # Enough parts for threads to balance, but few enough to combine in negligible time.
 _FEWEST_PARTS, _MOST_PARTS = 16, 128
+
+# The most parts of a product's sums for each thread, and the part of its time that a split has to save at least.
+_PARTS_OF_THREAD, _LEAST_GAIN = 2, 0.1
 
 # Operations for which it does not matter that each partial result is combined with the start value again.
 _IDEMPOTENT = frozenset(
@@ -42,8 +61,10 @@ class _SplitReduction:
     parts: dict[int, int]
 
 
-def _match_reduction(steps: LoopProgram, step: LoopNest, _: Captured) -> _SplitReduction | None:
-    parts = {} if step.initial is None or step.tables else _parts(step)
+def _match_reduction(steps: LoopProgram, machine: Machine, step: LoopNest, _: Captured) -> _SplitReduction | None:
+    if step.initial is None or step.tables:
+        return None
+    parts = _parts(step) or _parts_for_threads(step, machine, tuple(steps.typical))
     return _SplitReduction(steps, step, parts) if parts else None
 
 
@@ -61,6 +82,31 @@ def _parts(step: LoopNest) -> dict[int, int]:
             parts[loop] = count
             total *= count
     return parts
+
+
+def _parts_for_threads(step: LoopNest, machine: Machine, typical: tuple[int, ...]) -> dict[int, int]:
+    """Return the number of parts of a product's outermost loop that reduces; empty if threads share it well enough.
+
+    The parts are those for which the busiest thread takes the least time, with the time to combine them.
+    """
+    threads, results = machine.threads, step.written_accesses
+    if threads == 1 or not is_contraction(step) or any(ELEMENT_BYTES[a.buffer.element] < _WORD for a in step.outputs):
+        return {}
+    loop, cycles = _outermost_first(step)[0], estimate_cycles(step.kernel, machine, typical)
+    schedule = choose_schedule(step.kernel, machine, typical)
+    if not schedule.grain:
+        return {}
+    blocks = [(at(size, typical), block) for size, block in ranges(step.kernel, schedule)]
+    stored = sum(estimate(a.buffer.bytes) for a in results) * BYTE_COST / threads
+
+    def time(parts: int) -> float:
+        if parts == 1:
+            return cycles * largest_share(blocks, schedule.grain, threads)
+        return cycles * largest_share([(parts, 1), *blocks], 1, threads) + stored * 2 * parts + join_cycles(threads)
+
+    sizes = range(1, _PARTS_OF_THREAD * threads + 1)
+    best = min((n for n in sizes if quotient(step.sizes[loop], n) is not None), key=time)
+    return {loop: best} if time(best) < (1 - _LEAST_GAIN) * time(1) else {}
 
 
 def _has_idempotent_start(step: LoopNest) -> bool:
@@ -152,7 +198,7 @@ def _linearise(loops: Sequence[int], sizes: Sequence[AnySize]) -> tuple[AffineEx
 
 SPLIT_REDUCTIONS = Rule(
     None,
-    lambda steps, _: partial(_match_reduction, steps),
+    lambda steps, machine: partial(_match_reduction, steps, machine),
     _split,
     {
         "results may be combined in any order": lambda case: is_reorderable(case.step.kernel),

@@ -47,6 +47,9 @@ FEWEST_ROWS = 4
 # The tiles for each thread that are enough for any number of threads.
 _ENOUGH_TILES = 16
 
+# The part of the time of few tiles that threads may take for separate members, which exchange data through memory.
+_MOST_SEPARATE = 0.8
+
 # The innermost loop of a tile is not shorter than this, unless the loop is.
 _LEAST_INNERMOST = 64
 
@@ -295,16 +298,17 @@ class _Candidate:
         return [estimate_cycles(member.kernel, costs.machine, tuple(costs.typical)) for member in self.members]
 
     def _leaves_threads_idle(self, tile: Sequence[int], costs: _Costs) -> bool:
-        """Return whether threads that share each member take less than half of the time, since tiles are too few."""
+        """Return whether threads that share each member take much less time, since tiles are too few."""
         threads = costs.machine.threads
         tiles = math.prod(-(-costs.at(size) // extent) for size, extent in zip(self._sizes(), tile, strict=True))
-        if threads == 1 or 2 * tiles > threads:
+        busiest = -(-tiles // threads) / tiles
+        if threads == 1 or busiest * threads * _MOST_SEPARATE <= 1:
             return False
         cycles, separate = self._cycles(costs), 0.0
         for member, alone in zip(self.members, cycles, strict=True):
             sizes = (costs.at(n) for n, reduces in zip(member.sizes, member.reduction, strict=True) if not reduces)
             separate += min(alone, alone / min(threads, math.prod(sizes)) + join_cycles(threads))
-        return separate < sum(cycles) / tiles / 2
+        return separate < _MOST_SEPARATE * sum(cycles) * busiest
 
     def _choose_tile(self, local: Sequence[Buffer], costs: _Costs) -> list[int]:
         """Return the extent of each axis: the largest that fits, reduced from the outermost loop on."""
@@ -328,8 +332,19 @@ class _Candidate:
                 least[axis] = tile[axis]
         if costs.machine.threads == 1 or not is_worth_sharing(costs.machine, sum(self._cycles(costs))):
             return tile
-        fewest = FEWEST_ROWS if self.contracts else 1
+        fewest = FEWEST_ROWS if self._shares_factor() else 1
         return balance_tile(sizes, tile, least, costs.machine.threads, fewest)
+
+    def _shares_factor(self) -> bool:
+        """Return whether the iterations of some axis share a factor of a product, which tiles read again.
+
+        If the only axis is the heads of attention, they share nothing.
+        """
+        return any(
+            is_contraction(member)
+            and any(axis[k] not in access.loops for access in member.inputs for axis in self.axes)
+            for k, member in enumerate(self.members)
+        )
 
     def _limited_buffers(self, local: Sequence[Buffer], costs: _Costs) -> tuple[list[Buffer], int]:
         """Return the buffers that count for a tile's size, and the most bytes of them that a tile may touch."""

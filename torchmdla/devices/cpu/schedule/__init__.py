@@ -101,8 +101,10 @@ _SCATTER_BLOCK = 4
 # 3072 on Zen 4.
 _PAGE, _PAGES = 4096, 3072
 
-# The limit on points of the register tile times unrolled steps, for a loop that is partly unrolled.
+# The limit on points of the register tile times unrolled steps, for a loop that is partly unrolled. The most
+# instructions of a body whose loops are unrolled.
 _UNROLLED_LOOP = 64
+_MOST_UNROLLED = 24
 
 # In dynamic nests, blocks of a reduction are multiples of _BLOCK_STEPS. At least _LEAST_ROWS iterations of a parallel
 # loop share the data of such a block.
@@ -311,9 +313,11 @@ def complete_schedule(
             levels, reduction, tiles, once, vector, lanes, ranged, iterations, grain, ahead=context.ahead, matrix=matrix
         )
     reduction = reduction_order(known, vector)
-    whole = UNROLLED_WINDOW if not context.ahead else _UNROLLED_LOOP
-    unroll = _choose_unroll(known, reduction, tiles, lanes, unknown, whole)
     prefetch = choose_prefetch(nest, known, context.machine, levels) if reduction else None
+    # Prefetches of a whole row would be at one place.
+    is_spread = bool(context.ahead) or (prefetch is not None and prefetch.distance > 0)
+    whole = _UNROLLED_LOOP if is_spread else UNROLLED_WINDOW
+    unroll = _choose_unroll(known, reduction, tiles, lanes, unknown, whole)
     return Schedule(levels, reduction, tiles, unroll, vector, lanes, ranged, iterations, grain, prefetch, context.ahead)
 
 
@@ -555,9 +559,11 @@ def _choose_unroll(
     """Return the unroll factor of each loop, chosen from the innermost loop outwards while the code stays short.
 
     A convolution's window is unrolled completely (``whole`` points at most), so that neighbouring points share loads. A
-    long loop is unrolled a few times.
+    long loop is unrolled a few times. LLVM would reorder several steps of a long body until registers are spilled.
     """
     unroll = [1] * len(nest.sizes)
+    if sum(e.op != "constant" for e in nest.body) > _MOST_UNROLLED:
+        return tuple(unroll)
     points = math.prod(tiles) // lanes * max(1, len(nest.body) // _LONG_BODY)
     for loop in reversed(reduction):
         if loop in unknown and tiles[loop] > 1:

@@ -47,8 +47,8 @@ _FEWEST_USES = 6
 _LEAST_BLOCK = 0.5
 _LEAST_FAR_BLOCK = 0.125
 
-# The prefetch distance of a stream that is read once, in bytes: a page.
-_AHEAD = 4096
+# The prefetch distance of a stream that is read in order, in bytes: two pages.
+_AHEAD = 2 << 12
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class Prefetch:
         block: the size of a block, in bytes.
         parts: the number of tiles inside the level, which prefetch one part each. If their number is dynamic, this is
             the least number for which they prefetch. More tiles share the block, and fewer do not prefetch.
-        distance: the prefetch distance in bytes, for an input that is read once and sequentially; 0 for the size of a
-            block.
+        distance: the prefetch distance in bytes, for an input that is read once; 0 for the size of a block.
     """
 
     operand: int
@@ -165,7 +164,7 @@ def _prefetch_stream(
         if _is_ascending(known, operand, levels):
             return replace(blocks[0], distance=_AHEAD)
         if ELEMENT_BYTES[storage_type(operand.element)] == 1:
-            return blocks[0]
+            return replace(blocks[0], distance=blocks[0].block)
     return None
 
 

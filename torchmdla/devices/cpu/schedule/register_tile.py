@@ -17,7 +17,7 @@ from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.ir.kernel_spec import KernelSpec, Operand
 from torchmdla.devices.cpu.schedule.dataflow import multiply_adds, varying_loops
 from torchmdla.devices.cpu.schedule.partition import join_cycles, largest_share
-from torchmdla.devices.cpu.schedule.streams import is_read_once, streams
+from torchmdla.devices.cpu.schedule.streams import is_read_in_order, is_read_once, streams
 from torchmdla.devices.cpu.target import math_library
 from torchmdla.devices.cpu.target.machine import Machine
 
@@ -32,7 +32,7 @@ _GATHERED_LANE = 0.8
 _LATENCY = 5.0
 # The cost of loads that arithmetic hides, since later levels of memory are slower. It is for a vector, and for a
 # broadcast value, 16 of which are in a line. Accumulators without shared operands read one stream from memory each.
-# Hardware prefetches these while a step reads few bytes of them.
+# Hardware prefetches these while a step computes vectors of few bytes.
 _HIDDEN_VECTOR = 0.15
 _HIDDEN_BROADCAST = 0.05
 # Contiguous vectors that are fetched as one. Fewer of them cost as much.
@@ -343,7 +343,7 @@ def _axes(nest: KernelSpec, vector: int, machine: Machine) -> list[int]:
 
     A stream that is read sequentially is read at one place at a time, so the tile does not extend over its loops.
     """
-    adjacent = [] if nest.reduction[vector] else [o for o in streams(nest, machine) if o.strides[vector] == 1]
+    adjacent = [o for o in streams(nest, machine) if is_read_in_order(nest, o, vector, machine)]
     reused = [
         d
         for d, size in enumerate(nest.sizes)
@@ -392,8 +392,7 @@ def _terms(nest: KernelSpec, machine: Machine, axes: Sequence[int], vector: int,
             run = axes.index(vector), _contiguous_vectors(nest, operand, vector, lanes)
             memory = _memory(nest, operand, machine) if stride == 1 else 0.0
             evicted = any(_is_evicted(nest, operand, d, machine) for d in innermost) and stride in (0, 1)
-            foreseen = _STREAM_BYTES // (lanes * ELEMENT_BYTES[storage_type(operand.element)])
-            foreseen = min(_STREAMS, foreseen) if memory else _STREAMS
+            foreseen = min(_STREAMS, _STREAM_BYTES // machine.vector_bytes) if memory else _STREAMS
             separate = tuple(k for k, d in enumerate(axes) if d != vector and any(_held_points(operand, d, machine)))
             terms.append(
                 _Term(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.codegen.kernels.code import Count, Point, Value
 from torchmdla.devices.cpu.codegen.kernels.instructions import INFINITY
-from torchmdla.devices.cpu.codegen.kernels.tile import TileWriter
+from torchmdla.devices.cpu.codegen.kernels.tile import FIRST_CACHE, TileWriter
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.ir.expressions import Expression, accumulator, reduced
 from torchmdla.devices.cpu.ir.kernel_spec import AnyNest, AnyOperand
@@ -33,6 +33,10 @@ _MAX_SUM_LENGTH = 256
 
 # LLVM's hint for a prefetch to the second-level cache.
 _SECOND_CACHE = 2
+
+# The bytes after which a stream will need other entries of the page table. A line of the table has the entries of eight
+# pages, and a prefetch of one byte fetches it.
+_PAGES_AHEAD = 16 << 12
 
 # The attribute of a loop that LLVM must not unroll: in code for a whole row, LLVM moves all prefetches to one place.
 _DO_NOT_UNROLL = " {loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
@@ -300,7 +304,7 @@ class ReductionWriter(TileWriter):
             new = self._write_unrolled(loop, steps, depth, keys, carried)
             self._prefetch_part(loop, len(steps) * steps.step, mark)
             self._yield(new)
-        if self.schedule.ahead:
+        if self.schedule.ahead or (self.schedule.prefetch is not None and self.schedule.prefetch.distance):
             self._lines[-1] += _DO_NOT_UNROLL
         return [Value(f"{results}#{k}", v.element, v.lanes) for k, v in enumerate(values)]
 
@@ -319,7 +323,10 @@ class ReductionWriter(TileWriter):
         size = self._number(self._share(prefetch.block, "divui"))
         part = self._define(f"arith.muli {tile}, {size} : i64")
         distance = self._define(f"arith.addi {part}, {self._constant(prefetch.distance or prefetch.block)} : i64")
-        return self._offset(self._operand_at(prefetch.operand, 0), distance, "i8")
+        start = self._operand_at(prefetch.operand, 0)
+        if prefetch.distance:
+            self._prefetch(self._offset(start, _PAGES_AHEAD, "i8"), _SECOND_CACHE)
+        return self._offset(start, distance, "i8")
 
     def _share(self, size: int, division: str) -> Count:
         """Return the number of bytes that each tile prefetches if the tiles share ``size`` bytes.
@@ -369,7 +376,7 @@ class ReductionWriter(TileWriter):
             place = self._offset(place, moved, "i8")
         # The number of lines if the fewest tiles share a block.
         for line in range(0, iterations * -(-shared[loop] // prefetch.parts), self.machine.line):
-            self._prefetch(self._offset(place, line, "i8"), _SECOND_CACHE)
+            self._prefetch(self._offset(place, line, "i8"), FIRST_CACHE if prefetch.distance else _SECOND_CACHE)
 
     def _stride_in_bytes(self, operand: AnyOperand, loop: int) -> int:
         stride = operand.strides[loop]

@@ -13,7 +13,7 @@ from torchmdla.devices.cpu.ir.expressions import Expression, operation
 from torchmdla.devices.cpu.ir.kernel_spec import AnyTable
 
 # LLVM's hint for a prefetch to the first-level cache.
-_FIRST_CACHE = 3
+FIRST_CACHE = 3
 
 
 class TileWriter(TransposingWriter):
@@ -71,7 +71,7 @@ class TileWriter(TransposingWriter):
                 pointer, stride = self._address(fetch.operand, point)
                 if stride == 1 and not point[self.schedule.vector] * size % self.machine.line:
                     place = self._offset(pointer, distance, "i8")
-                    self._prefetch(place, _FIRST_CACHE, is_written or fetch.beside is not None)
+                    self._prefetch(place, FIRST_CACHE, is_written or fetch.beside is not None)
 
     def _restrict(self, point: Point, loops: frozenset[int]) -> Point:
         return tuple(offset if loop in loops else 0 for loop, offset in enumerate(point))

@@ -8,40 +8,38 @@ A group is one or more of the reduced loops, those that zeros and scales vary wi
 weights of a column, in the order of the terms, the first in the lowest bits. Columns are adjacent, so a vector of words
 is eight vectors of weights::
 
-    nest rows, columns, groups, words+ { for k in range(8): sum += x[row, 8 * word + k] * weight(packed >> 4 * k) }
-                              then { sums[row, column, group] = (sum - zero * sum(x)) * scale }
-    nest rows, columns, groups+ { result += sums[row, column, group] }
+    nest rows, columns, groups+, words+ {
+      sum = -zero * sum(x[row, 8 * word + k] for k in range(8))
+      for k in range(8): sum += x[row, 8 * word + k] * weight(packed >> 4 * k)
+      result += sum * scale
+    }
 
 A weight is shifted to the highest bits and back, and converted. If the processor can look up floats by the lowest bits
-of a word, the weight is shifted and looked up. Zeros and scales may vary along a sum by groups of terms. Long sums
-without groups are split into groups as well, as the rounding error of a sum grows with the number of additions.
+of a word, the weight is shifted and looked up. Zeros and scales may vary along a sum by groups of terms. The sums of
+words are independent of each other, so the processor overlaps them, and their rounding errors are those of short sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
-from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
-from torchmdla.devices.cpu.ir.accesses import Access, Buffer
+from torchmdla.compiler.sizes import AnySize, estimate, static
+from torchmdla.devices.cpu.ir.accesses import Access
 from torchmdla.devices.cpu.ir.expressions import (
     Expression,
-    accumulator,
     constant,
     contents,
     load,
     map_loads,
     operation,
-    reduced,
 )
 from torchmdla.devices.cpu.ir.loop_program import (
-    Epilogue,
     LoopNest,
     LoopProgram,
     Users,
-    has_zero_initial,
     is_copy,
     split_loop,
 )
@@ -49,6 +47,7 @@ from torchmdla.devices.cpu.ir.patterns import Captured, Rule, any_expression, an
 from torchmdla.devices.cpu.passes.narrow.formats import BYTE, WIDE
 from torchmdla.devices.cpu.passes.narrow.layouts import shift, word_access
 from torchmdla.devices.cpu.passes.narrow.sums import add_to_sum, compute_ahead, hoist
+from torchmdla.devices.cpu.passes.packing import panel_width
 from torchmdla.devices.cpu.passes.precompute import IsKnown, parameter_predicate
 from torchmdla.devices.cpu.passes.producers import find_elementwise_producer
 from torchmdla.devices.cpu.passes.rematerialise import operand_access
@@ -61,11 +60,10 @@ _IN_WORD = _IN_BYTE * _BYTES
 # The largest number of rows: with more, computing takes longer than reading weights of 8 bits.
 _MOST_ROWS = 2
 
-# The shortest sum without groups that is split, and the longest part that it is split into.
-_LONGEST, _PART = 512, 256
-
-# Vectors of adjacent columns in a panel, best first.
+# Vectors of adjacent columns in a panel, best first, and the registers that each needs: for its sum, word, zero, scale
+# and intermediate values.
 _VECTORS = (4, 3, 2, 1)
+_REGISTERS = 8
 
 
 _INTEGER = op("load", name="integer", type=BYTE)
@@ -116,39 +114,20 @@ class _MixedProduct:
         """Rewrite the step for weights of 4 bits, and insert the steps that have to run before it."""
         step = self.step
         self._split_columns()
-        self._split_sum()
         self._split(self.terms, (static(step.sizes[self.terms]) // _IN_WORD, _BYTES, _IN_BYTE))
         self._in_word = [self.terms, self.terms + 1, self.terms + 2]
-        *panels, lane = self.columns
-        order = [*self.rows, *panels, *self.groups, lane]
-        sums = Buffer("temporary", WIDE, tuple(step.sizes[loop] for loop in order))
-        by_group = replace(
-            step,
-            sizes=tuple(1 if loop in self._in_word[1:] else size for loop, size in enumerate(step.sizes)),
-            reduction=tuple(loop in self._in_word for loop in range(len(step.sizes))),
-            outputs=(Access.of_loops(replace(sums), order, len(step.sizes)),),
-            values=(self._accumulate(self._pack_weights()),),
-            epilogue=Epilogue((Access.of_loops(sums, order, len(step.sizes)),), (self._scale_sum(),)),
-        )
-        group = load(by_group.written_accesses[0])
-        self.steps.replace_step(step, [*self.before, by_group, step])
-        step.sizes = tuple(1 if loop in self._in_word else size for loop, size in enumerate(step.sizes))
-        step.values = (add_to_sum(group),)
+        value = add_to_sum(self._sum_word(self._pack_weights()))
+        self.steps.replace_step(step, [*self.before, step])
+        step.sizes = tuple(1 if loop in self._in_word[1:] else size for loop, size in enumerate(step.sizes))
+        step.values = (value,)
 
     def _split_columns(self) -> None:
         """Split the innermost loop over columns into panels of several vectors, if these divide it."""
         column = self.columns[-1]
-        count, lanes = self.step.sizes[column], self.machine.vector_bytes // 4
-        widths = [n * lanes for n in _VECTORS if quotient(count, n * lanes) is not None]
-        self._split(column, (count // widths[0], widths[0]) if widths else (1, count))
-
-    def _split_sum(self) -> None:
-        terms = static(self.step.sizes[self.terms])
-        parts = [part for part in range(_PART, 0, -_IN_WORD) if terms % part == 0]
-        if self.groups or terms < _LONGEST or not parts:
-            return
-        self._split(self.terms, (terms // parts[0], parts[0]))
-        self.groups, self.terms = [self.terms], self.terms + 1
+        count, machine = self.step.sizes[column], self.machine
+        vectors = [n for n in _VECTORS if n * _REGISTERS <= machine.registers]
+        width = panel_width(count, machine.vector_bytes // 4, vectors, machine.threads)
+        self._split(column, (count // width, width) if width else (1, count))
 
     def _split(self, loop: int, sizes: Sequence[AnySize]) -> None:
         split_loop(self.step, loop, sizes)
@@ -158,29 +137,28 @@ class _MixedProduct:
             for loops in (self.rows, self.groups, [self.terms])
         )
 
-    def _accumulate(self, word: Expression) -> Expression:
-        """Return the accumulator after the products of a word's weights were added."""
-        value = accumulator(0, WIDE)
+    def _sum_word(self, word: Expression) -> Expression:
+        """Return the sum of the products of a word's weights, with their zero and scale applied."""
+        factors, (_, *within) = self.factors, self._in_word
+        total = None
+        if "zero" in factors:
+            negative = operation("arith.negf", [factors["floats"]], WIDE)
+            loops = [*self.rows, *self.groups, *self._in_word]
+            sum_of_floats = compute_ahead(self.step, negative, loops, self.before, within)
+            total = operation("arith.mulf", [self._read_in_panels(factors["zero"]), sum_of_floats], WIDE)
         for number in range(_IN_WORD):
-            (floats,) = map_loads((self.factors["floats"],), partial(self._term_access, number=number))
-            value = operation("math.fma", [floats, _weight(word, number), value], WIDE)
-        return value
+            (floats,) = map_loads((factors["floats"],), partial(self._term_access, number=number))
+            pair = [floats, _weight(word, number)]
+            total = operation("math.fma", [*pair, total], WIDE) if total else operation("arith.mulf", pair, WIDE)
+        assert total is not None
+        if "scale" in factors:
+            total = operation("arith.mulf", [total, self._read_in_panels(factors["scale"])], WIDE)
+        return total
 
     def _term_access(self, access: Access, number: int) -> Access:
         """Return an access at term ``number`` of a word."""
         _, byte, half = self._in_word
         return access.at_iteration(byte, number // _IN_BYTE).at_iteration(half, number % _IN_BYTE)
-
-    def _scale_sum(self) -> Expression:
-        """Return the sum of a group with the zeros and scales of the weights applied."""
-        factors, total = self.factors, reduced(0, WIDE)
-        if "zero" in factors:
-            zero, loops = self._read_in_panels(factors["zero"]), [*self.rows, *self.groups, *self._in_word]
-            sum_of_floats = compute_ahead(self.step, factors["floats"], loops, self.before, self._in_word)
-            total = operation("arith.subf", [total, operation("arith.mulf", [zero, sum_of_floats], WIDE)], WIDE)
-        if "scale" in factors:
-            total = operation("arith.mulf", [total, self._read_in_panels(factors["scale"])], WIDE)
-        return total
 
     def _pack_weights(self) -> Expression:
         """Return a word of the weights, which are stored panel by panel.
@@ -272,7 +250,6 @@ USE_NIBBLES = Rule(
     lambda steps, machine: partial(_match_nibbles, steps, machine, parameter_predicate(steps), Users(steps.steps)),
     _MixedProduct.rewrite,
     {
-        "the sum starts from zero": lambda case: has_zero_initial(case.step),
         "nothing is checked of the products": lambda case: not case.step.checks,
     },
 )
