@@ -18,7 +18,6 @@
 #include <chrono>
 #include <exception>
 #include <thread>
-#include <utility>
 
 #if AT_PARALLEL_OPENMP
 #include <omp.h>
@@ -83,7 +82,7 @@ struct TeamFailed {};
 class Team {
 public:
   Team(int64_t threads, int64_t most)
-      : most_(std::min(most, most_threads)), spins_(threads > cpus() ? 20 : 2000) {
+      : most_(std::min(most, most_threads)), has_cpus_(threads <= cpus()) {
     for (int64_t thread = 0; thread < std::min(threads, most_); ++thread)
       progress_[thread].kernels = 0;
   }
@@ -91,7 +90,8 @@ public:
   // Return the number of threads that take part, of those that the system delivered.
   int64_t size(int64_t delivered) const { return std::min(delivered, most_); }
 
-  // Publish that a thread has finished the first `kernels` kernels.
+  // Publish that a thread has finished the first `kernels` kernels. Their stores are visible then:
+  // compiled code does not have streaming stores, which would need a fence.
   void publish(int64_t thread, int64_t kernels) {
     progress_of(thread).store(kernels, std::memory_order_release);
   }
@@ -126,14 +126,17 @@ private:
     return std::atomic_ref(progress_[thread].kernels);
   }
 
-  // The thread that is waited for may need this one's CPU, so it is released after a short time.
+  // Wait on the CPU for longer than a time slice, as OpenMP's barriers do. If another process has
+  // the CPU of the thread that is waited for, this thread would lose its own CPU, too. If there are
+  // fewer CPUs than threads, the other thread may need this one's.
   void wait_longer(std::atomic_ref<int64_t> finished, int64_t kernels) const {
-    constexpr int yields = 200;
+    const int spins = has_cpus_ ? 300'000 : 200;
+    const int yields = has_cpus_ ? 0 : 20;
     for (int look = 0; finished.load(std::memory_order_acquire) < kernels; ++look) {
       if (failed_.load(std::memory_order_acquire)) throw TeamFailed();
-      if (look < spins_)
+      if (look < spins)
         pause_processor();
-      else if (look < spins_ + yields)
+      else if (look < spins + yields)
         sched_yield();
       else
         std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -141,7 +144,7 @@ private:
   }
 
   const int64_t most_;
-  const int spins_;
+  const bool has_cpus_; // one for each thread
   std::atomic<bool> has_failure_{false};
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;                  // read after all threads have joined
@@ -188,7 +191,8 @@ struct mdla_member {
 private:
   // Wait for the threads whose blocks of an earlier kernel use addresses of these blocks.
   void wait_for(const torchmdla::Wait& wait, int64_t first, int64_t end) {
-    const auto& [earlier, later] = std::pair(wait.earlier, wait.later);
+    const auto& earlier = wait.earlier;
+    const auto& later = wait.later;
     const auto from = first / later.blocks * later.stride + later.begin;
     const auto to = (end - 1) / later.blocks * later.stride + later.end;
     const auto lowest = torchmdla::floor_divide(from - earlier.end, earlier.stride) + 1;
