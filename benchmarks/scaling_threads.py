@@ -8,9 +8,10 @@ a task (the grain). It also has the number of tasks, and the imbalance: the larg
 minus one. Kernels with one task are serial. Those that lose the most time are first. "lost" is the time of the busiest
 thread beyond the mean, relative to the time of the whole model on threads that are always busy.
 
-The last table has the imbalance of all shared kernels together, the serial part of the work (packing in calls, small
-kernels, copies and the entry), and the barriers. Times of kernels and models are measured for as many threads as the
-process has CPUs.
+The last table has the imbalance of all shared kernels together, and the serial part of the work (packing in calls,
+small kernels, copies and the entry). It also has how often threads are started and joined, the barriers without a join,
+and the kernels before which some threads wait for some others. Times of kernels and models are measured for as many
+threads as the process has CPUs.
 """
 
 from __future__ import annotations
@@ -135,13 +136,15 @@ def partition(program: Any, threads: int) -> Row:
     from torch_mlir import ir
 
     from torchmdla.compiler.mlir import new_context
+    from torchmdla.devices.cpu.codegen.entry.waits import find_waits, is_shareable
     from torchmdla.devices.cpu.lowering import plan_program
     from torchmdla.devices.cpu.schedule.scaling import scaling_of
     from torchmdla.devices.cpu.target.machine import Machine
 
     with new_context(), ir.Location.unknown():
         steps, plan = plan_program(program, {})
-    scaling = scaling_of(steps, plan, Machine.of(program.target, program.options), threads)
+    waits = find_waits(steps, plan) if is_shareable(steps, plan) else []
+    scaling = scaling_of(steps, plan, Machine.of(program.target, program.options), threads, waits)
     work = sum(kernel.cycles for kernel in scaling.kernels)
     kernels = [
         {
@@ -162,7 +165,9 @@ def partition(program: Any, threads: int) -> Row:
         "cycles": work,
         "imbalance": scaling.imbalance,
         "serial_share": scaling.serial_share,
+        "joins": scaling.joins,
         "barriers": scaling.barriers,
+        "waits": scaling.partial_waits,
         "speed_up": scaling.speed_up,
         "kernels": kernels,
     }
@@ -216,8 +221,8 @@ def show(row: Row, most: int) -> None:
 def show_all(rows: Sequence[Row]) -> None:
     table = output.table(
         "how threads share the work of each model",
-        ("model", "threads", "Mcycles", "imbalance", "serial", "barriers", "speed-up", "ms"),
-        "speed-up: by the cost model, with the time of barriers",
+        ("model", "threads", "Mcycles", "imbalance", "serial", "joins", "barriers", "waits", "speed-up", "ms"),
+        "speed-up: by the cost model, with the time of joins, barriers and waits",
     )
     for row in rows:
         table.add_row(
@@ -226,7 +231,9 @@ def show_all(rows: Sequence[Row]) -> None:
             output.digits(row["cycles"] * 1e-6),
             percent(row["imbalance"]),
             percent(row["serial_share"]) if row["threads"] > 1 else "–",
+            str(row["joins"]),
             str(row["barriers"]),
+            str(row["waits"]),
             f"{row['speed_up']:.1f}",
             output.digits(row["seconds"] * 1e3) if row.get("seconds") else "–",
         )

@@ -103,6 +103,8 @@ const std::vector<DeviceCall>& library_functions() {
 const std::vector<DeviceCall>& device_calls() {
   static const std::vector<DeviceCall> calls{
       named("mdla_parallel_for", &mdla_parallel_for),
+      named("mdla_share_entry", &mdla_share_entry),
+      named("mdla_share_kernel", &mdla_share_kernel),
       named("mdla_begin_kernel", &mdla_begin_kernel),
       named("mdla_scratch", &mdla_scratch),
   };
@@ -131,6 +133,21 @@ void* thread_workspace(int64_t bytes) {
 void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,
                        int64_t grain) {
   torchmdla::native::ThreadPool::of_this_process().run(body, operands, begin, end, grain);
+}
+
+// Threads of this pool take chunks when they are free, so they join after each kernel.
+int32_t mdla_share_entry(mdla_shared_entry entry, void* const* buffers, int64_t) {
+  int32_t status = 0;
+  return entry(buffers, nullptr, &status) | status;
+}
+
+void mdla_share_kernel(mdla_member*, mdla_kernel body, void* const* operands, int64_t range,
+                       const int64_t* constants) {
+  if (!body) return; // a place where threads wait
+  if (const auto grain = constants[1])
+    mdla_parallel_for(body, operands, 0, range, grain);
+  else
+    body(operands, 0, range);
 }
 
 // This runtime does not record kernels.

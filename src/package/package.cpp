@@ -7,17 +7,21 @@
 #include "packaged_code.h"
 #include "processor.h"
 #include "runtime/exception_text.h"
+#include "runtime/thread_quota.h"
 #include "settings.h"
 #include "signature.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,8 +38,23 @@ const std::string folder = "torchmdla/";
 struct PackageTarget {
   std::string name;
   std::set<std::string> features; // processor features that its code uses
+  int threads = 1;                // number of threads that its kernels are divided for
   Digest digest;                  // digest of its block
 };
+
+// Remove the number of threads from features and return it; 1 if they do not have it.
+int take_threads(std::set<std::string>& features) {
+  static const std::string prefix = "threads=";
+  const auto feature = features.lower_bound(prefix);
+  if (feature == features.end() || !feature->starts_with(prefix)) return 1;
+  int threads = 0;
+  const auto digits = std::string_view(*feature).substr(prefix.size());
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), threads);
+  if (error != std::errc() || end != digits.data() + digits.size() || threads < 1)
+    throw BadBytes("invalid number of threads");
+  features.erase(feature);
+  return threads;
+}
 
 // Read a target's name. Allow only plain characters, because the name becomes part of record names
 // and messages.
@@ -55,21 +74,26 @@ std::vector<PackageTarget> targets_in(std::span<const std::byte> index) {
     target.name = name_of_target(reader);
     const auto features = reader.list([&] { return reader.text(); });
     target.features = {features.begin(), features.end()};
+    target.threads = take_threads(target.features);
     std::ranges::copy(reader.bytes(target.digest.size()), target.digest.begin());
     return target;
   });
 }
 
-// Return the target with the most features among those whose features are all in `usable`. Throw
-// BadBytes if there is no such target.
+// Return the target with the most features among those whose features are all in `usable`. Of
+// these, return the one for the most threads up to `threads`, or else for the fewest. Throw
+// BadBytes if no target is usable.
 const PackageTarget& best_of(const std::vector<PackageTarget>& targets,
-                             const std::set<std::string>& usable) {
+                             const std::set<std::string>& usable, int threads) {
+  const auto rank = [threads](const PackageTarget& target) {
+    return std::pair(target.features.size(),
+                     target.threads <= threads ? target.threads : -target.threads);
+  };
   const PackageTarget* best = nullptr;
   std::string names;
   for (const auto& target : targets) {
     names += (names.empty() ? "" : ", ") + target.name;
-    if (std::ranges::includes(usable, target.features) &&
-        (!best || target.features.size() > best->features.size()))
+    if (std::ranges::includes(usable, target.features) && (!best || rank(target) > rank(*best)))
       best = &target;
   }
   if (!best) throw BadBytes("the package has no code for this processor, but for " + names);
@@ -127,7 +151,8 @@ void check_origin(const PackageSource& source, const FileRecord& index) {
 std::string load_target(const PackageSource& source, const FileRecord& index) {
   check_origin(source, index);
   const auto targets = targets_in(index.bytes);
-  const auto& target = best_of(targets, features_of(processor_setting()));
+  limit_to_quota();
+  const auto& target = best_of(targets, features_of(processor_setting()), at::get_num_threads());
   const auto block = source.read(folder + "targets/" + target.name);
   if (!block) throw BadBytes("the package lacks its target " + target.name);
   auto specialisations = specialisations_in(target, *block, weights_of(source, target));

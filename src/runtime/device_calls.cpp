@@ -39,6 +39,8 @@ constexpr std::chrono::duration<double, std::nano> time_per_byte(4);
 const std::vector<DeviceCall>& device_calls() {
   static const std::vector<DeviceCall> calls{
       {"mdla_parallel_for", reinterpret_cast<void*>(&mdla_parallel_for)},
+      {"mdla_share_entry", reinterpret_cast<void*>(&mdla_share_entry)},
+      {"mdla_share_kernel", reinterpret_cast<void*>(&mdla_share_kernel)},
       {"mdla_begin_kernel", reinterpret_cast<void*>(&mdla_begin_kernel)},
       {"mdla_scratch", reinterpret_cast<void*>(&mdla_scratch)},
   };

@@ -39,6 +39,21 @@ typedef void (*mdla_kernel)(void* const* operands, int64_t begin, int64_t end);
 void mdla_parallel_for(mdla_kernel body, void* const* operands, int64_t begin, int64_t end,
                        int64_t grain);
 
+// Entry that threads share. Each thread runs all of it, with its own `member` (shared_entry.cpp).
+// `member` is null if one thread runs it. Kernels that fail write to `status`.
+typedef struct mdla_member mdla_member;
+typedef int32_t (*mdla_shared_entry)(void* const* buffers, mdla_member* member, int32_t* status);
+
+// Run `entry` on at most `tasks` threads of PyTorch's intra-op pool, or on the calling thread
+// alone. Return its status.
+int32_t mdla_share_entry(mdla_shared_entry entry, void* const* buffers, int64_t tasks);
+
+// Run the calling thread's part of [0, range) of the next kernel of a shared entry, after the
+// kernels whose data it uses. `constants` describe the kernel. All threads call this for each
+// kernel.
+void mdla_share_kernel(mdla_member* member, mdla_kernel body, void* const* operands, int64_t range,
+                       const int64_t* constants);
+
 // End the running kernel of the entry and begin kernel number `kernel` (kernel_times.h).
 void mdla_begin_kernel(int64_t kernel);
 

@@ -29,6 +29,11 @@ public:
   // Return the releases of the call that this thread runs, or null.
   static InputReleases* current();
 
+  // Return whether `begin` would drop an input.
+  bool is_due(size_t kernel) const {
+    return !releases_.empty() && releases_.front().kernel <= kernel;
+  }
+
   // Drop the inputs that are not read from this kernel on.
   void begin(size_t kernel);
 

@@ -238,3 +238,6 @@ def test_threads_share_the_work_of_models(model: str, processor: str, tmp_path: 
     for row in rows:
         assert row["imbalance"] <= 0.1, row["threads"]
         assert row["serial_share"] <= 0.02, row["threads"]
+        shared = sum(kernel["calls"] for kernel in row["kernels"] if kernel["tasks"] > 1)
+        assert row["joins"] == 1
+        assert row["barriers"] < shared, row["threads"]

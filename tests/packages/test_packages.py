@@ -38,7 +38,9 @@ READ = """
         raise SystemExit("a group is compiled that the package should have")
 
     service.compile_program = compile_program
-    path, calls = sys.argv[1:]
+    path, calls, *threads = sys.argv[1:]
+    for number in map(int, threads):
+        torch.set_num_threads(number)
     program = torchmdla.load(path)
     with torch.no_grad():
         for inputs, expected in torch.load(calls):
@@ -67,8 +69,9 @@ def calls_of(model: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], path:
     return path
 
 
-def read(path: Path, calls: Path, **environment: str) -> Any:
-    output = output_of(READ, str(path), str(calls), TORCHMDLA_CACHE_DIR=str(path.parent / "empty"), **environment)
+def read(path: Path, calls: Path, *threads: int, **environment: str) -> Any:
+    arguments = (str(path), str(calls), *map(str, threads))
+    output = output_of(READ, *arguments, TORCHMDLA_CACHE_DIR=str(path.parent / "empty"), **environment)
     return json.loads(output.splitlines()[-1])
 
 
@@ -195,6 +198,34 @@ def test_each_processor_gets_its_code(level: str, for_all_levels: tuple[Path, Pa
         torchmdla.enable()
     report = read(*for_all_levels, TORCHMDLA_PROCESSOR=level)
     assert report["packages"] == {level: 1} and not report["fallbacks"]
+
+
+@pytest.fixture(scope="module")
+def for_several_threads(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a package for several numbers of threads, and its calls."""
+    folder = tmp_path_factory.mktemp("threads")
+    model, x = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)).eval(), torch.randn(40, 64)
+    targets = ["native-threads16", "native-threads4", "native"]
+    torchmdla.save(model, folder / "model.pt", [x], targets=targets, pack_weights=True)
+    return folder / "model.pt", calls_of(model, [(x,)], folder / "calls")
+
+
+@pytest.mark.parametrize(
+    ("threads", "target"), [(1, "native"), (3, "native"), (7, "native-threads4"), (16, "native-threads16")]
+)
+def test_each_number_of_threads_gets_its_code(
+    threads: int, target: str, for_several_threads: tuple[Path, Path]
+) -> None:
+    report = read(*for_several_threads, threads)
+    assert report["packages"] == {target: 1} and not report["fallbacks"]
+    assert report["packaged"] == 1
+
+
+def test_a_package_for_more_threads_runs(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.Tanh()).eval(), torch.randn(40, 64)
+    torchmdla.save(model, tmp_path / "model.pt", [x], targets=["native-threads32", "native-threads8"])
+    report = read(tmp_path / "model.pt", calls_of(model, [(x,)], tmp_path / "calls"), 2)
+    assert report["packages"] == {"native-threads8": 1} and not report["fallbacks"]
 
 
 def test_a_package_for_other_processors_is_refused_and_the_program_runs(tmp_path: Path) -> None:

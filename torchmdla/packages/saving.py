@@ -57,7 +57,7 @@ def save(
             program is its own example inputs.
         targets: ``"native"``, or levels of x86-64, ``"x86-64-v2"`` to ``"x86-64-v4"`` and ``"x86-64-v4-amx"``, even if
             this machine does not support them. The loader selects the target with the most features that its processor
-            has.
+            has. ``"native-threads16"`` is for 16 threads, and selected from 16 threads on (4, 8, 16 or 32).
         pack_weights: also write constants in packed form, for targets that this machine supports. They are mapped from
             the file, so that loading takes less time and processes share them. The file grows by their size.
         freeze: turn the weights of TorchScript into constants if the module is in eval mode, as
@@ -158,7 +158,8 @@ def _package(
     for name, target in code_targets.items():
         weights = Weights()
         # Packs run on this machine, which must have the features that their code needs.
-        packs_run = pack_weights and set(device.features(target)) <= set(device.features(device.target_for("native")))
+        needed = {feature for feature in device.features(target) if "=" not in feature}
+        packs_run = pack_weights and needed <= set(device.features(device.target_for("native")))
         codes = [
             _target_code(item, artifacts[program.key], device, weights if packs_run else None) if program else None
             for item, program in zip(specialisations, programs[name], strict=True)

@@ -77,9 +77,11 @@ class CpuDevice(Device):
         return share_between(whole, _C.kernel_threads())
 
     def target_for(self, processor: str) -> Target:
-        from torchmdla.devices.cpu.target.processors import NATIVE, level_of
+        from torchmdla.devices.cpu.target.machine import share_between
+        from torchmdla.devices.cpu.target.processors import NATIVE, level_of, separate_threads
 
-        return self._with_options(level_of(processor), processor == NATIVE)
+        name, threads = separate_threads(processor)
+        return share_between(self._with_options(level_of(name), name == NATIVE), threads)
 
     def freestanding(self, target: Target) -> Target:
         from torchmdla.devices.cpu.target.machine import SCALAR_FUNCTIONS

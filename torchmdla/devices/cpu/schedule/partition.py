@@ -14,6 +14,9 @@ from itertools import pairwise
 # The cycles to start and to join threads that wait for work: in all, and for each of them.
 _JOIN_COST, _THREAD_COST = 2_500.0, 250.0
 
+# The cycles in which threads that run a common entry wait for each other: in all, and for each of them.
+_BARRIER_COST, _LINE_COST = 400.0, 40.0
+
 # For each loop of a range, its iterations and the iterations in a block.
 StaticBlocks = Sequence[tuple[int, int]]
 
@@ -23,12 +26,21 @@ def join_cycles(threads: int) -> float:
     return _JOIN_COST + _THREAD_COST * threads
 
 
+def barrier_cycles(threads: int) -> float:
+    """Return the cycles in which threads of a common entry learn of each other's progress."""
+    return _BARRIER_COST + _LINE_COST * threads
+
+
 def count_tasks(iterations: int, grain: int, threads: int) -> int:
     """Return the number of chunks of a range that run at the same time; 1 if the calling thread runs all of it."""
+    return -(-iterations // chunk_size(iterations, grain, threads)) if iterations else 1
+
+
+def chunk_size(iterations: int, grain: int, threads: int) -> int:
+    """Return the number of iterations in the chunk of a thread; all of them if the calling thread runs the range."""
     if not grain or iterations <= grain:
-        return 1
-    most = min(threads, -(-iterations // grain))
-    return -(-iterations // -(-iterations // most))
+        return max(iterations, 1)
+    return -(-iterations // min(threads, -(-iterations // grain)))
 
 
 def largest_share(blocks: StaticBlocks, grain: int, threads: int) -> float:
@@ -37,7 +49,7 @@ def largest_share(blocks: StaticBlocks, grain: int, threads: int) -> float:
     tasks = count_tasks(iterations, grain, threads)
     if tasks == 1:
         return 1.0
-    chunk = -(-iterations // tasks)
+    chunk = chunk_size(iterations, grain, threads)
     ends = [_work_before(blocks, min(iterations, k * chunk)) for k in range(tasks + 1)]
     return max(end - begin for begin, end in pairwise(ends)) / ends[-1]
 

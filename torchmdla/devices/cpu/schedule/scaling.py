@@ -23,7 +23,15 @@ from torchmdla.devices.cpu.ir.loop_program import (
 )
 from torchmdla.devices.cpu.ir.work import work_of
 from torchmdla.devices.cpu.schedule import BYTE_COST, Blocks, count, estimate_cycles, ranges
-from torchmdla.devices.cpu.schedule.partition import StaticBlocks, count_tasks, join_cycles, largest_share
+from torchmdla.devices.cpu.schedule.footprints import KernelWaits
+from torchmdla.devices.cpu.schedule.partition import (
+    StaticBlocks,
+    barrier_cycles,
+    chunk_size,
+    count_tasks,
+    join_cycles,
+    largest_share,
+)
 from torchmdla.devices.cpu.schedule.plan import Plan
 from torchmdla.devices.cpu.schedule.tile_loops import blocks_of
 from torchmdla.devices.cpu.target.machine import Machine
@@ -77,10 +85,14 @@ class SharedKernel:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Kernels of a planned program on a number of threads."""
+    """Kernels of a planned program on a number of threads.
+
+    ``waits`` are those of the kernels if threads share the whole entry.
+    """
 
     kernels: Sequence[SharedKernel]
     threads: int
+    waits: Sequence[KernelWaits] = ()
 
     @property
     def serial_cycles(self) -> float:
@@ -100,24 +112,50 @@ class Scaling:
         return busiest / self._shared_cycles - 1 if self._shared_cycles else 0.0
 
     @property
-    def barriers(self) -> int:
+    def joins(self) -> int:
         """Return how often a call of the program starts and joins threads."""
-        return sum(kernel.calls for kernel in self.kernels if not kernel.is_serial)
+        shared = sum(kernel.calls for kernel in self.kernels if not kernel.is_serial)
+        return min(shared, 1) if self.waits else shared
+
+    @property
+    def barriers(self) -> int:
+        """Return how often all threads wait for all others in a call, without joining."""
+        return sum(kernel.calls for kernel, waits in zip(self.kernels, self.waits, strict=False) if waits.barrier)
+
+    @property
+    def partial_waits(self) -> int:
+        """Return the number of kernels in a call before which some threads wait for some others, without a barrier."""
+        pairs = zip(self.kernels, self.waits, strict=False)
+        return sum(kernel.calls for kernel, waits in pairs if not waits.barrier and self._is_waiting(kernel, waits))
+
+    def _is_waiting(self, kernel: SharedKernel, waits: KernelWaits) -> bool:
+        """Return whether a thread waits for another one before its chunk of a kernel."""
+        iterations, size = count(kernel.blocks), chunk_size(count(kernel.blocks), kernel.grain, self.threads)
+        chunks = enumerate((first, min(first + size, iterations)) for first in range(0, iterations, size))
+        return any(
+            set(wait.threads(*chunk, self.threads)) - {thread} for thread, chunk in chunks for wait in waits.waits
+        )
 
     @property
     def speed_up(self) -> float:
         """Return the time of one thread over the time of all threads, by the cost model."""
         busiest = sum(kernel.cycles * kernel.largest for kernel in self.kernels if not kernel.is_serial)
         alone = self.serial_cycles + self._shared_cycles
-        return alone / (self.serial_cycles + busiest + self.barriers * join_cycles(self.threads))
+        waiting = (self.barriers + self.partial_waits) * barrier_cycles(self.threads)
+        return alone / (self.serial_cycles + busiest + self.joins * join_cycles(self.threads) + waiting)
 
     @property
     def _shared_cycles(self) -> float:
         return sum(kernel.cycles for kernel in self.kernels if not kernel.is_serial)
 
 
-def scaling_of(steps: LoopProgram, plan: Plan, machine: Machine, threads: int) -> Scaling:
-    """Return the scaling of a program, at the typical values of its symbols, on ``threads`` threads."""
+def scaling_of(
+    steps: LoopProgram, plan: Plan, machine: Machine, threads: int, waits: Sequence[KernelWaits] = ()
+) -> Scaling:
+    """Return the scaling of a program, at the typical values of its symbols, on ``threads`` threads.
+
+    ``waits`` are those of its kernels if threads share the whole entry.
+    """
     kernels = []
     for step, calls in _kernel_steps(steps):
         kind, cycles, blocks, grain = _describe(step, plan, machine)
@@ -125,7 +163,7 @@ def scaling_of(steps: LoopProgram, plan: Plan, machine: Machine, threads: int) -
         sizes = [(at(size, typical), block) for size, block in blocks]
         times = at(calls, typical)
         kernels.append(SharedKernel(kind, work_of(step).loops, times, cycles * times, sizes, grain, threads))
-    return Scaling(kernels, threads)
+    return Scaling(kernels, threads, waits)
 
 
 def _kernel_steps(steps: LoopProgram) -> Iterator[tuple[KernelStep, int | Size]]:

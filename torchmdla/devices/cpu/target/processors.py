@@ -66,14 +66,21 @@ def level_of(processor: str) -> Target:
     return replace(native, cpu=_TUNED_FOR.get(processor, processor), features=features)
 
 
+def separate_threads(name: str) -> tuple[str, int]:
+    """Return a processor's name without its number of threads (``"x86-64-v4-threads16"``), and that number, else 1."""
+    processor, _, number = name.rpartition("-threads")
+    return (processor, int(number)) if processor and number.isdecimal() else (name, 1)
+
+
 def used_features(target: Target) -> tuple[str, ...]:
-    """Return the LLVM features that code for ``target`` may use, sorted.
+    """Return the LLVM features that code for ``target`` may use, sorted, then the number of threads that it is for.
 
     Features whose instructions the code generator does not emit by itself are left out, and those of a matrix unit that
     is not used.
     """
     has_choice = any(name.startswith(MATRIX_UNIT) for name in target.features.split(","))
-    return tuple(sorted(_enabled_features(target) - SYSTEM_FEATURES - (UNIT_FEATURES if has_choice else set())))
+    used = _enabled_features(target) - SYSTEM_FEATURES - (UNIT_FEATURES if has_choice else set())
+    return (*sorted(used), *_threads_of(target))
 
 
 def describe_machine(target: Target) -> str:
@@ -84,8 +91,7 @@ def describe_machine(target: Target) -> str:
     """
     features = " ".join(sorted(_enabled_features(target)))
     caches = ", ".join(map(" ".join, _read_cache_properties("level", "type", "size")))
-    threads = [feature for feature in target.features.split(",") if feature.startswith(THREADS)]
-    return "\n".join([f"{target.triple} {target.cpu}", features, caches, *threads])
+    return "\n".join([f"{target.triple} {target.cpu}", features, caches, *_threads_of(target)])
 
 
 def second_cache() -> tuple[int, int] | None:
@@ -118,6 +124,10 @@ def features_of_level(processor: str) -> frozenset[str]:
     names = list(LEVELS)
     levels = names[: names.index(processor) + 1]
     return frozenset(" ".join((_BASE, *(LEVELS[level] for level in levels))).split())
+
+
+def _threads_of(target: Target) -> list[str]:
+    return [feature for feature in target.features.split(",") if feature.startswith(THREADS)]
 
 
 def _enabled_features(target: Target) -> frozenset[str]:

@@ -10,6 +10,12 @@ ENTRY = "mdla_forward"
 WORKSPACE = "mdla_workspace"
 PARALLEL_FOR = "mdla_parallel_for"
 BEGIN_KERNEL = "mdla_begin_kernel"
+SHARE_ENTRY = "mdla_share_entry"
+SHARE_KERNEL = "mdla_share_kernel"
+
+# The function that threads share, and the constants of its kernels.
+SHARED = "mdla_shared"
+SHARED_KERNELS = "mdla_shared_kernels"
 
 # The type of kernels: operands, and the range that a call computes.
 KERNEL_TYPE = "(!llvm.ptr, i64, i64) -> ()"

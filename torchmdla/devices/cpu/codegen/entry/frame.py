@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from torchmdla.compiler.sizes import Size
 from torchmdla.devices.cpu.codegen.checks import Marks
 from torchmdla.devices.cpu.codegen.entry.abi import ARGUMENTS, DESTINATION, PACK_ARGUMENTS, PACKED, SIZES, WORD, Abi
-from torchmdla.devices.cpu.codegen.sizes import ALIGNMENT, Lifetime, SizeCode, plan
+from torchmdla.devices.cpu.codegen.sizes import Lifetime, SizeCode, plan
 from torchmdla.devices.cpu.codegen.tile_loops import describe_buffer
 from torchmdla.devices.cpu.ir.accesses import Buffer, Scalar
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, storage_type
 from torchmdla.devices.cpu.ir.loop_program import Packing, Step, first_and_last_uses
 from torchmdla.devices.cpu.schedule import Symbols
 
-# A kernel's scalars are passed in slots after the temporaries.
-_SLOT_BYTES = 8
-
-_STATUS = "status"
+# The memory on the stack in which a kernel's scalars and the status are passed.
+_SLOTS = "%slots"
 
 
 class Frame:
@@ -32,10 +30,13 @@ class Frame:
         arguments: the positions of the arguments that are used so far.
         marks: the marks, if accesses are checked. The function's argument is then called ``%given``, and
             :meth:`prologue` defines ``%buffers`` and ``%workspace`` from it.
+        status: the address that kernels write to if they fail, if it is an argument.
     """
 
-    def __init__(self, steps: Sequence[Step], abi: Abi, marks: Marks | None, packing: Packing | None) -> None:
-        self.text = FunctionText(("%buffers", "%operands"))
+    def __init__(
+        self, steps: Sequence[Step], abi: Abi, marks: Marks | None, packing: Packing | None, status: str = ""
+    ) -> None:
+        self.text = FunctionText(("%buffers", "%operands", _SLOTS))
         self.packing = packing
         self.marks = marks
         self.values: dict[Scalar, str] = {}
@@ -43,7 +44,8 @@ class Frame:
         self.arguments: set[int] = set()
         self._steps = steps
         self._abi = abi
-        self._slots: dict[object, int] = {}
+        self._slots: dict[Scalar | None, int] = {}
+        self._status = status
         used = Symbols() if packing else abi.symbols
         self.symbols = self._mark_sizes(self.text.pointer_in("%buffers", SIZES)) if used.is_used else ""
         self.sizes = SizeCode.from_pointer(self.text.define, self.symbols, used.count)
@@ -55,7 +57,7 @@ class Frame:
     @property
     def workspace_bytes(self) -> int:
         """Return the size in bytes of a workspace that is planned at compile time."""
-        return self._layout.end.offset + self._slot_bytes
+        return self._layout.end.offset
 
     def workspace_value(self, sizes: str) -> str:
         """Return the name of the size of a workspace that is planned at run time.
@@ -64,12 +66,7 @@ class Frame:
         """
         symbols = self._abi.symbols
         code = SizeCode.from_pointer(self.text.define, self._mark_sizes(sizes), symbols.count)
-        end = lay_out(self._steps, symbols, code).end.base
-        return code.op("addi", end, code.value(self._slot_bytes))
-
-    @property
-    def _slot_bytes(self) -> int:
-        return -(-_SLOT_BYTES * len(self._slots) // ALIGNMENT) * ALIGNMENT
+        return lay_out(self._steps, symbols, code).end.base
 
     def _in_workspace(self, place: Place, distance: int | Size = 0) -> str:
         """Return the address of the byte at a distance after a place of the workspace."""
@@ -146,18 +143,22 @@ class Frame:
         return self.text.define(f"{convert} {value} : {kind} to {storage_type(kind)}")
 
     def status(self) -> str:
-        """Return the address of the slot that kernels write to if they fail."""
-        return self._slot(_STATUS)
+        """Return the address that kernels write to if they fail."""
+        return self._status or self._slot(None)
 
     @property
     def has_status(self) -> bool:
-        """Return whether the slot of the status is used."""
-        return _STATUS in self._slots
+        """Return whether the function has a status of its own."""
+        return None in self._slots
 
-    def _slot(self, key: object) -> str:
-        end, number = self._layout.end, self._slots.setdefault(key, len(self._slots))
-        pointer = self._in_workspace(Place(end.base, end.offset + _SLOT_BYTES * number))
-        return self._mark(pointer, _SLOT_BYTES, f"slot {number}")
+    @property
+    def slots(self) -> int:
+        """Return the number of slots: of scalars, and of the status."""
+        return len(self._slots)
+
+    def _slot(self, key: Scalar | None) -> str:
+        number = self._slots.setdefault(key, len(self._slots))
+        return self._mark(self.text.place_in(_SLOTS, number), WORD, f"slot {number}")
 
     # Checks.
 

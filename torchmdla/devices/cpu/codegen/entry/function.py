@@ -6,10 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchmdla.compiler.sizes import Size
-from torchmdla.devices.cpu.codegen.entry.abi import BEGIN_KERNEL, KERNEL_TYPE, PARALLEL_FOR, WORKSPACE, Abi
+from torchmdla.devices.cpu.codegen.entry.abi import (
+    BEGIN_KERNEL,
+    ENTRY,
+    KERNEL_TYPE,
+    PARALLEL_FOR,
+    SHARE_ENTRY,
+    SHARE_KERNEL,
+    SHARED,
+    SHARED_KERNELS,
+    SIZES,
+    WORKSPACE,
+    Abi,
+)
 from torchmdla.devices.cpu.codegen.entry.frame import Frame
 from torchmdla.devices.cpu.codegen.entry.kernel_functions import KernelFunctions
 from torchmdla.devices.cpu.codegen.entry.manifest import KernelList
+from torchmdla.devices.cpu.codegen.sizes import SizeCode
 from torchmdla.devices.cpu.ir.accesses import Scalar
 from torchmdla.devices.cpu.ir.element_types import ELEMENT_BYTES, register_type, storage_type, typed_constant
 from torchmdla.devices.cpu.ir.loop_program import (
@@ -29,6 +42,7 @@ from torchmdla.devices.cpu.ir.loop_program import (
     flatten,
 )
 from torchmdla.devices.cpu.schedule import Blocks, count, ranges
+from torchmdla.devices.cpu.schedule.footprints import KernelWaits
 from torchmdla.devices.cpu.schedule.tile_loops import blocks_of
 
 # The number of steps that share a loaded pointer. LLVM's register allocation takes quadratic time in a value's uses.
@@ -38,18 +52,29 @@ _SECTION = 256
 class FunctionWriter:
     """Writer of one function of the ABI: the entry, or a pack.
 
-    Each step becomes a call of a kernel or region, or scalar code. ``listed`` records the kernels of the entry.
+    Each step becomes a call of a kernel or region, or scalar code. ``listed`` records the kernels of the entry. If the
+    ``waits`` of its kernels are set, threads share the entry: each runs the function, and its part of each kernel.
     """
 
     def __init__(
-        self, symbol: str, steps: Sequence[Step], abi: Abi, kernels: KernelFunctions, packing: Packing | None = None
+        self,
+        symbol: str,
+        steps: Sequence[Step],
+        abi: Abi,
+        kernels: KernelFunctions,
+        packing: Packing | None = None,
+        waits: Sequence[KernelWaits] = (),
     ) -> None:
         self.symbol = symbol
         self.listed = KernelList()
         self._steps = steps
         self._kernels = kernels
-        self._attributes = abi.attributes
-        self._frame = Frame(steps, abi, kernels.marks, packing)
+        self._abi = abi
+        self._waits = waits
+        # The constants of the kernels that threads share, and the ranges and grains of those with several tasks.
+        self._constants: list[int] = []
+        self._ranges: dict[tuple[Blocks, int], None] = {}
+        self._frame = Frame(steps, abi, kernels.marks, packing, "%status" if waits else "")
         self._text = self._frame.text
         # The largest number of operands of a kernel, and whether a check jumps to the block ``^failed``.
         self._most_operands = 1
@@ -97,6 +122,39 @@ class FunctionWriter:
         text.add(f"llvm.return {self._frame.workspace_value('%sizes')} : i64")
         return self._function(f"@{WORKSPACE}(%sizes: !llvm.ptr) -> i64", text.take())
 
+    def write_shared(self) -> dict[str, str]:
+        """Return the entry whose function :meth:`write` returned, by symbol. It lets threads share that function."""
+        text = self._text
+        function = text.define(f"llvm.mlir.addressof @{SHARED} : !llvm.ptr")
+        kinds = self._kernels.externals[SHARE_ENTRY] = "(!llvm.ptr, !llvm.ptr, i64) -> i32"
+        call = f"llvm.call @{SHARE_ENTRY}({function}, %buffers, {self._most_tasks()}) : {kinds}"
+        text.add(f"llvm.return {text.define(call)} : i32")
+        return {ENTRY: self._function(f"@{ENTRY}(%buffers: !llvm.ptr) -> i32", text.take())}
+
+    @property
+    def shared_kernels(self) -> dict[str, str]:
+        """Return the text of the constants of the kernels that threads share, by symbol, after :meth:`write`."""
+        size = len(self._constants)
+        value = f"dense<{self._constants}> : tensor<{size}xi64>"
+        kind = f"!llvm.array<{size} x i64>"
+        text = f"llvm.mlir.global internal constant @{SHARED_KERNELS}({value}) {{alignment = 64 : i64}} : {kind}"
+        return {SHARED_KERNELS: text}
+
+    def _most_tasks(self) -> str:
+        """Return the name of the largest number of tasks of a kernel, for the sizes of a call."""
+        text = self._text
+        most = max((-(-count(blocks) // grain) for blocks, grain in self._ranges if _is_static(blocks)), default=1)
+        tasks = text.constant(most)
+        ranges_of_calls = [each for each in self._ranges if not _is_static(each[0])]
+        if not ranges_of_calls:
+            return tasks
+        place = text.define(f"llvm.getelementptr %buffers[{SIZES}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr")
+        symbols = text.define(f"llvm.load {place} : !llvm.ptr -> !llvm.ptr")
+        sizes = SizeCode.from_pointer(text.define, symbols, self._abi.symbols.count)
+        for blocks, grain in ranges_of_calls:
+            tasks = sizes.op("maxsi", tasks, sizes.op("ceildivsi", sizes.count(blocks), sizes.value(grain)))
+        return tasks
+
     def _run(self, steps: Sequence[Step]) -> None:
         for step in steps:
             self._writers[type(step)](step)
@@ -123,6 +181,9 @@ class FunctionWriter:
         body = text.take()
         count = f"llvm.mlir.constant({self._most_operands} : i64) : i64"
         head = [f"%count = {count}", "%operands = llvm.alloca %count x !llvm.ptr : (i64) -> !llvm.ptr"]
+        if frame.slots:
+            head.append(f"%most = llvm.mlir.constant({frame.slots} : i64) : i64")
+            head.append("%slots = llvm.alloca %most x !llvm.ptr : (i64) -> !llvm.ptr")
         if frame.has_status:
             text.add(f"llvm.store {text.constant(0, 'i32')}, {frame.status()} : i32, !llvm.ptr")
             body = [*text.take(), *body]
@@ -135,12 +196,15 @@ class FunctionWriter:
         if self._may_fail:
             text.add("^failed:")
             text.add(f"llvm.return {text.constant(1, 'i32')} : i32")
-        argument = "%given" if frame.marks else "%buffers"
+        arguments = "%given: !llvm.ptr" if frame.marks else "%buffers: !llvm.ptr"
+        symbol = f"@{self.symbol}"
+        if self._waits:
+            symbol, arguments = f"internal @{SHARED}", f"{arguments}, %member: !llvm.ptr, %status: !llvm.ptr"
         body += text.take()
-        return self._function(f"@{self.symbol}({argument}: !llvm.ptr) -> i32", [*head, *frame.prologue(), *body])
+        return self._function(f"{symbol}({arguments}) -> i32", [*head, *frame.prologue(), *body])
 
     def _function(self, head: str, lines: Sequence[str]) -> str:
-        return "\n".join([f"llvm.func {head} {self._attributes} {{", *self._text.constants, *lines, "}"])
+        return "\n".join([f"llvm.func {head} {self._abi.attributes} {{", *self._text.constants, *lines, "}"])
 
     # Calls of kernels: operands in an array, ranges that threads share, and notifications of the runtime.
 
@@ -191,12 +255,14 @@ class FunctionWriter:
         return [self._frame.spill(scalar) for scalar in scalars]
 
     def _begin(self, symbol: str, step: KernelStep) -> None:
-        """Notify the runtime that a kernel begins. Packs do not notify it."""
+        """Notify the runtime that a kernel begins. Packs do not notify it, and a shared kernel's call does."""
         if self._frame.packing:
             return
-        number = self._text.constant(self.listed.add(symbol, step))
+        number = self.listed.add(symbol, step)
+        if self._waits:
+            return
         kinds = self._kernels.externals[BEGIN_KERNEL] = "(i64) -> ()"
-        self._text.add(f"llvm.call @{BEGIN_KERNEL}({number}) : {kinds}")
+        self._text.add(f"llvm.call @{BEGIN_KERNEL}({self._text.constant(number)}) : {kinds}")
 
     def _call(self, symbol: str, pointers: Sequence[str], blocks: Blocks, tasks_of: int) -> None:
         """Run a kernel for the range of ``blocks``.
@@ -208,8 +274,10 @@ class FunctionWriter:
         for k, pointer in enumerate(pointers):
             text.add(f"llvm.store {pointer}, {text.place_in('%operands', k)} : !llvm.ptr, !llvm.ptr")
         begin = text.constant(0)
-        is_dynamic = any(isinstance(size, Size) for size, _ in blocks)
-        end = sizes.count(blocks) if is_dynamic else text.constant(count(blocks))
+        end = text.constant(count(blocks)) if _is_static(blocks) else sizes.count(blocks)
+        if self._waits:
+            self._share(symbol, blocks, end, tasks_of)
+            return
         if not tasks_of:
             # Inlining the kernel does not make it faster, and would merge most of a module into one function.
             text.add(f"llvm.call @{symbol}(%operands, {begin}, {end}) {{no_inline}} : {KERNEL_TYPE}")
@@ -218,12 +286,36 @@ class FunctionWriter:
         kinds = self._kernels.externals[PARALLEL_FOR] = "(!llvm.ptr, !llvm.ptr, i64, i64, i64) -> ()"
         text.add(f"llvm.call @{PARALLEL_FOR}({kernel}, %operands, {begin}, {end}, {grain}) : {kinds}")
 
+    def _share(self, symbol: str, blocks: Blocks, end: str, grain: int) -> None:
+        """Run the thread's part of the latest kernel, whose range of ``blocks`` has ``end`` iterations."""
+        number = len(self.listed.calls) - 1
+        if grain:
+            self._ranges[tuple(blocks), grain] = None
+        kernel = self._text.define(f"llvm.mlir.addressof @{symbol} : !llvm.ptr")
+        self._call_shared(kernel, end, [number, grain, *self._waits[number].constants])
+
+    def _notify(self, waits: KernelWaits) -> None:
+        """Let a thread of a shared entry wait, and publish that it has come here: a kernel without blocks."""
+        if self._waits:
+            kernel = self._text.define("llvm.mlir.zero : !llvm.ptr")
+            self._call_shared(kernel, self._text.constant(0), [-1, 0, *waits.constants])
+
+    def _call_shared(self, kernel: str, end: str, constants: Sequence[int]) -> None:
+        text, place = self._text, len(self._constants)
+        self._constants += constants
+        start = text.define(f"llvm.mlir.addressof @{SHARED_KERNELS} : !llvm.ptr")
+        kinds = self._kernels.externals[SHARE_KERNEL] = "(!llvm.ptr, !llvm.ptr, !llvm.ptr, i64, !llvm.ptr) -> ()"
+        arguments = f"%member, {kernel}, %operands, {end}, {text.offset_pointer(start, place, 'i64')}"
+        text.add(f"llvm.call @{SHARE_KERNEL}({arguments}) : {kinds}")
+
     # Loads and stores of single elements, computations of numbers, and checks.
 
     def _load(self, step: LoadStep) -> None:
         pointer, kind = self._address(step)
         align = ELEMENT_BYTES[kind]
+        self._notify(KernelWaits(barrier=1))
         value = self._text.define(f"llvm.load {pointer} {{alignment = {align} : i64}} : !llvm.ptr -> {kind}")
+        self._notify(KernelWaits())
         element = register_type(step.buffer.element)
         if element == "i1":
             zero = self._text.define(f"arith.constant 0 : {kind}")
@@ -278,3 +370,7 @@ class FunctionWriter:
         following = self._text.fresh("^next")
         self._text.add(f"llvm.cond_br {condition}, {following}, ^failed")
         self._text.add(f"{following}:")
+
+
+def _is_static(blocks: Blocks) -> bool:
+    return not any(isinstance(size, Size) for size, _ in blocks)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from torchmdla.compiler.artifact import KernelCall, Pack
 from torchmdla.compiler.program import Program
 from torchmdla.devices.cpu.codegen.checks import FAULT, Marks
-from torchmdla.devices.cpu.codegen.entry.abi import ENTRY, WORKSPACE, Abi
+from torchmdla.devices.cpu.codegen.entry.abi import ENTRY, SHARED, WORKSPACE, Abi
 from torchmdla.devices.cpu.codegen.entry.function import FunctionWriter
 from torchmdla.devices.cpu.codegen.entry.kernel_functions import KernelFunctions
 from torchmdla.devices.cpu.codegen.entry.manifest import describe_packs
+from torchmdla.devices.cpu.codegen.entry.waits import find_waits, is_shareable
 from torchmdla.devices.cpu.ir.loop_program import LoopProgram
 from torchmdla.devices.cpu.schedule.plan import Plan
 from torchmdla.devices.cpu.target.machine import CHECK_BOUNDS, Machine
@@ -76,12 +77,16 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
     marks = Marks() if CHECK_BOUNDS in program.target.features.split(",") else None
     kernels = KernelFunctions(Machine.of(program.target, program.options), function_attributes(program), plan, marks)
     packs = [FunctionWriter("{symbol}", packing.steps, abi, kernels, packing) for packing in steps.packings]
-    entry = FunctionWriter(ENTRY, steps.steps, abi, kernels)
+    # Checked kernels run one after another, so that the first fault is found.
+    waits = find_waits(steps, plan) if is_shareable(steps, plan) and not marks else []
+    entry = FunctionWriter(ENTRY, steps.steps, abi, kernels, waits=waits)
     entry.require(steps.not_negative)
     pack_codes = [pack.write() for pack in packs]
     pack_symbols = {code: f"mdla_pack_{k}" for k, code in enumerate(dict.fromkeys(pack_codes))}
     functions = {symbol: code.replace("{symbol}", symbol) for code, symbol in pack_symbols.items()}
-    functions[ENTRY] = entry.write()
+    functions[SHARED if waits else ENTRY] = entry.write()
+    if waits:
+        functions |= entry.write_shared()
     if plan.symbols.is_used:
         functions[WORKSPACE] = entry.write_workspace()
     planned = packs if plan.symbols.is_used else [*packs, entry]
@@ -89,7 +94,7 @@ def write_module(steps: LoopProgram, plan: Plan, program: Program) -> Code:
     written = {symbol: code.replace("{symbol}", symbol) for symbol, code in kernels.code.items()}
     return Code(
         declarations={name: declaration(name, kinds) for name, kinds in sorted(kernels.externals.items())},
-        globals=steps.globals,
+        globals=steps.globals | (entry.shared_kernels if waits else {}),
         functions={**written, **kernels.regions, **functions},
         kernel_symbols=frozenset(written),
         workspace_bytes=max((writer.workspace_bytes for writer in planned), default=0),
