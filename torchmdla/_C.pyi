@@ -214,6 +214,29 @@ def set_demanded_keys(paths: Sequence[str] | None) -> None:
         ValueError: a file cannot be read, is not a public key, or may have been written by another user.
     """
 
+def return_freed_memory() -> None:
+    """Return memory that was freed to the system."""
+
+class MappedWeights:
+    """A file that is mapped for weights."""
+
+    def drop_unwritten_pages(self) -> None:
+        """Drop the pages that were not written from memory; no other thread may write to the weights meanwhile."""
+
+def map_weights(module: Any, path: str) -> MappedWeights:
+    """Use the mapped file as the memory of the weights of a ``torch._C.ScriptModule`` that was loaded just now.
+
+    Raises:
+        RuntimeError: the file cannot be mapped.
+    """
+
+def map_constants(module: Any, descriptor: int) -> MappedWeights:
+    """Replace the constants of a ``torch._C.ScriptModule`` by copies in an empty file, which is mapped.
+
+    Raises:
+        RuntimeError: the file cannot be written or mapped.
+    """
+
 def prepare(module: Any) -> None:
     """Let PyTorch optimise ``forward`` of a ``torch._C.ScriptModule``, and its groups load their code of packages."""
 

@@ -140,6 +140,7 @@ def compile(
     example_keywords: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     tune: bool | float = False,
+    map_weights: bool = False,
     road: Literal["torchscript", "export"] | None = None,
 ) -> Any:
     """Make ``module`` ready to run compiled, so that the next call compiles nothing.
@@ -170,6 +171,9 @@ def compile(
         tune: whether to measure schedules of the most expensive kernels and use the fastest, for about two minutes or
             for this number of seconds. The measurements are kept on disk for this machine, and later compiles here use
             them. Earlier measurements are not repeated. The cost model chooses the schedules that were not measured.
+        map_weights: whether to move the weights of the frozen program to a file without a name in the cache folder,
+            which is mapped. Those that are packed then take no memory until something reads them (``Memory`` in
+            docs/serving.md). For the frontend ``"torchscript"`` and a module in eval mode only.
         road: deprecated, the earlier name of ``frontend``.
 
     Returns:
@@ -189,6 +193,8 @@ def compile(
     frontend = frontend or ("export" if exported else "torchscript")
     if frontend not in ("torchscript", "export"):
         raise ValueError(unknown_name("frontend", frontend, ("torchscript", "export")))
+    if frontend == "export" and map_weights:
+        raise TypeError("map_weights needs frontend='torchscript'")
     if frontend == "torchscript" and (exported or example_keywords or dynamic_shapes):
         raise TypeError("exported programs, keyword arguments and dynamic shapes need frontend='export'")
     keywords = example_keywords or {}
@@ -197,16 +203,25 @@ def compile(
     def build(anew: bool = False) -> Any:
         if frontend == "export":
             return _compile_exported(module, example_inputs, example_keywords or {}, dynamic_shapes)
-        return _compile_scripted(_freeze(scripted), example_inputs, anew)
+        frozen = _freeze(scripted)
+        if not map_weights:
+            return _compile_scripted(frozen, example_inputs, anew)
+        if not _is_frozen(frozen):
+            raise TypeError("map_weights needs a module in eval mode, whose weights become constants")
+        weights = torchscript.map_constants(frozen)
+        compiled = _compile_scripted(frozen, example_inputs, anew=True)
+        weights.drop_unwritten_pages()
+        return compiled
 
     result = build()
-    if not tune:
-        return result
-    inputs = example_inputs
-    if exported and not inputs:
-        inputs, keywords = module.example_inputs
-    _tune(lambda: result(*inputs, **keywords), tune)
-    return build(anew=True)
+    if tune:
+        inputs = example_inputs
+        if exported and not inputs:
+            inputs, keywords = module.example_inputs
+        _tune(lambda: result(*inputs, **keywords), tune)
+        result = build(anew=True)
+    _C.return_freed_memory()
+    return result
 
 
 def _tune(call: Callable[[], Any], seconds: bool | float) -> None:
@@ -277,7 +292,7 @@ def refresh(module: torch.nn.Module | None = None) -> None:
 
 def _tensors_in_memory(module: torch.nn.Module) -> list[torch.Tensor] | None:
     """Return the tensors that ``module`` holds, or None if it may compute with others."""
-    if not hasattr(module, "training"):  # frozen
+    if _is_frozen(module):
         return None
     tensors = [*module.parameters(), *module.buffers()]
     waiting = [value for part in module.modules() for value in vars(part).values()]
@@ -294,6 +309,10 @@ def _tensors_in_memory(module: torch.nn.Module) -> list[torch.Tensor] | None:
         else:
             waiting += value.__closure__ or () if isinstance(value, FunctionType) else gc.get_referents(value)
     return tensors if all(map(_is_plain, tensors)) else None
+
+
+def _is_frozen(module: Any) -> bool:
+    return isinstance(module, torch.nn.Module) and not hasattr(module, "training")
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@
 #include "base/available_cpus.h"
 #include "base/forks.h"
 #include "base/host_features.h"
+#include "base/open_file.h"
 #include "bindings.h"
 #include "fusion/device_table.h"
 #include "fusion/fusion_pass.h"
@@ -15,6 +16,7 @@
 #include "group/speed_check.h"
 #include "group/statistics.h"
 #include "package/archive.h"
+#include "package/mapped_weights.h"
 #include "package/processor.h"
 #include "package/public_keys.h"
 #include "package/signature.h"
@@ -161,6 +163,18 @@ void bind_settings(py::module& module) {
   module.def("take_loaded_package", &add_package_of_module, py::arg("path"), py::arg("module"),
              py::call_guard<py::gil_scoped_release>());
   module.def("load_with_package", &load_with_package, py::arg("path"), py::arg("device"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def("return_freed_memory", &return_freed_memory, py::call_guard<py::gil_scoped_release>());
+  py::class_<PrivateMapping, MappedWeights>(module, "MappedWeights")
+      .def("drop_unwritten_pages", &PrivateMapping::drop_unwritten_pages,
+           py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "map_weights",
+      [](const torch::jit::Module& loaded, const std::string& path) {
+        return map_weights(loaded, OpenFile(path));
+      },
+      py::arg("module"), py::arg("path"), py::call_guard<py::gil_scoped_release>());
+  module.def("map_constants", &map_constants, py::arg("module"), py::arg("descriptor"),
              py::call_guard<py::gil_scoped_release>());
   module.def(
       "prepare", [](const torch::jit::Module& loaded) { prepare(loaded); }, py::arg("module"),

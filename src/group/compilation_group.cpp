@@ -376,6 +376,8 @@ const SpeedResult* CompilationGroup::check_speed(const Specialisation& specialis
     ++statistics().speed.replaced;
     // Calls with another number of threads or other sizes may need the packs again.
     if (specialisation.executable->packed_bytes() > 0) specialisation.executable->drop_packed();
+  } else {
+    specialisation.executable->page_out_parameters();
   }
   return results.add({key, std::move(*finding), std::move(division)});
 }

@@ -86,7 +86,7 @@ bool is_content_unchanged(const PackedSet& set, const std::vector<size_t>& packe
                           c10::ArrayRef<void*> arguments) {
   for (size_t i = 0; i < packed.size(); ++i)
     if (!set.verifier.verify_next(i, arguments[packed[i]])) return false;
-  return true;
+  return set.mapped.verify_next();
 }
 
 // Return whether autograd makes the outputs of a call results of a node.
@@ -234,6 +234,10 @@ void Executable::prefetch() const {
     parameter.prefetch();
     set->verifier.prefetch(i, parameter.data());
   }
+}
+
+void Executable::page_out_parameters() const {
+  if (const auto set = packed_ ? packed_->load() : nullptr) set->mapped.page_out();
 }
 
 int64_t Executable::packed_bytes() const {

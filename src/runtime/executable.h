@@ -142,6 +142,9 @@ public:
   // Prefetch the data of the parameters that a call will read.
   void prefetch() const;
 
+  // Let packed parameters in mapped files leave the resident set, after other code has read them.
+  void page_out_parameters() const;
+
   // Return the bytes of its packs in memory_use().packed, which others may share. `held_bytes` adds
   // the bytes of its code, but for the image.
   int64_t packed_bytes() const;

@@ -160,6 +160,15 @@ bool Fingerprint::matches_until_end(const std::byte* data, size_t first, size_t 
   return true;
 }
 
+bool Fingerprint::matches_lines(const void* data, size_t first, size_t count) const {
+  const auto steps = order_.inverse();
+  auto step = steps.at(first);
+  for (auto place = first; place < first + count; ++place, step = steps.after(step))
+    if (hashes_[step] != hash_of_line(static_cast<const std::byte*>(data), bytes_, place))
+      return false;
+  return true;
+}
+
 void Fingerprint::prefetch(const void* data, size_t first, size_t count) const {
   if (count == 0) return;
   __builtin_prefetch(hashes_.get() + first);

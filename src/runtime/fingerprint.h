@@ -28,6 +28,9 @@ public:
   // end. `data` must be as long as it was.
   bool matches(const void* data, size_t first, size_t count) const;
 
+  // Return whether `count` lines are unchanged, from line `first` of the memory on.
+  bool matches_lines(const void* data, size_t first, size_t count) const;
+
   // Prefetch the first lines that `matches` will read.
   void prefetch(const void* data, size_t first, size_t count) const;
 

@@ -4,11 +4,21 @@
 
 #include <c10/util/Exception.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 namespace torchmdla {
 
 MemoryUse& memory_use() {
   static constinit MemoryUse instance;
   return instance;
+}
+
+void return_freed_memory() {
+#ifdef __GLIBC__
+  malloc_trim(/*pad=*/0);
+#endif
 }
 
 std::shared_ptr<void> aligned_memory(int64_t bytes, std::atomic<int64_t>& counter) {

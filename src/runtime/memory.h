@@ -36,6 +36,10 @@ private:
   std::atomic<int64_t>& counter_;
 };
 
+// Return memory that was freed to the system. The allocator keeps some of it after large programs
+// were transformed or weights were copied.
+void return_freed_memory();
+
 // Return 64-byte aligned memory, in huge pages if it is large and the system supports them. It
 // counts in `counter` until it is freed. Throw if there is not enough memory.
 std::shared_ptr<void> aligned_memory(int64_t bytes, std::atomic<int64_t>& counter);

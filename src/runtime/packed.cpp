@@ -68,10 +68,13 @@ std::vector<std::shared_ptr<PackedSlot>> live_slots() {
   return live;
 }
 
+// Return the contents that calls verify by lines. Of a mapped parameter that is the start alone, so
+// that the rest need not be resident.
 std::vector<Fingerprint> contents_of(const std::vector<ParameterState>& parameters) {
   std::vector<Fingerprint> contents;
   for (const auto& parameter : parameters)
-    contents.push_back(parameter.content());
+    contents.push_back(parameter.is_mapped() ? Fingerprint(parameter.data(), bytes_of_lines())
+                                             : parameter.content());
   return contents;
 }
 
@@ -206,7 +209,10 @@ packed_buffer(const Pack& pack, std::vector<ParameterState> parameters, int64_t 
 }
 
 PackedSet::PackedSet(std::vector<ParameterState> states)
-    : parameters(std::move(states)), verifier(contents_of(parameters)) {}
+    : parameters(std::move(states)), verifier(contents_of(parameters)) {
+  for (const auto& parameter : parameters)
+    if (parameter.is_mapped()) mapped.add(parameter.content(), parameter.data(), parameter.bytes());
+}
 
 int64_t PackedSet::bytes() const {
   int64_t sum = 0;

@@ -5,6 +5,7 @@
 #include "base/forks.h"
 #include "content_verifier.h"
 #include "fingerprint.h"
+#include "mapped_contents.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -88,6 +89,11 @@ public:
   // Return the fingerprint; empty if the content is a copy.
   const Fingerprint& content() const { return content_; }
 
+  size_t bytes() const { return bytes_; }
+
+  // Return whether its content is large and lies in a mapped file.
+  bool is_mapped() const { return !copy_ && is_mapped_content(data_, bytes_); }
+
   uint64_t content_hash() const;
 
 private:
@@ -131,7 +137,9 @@ struct PackedSet {
   // Fault of the device, if packing failed and there are no buffers. It is empty if the parameters
   // are not the ones that the code relies on.
   std::optional<std::string> fault;
-  mutable ContentVerifier verifier; // over the parameters' contents
+  // Verifiers of the parameters' contents: of some lines by index, and of the pages of mapped ones.
+  mutable ContentVerifier verifier;
+  mutable MappedContents mapped;
 };
 
 // Slot in which an executable keeps its set. The set is replaced when a parameter has changed, and

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torchmdla import _C, devices
+from torchmdla.compile_service.service import default_service
 
 
 def watch_loads() -> None:
@@ -39,6 +40,17 @@ def add_device(device: devices.Device) -> None:
         base, _, overload = name.partition(".")
         ops.append((base, overload, support.kind, dict(support.where)))
     _C.add_device(device.name, ops, [getattr(torch, dtype) for dtype in sorted(device.dtypes)])
+
+
+def map_constants(program: torch.jit.ScriptModule) -> _C.MappedWeights:
+    """Move the constants of a program that was not optimised yet to a file, which is mapped.
+
+    Raises:
+        OSError: the file cannot be made.
+        RuntimeError: it cannot be written, or mapped.
+    """
+    with default_service().cache.unnamed_file() as file:
+        return _C.map_constants(program._c, file.fileno())
 
 
 def reoptimise(program: Any, whatever: bool = False) -> None:

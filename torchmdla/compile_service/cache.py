@@ -14,12 +14,13 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import platformdirs
 
@@ -237,6 +238,17 @@ class DiskCache:
             problem = _reason(error)
         artifacts = sum(entry.name.endswith(_SUFFIX) for entry in entries)
         return CacheInfo(self.path, artifacts, sum(entry.size for entry in entries), self.limit, problem)
+
+    def unnamed_file(self) -> IO[bytes]:
+        """Return an empty file that is removed when it is closed.
+
+        It is in the folder, which is on a disk, or among the temporary files if the folder cannot be used.
+        """
+        try:
+            with self._folder(create=True):
+                return tempfile.TemporaryFile(dir=self.path)
+        except (Unusable, OSError):
+            return tempfile.TemporaryFile()
 
     @contextlib.contextmanager
     def _folder(self, create: bool = False) -> Iterator[int]:

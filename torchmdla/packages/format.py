@@ -20,6 +20,7 @@ from torchmdla.packages.weights import Weights
 
 FOLDER = "torchmdla/"
 INDEX = f"{FOLDER}index"
+WEIGHTS = f"{FOLDER}weights/"
 
 
 class DamagedPackage(ValueError):
@@ -40,7 +41,7 @@ def record_of(target: str) -> str:
 
 def weights_record_of(target: str) -> str:
     """Return the name of the record of a target's packed weights."""
-    return f"{FOLDER}weights/{target}"
+    return f"{WEIGHTS}{target}"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,27 +13,38 @@ from torch.jit._recursive import wrap_cpp_module
 from torch.jit._serialization import validate_map_location
 
 from torchmdla import _C
-from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, check_target, info_of, record_of
+from torchmdla.packages.format import FOLDER, INDEX, WEIGHTS, PackageInfo, check_target, info_of, record_of
 from torchmdla.packages.signing import SIGNATURE, signer_of
 
 # The folder of extra files in TorchScript archives.
 _EXTRA = "extra/"
 
 
-def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
+def load(path: str | os.PathLike[str], map_location: Any = None, *, map_weights: bool | None = None) -> Any:
     """Load a program as ``torch.jit.load`` or ``torch.export.load`` does, ready to run.
 
     The code of its groups is mapped from the file, and constants are packed, so that the first call is as fast as later
     ones. The code is retained as long as the program or a copy of it (``copy.deepcopy``) exists.
 
+    Args:
+        path: the file.
+        map_location: device of the program, as in ``torch.jit.load``.
+        map_weights: whether the weights of a TorchScript program stay in the file, which is mapped. Those that were
+            packed then take no memory until something reads them. The file must be replaced, not written to, as long
+            as the program exists. The default is True for a package with packed weights, which are mapped too.
+
     Returns:
         The TorchScript program. For an exported program, the result of :func:`torchmdla.compile`.
 
     Raises:
+        TypeError: ``map_weights`` is True for an exported program.
         Exception: the exceptions of PyTorch's functions.
     """
     path = os.fspath(path)
-    if _is_exported(path):
+    names = torch._C.PyTorchFileReader(path).get_all_records()
+    if _is_exported(names):
+        if map_weights:
+            raise TypeError("map_weights needs a TorchScript program, and the file has an exported one")
         import torchmdla
 
         lifetime = _C.ProgramLifetime()
@@ -41,12 +53,18 @@ def load(path: str | os.PathLike[str], map_location: Any = None) -> Any:
         weakref.finalize(compiled, lambda _: None, lifetime).atexit = False
         return compiled
     module = _C.load_with_package(path, validate_map_location(map_location))
+    if map_weights is None:
+        map_weights = any(name.startswith(f"{_EXTRA}{WEIGHTS}") for name in names)
+    weights = _C.map_weights(module, path) if map_weights else None
     _C.prepare(module)
+    if weights:
+        weights.drop_unwritten_pages()
+    _C.return_freed_memory()
     return wrap_cpp_module(module)
 
 
-def _is_exported(path: str) -> bool:
-    return "archive_format" in torch._C.PyTorchFileReader(path).get_all_records()
+def _is_exported(names: Sequence[str]) -> bool:
+    return "archive_format" in names
 
 
 def info(path: str | os.PathLike[str]) -> PackageInfo | None:
@@ -57,8 +75,8 @@ def info(path: str | os.PathLike[str]) -> PackageInfo | None:
         RuntimeError: the file is not a PyTorch archive.
     """
     reader = torch._C.PyTorchFileReader(os.fspath(path))
-    folder = "" if _is_exported(os.fspath(path)) else _EXTRA
     names = reader.get_all_records()
+    folder = "" if _is_exported(names) else _EXTRA
     if f"{folder}{INDEX}" not in names:
         return None
     package = info_of(reader.get_record(f"{folder}{INDEX}"))
@@ -78,7 +96,7 @@ def other_extra_files(path: str | os.PathLike[str]) -> dict[str, bytes]:
         reader = torch._C.PyTorchFileReader(os.fspath(path))
     except RuntimeError:
         return {}
-    if "archive_format" in (names := reader.get_all_records()):
+    if _is_exported(names := reader.get_all_records()):
         return {}
     others = (name for name in names if name.startswith(_EXTRA) and not name.startswith(f"{_EXTRA}{FOLDER}"))
     return {name.removeprefix(_EXTRA): reader.get_record(name) for name in others}
