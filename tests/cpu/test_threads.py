@@ -153,7 +153,7 @@ def test_kernels_too_small_for_threads_are_serial() -> None:
     assert sum(kernel.calls for kernel in kernels) > 6
     assert all(kernel.is_serial for kernel in kernels if kernel.cycles < 5_000 * kernel.calls)
     assert any(kernel.is_serial for kernel in kernels)
-    assert scaling("Strassen", 16).barriers > 0
+    assert scaling("Strassen", 16).joins > 0
 
 
 @pytest.mark.parametrize("threads", [4, 8, 16, 32])
