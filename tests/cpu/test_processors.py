@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 import torchmdla
 from torchmdla.compiler.program import Target
@@ -41,11 +41,32 @@ def test_values_are_the_same(processor: str) -> None:
 def activations(x: Tensor) -> tuple[Tensor, ...]:
     scaled = 2 * x
     return (
-        *(function(scaled) for function in (F.mish, F.softplus, F.silu, F.elu, F.selu, F.celu, F.logsigmoid)),
-        *(function(scaled) for function in (F.gelu, F.hardswish, F.softsign, F.tanhshrink, torch.tanh, torch.sigmoid)),
-        F.gelu(scaled, approximate="tanh"),
-        scaled * torch.tanh(F.softplus(scaled)),
-        torch.tanh(F.softplus(scaled, threshold=1.0)),
+        *(
+            function(scaled)
+            for function in (
+                functional.mish,
+                functional.softplus,
+                functional.silu,
+                functional.elu,
+                functional.selu,
+                functional.celu,
+                functional.logsigmoid,
+            )
+        ),
+        *(
+            function(scaled)
+            for function in (
+                functional.gelu,
+                functional.hardswish,
+                functional.softsign,
+                functional.tanhshrink,
+                torch.tanh,
+                torch.sigmoid,
+            )
+        ),
+        functional.gelu(scaled, approximate="tanh"),
+        scaled * torch.tanh(functional.softplus(scaled)),
+        torch.tanh(functional.softplus(scaled, threshold=1.0)),
         torch.exp2(scaled),
     )
 
