@@ -28,6 +28,9 @@ _KINDS = {
     "arith.xori": "xor",
 }
 
+# What LLVM may assume of the lanes of an accumulator.
+_FLAGS: Mapping[str, str] = {"arith.addf": "reassoc", "arith.mulf": "reassoc", "arith.maxnumf": "nnan"}
+
 # The largest number of additions to one accumulator of a sum.
 _MAX_SUM_LENGTH = 256
 
@@ -420,13 +423,13 @@ class ReductionWriter(TileWriter):
             combiner = self._combiner(position)
             total = members[0]
             for member in members[1:]:
-                total = self._emit(combiner, [total, member])
-            kind = _KINDS[combiner.op]
-            fast = " fastmath<reassoc>" if combiner.op in ("arith.addf", "arith.mulf") else ""
+                total = self._apply(combiner, [total, member])
+            kind, flag = _KINDS[combiner.op], _FLAGS.get(combiner.op, "")
+            fast = f" fastmath<{flag}>" if flag else ""
             text = f"vector.reduction <{kind}>, {total.name}{fast} : {total.type} into {total.element}"
             scalar = Value(self._define(text), total.element)
             old = self._initial_value(position, point)
-            combined.append(self._emit(combiner, [old, scalar]))
+            combined.append(self._apply(combiner, [old, scalar]))
         return list(groups), combined
 
     def _initial_value(self, position: int, point: Point) -> Value:
