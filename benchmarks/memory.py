@@ -1,10 +1,10 @@
 """Measure memory: the peak resident set of a process that runs a model, with eager and with torchmdla. Linux only.
 
 Each variant runs in a separate process: eager; the frozen script without torchmdla, because PyTorch's TorchScript needs
-memory itself; torchmdla cold; and torchmdla from the cache. torchmdla's compiler is another process, whose peak is in
-its own column. There are two peaks: of the whole life of the process, including preparation, and of calls only, after
-preparation. All peaks contain Python, PyTorch and the model's parameters. The mark is eager's peak plus one packed copy
-of the parameters.
+memory itself; torchmdla cold; from the cache; the same with mapped weights; and a package with packed weights. The
+compiler of torchmdla is another process, whose peak is in its own column. There are two peaks: of the whole life of the
+process, including preparation, and of calls only, after preparation. All peaks contain Python, PyTorch and the model's
+parameters. The mark is eager's peak plus the parameters once more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from harness import children, output
 _CALLS = 3
 
 # The measured variants, in order, and how each runs the model.
-_VARIANTS = {"eager": "eager", "script": "script", "cold": "torchmdla", "cached": "torchmdla"}
+_VARIANTS = {
+    "eager": "eager",
+    "script": "script",
+    "cold": "torchmdla",
+    "cached": "torchmdla",
+    "mapped": "mapped",
+    "package": "package",
+}
 
 Row = dict[str, Any]
 
@@ -49,12 +56,14 @@ def row_of(model: str, threads: int, quick: bool, bar: Any) -> Row:
     with tempfile.TemporaryDirectory(prefix="torchmdla-benchmark-") as folder:
         for name, way in _VARIANTS.items():
             bar.set_postfix_str(f"{model}, {name}")
-            task = {"model": model, "way": way, "threads": threads, "quick": quick}
+            task = {"model": model, "way": way, "threads": threads, "quick": quick, "folder": folder}
             variables = {
-                "TORCHMDLA_ENABLE": str(int(way == "torchmdla")),
+                "TORCHMDLA_ENABLE": str(int(way not in ("eager", "script"))),
                 "TORCHMDLA_CACHE_DIR": folder,
                 "OMP_NUM_THREADS": str(threads),
             }
+            if way == "package":
+                children.run("memory:save", {"model": model, "quick": quick, "folder": folder}, variables)
             row[name] = children.run("memory:measure", task, variables)
             bar.update()
     row["parameters"] = row["eager"]["parameters"]
@@ -62,27 +71,53 @@ def row_of(model: str, threads: int, quick: bool, bar: Any) -> Row:
     return row
 
 
-def measure(model: str, way: str, threads: int, quick: bool) -> dict[str, float]:
+def save(model: str, quick: bool, folder: str) -> None:
+    """Write a package of the model."""
+    import torchmdla
+
+    module, inputs = build(model, quick)
+    torchmdla.save(module, package_in(folder), [inputs], pack_weights=True)
+
+
+def package_in(folder: str) -> Path:
+    return Path(folder) / "model.pt"
+
+
+def build(model: str, quick: bool) -> tuple[Any, Any]:
+    """Return the module and its inputs.
+
+    PyTorch's initial weights suffice: setting up batch norms would first run eager on a larger batch.
+    """
+    from torchmdla.testing.models import MODELS
+
+    warnings.filterwarnings("ignore")
+    spec = MODELS[model].reduced() if quick else MODELS[model]
+    return spec.architecture().eval(), spec.inputs()
+
+
+def measure(model: str, way: str, threads: int, quick: bool, folder: str) -> dict[str, float]:
     """Return peaks in MiB: ``life`` and ``calls`` of this process, and that of the ``compiler`` processes."""
     import torch
 
     import torchmdla
-    from torchmdla.testing.models import MODELS
 
-    warnings.filterwarnings("ignore")
     torch.set_num_threads(threads)
-    spec = MODELS[model].reduced() if quick else MODELS[model]
-    # PyTorch's initial weights suffice: setting up batch norms would first run eager on a larger batch.
-    module, inputs = spec.architecture().eval(), spec.inputs()
+    module, inputs = build(model, quick)
     run: Any = module
     parameters = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()) / 2**20
     with torch.no_grad():
         if way == "eager":
             run(*inputs)
+        elif way == "package":
+            del module, run
+            gc.collect()
+            run = torchmdla.load(package_in(folder))
+            run(*inputs)  # compares its groups with eager
         else:
-            run = torchmdla.compile(torch.jit.trace(module, inputs, check_trace=False), *inputs)
+            traced = torch.jit.trace(module, inputs, check_trace=False)
+            run = torchmdla.compile(traced, *inputs, map_weights=way == "mapped")
             # A server of the compiled model would free the module, too. Script modules are parts of reference cycles.
-            del module
+            del module, traced
             gc.collect()
         life = peak()
         forget_peak()
@@ -126,19 +161,22 @@ def show(rows: list[Row]) -> None:
             "compiler",
             "cached",
             "calls",
+            "mapped",
+            "calls",
+            "package",
+            "calls",
             "mark",
             "result",
         ),
-        "eager, script, cold, cached: of the whole process, then of calls once prepared; compiler: its processes;\n"
-        "mark: eager's calls and the parameters once more, for the calls of torchmdla from the cache",
+        "eager to package: of the whole process, then of calls once prepared; compiler: its processes;\n"
+        "mark: eager's calls and the parameters once more, for the calls with mapped weights and of a package",
     )
     for row in rows:
         values = [row["parameters"]]
         for name in _VARIANTS:
             values += [row[name]["life"], row[name]["calls"]] + [row[name]["compiler"]] * (name == "cold")
         values.append(row["mark"])
-        cached = row["cached"]
-        within = cached["calls"] <= row["mark"]
+        within = max(row[name]["calls"] for name in ("mapped", "package")) <= row["mark"]
         table.add_row(row["model"], *(f"{value:.0f}" for value in values), "within" if within else "above")
     output.show(table)
 

@@ -3,6 +3,7 @@
 #include "fusion/fusion_pass.h"
 #include "memory_limit.h"
 #include "runtime/exception_text.h"
+#include "runtime/memory.h"
 #include "runtime/quantisation.h"
 #include "script_subgraph.h"
 
@@ -376,8 +377,6 @@ const SpeedResult* CompilationGroup::check_speed(const Specialisation& specialis
     ++statistics().speed.replaced;
     // Calls with another number of threads or other sizes may need the packs again.
     if (specialisation.executable->packed_bytes() > 0) specialisation.executable->drop_packed();
-  } else {
-    specialisation.executable->page_out_parameters();
   }
   return results.add({key, std::move(*finding), std::move(division)});
 }
@@ -400,6 +399,9 @@ std::optional<SpeedFinding> CompilationGroup::compare(const Specialisation& spec
         if (auto stored = compiler().find_speed(request)) return stored;
     }
     const auto finding = comparison.run();
+    // Eager's operators have read the weights and freed their intermediate results.
+    specialisation.executable->page_out_parameters();
+    return_freed_memory();
     specialisation.speed.needed_budget() = finding ? 0 : comparison.round_seconds();
     if (finding && !std::isinf(finding->seconds.eager) && compiler().store_speed)
       compiler().store_speed(request, *finding);

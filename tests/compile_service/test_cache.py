@@ -52,6 +52,14 @@ class TestRoundTrip:
         assert cache.load(key("a")) == artifact("a")
         assert cache.load(key("b")) is None
 
+    @pytest.mark.parametrize("limit", [1 << 20, 0])
+    def test_unnamed_files_leave_nothing(self, limit: int, tmp_path: Path) -> None:
+        cache = DiskCache(tmp_path / "cache", limit=limit)
+        with cache.unnamed_file() as file:
+            file.write(b"weights")
+            assert (os.fstat(file.fileno()).st_dev == cache.path.stat().st_dev) if limit else not cache.path.exists()
+        assert not cache.path.exists() or not list(cache.path.iterdir())
+
     def test_nothing_is_written_but_by_store(self, cache: DiskCache) -> None:
         assert cache.load(key("a")) is None
         assert cache.info().problem == ""

@@ -249,6 +249,7 @@ def test_threads_and_forks(tmp_path: Path):
     assert not in_threads(4, lambda _: [assert_matches(program(x), expected, layers=3) for _ in range(20)])
 
     def call_and_write() -> bool:
+        torch.set_num_threads(1)  # the threads of the pool do not exist in the child
         assert_matches(program(x), expected, layers=3)
         all_of(packed_weights_of(program)[0])
         with torchmdla.enabled(False):

@@ -147,7 +147,7 @@ def check_compile_time(results: dict[str, Any]) -> None:
 
 def check_memory(results: dict[str, Any]) -> None:
     (row,) = results["rows"]
-    for way in ("eager", "cold", "cached"):
+    for way in ("eager", "cold", "cached", "mapped", "package"):
         assert row["parameters"] < row[way]["calls"] <= row[way]["life"]
     assert row["cold"]["compiler"] > 0
     assert row["eager"]["compiler"] == 0
