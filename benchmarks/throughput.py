@@ -29,7 +29,7 @@ Ways = dict[str, dict[str, Any]]
 DEFAULTS = {
     False: {
         "models": list(ROW_NAMES),
-        "peers": ["eager", "frozen", "onnxruntime", "openvino", "ncnn"],
+        "peers": ["eager", "frozen", "zentorch", "onnxruntime", "openvino", "ncnn"],
         "rounds": 5,
         "seconds": 1.0,
     },
@@ -61,7 +61,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--models", type=models, metavar="NAMES", help=f"of {','.join(KNOWN)} (the first {len(ROW_NAMES)})"
     )
-    parser.add_argument("--peers", type=ways, metavar="NAMES", help=f"of {','.join(VARIANT_NAMES)} (five of them)")
+    parser.add_argument("--peers", type=ways, metavar="NAMES", help=f"of {','.join(VARIANT_NAMES)} (six of them)")
     parser.add_argument(
         "--instances",
         type=output.numbers,
