@@ -1,9 +1,9 @@
 """Measure decoding: a Llama of transformers with random weights, token by token, with weights of several precisions.
 
 Each precision runs in a separate process, with a static cache: with ``torch.compile`` (torchmdla and Inductor), with
-eager PyTorch, and with OpenVINO if it is installed, whose weights nncf compresses, in turn. The table shows the minimum
-and the median of the milliseconds of a token. It also shows the bandwidth: the bytes of weights that a token reads,
-divided by its time, relative to a copy of the same amount of memory.
+eager PyTorch, and if they are installed with zentorch and with OpenVINO, whose weights nncf compresses, in turn. The
+table shows the minimum and the median of the milliseconds of a token. It also shows the bandwidth: the bytes of weights
+that a token reads, divided by its time, relative to a copy of the same amount of memory.
 
 The exit status is 1 if the first token differs from eager's, if something falls back, or if a token compiles something
 again.
@@ -11,17 +11,22 @@ again.
 
 from __future__ import annotations
 
+import copy
+import importlib
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from harness import children, output
-from harness.openvino_decoder import OpenVinoDecoder, is_installed
+from harness.openvino_decoder import OpenVinoDecoder
 
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
-VARIANTS = ("eager", "inductor", "openvino", "torchmdla")
+VARIANTS = ("eager", "inductor", "zentorch", "openvino", "torchmdla")
+# The packages of variants, which may be missing.
+PACKAGES = {"zentorch": ("zentorch",), "openvino": ("openvino", "nncf")}
 DEFAULTS = {
     False: {"weights": list(WEIGHTS), "layers": 16, "width": 2048, "tokens": 24, "prompt": 64},
     True: {"weights": ["float32", "int8"], "layers": 2, "width": 128, "tokens": 6, "prompt": 8},
@@ -44,9 +49,9 @@ def main() -> int:
     )
     options = parser.parse_args()
     output.fill_in(options, DEFAULTS)
-    if not is_installed():
-        options.ways = [way for way in options.ways if way != "openvino"]
-        output.show("openvino is left out: pip install torchmdla[bench] installs it")
+    for way in [way for way in options.ways if any(find_spec(name) is None for name in PACKAGES.get(way, ()))]:
+        options.ways.remove(way)
+        output.show(f"{way} is left out: pip install torchmdla[bench] installs it")
     task = {name: getattr(options, name) for name in ("layers", "width", "tokens", "prompt", "threads", "ways")}
     rows: list[Row] = []
     with output.progress(len(options.weights), "precision") as bar:
@@ -165,6 +170,9 @@ def compile_model(model: Any, way: str) -> Callable[..., Any]:
     if way in ("eager", "openvino"):
         return model  # type: ignore[no-any-return]
     torch._dynamo.reset()
+    if way == "zentorch":
+        importlib.import_module(way)  # registers its backend
+        model = copy.deepcopy(model)  # whose weights it reorders in place
     return torch.compile(model, backend=way, dynamic=False)
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
 # nncf's compression of linear layers, by the names of ``benchmarks/decoding.py``; None leaves them unchanged.
 _MODES = {"float32": None, "bfloat16": None, "int8": "INT8_SYM", "int4": "INT4_SYM"}
 _GROUP = 32
-
-
-def is_installed() -> bool:
-    return all(find_spec(name) is not None for name in ("openvino", "nncf"))
 
 
 class OpenVinoDecoder:

@@ -217,7 +217,8 @@ def _inductor(subject: Subject) -> Prepared:
 
 def _zentorch(subject: Subject) -> Prepared:
     importlib.import_module("zentorch")  # registers its backend
-    return _dynamo("zentorch", subject)
+    # It may reorder weights in place.
+    return _dynamo("zentorch", replace(subject, module=copy.deepcopy(subject.module)))
 
 
 def _dynamo(backend: str, subject: Subject) -> Prepared:
