@@ -374,10 +374,12 @@ variable_list GroupBackward::recompute(variable_list gradients, bool create_grap
   variable_list outputs, inputs, output_gradients;
   std::vector<size_t> edges;
   for (size_t i = 0; i < gradients.size(); ++i)
-    if (gradients[i].defined()) {
-      outputs.push_back(stack[outputs_[i]].toTensor());
-      output_gradients.push_back(std::move(gradients[i]));
-    }
+    if (gradients[i].defined())
+      // An output that was computed in no_grad passes no gradient on.
+      if (auto output = stack[outputs_[i]].toTensor(); output.requires_grad()) {
+        outputs.push_back(std::move(output));
+        output_gradients.push_back(std::move(gradients[i]));
+      }
   for (size_t i = 0; i < differentiable.size(); ++i)
     if (task_should_compute_output(i)) {
       inputs.push_back(differentiable[i]);
