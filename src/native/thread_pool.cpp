@@ -2,6 +2,7 @@
 
 #include "base/available_cpus.h"
 #include "base/forks.h"
+#include "base/thread_loops.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -21,14 +22,6 @@ namespace {
 thread_local int thread_limit = 1;
 thread_local bool is_inside = false;
 
-void pause_processor() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 // Wait until `value` differs from `old`. Kernels follow each other within microseconds, and waking
 // a sleeping thread takes longer, so the thread spins for about 0.1 ms before it sleeps.
 template <class T> void wait_for_change(const std::atomic<T>& value, T old) {
@@ -38,10 +31,6 @@ template <class T> void wait_for_change(const std::atomic<T>& value, T old) {
     pause_processor();
   }
   value.wait(old, std::memory_order_acquire);
-}
-
-int64_t ceil_divide(int64_t number, int64_t divisor) {
-  return (number + divisor - 1) / divisor;
 }
 
 // Scope in which the calling thread blocks all signals. Threads that it starts inherit this, so

@@ -7,6 +7,7 @@
 #include "thread_quota.h"
 
 #include "base/available_cpus.h"
+#include "base/thread_loops.h"
 
 #include <ATen/Parallel.h>
 
@@ -53,10 +54,6 @@ struct SharedKernel {
   const Wait* first_wait() const { return reinterpret_cast<const Wait*>(this + 1); }
 };
 
-int64_t ceil_divide(int64_t number, int64_t divisor) {
-  return (number + divisor - 1) / divisor;
-}
-
 int64_t floor_divide(int64_t number, int64_t divisor) {
   return number >= 0 ? number / divisor : -ceil_divide(-number, divisor);
 }
@@ -65,14 +62,6 @@ int64_t floor_divide(int64_t number, int64_t divisor) {
 int64_t chunk_size(int64_t range, int64_t grain, int64_t threads) {
   if (grain == 0 || range <= grain) return std::max<int64_t>(range, 1);
   return ceil_divide(range, std::min(threads, ceil_divide(range, grain)));
-}
-
-void pause_processor() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 // Thrown in threads that wait for a thread that failed.
