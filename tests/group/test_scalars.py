@@ -14,6 +14,7 @@ from graphs import warmed_up
 from scalar_probe import table
 from scalar_probe.probe import DTYPES, KINDS, VARIANTS, Subject, eager, is_same, probe, scripted, tensors_of
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 import torchmdla
 from torchmdla import devices
@@ -210,6 +211,37 @@ def test_a_bound_that_is_nan(name: str, dtype: torch.dtype) -> None:
     if name == "hardtanh" and not dtype.is_floating_point:
         pytest.skip("eager refuses it")
     assert_matches(warmed_up(function, x)(x), function(x))
+
+
+_WITH_FACTOR: dict[str, Callable[..., Tensor]] = {
+    "add": lambda x, y, factor: torch.add(x, y, alpha=factor),
+    "sub": lambda x, y, factor: torch.sub(x, y, alpha=factor),
+    "addcmul": lambda x, y, factor: torch.addcmul(x, y, y, value=factor),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "other"),
+    [
+        *((name, dtype, dtype) for name in _WITH_FACTOR for dtype in (torch.float16, torch.bfloat16)),
+        *((name, torch.float16, torch.int32) for name in _WITH_FACTOR),
+        ("addcmul", torch.int32, torch.int32),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("without_gradients")
+def test_a_factor_that_changes(name: str, dtype: torch.dtype, other: torch.dtype) -> None:
+    """Dynamo makes the factor an input when it changes."""
+    function = _WITH_FACTOR[name]
+    compiled = torch.compile(function, backend="torchmdla")
+    x, y = tensors_of(dtype)["x"], tensors_of(other)["y"]
+    row, columns = x.view(8, 8)[:1].expand(8, 8), y.view(8, 8).t()
+    before = counters["stats"]["unique_graphs"]
+    for factor in (0.3, 257.0, -1.7, 2049.0):
+        assert is_same(compiled(x, y, factor), function(x, y, factor)), factor
+        assert compiled(row, columns, factor).stride() == function(row, columns, factor).stride()
+    graphs = counters["stats"]["unique_graphs"] - before
+    assert graphs == 4 or not dtype.is_floating_point, "a graph for each factor"
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16], ids=str)

@@ -18,7 +18,9 @@ from torch._decomp import get_decompositions
 from torch._decomp.decompositions import pw_cast_for_opmath, upsample_compute_output_size
 from torch._inductor import inductor_prims
 from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
     compute_elementwise_output_logical_to_physical_perm,
+    elementwise_dtypes,
     is_non_overlapping_and_dense_or_false,
 )
 
@@ -45,16 +47,25 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return table | foreach_decompositions()
 
 
-def _multiply_by_symbol(operator: Any, tensor: Tensor, *operands: Any, **keywords: Any) -> Any:
+def _multiply_by_symbol(operator: Any, *tensors: Any, **keywords: Any) -> Any:
     """Return the result of ``operator`` with products by a factor that changes between calls, such as a learning rate.
 
     AOT Autograd makes an input of such a float only if it is the operand of a product or a sum. It recompiles for each
-    value otherwise.
+    value otherwise. Integers stay with the operator, which truncates the factor.
     """
-    factor = keywords.get(_FACTORS[operator])
-    if not isinstance(factor, torch.SymFloat):
+    name = _FACTORS[operator]
+    factor = keywords.get(name)
+    wide, dtype = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    if not isinstance(factor, torch.SymFloat) or not (dtype.is_floating_point or dtype.is_complex):
         return NotImplemented
-    return operator(tensor, operands[0] * factor, *operands[1:])
+    if wide == dtype:
+        tensor, operand, *others = tensors
+        return operator(tensor, operand * factor, *others)
+    # Eager computes halves in float32 and rounds the result. It rounds alpha to a half, but no other factor.
+    if operator in _SIGNS:
+        return aten.addcmul(*tensors, tensors[0].new_full((), _SIGNS[operator], dtype=dtype) * factor)
+    tensor, operand, *others = (each.to(dtype).to(wide) for each in tensors)
+    return _copy(operator(*tensors), operator(tensor, operand * factor, *others))
 
 
 # Names of the factors of operators that are a sum of a tensor and products.
@@ -64,6 +75,8 @@ _FACTORS = {
     aten.addcmul.default: "value",
     aten.addcdiv.default: "value",
 }
+# Signs of alpha in sums.
+_SIGNS = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}
 
 
 def _dropout(value: Tensor, probability: float, trains: bool | None) -> Any:
