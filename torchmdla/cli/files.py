@@ -12,6 +12,7 @@ import torch
 
 from torchmdla.cli import Argument, argument
 from torchmdla.report.rendering import count_text
+from torchmdla.support import jit
 
 
 class FileError(Exception):
@@ -49,9 +50,7 @@ def load_program(path: str, allow_pickle: bool = False) -> Any:
     try:
         names = _names(path)
         if any(name.endswith("/constants.pkl") for name in names):
-            import torch
-
-            return torch.jit.load(path, map_location="cpu")
+            return jit.load(path, "cpu")
         if any(Path(name).name in _EXPORTED or "/models/" in f"/{name}" for name in names):
             return _load_exported(path, allow_pickle)
         return _unpickle(path, allow_pickle)

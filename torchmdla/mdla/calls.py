@@ -14,6 +14,7 @@ from torch import nn
 from torchmdla import api, devices
 from torchmdla.devices.mdla.options import Options
 from torchmdla.mdla.recording import Call, Run, recording
+from torchmdla.support import jit
 
 
 def options_with(changes: Mapping[str, Any]) -> Options:
@@ -62,9 +63,9 @@ def copy_of(model: Any, inputs: Sequence[Any]) -> Any:
     """Return a TorchScript program of the model that is new to PyTorch's executor."""
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         buffer = io.BytesIO()
-        torch.jit.save(model, buffer)
+        jit.save(model, buffer)
         buffer.seek(0)
-        model = torch.jit.load(buffer)
+        model = jit.load(buffer)
     return api.as_frozen_torchscript(model, tuple(inputs))
 
 

@@ -21,6 +21,7 @@ from torchmdla.importer.graph import read_graph, types_of
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, fill_resources, parse
 from torchmdla.mlir.specs import Inputs
+from torchmdla.support import jit
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _plain(x: Any, inputs: Inputs) -> TorchFunction:
         x = copy.deepcopy(x)  # A call may write to buffers.
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            traced = torch.jit.trace(x, inputs.values, check_trace=False)
+            traced = jit.trace(x, inputs.values)
     except Exception as error:
         raise CompileError("torch.jit.trace cannot capture it", diagnostic=str(error)) from error
     return scripted.function_of_graph(traced.inlined_graph, [*_self_argument(traced), *inputs.values])

@@ -15,6 +15,7 @@ from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.specialise import Compiled
 from torchmdla.errors import CaptureError
 from torchmdla.packages.compiling import compiling_groups, reload_and_call
+from torchmdla.support import jit
 
 _GROUP = "mdla::CompilationGroup"
 _LISTS = frozenset({"prim::TupleConstruct", "prim::ListConstruct"})
@@ -91,7 +92,7 @@ def _call_copy(
     Return its optimised graph, its groups, and for each operator outside of groups the reason.
     """
     ungrouped = Counter(_C.ungrouped())
-    program, reports = reload_and_call(partial(torch.jit.save, scripted), torch.jit.load, calls)
+    program, reports = reload_and_call(partial(jit.save, scripted), jit.load, calls)
     with compiling_groups(), torch.no_grad():
         graph: torch._C.Graph = program.graph_for(*calls[0])
     return graph, reports, {op: reason for op, reason, *_ in Counter(_C.ungrouped()) - ungrouped}

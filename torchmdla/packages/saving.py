@@ -23,6 +23,7 @@ from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_o
 from torchmdla.packages.signing import SIGNATURE, signature_of
 from torchmdla.packages.specialisation import PackedWeight, Specialisation, TargetCode
 from torchmdla.packages.weights import Weights, run_packs
+from torchmdla.support import jit
 from torchmdla.support.files import atomic_write
 from torchmdla.version import __version__
 
@@ -106,11 +107,11 @@ class _Script:
             raise ValueError(f"extra files below {FOLDER} are the package's own: {', '.join(clash)}")
 
     def write(self, records: Mapping[str, bytes], file: IO[bytes]) -> None:
-        torch.jit.save(self._module, file, _extra_files={**self._extra, **records})
+        jit.save(self._module, file, {**self._extra, **records})
 
     def load(self, file: IO[bytes]) -> Callable[..., Any]:
         """Return the callable program in a file."""
-        loaded: Callable[..., Any] = torch.jit.load(file)
+        loaded: Callable[..., Any] = jit.load(file)
         return loaded
 
 
