@@ -100,6 +100,17 @@ def test_the_rest_of_the_group_is_compiled(name: str, way: str) -> None:
     assert (stats.specialisations, stats.left_out, stats.fallbacks) == (0, {}, {})
 
 
+@pytest.mark.usefixtures("without_gradients")
+def test_mask_that_selects_nothing_at_first_selects_later() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.exp(x[x > 0] * 2) + 1
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(function, backend="torchmdla", fullgraph=True)
+        for x in (-X.abs(), X):
+            assert_matches(compiled(x), function(x))
+
+
 def test_left_out_operators_are_reported_with_their_line() -> None:
     op, inputs, left_out = OPS["mask"]
     with pytest.warns(RuntimeWarning, match="an op, with compiled groups around it,") as seen:

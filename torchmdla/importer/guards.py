@@ -165,10 +165,15 @@ def check_range(emitter: Emitter, number: Value, dtype: torch.dtype) -> None:
     emitter.check(inside, f"a number is beyond {dtype}")
 
 
+def is_mask(index: object) -> bool:
+    """Return whether an index selects elements where it is true."""
+    return isinstance(index, Value) and index.meta is not None and index.meta.dtype in (torch.bool, torch.uint8)
+
+
 def _widen_index(emitter: Emitter, index: object) -> object:
     if not isinstance(index, Value) or index.meta is None:
         return index
-    if index.meta.dtype in (torch.bool, torch.uint8):
+    if is_mask(index):
         raise CompileError("a mask as an index is not supported")
     is_narrow = index.meta.dtype == torch.int32
     return cast(emitter, index, replace(index.meta, dtype=torch.int64)) if is_narrow else index

@@ -53,6 +53,9 @@ def _write_empty_results(call: OpCall) -> Results:
     metas = list(leaves(call.metas))
     if not metas or not all(isinstance(meta, TensorMeta) and 0 in meta.shape for meta in metas):
         return None
+    # Another call with the same types may select elements.
+    if call.name == "aten::index.Tensor" and any(map(guards.is_mask, leaves(call.operands[1]))):
+        return None
     return [map_structure(call.emitter.empty_tensor, meta) for meta in call.metas]
 
 
