@@ -1,16 +1,17 @@
 # make demo | test | test-all | test-slice | coverage | mutants | test-cxx | test-packages | check | docs | fuzz | fuzz-passes | probe | soak | lint | format | build | wheel | matrix | clean: each sets up .venv first.
+# make aarch64: the runtime for AArch64 and models that are compiled for it, run in an emulator (docs/aarch64.md).
 # make asan | ubsan | tsan | fuzz-mdla | fuzz-native | fuzz-packages: the C++ under sanitizers, and the readers of files fuzzed (docs/design/testing.md).
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla tests/native tests/packages tests/readers,$(folder)/*.cpp $(folder)/*.h))
+CXX_FILES := $(wildcard $(foreach folder,src/* mdla/* torchmdla/devices/mdla/include tests/cxx tests/mdla tests/native tests/aarch64 tests/packages tests/readers,$(folder)/*.cpp $(folder)/*.h))
 SOURCES := $(CXX_FILES) $(wildcard src/*.map src/*/*.map) CMakeLists.txt mdla/CMakeLists.txt src/native/CMakeLists.txt setup.py release/npm_package.py
 # Tests are mostly waiting for compiler processes: two workers keep two cores busy.
 JOBS   ?= 2
 # Hundreds of processes of the tests import the package, which takes twice as long where its bytecode is not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-slice coverage mutants test-cxx test-packages check docs fuzz fuzz-passes probe soak lint format build wheel matrix asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
+.PHONY: demo test test-all test-slice coverage mutants test-cxx test-packages aarch64 check docs fuzz fuzz-passes probe soak lint format build wheel matrix asan ubsan tsan fuzz-mdla fuzz-native fuzz-packages clean
 
 demo: build
 	$(BIN)/python test.py $(ARGS)
@@ -65,6 +66,10 @@ test-packages: build $(PACKAGES)/.installed
 	YOLO_OFFLINE=1 YOLO_CONFIG_DIR=$(CURDIR)/$(PACKAGES) PYTHONPATH=tests $(PACKAGES)/bin/python -m torchmdla.testing \
 	  --programs packages_of_others.models --frontend torchscript:trace,torchscript:script,dynamo --memory 6GiB \
 	  $(or $(ARGS),--table docs/packages_of_others.md)
+
+# Debian's packages g++-aarch64-linux-gnu and qemu-user. Where they are missing the tests are skipped.
+aarch64: build $(VENV)/.developing
+	$(BIN)/python -m pytest tests/aarch64 $(ARGS)
 
 # For use between commits: every layer once.
 CORE := tests/fusion tests/importer tests/fx/test_fx.py tests/compile_service/test_cache.py tests/group/test_semantics.py \

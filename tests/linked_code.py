@@ -73,9 +73,9 @@ def object_of(text: str, model: str = "large", relocations: str = "static", trip
     return bytes(machine.emit_object(binding.parse_assembly(text)))
 
 
-def image_of(*texts: str, model: str = "large", relocations: str = "static") -> Image:
+def image_of(*texts: str, model: str = "large", relocations: str = "static", triple: str = "") -> Image:
     """Return the image of files of IR."""
-    return link([object_of(text, model, relocations) for text in texts])
+    return link([object_of(text, model, relocations, triple) for text in texts])
 
 
 def call(image: _C.Image, name: str, number: int) -> int:

@@ -71,12 +71,12 @@ def enable(
             ``TORCHMDLA_CHECK_SPEED``, or True.
         **options: options of the device, for groups compiled from then on (:meth:`torchmdla.devices.Device.configure`).
             An option that is absent has its default. The cpu device has ``processor``, ``algorithms``, ``matrix_unit``
-            and ``tuned``. ``processor`` is ``"native"``, or ``"x86-64-v2"`` to ``"x86-64-v4"`` or ``"x86-64-v4-amx"``
-            for code that runs on all processors of that level. ``matrix_unit`` is ``"native"``, ``"none"`` (no use of
-            AMX) or ``"software"`` (a slow model of AMX, for tests). ``algorithms`` is ``"fast"``, ``"winograd"``
-            (matrix products by plain sums, without Strassen's algorithm) or ``"direct"`` (convolutions by plain sums
-            too, without Winograd's algorithm). ``tuned=False`` uses the cost model alone and ignores measurements of
-            this machine.
+            and ``tuned``. ``processor`` is ``"native"``, or ``"x86-64-v2"`` to ``"x86-64-v4"``, ``"x86-64-v4-amx"``,
+            ``"armv8-a"`` or ``"armv8.6-a"`` for code that runs on all processors of that level. ``matrix_unit`` is
+            ``"native"``, ``"none"`` (no use of AMX) or ``"software"`` (a slow model of AMX, for tests). ``algorithms``
+            is ``"fast"``, ``"winograd"`` (matrix products by plain sums, without Strassen's algorithm) or ``"direct"``
+            (convolutions by plain sums too, without Winograd's algorithm). ``tuned=False`` uses the cost model alone
+            and ignores measurements of this machine.
 
     Raises:
         TypeError: ``enabled`` is not a bool, or the device does not have such an option.

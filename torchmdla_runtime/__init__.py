@@ -8,7 +8,7 @@ It needs NumPy, but neither PyTorch nor torchmdla::
 
 from __future__ import annotations
 
-from torchmdla_runtime.library import ModelError, WrongTensor, api_version, provides
+from torchmdla_runtime.library import WRONG_PROCESSOR, ModelError, WrongTensor, api_version, provides
 from torchmdla_runtime.model import Model, TensorInfo
 
-__all__ = ["Model", "ModelError", "TensorInfo", "WrongTensor", "api_version", "provides"]
+__all__ = ["WRONG_PROCESSOR", "Model", "ModelError", "TensorInfo", "WrongTensor", "api_version", "provides"]

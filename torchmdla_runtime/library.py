@@ -6,6 +6,7 @@ import ctypes
 from pathlib import Path
 
 API_VERSION = 1
+WRONG_PROCESSOR = 4
 _WRONG_TENSOR = 5
 
 

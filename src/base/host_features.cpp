@@ -148,7 +148,7 @@ std::string processor_identity() {
 
 } // namespace torchmdla
 
-#else
+#elif !(defined(__aarch64__) && defined(__linux__)) // host_features_aarch64.cpp
 
 const std::set<std::string>& torchmdla::host_features() {
   static const std::set<std::string> none;

@@ -12,7 +12,7 @@ namespace torchmdla {
 const std::set<std::string>& host_features();
 
 // Return an identity of this processor, in hexadecimal. It is empty for other architectures than
-// x86-64.
+// x86-64 and AArch64.
 std::string processor_identity();
 
 } // namespace torchmdla

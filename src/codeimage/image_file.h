@@ -20,7 +20,12 @@ class ImageError : public std::runtime_error {
 
 [[noreturn]] void refuse_image(const std::string& reason);
 
+// Distance of segments: the largest page of systems on the machine (Arm, 64 KiB).
+#if defined(__aarch64__)
+constexpr uint64_t image_page = 65536;
+#else
 constexpr uint64_t image_page = 4096;
+#endif
 
 // Return the next multiple of a page.
 constexpr uint64_t up_to_page(uint64_t address) {

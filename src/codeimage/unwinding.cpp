@@ -16,7 +16,11 @@ namespace {
 
 // Rest of a common record: version, augmentation (FDEs have a pointer encoding), alignment factors
 // of code and data, register of the return address, one byte of augmentation: the encoding.
+#if defined(__aarch64__)
+constexpr unsigned char common_record[] = {1, 'z', 'R', 0, 1, 0x7c, 30, 1};
+#else
 constexpr unsigned char common_record[] = {1, 'z', 'R', 0, 1, 0x78, 16, 1};
+#endif
 // Pointer encodings: signed, and relative to their own address.
 constexpr unsigned char of_4_bytes = 0x1b, of_8_bytes = 0x1c;
 

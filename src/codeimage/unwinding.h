@@ -16,7 +16,7 @@ class UnwindError : public std::runtime_error {
 
 // Registration of `table` with the C++ runtime while it lives, to unwind the functions in `code`.
 // The table is `.eh_frame` as the processor's ABI describes it, in the form that LLVM emits on
-// x86-64, followed by four zeros. Its instructions are trusted, as the code is.
+// x86-64 and AArch64, followed by four zeros. Its instructions are trusted, as the code is.
 class UnwindTable {
 public:
   UnwindTable(std::span<const std::byte> table, std::span<const std::byte> code);

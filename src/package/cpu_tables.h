@@ -11,7 +11,7 @@
 
 namespace torchmdla {
 
-// Level of x86-64 and all its features (torchmdla/devices/cpu/target/processors.py).
+// Level of an architecture and all its features (torchmdla/devices/cpu/target/processors.py).
 struct CpuLevel {
   const char* name;
   const char* features;

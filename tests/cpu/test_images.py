@@ -22,9 +22,10 @@ import torchmdla
 from torchmdla import _C
 from torchmdla.devices.cpu import lowering
 from torchmdla.devices.cpu.codegen import loader
-from torchmdla.devices.cpu.codegen.image import PAGE, Image, is_image
-from torchmdla.devices.cpu.codegen.linking import NotLinkable, link
+from torchmdla.devices.cpu.codegen.image import PAGES, X86_64, Image, is_image
+from torchmdla.devices.cpu.codegen.linking import link
 from torchmdla.devices.cpu.codegen.object_file import is_elf, split_objects
+from torchmdla.devices.cpu.codegen.relocations import NotLinkable
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="images are of x86-64")
 
@@ -83,8 +84,10 @@ def test_missing_symbols_are_named() -> None:
 
 def test_code_of_other_machines_is_left_alone() -> None:
     text = "define i64 @f(i64 %x) { ret i64 %x }"
+    with pytest.raises(NotLinkable, match="machine 243"):
+        link([object_of(text, "small", triple="riscv64-linux-gnu")])
     with pytest.raises(NotLinkable, match="machine 183"):
-        link([object_of(text, "small", triple="aarch64-linux-gnu")])
+        link([object_of(text, "small", triple=triple) for triple in ("aarch64-linux-gnu", "x86_64-linux-gnu")])
     with pytest.raises(NotLinkable, match="another format"):
         link([b"no object code"])
 
@@ -243,7 +246,7 @@ def test_nothing_is_writable_and_executable() -> None:
     start = image.symbol("entry") - function.address
     expected = {linked_image.code: "r-xp", linked_image.constants: "r--p", linked_image.data: "rw-p"}
     for segment, modes in expected.items():
-        assert segment.address % PAGE == 0
+        assert segment.address % PAGES[X86_64] == 0
         assert {modes_of(start + segment.address), modes_of(start + segment.address + segment.size - 1)} == {modes}
     assert [span for *span, modes in mappings() if "w" in modes and "x" in modes] == before
 
@@ -255,7 +258,7 @@ def executable_bytes() -> int:
 def test_memory_goes_with_the_image() -> None:
     before = executable_bytes()
     images = [_C.Image(IMAGE) for _ in range(50)]
-    assert executable_bytes() >= before + 50 * PAGE
+    assert executable_bytes() >= before + 50 * PAGES[X86_64]
     place = images[0].symbol("entry")
     del images
     assert executable_bytes() == before

@@ -117,7 +117,7 @@ class Kernel:
         with new_context(), ir.Location.unknown():
             module = ir.Module.parse(text)
             to_llvm(module, HOST, False)
-            image = to_object(module, "kernel", ())
+            image = to_object(module, HOST, "kernel", ())
         binding.initialize_native_target()
         binding.initialize_native_asmprinter()
         self._jit = binding.create_lljit_compiler()

@@ -360,7 +360,7 @@ def test_doctor_finds_problems(variables: dict[str, str], options: list[str], st
     for line in lines:
         assert any(text.startswith(line[:60]) or line.startswith(text) for text in printed if text), (line, printed)
     if status == 2:
-        choices = "native, x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4-amx"
+        choices = "native, x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4-amx, armv8-a, armv8.6-a"
         assert done.stderr == f"error: unknown processor 'pentium' (choose from {choices})\n"
     else:
         assert done.stderr == ""

@@ -141,7 +141,7 @@ COMMAND = Command(
             action="append",
             default=[],
             metavar="NAME",
-            help="native (default), x86-64-v2, x86-64-v3, x86-64-v4 or x86-64-v4-amx; once for each",
+            help="native (default), x86-64-v2 to x86-64-v4, x86-64-v4-amx, armv8-a or armv8.6-a; once for each",
         ),
         argument(
             "--no-freeze",

@@ -61,6 +61,12 @@ class Target:
     cpu: str = ""
     features: str = ""
 
+    @property
+    def architecture(self) -> str:
+        """Return the triple's instruction set, by LLVM's name."""
+        name = self.triple.partition("-")[0]
+        return "aarch64" if name == "arm64" else name
+
 
 @dataclass(frozen=True)
 class Sample:

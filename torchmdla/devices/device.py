@@ -206,6 +206,14 @@ class Device(ABC):
         """
         raise TypeError(f"device {self.name!r} has no code that runs without libtorch")
 
+    def packing(self, target: Target) -> Target:
+        """Return the target of code that packs constants on this machine, for code for ``target``.
+
+        Its layouts are those of ``target``. It is ``target`` itself if this machine can run such code. Otherwise the
+        code consists of the packs alone.
+        """
+        return target
+
     def features(self, target: Target) -> tuple[str, ...]:
         """Return the processor features that code for ``target`` needs, by LLVM's names.
 

@@ -16,7 +16,7 @@ from torchmdla import api, devices
 from torchmdla.capture.specialise import constant_of
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
-from torchmdla.compiler.program import Program, Target
+from torchmdla.compiler.program import Program
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.packages.compiling import compile_programs, retarget
 from torchmdla.packages.native_file import VARIES, Code, InputLayout, Model, ModelInfo, OutputLayout, Port
@@ -43,7 +43,8 @@ def export_native(model: Any, inputs: Any, file: str | os.PathLike[str], target:
         inputs: a tuple of the positional arguments of a call, or its only argument; or a list of calls, for each of
             which code is generated. A third call that differs only in sizes generates code for all sizes from 2 on.
         file: the path to write to. An existing file is replaced once the new file is complete.
-        target: ``"native"``, or a level of x86-64 that this machine supports: ``"x86-64-v2"`` to ``"x86-64-v4"``.
+        target: ``"native"``, or a level, which this machine need not support: ``"x86-64-v2"`` to ``"x86-64-v4"``,
+            ``"armv8-a"`` or ``"armv8.6-a"``. Weights are packed by code for this machine with the level's layouts.
 
     Returns:
         A description of the file.
@@ -53,19 +54,23 @@ def export_native(model: Any, inputs: Any, file: str | os.PathLike[str], target:
         CompileError: the group does not compile, or needs a function that the runtime does not have.
         TypeError: ``model`` is not a program and cannot be converted to one, or the device in use does not have such
             code.
-        ValueError: the target does not exist, this machine does not support it, or there are not any inputs.
+        ValueError: the target does not exist, or there are not any inputs.
     """
     several = inputs if isinstance(inputs, list) else [inputs]
     if not several:
         raise ValueError("export_native needs the inputs of a call at least")
     calls = [call if isinstance(call, tuple) else (call,) for call in several]
     device = devices.get(devices.in_use())
-    requested, freestanding = device.target_for(target), _freestanding(device, target)
+    requested = device.target_for(target)
+    freestanding = device.freestanding(requested)
+    packing = device.packing(freestanding)
     group = extract_group(api.as_frozen_torchscript(model, calls[0]), calls)
     compiled = (Program.from_bytes(code.compiled.program) for code in group.codes)
     programs = [replace(retarget(program, requested), target=freestanding) for program in compiled]
-    artifacts = compile_programs(programs)
-    codes, weights = _codes(group, [artifacts[program.key] for program in programs], device)
+    packers = [replace(program, target=packing) for program in programs]
+    artifacts = compile_programs([*programs, *packers])
+    pairs = [(artifacts[a.key], artifacts[b.key]) for a, b in zip(programs, packers, strict=True)]
+    codes, weights = _codes(group, pairs, device)
     exported = Model(
         freestanding.cpu,
         device.features(freestanding),
@@ -78,35 +83,38 @@ def export_native(model: Any, inputs: Any, file: str | os.PathLike[str], target:
     with atomic_write(Path(file)) as temporary:
         with temporary.open("wb") as written:
             exported.write(written)
-        # The runtime must accept the file, and have code for each of the calls.
-        loaded = runtime.Model(temporary, threads=1)
-        for call in calls:
-            loaded.output_shapes(*(tensor.shape for tensor in call))
+        _check_file(temporary, calls, runs_here=packing == freestanding)
     return exported.info
 
 
-def _freestanding(device: devices.Device, target: str) -> Target:
-    requested = device.target_for(target)
-    here = device.features(device.target_for("native"))
-    if missing := sorted(set(device.features(requested)) - set(here)):
-        raise ValueError(
-            f"this machine does not support {target} (missing: {', '.join(missing)}). "
-            "Weights are packed where a model is exported"
-        )
-    return device.freestanding(requested)
+def _check_file(path: Path, calls: Sequence[tuple[torch.Tensor, ...]], runs_here: bool) -> None:
+    """Check that the runtime accepts the file, and has code for each of the calls if this machine can run it."""
+    try:
+        loaded = runtime.Model(path, threads=1)
+    except runtime.ModelError as error:
+        if runs_here or error.status != runtime.WRONG_PROCESSOR:
+            raise
+        return
+    for call in calls:
+        loaded.output_shapes(*(tensor.shape for tensor in call))
 
 
-def _codes(group: Group, artifacts: Sequence[Artifact], device: devices.Device) -> tuple[list[Code], Weights]:
-    """Return the codes and their weights; codes for fixed sizes come first."""
+def _codes(
+    group: Group, artifacts: Sequence[tuple[Artifact, Artifact]], device: devices.Device
+) -> tuple[list[Code], Weights]:
+    """Return the codes and their weights; codes for fixed sizes come first.
+
+    ``artifacts`` are, for each code of the group, that of the target and the one that packs on this machine.
+    """
     weights, codes = Weights(), []
-    for code, artifact in zip(group.codes, artifacts, strict=True):
+    for code, (artifact, packer) in zip(group.codes, artifacts, strict=True):
         if missing := [name for name in artifact.manifest.device_calls if not runtime.provides(name)]:
             raise CompileError(f"code calls {', '.join(missing)}, which the runtime does not have")
-        codes.append(_code(group, code, artifact, device, weights))
+        codes.append(_code(group, code, artifact, device.load(packer), weights))
     return sorted(codes, key=lambda code: code.symbols), weights
 
 
-def _code(group: Group, code: GroupCode, artifact: Artifact, device: devices.Device, weights: Weights) -> Code:
+def _code(group: Group, code: GroupCode, artifact: Artifact, packer: devices.LoadedCode, weights: Weights) -> Code:
     specialised, manifest = code.compiled, artifact.manifest
     constant = cache(group.subgraph.constant)
     tensors = {
@@ -114,7 +122,7 @@ def _code(group: Group, code: GroupCode, artifact: Artifact, device: devices.Dev
         for place, binding in enumerate(specialised.bindings)
         if binding.source == "constant"
     }
-    buffers = run_packs(device.load(artifact), manifest, tensors)
+    buffers = run_packs(packer, manifest, tensors)
     outputs = [tensor_output(output) for output in specialised.outputs]
     return Code(
         artifact=artifact,

@@ -56,11 +56,12 @@ def save(
         file: the path to write to. An existing file is replaced once the package is complete.
         inputs: for each call a tuple of its positional arguments, or its only argument. The default for an exported
             program is its own example inputs.
-        targets: ``"native"``, or levels of x86-64, ``"x86-64-v2"`` to ``"x86-64-v4"`` and ``"x86-64-v4-amx"``, even if
-            this machine does not support them. The loader selects the target with the most features that its processor
-            has. ``"native-threads16"`` is for 16 threads, and selected from 16 threads on (4, 8, 16 or 32).
-        pack_weights: also write constants in packed form, for targets that this machine supports. They are mapped from
-            the file, so that loading takes less time and processes share them. The file grows by their size.
+        targets: ``"native"``, or levels, ``"x86-64-v2"`` to ``"x86-64-v4"``, ``"x86-64-v4-amx"``, ``"armv8-a"`` and
+            ``"armv8.6-a"``, even if this machine does not support them. The loader selects the target with the most
+            features that its processor has. ``"native-threads16"`` is for 16 threads, and selected from 16 threads on
+            (4, 8, 16 or 32).
+        pack_weights: also write constants in packed form. They are mapped from the file, so that loading takes less
+            time and processes share them. The file grows by their size.
         freeze: turn the weights of TorchScript into constants if the module is in eval mode, as
             :func:`torchmdla.compile` does. They are packed when the file is loaded. Otherwise the first call packs
             them.
@@ -154,17 +155,18 @@ def _package(
         name: [original and retarget(original, target) for original in originals]
         for name, target in code_targets.items()
     }
-    artifacts = compile_programs([item for row in programs.values() for item in row if item])
+    compiled = [retargeted for row in programs.values() for retargeted in row if retargeted]
+    # Weights are packed on this machine.
+    packers = {p.key: replace(p, target=device.packing(p.target)) for p in compiled if pack_weights}
+    artifacts = compile_programs([*compiled, *packers.values()])
     described = []
     for name, target in code_targets.items():
         weights = Weights()
-        # Packs run on this machine, which must have the features that their code needs.
-        needed = {feature for feature in device.features(target) if "=" not in feature}
-        packs_run = pack_weights and needed <= set(device.features(device.target_for("native")))
-        codes = [
-            _target_code(item, artifacts[program.key], device, weights if packs_run else None) if program else None
-            for item, program in zip(specialisations, programs[name], strict=True)
-        ]
+        codes: list[TargetCode | None] = []
+        for item, retargeted in zip(specialisations, programs[name], strict=True):
+            packer = packers.get(retargeted.key) if retargeted else None
+            loaded = device.load(artifacts[packer.key]) if packer else None
+            codes.append(_target_code(item, artifacts[retargeted.key], loaded, weights) if retargeted else None)
         described.append(Target(name, target.cpu, device.features(target), specialisations, codes, weights))
     versions = {"torchmdla": __version__, "torch": torch.__version__}
     versions |= {name: version for name, version in producers(device) if name not in versions}
@@ -201,18 +203,17 @@ def _describe(specialisation: Specialisation) -> str:
 
 
 def _target_code(
-    specialisation: Specialisation, artifact: Artifact, device: devices.Device, weights: Weights | None
+    specialisation: Specialisation, artifact: Artifact, packer: devices.LoadedCode | None, weights: Weights
 ) -> TargetCode:
     """Return the code of a specialisation for a target.
 
-    If ``weights`` is given, the packs run on the constants and their outputs are added to it. The code must then run on
-    this machine.
+    The packs of ``packer``, if it is given, run on the constants and their outputs are added to ``weights``.
     """
     packs = artifact.manifest.packs
-    if weights is None:
+    if packer is None:
         return TargetCode(artifact, [None] * len(packs))
     constants = specialisation.constants
-    buffers = run_packs(device.load(artifact), artifact.manifest, constants)
+    buffers = run_packs(packer, artifact.manifest, constants)
     return TargetCode(
         artifact,
         [

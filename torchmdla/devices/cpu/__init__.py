@@ -88,6 +88,15 @@ class CpuDevice(Device):
 
         return replace(target, features=f"{target.features},{SCALAR_FUNCTIONS}")
 
+    def packing(self, target: Target) -> Target:
+        from torchmdla.devices.cpu.target.machine import PACKS_ON
+
+        native = self.target_for("native")
+        needed = {feature for feature in self.features(target) if "=" not in feature}
+        if target.architecture == native.architecture and needed <= set(self.features(native)):
+            return target
+        return replace(target, features=f"{target.features},{PACKS_ON}{native.triple}")
+
     def features(self, target: Target) -> tuple[str, ...]:
         from torchmdla.devices.cpu.target.processors import used_features
 

@@ -24,9 +24,10 @@ from torchmdla.devices.cpu.codegen.emit import (
     to_object,
 )
 from torchmdla.devices.cpu.codegen.entry import ENTRY, Code, function_attributes, write_module
-from torchmdla.devices.cpu.codegen.linking import NotLinkable, link
+from torchmdla.devices.cpu.codegen.linking import link
 from torchmdla.devices.cpu.codegen.object_file import is_elf, join_objects, undefined_symbols
 from torchmdla.devices.cpu.codegen.parts import Part, partition
+from torchmdla.devices.cpu.codegen.relocations import NotLinkable
 from torchmdla.devices.cpu.ir.loop_program import LoopProgram
 from torchmdla.devices.cpu.ir.printer import program_text
 from torchmdla.devices.cpu.ir.verifier import verify
@@ -39,7 +40,7 @@ from torchmdla.devices.cpu.passes.pipeline import Tiles, transform
 from torchmdla.devices.cpu.passes.share_buffers import find_in_place_results, find_releases
 from torchmdla.devices.cpu.schedule.plan import Decisions, Plan, plan_schedules
 from torchmdla.devices.cpu.schedule.tile_loops import symbols_of
-from torchmdla.devices.cpu.target.machine import Machine
+from torchmdla.devices.cpu.target.machine import PACKS_ON, Machine
 from torchmdla.errors import CompileError
 from torchmdla.support import trace
 from torchmdla.support.sharing import parallel_map
@@ -108,6 +109,8 @@ def generated_module(program: Program) -> ir.Module:
 
 def _generate(program: Program, seconds: dict[str, float]) -> tuple[Code, Plan]:
     steps, plan = plan_program(program, seconds)
+    if PACKS_ON in program.target.features:
+        steps.steps, steps.not_negative = [], []
     with _measure_stage(seconds, "kernels"):
         return write_module(steps, plan, program), plan
 
@@ -136,7 +139,7 @@ def _compile_part(code: Code, program: Program, seconds: dict[str, float], part:
         generated = _lower_to_llvm(part.text, code, program)
     dump.write("llvm.ll", lambda: to_llvm_ir(generated))
     with _measure_stage(seconds, "object"), capture_optimised_ir(dump.is_on()) as optimised_ir:
-        object_code = to_object(generated, part.symbol, part.externals)
+        object_code = to_object(generated, program.target, part.symbol, part.externals)
     dump.write("optimised.ll", lambda: optimised_ir.text)
     dump.write("code.o", lambda: object_code)
     dump.write("assembly.s", lambda: disassemble(object_code))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,8 +21,9 @@ from torch_mlir.execution_engine import ExecutionEngine
 
 from torchmdla.compiler.mlir import convert_errors, ops_named, run
 from torchmdla.compiler.program import Target
+from torchmdla.devices.cpu.codegen.foreign import foreign_object
 from torchmdla.devices.cpu.ir.verifier import is_enabled
-from torchmdla.devices.cpu.target.machine import converts_bf16
+from torchmdla.devices.cpu.target.machine import converts_bf16, emission_target
 from torchmdla.errors import CompileError
 from torchmdla.support import forks
 
@@ -66,6 +68,9 @@ _KEEP_INDICES = "-disable-lsr"
 # The options and the stream belong to the whole process.
 _lock = forks.hold_over_fork(threading.RLock())
 
+# This machine's architecture, by LLVM's name.
+_ARCHITECTURE = Target("cpu", platform.machine()).architecture
+
 _HEADING = re.compile(r"^\*\*\* .* \*\*\*\n", re.MULTILINE)
 
 # Functions that the engine links to the module.
@@ -77,7 +82,7 @@ def to_llvm(module: ir.Module, target: Target, has_regions: bool, has_bf16: bool
 
     If the processor does not convert to bfloat16, conversions are expanded: LLVM would call a function per element.
     """
-    ahead = _EXPAND_BF16 if has_bf16 and not converts_bf16(target) else ()
+    ahead = _EXPAND_BF16 if has_bf16 and not converts_bf16(emission_target(target)) else ()
     with convert_errors("the generated code does not lower to LLVM"):
         if has_regions:
             run(module, *_REGIONS)
@@ -112,15 +117,19 @@ def fold(module: ir.Module) -> None:
     run(module, "canonicalize", "cse")
 
 
-def to_object(module: ir.Module, entry: str, externals: Iterable[str]) -> bytes:
+def to_object(module: ir.Module, target: Target, entry: str, externals: Iterable[str]) -> bytes:
     """Return the object code of a module in the LLVM dialect.
 
-    The engine links the code before it returns it. The runtime's functions do not exist in this process and are never
+    MLIR's bindings contain LLVM for this machine's architecture. Code for another one is made by llvmlite's LLVM. The
+    engine links the code before it returns it. The runtime's functions do not exist in this process and are never
     called here. Each gets an address that serves only the linking.
 
     Raises:
         CompileError: LLVM rejects the module.
     """
+    emitted = emission_target(target)
+    if emitted.architecture != _ARCHITECTURE:
+        return foreign_object(to_llvm_ir(module), emitted)
     configure()
     try:
         engine = ExecutionEngine(module, opt_level=3)

@@ -1,14 +1,15 @@
 """Images: linked code that a process maps unchanged. Only the addresses that a loader determines are open.
 
-An image has its own address space, which begins at 0. Three segments follow one another at multiples of 4096 bytes:
-*code*, *constants* and *data*. A loader allocates the memory at any address, copies the segments, and writes addresses
-into the words that imports and fixups name. It then protects code from writes, constants from writes and execution, and
-data from execution. All functions are symbols: loaders find the ABI's functions, and debuggers name the others.
+An image has its own address space, which begins at 0. Three segments follow one another at multiples of a page, which
+has 4096 bytes on x86-64 and 65536 on AArch64: *code*, *constants* and *data*. A loader allocates the memory at any
+address, copies the segments, and writes addresses into the words that imports and fixups name. It then protects code
+from writes, constants from writes and execution, and data from execution. All functions are symbols: loaders find the
+ABI's functions, and debuggers name the others.
 
 Numbers are little-endian and have 32 bits. The parts of the file have this order, without gaps:
 
 ===========  =========================================================================================================
-header       ``mdlaimg`` and a zero; version of the format; ELF's number of the machine (62: x86-64);
+header       ``mdlaimg`` and a zero; version of the format; ELF's number of the machine (62: x86-64, 183: AArch64);
              for each segment: offset in the file, bytes in the file, address, bytes in memory (padded with zeros);
              for each of the four tables below: offset in the file, number of entries;
              address and bytes of the unwind table, which is part of the constants
@@ -34,7 +35,9 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-PAGE = 4096
+# ELF's numbers of machines, and the largest page of systems on each.
+X86_64, AARCH64 = 62, 183
+PAGES = {X86_64: 4096, AARCH64: 65536}
 
 _MAGIC = b"mdlaimg\0"
 _VERSION = 1

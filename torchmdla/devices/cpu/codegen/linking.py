@@ -1,9 +1,8 @@
-"""Linker of x86-64 object files into an image (:mod:`torchmdla.devices.cpu.codegen.image`).
+"""Linker of object files into an image (:mod:`torchmdla.devices.cpu.codegen.image`).
 
-Object code refers to symbols by 64-bit addresses in its instructions, because the distance to a symbol may be large and
-is not known. In an image, the distances are known. The linker therefore replaces each ``movabs`` of an address by code
-of the same size. It is ``lea`` for a target in the image, and a load from a *slot* for an external symbol. A slot is a
-word of the constants that the loader writes. The unwind tables of all files are merged into one.
+An import's address is in a *slot*, a word of the constants that the loader writes. Calls of imports go to *stubs*,
+which jump to the address in a slot. The relocations of each machine are in
+:mod:`torchmdla.devices.cpu.codegen.relocations`. The unwind tables of all files are merged into one.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 
-from torchmdla.devices.cpu.codegen.image import PAGE, Function, Image, Segment
+from torchmdla.devices.cpu.codegen.image import PAGES, Function, Image, Segment
 from torchmdla.devices.cpu.codegen.object_file import (
     NO_BITS,
     UNDEFINED,
@@ -24,11 +22,13 @@ from torchmdla.devices.cpu.codegen.object_file import (
     Symbol,
     is_elf,
 )
+from torchmdla.devices.cpu.codegen.relocations import Architecture, NotLinkable, aarch64, x86_64
 
-_X86_64 = 62
+_ARCHITECTURES = {each.number: each for each in (x86_64.ARCHITECTURE, aarch64.ARCHITECTURE)}
 
-# Sections: flags, names of the sections that a process would run, and the largest section number.
+# Sections: flags, the largest alignment, names of those that a process would run, and the largest section number.
 _WRITE, _ALLOCATED, _EXECUTABLE, _THREAD_LOCAL = 0x1, 0x2, 0x4, 0x400
+_MOST_ALIGNMENT = 4096
 _STARTUP_SECTIONS = (".preinit_array", ".init_array", ".fini_array", ".ctors", ".dtors")
 _LAST_SECTION = 0xFEFF
 
@@ -36,49 +36,12 @@ _LAST_SECTION = 0xFEFF
 _FUNCTION, _INDIRECT_FUNCTION = 2, 10
 _LOCAL, _WEAK = 0, 2
 
-
-class _Kind(IntEnum):
-    """Kinds of relocations, with the numbers and names of the processor's ABI (after ``R_X86_64_``)."""
-
-    ABSOLUTE = 1  # R_X86_64_64
-    PC32 = 2
-    PLT32 = 4
-    GOTPCREL = 9
-    PC64 = 24
-    GOTOFF64 = 25
-    GOTPC32 = 26
-    GOT64 = 27
-    GOTPC64 = 29
-    PLTOFF64 = 31
-    GOTPCRELX = 41
-    REX_GOTPCRELX = 42
-
-
-_SLOT_KINDS = frozenset((_Kind.GOTPCREL, _Kind.GOTPCRELX, _Kind.REX_GOTPCRELX, _Kind.GOT64))
-_CALL_KINDS = frozenset((_Kind.PLT32, _Kind.PLTOFF64))
-_WIDE_KINDS = frozenset((_Kind.PC64, _Kind.GOTOFF64, _Kind.GOT64, _Kind.GOTPC64, _Kind.PLTOFF64))
-
 _WORD = struct.Struct("<Q")
 _WORD_BYTES = 8
 
-# Unwind tables: a record's length and reference, the next bytes of a common record, and the end of the table.
+# Unwind tables: a record's length and reference, and the end of the table.
 _RECORD = struct.Struct("<II")
-_COMMON_RECORDS = (b"\x01zR\0\x01\x78\x10\x01\x1b", b"\x01zR\0\x01\x78\x10\x01\x1c")
 _TABLE_END = bytes(4)
-
-# movabs: a prefix that may extend the register number, the operation with the register number, the value.
-_MOVABS_PREFIXES = (0x48, 0x49)
-_MOVABS = 0xB8
-# lea and mov encode the register in another byte, and the distance from the end of the instruction.
-_WIDE, _LEA, _LOAD, _RIP_RELATIVE, _SHORT_BYTES = 0x48, 0x8D, 0x8B, 0x05, 7
-_NOP = b"\x0f\x1f\x00"
-# jmp to the address that a word at a distance holds.
-_JUMP, _JUMP_BYTES = b"\xff\x25", 6
-
-
-class NotLinkable(ValueError):
-    """Error for object code that cannot be linked into an image. The message is the reason."""
-
 
 # A location: the name of an external symbol, or the number of a file, the number of a section in it, and an offset.
 _Target = str | tuple[int, int, int]
@@ -106,31 +69,33 @@ def link(objects: Sequence[bytes]) -> Image:
     if not all(map(is_elf, objects)):
         raise NotLinkable("the object code is in another format than ELF")
     files = [ObjectFile.of(data) for data in objects]
-    if others := {file.machine for file in files} - {_X86_64}:
+    machines = {file.machine for file in files}
+    if others := (machines - _ARCHITECTURES.keys()) or sorted(machines)[1:]:
         raise NotLinkable(f"the object code is for machine {min(others)}")
-    return _Linker(files).image()
+    return _Linker(files, _ARCHITECTURES[machines.pop()]).image()
 
 
 class _Linker:
     """Linker of object files. It finds the stubs and slots, then assigns addresses, then writes the contents."""
 
-    def __init__(self, files: Sequence[ObjectFile]) -> None:
+    def __init__(self, files: Sequence[ObjectFile], architecture: Architecture) -> None:
         self._files = files
+        self._architecture = architecture
         self._references = list(self._all_references())
         self._addresses: dict[tuple[int, int], int] = {}
         self._imports: list[tuple[str, int]] = []
         self._fixups: list[int] = []
-        calls = (r for r in self._references if r.is_import and r.relocation.kind in _CALL_KINDS)
+        calls = (r for r in self._references if r.is_import and r.relocation.kind in architecture.call_kinds)
         self._stubs = _number_targets(reference.target for reference in calls)
         self._slots = _number_targets(reference.target for reference in self._references if self._needs_slot(reference))
 
     def image(self) -> Image:
-        code = self._lay_out(0, len(self._stubs) * _WORD_BYTES, _EXECUTABLE)
-        constants = self._lay_out(_next_page(code), len(self._slots) * _WORD_BYTES, 0)
+        code = self._lay_out(0, len(self._stubs) * self._architecture.stub_bytes, _EXECUTABLE)
+        constants = self._lay_out(self._next_page(code), len(self._slots) * _WORD_BYTES, 0)
         unwinding = self._lay_out_unwinding(constants)
-        data = self._lay_out(_next_page(constants), 0, _WRITE)
+        data = self._lay_out(self._next_page(constants), 0, _WRITE)
         self._segments = (code, constants, data)
-        if _next_page(data) >= 1 << 31:
+        if self._next_page(data) >= 1 << 31:
             raise NotLinkable("the object code is larger than instructions reach")
         self._write_stubs()
         for target in self._slots:
@@ -138,7 +103,7 @@ class _Linker:
         for reference in self._references:
             self._resolve(reference)
         return Image(
-            machine=_X86_64,
+            machine=self._architecture.number,
             code=code.to_segment(),
             constants=constants.to_segment(),
             data=data.to_segment(),
@@ -181,13 +146,14 @@ class _Linker:
 
     def _needs_slot(self, reference: _Reference) -> bool:
         kind = reference.relocation.kind
-        if kind in _SLOT_KINDS:
+        if kind in self._architecture.slot_kinds:
             return True
-        in_code = self._section(reference).flags & _EXECUTABLE
-        return reference.is_import and (kind in _CALL_KINDS or bool(kind == _Kind.ABSOLUTE and in_code))
+        is_wide = kind in self._architecture.wide_kinds and self._is_code(reference)
+        return reference.is_import and (kind in self._architecture.call_kinds or is_wide)
 
-    def _section(self, reference: _Reference) -> Section:
-        return self._files[reference.file].sections[reference.relocation.section]
+    def _is_code(self, reference: _Reference) -> bool:
+        section = self._files[reference.file].sections[reference.relocation.section]
+        return bool(section.flags & _EXECUTABLE)
 
     def _functions(self) -> Iterator[Function]:
         """Yield all functions. A local function gets a new name if its name is already used."""
@@ -229,11 +195,17 @@ class _Linker:
         for number, file in enumerate(self._files):
             for index, section in enumerate(file.sections):
                 if _is_kept(section) and _is_unwinding(section):
-                    self._addresses[number, index] = constants.add(_unwind_table(section), section.size, 1)
+                    table = _unwind_table(section, self._architecture.common_records)
+                    self._addresses[number, index] = constants.add(table, section.size, 1)
         if constants.end == start:
             return 0, 0
         constants.add(_TABLE_END, len(_TABLE_END), 1)
         return start, constants.end - start
+
+    def _next_page(self, segment: _Content) -> int:
+        """Return the first address at which the next segment may begin."""
+        page = PAGES[self._architecture.number]
+        return -(-segment.end // page) * page
 
     def _address(self, target: _Target) -> int:
         if isinstance(target, str):
@@ -250,16 +222,14 @@ class _Linker:
     def _slot(self, target: _Target) -> int:
         return self._slots_address + self._slots[target] * _WORD_BYTES
 
-    def _callee(self, target: _Target) -> int:
-        return self._stubs[target] * _WORD_BYTES if target in self._stubs else self._address(target)
+    def _stub(self, target: _Target) -> int:
+        return self._stubs[target] * self._architecture.stub_bytes
 
     # --- contents ---
 
     def _write_stubs(self) -> None:
-        for target, number in self._stubs.items():
-            address = number * _WORD_BYTES
-            distance = self._slot(target) - (address + _JUMP_BYTES)
-            self._write(address, _JUMP + _pack(distance, 4))
+        for target in self._stubs:
+            self._write(self._stub(target), self._architecture.stub(self._stub(target), self._slot(target)))
 
     def _write_address(self, word: int, target: _Target, addend: int) -> None:
         """Write an address into a word of constants or data, or register the word as an import."""
@@ -277,54 +247,13 @@ class _Linker:
         self._fixups.append(word)
 
     def _resolve(self, reference: _Reference) -> None:
-        relocation, target = reference.relocation, reference.target
+        relocation = reference.relocation
         place = self._address((reference.file, relocation.section, relocation.offset))
-        if relocation.kind == _Kind.ABSOLUTE:
-            if self._section(reference).flags & _EXECUTABLE:
-                self._relax(place, target, relocation.addend)
-            else:
-                self._write_address(place, target, relocation.addend)
+        if relocation.kind == self._architecture.absolute and not self._is_code(reference):
+            self._write_address(place, reference.target, relocation.addend)
             return
-        value = self._distance(relocation.kind, target, place) + relocation.addend
-        self._write(place, _pack(value, 8 if relocation.kind in _WIDE_KINDS else 4))
-
-    def _distance(self, kind: int, target: _Target, place: int) -> int:
-        """Return the value of a relocation without its addend.
-
-        The slots are the global offset table that some relocations are relative to.
-        """
-        match kind:
-            case _Kind.PC32 | _Kind.PC64:
-                return self._address(target) - place
-            case _Kind.PLT32:
-                return self._callee(target) - place
-            case _Kind.GOTPCREL | _Kind.GOTPCRELX | _Kind.REX_GOTPCRELX:
-                return self._slot(target) - place
-            case _Kind.GOTOFF64:
-                return self._address(target) - self._slots_address
-            case _Kind.GOT64:
-                return self._slot(target) - self._slots_address
-            case _Kind.GOTPC32 | _Kind.GOTPC64:
-                return self._slots_address - place
-            case _Kind.PLTOFF64:
-                return self._callee(target) - self._slots_address
-        raise NotLinkable(f"the object code has a relocation of kind {kind}")
-
-    def _relax(self, place: int, target: _Target, addend: int) -> None:
-        """Replace the ``movabs`` whose value is at ``place`` by an instruction with a relative distance."""
-        start = place - 2
-        segment = self._segment_at(start, 2)
-        prefix, operation = segment.content[start - segment.address :][:2]
-        register = operation - _MOVABS
-        if prefix not in _MOVABS_PREFIXES or not 0 <= register < 8:
-            raise NotLinkable("the object code has an address in an instruction other than movabs")
-        if isinstance(target, str) and addend:
-            raise NotLinkable(f"the object code refers to what is beside {target}")
-        operation, goal = (_LOAD, self._slot(target)) if isinstance(target, str) else (_LEA, self._address(target))
-        extended = (prefix & 1) << 2
-        instruction = bytes((_WIDE | extended, operation, register << 3 | _RIP_RELATIVE))
-        distance = goal + addend - (start + _SHORT_BYTES)
-        self._write(start, instruction + _pack(distance, 4) + _NOP)
+        distance, data = self._architecture.patch(_Site(self, place, reference))
+        self._write(place + distance, data)
 
     def _write(self, address: int, data: bytes) -> None:
         segment = self._segment_at(address, len(data))
@@ -336,6 +265,48 @@ class _Linker:
             if segment.address <= address and address + size <= segment.address + len(segment.content):
                 return segment
         raise NotLinkable("the object code has a relocation outside of its sections")
+
+
+@dataclass(frozen=True)
+class _Site:
+    """Reference with the addresses that a linker assigned (:class:`relocations.Reference`)."""
+
+    linker: _Linker
+    place: int
+    reference: _Reference
+
+    @property
+    def kind(self) -> int:
+        return self.reference.relocation.kind
+
+    @property
+    def addend(self) -> int:
+        return self.reference.relocation.addend
+
+    @property
+    def import_name(self) -> str | None:
+        return self.reference.target if isinstance(self.reference.target, str) else None
+
+    @property
+    def target(self) -> int:
+        return self.linker._address(self.reference.target)
+
+    @property
+    def slot(self) -> int:
+        return self.linker._slot(self.reference.target)
+
+    @property
+    def callee(self) -> int:
+        return self.linker._stub(self.reference.target) if self.import_name else self.target
+
+    @property
+    def slots(self) -> int:
+        return self.linker._slots_address
+
+    def read(self, distance: int, size: int) -> bytes:
+        segment = self.linker._segment_at(self.place + distance, size)
+        start = self.place + distance - segment.address
+        return bytes(segment.content[start : start + size])
 
 
 @dataclass
@@ -352,7 +323,7 @@ class _Content:
 
     def add(self, data: bytes, size: int, alignment: int) -> int:
         """Append ``size`` bytes that begin with ``data``, and return their address."""
-        if alignment > PAGE:
+        if alignment > _MOST_ALIGNMENT:
             raise NotLinkable(f"a section wants an alignment of {alignment} bytes")
         start = -(-self.size // alignment) * alignment
         self.size = start + size
@@ -378,7 +349,7 @@ def _is_unwinding(section: Section) -> bool:
     return section.name == ".eh_frame"
 
 
-def _unwind_table(section: Section) -> bytes:
+def _unwind_table(section: Section, common_records: tuple[bytes, ...]) -> bytes:
     """Return the data of an unwind section, if it has the form that LLVM emits and loaders support.
 
     Each record follows its length. Common records, which other records refer to, have a reference of zero and begin
@@ -387,7 +358,7 @@ def _unwind_table(section: Section) -> bytes:
     data, at = section.data, 0
     while at < len(data):
         length, reference = _RECORD.unpack_from(data, at)
-        if not length or (not reference and not data.startswith(_COMMON_RECORDS, at + _RECORD.size)):
+        if not length or (not reference and not data.startswith(common_records, at + _RECORD.size)):
             raise NotLinkable("the object code's unwind table has another form")
         at += length + 4
     return data
@@ -397,11 +368,6 @@ def _locate(file: int, symbol: Symbol) -> _Target:
     if symbol.section > _LAST_SECTION or symbol.kind == _INDIRECT_FUNCTION:
         raise NotLinkable(f"there is nothing for symbol {symbol.name} in an image")
     return file, symbol.section, symbol.value
-
-
-def _next_page(segment: _Content) -> int:
-    """Return the first address at which the next segment may begin."""
-    return -(-segment.end // PAGE) * PAGE
 
 
 def _number_targets(targets: Iterable[_Target]) -> dict[_Target, int]:
@@ -423,10 +389,3 @@ def _check_printable(name: str) -> str:
     if not name or not all("!" <= character <= "~" for character in name):
         raise NotLinkable(f"there is nothing for a symbol of the name {name!r} in an image")
     return name
-
-
-def _pack(value: int, size: int) -> bytes:
-    try:
-        return value.to_bytes(size, "little", signed=True)
-    except OverflowError:
-        raise NotLinkable("the object code refers to something farther away than instructions reach") from None

@@ -84,7 +84,7 @@ def _load(artifact: Artifact) -> LoadedCode:
 _shared = SharedCode(_load)
 
 
-# Object code that is not an image (processors other than x86-64) is linked by LLVM's JIT linker.
+# Object code that is not an image is linked by LLVM's JIT linker.
 
 _serial = itertools.count()
 

@@ -29,6 +29,10 @@ _FEWEST_THREADS, _MOST_THREADS = 4, 32
 # A target's feature: generated code calls only functions of the C library, not the vector functions of libtorch.
 SCALAR_FUNCTIONS = "scalar-functions"
 
+# The prefix of a target's feature that names the triple of the machine on which constants are packed. Such code
+# consists of the packs of the target's code, in the baseline instructions of that machine.
+PACKS_ON = "packs-on="
+
 # LLVM's names of processors on which norms and softmax of data in memory are faster without prefetch instructions (Zen
 # 4: 0.75 to 1 times as long, measured). On others (Zen 5) they take 1.1 to 1.8 times as long.
 _STRONG_PREFETCHERS = frozenset({"znver4"})
@@ -76,6 +80,7 @@ class Machine:
         algorithms: the algorithms that contractions may use.
         calls_vectors: whether there are library functions on vectors.
         matrix: the matrix unit, if there is one.
+        architecture: LLVM's name of the instruction set.
     """
 
     vector_bytes: int
@@ -97,6 +102,7 @@ class Machine:
     algorithms: Algorithms = "fast"
     calls_vectors: bool = True
     matrix: MatrixUnit | None = None
+    architecture: str = "x86_64"
 
     def sums_words(self, element: str) -> bool:
         """Return whether products of elements of a type are summed a word at a time."""
@@ -189,9 +195,17 @@ class Machine:
         if "+avx2" in features:
             dots = "+avxvnni" in features
             return cls(32, 16, second_level=256 << 10, ways=8, fused="+fma" in features, lookup=8, dots_bytes=dots)
-        is_arm = target.triple.startswith(("aarch64", "arm64"))
-        fused = is_arm or "+fma" in features
-        return cls(16, 32 if is_arm else 16, second_level=256 << 10, ways=8, fused=fused)
+        if target.architecture == "aarch64":
+            return cls(
+                16,
+                32,
+                first_level=64 << 10,
+                ways=8,
+                dots_bf16="+bf16" in features,
+                dots_bytes="+i8mm" in features,
+                architecture=target.architecture,
+            )
+        return cls(16, 16, second_level=256 << 10, ways=8, fused="+fma" in features)
 
 
 def share_between(target: Target, threads: int) -> Target:
@@ -205,6 +219,12 @@ def share_between(target: Target, threads: int) -> Target:
     return replace(target, features=f"{target.features},{THREADS}{rounded}")
 
 
+def emission_target(target: Target) -> Target:
+    """Return the target whose instructions code for ``target`` consists of."""
+    triples = (f.removeprefix(PACKS_ON) for f in target.features.split(",") if f.startswith(PACKS_ON))
+    return next((Target(target.device, triple) for triple in triples), target)
+
+
 def converts_bf16(target: Target) -> bool:
     """Return whether float32 is rounded to bfloat16 by instructions."""
     return not {"+avx512bf16", "+avxneconvert", "+bf16"}.isdisjoint(target.features.split(","))
@@ -213,7 +233,7 @@ def converts_bf16(target: Target) -> bool:
 def converts_f16(target: Target) -> bool:
     """Return whether float16 is converted by instructions. On x86, processors with AVX2 have them."""
     features = target.features.split(",")
-    return not target.triple.startswith("x86_64") or "+f16c" in features or "+avx512f" in features
+    return target.architecture != "x86_64" or "+f16c" in features or "+avx512f" in features
 
 
 def _parse_measured(text: str) -> dict[str, Any]:

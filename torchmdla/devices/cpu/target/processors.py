@@ -1,10 +1,10 @@
-"""Target processors: the host's, or the features that all processors of an x86-64 level have."""
+"""Target processors: the host's, or the features that all processors of a level have."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,17 +15,49 @@ from torchmdla.errors import unknown_name
 
 NATIVE = "native"
 
-# LLVM's names of the features that each level adds to the levels before it (System V ABI for AMD64, "Micro-Architecture
-# Levels"). The last level is of processors with AMX, from Sapphire Rapids on.
-LEVELS: Mapping[str, str] = {
-    "x86-64-v2": "cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2",
-    "x86-64-v3": "avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave",
-    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
-    "x86-64-v4-amx": "avx512bf16 avx512vnni amx-tile amx-bf16 amx-int8",
+
+@dataclass(frozen=True)
+class Level:
+    """Level of an architecture: the features that all of its processors have, by LLVM's names.
+
+    ``cpu`` is LLVM's name of the processor that code for the level is tuned for.
+    """
+
+    architecture: str
+    cpu: str
+    features: frozenset[str]
+
+
+# For each architecture the features of all processors, then those that each level adds to the levels before it. For
+# x86-64 these are from the System V ABI for AMD64 ("Micro-Architecture Levels"). Its last level is of processors with
+# AMX, from Sapphire Rapids on. Of Arm's versions, 8.6 requires instructions for products of bfloat16 and of bytes.
+_ADDED: Mapping[str, Mapping[str, str]] = {
+    "x86_64": {
+        "": "cmov cx8 fxsr mmx sse sse2 64bit",
+        "x86-64-v2": "cx16 sahf popcnt sse3 ssse3 sse4.1 sse4.2",
+        "x86-64-v3": "avx avx2 bmi bmi2 f16c fma lzcnt movbe xsave",
+        "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl",
+        "x86-64-v4-amx": "avx512bf16 avx512vnni amx-tile amx-bf16 amx-int8",
+    },
+    "aarch64": {
+        "armv8-a": "fp-armv8 neon",
+        "armv8.6-a": "crc lse rdm dotprod bf16 i8mm",
+    },
 }
 # The processors that code for levels is tuned for, if LLVM does not have a processor of the level's name.
-_TUNED_FOR: Mapping[str, str] = {"x86-64-v4-amx": "sapphirerapids"}
-_BASE = "cmov cx8 fxsr mmx sse sse2 64bit"
+_TUNED_FOR: Mapping[str, str] = {"x86-64-v4-amx": "sapphirerapids", "armv8-a": "generic", "armv8.6-a": "neoverse-v1"}
+
+
+def _levels() -> Iterator[tuple[str, Level]]:
+    for architecture, added in _ADDED.items():
+        features: frozenset[str] = frozenset()
+        for name, more in added.items():
+            features |= frozenset(more.split())
+            if name:
+                yield name, Level(architecture, _TUNED_FOR.get(name, name), features)
+
+
+LEVELS: Mapping[str, Level] = dict(_levels())
 
 # LLVM's names of features for system software, cryptography, random numbers and the like.
 _SYSTEMS = """
@@ -39,8 +71,7 @@ SYSTEM_FEATURES = frozenset(_SYSTEMS.split())
 def target_of(processor: str) -> Target:
     """Return the target for ``processor``.
 
-    It is ``"native"``, or a level of x86-64 such as ``"x86-64-v3"``. Code for a level runs on every processor of that
-    level.
+    It is ``"native"``, or a level such as ``"x86-64-v3"``. Code for a level runs on every processor of that level.
 
     Raises:
         ValueError: the level does not exist, or this machine is not of that level.
@@ -60,10 +91,13 @@ def level_of(processor: str) -> Target:
     native = host()
     if processor == NATIVE:
         return native
-    wanted = features_of_level(processor)
+    wanted, level = features_of_level(processor), LEVELS[processor]
+    if level.architecture != native.architecture:
+        features = ",".join(f"+{name}" for name in sorted(wanted))
+        return Target(native.device, f"{level.architecture}-unknown-linux-gnu", level.cpu, features)
     listed = [feature[1:] for feature in native.features.split(",") if feature]
     features = ",".join(f"{'+' if name in wanted else '-'}{name}" for name in listed)
-    return replace(native, cpu=_TUNED_FOR.get(processor, processor), features=features)
+    return replace(native, cpu=level.cpu, features=features)
 
 
 def separate_threads(name: str) -> tuple[str, int]:
@@ -121,9 +155,7 @@ def features_of_level(processor: str) -> frozenset[str]:
     """
     if processor not in LEVELS:
         raise ValueError(unknown_name("processor", processor, (NATIVE, *LEVELS)))
-    names = list(LEVELS)
-    levels = names[: names.index(processor) + 1]
-    return frozenset(" ".join((_BASE, *(LEVELS[level] for level in levels))).split())
+    return LEVELS[processor].features
 
 
 def _threads_of(target: Target) -> list[str]:
@@ -152,5 +184,10 @@ def host() -> Target:
 def _llvm_host() -> Target:
     from llvmlite import binding
 
-    features = binding.get_host_cpu_features().flatten()
-    return Target("cpu", binding.get_process_triple(), binding.get_host_cpu_name(), features)
+    target = Target("cpu", binding.get_process_triple(), binding.get_host_cpu_name())
+    if target.architecture == "aarch64":
+        from torchmdla import _C
+
+        # LLVM reads a text that emulators do not replace, and leaves out features.
+        return replace(target, features=",".join(f"+{name}" for name in sorted(_C.host_features())))
+    return replace(target, features=binding.get_host_cpu_features().flatten())

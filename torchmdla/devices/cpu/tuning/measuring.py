@@ -73,7 +73,7 @@ class Kernel:
         with new_context(), ir.Location.unknown():
             module = ir.Module.parse(self.text)
             to_llvm(module, program.target, has_regions=False)
-            self.object = to_object(module, _SYMBOL, names)
+            self.object = to_object(module, program.target, _SYMBOL, names)
         builder = binding.JITLibraryBuilder().add_object_img(self.object).add_current_process()
         for name in names:
             builder.import_symbol(name, address_of(name))

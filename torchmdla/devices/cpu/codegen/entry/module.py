@@ -14,10 +14,10 @@ from torchmdla.devices.cpu.codegen.entry.manifest import describe_packs
 from torchmdla.devices.cpu.codegen.entry.waits import find_waits, is_shareable
 from torchmdla.devices.cpu.ir.loop_program import LoopProgram
 from torchmdla.devices.cpu.schedule.plan import Plan
-from torchmdla.devices.cpu.target.machine import CHECK_BOUNDS, Machine
+from torchmdla.devices.cpu.target.machine import CHECK_BOUNDS, Machine, emission_target
 
 # The baseline processor by architecture, to which features are added.
-_BASELINES = {"x86_64": "x86-64", "aarch64": "generic", "arm64": "generic"}
+_BASELINES = {"x86_64": "x86-64", "aarch64": "generic"}
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,11 @@ def function_attributes(program: Program, is_kernel: bool = True) -> str:
     Features are listed individually on top of the architecture's baseline. A processor's name promises features that a
     virtual machine may not offer.
     """
-    target = program.target
+    target = emission_target(program.target)
     items = ['passthrough = [["prefer-vector-width", "512"]]']
     if not is_kernel:
         items = ["no_inline", 'passthrough = ["noimplicitfloat"]']
-    baseline = _BASELINES.get(target.triple.split("-")[0])
+    baseline = _BASELINES.get(target.architecture)
     if baseline:
         items.append(f'target_cpu = "{baseline}"')
     if target.cpu:

@@ -23,8 +23,16 @@ _WHOLE_VECTOR = 16
 # The lookups in tables, by the number of floats in them.
 _LOOKUPS = {8: "llvm.x86.avx2.permps", 16: "llvm.x86.avx512.permvar.sf.512"}
 
-# Numbers of words in the vectors for which processors have dot-product instructions.
-_LANES_OF_DOTS = (4, 8, 16)
+# Instructions that add dot products of words to a vector of 32-bit numbers, by the architecture and the elements of the
+# left words. The intrinsics of x86 are named for the bits of vectors. The vectors have 4, 8 or 16 words.
+_DOT_INSTRUCTIONS = {
+    ("x86_64", "bf16"): "llvm.x86.avx512bf16.dpbf16ps.{bits}",
+    ("x86_64", "i8"): "llvm.x86.avx512.vpdpbusd.{bits}",
+    ("x86_64", "i16"): "llvm.x86.avx512.vpdpwssd.{bits}",
+    ("aarch64", "bf16"): "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
+    ("aarch64", "i8"): "llvm.aarch64.neon.usdot.v4i32.v16i8",
+}
+_LEAST_LANES_OF_DOTS = 4
 
 # Integer powers that eager mode also computes by products.
 _SMALL_POWERS = (1, 2, 3)
@@ -128,10 +136,8 @@ class InstructionWriter(CodeWriter):
 
     def _dot_of_pairs(self, left: Value, right: Value, total: Value) -> Value:
         """Return ``total`` plus two products of bfloat16 in each word."""
-        lanes = total.lanes
-        if self.machine.dots_bf16 and lanes in _LANES_OF_DOTS:
-            words = (self._bit_cast(word, "bf16", 2 * lanes) for word in (left, right))
-            return self._intrinsic(f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", [total, *words])
+        if self.machine.dots_bf16 and (name := self._dot_instruction("bf16", total)):
+            return self._add_dot(name, "bf16", left, right, total)
         for half in (self._low_half, self._high_half):
             total = self._emit(operation("math.fma", (), "f32"), [half(left), half(right), total])
         return total
@@ -158,10 +164,8 @@ class InstructionWriter(CodeWriter):
 
     def _dot_of_bytes(self, left: Value, right: Value, total: Value) -> Value:
         """Return ``total`` plus four products of an unsigned and a signed byte in each word."""
-        lanes = total.lanes
-        if self.machine.dots_bytes and lanes in _LANES_OF_DOTS:
-            words = (self._bit_cast(word, "i8", 4 * lanes) for word in (left, right))
-            return self._intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", [total, *words])
+        if self.machine.dots_bytes and (name := self._dot_instruction("i8", total)):
+            return self._add_dot(name, "i8", left, right, total)
         for byte in range(4):
             without_sign = self._shift(self._shift(left, "arith.shli", 24 - 8 * byte), "arith.shrui", 24)
             with_sign = self._shift(self._shift(right, "arith.shli", 24 - 8 * byte), "arith.shrsi", 24)
@@ -171,10 +175,8 @@ class InstructionWriter(CodeWriter):
 
     def _dot_of_shorts(self, left: Value, right: Value, total: Value) -> Value:
         """Return ``total`` plus two products of signed 16-bit integers in each word, modulo 2**32."""
-        lanes = total.lanes
-        if self.machine.dots_bytes and lanes in _LANES_OF_DOTS:
-            words = (self._bit_cast(word, "i16", 2 * lanes) for word in (left, right))
-            return self._intrinsic(f"llvm.x86.avx512.vpdpwssd.{32 * lanes}", [total, *words])
+        if self.machine.dots_bytes and (name := self._dot_instruction("i16", total)):
+            return self._add_dot(name, "i16", left, right, total)
         for shift in (16, 0):
             first, second = (
                 self._shift(self._shift(word, "arith.shli", shift), "arith.shrsi", 16) for word in (left, right)
@@ -182,6 +184,17 @@ class InstructionWriter(CodeWriter):
             product = self._emit(operation("arith.muli", (), "i32"), [first, second])
             total = self._emit(operation("arith.addi", (), "i32"), [total, product])
         return total
+
+    def _dot_instruction(self, element: str, total: Value) -> str | None:
+        """Return the intrinsic that adds dot products of ``element`` to ``total``, if the processor has it."""
+        name = _DOT_INSTRUCTIONS.get((self.machine.architecture, element))
+        if name is None or not _LEAST_LANES_OF_DOTS <= total.lanes <= self.machine.vector_bytes // 4:
+            return None
+        return name.format(bits=32 * total.lanes)
+
+    def _add_dot(self, name: str, element: str, left: Value, right: Value, total: Value) -> Value:
+        lanes = total.lanes * (4 // ELEMENT_BYTES[element])
+        return self._intrinsic(name, [total, *(self._bit_cast(word, element, lanes) for word in (left, right))])
 
     def _shift(self, word: Value, op: str, bits: int) -> Value:
         count = self._broadcast(Value(self._literal(f"{bits} : i32"), "i32"), word.lanes)
@@ -192,7 +205,7 @@ class InstructionWriter(CodeWriter):
         return replace(result, name=self._define(f"llvm.bitcast {value.name} : {value.type} to {result.type}"))
 
     def _intrinsic(self, name: str, operands: Sequence[Value]) -> Value:
-        """Return the result of an AVX-512 intrinsic. Its type is that of the first operand, which may be a table."""
+        """Return the result of an intrinsic. Its type is that of the first operand, which may be a table."""
         names, types = ", ".join(v.name for v in operands), ", ".join(v.type for v in operands)
         result = Value("", operands[0].element, operands[0].lanes)
         return replace(result, name=self._define(f'llvm.call_intrinsic "{name}"({names}) : ({types}) -> {result.type}'))
