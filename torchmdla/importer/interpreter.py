@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from torchmdla.importer.builder import blame
 from torchmdla.importer.schemas import call_in_order, find_schema, overload_of
 from torchmdla.importer.trace import qualified_name
 from torchmdla.importer.types import dtype_number, record_value
+from torchmdla.script import numbers
 from torchmdla.script.ir import Block, Graph, Node, Value
+from torchmdla.script.operators import OPERATORS
 
 
 class Run:
@@ -84,17 +86,12 @@ class Run:
             self.define(node.outputs, _STRUCTURE[node.kind](self, node))
             return
         arguments = self.values(node.inputs)
-        if node.op in _VALUE_OPS:
-            results = [_VALUE_OPS[node.op](*arguments)]
-        elif isinstance(arguments[0] if arguments else None, torch.SymInt) and _keeps_integer(node.op, arguments):
-            results = [arguments[0]]
-        elif node.kind in _NUMBER_OPS and _has_only_numbers(arguments):
-            # A traced number may be a constant tensor. The third operand of an addition is a factor of one.
-            numbers = [argument.item() if isinstance(argument, torch.Tensor) else argument for argument in arguments]
-            results = [_NUMBER_OPS[node.kind](*numbers[:2])]
-        else:
+        function = _function_of(node, arguments)
+        if function is None:
             results = self._results(node, arguments)
             self.op(node, arguments, results)
+        else:
+            results = [function(*arguments)]
         self.define(node.outputs, results if node.outputs else [])
 
     def _results(self, node: Node, arguments: Sequence[Any]) -> list[Any]:
@@ -120,64 +117,62 @@ def run_and_record(graph: Graph, inputs: Sequence[Any]) -> tuple[list[Any], dict
     return run.values(graph.outputs), {name: record_value(value) for name, value in run.by_name().items()}
 
 
-def _keeps_integer(name: str, arguments: Sequence[Any]) -> bool:
-    """Return whether an op on the tensor that tracing makes from a size keeps the number."""
-    if name not in _SAME_NUMBER:
-        return False
-    dtype = _SAME_NUMBER[name]
-    return dtype is None or arguments[dtype] in (None, torch.int64, dtype_number(torch.int64))
-
-
-def _has_only_numbers(arguments: Sequence[Any]) -> bool:
-    """Return whether an op computes a number: from numbers, or from a varying size and constants."""
-    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-    if any(factor != 1 for factor in arguments[2:]):
-        return False
-    varies = any(isinstance(argument, torch.SymInt | torch.SymFloat) for argument in arguments)
-    return not tensors or (varies and all(tensor.dim() == 0 for tensor in tensors))
-
-
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in nested lists, tuples and dictionaries."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-# TorchScript's ops on values of any type.
-_VALUE_OPS: Mapping[str, Callable[..., Any]] = {
-    "aten::__is__": operator.is_,
-    "aten::__isnot__": operator.is_not,
-    **{f"aten::__getitem__.{name}": operator.getitem for name in ("t", "str", "Dict_str", "Dict_int")},
-    **{f"aten::__contains__.{name}": operator.contains for name in ("str", "int_list", "str_list")},
-    **{f"aten::len.{name}": len for name in ("t", "Dict_str", "str", "Tensor")},
-    "aten::list.t": list,
-    "aten::keys.str": lambda values: list(values.keys()),
-    "aten::values.str": lambda values: list(values.values()),
-    "aten::items.str": lambda values: list(values.items()),
-    "aten::add.t": operator.add,
-    "aten::mul.left_t": operator.mul,
-    "aten::slice.t": lambda values, start, end, step: values[start:end:step],
-    "aten::append.t": lambda values, value: (values.append(value), values)[1],
-    "aten::_set_item.t": lambda values, index, value: (operator.setitem(values, index, value), values)[1],
-    "aten::_set_item.str": operator.setitem,
-    "aten::_unwrap_optional": lambda value: value,
-    "aten::format": lambda text, *values: text.format(*values),
+# Operators of the language, and those that read only the type of a tensor
+
+
+def _function_of(node: Node, arguments: Sequence[Any]) -> Callable[..., Any] | None:
+    """Return the Python function of an op whose results are not tensors, or None if PyTorch runs the op."""
+    if any(isinstance(argument, _Symbol) for argument in arguments):
+        if node.op in _SAME_NUMBER:
+            place = _SAME_NUMBER[node.op]
+            if place is None or arguments[place] in (None, torch.int64, dtype_number(torch.int64)):
+                return lambda number, *settings: number
+        elif node.kind in _OF_SYMBOLS and _has_only_numbers(arguments):
+            return partial(_apply_to_symbols, _OF_SYMBOLS[node.kind])
+    elif node.op in numbers.OPERATORS and tensors_in(arguments):
+        return None  # A trace may have a tensor in place of a number.
+    return _FUNCTIONS.get(node.op)
+
+
+_Symbol = torch.SymInt | torch.SymFloat | torch.SymBool
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    # Comparisons of tensors depend on their data.
+    **{op: function for op, function in OPERATORS.items() if "Tensor" not in op},
     "aten::size": lambda tensor: list(tensor.shape),
     "aten::size.int": lambda tensor, dim: tensor.shape[dim],
     "aten::dim": lambda tensor: tensor.dim(),
     "aten::numel": lambda tensor: tensor.numel(),
-    "prim::min.int": torch.sym_min,
-    "prim::max.int": torch.sym_max,
+    "aten::len.Tensor": len,
 }
 
-# Conversions that may change nothing, with the position of the dtype among their arguments.
+
+def _has_only_numbers(arguments: Sequence[Any]) -> bool:
+    """Return whether an op computes a number from varying sizes and constants, which may be tensors in a trace."""
+    return not any(isinstance(argument, torch.Tensor) and argument.dim() for argument in arguments[:2]) and all(
+        factor == 1 for factor in arguments[2:]
+    )
+
+
+def _apply_to_symbols(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Apply a function. The third operand of an addition is a factor of one."""
+    return function(*(item.item() if isinstance(item, torch.Tensor) else item for item in arguments[:2]))
+
+
+# Conversions that may change nothing of the tensor that tracing makes from a size, with the position of the dtype.
 _SAME_NUMBER: Mapping[str, int | None] = {
     **dict.fromkeys(("aten::to.dtype", "aten::to.dtype_layout"), 1),
     "aten::to.device": 2,
     **dict.fromkeys(("aten::clone", "aten::contiguous", "aten::detach", "aten::alias"), None),
 }
 
-# TorchScript's ops on Python's numbers, which may be symbols under torch.export.
-_NUMBER_OPS: Mapping[str, Callable[..., Any]] = {
+# TorchScript's ops on numbers that vary.
+_OF_SYMBOLS: Mapping[str, Callable[..., Any]] = {
     "aten::add": operator.add,
     "aten::sub": operator.sub,
     "aten::mul": operator.mul,
@@ -195,6 +190,8 @@ _NUMBER_OPS: Mapping[str, Callable[..., Any]] = {
     "aten::__and__": operator.and_,
     "aten::__or__": operator.or_,
     "aten::floor_divide": operator.floordiv,
+    "prim::min": torch.sym_min,
+    "prim::max": torch.sym_max,
     "aten::Int": lambda number: number if isinstance(number, torch.SymInt) else int(number),
     "aten::Float": lambda number: number if isinstance(number, torch.SymFloat) else float(number),
     "aten::Bool": lambda number: number if isinstance(number, torch.SymBool) else bool(number),
@@ -241,7 +238,7 @@ def _group_inputs(run: Run, node: Node) -> list[Any]:
     inputs = []
     for path in paths:
         start, *names = path.split(".")
-        inputs.append(functools.reduce(run.attribute, names, arguments[int(start)]))
+        inputs.append(reduce(run.attribute, names, arguments[int(start)]))
     return inputs
 
 
@@ -273,12 +270,10 @@ _STRUCTURE: Mapping[str, Callable[[Run, Node], Sequence[Any]]] = {
     ],
     "prim::ListUnpack": lambda run, node: list(run.seen[node.inputs[0]]),
     "prim::TupleUnpack": lambda run, node: list(run.seen[node.inputs[0]]),
-    "prim::TupleIndex": lambda run, node: [operator.getitem(*run.values(node.inputs))],
     "prim::dtype": lambda run, node: [dtype_number(run.seen[node.inputs[0]].dtype)],
     "prim::device": lambda run, node: [run.seen[node.inputs[0]].device],
     "prim::layout": lambda run, node: [0],
     "prim::Uninitialized": lambda run, node: [None],
-    "prim::unchecked_cast": lambda run, node: run.values(node.inputs),
     "prim::NumToTensor": _number_tensor,
     **{
         f"aten::{kind}Implicit": lambda run, node: [run.number(run.seen[node.inputs[0]])]
