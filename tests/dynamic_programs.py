@@ -14,6 +14,8 @@ from torchmdla import devices
 from torchmdla.compiler.program import Program, Sample
 from torchmdla.importer import ImportedGraph, import_graph
 from torchmdla.importer.interpreter import run_and_record
+from torchmdla.importer.script_graph import convert_graph
+from torchmdla.script.ir import Graph
 
 # Sizes of the samples: different primes, for one symbol after the other.
 PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131)
@@ -42,7 +44,7 @@ class Function(nn.Module):
 class Traced:
     """Graph of a module. Its weights are inputs after the module's inputs."""
 
-    graph: torch._C.Graph
+    graph: Graph
     weights: tuple[Tensor, ...]
 
     @classmethod
@@ -53,7 +55,7 @@ class Traced:
             graph, weights = torch._C._jit_pass_lower_graph(traced.graph, traced._c)
         torch._C._jit_pass_lower_all_tuples(graph)
         torch._C._jit_pass_dce(graph)
-        return cls(graph, tuple(weights))
+        return cls(convert_graph(graph), tuple(weights))
 
     def imported(self, inputs: Sequence[Tensor]) -> tuple[ImportedGraph, list[object]]:
         """Return the program for inputs of these types and sizes, and eager's outputs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -11,13 +12,14 @@ from torchmdla import devices
 from torchmdla.compiler.artifact import Artifact
 from torchmdla.compiler.program import Program
 from torchmdla.importer import Binding, ImportedGraph
+from torchmdla.script.ir import Graph
 
 
 class FailedCallError(Exception):
     """Error status of compiled code that makes the runtime fall back. Its text is the device's fault."""
 
 
-def execute(imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[object]) -> list[object]:
+def execute(imported: ImportedGraph, graph: Graph, inputs: Sequence[object]) -> list[object]:
     """Return the outputs of the group for ``inputs``, computed as the runtime does."""
     device = devices.get("cpu")
     program = Program(imported.mlir, imported.arguments, imported.results, device.target())
@@ -32,7 +34,7 @@ class Loaded:
         self._code = devices.get("cpu").load(artifact)
 
     def __call__(
-        self, imported: ImportedGraph, graph: torch._C.Graph, inputs: Sequence[object], symbols: Sequence[int] = ()
+        self, imported: ImportedGraph, graph: Graph, inputs: Sequence[object], symbols: Sequence[int] = ()
     ) -> list[object]:
         """Return the outputs of the group for ``inputs``.
 
@@ -87,11 +89,10 @@ class Loaded:
             raise FailedCallError(fault.decode())
 
 
-def argument_of(binding: Binding, graph: torch._C.Graph, inputs: Sequence[object]) -> torch.Tensor:
+def argument_of(binding: Binding, graph: Graph, inputs: Sequence[object]) -> torch.Tensor:
     """Return the tensor that a group's code receives for one binding."""
-    value = (
-        inputs[binding.index] if binding.source == "input" else list(graph.nodes())[binding.index].output().toIValue()
-    )
+    is_input = binding.source == "input"
+    value: Any = inputs[binding.index] if is_input else graph.nodes[binding.index].attributes["value"]
     if binding.element is not None:
         value = value[binding.element]
     if isinstance(value, float):

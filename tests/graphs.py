@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import torchmdla
+from torchmdla.importer.script_graph import convert_graph
+from torchmdla.script.ir import Graph
 from torchmdla.testing import coverage
 
 
@@ -49,11 +51,11 @@ def groups_of(function: Any, *inputs: Any) -> list[torch._C.Graph]:
     return groups(torchmdla.graph_for(warmed_up(function, *inputs), *inputs))
 
 
-def unfrozen_graph(module: nn.Module, *inputs: Tensor) -> tuple[torch._C.Graph, list[object]]:
+def unfrozen_graph(module: nn.Module, *inputs: Tensor) -> tuple[Graph, list[object]]:
     """Return the graph of a traced module with its weights as inputs."""
     with torch.no_grad():
         traced = torch.jit.trace(module.eval(), inputs)
         torch._C._jit_pass_inline(traced.graph)
         graph, weights = torch._C._jit_pass_lower_graph(traced.graph, traced._c)
     torch._C._jit_pass_lower_all_tuples(graph)
-    return graph, [*inputs, *weights]
+    return convert_graph(graph), [*inputs, *weights]

@@ -11,7 +11,9 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators of `quantized_decomposed`
 
 from torchmdla.importer.interpreter import run_and_record
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.importer.types import dtype_number
+from torchmdla.script.ir import Graph
 
 _ELEMENTS = {
     "IntType": "int",
@@ -42,7 +44,7 @@ class Call(NamedTuple):
 
 def graph_of(
     name: str, arguments: Sequence[object], *, copy: bool, runtime_floats: bool = False
-) -> tuple[torch._C.Graph, list[object]]:
+) -> tuple[Graph, list[object]]:
     """Return the graph of one call and its inputs, as :func:`graph_of_calls`."""
     graph, inputs, _ = graph_of_calls([Call(name, arguments)], copy=lambda name: copy, runtime_floats=runtime_floats)
     return graph, inputs
@@ -50,7 +52,7 @@ def graph_of(
 
 def graph_of_calls(
     calls: Sequence[Call], *, copy: Callable[[str], bool], runtime_floats: bool = False
-) -> tuple[torch._C.Graph, list[object], list[int]]:
+) -> tuple[Graph, list[object], list[int]]:
     """Return a graph of independent calls, its inputs (the tensors), and the number of outputs of each call.
 
     Args:
@@ -64,8 +66,8 @@ def graph_of_calls(
         results = writer.call(call)
         outputs += [writer.copied(result) for result in results] if copy(call.name) else results
         counts.append(len(results))
-    graph = torch._C.parse_ir(writer.text(outputs))
-    chosen = Counter(node.schema().partition("(")[0] for node in graph.nodes())
+    graph = convert_graph(torch._C.parse_ir(writer.text(outputs)))
+    chosen = Counter(node.op for node in graph.nodes)
     assert Counter(call.name for call in calls) <= chosen, "another overload was chosen"
     return graph, writer.inputs, counts
 
@@ -98,7 +100,7 @@ class _Writer:
         results = [self._new() for _ in schema.returns]
         self._assign(results, "Tensor[]" if returns_list else "Tensor", f"{schema.name}({', '.join(operands)})")
         if returns_list:
-            (elements,), _ = run_and_record(torch._C.parse_ir(self.text(results)), self.inputs)
+            (elements,), _ = run_and_record(convert_graph(torch._C.parse_ir(self.text(results))), self.inputs)
             assert isinstance(elements, list)
             whole, results = results[0], [self._new() for _ in elements]
             self._assign(results, "Tensor", f"prim::ListUnpack({whole})")

@@ -40,6 +40,7 @@ from torchmdla.devices.cpu.reference import validation
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.importer.interpreter import run_and_record
+from torchmdla.importer.script_graph import convert_graph
 
 # Features of a processor, without those of the algorithms of products.
 FEATURES = ("", "+avx2,+fma", "+avx512f,+fma", "+avx512f,+fma,+avx512bf16,+avx512vnni", "+avx2,matrix-unit=software")
@@ -172,10 +173,11 @@ def check(drawn: Drawn) -> str:
     inputs = [_example(*spec) for spec in drawn.inputs]
     graph = torch.jit.trace(scope["function"], tuple(inputs), check_trace=False).graph  # type: ignore[arg-type]
     torch._C._jit_pass_lower_all_tuples(graph)
+    graph = convert_graph(graph)
     _, record = run_and_record(graph, inputs)
-    for value, (kind, _) in zip(graph.inputs(), drawn.inputs, strict=True):
+    for value, (kind, _) in zip(graph.inputs, drawn.inputs, strict=True):
         if kind == "int4":
-            record[value.debugName()] = replace(record[value.debugName()], bits=4)  # type: ignore[type-var]
+            record[value.name] = replace(record[value.name], bits=4)  # type: ignore[type-var]
     target = replace(devices.get("cpu").target(), features=drawn.features)
     try:
         imported = import_graph(graph, record, drawn.parameters)

@@ -17,27 +17,29 @@ from torchmdla.importer import TensorMeta, import_graph, with_location
 from torchmdla.importer.emitter import quote
 from torchmdla.importer.interpreter import run_and_record
 from torchmdla.importer.layout import exact_memory_order, invert, memory_order
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.importer.sources import source_in_ranges
+from torchmdla.script.ir import Graph
 from torchmdla.testing.compare import assert_matches
 
 
-def frozen_graph(module: nn.Module, *inputs: Tensor) -> tuple[torch._C.Graph, list[object]]:
+def frozen_graph(module: nn.Module, *inputs: Tensor) -> tuple[Graph, list[object]]:
     """Return the graph of a traced module with its weights as constants, and its inputs."""
     with torch.no_grad():
         graph = torch.jit.freeze(torch.jit.trace(module.eval(), inputs)).graph.copy()
     torch._C._jit_pass_lower_all_tuples(graph)
     graph.eraseInput(0)
-    return graph, list(inputs)
+    return convert_graph(graph), list(inputs)
 
 
-def scripted_graph(function: Callable[..., object], *inputs: object) -> tuple[torch._C.Graph, list[object]]:
+def scripted_graph(function: Callable[..., object], *inputs: object) -> tuple[Graph, list[object]]:
     graph = torch.jit.script(function).graph.copy()
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
-    return graph, list(inputs)
+    return convert_graph(graph), list(inputs)
 
 
-def check(graph: torch._C.Graph, inputs: list[object]) -> None:
+def check(graph: Graph, inputs: list[object]) -> None:
     with torch.no_grad():
         expected, record = run_and_record(graph, inputs)
     results = execute(import_graph(graph, record, range(1, len(inputs))), graph, inputs)
@@ -95,7 +97,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("graph_of", [frozen_graph, unfrozen_graph])
-def test_models(name: str, graph_of: Callable[..., tuple[torch._C.Graph, list[object]]]) -> None:
+def test_models(name: str, graph_of: Callable[..., tuple[Graph, list[object]]]) -> None:
     make, example = MODELS[name]
     check(*graph_of(make(), example))
 
@@ -120,7 +122,7 @@ def test_sizes_are_constants_and_their_tensor_no_argument() -> None:
     check(graph, inputs)
     imported = import_graph(graph, run_and_record(graph, inputs)[1], ())
     assert [binding.index for binding in imported.bindings] == [0]
-    traced = torch.jit.trace(sizes, tuple(inputs)).graph
+    traced = convert_graph(torch.jit.trace(sizes, tuple(inputs)).graph)
     check(traced, inputs)
 
 
@@ -139,7 +141,7 @@ def test_constant_chunk() -> None:
         "  %a : Tensor, %b : Tensor = prim::ConstantChunk[chunks=2, dim=-1](%x)\n"
         "  %c : Tensor = aten::mul(%a, %b)\n  return (%c)\n"
     )
-    check(graph, [torch.randn(3, 4)])
+    check(convert_graph(graph), [torch.randn(3, 4)])
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
@@ -185,7 +187,7 @@ def test_outputs_that_are_inputs_twins_or_numbers() -> None:
 )
 def test_memory_orders(x: Tensor) -> None:
     graph = torch._C.parse_ir("graph(%x : Tensor):\n  %y : Tensor = aten::relu(%x)\n  return (%y)\n")
-    check(graph, [x])
+    check(convert_graph(graph), [x])
 
 
 def test_memory_order_is_a_permutation_to_contiguous() -> None:
@@ -212,7 +214,7 @@ def test_a_program_does_not_depend_on_where_its_source_lies() -> None:
     texts = []
     for padding in ("", "\n\n\n"):
         unit = torch.jit.CompilationUnit(padding + "def f(x):\n    return x.relu() + 1.0\n")
-        graph, inputs = unit.f.graph.copy(), [torch.randn(3)]
+        graph, inputs = convert_graph(unit.f.graph), [torch.randn(3)]
         texts.append(import_graph(graph, run_and_record(graph, inputs)[1], ()).mlir)
     assert texts[0] == texts[1]
 
@@ -220,7 +222,7 @@ def test_a_program_does_not_depend_on_where_its_source_lies() -> None:
 def test_a_diagnostic_leads_back_to_the_source() -> None:
     graph, inputs = scripted_graph(scaled, torch.randn(3), 0.5)
     imported = import_graph(graph, run_and_record(graph, inputs)[1], ())
-    node = next(i for i, n in enumerate(graph.nodes()) if n.kind() == "aten::relu")
+    node = next(i for i, n in enumerate(graph.nodes) if n.op == "aten::relu")
     for error in (
         CompileError("no", diagnostic=f'loc("aten::relu"("graph":{node}:0)): error: no'),
         CompileError("no", op="aten::relu", source=f"graph:{node}"),

@@ -16,8 +16,9 @@ from torchmdla import aten
 from torchmdla.importer import import_graph
 from torchmdla.importer.function import FunctionWriter
 from torchmdla.importer.fx import import_fx, read_fx
-from torchmdla.importer.graph import read_graph, types_of
+from torchmdla.importer.graph import read_graph
 from torchmdla.importer.interpreter import run_and_record
+from torchmdla.importer.script_graph import convert_graph, types_of
 from torchmdla.importer.types import record_value
 
 SCRIPT = """
@@ -42,7 +43,7 @@ def computed(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-def script_graph() -> torch._C.Graph:
+def typed_graph() -> torch._C.Graph:
     head, *rest = SCRIPT.strip().splitlines()
     names = ", ".join(f"%{name} : {kind}" for name, (kind, _) in CONSTANTS.items())
     graph: Any = torch._C.parse_ir("\n".join([head.replace("):", f", {names}):"), *rest]))
@@ -75,21 +76,21 @@ def is_registered(name: str) -> bool:
 
 
 def functions(context: ir.Context) -> list[str]:
-    script, module = script_graph(), fx_graph()
+    script, module = typed_graph(), fx_graph()
     record = {node.name: record_value(node.meta.get("val", WEIGHT)) for node in module.graph.nodes}
     return [
-        read_graph(script, FunctionWriter("f", types_of(script), is_registered))[0],
+        read_graph(convert_graph(script), FunctionWriter("f", types_of(script), is_registered))[0],
         read_fx(module.graph, FunctionWriter("f", record, is_registered))[0],
     ]
 
 
 def aten_functions(context: ir.Context) -> list[str]:
-    modules = aten.from_typed_graph(script_graph(), context=context), aten.from_fx(fx_graph(), context=context)
+    modules = aten.from_typed_graph(typed_graph(), context=context), aten.from_fx(fx_graph(), context=context)
     return [str(module) for module in modules]
 
 
 def programs(context: ir.Context) -> list[str]:
-    script, module = script_graph(), fx_graph()
+    script, module = convert_graph(typed_graph()), fx_graph()
     record = {node.name: record_value(node.meta.get("val", WEIGHT)) for node in module.graph.nodes}
     return [import_graph(script, run_and_record(script, [X])[1], ()).mlir, import_fx(module.graph, record, ()).mlir]
 

@@ -20,6 +20,8 @@ from torchmdla.devices.mdla import MdlaDevice
 from torchmdla.devices.mdla.device_program import DeviceProgram
 from torchmdla.importer import ImportedGraph, ImportOptions, import_graph
 from torchmdla.importer.interpreter import run_and_record
+from torchmdla.importer.script_graph import convert_graph
+from torchmdla.script.ir import Graph
 from torchmdla.testing.compare import assert_matches
 from torchmdla.testing.models import MODELS
 
@@ -29,7 +31,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 _DEVICE = MdlaDevice()
 
 
-def _imported(function: Any, inputs: tuple[Tensor, ...]) -> tuple[torch._C.Graph, ImportedGraph, list[object]]:
+def _imported(function: Any, inputs: tuple[Tensor, ...]) -> tuple[Graph, ImportedGraph, list[object]]:
     """Import a traced module or function. Its weights are constants, and batch norms are not folded."""
     if isinstance(function, nn.Module):
         function.eval()
@@ -41,6 +43,7 @@ def _imported(function: Any, inputs: tuple[Tensor, ...]) -> tuple[torch._C.Graph
         graph.eraseInput(0)
     torch._C._jit_pass_inline(graph)
     torch._C._jit_pass_lower_all_tuples(graph)
+    graph = convert_graph(graph)
     outputs, record = run_and_record(graph, inputs)
     return graph, import_graph(graph, record, (), ImportOptions(_DEVICE.composite_ops)), outputs
 
@@ -69,10 +72,10 @@ def _check(function: Any, *inputs: Tensor, layers: int = 1) -> DeviceProgram:
     with torch.no_grad():
         graph, imported, expected = _imported(function, inputs)
         program = DeviceProgram.from_bytes(_lower(imported).object_code)
-        constants = list(graph.nodes())
         arguments = []
         for binding in imported.bindings:
-            value = inputs[binding.index] if binding.source == "input" else constants[binding.index].output().toIValue()
+            is_input = binding.source == "input"
+            value: Any = inputs[binding.index] if is_input else graph.nodes[binding.index].attributes["value"]
             value = value if binding.element is None else value[binding.element]
             arguments.append(value.detach().permute(binding.permutation).contiguous().numpy())
         computed = _run(program, arguments)

@@ -18,6 +18,7 @@ from torchmdla import aten
 from torchmdla.aten import schemas
 from torchmdla.importer import import_graph
 from torchmdla.importer.interpreter import run_and_record
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.testing.op_samples import SAMPLES
 
 # From the Torch dialect
@@ -63,8 +64,9 @@ def test_from_torch_of_a_group(context: ir.Context) -> None:
     x = torch.randn(2, 3, 8, 8)
     scripted = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()))
     (group,) = groups_of(scripted, x)
-    _, record = run_and_record(group, [x])
-    module = aten.from_torch(import_graph(group, record, []).mlir)
+    graph = convert_graph(group)
+    _, record = run_and_record(graph, [x])
+    module = aten.from_torch(import_graph(graph, record, []).mlir)
     names = [op.name for op in ops_of(module) if op.name not in ("aten.constant", "func.return")]
     assert names == ["aten.conv2d", "aten.relu"] or names == ["aten.convolution", "aten.relu"]
     assert str(ir.StringAttr(module.body.operations[0].attributes["sym_name"]).value) == "forward"

@@ -64,13 +64,9 @@ class DialectWriter(Values):
         self.define(name, self._argument(_type(self.recorded(name)), parameter=name in self._parameters))
 
     def constant(self, index: int, name: str, value: object) -> None:
-        """Define a constant: a tensor becomes an argument, as weights do, unless the record has a number for it."""
-        known = self._record.get(name)
-        if isinstance(known, bool | int | float | complex):
-            self.define(name, known)
-        else:
-            is_tensor = isinstance(value, torch.Tensor)
-            self.define(name, self._argument(_type(value), parameter=True) if is_tensor else value)
+        """Define a constant: a tensor becomes an argument, as weights do."""
+        is_tensor = isinstance(value, torch.Tensor)
+        self.define(name, self._argument(_type(value), parameter=True) if is_tensor else value)
 
     def node(
         self, op: str, schema: torch._C.FunctionSchema | None, operands: Sequence[object], metas: Sequence[object]

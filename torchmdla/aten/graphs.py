@@ -21,8 +21,10 @@ from torchmdla.aten.dialect import AtenError
 from torchmdla.errors import CompileError
 from torchmdla.importer.flatten import Flattening
 from torchmdla.importer.fx import read_fx
-from torchmdla.importer.graph import read_graph, types_of
+from torchmdla.importer.graph import read_graph
 from torchmdla.importer.interpreter import tensors_in
+from torchmdla.importer.script_graph import convert_graph, types_of
+from torchmdla.script.ir import Graph, Type, Value
 from torchmdla.support import jit
 
 
@@ -44,7 +46,7 @@ def from_module(module: Any, *inputs: Any, name: str = "forward", context: ir.Co
 
 
 def from_graph(
-    graph: torch._C.Graph,
+    graph: torch._C.Graph | Graph,
     inputs: Sequence[object],
     parameters: Collection[int] = (),
     *,
@@ -54,7 +56,8 @@ def from_graph(
     """Convert a TorchScript graph to the aten dialect by running it once on ``inputs``.
 
     Args:
-        graph: graph of a scripted or traced program with everything inlined; it is not changed.
+        graph: graph of a scripted or traced program with everything inlined, or its conversion to the IR of
+            ``torchmdla.script``; it is not changed.
         inputs: one value for each input of the graph, the scripted module for ``self``. Tensors become arguments, other
             values literals. In-place ops that cannot be removed write to the tensors.
         parameters: indices of the inputs that are weights; their arguments are marked ``aten.parameter``.
@@ -64,8 +67,10 @@ def from_graph(
     Raises:
         AtenError: the aten dialect cannot express part of the graph; the message names the node and its location.
     """
-    graph = graph.copy()
-    torch._C._jit_pass_remove_mutation(graph)  # type: ignore[attr-defined]
+    if isinstance(graph, torch._C.Graph):
+        copied = graph.copy()
+        torch._C._jit_pass_remove_mutation(copied)  # type: ignore[attr-defined]
+        graph = convert_graph(copied)
     with _as_aten_error():
         run = _GraphRun(graph, inputs, parameters)
         return read_graph(run.graph, DialectWriter(name, run.record, run.parameters, context=context))
@@ -88,7 +93,7 @@ def from_typed_graph(
     """
     with _as_aten_error():
         writer = DialectWriter(name, types_of(graph), context=context, share_literals=share_literals)
-        return read_graph(graph, writer)
+        return read_graph(convert_graph(graph), writer)
 
 
 def from_fx(
@@ -153,31 +158,19 @@ class _GraphRun(Flattening):
     an input becomes a further input and a parameter. ``parameters`` has the names of weights.
     """
 
-    def __init__(self, graph: torch._C.Graph, inputs: Sequence[object], parameters: Collection[int]) -> None:
+    def __init__(self, graph: Graph, inputs: Sequence[object], parameters: Collection[int]) -> None:
         super().__init__()
-        expected = list(graph.inputs())
-        if len(expected) != len(inputs):
-            raise AtenError(f"the graph takes {len(expected)} inputs, got {len(inputs)}")
+        if len(graph.inputs) != len(inputs):
+            raise AtenError(f"the graph takes {len(graph.inputs)} inputs, got {len(inputs)}")
         values = [[self.argument(tensor) for tensor in tensors_in(item)] for item in inputs]
-        self.parameters = {value.debugName() for index in parameters for value in values[index]}
-        for leaf in pytree.tree_leaves(self.run(graph, inputs)):
-            self.graph.registerOutput(self.operand(leaf, torch._C.AnyType.get()))
+        self.parameters = {value.name for index in parameters for value in values[index]}
+        leaves = pytree.tree_leaves(self.run(graph, inputs))
+        self.graph.outputs = [self.operand(leaf, Type("Any")) for leaf in leaves]
 
-    def value_of(self, tensor: torch.Tensor) -> torch._C.Value:
+    def value_of(self, tensor: torch.Tensor) -> Value:
         if id(tensor) not in self._made:
-            self.parameters.add(self.argument(tensor).debugName())
+            self.parameters.add(self.argument(tensor).name)
         return super().value_of(tensor)
-
-    def literal(self, known: Any, type_: Any) -> torch._C.Value:
-        """Return the graph value of a literal.
-
-        A number where the schema has a tensor comes from tracing. It is passed as a tensor, and the record keeps the
-        number.
-        """
-        is_number = type_.kind() == "TensorType" and known is not None
-        value = super().literal(torch.tensor(known) if is_number else known, type_)
-        self.record[value.debugName()] = known
-        return value
 
     def number(self, value: Any) -> Any:
         return value.item()

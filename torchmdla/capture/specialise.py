@@ -29,6 +29,7 @@ from torchmdla.compiler.program import Argument, Program
 from torchmdla.devices import interrupts
 from torchmdla.errors import CompileError, DeviceError, internal_error
 from torchmdla.importer import Binding, ImportedGraph, ImportOptions, Record, TensorMeta, with_location
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.importer.trace import without_modes
 from torchmdla.importer.types import ProductKind
 from torchmdla.support import forks, logs, trace
@@ -128,7 +129,8 @@ def _accept_any_graph(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(graph: Any, *arguments: Any) -> Any:
         with trace.span("specialise", "specialise"):
-            return function(ScriptSubgraph(graph) if isinstance(graph, torch._C.Graph) else graph, *arguments)
+            is_script = isinstance(graph, torch._C.Graph)
+            return function(ScriptSubgraph(convert_graph(graph)) if is_script else graph, *arguments)
 
     return call
 

@@ -22,6 +22,8 @@ from torchmdla.capture.fx.graph import Boxed, compile_boxed, divide_step, draws_
 from torchmdla.capture.options import Options
 from torchmdla.errors import CompileError, internal_error
 from torchmdla.importer.interpreter import Run
+from torchmdla.importer.script_graph import convert_graph
+from torchmdla.script.ir import Graph, Node
 from torchmdla.support.garbage import pause_collection
 
 # Types of AOT Autograd's outputs that do not share memory with other values, as far as autograd is concerned.
@@ -110,7 +112,8 @@ class _Function:
         self._places = [index for index, value in enumerate(leaves) if isinstance(value, Tensor)]
         owners = [index for index, value in enumerate(inputs) for _ in pytree.tree_leaves(value)]
         self.places = [owners[index] for index in self._places]
-        self._constants = _constants(subgraph)
+        self._graph = convert_graph(subgraph) if isinstance(subgraph, torch._C.Graph) else None
+        self._constants = _constants(self._graph) if self._graph else {}
         self.leaves = [*(leaves[index] for index in self._places), *self._constants.values()]
         self.outputs: list[Any] = []
 
@@ -127,37 +130,30 @@ class _Function:
             if isinstance(result, Tensor)
         ]
 
-    def _run(self, inputs: Sequence[Any], constants: dict[str, Tensor]) -> Sequence[Any]:
-        if not isinstance(self._subgraph, torch._C.Graph):
+    def _run(self, inputs: Sequence[Any], constants: dict[Node, Tensor]) -> Sequence[Any]:
+        if self._graph is None:
             results: Sequence[Any] = self._subgraph.run(*inputs)
             return results
         run = _Run(constants)
-        run.run(self._subgraph, inputs)
-        return run.values(self._subgraph.outputs())
+        run.run(self._graph, inputs)
+        return run.values(self._graph.outputs)
 
 
 class _Run(Run):
-    """Run of a TorchScript graph in which tensors replace the constants of the same names."""
+    """Run of a TorchScript graph in which tensors replace the constants of some nodes."""
 
-    def __init__(self, constants: dict[str, Tensor]) -> None:
+    def __init__(self, constants: dict[Node, Tensor]) -> None:
         super().__init__()
         self._constants = constants
 
-    def node(self, node: Any) -> None:
-        if node.kind() == "prim::Constant" and (name := node.output().debugName()) in self._constants:
-            self.seen[name] = self._constants[name]
-        else:
-            super().node(node)
+    def constant(self, node: Node) -> Any:
+        return self._constants[node] if node in self._constants else super().constant(node)
 
 
-def _constants(subgraph: Any) -> dict[str, Tensor]:
-    """Return the constant tensors of a TorchScript graph, by name."""
-    if not isinstance(subgraph, torch._C.Graph):
-        return {}
-    graph: Any = subgraph
-    values = [node.output() for node in graph.findAllNodes("prim::Constant")]
-    constants = {value.debugName(): value.toIValue() for value in values}
-    return {name: value for name, value in constants.items() if isinstance(value, Tensor)}
+def _constants(graph: Graph) -> dict[Node, Tensor]:
+    """Return the constant tensors of a TorchScript graph."""
+    constants = ((node, node.attributes.get("value")) for node in graph.nodes)
+    return {node: value for node, value in constants if isinstance(value, Tensor)}
 
 
 def _restride(tensor: Tensor, strides: Sequence[int] | None) -> Tensor:

@@ -14,8 +14,7 @@ from torchmdla.api import WARM_UP_CALLS, enabled
 from torchmdla.capture.fx.group import FxSubgraph, make_group
 from torchmdla.capture.options import Options
 from torchmdla.importer.fx import name_of_call, source_of_node
-from torchmdla.importer.graph import name_of
-from torchmdla.importer.sources import source_of
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.report.explanation import OpError
 from torchmdla.testing.compare import assert_matches, largest_error
 from torchmdla.testing.coverage import function_of
@@ -61,11 +60,13 @@ _All = tuple[list[tuple[str, str]], Callable[..., Sequence[Any]]]
 
 def _script_ops(graph: torch._C.Graph, device: str) -> _All:
     copy: Any = graph.copy()
-    nodes = [node for node in copy.nodes() if not node.kind().startswith("prim::")]
     results = [
-        (node, value) for node in nodes for value in node.outputs() if isinstance(value.type(), torch._C.TensorType)
+        (node, value)
+        for node, original in zip(convert_graph(copy).nodes, copy.nodes(), strict=True)
+        for value in original.outputs()
+        if not node.op.startswith("prim::") and isinstance(value.type(), torch._C.TensorType)
     ]
-    return [(name_of(node), source_of(node)) for node, _ in results], function_of(copy, [value for _, value in results])
+    return [(node.op, node.source) for node, _ in results], function_of(copy, [value for _, value in results])
 
 
 def _fx_ops(subgraph: FxSubgraph, device: str) -> _All:

@@ -14,9 +14,9 @@ from torch import fx
 from torchmdla import _C
 from torchmdla.explaining.profile import base_of
 from torchmdla.importer.fx import name_of_call, source_of_node
-from torchmdla.importer.graph import name_of
-from torchmdla.importer.sources import source_of
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.report.explanation import Graph, Operator
+from torchmdla.script import ir
 
 # The results of operators that form a value without further computation.
 Values = tuple[tuple[int, int], ...]
@@ -32,7 +32,7 @@ def graph_of_group(subgraph: Any, weights: Collection[int]) -> tuple[Graph, Mapp
     reader: _ScriptReader | _FxReader
     if isinstance(subgraph, torch._C.Graph):
         reader = _ScriptReader()
-        results = reader.read(subgraph)
+        results = reader.read(convert_graph(subgraph))
     else:
         reader = _FxReader({})
         results = reader.read(subgraph.module.graph)
@@ -49,7 +49,7 @@ def graph_of_script(graph: torch._C.Graph, groups: Sequence[_C.GroupReport]) -> 
     ``groups`` are the groups that it calls, in order.
     """
     reader = _ScriptReader()
-    results = reader.read(graph)
+    results = reader.read(convert_graph(graph))
     names = _names_of_groups([subgraph for _, subgraph in reader.groups], groups)
     for (number, _), name in zip(reader.groups, names, strict=True):
         reader.operators[number] = replace(reader.operators[number], op=name or "a group", group=name)
@@ -129,67 +129,61 @@ class _ScriptReader(_Reader):
 
     def __init__(self) -> None:
         super().__init__()
-        self.groups: list[tuple[int, torch._C.Graph]] = []
-        self._values: dict[str, Values] = {}
+        self.groups: list[tuple[int, ir.Graph]] = []
+        self._values: dict[ir.Value, Values] = {}
 
-    def read(self, graph: Any) -> Values:
-        inputs = (value for value in graph.inputs() if not isinstance(value.type(), torch._C.ClassType))
+    def read(self, graph: ir.Graph) -> Values:
+        inputs = (value for value in graph.inputs if value.type.kind != "Class")
         for place, value in enumerate(inputs):
             self._define([value], ((-1, place),))
         return self._read(graph, ())
 
-    def _read(self, block: Any, within: Values) -> Values:
-        for place, node in enumerate(block.nodes()):
+    def _read(self, block: ir.Block, within: Values) -> Values:
+        for place, node in enumerate(block.nodes):
             number = self._node(node, within)
             if number is not None and not within:
                 self.numbers[place] = number
-        return tuple(item for value in block.outputs() for item in self._values.get(value.debugName(), ()))
+        return tuple(item for value in block.outputs for item in self._values.get(value, ()))
 
-    def _node(self, node: Any, within: Values) -> int | None:
-        outputs = list(node.outputs())
-        inputs = [self._values.get(value.debugName(), ()) for value in node.inputs()]
-        if node.kind() in _FORWARDING_NODES:
-            self._define(outputs, tuple(value for values in inputs for value in values))
+    def _node(self, node: ir.Node, within: Values) -> int | None:
+        inputs = [self._values.get(value, ()) for value in node.inputs]
+        if node.op in _FORWARDING_NODES:
+            self._define(node.outputs, tuple(value for values in inputs for value in values))
             return None
         if not _has_tensors(node):
             return None
-        is_group = node.kind() == _GROUP
-        number = self.add(name_of(node), source_of(node), [*inputs, within])
-        if is_group:
-            self.groups.append((number, node.g("Subgraph")))
-        for place, output in enumerate(outputs):
-            self._values[output.debugName()] = ((number, place),) if _is_of_tensors(output.type()) else ()
-        blocks = [] if is_group else list(node.blocks())
-        for inner in blocks:
-            self._define(inner.inputs(), ((number, 0),))
+        number = self.add(node.op, node.source, [*inputs, within])
+        if isinstance(graph := node.attributes.get("Subgraph"), ir.Graph) and node.op == _GROUP:
+            self.groups.append((number, graph))
+        for place, output in enumerate(node.outputs):
+            self._values[output] = ((number, place),) if _is_of_tensors(output.type) else ()
+        for inner in node.blocks:
+            self._define(inner.inputs, ((number, 0),))
             self._read(inner, ((number, 0),))
             # The first result of a loop's body is the condition.
-            returned = list(inner.outputs())[-len(outputs) :] if outputs else []
-            for output, value in zip(outputs, returned, strict=True):
-                sources = self._values.get(value.debugName(), ())
-                known = self._values[output.debugName()]
-                self._values[output.debugName()] = tuple(dict.fromkeys((*known, *sources)))
+            returned = inner.outputs[-len(node.outputs) :] if node.outputs else []
+            for output, value in zip(node.outputs, returned, strict=True):
+                self._values[output] = tuple(dict.fromkeys((*self._values[output], *self._values.get(value, ()))))
         return number
 
-    def _define(self, values: Any, made_of: Values) -> None:
+    def _define(self, values: Sequence[ir.Value], made_of: Values) -> None:
         for value in values:
-            self._values[value.debugName()] = made_of if _is_of_tensors(value.type()) else ()
+            self._values[value] = made_of if _is_of_tensors(value.type) else ()
 
 
-def _has_tensors(node: Any) -> bool:
-    if node.kind() in ("prim::Constant", "prim::GetAttr"):
+def _has_tensors(node: ir.Node) -> bool:
+    if node.op in ("prim::Constant", "prim::GetAttr"):
         return False
-    if any(_is_of_tensors(value.type()) for value in node.outputs()):
+    if any(_is_of_tensors(value.type) for value in node.outputs):
         return True
-    return any(_has_tensors(inner) for block in node.blocks() for inner in block.nodes())
+    return any(_has_tensors(inner) for block in node.blocks for inner in block.nodes)
 
 
-def _is_of_tensors(kind: Any) -> bool:
-    if isinstance(kind, torch._C.TensorType):
-        return True
-    if isinstance(kind, torch._C.TupleType):
-        return any(map(_is_of_tensors, kind.elements()))
-    return isinstance(kind, torch._C.ListType | torch._C.OptionalType) and _is_of_tensors(kind.getElementType())
+def _is_of_tensors(kind: ir.Type) -> bool:
+    return kind.kind == "Tensor" or (kind.kind in _CONTAINERS and any(map(_is_of_tensors, kind.arguments)))
+
+
+_CONTAINERS = frozenset(("List", "Optional", "Tuple", "NamedTuple"))
 
 
 class _FxReader(_Reader):
@@ -236,12 +230,16 @@ def _element(values: Values, place: Any) -> Values:
     return ((values[0][0], place),) if len(values) == 1 and isinstance(place, int) and values[0][0] >= 0 else values
 
 
-def _names_of_groups(graphs: Sequence[torch._C.Graph], groups: Sequence[_C.GroupReport]) -> list[str]:
+def _names_of_groups(graphs: Sequence[ir.Graph], groups: Sequence[_C.GroupReport]) -> list[str]:
     """Return the name of the group in ``groups`` that each graph belongs to.
 
     A group has a copy of its graph. Each graph in order gets the remaining group with the most operators in common.
     """
-    left = {report["name"]: _kinds(report["subgraph"]) for report in groups if not hasattr(report["subgraph"], "outer")}
+    left = {
+        report["name"]: _kinds(convert_graph(report["subgraph"]))
+        for report in groups
+        if not hasattr(report["subgraph"], "outer")
+    }
     names = []
     for graph in graphs:
         counts = _kinds(graph)
@@ -251,9 +249,5 @@ def _names_of_groups(graphs: Sequence[torch._C.Graph], groups: Sequence[_C.Group
     return names
 
 
-def _kinds(block: Any) -> Counter[str]:
-    counts = Counter(node.kind() for node in block.nodes() if node.kind() != "prim::Constant")
-    for node in block.nodes():
-        for inner in node.blocks():
-            counts += _kinds(inner)
-    return counts
+def _kinds(graph: ir.Graph) -> Counter[str]:
+    return Counter(node.kind for node in graph.walk() if node.op != "prim::Constant")

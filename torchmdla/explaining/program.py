@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_map_only
 from torchmdla import _C, api
 from torchmdla.capture import torchscript
 from torchmdla.explaining.graphs import graph_of_calls, graph_of_fx, graph_of_script
-from torchmdla.importer.graph import name_of
-from torchmdla.importer.sources import source_of
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.report.explanation import Graph
 
 
@@ -89,12 +88,6 @@ def _is_prepared(model: Any) -> bool:
 
 def _places(model: Any) -> Iterator[tuple[str, str]]:
     """Yield the operator and the line of every node of a TorchScript program."""
-
-    def walk(block: Any) -> Iterator[tuple[str, str]]:
-        for node in block.nodes():
-            yield name_of(node), source_of(node)
-            for inner in node.blocks():
-                yield from walk(inner)
-
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        yield from walk(model.inlined_graph)
+        graph: Any = model.inlined_graph
+        yield from ((node.op, node.source) for node in convert_graph(graph).walk())

@@ -17,14 +17,14 @@ from torchmdla.importer.operands import NumberTensor, Operand, as_meta, as_tenso
 from torchmdla.importer.promotion import number_dtype
 from torchmdla.importer.reader import GraphBuilder, ResultT
 from torchmdla.importer.rewrites import cast
-from torchmdla.importer.schemas import schema_of
-from torchmdla.importer.sources import source_of
+from torchmdla.importer.schemas import find_schema, schema_of
 from torchmdla.importer.trace import leaves, map_structure, number_cache_key, qualified_name, trace
 from torchmdla.importer.types import DEFAULT_OPTIONS, ImportedGraph, ImportOptions, Record, TensorMeta
+from torchmdla.script.ir import Graph, Node
 
 
 def import_graph(
-    graph: torch._C.Graph, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS
+    graph: Graph, record: Record, parameters: Collection[int], options: ImportOptions = DEFAULT_OPTIONS
 ) -> ImportedGraph:
     """Write ``graph`` as one function in the Torch dialect.
 
@@ -33,7 +33,7 @@ def import_graph(
 
     Args:
         graph: the group's subgraph.
-        record: type or value of every value of the graph, by debugName.
+        record: type or value of every value of the graph, by name.
         parameters: the group inputs that are weights. Their arguments get the role ``"parameter"``.
         options: import options of the device.
 
@@ -43,35 +43,34 @@ def import_graph(
     return read_graph(graph, _ScriptProgramBuilder(record, parameters, options))
 
 
-def read_graph(graph: torch._C.Graph, builder: GraphBuilder[ResultT]) -> ResultT:
-    """Return the result of ``builder`` for a flat graph. Values are named by their debugNames.
+def read_graph(graph: Graph, builder: GraphBuilder[ResultT]) -> ResultT:
+    """Return the result of ``builder`` for a flat graph.
 
     Raises:
         CompileError: If a part of the graph cannot be expressed. The error names the op and its place.
     """
-    for value in graph.inputs():
-        builder.input(value.debugName())
-    for index, node in enumerate(graph.nodes()):
-        op, source = name_of(node), source_of(node)
-        builder.enter(op, source)
+    for value in graph.inputs:
+        builder.input(value.name)
+    for index, node in enumerate(graph.nodes):
+        builder.enter(node.op, node.source)
         try:
             _read(builder, index, node)
         except Exception as error:
-            raise blame(error, op, source, index) from error
-    return builder.finish([value.debugName() for value in graph.outputs()])
+            raise blame(error, node.op, node.source, index) from error
+    return builder.finish([value.name for value in graph.outputs])
 
 
 _UNPACKS = ("prim::ListUnpack", "prim::TupleUnpack")
 _CONSTRUCTS = ("prim::ListConstruct", "prim::TupleConstruct")
 
 
-def _read(builder: GraphBuilder[Any], index: int, node: torch._C.Node) -> None:
-    if any(True for _ in node.blocks()):
+def _read(builder: GraphBuilder[Any], index: int, node: Node) -> None:
+    if node.blocks:
         raise CompileError("control flow is not supported in a group")
-    if node.kind() == "prim::Constant":
-        builder.constant(index, node.output().debugName(), node.output().toIValue())
+    outputs = [value.name for value in node.outputs]
+    if node.op == "prim::Constant":
+        builder.constant(index, outputs[0], node.attributes["value"])
         return
-    outputs = [value.debugName() for value in node.outputs()]
     results = _results(builder, node, outputs)
     if not isinstance(results, list | tuple) or len(results) != len(outputs):
         raise CompileError(f"{len(outputs)} results expected")
@@ -79,24 +78,24 @@ def _read(builder: GraphBuilder[Any], index: int, node: torch._C.Node) -> None:
         builder.define(output, result)
 
 
-def _results(builder: GraphBuilder[Any], node: torch._C.Node, outputs: Sequence[str]) -> object:
-    op = name_of(node)
-    if builder.is_recorded(op):
+def _results(builder: GraphBuilder[Any], node: Node, outputs: Sequence[str]) -> object:
+    if builder.is_recorded(node.op):
         return [builder.recorded(output) for output in outputs]
-    operands = [builder.operand(value.debugName()) for value in node.inputs()]
-    if node.kind() in _CONSTRUCTS:
+    operands = [builder.operand(value.name) for value in node.inputs]
+    if node.op in _CONSTRUCTS:
         return [operands]
-    if node.kind() in _UNPACKS:
+    if node.op in _UNPACKS:
         return operands[0]
-    if node.kind() == "aten::__getitem__":
+    if node.kind == "aten::__getitem__":
         elements, position = operands
         assert isinstance(elements, list)
         assert isinstance(position, int)
         return [elements[position]]
     metas = [builder.recorded(output) for output in outputs]
-    if node.kind() == "prim::ConstantChunk":
-        return builder.node(op, schema_of("aten::chunk"), [*operands, node.i("chunks"), node.i("dim")], [metas])[0]
-    return builder.node(op, schema_of_node(node), operands, metas)
+    if node.op == "prim::ConstantChunk":
+        settings = [node.attributes["chunks"], node.attributes["dim"]]
+        return builder.node(node.op, schema_of("aten::chunk"), [*operands, *settings], [metas])[0]
+    return builder.node(node.op, find_schema(node.op), operands, metas)
 
 
 class _ScriptProgramBuilder(ProgramBuilder):
@@ -171,59 +170,3 @@ def _promoted_dtype(
     result = metas.get(output, arguments[0])
     assert isinstance(result, TensorMeta)
     return result.dtype
-
-
-# Types and schemas of a graph
-
-
-def types_of(graph: torch._C.Graph) -> Record:
-    """Return the recorded types of the tensors of a flat graph. A list has the types of its unpacked elements.
-
-    The entry of a tensor without a type or uses is ``None``. It is a result that was not requested, such as the
-    gradient of a first layer's input. Other tensors without a type are omitted.
-    """
-    values = [*graph.inputs(), *(value for node in graph.nodes() for value in node.outputs())]
-    types = {value.debugName(): _type_of(value) for value in values}
-    return {name: type_ for name, type_ in types.items() if type_ is not _UNKNOWN}
-
-
-_UNKNOWN = object()
-
-
-def _type_of(value: Any) -> object:
-    type_ = value.type()
-    if type_.kind() == "ListType":
-        return [_type_of(element) for use in value.uses() for element in use.user.outputs()]
-    if type_.kind() != "TensorType" or (type_.dtype() is None and not value.uses()):
-        return None
-    if type_.dtype() is None or type_.sizes() is None:
-        return _UNKNOWN
-    return TensorMeta(type_.dtype(), tuple(type_.sizes()), ())
-
-
-def schema_of_node(node: torch._C.Node) -> torch._C.FunctionSchema | None:
-    """Return the schema of the operator that ``node`` calls, or None if it does not call an operator."""
-    text = node.schema()
-    return None if text == _NO_SCHEMA else _parse_schema(text)
-
-
-_NO_SCHEMA = "(no schema)"
-
-
-@lru_cache(maxsize=2048)
-def _parse_schema(text: str) -> torch._C.FunctionSchema:
-    return torch._C.parse_schema(text)
-
-
-def name_of(node: torch._C.Node) -> str:
-    """Return the schema name with overload if there is a schema, else the node's kind."""
-    text = node.schema()
-    return node.kind() if text == _NO_SCHEMA else text.partition("(")[0]
-
-
-def argument_names(node: torch._C.Node) -> list[str]:
-    """Return the names of the node's inputs, from its schema or, where it has no schema, from their positions."""
-    schema = schema_of_node(node)
-    if schema is None:
-        return [str(number) for number, _ in enumerate(node.inputs())]
-    return [argument.name for argument in schema.arguments]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +21,17 @@ def overload_of(name: str) -> torch._ops.OpOverload:
 def schema_of(name: str) -> torch._C.FunctionSchema:
     """Return the schema of an operator by its name with overload."""
     schema: torch._C.FunctionSchema = overload_of(name)._schema
+    return schema
+
+
+@lru_cache(maxsize=4096)
+def find_schema(op: str) -> torch._C.FunctionSchema | None:
+    """Return the schema of a node's operator, or None for a node of the language."""
+    name, _, overload = op.partition(".")
+    try:
+        schema: torch._C.FunctionSchema = torch._C._get_schema(name, overload)
+    except RuntimeError:
+        return None
     return schema
 
 

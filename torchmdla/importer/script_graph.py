@@ -1,4 +1,4 @@
-"""Conversion of PyTorch's graphs of TorchScript (``torch._C.Graph``) to the IR of ``torchmdla.script``."""
+"""Conversion of PyTorch's graphs, functions and modules of TorchScript to the IR of ``torchmdla.script``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
-from torchmdla.script.ir import Block, EnumValue, Graph, Node, Type, Value
+from torchmdla.importer.types import Record, TensorMeta
+from torchmdla.script.ir import Block, Class, EnumValue, Graph, Node, Object, Program, Type, Value
 
 
 def convert_graph(graph: torch._C.Graph, name: str = "graph") -> Graph:
@@ -25,23 +25,96 @@ def convert_graph(graph: torch._C.Graph, name: str = "graph") -> Graph:
     return converted
 
 
-def _fill(converted: Block, block: Any, values: dict[str, Value]) -> None:
+def inline_graph(graph: torch._C.Graph) -> Graph:
+    """Return a graph of PyTorch in our IR with the functions and methods that it calls."""
+    graph = graph.copy()
+    torch._C._jit_pass_inline(graph)
+    return convert_graph(graph)
+
+
+def _fill(converted: Block, block: Any, values: dict[int, Value]) -> None:
     def define(value: Any) -> Value:
-        name = value.debugName()
-        result = values[name] = Value(name, convert_type(value.type()))
+        result = values[value.unique()] = Value(value.debugName(), convert_type(value.type()))
         return result
 
     converted.inputs = [define(value) for value in block.inputs()]
     for node in block.nodes():
-        result = Node(name_of(node), source=source_of(node))
-        result.inputs = [values[value.debugName()] for value in node.inputs()]
+        result = Node(_name_of(node), source=source_of(node))
+        result.inputs = [values[value.unique()] for value in node.inputs()]
         result.attributes = _attributes(node)
         for inner in node.blocks():
             result.blocks.append(Block())
             _fill(result.blocks[-1], inner, values)
         result.outputs = [define(value) for value in node.outputs()]
         converted.nodes.append(result)
-    converted.outputs = [values[value.debugName()] for value in block.outputs()]
+    converted.outputs = [values[value.unique()] for value in block.outputs()]
+
+
+def convert_functions(function: torch.jit.ScriptFunction[Any, Any]) -> dict[str, Graph]:
+    """Return a scripted or traced function, and the functions that it calls, by qualified name."""
+    functions = _Functions(is_python=True)
+    functions.add(function.qualified_name, function)
+    return functions.graphs
+
+
+def convert_module(module: torch.jit.ScriptModule) -> Program:
+    """Return a scripted or traced module as a program. The attributes of its objects are PyTorch's values."""
+    root = module._c
+    functions, classes = (
+        _Functions(is_python=_python_cu.get_class(root._type().qualified_name()) == root._type()),
+        dict[str, Class](),
+    )
+
+    def convert(instance: Any) -> Object:
+        type_, children = instance._type(), dict(torch._C.ModuleDict(instance).items())  # type: ignore[attr-defined]
+        concrete: Any = torch._C.ConcreteModuleType.from_jit_type(type_)  # type: ignore[attr-defined]
+        types = {name: type_ for name, (type_, _) in sorted(concrete.get_attributes().items())}
+        name = type_.qualified_name()
+        if name not in classes:
+            class_ = classes[name] = Class(convert_type(type_), is_module=True)
+            types_of_children = {child: value._type() for child, value in children.items()}
+            class_.attributes = {key: convert_type(value) for key, value in {**types, **types_of_children}.items()}
+            for method in instance._method_names():
+                class_.methods[method] = functions.convert(f"{name}.{method}", instance._get_method(method))
+        values = {key: instance.getattr(key) for key in types}
+        return Object(name, values | {key: convert(child) for key, child in children.items()})
+
+    return Program(convert(root), classes, functions.graphs, torch._C._get_max_operator_version(), "")
+
+
+class _Functions:
+    """Functions that graphs call. They are inlined if Python does not know them, as in a loaded archive."""
+
+    def __init__(self, *, is_python: bool) -> None:
+        self.graphs: dict[str, Graph] = {}
+        self._is_python = is_python
+
+    def add(self, name: str, function: Any) -> None:
+        if name not in self.graphs:
+            self.graphs[name] = self.convert(name, function)
+
+    def convert(self, name: str, function: Any) -> Graph:
+        """Return the graph of a function or method, and add the functions that it calls."""
+        graph = convert_graph(function.graph, name)
+        constants = {node.outputs[0]: node.attributes["value"] for node in graph.walk() if node.op == "prim::Constant"}
+        names = {str(constants[node.inputs[0]]) for node in graph.walk() if node.op == "prim::CallFunction"}
+        called = {name: _python_cu.find_function(name) if self._is_python else None for name in names}
+        if None in called.values():
+            graph = convert_graph(function.inlined_graph, name)
+        else:
+            for callee in called.items():
+                self.add(*callee)
+        graph.parameters = [argument.name for argument in function.schema.arguments]
+        return graph
+
+
+_python_cu: Any = torch.jit._state._python_cu  # type: ignore[attr-defined]
+
+
+def _name_of(node: Any) -> str:
+    """Return the name with overload of the operator that a node calls, or else the node's kind."""
+    schema: str = node.schema()
+    return node.kind() if schema == "(no schema)" else schema.partition("(")[0]
 
 
 def _attributes(node: Any) -> dict[str, object]:
@@ -75,34 +148,59 @@ _READERS: Mapping[str, Callable[[Any, str], object]] = {
 def convert_type(type_: Any) -> Type:
     """Return a type of PyTorch's graphs in our IR."""
     kind = type_.kind()
+    if kind in _PLAIN:
+        return _PLAIN[kind]
     if kind in _NAMED:
         return Type(_NAMED[kind], name=type_.annotation_str)
     if kind == "TupleType" and type_.annotation_str.partition("[")[0] not in ("Tuple", "NamedTuple"):
         return Type("NamedTuple", tuple(map(convert_type, type_.elements())), type_.annotation_str)
-    if kind in _PLAIN:
-        return Type(_PLAIN[kind])
     arguments = tuple(convert_type(argument) for argument in type_.containedTypes())
     return Type(kind.removesuffix("Type"), arguments)
 
 
-_PLAIN: Mapping[str, str] = {
-    "TensorType": "Tensor",
-    "IntType": "int",
-    "SymIntType": "int",
-    "FloatType": "float",
-    "ComplexType": "complex",
-    "BoolType": "bool",
-    "StringType": "str",
-    "NumberType": "number",
-    "NoneType": "NoneType",
-    "DeviceObjType": "Device",
-    "GeneratorType": "Generator",
-    "StreamObjType": "Stream",
-    "FunctionType": "Function",
-    "CapsuleType": "Capsule",
-    "AnyType": "Any",
-    "AnyListType": "AnyList",
-    "AnyTupleType": "AnyTuple",
+_PLAIN: Mapping[str, Type] = {
+    "TensorType": Type("Tensor"),
+    "IntType": Type("int"),
+    "SymIntType": Type("int"),
+    "FloatType": Type("float"),
+    "ComplexType": Type("complex"),
+    "BoolType": Type("bool"),
+    "StringType": Type("str"),
+    "NumberType": Type("number"),
+    "NoneType": Type("NoneType"),
+    "DeviceObjType": Type("Device"),
+    "GeneratorType": Type("Generator"),
+    "StreamObjType": Type("Stream"),
+    "FunctionType": Type("Function"),
+    "CapsuleType": Type("Capsule"),
+    "AnyType": Type("Any"),
+    "AnyListType": Type("AnyList"),
+    "AnyTupleType": Type("AnyTuple"),
 }
 
 _NAMED: Mapping[str, str] = {"ClassType": "Class", "EnumType": "Enum", "InterfaceType": "Interface"}
+
+
+def types_of(graph: torch._C.Graph) -> Record:
+    """Return the recorded types of the tensors of a flat graph. A list has the types of its unpacked elements.
+
+    The entry of a tensor without a type or uses is ``None``. It is a result that was not requested, such as the
+    gradient of a first layer's input. Other tensors without a type are omitted.
+    """
+    values = [*graph.inputs(), *(value for node in graph.nodes() for value in node.outputs())]
+    types = {value.debugName(): _type_of(value) for value in values}
+    return {name: type_ for name, type_ in types.items() if type_ is not _UNKNOWN}
+
+
+_UNKNOWN = object()
+
+
+def _type_of(value: Any) -> object:
+    type_ = value.type()
+    if type_.kind() == "ListType":
+        return [_type_of(element) for use in value.uses() for element in use.user.outputs()]
+    if type_.kind() != "TensorType" or (type_.dtype() is None and not value.uses()):
+        return None
+    if type_.dtype() is None or type_.sizes() is None:
+        return _UNKNOWN
+    return TensorMeta(type_.dtype(), tuple(type_.sizes()), ())

@@ -24,13 +24,13 @@ from torchmdla.capture.fx.normalise import normalise
 from torchmdla.errors import CompileError
 from torchmdla.importer import TensorMeta
 from torchmdla.importer.fx import attribute, import_fx, source_of_node
-from torchmdla.importer.graph import name_of
 from torchmdla.importer.interpreter import Run
-from torchmdla.importer.sources import source_of
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.importer.types import record_value
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
 from torchmdla.mlir.specs import Inputs
+from torchmdla.script.ir import Node
 
 
 def function_of_module(module: torch.nn.Module, inputs: Inputs, names: Sequence[str] = ()) -> TorchFunction:
@@ -212,7 +212,7 @@ class ScriptedProgram(torch.nn.Module):
         super().__init__()
         # A module in a list does not become a submodule.
         self._mdla_program = [program] if isinstance(program, torch.jit.ScriptModule) else []
-        self._mdla_graph = program.inlined_graph
+        self._mdla_graph = convert_graph(program.inlined_graph)
         for module in self._mdla_program:
             _mirror(module, self)
 
@@ -257,8 +257,8 @@ class _TracedRun(Run):
             self._held.append(value)
         return getattr(self.mirrors[id(owner)], name) if isinstance(value, torch.Tensor) else value
 
-    def node(self, node: Any) -> None:
-        file, _, line = source_of(node).rpartition(":")
+    def node(self, node: Node) -> None:
+        file, _, line = node.source.rpartition(":")
         if file:
-            torch.fx.traceback.set_stack_trace([f'File "{file}", line {line}, in {name_of(node)}\n'])
+            torch.fx.traceback.set_stack_trace([f'File "{file}", line {line}, in {node.op}\n'])
         super().node(node)

@@ -17,7 +17,8 @@ from torchmdla import _C
 from torchmdla.capture.fx.function_module import FunctionModule
 from torchmdla.errors import CompileError
 from torchmdla.importer.function import FunctionWriter
-from torchmdla.importer.graph import read_graph, types_of
+from torchmdla.importer.graph import read_graph
+from torchmdla.importer.script_graph import convert_graph, inline_graph, types_of
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, fill_resources, parse
 from torchmdla.mlir.specs import Inputs
@@ -78,7 +79,7 @@ def _plain(x: Any, inputs: Inputs) -> TorchFunction:
             traced = jit.trace(x, inputs.values)
     except Exception as error:
         raise CompileError("torch.jit.trace cannot capture it", diagnostic=str(error)) from error
-    return scripted.function_of_graph(traced.inlined_graph, [*_self_argument(traced), *inputs.values])
+    return scripted.function_of_graph(convert_graph(traced.inlined_graph), [*_self_argument(traced), *inputs.values])
 
 
 def _scripted(x: Any, inputs: Inputs) -> TorchFunction:
@@ -99,10 +100,11 @@ def _graph(x: torch._C.Graph, inputs: Inputs) -> TorchFunction:
 
     if inputs.dynamic_shapes is not None:
         raise TypeError("sizes of a torch._C.Graph cannot vary; give get_mlir the scripted program")
+    graph = inline_graph(x)
     try:
-        return scripted.function_of_graph(x, inputs.values)
+        return scripted.function_of_graph(graph, inputs.values)
     except scripted.DependsOnData:
-        return scripted.function_with_control_flow(x, inputs.values)
+        return scripted.function_with_control_flow(graph, inputs.values)
 
 
 def _fx(x: torch.fx.GraphModule, inputs: Inputs) -> TorchFunction:
@@ -149,7 +151,9 @@ def module_of_graph(graph: Any, name: str = "graph") -> ir.Module:
         CompileError: the dialect cannot express part of the graph.
     """
     context = new_context()
-    text, resources = read_graph(graph, FunctionWriter(name, types_of(graph), context.is_registered_operation))
+    text, resources = read_graph(
+        convert_graph(graph), FunctionWriter(name, types_of(graph), context.is_registered_operation)
+    )
     module = parse(text)
     fill_resources(module, resources, name)
     return module

@@ -17,6 +17,7 @@ from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.importer.function import FunctionWriter, dialect_name
 from torchmdla.importer.fx import read_fx
+from torchmdla.importer.script_graph import convert_functions, convert_module
 from torchmdla.importer.torchscript.module import (
     Annotations,
     ImportedScript,
@@ -28,6 +29,7 @@ from torchmdla.importer.types import record_value
 from torchmdla.mlir import TensorSpec
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import fill_resources
+from torchmdla.script.ir import Graph
 
 
 @dataclass(frozen=True)
@@ -139,11 +141,15 @@ class ModuleBuilder:
         if not isinstance(function, torch.jit.ScriptFunction):
             raise TypeError(f"import_function takes a scripted function, got {type(function).__name__}")
         name: str = function.qualified_name
+        self.import_graph(name, convert_functions(function), arguments or {})
+        return name
+
+    def import_graph(self, name: str, functions: Mapping[str, Graph], arguments: Mapping[str, TensorSpec]) -> None:
+        """Import the function ``name`` of ``functions``, as :meth:`import_function`."""
         self._check_name(name)
         with _as_capture_error(name):
-            imported = import_script_function(function, arguments or {}, self._has_op, self._scripted)
+            imported = import_script_function(name, functions, arguments, self._has_op, self._scripted)
         self._append_script(imported, name)
-        return name
 
     def import_module(self, module: torch.jit.ScriptModule, annotations: Annotations | None = None) -> None:
         """Import a scripted or traced module: its classes, methods, and objects with their attributes.
@@ -166,7 +172,8 @@ class ModuleBuilder:
             raise ValueError("a module was imported before")
         name = module._c._type().qualified_name()
         with _as_capture_error(name):
-            imported = import_script_module(module, annotations or Annotations(), self._has_op, self._scripted)
+            program = convert_module(module)
+            imported = import_script_module(program, annotations or Annotations(), self._has_op, self._scripted)
         self._append_script(imported, name)
         self._has_module = True
 

@@ -8,6 +8,7 @@ data is written as it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,20 +18,20 @@ from torch.utils._pytree import tree_map_only
 from torchmdla.errors import CompileError
 from torchmdla.importer import import_graph
 from torchmdla.importer.flatten import Flattening
-from torchmdla.importer.graph import name_of, schema_of_node
-from torchmdla.importer.interpreter import input_name, run_and_record, tensors_in
-from torchmdla.importer.schemas import is_metadata
-from torchmdla.importer.sources import source_of
+from torchmdla.importer.graph import functional_name
+from torchmdla.importer.interpreter import tensors_in
+from torchmdla.importer.schemas import find_schema, is_metadata
 from torchmdla.importer.tensor_spec import TensorSpec
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
 from torchmdla.mlir.module_builder import ModuleBuilder
+from torchmdla.script.ir import Block, Graph, Node, Value
 
 
-def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunction:
+def function_of_graph(graph: Graph, inputs: Sequence[Any]) -> TorchFunction:
     """Return the function of a TorchScript graph for inputs like these, which are not written to.
 
     Args:
-        graph: the graph; it is not changed.
+        graph: the graph, with everything inlined.
         inputs: one value for each input of the graph, the scripted module for ``self``.
 
     Raises:
@@ -38,34 +39,27 @@ def function_of_graph(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunc
         DependsOnData: the program depends on the data of a tensor.
         CompileError: an op cannot be expressed. The message names the op and its location.
     """
-    graph = graph.copy()
-    torch._C._jit_pass_inline(graph)
-    expected = list(graph.inputs())
-    if len(expected) != len(inputs):
-        raise TypeError(_count_mismatch(expected, inputs))
+    if len(graph.inputs) != len(inputs):
+        raise TypeError(_count_mismatch(graph, inputs))
     # Runs may draw random numbers and write to their inputs.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        flat = _Flattening(writes=_writes(graph))
+        flat = _Flattening(writes=any(map(_writes, graph.walk())))
         flat.run(graph, inputs)
-        torch._C._jit_pass_remove_mutation(flat.graph)  # type: ignore[attr-defined]
-        torch._C._jit_pass_dce(flat.graph)
-        _refuse_writes(flat.graph)
-        _, record = run_and_record(flat.graph, [tensor.detach().clone() for tensor in flat.tensors])
-    for value in [*flat.graph.inputs(), *flat.graph.outputs()]:
-        record[value.debugName()] = contiguous(record[value.debugName()])
-    imported = import_graph(flat.graph, record, [])
-    metas = [record[value.debugName()] for value in flat.graph.inputs()]
-    arguments: Any = list(zip(flat.arguments, metas, strict=True))
+    for value in [*flat.graph.inputs, *flat.graph.outputs]:
+        flat.record[value.name] = contiguous(flat.record[value.name])
+    imported = import_graph(flat.graph, flat.record, [])
+    metas: Any = [flat.record[value.name] for value in flat.graph.inputs]
+    arguments = list(zip(flat.arguments, metas, strict=True))
     return from_imported(imported, arguments, _constants(flat.graph), _names_of_weights(inputs))
 
 
-def _constants(graph: torch._C.Graph) -> dict[tuple[int, int | None], FunctionArgument]:
+def _constants(graph: Graph) -> dict[tuple[int, int | None], FunctionArgument]:
     """Return the graph's tensor constants, by the index of the node that holds each."""
-    nodes: list[Any] = list(graph.nodes())
+    constants = ((index, node.attributes.get("value")) for index, node in enumerate(graph.nodes))
     return {
-        (index, None): FunctionArgument(f"constant{index}", "parameter", node.output().toIValue())
-        for index, node in enumerate(nodes)
-        if node.kind() == "prim::Constant" and isinstance(node.output().toIValue(), torch.Tensor)
+        (index, None): FunctionArgument(f"constant{index}", "parameter", value)
+        for index, value in constants
+        if isinstance(value, torch.Tensor)
     }
 
 
@@ -80,12 +74,12 @@ def _names_of_weights(inputs: Sequence[Any]) -> list[str]:
     ]
 
 
-def _count_mismatch(expected: Sequence[torch._C.Value], inputs: Sequence[Any]) -> str:
+def _count_mismatch(graph: Graph, inputs: Sequence[Any]) -> str:
     """Return the error message for a wrong number of inputs; the program's module is not counted."""
     offset = int(bool(inputs) and isinstance(inputs[0], torch.jit.ScriptModule))
-    names = ", ".join(value.debugName().partition(".")[0] for value in expected[offset:])
-    count = len(expected) - offset
-    return f"the program takes {count} {'input' if count == 1 else 'inputs'} ({names}), got {len(inputs) - offset}"
+    names = graph.parameters[offset:]
+    count = f"{len(names)} {'input' if len(names) == 1 else 'inputs'} ({', '.join(names)})"
+    return f"the program takes {count}, got {len(inputs) - offset}"
 
 
 class DependsOnData(CompileError):
@@ -95,7 +89,7 @@ class DependsOnData(CompileError):
 class _Flattening(Flattening):
     """Run of a program in which only tensor data depends on tensor data.
 
-    ``tensors`` are the inputs of the flat graph. ``arguments`` are their descriptions in the program.
+    ``arguments`` describes the inputs of the flat graph in the program.
 
     Args:
         writes: whether some op writes to a tensor; weights are then copied first.
@@ -103,28 +97,28 @@ class _Flattening(Flattening):
 
     def __init__(self, writes: bool) -> None:
         super().__init__()
-        self.tensors: list[torch.Tensor] = []
         self.arguments: list[FunctionArgument] = []
         self._writes = writes
         # Ids of tensors that depend on sizes alone, so that numbers read from them are known.
         self._known: set[int] = set()
         self._modules: dict[int, str] = {}
         self._weights: dict[str, torch.Tensor] = {}
+        # For the memory of each tensor, whether it belongs to one result of the graph alone.
+        self._is_owned: dict[int, bool] = {}
 
-    def run(self, graph: torch._C.Graph, inputs: Sequence[Any]) -> Any:
+    def run(self, graph: Graph, inputs: Sequence[Any]) -> Any:
         arguments = []
-        for value, input_ in zip(graph.inputs(), inputs, strict=True):
+        for name, input_ in zip(graph.parameters, inputs, strict=True):
             if isinstance(input_, torch.nn.Module):
                 self._modules[id(input_)] = ""
                 arguments.append(input_)
             else:
-                arguments.append(tree_map_only(torch.Tensor, partial(self._input, name=input_name(value)), input_))
+                arguments.append(tree_map_only(torch.Tensor, partial(self._input, name=name), input_))
         results = super().run(graph, arguments)
         outputs = tensors_in(results)
         if not outputs:
             raise CompileError("the program has no tensor among its results")
-        for output in outputs:
-            self.graph.registerOutput(self.value_of(output))
+        self.finish(map(self.value_of, outputs))
         return results
 
     def attribute(self, owner: Any, name: str) -> Any:
@@ -137,28 +131,45 @@ class _Flattening(Flattening):
             self._held.append(value)
         return value
 
-    def constant(self, value: Any) -> Any:
+    def constant(self, node: Node) -> Any:
         def constant(tensor: torch.Tensor) -> torch.Tensor:
             copy = tensor.detach().clone()
-            self.bind(copy, self.graph.insertConstant(tensor))  # type: ignore[attr-defined]
+            self.bind(copy, self.literal(tensor, node.outputs[0].type))
+            self._is_owned[copy.untyped_storage()._cdata] = False
             if tensor.dim() == 0:
                 self._known.add(id(copy))
             return copy
 
-        return tree_map_only(torch.Tensor, constant, value)
+        return tree_map_only(torch.Tensor, constant, super().constant(node))
 
-    def op(self, node: Any, arguments: Sequence[Any], results: list[Any]) -> None:
+    def op(self, node: Node, arguments: Sequence[Any], results: list[Any]) -> None:
         tensors, result_ids = tensors_in(arguments), {id(tensor) for tensor in tensors_in(results)}
         known = all(id(tensor) in self._known for tensor in tensors)
+        if _writes(node):
+            self._check_write(node, arguments, results)
         if not result_ids:
-            if results and not is_metadata(node.kind()) and not known:
+            if results and not is_metadata(node.kind) and not known:
                 raise DependsOnData("what follows depends on the data of a tensor, which is known only at run time")
             return
         super().op(node, arguments, results)
-        if known and (tensors or node.kind() == "prim::NumToTensor"):
+        if known and (tensors or node.kind == "prim::NumToTensor"):
             self._known |= result_ids
         else:  # The op may have written to a known tensor.
             self._known -= result_ids
+
+    def bind(self, result: Any, value: Value) -> None:
+        if self._writes and isinstance(result, torch.Tensor) and id(result) not in self._made:
+            memory = result.untyped_storage()._cdata
+            self._is_owned[memory] = memory not in self._is_owned
+        super().bind(result, value)
+
+    def _check_write(self, node: Node, arguments: Sequence[Any], results: Sequence[Any]) -> None:
+        """Refuse a write that the result of the node does not show: the result replaces only the written tensor."""
+        is_result = functional_name(node.op) != node.op and any(result is arguments[0] for result in results)
+        if not is_result or not self._is_owned[arguments[0].untyped_storage()._cdata]:
+            raise CompileError(
+                "it writes to an input, a weight or a view, which torch.export can express and TorchScript cannot"
+            )
 
     def _input(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         return self._argument(tensor, FunctionArgument(name, "input"), copy=True)
@@ -173,32 +184,20 @@ class _Flattening(Flattening):
     def _argument(self, tensor: torch.Tensor, argument: FunctionArgument, copy: bool) -> torch.Tensor:
         value = tensor.detach().clone() if copy else tensor.detach()
         super().argument(value)
-        self.tensors.append(tensor)
+        self._is_owned[value.untyped_storage()._cdata] = False
         self.arguments.append(argument)
         return value
 
 
-def _refuse_writes(graph: torch._C.Graph) -> None:
-    for node in graph.nodes():
-        if _is_write(node):
-            reason = "it writes to an input, a weight or a view, which torch.export can express and TorchScript cannot"
-            raise CompileError(reason, op=name_of(node), source=source_of(node))
-
-
-def _writes(block: Any) -> bool:
-    """Return whether an op of a block writes to a tensor."""
-    return any(_is_write(node) or any(_writes(inner) for inner in node.blocks()) for node in block.nodes())
-
-
-def _is_write(node: Any) -> bool:
-    schema = schema_of_node(node)
+def _writes(node: Node) -> bool:
+    schema = find_schema(node.op)
     return schema is not None and schema.is_mutable
 
 
 # Programs with control flow
 
 
-def function_with_control_flow(graph: torch._C.Graph, inputs: Sequence[Any]) -> TorchFunction:
+def function_with_control_flow(graph: Graph, inputs: Sequence[Any]) -> TorchFunction:
     """Return the function of a TorchScript graph, with its control flow.
 
     ``graph`` and ``inputs`` are those of :func:`function_of_graph`.
@@ -206,59 +205,57 @@ def function_with_control_flow(graph: torch._C.Graph, inputs: Sequence[Any]) -> 
     Raises:
         CompileError, CaptureError: the Torch dialect cannot express part of the graph; the message names it.
     """
-    graph = graph.copy()
-    torch._C._jit_pass_inline(graph)
-    weights = _Weights(graph)
-    arguments, tensors = [], []
-    for value, input_ in zip(list(graph.inputs()), inputs, strict=True):
-        if isinstance(input_, torch.Tensor):
-            arguments.append(FunctionArgument(input_name(value), "input"))
-            tensors.append(input_)
-        elif isinstance(input_, torch.nn.Module):
-            weights.lift(value, input_, "")
-        else:
-            weights.fix(value, input_)
-    for index in reversed(range(len(inputs))):
-        if not isinstance(inputs[index], torch.Tensor):
-            graph.eraseInput(index)
-    function: Any = torch._C._create_function_from_graph("forward", graph)
-    names = [argument.name for argument in function.schema.arguments]
-    specs = [TensorSpec(tensor.shape, tensor.dtype) for tensor in [*tensors, *weights.tensors]]
+    lifted = _Lifted(graph, inputs)
+    specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in lifted.tensors.items()}
     builder = ModuleBuilder()
-    builder.import_function(function, dict(zip(names, specs, strict=True)))
-    return TorchFunction(builder.module, (*arguments, *weights.arguments), is_typed=False)
+    builder.import_graph("forward", {"forward": lifted.graph}, specs)
+    return TorchFunction(builder.module, tuple(lifted.arguments), is_typed=False)
 
 
-class _Weights:
-    """Pass that turns a graph's reads of a module into inputs at the end of the graph, or into constants."""
+class _Lifted:
+    """Graph whose inputs are tensors. Reads of a module are inputs at its end, or constants.
 
-    def __init__(self, graph: torch._C.Graph) -> None:
+    ``arguments`` describes its inputs. ``tensors`` has their values, by name.
+    """
+
+    def __init__(self, graph: Graph, inputs: Sequence[Any]) -> None:
+        self.graph = Graph(name="forward", outputs=graph.outputs)
         self.arguments: list[FunctionArgument] = []
-        self.tensors: list[torch.Tensor] = []
-        self._graph = graph
-
-    def fix(self, value: torch._C.Value, known: Any) -> None:
-        """Replace ``value`` by a constant."""
-        constant = self._graph.insertConstant(known)  # type: ignore[attr-defined]
-        constant.node().moveBefore(next(iter(self._graph.nodes())))
-        value.replaceAllUsesWith(constant)
-
-    def lift(self, owner: torch._C.Value, module: torch.nn.Module, path: str) -> None:
-        """Replace all attribute reads of ``owner``, whose value is ``module``."""
-        for use in list(owner.uses()):
-            node = use.user
-            if node.kind() != "prim::GetAttr":
-                raise CompileError(
-                    "it writes to an attribute or calls a method", op=node.kind(), source=source_of(node)
-                )
-            read = getattr(module, node.s("name"))
-            name = f"{path}.{node.s('name')}".removeprefix(".")
-            if isinstance(read, torch.nn.Module):
-                self.lift(node.output(), read, name)
-            elif isinstance(read, torch.Tensor):
-                node.output().replaceAllUsesWith(self._graph.addInput())
-                self.arguments.append(FunctionArgument(name, "parameter", read))
-                self.tensors.append(read)
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._modules: dict[Value, tuple[torch.nn.Module, str]] = {}
+        constants = []
+        for value, name, input_ in zip(graph.inputs, graph.parameters, inputs, strict=True):
+            if isinstance(input_, torch.Tensor):
+                self._input(value, input_, FunctionArgument(name, "input"))
+            elif isinstance(input_, torch.nn.Module):
+                self._modules[value] = input_, ""
             else:
-                self.fix(node.output(), read)
-            node.destroy()
+                constants.append(Node("prim::Constant", outputs=[value], attributes={"value": input_}))
+        self.graph.nodes = [*constants, *self._nodes(graph)]
+        self.graph.parameters = [value.name for value in self.graph.inputs]
+
+    def _input(self, value: Value, tensor: torch.Tensor, argument: FunctionArgument) -> None:
+        self.graph.inputs.append(value)
+        self.tensors[value.name] = tensor
+        self.arguments.append(argument)
+
+    def _nodes(self, block: Block) -> list[Node]:
+        """Return the nodes of a block without reads of modules."""
+        return [lifted for node in block.nodes for lifted in self._lift(node)]
+
+    def _lift(self, node: Node) -> Sequence[Node]:
+        if not any(value in self._modules for value in node.inputs):
+            blocks = [Block(inner.inputs, self._nodes(inner), inner.outputs) for inner in node.blocks]
+            return [replace(node, blocks=blocks)]
+        if node.op != "prim::GetAttr":
+            raise CompileError("it writes to an attribute or calls a method", op=node.op, source=node.source)
+        (output,), (owner, path) = node.outputs, self._modules[node.inputs[0]]
+        attribute = getattr(owner, str(node.attributes["name"]))
+        path = f"{path}.{node.attributes['name']}".removeprefix(".")
+        if isinstance(attribute, torch.nn.Module):
+            self._modules[output] = attribute, path
+        elif isinstance(attribute, torch.Tensor):
+            self._input(output, attribute, FunctionArgument(path, "parameter", attribute))
+        else:
+            return [Node("prim::Constant", outputs=[output], attributes={"value": attribute}, source=node.source)]
+        return []

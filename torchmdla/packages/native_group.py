@@ -14,6 +14,7 @@ from torchmdla import _C
 from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.capture.specialise import Compiled
 from torchmdla.errors import CaptureError
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.packages.compiling import compiling_groups, reload_and_call
 from torchmdla.support import jit
 
@@ -74,7 +75,7 @@ def extract_group(scripted: Any, calls: Sequence[tuple[Any, ...]]) -> Group:
     returned = [value.debugName() for value in _flatten(graph.outputs())]
     dtypes = [tensor_output(output)[1] for output in codes[0].compiled.outputs]
     return Group(
-        subgraph=ScriptSubgraph(report["subgraph"]),
+        subgraph=ScriptSubgraph(convert_graph(report["subgraph"])),
         codes=codes,
         inputs=[(_strip_number(name), tensor.dtype) for name, tensor in zip(names, calls[0], strict=True)],
         outputs=[(_strip_number(name, f"output{k}"), dtypes[produced.index(name)]) for k, name in enumerate(returned)],

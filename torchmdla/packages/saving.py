@@ -18,6 +18,7 @@ from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compile_service.signatures import SigningKey
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.packages.compiling import compile_programs, reload_and_call, retarget
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
 from torchmdla.packages.signing import SIGNATURE, signature_of
@@ -183,7 +184,7 @@ def _collect_specialisations(program: _Script | _Exported, calls: Sequence[tuple
     for report in reports:
         subgraph, identity = report["subgraph"], (report["device"], report["parameters"])
         if isinstance(subgraph, torch._C.Graph):
-            structure, constant = _C.structure(subgraph, *identity), ScriptSubgraph(subgraph).constant
+            structure, constant = _C.structure(subgraph, *identity), ScriptSubgraph(convert_graph(subgraph)).constant
         else:
             structure, constant = subgraph.structure(*identity), subgraph.constant
         if structure is not None:

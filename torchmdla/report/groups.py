@@ -14,8 +14,7 @@ from torchmdla.capture.specialise import Compiled, ops_of
 from torchmdla.compiler.artifact import Count, KernelCall
 from torchmdla.compiler.sizes import Size
 from torchmdla.importer.fx import name_of_call, source_of_node
-from torchmdla.importer.graph import name_of
-from torchmdla.importer.sources import source_of
+from torchmdla.importer.script_graph import convert_graph
 from torchmdla.report.explanation import Comparison, Graph, Group, Kernel, Specialisation
 
 # Nodes that the importer numbers but that compute nothing.
@@ -69,7 +68,7 @@ def activity_of(report: _C.GroupReport) -> GroupActivity:
 def _source_in(subgraph: Any) -> str:
     """Return the line of the first operator."""
     if isinstance(subgraph, torch._C.Graph):
-        sources = (source_of(node) for node in subgraph.nodes() if not node.kind().startswith("prim::"))
+        sources = (node.source for node in convert_graph(subgraph).nodes if not node.op.startswith("prim::"))
     else:
         sources = (source_of_node(node) for node in subgraph.module.graph.nodes if node.op == "call_function")
     return next(filter(None, sources), "")
@@ -163,7 +162,7 @@ def _ops(report: _C.GroupReport) -> Counter[str]:
     """Return the operators of a group's subgraph."""
     subgraph = report["subgraph"]
     if isinstance(subgraph, torch._C.Graph):
-        names = list(map(name_of, subgraph.nodes()))
+        names = [node.op for node in convert_graph(subgraph).nodes]
     else:
         names = list(map(name_of_call, subgraph.module.graph.nodes))
     return Counter(name for name in names if name not in _NO_OPS)

@@ -306,6 +306,6 @@ def _attributes(attributes: Mapping[str, Constant]) -> str:
 def _constant(value: Constant) -> str:
     if isinstance(value, StoredTensor):
         return f"<Tensor {value.dtype}{list(value.shape)}>"
-    if isinstance(value, Object):
-        return f"<{value.class_name}>"
+    if isinstance(value, Object | Graph):
+        return f"<{value.class_name if isinstance(value, Object) else value.name}>"
     return f"<{type(value).__name__}>" if hasattr(value, "numel") else repr(value)

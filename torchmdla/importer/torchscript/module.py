@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchmdla.errors import CompileError, unknown_name
@@ -28,6 +27,7 @@ from torchmdla.importer.torchscript.graph import (
 )
 from torchmdla.importer.torchscript.writer import ScriptWriter
 from torchmdla.importer.types import element_type
+from torchmdla.script.ir import Class, Graph, Object, Program, Type
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,17 @@ class ImportedScript:
 
 
 def import_script_function(
-    function: torch.jit.ScriptFunction[Any, Any],
+    name: str,
+    functions: Mapping[str, Graph],
     arguments: Mapping[str, TensorSpec],
     is_registered: Callable[[str], bool],
     known: Collection[str] = (),
 ) -> ImportedScript:
-    """Write a scripted or traced function as public, under its qualified name, and its callees as private.
+    """Write a function as public, under its qualified name, and its callees as private.
 
     Args:
-        function: the scripted or traced function.
+        name: the name of the function.
+        functions: the function and those that it calls, by name.
         arguments: sizes and dtypes of arguments, by name. These have value semantics.
         is_registered: whether the Torch dialect has an op of this name.
         known: functions that the module already contains. They are only declared.
@@ -76,21 +78,21 @@ def import_script_function(
         ValueError: If the function does not have one of ``arguments``.
         CompileError: If a part has no form in the dialect. The error names the node and its place.
     """
-    importer = _Importer(is_registered, known, is_python=True)
-    importer.function(function.qualified_name, function, _bounds(arguments), "public")
+    importer = _Importer(functions, is_registered, known)
+    importer.function(functions[name], _bounds(arguments), "public")
     return importer.finish()
 
 
 def import_script_module(
-    module: torch.jit.ScriptModule,
+    program: Program,
     annotations: Annotations,
     is_registered: Callable[[str], bool],
     known: Collection[str] = (),
 ) -> ImportedScript:
-    """Write a scripted module with its classes, methods and objects.
+    """Write the module of a program with its classes, methods and objects.
 
     Args:
-        module: the scripted module.
+        program: the program. Its tensors are PyTorch's.
         annotations: the module's annotations.
         is_registered: as for :func:`import_script_function`.
         known: as for :func:`import_script_function`.
@@ -99,84 +101,71 @@ def import_script_module(
         ValueError: If the annotations refer to a missing member.
         CompileError: If a part has no form in the dialect. The error names it.
     """
-    root = module._c
-    type_ = root._type()
-    cu: Any = torch.jit._state._python_cu  # type: ignore[attr-defined]
-    importer = _Importer(is_registered, known, is_python=cu.get_class(type_.qualified_name()) == type_)
-    importer.module(root, annotations)
+    importer = _Importer(program.functions, is_registered, known)
+    importer.module(program, annotations)
     return importer.finish()
 
 
 class _Importer:
-    def __init__(self, is_registered: Callable[[str], bool], known: Collection[str], *, is_python: bool) -> None:
-        self._is_python = is_python
+    def __init__(
+        self, functions: Mapping[str, Graph], is_registered: Callable[[str], bool], known: Collection[str]
+    ) -> None:
+        self._functions = functions
         self._known = frozenset(known)
         self._writer = ScriptWriter()
         self._methods: dict[tuple[str, str], FunctionType] = {}
-        self._functions: dict[str, Any] = {}
+        self._called: set[str] = set()
         self._symbols: set[str] = set()
-        self._callees = Callees(is_registered, self._methods, self._resolve_function)
+        self._callees = Callees(is_registered, self._methods, self._call)
         # Constants of the objects' tensors, keyed by the memory that the tensors view.
         self._tensors: dict[object, Value] = {}
         self._storages: set[int] = set()
 
     def finish(self) -> ImportedScript:
         """Return the imported text with the called functions, or declarations of those that the module contains."""
-        while missing := self._functions.keys() - self._symbols - self._known:
+        while missing := self._called - self._symbols - self._known:
             for name in sorted(missing):
-                self.function(name, self._functions[name], {}, "private")
-        for name in sorted(self._functions.keys() & self._known):
-            types, result = function_type(self._functions[name].graph)
+                self.function(self._functions[name], {}, "private")
+        for name in sorted(self._called & self._known):
+            types, result = function_type(self._functions[name])
             self._writer.line(f"func.func private @{symbol(name)}({', '.join(types)}) -> {result}")
         return ImportedScript(self._writer.text(), self._writer.literals.resources, frozenset(self._symbols))
 
-    def function(self, name: str, function: Any, bounds: Mapping[str, str], visibility: str) -> None:
+    def function(self, graph: Graph, bounds: Mapping[str, str], visibility: str) -> None:
         """Write a function or a method."""
-        graph = function.graph
-        calls = graph.findAllNodes("prim::CallFunction")
-        if any(self._resolve_function(next(call.inputs()).node().output().type()) is None for call in calls):
-            # Only PyTorch's inliner finds the functions of a loaded archive.
-            graph = function.inlined_graph
-        names = [argument.name for argument in function.schema.arguments]
         for argument in bounds:
-            if argument not in names:
-                raise ValueError(f"{name}: {unknown_name('argument', argument, names)}")
-        known = [bounds.get(argument_name, "") for argument_name in names]
-        GraphWriter(self._writer, self._callees).write(name, graph, visibility, known)
-        self._symbols.add(name)
+            if argument not in graph.parameters:
+                raise ValueError(f"{graph.name}: {unknown_name('argument', argument, graph.parameters)}")
+        known = [bounds.get(parameter, "") for parameter in graph.parameters]
+        GraphWriter(self._writer, self._callees).write(graph, visibility, known)
+        self._symbols.add(graph.name)
 
-    def _resolve_function(self, type_: Any) -> tuple[str, FunctionType] | None:
-        """Return a function that a graph calls, or None if Python does not know it, as in a loaded archive."""
-        name = str(type_)
-        cu: Any = torch.jit._state._python_cu  # type: ignore[attr-defined]
-        function = cu.find_function(name) if self._is_python else None
-        if function is None:
-            return None
-        self._functions[name] = function
-        return name, function_type(function.graph)
+    def _call(self, name: str) -> FunctionType:
+        """Return the type of a function that a graph calls."""
+        self._called.add(name)
+        return function_type(self._functions[name])
 
     # Modules
 
-    def module(self, root: Any, annotations: Annotations) -> None:
+    def module(self, program: Program, annotations: Annotations) -> None:
         """Write classes, methods and objects."""
-        classes = {_class_name(instance): instance for instance in _objects(root)}
-        exports = _exports(root, annotations)
-        bounds = _method_bounds(root, annotations)
+        exports = _exports(program, annotations)
+        bounds = _method_bounds(program, annotations)
         methods = {
-            (name, method): instance._get_method(method)
-            for name, instance in classes.items()
-            for method in instance._method_names()
+            (class_.type.name, name): method
+            for class_ in program.classes.values()
+            for name, method in class_.methods.items()
         }
-        self._methods.update((key, function_type(method.graph)) for key, method in methods.items())
-        for name, instance in classes.items():
-            self._class(name, instance, exports)
+        self._methods.update((key, function_type(method)) for key, method in methods.items())
+        for class_ in program.classes.values():
+            self._class(class_, exports)
         for key, method in methods.items():
-            self.function(".".join(key), method, bounds.get(key, {}), "private")
+            self.function(method, bounds.get(key, {}), "private")
         self._writer.location = "loc(unknown)"
-        self._object(root)
+        self._object(program.root, program.classes)
 
-    def _class(self, class_name: str, instance: Any, exports: Collection[tuple[str, str]] | None) -> None:
-        """Write the class of an object."""
+    def _class(self, class_: Class, exports: Collection[tuple[str, str]] | None) -> None:
+        class_name = class_.type.name
 
         def head(kind: str, name: str) -> str:
             is_private = exports is not None and (class_name, name) not in exports
@@ -185,30 +174,29 @@ class _Importer:
         self._symbols.add(class_name)
         self._writer.line(f"torch.class_type @{symbol(class_name)} {{")
         with self._writer.indented():
-            types = _attributes(instance) | {name: child._type() for name, child in _submodules(instance).items()}
-            for name, type_ in types.items():
+            for name, type_ in class_.attributes.items():
                 with _located_errors(f"attribute {name!r} of {class_name}"):
                     self._writer.line(f"{head('attr', name)} : {dialect_type(type_)}")
-            for name in instance._method_names():
-                self._writer.line(f"{head('method', name)}, @{symbol(f'{class_name}.{name}')}")
+            for name, method in class_.methods.items():
+                self._writer.line(f"{head('method', name)}, @{symbol(method.name)}")
         self._writer.line("}")
 
-    def _object(self, instance: Any) -> Value:
+    def _object(self, instance: Object, classes: Mapping[str, Class]) -> Value:
+        class_ = classes[instance.class_name]
         slots = {}
-        for name, type_ in _attributes(instance).items():
-            with _located_errors(f"attribute {name!r} of {_class_name(instance)}"):
-                slots[name] = self._value(instance.getattr(name), type_)
-        for name, child in _submodules(instance).items():
-            slots[name] = self._object(child)
-        value = self._writer.fresh(dialect_type(instance._type()))
-        self._writer.line(f"{value.name} = torch.nn_module {{")
+        for name, type_ in class_.attributes.items():
+            value = instance.attributes[name]
+            with _located_errors(f"attribute {name!r} of {instance.class_name}"):
+                slots[name] = self._object(value, classes) if isinstance(value, Object) else self._value(value, type_)
+        result = self._writer.fresh(dialect_type(class_.type))
+        self._writer.line(f"{result.name} = torch.nn_module {{")
         with self._writer.indented():
             for name, slot in slots.items():
                 self._writer.line(f"torch.slot {quote(name)}, {slot.name} : {slot.type}")
-        self._writer.line(f"}} : {value.type}")
-        return value
+        self._writer.line(f"}} : {result.type}")
+        return result
 
-    def _value(self, value: Any, type_: Any) -> Value:
+    def _value(self, value: Any, type_: Type) -> Value:
         """Return an attribute's value. Equal views of memory share one value, so that a write to one affects all."""
         if not isinstance(value, Tensor):
             return write_value(self._writer, value, type_)
@@ -233,48 +221,28 @@ def _located_errors(place: str) -> Iterator[None]:
         raise CompileError(f"{place}: {error.reason}", op="prim::GetAttr") from error
 
 
-def _class_name(instance: Any) -> str:
-    return instance._type().qualified_name()  # type: ignore[no-any-return]
-
-
-def _attributes(instance: Any) -> dict[str, Any]:
-    """Return the types of an object's attributes except submodules, by name."""
-    concrete: Any = torch._C.ConcreteModuleType.from_jit_type(instance._type())  # type: ignore[attr-defined]
-    return {name: type_ for name, (type_, _) in sorted(concrete.get_attributes().items())}
-
-
-def _submodules(instance: Any) -> dict[str, Any]:
-    return dict(torch._C.ModuleDict(instance).items())  # type: ignore[attr-defined]
-
-
-def _objects(root: Any) -> Iterator[Any]:
-    yield root
-    for child in _submodules(root).values():
-        yield from _objects(child)
-
-
-def _exports(root: Any, annotations: Annotations) -> set[tuple[str, str]] | None:
+def _exports(program: Program, annotations: Annotations) -> set[tuple[str, str]] | None:
     """Return the exported (class, member) pairs, and the submodules on the paths to them. None means all."""
     if annotations.exports is None:
         return None
     exports = set()
     for path in annotations.exports:
-        members = _members(root, path)
+        members = _members(program, path)
         owner, name = members[-1]
-        if name not in owner._method_names() and not owner.hasattr(name):
+        if name not in owner.methods and name not in owner.attributes:
             raise ValueError(f"the module has no method or attribute {path!r}")
-        exports |= {(_class_name(holder), member) for holder, member in members}
+        exports |= {(holder.type.name, member) for holder, member in members}
     return exports
 
 
-def _method_bounds(root: Any, annotations: Annotations) -> dict[tuple[str, str], Mapping[str, str]]:
+def _method_bounds(program: Program, annotations: Annotations) -> dict[tuple[str, str], Mapping[str, str]]:
     """Return (class, method) → the known types of its arguments."""
     bounds: dict[tuple[str, str], Mapping[str, str]] = {}
     for path, arguments in annotations.arguments.items():
-        owner, name = _members(root, path)[-1]
-        if name not in owner._method_names():
+        owner, name = _members(program, path)[-1]
+        if name not in owner.methods:
             raise ValueError(f"the module has no method {path!r}")
-        bounds[_class_name(owner), name] = _bounds(arguments, annotations.mutable.get(path, ()))
+        bounds[owner.type.name, name] = _bounds(arguments, annotations.mutable.get(path, ()))
     return bounds
 
 
@@ -288,14 +256,14 @@ def _bounds(arguments: Mapping[str, TensorSpec], mutable: Collection[str] = ()) 
     return bounds
 
 
-def _members(root: Any, path: str) -> list[tuple[Any, str]]:
-    """Return the members on ``path`` from ``root``, each as the object that has it and its name."""
+def _members(program: Program, path: str) -> list[tuple[Class, str]]:
+    """Return the members on ``path`` from the root, each as the class that has it and its name."""
     *parents, name = path.split(".")
-    owner, members = root, []
+    owner, members = program.root, []
     for parent in parents:
-        children = _submodules(owner)
-        if parent not in children:
+        members.append((program.classes[owner.class_name], parent))
+        child = owner.attributes.get(parent)
+        if not isinstance(child, Object):
             raise ValueError(f"the module has no submodule {parent!r} on the path {path!r}")
-        members.append((owner, parent))
-        owner = children[parent]
-    return [*members, (owner, name)]
+        owner = child
+    return [*members, (program.classes[owner.class_name], name)]
