@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_running import host_target
-from nest_samples import AVX512
+from nest_samples import AVX512, TARGETS
 from test_tile_fusion import chains
 from torch import Tensor, nn
 from written_programs import TracedProgram, normal
 
 import torchmdla
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, TileLoop, flatten
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, TileLoop, fill_value, flatten
 from torchmdla.testing.compare import assert_matches
 
 KINDS = {
@@ -82,6 +82,17 @@ def test_a_state_of_zeros_meets_weights_that_are_not_numbers():
 def test_long_sequences(kind):
     """Check long sequences. Bufferisation skips upstream's analysis for so many operations."""
     check(KINDS[kind](12, 32, num_layers=2), torch.randn(160, 2, 12))
+
+
+@pytest.mark.parametrize("features", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("kind", ["lstm", "tanh"])
+def test_layers_share_the_zeros_of_their_first_steps(kind, features):
+    """Check that zeros are filled once, also if products read them from panels, as in batches of a vector's size."""
+    program = TracedProgram(KINDS[kind](16, 64, num_layers=2), normal(5, 8, 16))
+    steps = list(flatten(program.steps(host_target(*features)).steps))
+    nests = [nest for step in steps for nest in (step.members if isinstance(step, TileLoop) else [step])]
+    assert sum(fill_value(nest) is not None for nest in nests) == 1
+    program.check(host_target(*features))
 
 
 @settings(max_examples=8)

@@ -9,12 +9,12 @@ to transpose one factor first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torchmdla.compiler.sizes import AnySize, estimate, quotient, static
 from torchmdla.devices.cpu.ir.accesses import Access, Buffer
-from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, is_contraction, split_loop
+from torchmdla.devices.cpu.ir.loop_program import LoopNest, LoopProgram, fill_value, is_contraction, is_copy, split_loop
 from torchmdla.devices.cpu.passes.layout import has_sliding_window, in_memory_order, lay_out
 from torchmdla.devices.cpu.passes.narrow.dot_products import matrix_products
 from torchmdla.devices.cpu.passes.precompute import parameter_predicate, parameter_values
@@ -53,7 +53,8 @@ def pack_weights(steps: LoopProgram, machine: Machine) -> None:
     """Pack parameters of matrix products as [columns/panel][rows][panel], in place.
 
     Products of fewer rows read values computed from a parameter in the parameter's order, so narrow elements are read
-    in place. Parameters that a matrix unit multiplies are in one panel if their columns are not whole vectors.
+    in place. Parameters that a matrix unit multiplies are in one panel if their columns are not whole vectors. Panels
+    of a constant, such as the initial state of a recurrent network, are filled with it.
     """
     is_known, multiplied = parameter_predicate(steps), matrix_products(steps, machine)
     panels: dict[object, Access] = {}
@@ -63,8 +64,10 @@ def pack_weights(steps: LoopProgram, machine: Machine) -> None:
         for position, access in enumerate(step.inputs):
             if is_known(access):
                 _use_panels(steps, step, position, machine, step in multiplied, panels)
-    for buffer, producers in parameter_values(steps).items():
+    values = parameter_values(steps)
+    for buffer, producers in values.items():
         if len(producers) == 1:
+            _store_constant(producers[0], values)
             _permute_to_parameter_order(steps, buffer, producers[0])
 
 
@@ -133,6 +136,14 @@ def _column_loop(step: LoopNest, position: int) -> int:
         return -1
     column = max(columns, key=lambda d: estimate(step.sizes[d]))
     return column if column not in step.indexed_loops else -1
+
+
+def _store_constant(step: LoopNest, values: Mapping[Buffer, Sequence[LoopNest]]) -> None:
+    """Let a copy of a filled buffer store the constant, so that layers with equal constants share one buffer."""
+    sources = values.get(step.reads[0], ()) if is_copy(step) else ()
+    constant = fill_value(sources[0]) if len(sources) == 1 else None
+    if constant is not None:
+        step.values = (constant,)
 
 
 def _permute_to_parameter_order(steps: LoopProgram, buffer: Buffer, producer: LoopNest) -> None:
