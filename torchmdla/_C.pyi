@@ -192,6 +192,12 @@ def take_package(path: str, program: ProgramLifetime) -> bool:
         RuntimeError: the file is not an archive of PyTorch.
     """
 
+def take_package_records(records: Mapping[str, bytes], name: str, program: ProgramLifetime) -> bool:
+    """Make the package of these records known to groups while ``program`` lives. Return whether it is a package.
+
+    ``name`` is the program's name in warnings. The caller decides whether to trust the bytes.
+    """
+
 def check_signature(key_paths: Sequence[str], record: bytes, label: str, name: str, content: bytes) -> None:
     """Check that the owner of one of the keys made the signature ``record`` of ``content``.
 
