@@ -220,6 +220,9 @@ def set_demanded_keys(paths: Sequence[str] | None) -> None:
         ValueError: a file cannot be read, is not a public key, or may have been written by another user.
     """
 
+def are_signatures_required() -> bool:
+    """Return whether compiled code that a program loads needs a signature, also if the keys cannot be read."""
+
 def return_freed_memory() -> None:
     """Return memory that was freed to the system."""
 

@@ -166,6 +166,7 @@ void bind_settings(py::module& module) {
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
   module.def("set_demanded_keys", &set_required_keys, py::arg("paths"));
+  module.def("are_signatures_required", &are_signatures_required);
   module.def("check_signature", &check_signature_by, py::arg("key_paths"), py::arg("record"),
              py::arg("label"), py::arg("name"), py::arg("content"));
   py::class_<ProgramLifetime, std::shared_ptr<ProgramLifetime>>(module, "ProgramLifetime")

@@ -24,6 +24,7 @@ from torch.compiler import config as compiler_config
 from torch.nn import functional
 
 from torchmdla import devices
+from torchmdla.capture import cache_artifacts
 from torchmdla.capture.double_backward import compile_each_set, differentiable_backward
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
 from torchmdla.capture.fx.graph import Boxed, compile_boxed, run_without_modes
@@ -227,3 +228,4 @@ def _is_for_us(compiler: Any) -> bool:
 
 
 _trace_recurrent_layers()
+cache_artifacts.record_from_now_on()
