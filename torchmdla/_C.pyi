@@ -192,6 +192,12 @@ def take_package(path: str, program: ProgramLifetime) -> bool:
         RuntimeError: the file is not an archive of PyTorch.
     """
 
+def take_package_records(records: Mapping[str, bytes], name: str, program: ProgramLifetime) -> bool:
+    """Make the package of these records known to groups while ``program`` lives. Return whether it is a package.
+
+    ``name`` is the program's name in warnings. The caller decides whether to trust the bytes.
+    """
+
 def check_signature(key_paths: Sequence[str], record: bytes, label: str, name: str, content: bytes) -> None:
     """Check that the owner of one of the keys made the signature ``record`` of ``content``.
 
@@ -213,6 +219,9 @@ def set_demanded_keys(paths: Sequence[str] | None) -> None:
     Raises:
         ValueError: a file cannot be read, is not a public key, or may have been written by another user.
     """
+
+def are_signatures_required() -> bool:
+    """Return whether compiled code that a program loads needs a signature, also if the keys cannot be read."""
 
 def return_freed_memory() -> None:
     """Return memory that was freed to the system."""

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchmdla import _C, devices
-from torchmdla.capture import refusals, specialise, torchscript, ungrouped
+from torchmdla.capture import cache_artifacts, refusals, specialise, torchscript, ungrouped
 from torchmdla.compile_service import service
 from torchmdla.devices import OpSupport
 from torchmdla.errors import unknown_name
@@ -457,6 +457,7 @@ def _use(device: devices.Device) -> None:
 
 
 specialise.install()
+cache_artifacts.register()
 torchscript.watch_loads()
 if os.environ.get("TORCHMDLA_ENABLE", "1") not in ("0", ""):
     enable()

@@ -17,6 +17,7 @@
 #include "group/statistics.h"
 #include "package/archive.h"
 #include "package/mapped_weights.h"
+#include "package/package.h"
 #include "package/processor.h"
 #include "package/public_keys.h"
 #include "package/signature.h"
@@ -40,6 +41,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace py = pybind11;
@@ -100,6 +102,20 @@ void check_signature_by(const std::vector<std::string>& key_paths, const py::byt
 // Lifetime of a program that is not a TorchScript module. The object lives as long as the program.
 struct ProgramLifetime {};
 
+// Add the package that consists of `records` to those that groups search. The program passed the
+// bytes, so it decides whether to trust them.
+bool take_package_records(std::unordered_map<std::string, std::string> records,
+                          const std::string& name,
+                          const std::shared_ptr<ProgramLifetime>& program) {
+  const auto owner = std::make_shared<const decltype(records)>(std::move(records));
+  const auto read = [&](const std::string& record) -> std::optional<FileRecord> {
+    const auto found = owner->find(record);
+    if (found == owner->end()) return std::nullopt;
+    return FileRecord{std::as_bytes(std::span(found->second)), owner};
+  };
+  return load_package({read, /*map=*/nullptr, name, /*file=*/nullptr, program});
+}
+
 py::dict statistics_dict() {
   py::dict result;
   result["groups"] = statistics().groups.load();
@@ -150,6 +166,7 @@ void bind_settings(py::module& module) {
   module.def("converts_f16", &converts_f16, py::arg("processor"));
   module.def("set_processor", &set_processor, py::arg("processor"));
   module.def("set_demanded_keys", &set_required_keys, py::arg("paths"));
+  module.def("are_signatures_required", &are_signatures_required);
   module.def("check_signature", &check_signature_by, py::arg("key_paths"), py::arg("record"),
              py::arg("label"), py::arg("name"), py::arg("content"));
   py::class_<ProgramLifetime, std::shared_ptr<ProgramLifetime>>(module, "ProgramLifetime")
@@ -160,6 +177,15 @@ void bind_settings(py::module& module) {
         return take_package_of(path, program);
       },
       py::arg("path"), py::arg("program"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "take_package_records",
+      [](const std::unordered_map<std::string, py::bytes>& records, const std::string& name,
+         const std::shared_ptr<ProgramLifetime>& program) {
+        std::unordered_map<std::string, std::string> copies(records.begin(), records.end());
+        const py::gil_scoped_release without_gil;
+        return take_package_records(std::move(copies), name, program);
+      },
+      py::arg("records"), py::arg("name"), py::arg("program"));
   module.def("take_loaded_package", &add_package_of_module, py::arg("path"), py::arg("module"),
              py::call_guard<py::gil_scoped_release>());
   module.def("load_with_package", &load_with_package, py::arg("path"), py::arg("device"),

@@ -46,6 +46,11 @@ PackageSettings& package_settings() {
   return instance;
 }
 
+KeyPaths key_paths() {
+  const ForkSafeLock guard(package_settings().mutex);
+  return package_settings().key_paths;
+}
+
 } // namespace
 
 std::string processor_setting() {
@@ -59,11 +64,12 @@ void set_processor(const std::string& processor) {
   package_settings().processor = processor;
 }
 
+bool are_signatures_required() {
+  return key_paths().has_value();
+}
+
 std::optional<std::vector<PublicKey>> required_keys() {
-  const auto paths = [] {
-    const ForkSafeLock guard(package_settings().mutex);
-    return package_settings().key_paths;
-  }();
+  const auto paths = key_paths();
   if (!paths) return std::nullopt;
   return read_public_keys(*paths);
 }

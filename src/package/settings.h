@@ -14,6 +14,9 @@ namespace torchmdla {
 std::string processor_setting();
 void set_processor(const std::string& processor);
 
+// Return whether packages need a signature, also if the keys cannot be read.
+bool are_signatures_required();
+
 // Return the keys of which one must have signed a package, or nullopt if packages need no
 // signature. By default, `TORCHMDLA_REQUIRE_SIGNATURE` lists the files of keys, separated by
 // colons. Each call reads the files again. Throw FileProblem if one cannot be read or trusted

@@ -110,6 +110,8 @@ def compile_each_set(
     """
     results: Any = module.graph.output_node().args[0]
     every = frozenset(index for index, result in enumerate(results) if result is not None)
+    # PyTorch drops the examples of values of a graph that it saves.
+    module = _restrict(module, every)
     functions: dict[frozenset[int], Callable[[list[Any]], Any]] = {}
     if begins:
         functions[every] = compile_graph(_restrict(module, every), True)
@@ -123,6 +125,8 @@ def compile_each_set(
         return functions[wanted](inputs)
 
     run._boxed_call = True  # type: ignore[attr-defined]
+    if begins:
+        run.__wrapped__ = functions[every]  # type: ignore[attr-defined]  # which PyTorch saves
     return run
 
 

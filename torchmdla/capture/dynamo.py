@@ -6,8 +6,8 @@ Dynamo captures Python. AOT Autograd makes flat functional graphs of it, forward
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -20,19 +20,21 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
+from torch.compiler import config as compiler_config
 from torch.nn import functional
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from torchmdla import devices
+from torchmdla.capture import cache_artifacts
 from torchmdla.capture.double_backward import compile_each_set, differentiable_backward
 from torchmdla.capture.fx.decompositions import decompositions, keep_operators_whole
-from torchmdla.capture.fx.graph import Boxed, compile_boxed
+from torchmdla.capture.fx.graph import Boxed, compile_boxed, run_without_modes
 from torchmdla.capture.fx.recurrent import is_traced
 from torchmdla.capture.options import Options
 from torchmdla.compile_service import service
 from torchmdla.errors import unknown_name
 from torchmdla.importer.decompositions.recurrent_steps import STEP_OPERATORS
 from torchmdla.support.garbage import pause_collection
+from torchmdla.version import __version__
 
 
 def torchmdla(
@@ -62,15 +64,26 @@ def torchmdla(
     if may_train and any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs):
         service.default_service().prestart(2)  # Forward and backward are compiled at once.
 
+    def finish(graph: fx.GraphModule, run: Boxed, weights: Sequence[fx.Node]) -> Boxed:
+        run = run_without_modes(graph, run)
+        if not _is_saved():
+            return run
+        # PyTorch's code for saving graphs takes part of a second to import.
+        from torchmdla.capture.fx.saved_graph import SavedGraph
+
+        return SavedGraph(run, graph, chosen, _values_of(weights, graph, example_inputs))
+
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Boxed:
         begins = trains and may_train and _uses_all_gradients()
-        return _run_without_modes(graph, compile_boxed(graph, _parameters(graph, trains), chosen, begins=begins))
+        weights = _parameters(graph, trains)
+        return finish(graph, compile_boxed(graph, weights, chosen, begins=begins), weights)
 
     def compile_backward(graph: fx.GraphModule, begins: bool) -> Boxed:
-        return _run_without_modes(graph, compile_boxed(graph, (), chosen, gives_up_inputs=True, begins=begins))
+        return finish(graph, compile_boxed(graph, (), chosen, gives_up_inputs=True, begins=begins), ())
 
     def compile_backwards(graph: fx.GraphModule, _: Sequence[Any]) -> Boxed:
-        return compile_each_set(graph, compile_backward, may_train and _uses_all_gradients())
+        begins = _is_saved() or (may_train and _uses_all_gradients())
+        return compile_each_set(graph, compile_backward, begins)
 
     def compile_module(module: nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with (
@@ -78,6 +91,7 @@ def torchmdla(
             keep_operators_whole(),
             differentiable_backward(compile_module) as partition,
             functorch_config.patch(force_non_lazy_backward_lowering=True),
+            _caching(chosen) if _is_saved() else nullcontext(),
         ):
             compiler = aot_autograd(
                 fw_compiler=partial(compile_forward, trains=True),
@@ -110,27 +124,26 @@ def _unmark_fsdp_parameters(module: fx.GraphModule) -> None:
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-def _run_without_modes(module: fx.GraphModule, run: Boxed) -> Boxed:
-    """Return ``run``, which runs ``module``, without the modes of AOT Autograd around its first call."""
-    has_only_builtins = not any(map(_is_custom, module.graph.nodes))
-
-    def call(inputs: list[Any]) -> Any:
-        # The first call runs under a mode of AOT Autograd that watches custom operators. No group compiles under it.
-        if (
-            torch._C._len_torch_dispatch_stack()
-            and has_only_builtins
-            and all(mode.ignore_compile_internals() for mode in _get_current_dispatch_mode_stack())
-        ):
-            with _disable_current_modes():
-                return run(inputs)
-        return run(inputs)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
+def _is_saved() -> bool:
+    """Return whether PyTorch saves the graph that it compiles now, as ``aot_compile`` and its caches do."""
+    return functorch_config.bundled_autograd_cache or dynamo_config.caching_precompile
 
 
-def _is_custom(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prim", "prims")
+@contextmanager
+def _caching(options: Options) -> Iterator[None]:
+    """Let AOT Autograd save what it compiles in this context, under keys of this backend alone."""
+    tag = f"{compiler_config.cache_key_tag} torchmdla {__version__} {options}"
+    # Modules of settings get this method when they are imported.
+    own_keys = compiler_config.patch(cache_key_tag=tag)  # type: ignore[attr-defined]
+    with functorch_config.patch(force_autograd_cache=True), own_keys:
+        yield
+
+
+def _values_of(weights: Sequence[fx.Node], graph: fx.GraphModule, inputs: Sequence[Any]) -> Mapping[str, torch.Tensor]:
+    """Return the tensors of the placeholders ``weights`` by name, where AOT Autograd kept the ``inputs`` of Dynamo."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    values = dict(zip(placeholders, inputs, strict=False)) if len(placeholders) == len(inputs) else {}
+    return {node.name: values[node] for node in weights if isinstance(values.get(node), torch.Tensor)}
 
 
 def _is_evaluation(module: fx.GraphModule) -> bool:
@@ -215,3 +228,4 @@ def _is_for_us(compiler: Any) -> bool:
 
 
 _trace_recurrent_layers()
+cache_artifacts.record_from_now_on()

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -108,9 +109,16 @@ class CompilerService:
                 if self._claims.get(key) is claim:
                     del self._claims[key]
             claim.set()
+        if _observer is not None:
+            _observer(key, artifact)
         if source != "compiled":
             logs.logger("cache").info("%s: found %s", key[:16], _SOURCE_TEXT[source])
         return CompileOutcome(artifact, source, time.perf_counter() - start)
+
+    def add(self, key: str, artifact: Artifact) -> None:
+        """Keep the artifact of the program ``key``, which another process compiled, in memory and on disk."""
+        self._keep(key, artifact)
+        self.cache.store(key, artifact)
 
     def forget(self, key: str) -> None:
         """Remove the artifact of the program ``key``, which cannot be loaded, from memory and disk."""
@@ -279,12 +287,17 @@ class CompilerService:
     def _remember(self, key: str, artifact: Artifact, source: Source) -> tuple[Artifact, Source]:
         with self._lock:
             self._statistics["compiled" if source == "compiled" else f"{source}_hits"] += 1
+            self._keep(key, artifact)
+        return artifact, source
+
+    def _keep(self, key: str, artifact: Artifact) -> None:
+        """Keep an artifact in memory, and drop the least recently used ones beyond the limit."""
+        with self._lock:
             self._artifacts[key] = artifact
             excess = sum(len(entry.object_code) for entry in self._artifacts.values()) - self._memory_bytes
             while excess > 0 and len(self._artifacts) > 1:
                 _, oldest = self._artifacts.popitem(last=False)
                 excess -= len(oldest.object_code)
-        return artifact, source
 
     def _reset_process_state(self) -> None:
         """Initialise the state that belongs to one process: locks, active compiles, counters."""
@@ -294,6 +307,15 @@ class CompilerService:
         self._claims: dict[str, threading.Event] = {}
         counters = ("compiled", "disk_hits", "store_hits", "memory_hits", "failures")
         self._statistics: dict[str, float] = {**dict.fromkeys(counters, 0), "seconds": 0.0}
+
+
+_observer: Callable[[str, Artifact], object] | None = None
+
+
+def set_observer(observer: Callable[[str, Artifact], object]) -> None:
+    """Call ``observer`` with the key and the artifact of each program that a caller gets, from any source."""
+    global _observer
+    _observer = observer
 
 
 _default: CompilerService | None = None

@@ -18,6 +18,7 @@ from torchmdla.capture.script_subgraph import ScriptSubgraph
 from torchmdla.compile_service.signatures import SigningKey
 from torchmdla.compile_service.versions import producers
 from torchmdla.compiler.artifact import Artifact
+from torchmdla.compiler.program import Target as CodeTarget
 from torchmdla.importer.script_graph import convert_graph
 from torchmdla.packages.compiling import compile_programs, reload_and_call, retarget
 from torchmdla.packages.format import FOLDER, INDEX, PackageInfo, Target, info_of, records
@@ -146,11 +147,23 @@ def _package(
     """Return the records of a program's package."""
     device = devices.get(devices.in_use())
     code_targets = {name: device.target_for(name) for name in targets}
-    specialisations = _collect_specialisations(program, calls)
+    # The groups are those that a reader of the file gets.
+    _program, reports = reload_and_call(partial(program.write, {}), program.load, calls)
+    specialisations = specialisations_of(reports)
     if not any(item.compiled for item in specialisations):
         raise ValueError(
             "no group of the program is compiled for these inputs: torchmdla.explain(model, *inputs) has the reasons"
         )
+    return package_of(specialisations, device, code_targets, pack_weights)
+
+
+def package_of(
+    specialisations: Sequence[Specialisation],
+    device: devices.Device,
+    code_targets: Mapping[str, CodeTarget],
+    pack_weights: bool = False,
+) -> dict[str, bytes]:
+    """Return the records of a package with the code of ``specialisations`` for targets, by name."""
     originals = [item.program for item in specialisations]
     programs = {
         name: [original and retarget(original, target) for original in originals]
@@ -174,12 +187,8 @@ def _package(
     return records(described, list(map(_describe, specialisations)), versions)
 
 
-def _collect_specialisations(program: _Script | _Exported, calls: Sequence[tuple[Any, ...]]) -> list[Specialisation]:
-    """Return the specialisations of a program's groups for these calls.
-
-    The groups are those that a reader of the file gets.
-    """
-    _program, reports = reload_and_call(partial(program.write, {}), program.load, calls)
+def specialisations_of(reports: Sequence[_C.GroupReport]) -> list[Specialisation]:
+    """Return the specialisations of groups that a package can contain."""
     specialisations: list[Specialisation | None] = []
     for report in reports:
         subgraph, identity = report["subgraph"], (report["device"], report["parameters"])

@@ -15,10 +15,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from torchmdla import _C, devices
 from torchmdla.capture import ungrouped
@@ -91,12 +92,40 @@ def compile_boxed(
     if begins and _C.is_enabled() and not options.is_background():
         for group in groups(module):
             compile_ahead(group, options.device_name())
+    return boxed(module, gives_up_inputs)
+
+
+def boxed(module: fx.GraphModule, gives_up_inputs: bool) -> Boxed:
+    """Return a function that runs a module with groups. The arguments are those of :func:`compile_boxed`."""
     if gives_up_inputs:
         _give_up_inputs(module.graph)
     module.graph.set_codegen(_BoxedCodeGen())
     # A separate module: a module of Dynamo compiles its code in each call.
     run: Boxed = fx.GraphModule(module, module.graph).forward
     return run
+
+
+def run_without_modes(module: fx.GraphModule, run: Boxed) -> Boxed:
+    """Return ``run``, which runs ``module``, without the modes of AOT Autograd around its first call."""
+    has_only_builtins = not any(map(_is_custom, module.graph.nodes))
+
+    def call(inputs: list[Any]) -> Any:
+        # The first call runs under a mode of AOT Autograd that watches custom operators. No group compiles under it.
+        if (
+            torch._C._len_torch_dispatch_stack()
+            and has_only_builtins
+            and all(mode.ignore_compile_internals() for mode in _get_current_dispatch_mode_stack())
+        ):
+            with _disable_current_modes():
+                return run(inputs)
+        return run(inputs)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _is_custom(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prim", "prims")
 
 
 def _give_up_inputs(graph: fx.Graph) -> None:
@@ -110,6 +139,22 @@ def _give_up_inputs(graph: fx.Graph) -> None:
 
 def _list_of(*values: object) -> list[object]:
     return list(values)
+
+
+def is_list_of_inputs(node: fx.Node) -> bool:
+    """Return whether ``node`` makes the list in which a group gets its inputs."""
+    return node.target is _list_of
+
+
+def group_of(node: fx.Node) -> _C.Group | None:
+    """Return the group that ``node`` calls, or None."""
+    return node.target if isinstance(node.target, _C.Group) else None
+
+
+def operands_of(node: fx.Node) -> tuple[fx.Node, ...]:
+    """Return the inputs of the group that ``node`` calls."""
+    call = node.kwargs.get("inputs", node)
+    return call.args  # type: ignore[union-attr, return-value]
 
 
 @contextmanager
@@ -173,7 +218,16 @@ def _ungrouped(plan: Partition) -> list[Ungrouped]:
 
 def groups(module: fx.GraphModule) -> list[_C.Group]:
     """Return the groups of a module that :func:`form_groups` returned."""
-    return [node.target for node in module.graph.nodes if isinstance(node.target, _C.Group)]
+    return [group for node in module.graph.nodes if (group := group_of(node)) is not None]
+
+
+def subgraph_of(
+    module: fx.GraphModule, root: nn.Module, graph: fx.Graph, options: Options, written: Mapping[int, int]
+) -> FxSubgraph:
+    """Return the computation ``graph`` of a group of ``module``. Its constants are those of ``root``."""
+    subgraph = FxSubgraph(root, graph, partial(_divide, options), written)
+    subgraph.outer = weakref.ref(module.graph)
+    return subgraph
 
 
 def _reorder(graph: fx.Graph, order: Sequence[fx.Node]) -> None:
@@ -246,8 +300,7 @@ class _Extraction:
         self._subgraph.output(tuple(self._inner[node] for node in escaping))
         parameters = [index for index, node in enumerate(self._inputs) if node in self._weights]
         written = {k: self._inputs.index(copy.args[0]) for k, copy in copies.items()}  # type: ignore[arg-type]
-        subgraph = FxSubgraph(self._module, self._subgraph, partial(_divide, self._options), written)
-        subgraph.outer = weakref.ref(self._module.graph)
+        subgraph = subgraph_of(self._module, self._module, self._subgraph, self._options, written)
         return make_group(subgraph, name, self._options, parameters)
 
     def _call(self, group: _C.Group, escaping: Sequence[fx.Node]) -> None:

@@ -1,0 +1,50 @@
+"""Artifacts among those of ``torch.compiler.save_cache_artifacts``, so that a cache can travel with a model.
+
+PyTorch collects the artifacts that a process compiles or finds, and gives their bytes to another process. The program
+that passes bytes to ``load_cache_artifacts`` trusts them: they may contain pickles of PyTorch. Compiled code among them
+has to be intact and of the program under whose key it is. It is refused if the process requires signatures.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from torch.compiler import _cache
+
+from torchmdla import _C
+from torchmdla.compile_service import service
+from torchmdla.compile_service.cache import parse_artifact
+from torchmdla.compiler.artifact import Artifact
+
+_TYPE = "torchmdla"
+
+
+class GroupArtifact(_cache.CacheArtifact):
+    """Artifact of one program; the key is the program's."""
+
+    def populate_cache(self) -> None:
+        """Keep the artifact in memory and on disk."""
+        try:
+            if _C.are_signatures_required():
+                raise ValueError("signatures are required, and cache artifacts have none (docs/trust.md)")
+            service.default_service().add(self.key, parse_artifact(self.content, self.key))
+        except ValueError as error:
+            warnings.warn(f"torchmdla: a cache artifact is not used: {error}", RuntimeWarning, stacklevel=2)
+
+    @staticmethod
+    def type() -> str:
+        return _TYPE
+
+
+def register() -> None:
+    """Let ``torch.compiler.load_cache_artifacts`` know the artifacts of torchmdla."""
+    _cache.CacheArtifactFactory.register(GroupArtifact)
+
+
+def record_from_now_on() -> None:
+    """Give PyTorch the artifact of each program that this process compiles or finds."""
+    service.set_observer(_record)
+
+
+def _record(key: str, artifact: Artifact) -> None:
+    _cache.CacheArtifactManager.record_artifact(_TYPE, key, artifact.to_bytes())
