@@ -57,6 +57,8 @@ class _Emitter(Expressions):
         """Fill the graph from a function."""
         graph, schema = self.graph, self.library.signature(self.source, self_type)
         types = [*([self_type] if self_type else []), *(argument.type for argument in schema.arguments)]
+        if len(types) != len(tree.args.args):
+            self.fail("the parameters are not what TorchScript prints", tree, tree.name)
         for parameter, type_ in zip(tree.args.args, types, strict=True):
             value = self.input(graph, type_)
             value.name = parameter.arg
