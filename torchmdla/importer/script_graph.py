@@ -9,7 +9,7 @@ import torch
 
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import Record, TensorMeta
-from torchmdla.script.ir import Block, Class, Graph, Node, Object, Program, Type, Value
+from torchmdla.script.ir import Block, Class, EnumValue, Graph, Node, Object, Program, Type, Value
 
 
 def convert_graph(graph: torch._C.Graph, name: str = "graph") -> Graph:
@@ -119,9 +119,19 @@ def _name_of(node: Any) -> str:
 
 def _attributes(node: Any) -> dict[str, object]:
     if node.kind() == "prim::Constant":
-        type_ = node.output().type()
-        return {"value": type_.annotation_str if type_.kind() == "FunctionType" else node.output().toIValue()}
+        return {"value": _constant(node)}
     return {name: _READERS[node.kindOf(name)](node, name) for name in node.attributeNames()}
+
+
+def _constant(node: Any) -> object:
+    type_ = node.output().type()
+    if type_.kind() == "FunctionType":
+        return type_.annotation_str
+    if type_.kind() == "EnumType":
+        # Python does not have the enumeration of a program from a file.
+        member = str(node).partition("[value=")[2].partition("]")[0]
+        return EnumValue(type_.annotation_str, member.rpartition(".")[2], None)
+    return node.output().toIValue()
 
 
 _READERS: Mapping[str, Callable[[Any, str], object]] = {
