@@ -28,6 +28,9 @@ LIBRARY = "libtorchmdla.so"
 # The runtime of models in files, without torch.
 RUNTIME = "libtorchmdla_runtime.so"
 
+# The operators of the extension's torch, which torchmdla.read needs.
+OPERATORS = "operators.txt"
+
 
 def torch_version() -> str:
     """Return the version of the installed torch, or else the oldest that is supported.
@@ -61,6 +64,7 @@ class CMakeBuild(build_ext):
         extension = Path(self.get_ext_fullpath(ext.name))
         self._copy(tree / Path(self.get_ext_filename("_C")).name, extension)
         self._copy(tree / LIBRARY, extension.parent / LIBRARY)
+        self._write_operators(extension.parent)
         self._copy_libraries(extension.parents[1])
         self._copy_vendored(extension.parents[1])
 
@@ -70,9 +74,14 @@ class CMakeBuild(build_ext):
             folder = Path(*extension.name.split(".")[:-1])
             folder.mkdir(exist_ok=True)
             self._copy(self.tree / LIBRARY, folder / LIBRARY)
+            self._write_operators(folder)
         super().copy_extensions_to_source()
         self._copy_libraries(ROOT / "torchmdla")
         self._copy_vendored(ROOT / "torchmdla")
+
+    def _write_operators(self, folder: Path) -> None:
+        """Write the table of the operators of the installed torch beside its extension."""
+        self._run(sys.executable, "-W", "ignore", str(ROOT / "release" / "operator_table.py"), str(folder / OPERATORS))
 
     @staticmethod
     def _remove_extensions() -> None:

@@ -87,7 +87,8 @@ def copy_sources(stage: Path) -> None:
 
 
 def copy_libraries(stage: Path) -> None:
-    for library in (path for package in PACKAGES for path in (ROOT / package).rglob("*.so")):
+    names = ("*.so", "torch_*/operators.txt")
+    for library in (path for package in PACKAGES for name in names for path in (ROOT / package).rglob(name)):
         target = stage / library.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(library, target)

@@ -2,6 +2,9 @@
 
 Importing the package turns it on. From then on the supported subgraphs of TorchScript programs run as compiled groups.
 Set ``TORCHMDLA_ENABLE=0`` to import the package without turning it on.
+
+Where PyTorch is not installed or does not load, the package has :func:`torchmdla.read` only. Other names raise
+ImportError with the remedy.
 """
 
 from __future__ import annotations
@@ -11,17 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from torchmdla import extension
 
-extension.add_to(__path__)
+try:
+    extension.add_to(__path__)
+except extension.MissingTorchError as error:
+    _missing: str | None = str(error)
+else:
+    _missing = None
 
-from torchmdla import acap
-from torchmdla.acap import acap_device
-from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, refresh, supported_ops
-from torchmdla.errors import CaptureError, CaptureWarning, CompileError, DeviceError
-from torchmdla.report.observing import profile_kernels, trace_compiles
-from torchmdla.report.statistics import Statistics, reset_stats, stats
+from torchmdla.errors import CaptureError, CaptureWarning, CompileError, DeviceError, ReadError
+from torchmdla.script.reading import read
 from torchmdla.support.logs import set_from_environment as _set_logs
 from torchmdla.support.logs import set_logs
 from torchmdla.version import __version__
+
+if TYPE_CHECKING or _missing is None:
+    from torchmdla import acap
+    from torchmdla.acap import acap_device
+    from torchmdla.api import compile, disable, enable, enabled, graph_for, is_enabled, refresh, supported_ops
+    from torchmdla.report.observing import profile_kernels, trace_compiles
+    from torchmdla.report.statistics import Statistics, reset_stats, stats
 
 if TYPE_CHECKING:
     from torchmdla import mdla
@@ -67,6 +78,7 @@ __all__ = [
     "ModelInfo",
     "ModuleBuilder",
     "PackageInfo",
+    "ReadError",
     "ReloadingModel",
     "Statistics",
     "TensorSpec",
@@ -85,6 +97,7 @@ __all__ = [
     "load",
     "mdla",
     "profile_kernels",
+    "read",
     "refresh",
     "require_signatures",
     "reset_stats",
@@ -100,6 +113,8 @@ _set_logs()
 
 
 def __getattr__(name: str) -> Any:
+    if _missing is not None and name in __all__:
+        raise ImportError(f"torchmdla.{name} needs PyTorch. {_missing}", name="torch")
     if name in _LAZY_MODULES:
         return importlib.import_module(f"torchmdla.{name}")
     if name not in _LAZY:

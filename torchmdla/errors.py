@@ -100,6 +100,34 @@ class CaptureWarning(UserWarning):
     """Warning about a captured block whose function differs from the block."""
 
 
+class ReadError(ValueError):
+    """Error of a program's file that :func:`torchmdla.read` refuses.
+
+    Attributes:
+        reason: why the file is refused, with the remedy.
+        file: the path of the file.
+        record: the record of the archive at fault, such as ``code/__torch__.py``; empty for the file as a whole.
+        line: the line of the record, from 1; 0 if the record is not text.
+        construct: the construct of the language at fault, such as ``torch.frobnicate``; empty if it is not known.
+    """
+
+    def __init__(self, reason: str, *, file: str = "", record: str = "", line: int = 0, construct: str = "") -> None:
+        self.reason = reason
+        self.file = file
+        self.record = record
+        self.line = line
+        self.construct = construct
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        place = ", ".join(filter(None, [self.file, self.record + (f":{self.line}" if self.line else "")]))
+        return ": ".join(filter(None, [place, self.construct, self.reason]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        places = {name: getattr(self, name) for name in ("file", "record", "line", "construct")}
+        return partial(ReadError, self.reason, **places), ()
+
+
 def internal_error(error: Exception) -> CompileError:
     """Return ``error``, a fault of torchmdla itself, as a CompileError, which makes the group fall back."""
     # Truncated: a message may contain whole tensors.

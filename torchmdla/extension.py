@@ -14,11 +14,16 @@ from pathlib import Path
 from torchmdla.version import TORCH_VERSIONS, extension_folder, minor_of
 
 
+class MissingTorchError(ImportError):
+    """Error: PyTorch is not installed, or does not load. Parts of torchmdla that do not need it work."""
+
+
 def add_to(path: MutableSequence[str]) -> None:
     """Make the extension a submodule, ``_C``, of the package that has this ``__path__``.
 
     Raises:
-        ImportError: no extension is built, PyTorch is not installed, or no extension fits its version.
+        MissingTorchError: PyTorch is not installed, or does not load.
+        ImportError: no extension is built, or no extension fits PyTorch's version.
     """
     package = Path(path[0])
     files = [f"_C{suffix}" for suffix in machinery.EXTENSION_SUFFIXES]
@@ -37,9 +42,10 @@ def add_to(path: MutableSequence[str]) -> None:
     try:
         import torch
     except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError(f"torchmdla needs PyTorch, which is not installed: {install}") from error
+        reason = "is not installed" if error.name == "torch" else f"does not load ({error})"
+        raise MissingTorchError(f"torchmdla needs PyTorch, which {reason}: {install}") from error
+    except (ImportError, OSError) as error:
+        raise MissingTorchError(f"torchmdla needs PyTorch, which does not load ({error}): {install}") from error
     if minor_of(torch.__version__) not in built:
         raise ImportError(
             f"torch {torch.__version__} is installed, and this copy of torchmdla ({package}) is for torch "

@@ -9,7 +9,7 @@ import torch
 
 from torchmdla.importer.graph import name_of
 from torchmdla.importer.sources import source_of
-from torchmdla.script.ir import Block, Graph, Node, Type, Value
+from torchmdla.script.ir import Block, EnumValue, Graph, Node, Type, Value
 
 
 def convert_graph(graph: torch._C.Graph, name: str = "graph") -> Graph:
@@ -46,9 +46,19 @@ def _fill(converted: Block, block: Any, values: dict[str, Value]) -> None:
 
 def _attributes(node: Any) -> dict[str, object]:
     if node.kind() == "prim::Constant":
-        type_ = node.output().type()
-        return {"value": type_.annotation_str if type_.kind() == "FunctionType" else node.output().toIValue()}
+        return {"value": _constant(node)}
     return {name: _READERS[node.kindOf(name)](node, name) for name in node.attributeNames()}
+
+
+def _constant(node: Any) -> object:
+    type_ = node.output().type()
+    if type_.kind() == "FunctionType":
+        return type_.annotation_str
+    if type_.kind() == "EnumType":
+        # Python does not have the enumeration of a program from a file.
+        member = str(node).partition("[value=")[2].partition("]")[0]
+        return EnumValue(type_.annotation_str, member.rpartition(".")[2], None)
+    return node.output().toIValue()
 
 
 _READERS: Mapping[str, Callable[[Any, str], object]] = {

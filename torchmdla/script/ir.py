@@ -29,7 +29,7 @@ op                              attributes, blocks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -153,7 +153,7 @@ class Class:
     constants: dict[str, Constant] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     buffers: frozenset[str] = frozenset()
-    methods: dict[str, Graph] = field(default_factory=dict)
+    methods: MutableMapping[str, Graph] = field(default_factory=dict)
     properties: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     hooks: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     defaults: dict[str, Constant] = field(default_factory=dict)
@@ -248,8 +248,8 @@ class Program:
     """
 
     root: Object
-    classes: dict[str, Class]
-    functions: dict[str, Graph]
+    classes: MutableMapping[str, Class]
+    functions: MutableMapping[str, Graph]
     version: int
     path: str
 
