@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from script_programs import FAILING, PROGRAMS, Colour, Counting, Dropping, Enums, Shared, x
 from torch import nn
 
+import torchmdla
 from torchmdla.capture.script.module import make_module
 from torchmdla.importer.script_program import program_of
 from torchmdla.testing.compare import assert_matches
@@ -22,12 +24,30 @@ def both(make: type[nn.Module]) -> tuple[Any, Any]:
     return torch.jit.script(copy.deepcopy(module)), make_module(program_of(torch.jit.script(module)))
 
 
+def from_graphs(scripted: Any, folder: Path) -> Any:
+    return make_module(program_of(scripted))
+
+
+def from_file(scripted: Any, folder: Path) -> Any:
+    scripted.save(folder / "model.pt")
+    return torchmdla.load(folder / "model.pt", reader="own")
+
+
+def from_mapped_file(scripted: Any, folder: Path) -> Any:
+    scripted.save(folder / "model.pt")
+    return torchmdla.load(folder / "model.pt", reader="own", map_weights=True)
+
+
+READERS = [from_graphs, from_file, from_mapped_file]
+
+
+@pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_are_eagers(name: str) -> None:
+def test_results_are_eagers(name: str, read: Any, tmp_path: Path) -> None:
     make, calls = PROGRAMS[name]
     torch.manual_seed(0)
     eager = make()
-    module = make_module(program_of(torch.jit.script(copy.deepcopy(eager))))
+    module = read(torch.jit.script(copy.deepcopy(eager)), tmp_path)
     for inputs in calls * 3:
         unchanged = copy.deepcopy(inputs)
         assert_matches(module(*inputs), eager(*copy.deepcopy(inputs)))
@@ -35,8 +55,10 @@ def test_results_are_eagers(name: str) -> None:
     assert_matches(module.state_dict(), eager.state_dict())
 
 
-def test_enumerations_are_pythons() -> None:
-    scripted, module = both(Enums)
+@pytest.mark.parametrize("read", READERS)
+def test_enumerations_are_pythons(read: Any, tmp_path: Path) -> None:
+    scripted = torch.jit.script(Enums())
+    module = read(scripted, tmp_path)
     for colour in Colour:
         actual, expected = module(x(), colour), scripted(x(), colour)
         assert_matches(actual[0], expected[0])
@@ -61,8 +83,12 @@ def test_errors_are_torchscripts(name: str) -> None:
         ]
 
 
-def test_gradients_are_eagers() -> None:
-    scripted, module = both(Counting)
+@pytest.mark.parametrize("read", READERS)
+def test_gradients_are_torchscripts(read: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = read(torch.jit.script(Counting()), tmp_path)
+    torch.manual_seed(0)
+    scripted = torch.jit.script(Counting())
     for program in (scripted, module):
         for _ in range(3):
             program(x())[0].square().sum().backward()
@@ -121,8 +147,9 @@ def test_conversion_of_parameters(convert: Any) -> None:
     assert_matches(module.state_dict(), scripted.state_dict())
 
 
-def test_shared_parameters_stay_shared() -> None:
-    _, module = both(Shared)
+def test_shared_parameters_stay_shared(tmp_path: Path) -> None:
+    module = from_file(torch.jit.script(Shared()), tmp_path)
+    assert module.again.weight is module.first.weight
     assert module.second.weight is module.first.weight
     clone = copy.deepcopy(module)
     assert clone.second.weight is clone.first.weight
@@ -146,3 +173,55 @@ def test_source_can_be_read() -> None:
     _, module = both(Counting)
     assert "region0(" in module.code
     assert "aten::linear" in module.graph
+
+
+def test_own_reader_is_used_where_pytorch_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = torch.jit.script(Shared())
+    scripted.save(tmp_path / "model.pt")
+    monkeypatch.delattr(torch._C, "import_ir_module")
+    module = torchmdla.load(tmp_path / "model.pt")
+    assert not isinstance(module, torch.jit.ScriptModule)
+    assert_matches(module(x()), scripted(x()))
+
+
+def test_unknown_reader_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown reader 'mine'"):
+        torchmdla.load(tmp_path / "model.pt", reader="mine")  # type: ignore[arg-type]
+
+
+class Quantised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant = torch.ao.quantization.QuantStub()
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.linear = nn.Linear(4, 3)
+        self.dequant = torch.ao.quantization.DeQuantStub()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        y = self.conv(self.quant(image)).relu().mean([2, 3])
+        result: torch.Tensor = self.dequant(self.linear(y))
+        return result
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_quantised_modules(read: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Quantised().eval()
+    module.qconfig = torch.ao.quantization.get_default_qconfig("x86")
+    prepared = torch.ao.quantization.prepare(module)
+    image = torch.rand(2, 2, 6, 6)
+    prepared(image)
+    scripted = torch.jit.script(torch.ao.quantization.convert(prepared))
+    module = read(scripted, tmp_path)
+    for _ in range(3):
+        assert_matches(module(image), scripted(image))
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_dynamically_quantised_modules(read: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    quantised = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), {nn.Linear})
+    scripted = torch.jit.script(quantised)
+    module = read(scripted, tmp_path)
+    for _ in range(3):
+        assert_matches(module(torch.ones(2, 4)), scripted(torch.ones(2, 4)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,8 +79,8 @@ class _Reader:
         graph = convert_graph(source, name)
         for node in graph.walk():
             value = node.attributes.get("value")
-            if isinstance(value, enum.Enum):
-                node.attributes["value"] = EnumValue(node.outputs[0].type.name, value.name, value.value)
+            if isinstance(value, EnumValue):
+                node.attributes["value"] = _with_value(value)
         arguments = method.schema.arguments
         graph.parameters = [argument.name for argument in arguments]
         graph.defaults = {
@@ -129,6 +130,13 @@ class _Reader:
         if isinstance(value, dict):
             return {key: self._constant(item) for key, item in value.items()}
         return value
+
+
+def _with_value(member: EnumValue) -> EnumValue:
+    """Return the member of an enumeration of this process with its value."""
+    module, _, name = member.class_name.removeprefix("__torch__.").rpartition(".")
+    class_ = getattr(sys.modules.get(module or "__main__"), name, None)
+    return member if class_ is None else EnumValue(member.class_name, member.name, class_[member.name].value)
 
 
 _FIELD = re.compile(r"(\w+) : ")

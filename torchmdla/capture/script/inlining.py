@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torchmdla.script.ir import Block, Graph, Node, Program, Value
+from torchmdla.script.ir import Block, Class, Graph, Node, Program, Type, Value
+
+# Prefix of PyTorch's own classes.
+CUSTOM = "__torch__.torch.classes."
 
 # Calls that are nested more deeply stay calls, which ends recursion. So do those of graphs that became too large.
 _MOST_LEVELS = 64
@@ -26,11 +29,16 @@ def callee_of(node: Node, program: Program, functions: Mapping[Value, str]) -> G
     if node.op == "prim::CallFunction":
         return program.functions.get(functions.get(node.inputs[0], ""))
     if node.op == "prim::CallMethod":
-        class_ = program.classes.get(node.inputs[0].type.name)
+        class_ = class_of(node.inputs[0].type, program)
         name = str(node.attributes["name"])
         if class_ is not None and class_.type.kind == "Class" and name in class_.methods:
             return class_.methods[name]
     return None
+
+
+def class_of(type_: Type, program: Program) -> Class | None:
+    """Return the program's class of objects, or None if PyTorch has the class."""
+    return None if not type_.name or type_.name.startswith(CUSTOM) else program.classes.get(type_.name)
 
 
 class _Inliner:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchmdla.capture.script.inlining import class_of
 from torchmdla.capture.script.program import LoadedProgram
 from torchmdla.capture.script.tensors import Tensors
 from torchmdla.script.ir import Class, Graph, Program
@@ -40,7 +41,7 @@ class ScriptProgramModule(nn.Module):
 
     def _is_submodule(self, name: str) -> bool:
         type_ = self._script_class.attributes.get(name)
-        inner = self._program.ir_class(type_.name) if type_ is not None else None
+        inner = class_of(type_, self._program.program) if type_ is not None else None
         return inner is not None and inner.is_module
 
     @property

@@ -13,14 +13,11 @@ import torch
 
 from torchmdla import _C
 from torchmdla.capture.script.errors import as_script_error
-from torchmdla.capture.script.inlining import inline_calls
+from torchmdla.capture.script.inlining import CUSTOM, inline_calls
 from torchmdla.capture.script.signature import Signature
 from torchmdla.capture.script.source import Source
 from torchmdla.capture.script.tensors import Tensors
 from torchmdla.script.ir import Class, Constant, EnumValue, Graph, Object, Program, StoredTensor, Type
-
-# PyTorch's own classes, whose objects PyTorch makes from a state.
-_CUSTOM = "__torch__.torch.classes."
 
 
 class LoadedProgram:
@@ -96,9 +93,6 @@ class LoadedProgram:
 
     # --- classes -----------------------------------------------------------------------------------
 
-    def ir_class(self, name: str) -> Class | None:
-        return self.program.classes.get(name)
-
     def python_class(self, type_: Type) -> type:
         """Return the Python class of a class, a named tuple or an enumeration."""
         if type_.name not in self._classes:
@@ -159,7 +153,7 @@ class LoadedProgram:
         self._keep(value, {}).update((self.constant(key), self.constant(item)) for key, item in value.items())
 
     def _object(self, value: Object) -> None:
-        if value.class_name.startswith(_CUSTOM):
+        if value.class_name.startswith(CUSTOM):
             self._keep(value, _C.make_custom_object(value.class_name, self.constant(value.state)))
             return
         class_ = self.program.classes[value.class_name]

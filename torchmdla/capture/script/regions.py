@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torchmdla.capture.script.inlining import CUSTOM
 from torchmdla.script.ir import Block, Node, Type, Value
 
 
@@ -28,7 +29,6 @@ class Region:
 
 _SCALARS = frozenset({"Tensor", "int", "float", "bool", "complex", "str", "number", "NoneType", "Device"})
 _CONTAINERS = frozenset({"List", "Dict"})
-_CUSTOM = "__torch__.torch.classes."
 
 # Nodes of the language that PyTorch's interpreter runs without Python's objects.
 _LANGUAGE = frozenset(
@@ -53,7 +53,7 @@ def is_plain(type_: Type) -> bool:
     """Return whether values of the type cannot be changed in place by the language, apart from tensors."""
     if type_.kind in ("Optional", "Tuple"):
         return all(map(is_plain, type_.arguments))
-    return type_.kind in _SCALARS or (type_.kind == "Class" and type_.name.startswith(_CUSTOM))
+    return type_.kind in _SCALARS or (type_.kind == "Class" and type_.name.startswith(CUSTOM))
 
 
 def is_portable(type_: Type) -> bool:

@@ -13,9 +13,9 @@ import torch
 from torchmdla import _C
 from torchmdla.capture.script import calls
 from torchmdla.capture.script.graph_text import make_graph
-from torchmdla.capture.script.inlining import callee_of
+from torchmdla.capture.script.inlining import CUSTOM, callee_of, class_of
 from torchmdla.capture.script.regions import Region, divide, schema_of, values_read
-from torchmdla.script.ir import Block, Class, Constant, Graph, Node, Program, Type, Value
+from torchmdla.script.ir import Block, Constant, Graph, Node, Program, Type, Value
 from torchmdla.script.numbers import wrap
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ class Context(Protocol):
     """Program to which a function belongs."""
 
     program: Program
-
-    def ir_class(self, name: str) -> Class | None:
-        """Return a class of the program, or None."""
 
     def python_class(self, type_: Type) -> type:
         """Return the Python class of objects and named tuples of a type."""
@@ -102,7 +99,7 @@ class Source:
         for node in self.graph.walk():
             if node.op != "prim::GetAttr" or self._mutated is None or node.attributes["name"] in self._mutated:
                 continue
-            class_ = self.context.ir_class(node.inputs[0].type.name)
+            class_ = class_of(node.inputs[0].type, self.context.program)
             if class_ is not None and class_.is_module and node.inputs[0] in known:
                 known.add(node.outputs[0])
                 if node.attributes["name"] in class_.parameters | class_.buffers:
@@ -286,7 +283,7 @@ def _callees(node: Node, program: Program, functions: Mapping[Value, str]) -> It
     if node.op in ("prim::CallMethod", "prim::CallFunction"):
         yield callee_of(node, program, functions)
     elif node.op in ("prim::Enter", "prim::Exit"):
-        class_ = program.classes.get(node.inputs[0].type.name)
+        class_ = class_of(node.inputs[0].type, program)
         yield None if class_ is None else class_.methods.get("__enter__" if node.op == "prim::Enter" else "__exit__")
     elif isinstance(graph := node.attributes.get("Subgraph"), Graph):
         yield graph
@@ -357,10 +354,10 @@ def _attribute(source: Source, node: Node) -> str:
     """Return the expression of an attribute, as quick as its object allows."""
     name = str(node.attributes["name"])
     value = source.expression(node.inputs[0])
-    class_ = source.context.ir_class(node.inputs[0].type.name)
+    class_ = class_of(node.inputs[0].type, source.context.program)
     if class_ is not None and class_.is_module:
         type_ = class_.attributes.get(name)
-        inner = source.context.ir_class(type_.name) if type_ is not None and type_.kind == "Class" else None
+        inner = class_of(type_, source.context.program) if type_ is not None and type_.kind == "Class" else None
         if name in class_.parameters:
             return f"{value}._parameters[{name!r}]"
         if name in class_.buffers:
@@ -380,7 +377,8 @@ def _write_set(source: Source, node: Node, depth: int) -> None:
 
 def _write_method(source: Source, node: Node, depth: int) -> None:
     value, *operands = map(source.expression, node.inputs)
-    source.assign(node, f"{value}._script_{node.attributes['name']}({', '.join(operands)})", depth)
+    prefix = "" if node.inputs[0].type.name.startswith(CUSTOM) else "_script_"
+    source.assign(node, f"{value}.{prefix}{node.attributes['name']}({', '.join(operands)})", depth)
 
 
 def _write_function(source: Source, node: Node, depth: int) -> None:

@@ -24,14 +24,22 @@ class Tensors:
         self._device = device
         self._maps = map_weights
         self._storages: dict[tuple[str, int], torch.UntypedStorage] = {}
+        self._parameters: dict[tuple[object, ...], torch.nn.Parameter] = {}
         self._mapping: mmap.mmap | None = None
 
     def tensor(self, stored: StoredTensor) -> torch.Tensor:
         """Return a tensor, which may be a parameter."""
-        result = _of_storage(self._storage(stored.storage), stored)
         if stored.is_parameter:
-            return torch.nn.Parameter(result, requires_grad=stored.requires_grad)
+            return self._parameter(stored)
+        result = self._of_storage(stored)
         return result.requires_grad_() if stored.requires_grad else result
+
+    def _parameter(self, stored: StoredTensor) -> torch.nn.Parameter:
+        """Return a parameter. Modules that share one in the file share it."""
+        key = stored.storage.record, stored.offset, stored.dtype, stored.shape, stored.strides
+        if key not in self._parameters:
+            self._parameters[key] = torch.nn.Parameter(self._of_storage(stored), requires_grad=stored.requires_grad)
+        return self._parameters[key]
 
     def _storage(self, storage: Storage) -> torch.UntypedStorage:
         key = storage.record, storage.offset
@@ -53,24 +61,25 @@ class Tensors:
                 self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         return self._mapping
 
+    def _of_storage(self, stored: StoredTensor) -> torch.Tensor:
+        storage = self._storage(stored.storage)
+        dtype = getattr(torch, stored.dtype)
+        if stored.quantisation is not None:
+            return self._quantised(storage, stored, dtype, stored.quantisation)
+        empty = torch.empty(0, dtype=dtype, device=storage.device)
+        return empty.set_(storage, stored.offset, stored.shape, stored.strides)
 
-def _of_storage(storage: torch.UntypedStorage, stored: StoredTensor) -> torch.Tensor:
-    dtype = getattr(torch, stored.dtype)
-    if stored.quantisation is not None:
-        return _quantised(storage, stored, dtype, stored.quantisation)
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(
-        storage, stored.offset, stored.shape, stored.strides
-    )  # fmt: skip
-
-
-def _quantised(
-    storage: torch.UntypedStorage, stored: StoredTensor, dtype: torch.dtype, scheme: Quantisation
-) -> torch.Tensor:
-    typed: Any = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-    if scheme.axis is None:
-        description: tuple[Any, ...] = torch.per_tensor_affine, scheme.scale, scheme.zero_point
-    else:
-        raise NotImplementedError("tensors that are quantised per channel")
-    return torch._utils._rebuild_qtensor(  # type: ignore[no-any-return]
-        typed, stored.offset, stored.shape, stored.strides, description, stored.requires_grad, {}
-    )
+    def _quantised(
+        self, storage: torch.UntypedStorage, stored: StoredTensor, dtype: torch.dtype, scheme: Quantisation
+    ) -> torch.Tensor:
+        typed: Any = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        scale, zero_point = (
+            self.tensor(part) if isinstance(part, StoredTensor) else part for part in (scheme.scale, scheme.zero_point)
+        )
+        description: tuple[Any, ...] = (torch.per_tensor_affine, scale, zero_point)
+        if isinstance(scale, torch.Tensor):
+            floats = torch.per_channel_affine, torch.per_channel_affine_float_qparams
+            description = (floats[zero_point.is_floating_point()], scale, zero_point, scheme.axis)  # type: ignore[union-attr]
+        return torch._utils._rebuild_qtensor(  # type: ignore[no-any-return]
+            typed, stored.offset, stored.shape, stored.strides, description, stored.requires_grad, {}
+        )
