@@ -10,6 +10,7 @@ from torch import nn
 
 from torchmdla.capture.script.inlining import class_of
 from torchmdla.capture.script.program import LoadedProgram
+from torchmdla.capture.script.slots import Slots
 from torchmdla.capture.script.tensors import Tensors
 from torchmdla.script.ir import Class, Graph, Program
 
@@ -22,6 +23,8 @@ class ScriptProgramModule(nn.Module):
 
     def _initialise(self) -> None:
         super().__init__()
+        for slots in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[slots] = Slots(self.__dict__[slots])
         before, after = self._script_class.hooks
         for name in before:
             self.register_forward_pre_hook(_hook(name))

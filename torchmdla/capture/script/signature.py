@@ -269,23 +269,57 @@ _CONVERTERS: Mapping[str, Callable[[Type, LoadedProgram], Converter | None]] = {
 
 def _result_converter(type_: Type, program: LoadedProgram) -> Converter | None:
     """Return the function that converts a result; None if nothing changes."""
-    if not _needs_conversion(type_):
-        return None
+    make = _RESULTS.get(type_.kind)
+    return None if make is None else make(type_, program)
 
+
+def _result_list(type_: Type, program: LoadedProgram) -> Converter:
+    convert = _result_converter(type_.arguments[0], program)
+    return list if convert is None else lambda value: list(map(convert, value))
+
+
+def _result_dict(type_: Type, program: LoadedProgram) -> Converter:
+    convert = _result_converter(type_.arguments[1], program)
+    return dict if convert is None else lambda value: {key: convert(item) for key, item in value.items()}
+
+
+def _result_tuple(type_: Type, program: LoadedProgram) -> Converter | None:
+    converters = [_result_converter(argument, program) for argument in type_.arguments]
+    if not any(converters):
+        return None
+    functions = [convert or _same for convert in converters]
+
+    def apply(value: Any) -> Any:
+        items = [convert(item) for convert, item in zip(functions, value, strict=True)]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+
+    return apply
+
+
+def _result_optional(type_: Type, program: LoadedProgram) -> Converter | None:
+    convert = _result_converter(type_.arguments[0], program)
+    return None if convert is None else lambda value: None if value is None else convert(value)
+
+
+def _result_of_any_type(type_: Type, program: LoadedProgram) -> Converter:
     def apply(value: Any) -> Any:
         if isinstance(value, list):
             return list(map(apply, value))
         if isinstance(value, dict):
-            return {apply(key): apply(item) for key, item in value.items()}
-        if isinstance(value, tuple):
-            items = tuple(map(apply, value))
-            return type(value)(*items) if hasattr(value, "_fields") else items
+            return {key: apply(item) for key, item in value.items()}
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return tuple(map(apply, value))
         return program.python_enum(value) if isinstance(value, EnumValue) else value
 
     return apply
 
 
-def _needs_conversion(type_: Type) -> bool:
-    return type_.kind in ("List", "Dict", "Enum", "Any", "Union", "AnyList", "AnyTuple") or any(
-        map(_needs_conversion, type_.arguments)
-    )
+_RESULTS: Mapping[str, Callable[[Type, LoadedProgram], Converter | None]] = {
+    "List": _result_list,
+    "Dict": _result_dict,
+    "Tuple": _result_tuple,
+    "NamedTuple": _result_tuple,
+    "Optional": _result_optional,
+    "Enum": lambda type_, program: program.python_enum,
+    **dict.fromkeys(("Any", "Union", "AnyList", "AnyTuple"), _result_of_any_type),
+}

@@ -15,6 +15,7 @@ from torchmdla.capture.script import calls
 from torchmdla.capture.script.graph_text import make_graph
 from torchmdla.capture.script.inlining import CUSTOM, callee_of, class_of
 from torchmdla.capture.script.regions import Region, divide, schema_of, values_read
+from torchmdla.capture.script.slots import CHANGES
 from torchmdla.script.ir import Block, Constant, Graph, Node, Program, Type, Value
 from torchmdla.script.numbers import wrap
 
@@ -82,12 +83,33 @@ class Source:
     def _write(self) -> None:
         self.line(0, f"def function({', '.join(map(self.name, self.graph.inputs))}):")
         hoisted = list(self._hoisted())
+        in_slots = [node for node in hoisted if slot_of(_attribute_of(node), node, self.context.program)]
+        self._write_slots(in_slots)
         for node in hoisted:
-            self._node(node, 1)
+            if node not in in_slots:
+                self._node(node, 1)
         skipped = set(map(id, hoisted))
         self.block(self._without(self.graph, skipped), 1)
         results = [self.expression(value) for value in self.graph.outputs]
         self.line(1, f"return {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}")
+
+    def _write_slots(self, nodes: Sequence[Node]) -> None:
+        """Write reads of parameters, buffers and submodules. The module has their values from the last call."""
+        if len(nodes) < _FEWEST_SLOTS:
+            for node in nodes:
+                self._node(node, 1)
+            return
+        changes, module = self.variable("changes", CHANGES), self.name(self.graph.inputs[0])
+        key = f"{module}.__dict__[{'_slots_of_' + self.graph.name!r}]"
+        known = self.new_name("known")
+        self.line(1, f"{known} = {module}.__dict__.get({'_slots_of_' + self.graph.name!r})")
+        self.line(1, f"if {known} is None or {known}[0] != {changes}[0]:")
+        for node in nodes:
+            self._node(node, 2)
+        names = ", ".join(self.name(node.outputs[0]) for node in nodes)
+        self.line(2, f"{key} = {changes}[0], {names}")
+        self.line(1, "else:")
+        self.line(2, f"_, {names} = {known}")
 
     def line(self, depth: int, text: str, place: str = "") -> None:
         self._lines.append("    " * depth + text)
@@ -277,6 +299,8 @@ def _mutated(graph: Graph, program: Program, level: int = 0) -> set[str] | None:
 
 
 _MOST_LEVELS = 8
+# Fewer attributes are read in every call.
+_FEWEST_SLOTS = 4
 
 
 def _callees(node: Node, program: Program, functions: Mapping[Value, str]) -> Iterator[Graph | None]:
@@ -350,21 +374,36 @@ def _write_slice(source: Source, node: Node, depth: int) -> None:
     source.assign(node, f"{source.expression(node.inputs[0])}[{begin}:{end}]", depth)
 
 
+def _attribute_of(node: Node) -> str:
+    return str(node.attributes["name"])
+
+
+def slot_of(name: str, node: Node, program: Program) -> str:
+    """Return the dict of a module that has the attribute, or an empty string."""
+    class_ = class_of(node.inputs[0].type, program)
+    if class_ is None or not class_.is_module:
+        return ""
+    if name in class_.parameters:
+        return "_parameters"
+    if name in class_.buffers:
+        return "_buffers"
+    type_ = class_.attributes.get(name, Type("Any"))
+    inner = class_of(type_, program)
+    return "_modules" if type_.kind == "Interface" or (inner is not None and inner.is_module) else ""
+
+
 def _attribute(source: Source, node: Node) -> str:
     """Return the expression of an attribute, as quick as its object allows."""
-    name = str(node.attributes["name"])
+    name = _attribute_of(node)
     value = source.expression(node.inputs[0])
+    if slot := slot_of(name, node, source.context.program):
+        return f"{value}.{slot}[{name!r}]"
     class_ = class_of(node.inputs[0].type, source.context.program)
-    if class_ is not None and class_.is_module:
-        type_ = class_.attributes.get(name)
-        inner = class_of(type_, source.context.program) if type_ is not None and type_.kind == "Class" else None
-        if name in class_.parameters:
-            return f"{value}._parameters[{name!r}]"
-        if name in class_.buffers:
-            return f"{value}._buffers[{name!r}]"
-        if (inner is not None and inner.is_module) or (type_ is not None and type_.kind == "Interface"):
-            return f"{value}._modules[{name!r}]"
-    return f"{value}.{name}" if name.isidentifier() and not keyword.iskeyword(name) else f"{value}.__dict__[{name!r}]"
+    is_module = class_ is not None and class_.is_module
+    # A module looks at every attribute that is set. Reading one is quick.
+    if name.isidentifier() and not keyword.iskeyword(name) and not (is_module and node.op == "prim::SetAttr"):
+        return f"{value}.{name}"
+    return f"{value}.__dict__[{name!r}]"
 
 
 def _write_get(source: Source, node: Node, depth: int) -> None:
