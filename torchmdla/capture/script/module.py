@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmdla.capture.script.inlining import class_of
+from torchmdla.capture.script.inlining import class_of, inline_calls
 from torchmdla.capture.script.program import LoadedProgram
 from torchmdla.capture.script.slots import Slots
 from torchmdla.capture.script.tensors import Tensors
@@ -56,6 +56,17 @@ class ScriptProgramModule(nn.Module):
     def graph(self) -> str:
         """Return the graph of ``forward`` as text."""
         return str(self._script_class.methods["forward"])
+
+    @property
+    def inlined_graph(self) -> Graph:
+        """Return the graph of ``forward`` with the calls inlined. Its constants are PyTorch's objects."""
+        graph = inline_calls(self._script_class.methods["forward"], self._program.program)
+        for node in graph.walk():
+            if node.op == "prim::Constant":
+                value = self._program.constant(node.attributes["value"])
+                is_device = isinstance(value, str) and node.outputs[0].type.kind == "Device"
+                node.attributes = {"value": torch.device(value) if is_device else value}
+        return graph
 
     @property
     def code(self) -> str:
