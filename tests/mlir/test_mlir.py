@@ -446,6 +446,30 @@ def test_arithmetic_with_sizes_that_vary(capture: Callable[[nn.Module], Any]) ->
     assert_matches(run_linalg(module, x), Sizes()(x))
 
 
+# Files
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (Layer(), layer_inputs()),
+        (Branching(), layer_inputs()),
+        (Layer(), (TensorSpec((None, 3)),)),
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.ReLU())).eval(),
+            (torch.ones(1, 3, 8, 8),),
+        ),
+    ],
+    ids=["layer", "control flow", "sizes that vary", "calls"],
+)
+def test_programs_that_torchmdla_reads(model: nn.Module, inputs: Sequence[Any], tmp_path: Path) -> None:
+    torch.jit.script(model).save(tmp_path / "model.pt")
+    expected = get_mlir(torch.jit.load(tmp_path / "model.pt"), *inputs)
+    module = get_mlir(torchmdla.read(tmp_path / "model.pt"), *inputs)
+    # The order of constants differs.
+    assert sorted(str(module).splitlines()) == sorted(str(expected).splitlines())
+
+
 # Errors
 
 

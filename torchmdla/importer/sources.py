@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import chain
 
 import torch
@@ -36,6 +37,7 @@ def source_of(node: torch._C.Node) -> str:
     return source_in_ranges(_C.source_ranges(node))
 
 
+@lru_cache(maxsize=64)
 def source_in_ranges(source_ranges: str) -> str:
     """Return the place as :func:`source_of` does, for a result of ``_C.source_ranges``."""
     return _innermost(chain(_SCRIPTED.finditer(source_ranges), _TRACED.finditer(source_ranges)))

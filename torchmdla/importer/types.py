@@ -76,7 +76,7 @@ class ImportOptions:
 DEFAULT_OPTIONS = ImportOptions()
 
 
-# debugName of a value -> TensorMeta for a tensor, list of TensorMeta for a list of tensors, or the Python value itself
+# name of a value -> TensorMeta for a tensor, list of TensorMeta for a list of tensors, or the Python value itself
 # otherwise: int (also for dtypes, layouts and memory formats), float, bool, None, str, device, list.
 Record = Mapping[str, object]
 
@@ -92,7 +92,7 @@ class Binding:
         source: ``"input"`` for an input of the group. ``"constant"`` for the tensor of a ``prim::Constant``. ``"size"``
             for a symbol of a dynamic program, which is a scalar.
         index: the number of the input, of the subgraph's node, or of the symbol.
-        name: the debugName of the source.
+        name: the name of the source value.
         permutation: order of the source's dimensions.
         copy: whether the argument must be made contiguous.
         element: the element, if the source is a list.

@@ -25,12 +25,11 @@ from torchmdla.errors import CompileError
 from torchmdla.importer import TensorMeta
 from torchmdla.importer.fx import attribute, import_fx, source_of_node
 from torchmdla.importer.interpreter import Run
-from torchmdla.importer.script_graph import convert_graph
 from torchmdla.importer.types import record_value
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, contiguous, from_imported
 from torchmdla.mlir.specs import Inputs
-from torchmdla.script.ir import Node
+from torchmdla.script.ir import Graph, Node
 
 
 def function_of_module(module: torch.nn.Module, inputs: Inputs, names: Sequence[str] = ()) -> TorchFunction:
@@ -206,13 +205,17 @@ class ScriptedProgram(torch.nn.Module):
     """TorchScript program that runs node by node from Python, so that ``torch.export`` sees each op.
 
     Its parameters and buffers are the program's, under the same names.
+
+    Args:
+        graph: the graph, with everything inlined.
+        program: the module that is the graph's first input, if there is one.
     """
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, graph: Graph, program: Sequence[torch.nn.Module]) -> None:
         super().__init__()
         # A module in a list does not become a submodule.
-        self._mdla_program = [program] if isinstance(program, torch.jit.ScriptModule) else []
-        self._mdla_graph = convert_graph(program.inlined_graph)
+        self._mdla_program = list(program)
+        self._mdla_graph = graph
         for module in self._mdla_program:
             _mirror(module, self)
 

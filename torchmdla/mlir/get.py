@@ -52,10 +52,11 @@ def get_mlir(
     programs go through ``torch.export``.
 
     Args:
-        x: a module or function, plain or scripted; an exported program; a ``torch._C.Graph`` (inputs are those of the
-            graph, the scripted module for ``self``); a ``torch.fx.GraphModule``, or a ``torch.fx.Graph`` that needs no
-            module (without inputs if it is a flat graph of ATen calls with ``meta["val"]``); without inputs, a pending
-            tensor of a lazy device, or a list or tuple of them, which are the results.
+        x: a module or function, plain or scripted; a program of :func:`torchmdla.read`; an exported program; a
+            ``torch._C.Graph`` (inputs are those of the graph, the scripted module for ``self``); a
+            ``torch.fx.GraphModule``, or a ``torch.fx.Graph`` that needs no module (without inputs if it is a flat graph
+            of ATen calls with ``meta["val"]``); without inputs, a pending tensor of a lazy device, or a list or tuple
+            of them, which are the results.
         inputs: inputs of one call: tensors, or a :class:`TensorSpec` for each. A size that varies is ``?`` in the text.
             A size varies if a spec has None or -1, if ``torch._dynamo.mark_dynamic`` was called for a tensor, or if
             ``dynamic_shapes`` specifies it.

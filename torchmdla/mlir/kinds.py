@@ -15,6 +15,7 @@ from torch_mlir import ir
 
 from torchmdla import _C
 from torchmdla.capture.fx.function_module import FunctionModule
+from torchmdla.capture.script.module import ScriptProgramModule, make_module
 from torchmdla.errors import CompileError
 from torchmdla.importer.function import FunctionWriter
 from torchmdla.importer.graph import read_graph
@@ -22,6 +23,7 @@ from torchmdla.importer.script_graph import convert_graph, inline_graph, types_o
 from torchmdla.mlir.context import new_context
 from torchmdla.mlir.function import FunctionArgument, TorchFunction, fill_resources, parse
 from torchmdla.mlir.specs import Inputs
+from torchmdla.script.ir import Graph, Program
 from torchmdla.support import jit
 
 
@@ -83,28 +85,42 @@ def _plain(x: Any, inputs: Inputs) -> TorchFunction:
 
 
 def _scripted(x: Any, inputs: Inputs) -> TorchFunction:
-    """Convert a program of ``torch.jit``: run it once, or export it if sizes vary."""
+    """Convert a program of ``torch.jit``."""
+    return _script_program(convert_graph(x.inlined_graph), _self_argument(x), inputs)
+
+
+def _read(x: Program | ScriptProgramModule, inputs: Inputs) -> TorchFunction:
+    """Convert a program that torchmdla reads itself."""
+    module = make_module(x) if isinstance(x, Program) else x
+    return _script_program(module.inlined_graph, [module], inputs)
+
+
+def _script_program(graph: Graph, module: Sequence[torch.nn.Module], inputs: Inputs) -> TorchFunction:
+    """Convert the graph of a program: run it once, or export it if sizes vary. ``module`` is its first input."""
     from torchmdla.mlir import exported
 
-    if len(list(x.inlined_graph.inputs())) > len(_self_argument(x)):
+    names = graph.parameters[len(module) :]
+    if names:
         _require_inputs(inputs)
-    if inputs.dynamic_shapes is not None:
-        schema = getattr(x, "forward", x).schema
-        names = [argument.name for argument in schema.arguments][len(_self_argument(x)) :]
-        return exported.function_of_module(exported.ScriptedProgram(x), inputs.pack_in_one_argument(names), names)
-    return _graph(x.inlined_graph, Inputs((*_self_argument(x), *inputs.values)))
+    if inputs.dynamic_shapes is None:
+        return _run_graph(graph, (*module, *inputs.values))
+    program = exported.ScriptedProgram(graph, module)
+    return exported.function_of_module(program, inputs.pack_in_one_argument(names), names)
 
 
 def _graph(x: torch._C.Graph, inputs: Inputs) -> TorchFunction:
-    from torchmdla.mlir import scripted
-
     if inputs.dynamic_shapes is not None:
         raise TypeError("sizes of a torch._C.Graph cannot vary; give get_mlir the scripted program")
-    graph = inline_graph(x)
+    return _run_graph(inline_graph(x), inputs.values)
+
+
+def _run_graph(graph: Graph, inputs: Sequence[Any]) -> TorchFunction:
+    from torchmdla.mlir import scripted
+
     try:
-        return scripted.function_of_graph(graph, inputs.values)
+        return scripted.function_of_graph(graph, inputs)
     except scripted.DependsOnData:
-        return scripted.function_with_control_flow(graph, inputs.values)
+        return scripted.function_with_control_flow(graph, inputs)
 
 
 def _fx(x: torch.fx.GraphModule, inputs: Inputs) -> TorchFunction:
@@ -213,6 +229,7 @@ register_kind(Kind("a torch.fx.GraphModule", lambda x: isinstance(x, torch.fx.Gr
 register_kind(
     Kind("a scripted program", lambda x: isinstance(x, torch.jit.ScriptModule | torch.jit.ScriptFunction), _scripted)
 )
+register_kind(Kind("a program of torchmdla.read", lambda x: isinstance(x, Program | ScriptProgramModule), _read))
 register_kind(Kind("a torch._C.Graph", lambda x: isinstance(x, torch._C.Graph), _graph))
 register_kind(Kind("an exported program", _is_exported, _program))
 register_kind(kind_of_device("lazy", lambda tensors: _C.lazy_pending_computation(tensors).graph))

@@ -76,7 +76,7 @@ def _names_of_weights(inputs: Sequence[Any]) -> list[str]:
 
 def _count_mismatch(graph: Graph, inputs: Sequence[Any]) -> str:
     """Return the error message for a wrong number of inputs; the program's module is not counted."""
-    offset = int(bool(inputs) and isinstance(inputs[0], torch.jit.ScriptModule))
+    offset = int(bool(inputs) and isinstance(inputs[0], torch.nn.Module))
     names = graph.parameters[offset:]
     count = f"{len(names)} {'input' if len(names) == 1 else 'inputs'} ({', '.join(names)})"
     return f"the program takes {count}, got {len(inputs) - offset}"
@@ -232,11 +232,11 @@ class _Lifted:
             else:
                 constants.append(Node("prim::Constant", outputs=[value], attributes={"value": input_}))
         self.graph.nodes = [*constants, *self._nodes(graph)]
-        self.graph.parameters = [value.name for value in self.graph.inputs]
 
     def _input(self, value: Value, tensor: torch.Tensor, argument: FunctionArgument) -> None:
         self.graph.inputs.append(value)
-        self.tensors[value.name] = tensor
+        self.graph.parameters.append(str(len(self.arguments)))
+        self.tensors[self.graph.parameters[-1]] = tensor
         self.arguments.append(argument)
 
     def _nodes(self, block: Block) -> list[Node]:
