@@ -20,7 +20,8 @@ WORK = ROOT / "build" / "versions"
 TORCH_VERSIONS: tuple[str, ...] = runpy.run_path(str(ROOT / "torchmdla" / "version.py"))["TORCH_VERSIONS"]
 PYTHON_VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 
-BUILD_TOOLS = ("cmake", "ninja", "setuptools", "wheel")
+# numpy: the tables of the cpu device are written by its Python code.
+BUILD_TOOLS = ("cmake", "ninja", "numpy", "setuptools", "wheel")
 
 
 class CommandError(Exception):
