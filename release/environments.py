@@ -137,4 +137,4 @@ def _pins(file: Path) -> list[str]:
 def _reason(output: str) -> str:
     """Return the last line of an output that is an error, without a list of versions."""
     errors = [line for line in output.splitlines() if "error" in line.lower()]
-    return errors[-1].partition(" (from versions")[0][:200] if errors else ""
+    return errors[-1].removeprefix("ERROR: ").partition(" (from versions")[0][:200] if errors else ""
