@@ -95,7 +95,7 @@ wheel: build
 MATRIX := $(CORE) tests/fx/test_dynamo.py tests/fx/test_export.py tests/lazy/test_lazy.py tests/acap/test_acap.py \
           tests/packages/test_packages.py tests/tools/test_warnings.py
 matrix: $(VENV)/.installed
-	$(BIN)/python release/matrix.py --jobs $(JOBS) $(ARGS) --tests $(MATRIX)
+	$(BIN)/python release/matrix.py --jobs $(JOBS) --tests $(MATRIX) $(ARGS)
 
 # ARGS="--minutes 60", ARGS=--help
 fuzz: build $(VENV)/.developing

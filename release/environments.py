@@ -20,7 +20,8 @@ WORK = ROOT / "build" / "versions"
 TORCH_VERSIONS: tuple[str, ...] = runpy.run_path(str(ROOT / "torchmdla" / "version.py"))["TORCH_VERSIONS"]
 PYTHON_VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 
-BUILD_TOOLS = ("cmake", "ninja", "setuptools", "wheel")
+# numpy: the tables of the cpu device are written by its Python code.
+BUILD_TOOLS = ("cmake", "ninja", "numpy", "setuptools", "wheel")
 
 
 class CommandError(Exception):
@@ -136,4 +137,4 @@ def _pins(file: Path) -> list[str]:
 def _reason(output: str) -> str:
     """Return the last line of an output that is an error, without a list of versions."""
     errors = [line for line in output.splitlines() if "error" in line.lower()]
-    return errors[-1].partition(" (from versions")[0][:200] if errors else ""
+    return errors[-1].removeprefix("ERROR: ").partition(" (from versions")[0][:200] if errors else ""

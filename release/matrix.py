@@ -14,7 +14,6 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def main() -> int:
                 row = try_combination(Environment(paths[python], python, torch), options)
             else:
                 row = Row(torch, python, "skipped: no such CPython on this machine")
-            replace_rows([row])
+            replace_row(row)
             failed |= "failed" in row.text()
             print(f"{row.text().strip()} {time.monotonic() - begin:.0f} s", flush=True)
     return int(failed)
@@ -130,14 +129,12 @@ def counts(summary: str) -> str:
     return ", ".join(part for part in summary.split(", ") if not part.endswith(("warnings", "warning", "deselected")))
 
 
-def replace_rows(rows: Iterable[Row]) -> None:
-    """Replace the rows of the table that have the same combination."""
-    text = TABLE.read_text()
-    for row in rows:
-        pattern = re.compile(rf"^\| {re.escape(row.torch)} \| {re.escape(row.python)} \|.*\n", re.MULTILINE)
-        if not pattern.search(text):
-            raise SystemExit(f"{TABLE} has no row of torch {row.torch} and Python {row.python}: add one")
-        text = pattern.sub(lambda _, row=row: row.text(), text)
+def replace_row(row: Row) -> None:
+    """Replace the row of the table that has the same combination."""
+    pattern = re.compile(rf"^\| {re.escape(row.torch)} \| {re.escape(row.python)} \|.*\n", re.MULTILINE)
+    text, count = pattern.subn(lambda _: row.text(), TABLE.read_text())
+    if count != 1:
+        raise SystemExit(f"{TABLE} cannot be written: it has {count} rows of torch {row.torch} and Python {row.python}")
     TABLE.write_text(text)
 
 

@@ -1,6 +1,6 @@
-"""Test a wheel as a new user would: in a fresh environment without a compiler, with an empty home folder.
+"""Test wheels as a new user would: in a fresh environment without a compiler, with an empty home folder.
 
-The test runs outside of the checkout. ``make wheel`` runs it.
+The test runs outside of the checkout. ``make wheel`` runs it. Each wheel is tested by the interpreter that it is for.
 
     python release/try_wheel.py dist/torchmdla-*.whl
     python release/try_wheel.py dist/torchmdla-*.whl --torch 2.14.1
@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from environments import interpreters
 
 PROGRAM = """\
 import shutil
@@ -71,19 +73,31 @@ int main(void) {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Tries a wheel in a fresh environment without a compiler.")
-    parser.add_argument("wheel", type=Path)
+    parser = argparse.ArgumentParser(description="Test wheels in fresh environments without a compiler.")
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="wheel")
     parser.add_argument("--torch", metavar="VERSION", help="with this version of PyTorch; default: what pip chooses")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="torchmdla-wheel-") as folder:
-        environment = Path(folder, "environment")
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        python = environment / "bin" / "python"
-        wanted = [f"{options.wheel.resolve()}[mdla]", *([f"torch=={options.torch}"] if options.torch else [])]
-        print("installing", *wanted, flush=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
-        check(environment, Path(folder, "elsewhere"))
+    for wheel in options.wheels:
+        with tempfile.TemporaryDirectory(prefix="torchmdla-wheel-") as folder:
+            environment = Path(folder, "environment")
+            subprocess.run([str(interpreter_of(wheel)), "-m", "venv", str(environment)], check=True)
+            python = environment / "bin" / "python"
+            wanted = [f"{wheel.resolve()}[mdla]", *([f"torch=={options.torch}"] if options.torch else [])]
+            print("installing", *wanted, flush=True)
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
+            check(environment, Path(folder, "elsewhere"))
     return 0
+
+
+def interpreter_of(wheel: Path) -> Path:
+    """Return the interpreter that a wheel is for, by the tag in its name, such as ``cp312``."""
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    if f"-{tag}-" in wheel.name:
+        return Path(sys.executable)
+    for version, path in interpreters().items():
+        if f"-cp{version.replace('.', '')}-" in wheel.name:
+            return path
+    raise SystemExit(f"{wheel} cannot be tried: this machine has no CPython that it is for")
 
 
 def check(environment: Path, folder: Path) -> None:

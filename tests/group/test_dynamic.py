@@ -832,10 +832,11 @@ class Decoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = nn.Linear(8, 24)
+        # PyTorch's shape function does not give the strides that attention has for one token of a slice.
+        self.q, self.kv = nn.Linear(8, 8), nn.Linear(8, 16)
 
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        q, k, v = self.qkv(x).chunk(3, -1)
+        q, (k, v) = self.q(x), self.kv(x).chunk(2, -1)
         if past is not None:
             k, v = torch.cat([past[0], k], 1), torch.cat([past[1], v], 1)
         mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])

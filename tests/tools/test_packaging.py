@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
+import importlib
 import os
 import re
 import shutil
@@ -189,17 +190,59 @@ def test_the_range_of_torch_is_one() -> None:
     assert extension_folder("2.13.1+cpu") == "torch_2_13"
 
 
-def script(name: str) -> ModuleType:
-    """Import a script of the folder ``release`` as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "release" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import a script of the folder ``release``, and those that it imports."""
+    monkeypatch.syspath_prepend(ROOT / "release")
+    return importlib.import_module(name)
+
+
+def test_the_table_of_versions_has_each_combination(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Check that the table in the documentation has one row for each, and that a result replaces its row only."""
+    matrix = script("matrix", monkeypatch)
+    before = matrix.TABLE.read_text().splitlines()
+    rows = [tuple(line.split(" | ")[:2]) for line in before if re.match(r"\| \d", line)]
+    versions = [(f"| {torch}", python) for torch in reversed(TORCH_VERSIONS) for python in matrix.PYTHON_VERSIONS]
+    assert rows == versions
+    copy = tmp_path / "versions.md"
+    copy.write_text("\n".join(before))
+    monkeypatch.setattr(matrix, "TABLE", copy)
+    matrix.replace_row(matrix.Row(TORCH_VERSIONS[0], "3.12", "1.2.3", "ok", "failed: 2 failed, 7 passed"))
+    changed = [line for line, old in zip(copy.read_text().splitlines(), before, strict=True) if line != old]
+    assert changed == [f"| {TORCH_VERSIONS[0]} | 3.12 | 1.2.3 | ok | failed: 2 failed, 7 passed |"]
+
+
+def test_the_matrix_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Check each stage that may fail, with an interpreter whose pip or build fails."""
+    matrix, environments = script("matrix", monkeypatch), script("environments", monkeypatch)
+    monkeypatch.setattr(environments, "WORK", tmp_path)
+    monkeypatch.setattr(matrix, "report", lambda *_: None)
+    environment = environments.Environment(Path(sys.executable), "3.11", "2.15")
+    environment.folder.mkdir()
+    options = argparse.Namespace(keep=False, jobs="1", tests=["tests"])
+    fail = "import sys; print('ERROR: No matching distribution found for torch==9 (from versions: 1, 2)'); sys.exit(1)"
+
+    def create(self: object, **_: object) -> None:
+        environment.run(sys.executable, "-c", fail)
+
+    monkeypatch.setattr(environments.Environment, "create", create)
+    row = matrix.try_combination(environment, options)
+    assert row == matrix.Row("2.15", "3.11", "skipped: No matching distribution found for torch==9")
+    monkeypatch.setattr(environments.Environment, "create", lambda *_, **__: None)
+    monkeypatch.setattr(environments.Environment, "torch_version", lambda _: "2.15.0")
+    monkeypatch.setattr(matrix, "build_wheel", create)
+    row = matrix.try_combination(environment, options)
+    assert (row.installed, row.build.partition(":")[0], row.tests) == ("2.15.0", "failed", "–")
+
+
+def test_the_summary_of_tests_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = script("matrix", monkeypatch)
+    output = "x\n2 failed, 1609 passed, 3 skipped, 5 deselected, 12 warnings in 181.02s (0:03:01)\n"
+    (summary,) = matrix.SUMMARY.findall(output)
+    assert matrix.counts(summary) == "2 failed, 1609 passed, 3 skipped"
 
 
 @pytest.mark.sampled(0)
-def test_the_wheel_works_alone(tmp_path: Path) -> None:
+def test_the_wheel_works_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a wheel of the libraries that are built in the tree, in an environment without a compiler.
 
     ``make wheel`` tries its wheel with dependencies that pip chooses.
@@ -225,4 +268,4 @@ def test_the_wheel_works_alone(tmp_path: Path) -> None:
         archive.extractall(installed)
     # Python ignores .pth files, which install a tree in place, in a folder that is added by another .pth file.
     (installed / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    script("try_wheel").check(environment, tmp_path / "elsewhere")
+    script("try_wheel", monkeypatch).check(environment, tmp_path / "elsewhere")
