@@ -246,7 +246,7 @@ def test_targets_of_another_architecture(tmp_path: Path) -> None:
     model, x = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64)).eval(), torch.randn(40, 64)
     targets = ["armv8-a", "x86-64-v2"]
     described = torchmdla.save(model, tmp_path / "model.pt", [x], targets=targets, pack_weights=True)
-    assert [target.features for target in described.targets][0] == ("fp-armv8", "neon")
+    assert described.targets[0].features == ("fp-armv8", "neon")
     assert all(target.weights for target in described.targets)
     report = read(tmp_path / "model.pt", calls_of(model, [(x,)], tmp_path / "calls"))
     assert report["packages"] == {"x86-64-v2": 1} and not report["fallbacks"]
