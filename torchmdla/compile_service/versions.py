@@ -12,6 +12,9 @@ from pathlib import Path
 
 from torchmdla.devices.device import Device
 
+# Packages with the LLVM that makes code: for this machine's architecture, and for others.
+_COMPILERS = ("torch-mlir", "llvmlite")
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -33,7 +36,8 @@ def _torchmdla() -> tuple[tuple[str, str], ...]:
     for folder in ("compiler", "devices"):
         for path in sorted((_PACKAGE / folder).rglob("*.py")):
             digest.update(path.read_bytes())
-    return ("torchmdla", digest.hexdigest()[:16]), ("torch-mlir", metadata.version("torch-mlir"))
+    compilers = ((name, metadata.version(name)) for name in _COMPILERS)
+    return ("torchmdla", digest.hexdigest()[:16]), *compilers
 
 
 def _package_of(module: str) -> str:

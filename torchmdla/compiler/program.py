@@ -88,7 +88,7 @@ class Program:
     typical values ``symbols``, for which a device chooses the fastest code. ``quotients`` are the numerators and
     denominators of the floats that the program computes from sizes.
 
-    ``versions`` names the producers (torchmdla, torch-mlir). An artifact of another version is never reused.
+    ``versions`` names the producers (torchmdla, torch-mlir, llvmlite). An artifact of another version is never reused.
     """
 
     mlir: str
