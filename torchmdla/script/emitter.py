@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmdla.script.cleanup import clean, move_constants_in
-from torchmdla.script.expressions import Closure, Expressions, Named
+from torchmdla.script.expressions import Expressions
 from torchmdla.script.ir import Block, Graph, Type, Value
 from torchmdla.script.library import Library
+from torchmdla.script.named import Closure, Named
 from torchmdla.script.sources import Source, attribute_name
 from torchmdla.script.types import ANY, INT, NONE, TENSOR, is_subtype, unify
 

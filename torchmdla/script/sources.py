@@ -62,9 +62,9 @@ class Source:
 
     @property
     def is_module(self) -> bool:
-        """Return whether it is the class of modules."""
+        """Return whether it is a class or an interface of modules."""
         match = _BASE.match(self.text)
-        return match is not None and match[1] == "Module"
+        return match is not None and match[1] in ("Module", "ModuleInterface")
 
     def methods(self) -> tuple[Source, dict[str, Source]]:
         """Return the part of a class before its methods, and the methods by name."""
