@@ -22,8 +22,10 @@ def make_graph(region: Region, constants: Mapping[Value, Constant]) -> tuple[tor
     constant_lines = [f"  {line}" for line in text.written.values()]
     source = "\n".join([f"graph({head}):", *constant_lines, *lines, f"  return ({results})", ""])
     graph = torch._C.parse_ir(source)
-    # Modes of modules are constants.
-    torch._C._jit_pass_constant_propagation(graph)
+    try:
+        torch._C._jit_pass_constant_propagation(graph)
+    except RuntimeError:  # an operator on constants fails, and is perhaps not reached
+        graph = torch._C.parse_ir(source)
     return graph, text.passed
 
 

@@ -13,6 +13,7 @@ import torch
 
 from torchmdla import _C
 from torchmdla.capture.script.errors import as_script_error
+from torchmdla.capture.script.folding import fold_branches
 from torchmdla.capture.script.inlining import CUSTOM, inline_calls
 from torchmdla.capture.script.modes import mode_reads, specialise
 from torchmdla.capture.script.signature import Signature
@@ -44,7 +45,7 @@ class LoadedProgram:
 
     def source(self, graph: Graph) -> str:
         """Return the Python source of a graph, for any modes of its modules."""
-        return Source(inline_calls(graph, self.program), self, {}).text
+        return Source(fold_branches(inline_calls(graph, self.program), {}), self, {}).text
 
     def body(self, graph: Graph) -> Callable[..., Any]:
         """Return the function that runs a graph. It does not check its arguments."""
@@ -54,7 +55,7 @@ class LoadedProgram:
 
     def _compile(self, graph: Graph) -> Callable[..., Any]:
         def compile_for(modes: Mapping[Value, bool]) -> Callable[..., Any]:
-            source = Source(graph, self, modes)
+            source = Source(fold_branches(graph, modes), self, modes)
             file = f"<torchmdla {graph.name} {len(self._sources)}>"
             self._sources[file] = source
             return source.compile(file)
