@@ -1,4 +1,4 @@
-"""Conversion of PyTorch's graphs, functions and modules of TorchScript to the IR of ``torchmdla.script``."""
+"""Conversion of PyTorch's graphs of TorchScript (``torch._C.Graph``) to the IR of ``torchmdla.script``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from torchmdla.importer.sources import source_of
 from torchmdla.importer.types import Record, TensorMeta
-from torchmdla.script.ir import Block, Class, EnumValue, Graph, Node, Object, Program, Type, Value
+from torchmdla.script.ir import Block, EnumValue, Graph, Node, Type, Value
 
 
 def convert_graph(graph: torch._C.Graph, name: str = "graph") -> Graph:
@@ -48,67 +48,6 @@ def _fill(converted: Block, block: Any, values: dict[int, Value]) -> None:
         result.outputs = [define(value) for value in node.outputs()]
         converted.nodes.append(result)
     converted.outputs = [values[value.unique()] for value in block.outputs()]
-
-
-def convert_functions(function: torch.jit.ScriptFunction[Any, Any]) -> dict[str, Graph]:
-    """Return a scripted or traced function, and the functions that it calls, by qualified name."""
-    functions = _Functions(is_python=True)
-    functions.add(function.qualified_name, function)
-    return functions.graphs
-
-
-def convert_module(module: torch.jit.ScriptModule) -> Program:
-    """Return a scripted or traced module as a program. The attributes of its objects are PyTorch's values."""
-    root = module._c
-    functions, classes = (
-        _Functions(is_python=_python_cu.get_class(root._type().qualified_name()) == root._type()),
-        dict[str, Class](),
-    )
-
-    def convert(instance: Any) -> Object:
-        type_, children = instance._type(), dict(torch._C.ModuleDict(instance).items())  # type: ignore[attr-defined]
-        concrete: Any = torch._C.ConcreteModuleType.from_jit_type(type_)  # type: ignore[attr-defined]
-        types = {name: type_ for name, (type_, _) in sorted(concrete.get_attributes().items())}
-        name = type_.qualified_name()
-        if name not in classes:
-            class_ = classes[name] = Class(convert_type(type_), is_module=True)
-            types_of_children = {child: value._type() for child, value in children.items()}
-            class_.attributes = {key: convert_type(value) for key, value in {**types, **types_of_children}.items()}
-            for method in instance._method_names():
-                class_.methods[method] = functions.convert(f"{name}.{method}", instance._get_method(method))
-        values = {key: instance.getattr(key) for key in types}
-        return Object(name, values | {key: convert(child) for key, child in children.items()})
-
-    return Program(convert(root), classes, functions.graphs, torch._C._get_max_operator_version(), "")
-
-
-class _Functions:
-    """Functions that graphs call. They are inlined if Python does not know them, as in a loaded archive."""
-
-    def __init__(self, *, is_python: bool) -> None:
-        self.graphs: dict[str, Graph] = {}
-        self._is_python = is_python
-
-    def add(self, name: str, function: Any) -> None:
-        if name not in self.graphs:
-            self.graphs[name] = self.convert(name, function)
-
-    def convert(self, name: str, function: Any) -> Graph:
-        """Return the graph of a function or method, and add the functions that it calls."""
-        graph = convert_graph(function.graph, name)
-        constants = {node.outputs[0]: node.attributes["value"] for node in graph.walk() if node.op == "prim::Constant"}
-        names = {str(constants[node.inputs[0]]) for node in graph.walk() if node.op == "prim::CallFunction"}
-        called = {name: _python_cu.find_function(name) if self._is_python else None for name in names}
-        if None in called.values():
-            graph = convert_graph(function.inlined_graph, name)
-        else:
-            for callee in called.items():
-                self.add(*callee)
-        graph.parameters = [argument.name for argument in function.schema.arguments]
-        return graph
-
-
-_python_cu: Any = torch.jit._state._python_cu  # type: ignore[attr-defined]
 
 
 def _name_of(node: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -14,27 +14,38 @@ from torchmdla.importer.script_graph import convert_graph, convert_type
 from torchmdla.script.ir import Class, Constant, EnumValue, Graph, Object, Program, Type
 
 
-def program_of(module: torch.jit.ScriptModule) -> Program:
+def program_of(module: torch.jit.ScriptModule, *, inlined: bool = True) -> Program:
     """Return the program of a scripted, traced or loaded module. Its tensors are the module's.
 
-    Calls of functions and of methods are inlined, except those of an interface.
+    Args:
+        module: the module.
+        inlined: whether calls of functions and of methods are inlined, except those of an interface. If they are not,
+            this holds for methods that call functions of a loaded archive.
     """
-    reader = _Reader()
+    type_ = module._c._type()
+    reader = _Reader(inlined, is_python=_python_cu.get_class(type_.qualified_name()) == type_)
     root = reader.object(module._c)
-    return Program(root, reader.classes, {}, version=0, path="")
+    return Program(root, reader.classes, reader.functions, version=0, path="")
 
 
-def program_of_function(function: torch.jit.ScriptFunction[Any, Any]) -> tuple[Program, Graph]:
-    """Return the program of a scripted or traced function, and its graph. Calls are inlined."""
-    reader = _Reader()
-    graph = reader.graph(function, str(function.name))
-    root = Object("")
-    return Program(root, reader.classes, {graph.name: graph}, version=0, path=""), graph
+def program_of_function(function: torch.jit.ScriptFunction[Any, Any], *, inlined: bool = True) -> tuple[Program, Graph]:
+    """Return the program of a scripted or traced function, and its graph. ``inlined`` as for :func:`program_of`."""
+    reader = _Reader(inlined, is_python=True)
+    graph = reader.function(function.qualified_name, function)
+    return Program(Object(""), reader.classes, reader.functions, version=0, path=""), graph
+
+
+_python_cu: Any = torch.jit._state._python_cu  # type: ignore[attr-defined]
 
 
 class _Reader:
-    def __init__(self) -> None:
+    """Reader of classes, objects and functions. ``is_python`` states whether this process scripted the program."""
+
+    def __init__(self, inlined: bool, is_python: bool) -> None:
         self.classes: dict[str, Class] = {}
+        self.functions: dict[str, Graph] = {}
+        self._is_inlined = inlined
+        self._is_python = is_python
         self._objects: dict[Any, Object] = {}
         self._types: dict[str, str] = {}  # PyTorch's qualified name → name of the class
 
@@ -66,12 +77,30 @@ class _Reader:
                 tuple(hook.name for hook in source._get_forward_pre_hooks()),
                 tuple(hook.name for hook in source._get_forward_hooks()),
             )
-        for name in dict.fromkeys(_attribute_names(source, class_)):
-            class_.attributes[name] = _type_of(source, name)
+        types = _types_of_attributes(source) if class_.is_module else {}
+        for name in dict.fromkeys(_attribute_names(source, class_, types)):
+            class_.attributes[name] = types[name] if name in types else _type_of(source, name)
+
+    def function(self, name: str, function: Any) -> Graph:
+        """Return the graph of a function of the program."""
+        if name not in self.functions:
+            self.functions[name] = self.graph(function, name)
+        return self.functions[name]
+
+    def _source_of(self, method: Any) -> Any:
+        """Return PyTorch's graph of a function or method, after the functions that it calls are read."""
+        calls = [] if self._is_inlined else method.graph.findAllNodes("prim::CallFunction")
+        names = {next(call.inputs()).type().annotation_str for call in calls}
+        called = {name: _python_cu.find_function(name) if self._is_python else None for name in names}
+        if self._is_inlined or None in called.values():
+            return method.inlined_graph  # Only PyTorch's inliner finds the functions of a loaded archive.
+        for name, function in called.items():
+            self.function(name, function)
+        return method.graph
 
     def graph(self, method: Any, name: str) -> Graph:
         """Return the graph of a function or method."""
-        source = method.inlined_graph
+        source = self._source_of(method)
         for node in source.findAllNodes("prim::fork"):
             torch._C._jit_pass_inline(node.g("Subgraph"))
         self._read_created_classes(source)
@@ -98,7 +127,7 @@ class _Reader:
                 continue
             class_ = self.classes[name] = Class(Type("Class", name=name))
             for method in type_.method_names():
-                function = torch.jit._state._python_cu.find_function(f"{name}.{method}")  # type: ignore[attr-defined]
+                function = _python_cu.find_function(f"{name}.{method}")
                 if function is not None:
                     class_.methods[method] = self.graph(function, f"{name}.{method}")
 
@@ -155,13 +184,19 @@ def _names(attributes: Any) -> list[str]:
     return [name for name, _ in attributes.items()]
 
 
-def _attribute_names(source: Any, class_: Class) -> Iterator[str]:
+def _types_of_attributes(source: Any) -> dict[str, Type]:
+    """Return the types of a module's attributes, except submodules."""
+    concrete: Any = torch._C.ConcreteModuleType.from_jit_type(source._type())  # type: ignore[attr-defined]
+    return {name: convert_type(type_) for name, (type_, _) in sorted(concrete.get_attributes().items())}
+
+
+def _attribute_names(source: Any, class_: Class, types: Collection[str]) -> Iterator[str]:
     """Yield the names of attributes. PyTorch lists those of modules; the graphs have the names of others."""
     if class_.is_module:
         yield from _names(torch._C.ParameterDict(source))
         yield from _names(torch._C.BufferDict(source))
         yield from (name for name, _ in torch._C.ModuleDict(source).items())
-        yield "training"
+        yield from types
     for graph in class_.methods.values():
         for node in graph.walk():
             if node.op in ("prim::GetAttr", "prim::SetAttr") and node.inputs[0].type.name == class_.type.name:

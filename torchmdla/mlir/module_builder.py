@@ -17,7 +17,7 @@ from torchmdla.capture.options import Options
 from torchmdla.errors import CaptureError, CompileError
 from torchmdla.importer.function import FunctionWriter, dialect_name
 from torchmdla.importer.fx import read_fx
-from torchmdla.importer.script_graph import convert_functions, convert_module
+from torchmdla.importer.script_program import program_of, program_of_function
 from torchmdla.importer.torchscript.module import (
     Annotations,
     ImportedScript,
@@ -141,15 +141,16 @@ class ModuleBuilder:
         if not isinstance(function, torch.jit.ScriptFunction):
             raise TypeError(f"import_function takes a scripted function, got {type(function).__name__}")
         name: str = function.qualified_name
-        self.import_graph(name, convert_functions(function), arguments or {})
+        program, graph = program_of_function(function, inlined=False)
+        self.import_graph(graph, program.functions, arguments or {})
         return name
 
-    def import_graph(self, name: str, functions: Mapping[str, Graph], arguments: Mapping[str, TensorSpec]) -> None:
-        """Import the function ``name`` of ``functions``, as :meth:`import_function`."""
-        self._check_name(name)
-        with _as_capture_error(name):
-            imported = import_script_function(name, functions, arguments, self._has_op, self._scripted)
-        self._append_script(imported, name)
+    def import_graph(self, graph: Graph, functions: Mapping[str, Graph], arguments: Mapping[str, TensorSpec]) -> None:
+        """Import a graph and those of ``functions`` that it calls, as :meth:`import_function`."""
+        self._check_name(graph.name)
+        with _as_capture_error(graph.name):
+            imported = import_script_function(graph, functions, arguments, self._has_op, self._scripted)
+        self._append_script(imported, graph.name)
 
     def import_module(self, module: torch.jit.ScriptModule, annotations: Annotations | None = None) -> None:
         """Import a scripted or traced module: its classes, methods, and objects with their attributes.
@@ -172,7 +173,7 @@ class ModuleBuilder:
             raise ValueError("a module was imported before")
         name = module._c._type().qualified_name()
         with _as_capture_error(name):
-            program = convert_module(module)
+            program = program_of(module, inlined=False)
             imported = import_script_module(program, annotations or Annotations(), self._has_op, self._scripted)
         self._append_script(imported, name)
         self._has_module = True

@@ -208,7 +208,7 @@ def function_with_control_flow(graph: Graph, inputs: Sequence[Any]) -> TorchFunc
     lifted = _Lifted(graph, inputs)
     specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in lifted.tensors.items()}
     builder = ModuleBuilder()
-    builder.import_graph("forward", {"forward": lifted.graph}, specs)
+    builder.import_graph(lifted.graph, {}, specs)
     return TorchFunction(builder.module, tuple(lifted.arguments), is_typed=False)
 
 

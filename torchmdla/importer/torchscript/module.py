@@ -59,7 +59,7 @@ class ImportedScript:
 
 
 def import_script_function(
-    name: str,
+    graph: Graph,
     functions: Mapping[str, Graph],
     arguments: Mapping[str, TensorSpec],
     is_registered: Callable[[str], bool],
@@ -68,8 +68,8 @@ def import_script_function(
     """Write a function as public, under its qualified name, and its callees as private.
 
     Args:
-        name: the name of the function.
-        functions: the function and those that it calls, by name.
+        graph: the function.
+        functions: those that it calls, by name.
         arguments: sizes and dtypes of arguments, by name. These have value semantics.
         is_registered: whether the Torch dialect has an op of this name.
         known: functions that the module already contains. They are only declared.
@@ -79,7 +79,7 @@ def import_script_function(
         CompileError: If a part has no form in the dialect. The error names the node and its place.
     """
     importer = _Importer(functions, is_registered, known)
-    importer.function(functions[name], _bounds(arguments), "public")
+    importer.function(graph, _bounds(arguments), "public")
     return importer.finish()
 
 
@@ -151,13 +151,10 @@ class _Importer:
         """Write classes, methods and objects."""
         exports = _exports(program, annotations)
         bounds = _method_bounds(program, annotations)
-        methods = {
-            (class_.type.name, name): method
-            for class_ in program.classes.values()
-            for name, method in class_.methods.items()
-        }
+        classes = [class_ for class_ in program.classes.values() if class_.is_module]
+        methods = {(class_.type.name, name): method for class_ in classes for name, method in class_.methods.items()}
         self._methods.update((key, function_type(method)) for key, method in methods.items())
-        for class_ in program.classes.values():
+        for class_ in classes:
             self._class(class_, exports)
         for key, method in methods.items():
             self.function(method, bounds.get(key, {}), "private")
@@ -187,7 +184,10 @@ class _Importer:
         for name, type_ in class_.attributes.items():
             value = instance.attributes[name]
             with _located_errors(f"attribute {name!r} of {instance.class_name}"):
-                slots[name] = self._object(value, classes) if isinstance(value, Object) else self._value(value, type_)
+                if isinstance(value, Object) and classes[value.class_name].is_module:
+                    slots[name] = self._object(value, classes)
+                else:
+                    slots[name] = self._value(value, type_)
         result = self._writer.fresh(dialect_type(class_.type))
         self._writer.line(f"{result.name} = torch.nn_module {{")
         with self._writer.indented():
