@@ -7,7 +7,7 @@ warnings of the user's own calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from inspect import ismethod
 from typing import IO, Any
 
@@ -27,10 +27,8 @@ def trace(program: Any, inputs: tuple[Any, ...]) -> Any:
     if not isinstance(program, nn.Module):
         return _trace._trace_impl(program, inputs, check_trace=False)
     traced: Any = _trace.make_module(program, None, torch.jit._state._python_cu)  # type: ignore[attr-defined]
-    # Scopes of nodes are named after modules. PyTorch has the outermost one in the table by its name.
-    children = [(name, child) for name, child in program.named_modules(remove_duplicate=False) if name]
     previous = _trace._trace_module_map
-    _trace._trace_module_map = {"__module": program, **{child: f"__module.{name}" for name, child in children}}
+    _trace._trace_module_map = {"__module": program, **dict(_names("__module", program))}
     try:
         traced._c._create_method_from_trace(
             "forward",
@@ -45,6 +43,13 @@ def trace(program: Any, inputs: tuple[Any, ...]) -> Any:
     finally:
         _trace._trace_module_map = previous
     return traced
+
+
+def _names(prefix: str, module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Return each module below ``module`` and its name, after which scopes of nodes are named. The last name counts."""
+    for name, child in module.named_children():
+        yield child, f"{prefix}.{name}"
+        yield from _names(f"{prefix}.{name}", child)
 
 
 def freeze(program: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
