@@ -130,7 +130,6 @@ PROGRAMS: Mapping[str, Saved] = {
 
 def save(folder: Path, names: Sequence[str] = tuple(PROGRAMS)) -> None:
     """Compile programs, and save them without a call."""
-    torch._dynamo.config.enable_aot_compile = True
     torch._dynamo.config.allow_rnn = True
     for name in names:
         program = PROGRAMS[name]

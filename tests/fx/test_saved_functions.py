@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +103,7 @@ def test_damaged_graph_is_refused(files: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def ahead() -> Iterator[None]:
-    """Let functions of ``torch.compile`` have ``aot_compile``."""
-    with torch._dynamo.config.patch(enable_aot_compile=True):
-        yield
-
-
-@pytest.fixture
-def save(tmp_path: Path, ahead: None) -> Callable[..., Any]:
+def save(tmp_path: Path) -> Callable[..., Any]:
     """Return a function that compiles a program, saves it, and loads it with other external data."""
 
     def save_and_load(
@@ -151,7 +144,6 @@ def test_loaded_function_is_saved_again(save: Callable[..., Any], tmp_path: Path
     assert torchmdla.stats().compiled_calls > 0 and torchmdla.stats().recorded_calls == 0
 
 
-@pytest.mark.usefixtures("ahead")
 def test_compiled_function_runs_without_recording() -> None:
     x, module = torch.randn(4, 8), mlp()
     function = torch.compile(loss_of, backend="torchmdla", fullgraph=True).aot_compile(((x, module), {}))

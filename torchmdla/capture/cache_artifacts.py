@@ -47,4 +47,5 @@ def record_from_now_on() -> None:
 
 
 def _record(key: str, artifact: Artifact) -> None:
+    # Without Dynamo's lock, which guards PyTorch's lists: its owner may wait for this thread, which compiles.
     _cache.CacheArtifactManager.record_artifact(_TYPE, key, artifact.to_bytes())

@@ -6,6 +6,7 @@ Dynamo captures Python. AOT Autograd makes flat functional graphs of it, forward
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -71,7 +72,7 @@ def torchmdla(
         # PyTorch's code for saving graphs takes part of a second to import.
         from torchmdla.capture.fx.saved_graph import SavedGraph
 
-        return SavedGraph(run, graph, chosen, _values_of(weights, graph, example_inputs))
+        return SavedGraph(run, graph, chosen, _references(weights, graph, example_inputs))
 
     def compile_forward(graph: fx.GraphModule, _: Sequence[Any], *, trains: bool) -> Boxed:
         begins = trains and may_train and _uses_all_gradients()
@@ -139,11 +140,13 @@ def _caching(options: Options) -> Iterator[None]:
         yield
 
 
-def _values_of(weights: Sequence[fx.Node], graph: fx.GraphModule, inputs: Sequence[Any]) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of the placeholders ``weights`` by name, where AOT Autograd kept the ``inputs`` of Dynamo."""
+def _references(
+    weights: Sequence[fx.Node], graph: fx.GraphModule, inputs: Sequence[Any]
+) -> dict[str, weakref.ref[torch.Tensor]]:
+    """Return references to the tensors of the placeholders ``weights``, if AOT Autograd kept Dynamo's ``inputs``."""
     placeholders = graph.graph.find_nodes(op="placeholder")
     values = dict(zip(placeholders, inputs, strict=False)) if len(placeholders) == len(inputs) else {}
-    return {node.name: values[node] for node in weights if isinstance(values.get(node), torch.Tensor)}
+    return {node.name: weakref.ref(values[node]) for node in weights if isinstance(values.get(node), torch.Tensor)}
 
 
 def _is_evaluation(module: fx.GraphModule) -> bool:

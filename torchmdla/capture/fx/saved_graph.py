@@ -11,6 +11,7 @@ All that differs between versions of PyTorch is imported here. The module is imp
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -52,6 +53,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {"torchmdla_draw_mask": _C.draw_m
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 
 
+Weights = Mapping[str, weakref.ref[torch.Tensor]]
+
+
 class SavedGraph(OutputCode):
     """Function of a list of inputs, which runs a graph in groups and which PyTorch can save.
 
@@ -62,17 +66,15 @@ class SavedGraph(OutputCode):
         run: the function.
         module: the graph that it runs, with groups.
         options: the options of the groups.
-        weights: tensors that were inputs of the graph when it was compiled, by the names of their placeholders.
+        weights: references to tensors that were inputs when the graph was compiled, by the names of placeholders.
     """
 
-    def __init__(
-        self, run: Boxed, module: fx.GraphModule, options: Options, weights: Mapping[str, torch.Tensor]
-    ) -> None:
+    def __init__(self, run: Boxed, module: fx.GraphModule, options: Options, weights: Weights) -> None:
         super().__init__()
         # AOT Autograd passes a list, which the function empties. It copies the attribute to its wrappers.
         self._boxed_call = True
         self._run: Boxed | None = run
-        self._live: tuple[fx.GraphModule, Options, Mapping[str, torch.Tensor]] | None = module, options, weights
+        self._live: tuple[fx.GraphModule, Options, Weights] | None = module, options, weights
         # The graph, and the records of its package.
         self._saved: tuple[bytes, Mapping[str, bytes]] | None = None
 
@@ -94,9 +96,7 @@ class SavedGraph(OutputCode):
         """Ignore kernels of Triton, which groups do not have."""
 
 
-def _write(
-    module: fx.GraphModule, options: Options, weights: Mapping[str, torch.Tensor]
-) -> tuple[bytes, Mapping[str, bytes]]:
+def _write(module: fx.GraphModule, options: Options, weights: Weights) -> tuple[bytes, Mapping[str, bytes]]:
     """Return a graph with groups in the form that is saved, and the package of its groups."""
     calls = [(group, node) for node in module.graph.nodes if (group := group_of(node)) is not None]
     description = {
@@ -107,7 +107,7 @@ def _write(
             for group, _ in calls
         ],
     }
-    graph = _Pickler.dumps(_with_submodules(module), PicklerOptions(None, _is_kept))
+    graph = _Pickler.dumps(_with_submodules(module), PicklerOptions(ops_filter=None, node_metadata_key_filter=_is_kept))
     # A layer above this one. Most processes save nothing, so that they need not load it.
     code_of = importlib.import_module("torchmdla.packages.graphs").code_of
     examples = [(group, partial(_examples, node, weights)) for group, node in calls]
@@ -186,16 +186,20 @@ def _group(
     return make_group(subgraph_of(module, inner, inner.graph, options, dict(written)), name, options, parameters)
 
 
-def _examples(node: fx.Node, weights: Mapping[str, torch.Tensor]) -> list[Any]:
-    """Return inputs of a group like those of its calls. Tensors are zeros, unless they are among the ``weights``.
+def _examples(node: fx.Node, weights: Weights) -> list[Any]:
+    """Return inputs of a group like those of its calls. Tensors are zeros, unless they are constants or ``weights``.
 
     Raises:
         ValueError: an input depends on the values of tensors, so that examples are not known.
     """
-    return [
-        attribute(operand) if operand.op == "get_attr" else weights.get(operand.name, _example(operand.meta["val"]))
-        for operand in operands_of(node)
-    ]
+
+    def example(operand: fx.Node) -> Any:
+        if operand.op == "get_attr":
+            return attribute(operand)
+        weight = weights[operand.name]() if operand.name in weights else None
+        return _example(operand.meta["val"]) if weight is None else weight
+
+    return [example(operand) for operand in operands_of(node)]
 
 
 def _example(value: Any) -> Any:
