@@ -289,6 +289,25 @@ class Group:
     @property
     def parameters(self) -> list[int]: ...
 
+class ScriptRegion:
+    """A part of a program of TorchScript: call it with its inputs. PyTorch's interpreter runs it, with groups.
+
+    Args:
+        graph: the graph. An attribute ``source`` of a node, ``file:line``, is its place in the user's program.
+        name: its name in errors.
+        parameters: the indices of inputs that are weights.
+
+    A call returns the result, or a tuple of results.
+    """
+
+    def __init__(self, graph: torch._C.Graph, name: str, parameters: Sequence[int]) -> None: ...
+    def __call__(self, *inputs: Any) -> Any: ...
+    @property
+    def graph(self) -> torch._C.Graph: ...
+
+def make_custom_object(class_name: str, state: Any) -> Any:
+    """Return an object of one of PyTorch's C++ classes (``__torch__.torch.classes.…``) from its state."""
+
 def set_compiler(
     compile: Callable[[Any, dict[str, Any], list[int], str], Executable],
     compile_dynamic: Callable[

@@ -3,6 +3,7 @@
 #include "base/python_lock.h"
 #include "bindings.h"
 #include "python_group.h"
+#include "script_region.h"
 
 namespace torchmdla {
 
@@ -24,6 +25,7 @@ PYBIND11_MODULE(_C, module) {
   bind_image(module);
   bind_executable(module);
   bind_group(module);
+  bind_script_region(module);
   bind_compiler(module);
   bind_reports(module);
   bind_settings(module);

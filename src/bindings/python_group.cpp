@@ -25,6 +25,11 @@ namespace torchmdla {
 
 using torch::jit::Stack;
 
+PyObject* object_of(c10::IValue value) {
+  if (value.isTensor()) return THPVariable_Wrap(std::move(value).toTensor());
+  return torch::jit::toPyObject(std::move(value)).release().ptr();
+}
+
 namespace {
 
 // --- values --------------------------------------------------------------------------------------
@@ -35,16 +40,11 @@ c10::IValue from_python(PyObject* value) {
   return to_ivalue(value);
 }
 
-PyObject* to_python(c10::IValue value) {
-  if (value.isTensor()) return THPVariable_Wrap(std::move(value).toTensor());
-  return torch::jit::toPyObject(std::move(value)).release().ptr();
-}
-
 py::tuple take_inputs(Stack& stack, size_t count) {
   const auto inputs = torch::jit::last(stack, count);
   py::tuple result(count);
   for (size_t i = 0; i < count; ++i)
-    PyTuple_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i), to_python(inputs[i]));
+    PyTuple_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i), object_of(inputs[i]));
   return result;
 }
 
@@ -182,7 +182,7 @@ PyObject* call_group(PyObject* self, PyObject* const* arguments, size_t flagged_
   }
   auto results = py::tuple(stack.size());
   for (size_t i = 0; i < stack.size(); ++i)
-    PyTuple_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), to_python(std::move(stack[i])));
+    PyTuple_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), object_of(std::move(stack[i])));
   return results.release().ptr();
   END_HANDLE_TH_ERRORS
 }
@@ -363,7 +363,7 @@ Subgraph::Division PythonSubgraph::divide(const std::vector<size_t>& left_out,
 py::list to_python(c10::ArrayRef<c10::IValue> values) {
   py::list result;
   for (const auto& value : values)
-    result.append(py::reinterpret_steal<py::object>(to_python(c10::IValue(value))));
+    result.append(py::reinterpret_steal<py::object>(object_of(c10::IValue(value))));
   return result;
 }
 

@@ -39,6 +39,9 @@ private:
   const std::shared_ptr<PyObject> object_;
 };
 
+// Return the value as a Python object, a new reference. The GIL must be held.
+PyObject* object_of(c10::IValue value);
+
 // Return the values as Python objects. The GIL must be held.
 pybind11::list to_python(c10::ArrayRef<c10::IValue> values);
 

@@ -6,21 +6,32 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch.jit._recursive import wrap_cpp_module
 from torch.jit._serialization import validate_map_location
 
 from torchmdla import _C
+from torchmdla.errors import unknown_name
 from torchmdla.packages.format import FOLDER, INDEX, WEIGHTS, PackageInfo, check_target, info_of, record_of
 from torchmdla.packages.signing import SIGNATURE, signer_of
+from torchmdla.script.reading import read
+
+# Readers of TorchScript's archives.
+Reader = Literal["own", "libtorch"]
 
 # The folder of extra files in TorchScript archives.
 _EXTRA = "extra/"
 
 
-def load(path: str | os.PathLike[str], map_location: Any = None, *, map_weights: bool | None = None) -> Any:
+def load(
+    path: str | os.PathLike[str],
+    map_location: Any = None,
+    *,
+    map_weights: bool | None = None,
+    reader: Reader | None = None,
+) -> Any:
     """Load a program as ``torch.jit.load`` or ``torch.export.load`` does, ready to run.
 
     The code of its groups is mapped from the file, and constants are packed, so that the first call is as fast as later
@@ -32,14 +43,20 @@ def load(path: str | os.PathLike[str], map_location: Any = None, *, map_weights:
         map_weights: whether the weights of a TorchScript program stay in the file, which is mapped. Those that were
             packed then take no memory until something reads them. The file must be replaced, not written to, as long
             as the program exists. The default is True for a package with packed weights, which are mapped too.
+        reader: the reader of TorchScript's archives. ``"libtorch"`` is PyTorch's, which gives a
+            ``torch.jit.ScriptModule``. ``"own"`` is :func:`torchmdla.read`, which gives a ``torch.nn.Module`` that runs
+            the program's graphs. The default is PyTorch's, or the own one if this PyTorch does not have a reader.
 
     Returns:
         The TorchScript program. For an exported program, the result of :func:`torchmdla.compile`.
 
     Raises:
         TypeError: ``map_weights`` is True for an exported program.
+        ValueError: the reader is unknown, or the own reader refuses the file.
         Exception: the exceptions of PyTorch's functions.
     """
+    if reader not in (None, *get_args(Reader)):
+        raise ValueError(unknown_name("reader", str(reader), get_args(Reader)))
     path = os.fspath(path)
     names = torch._C.PyTorchFileReader(path).get_all_records()
     if _is_exported(names):
@@ -52,6 +69,8 @@ def load(path: str | os.PathLike[str], map_location: Any = None, *, map_weights:
         compiled = torchmdla.compile(torch.export.load(path))
         weakref.finalize(compiled, lambda _: None, lifetime).atexit = False
         return compiled
+    if reader == "own" or (reader is None and not has_importer()):
+        return _load_own(path, map_location, map_weights or False)
     module = _C.load_with_package(path, validate_map_location(map_location))
     if map_weights is None:
         map_weights = any(name.startswith(f"{_EXTRA}{WEIGHTS}") for name in names)
@@ -61,6 +80,18 @@ def load(path: str | os.PathLike[str], map_location: Any = None, *, map_weights:
         weights.drop_unwritten_pages()
     _C.return_freed_memory()
     return wrap_cpp_module(module)
+
+
+def has_importer() -> bool:
+    """Return whether this version of PyTorch reads TorchScript's archives."""
+    return hasattr(torch._C, "import_ir_module")
+
+
+def _load_own(path: str, map_location: Any, map_weights: bool) -> Any:
+    from torchmdla.capture.script.module import make_module
+
+    device = None if map_location is None else torch.device(map_location)
+    return make_module(read(path), device, map_weights)
 
 
 def _is_exported(names: Sequence[str]) -> bool:

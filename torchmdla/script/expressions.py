@@ -169,7 +169,7 @@ class Expressions(Matcher):
 
     # Subscripts
 
-    def _subscript(self, node: ast.Subscript, _: Type | None) -> Value:
+    def _subscript(self, node: ast.Subscript, wanted: Type | None) -> Value:
         owner = self.value_of(node.value)
         is_tuple = owner.type.kind in ("Tuple", "NamedTuple")
         if isinstance(node.slice, ast.Slice):
@@ -183,6 +183,9 @@ class Expressions(Matcher):
             if index.type != INT:
                 self.fail("TorchScript does not print this index into files", node, "index of a tensor")
             return self.call_operator("aten::select", [owner, self.constant(0), index], {}, node)
+        if owner.type.kind == "Class" and wanted is not None and wanted.kind == "Interface":
+            kind = "list" if index.type == INT else "dict"
+            return self.insert_one(f"prim::ModuleContainerIndex.{kind}", [owner, index], wanted)
         if owner.type.kind == "Class":
             return self.call(self.attribute(owner, "__getitem__", node), [index], {}, node)
         return self.call_operator("aten::__getitem__", [owner, index], {}, node)

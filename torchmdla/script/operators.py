@@ -366,7 +366,7 @@ _DICT: Mapping[str, Function] = {
     "aten::dict.Dict_": dict,
 }
 
-_KEYS = ("str", "int", "bool", "float", "complex")
+_KEYS = ("str", "int", "bool", "float", "complex", "Tensor")
 
 
 # Others

@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 import torchmdla
 from torchmdla import lazy
 from torchmdla.capture.fx.function_module import FunctionModule
+from torchmdla.capture.script.module import make_function, make_module
 from torchmdla.errors import unknown_name
+from torchmdla.importer.script_program import program_of, program_of_function
 from torchmdla.testing.programs import Program
 from torchmdla.testing.programs.program import is_scriptable
 
@@ -132,6 +134,14 @@ def _freeze(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured
     return _methods(torch.jit.freeze(_script_as_new_type(subject), preserved_attrs=preserved), methods)
 
 
+def _run_ir(subject: Any, inputs: tuple[Any, ...], methods: Methods) -> Captured:
+    """Run the graphs by torchmdla's own runner of TorchScript's programs."""
+    scripted: Any = _script(subject, inputs, methods)
+    if isinstance(subject, nn.Module):
+        return _methods(make_module(program_of(scripted["forward"])), methods)
+    return {"forward": make_function(*program_of_function(scripted["forward"]))}
+
+
 def _methods(module: Any, methods: Methods) -> Captured:
     return {name: module if name == "forward" else getattr(module, name) for name in methods}
 
@@ -225,11 +235,12 @@ def _is_dense(program: Program, subject: Any) -> bool:
 
 FRONTENDS: Mapping[str, Frontend] = {
     "torchscript": Frontend(
-        "torch.jit.trace, torch.jit.script, and scripted modules frozen",
+        "torch.jit.trace, torch.jit.script, scripted modules frozen, and torchmdla's own runner",
         {
             "trace": Variant(_trace, _is_traceable),
             "script": Variant(_script, _is_script),
             "freeze": Variant(_freeze, _is_freezable),
+            "own": Variant(_run_ir, _is_script, alone=_script),
         },
     ),
     "dynamo": Frontend(

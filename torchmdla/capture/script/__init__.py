@@ -1,0 +1,1 @@
+"""Programs in the IR of ``torchmdla.script``, run by PyTorch's operators and groups."""

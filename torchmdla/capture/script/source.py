@@ -1,0 +1,523 @@
+"""Python source of a program's functions: control flow is Python's own, and regions run in PyTorch's interpreter."""
+
+from __future__ import annotations
+
+import keyword
+import linecache
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from torchmdla import _C
+from torchmdla.capture.script import calls
+from torchmdla.capture.script.graph_text import make_graph
+from torchmdla.capture.script.inlining import CUSTOM, callee_of, class_of
+from torchmdla.capture.script.regions import Region, divide, schema_of, values_read
+from torchmdla.capture.script.slots import CHANGES
+from torchmdla.script.ir import Block, Constant, Graph, Node, Program, Type, Value
+from torchmdla.script.numbers import wrap
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+
+class Context(Protocol):
+    """Program to which a function belongs."""
+
+    program: Program
+
+    def python_class(self, type_: Type) -> type:
+        """Return the Python class of objects and named tuples of a type."""
+
+    def constant(self, value: Constant) -> Any:
+        """Return a constant as Python's and PyTorch's objects."""
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return a function of the program."""
+
+    def is_instance(self, value: Any, types: Sequence[Type]) -> bool:
+        """Return whether a value has one of the types."""
+
+    def fork(self, graph: Graph, arguments: Sequence[Any]) -> Any:
+        """Return the future of a graph's result."""
+
+
+class Source:
+    """Python source of one function, for modules in known modes.
+
+    Attributes:
+        text: the source.
+        places: the place in the user's program of each line.
+        variables: the functions, constants and regions that the source names.
+        regions: the regions, by name.
+    """
+
+    def __init__(self, graph: Graph, context: Context, modes: Mapping[Value, bool]) -> None:
+        self.variables: dict[str, Any] = {"append": list.append, "wrap": wrap, "is_grad_enabled": torch.is_grad_enabled}
+        self.regions: dict[str, _C.ScriptRegion] = {}
+        self.places: list[str] = []
+        self._lines: list[str] = []
+        self.graph = graph
+        self.context = context
+        self._names: dict[Value, str] = {}
+        self._taken: set[str] = set(self.variables) | set(keyword.kwlist)
+        self.constants = {**_constants(graph, context), **modes}
+        self._mutated = _mutated(graph, context.program)
+        self._weights: set[Value] = set()
+        self._write()
+        self.text = "\n".join(self._lines) + "\n"
+
+    def compile(self, file: str) -> Callable[..., Any]:
+        """Return the function. ``file`` is its file name in tracebacks."""
+        code: CodeType = compile(self.text, file, "exec")
+        linecache.cache[file] = (len(self.text), None, self.text.splitlines(keepends=True), file)
+        namespace = dict(self.variables)
+        exec(code, namespace)
+        return namespace["function"]  # type: ignore[no-any-return]
+
+    # --- lines -------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        self.line(0, f"def function({', '.join(map(self.name, self.graph.inputs))}):")
+        hoisted = list(self._hoisted())
+        in_slots = [node for node in hoisted if slot_of(_attribute_of(node), node, self.context.program)]
+        self._write_slots(in_slots)
+        for node in hoisted:
+            if node not in in_slots:
+                self._node(node, 1)
+        skipped = set(map(id, hoisted))
+        self.block(self._without(self.graph, skipped), 1)
+        results = [self.expression(value) for value in self.graph.outputs]
+        self.line(1, f"return {results[0] if len(results) == 1 else '(' + ', '.join(results) + ')'}")
+
+    def _write_slots(self, nodes: Sequence[Node]) -> None:
+        """Write reads of parameters, buffers and submodules. The module has their values from the last call."""
+        if len(nodes) < _FEWEST_SLOTS:
+            for node in nodes:
+                self._node(node, 1)
+            return
+        changes, module = self.variable("changes", CHANGES), self.name(self.graph.inputs[0])
+        key = f"{module}.__dict__[{'_slots_of_' + self.graph.name!r}]"
+        known = self.new_name("known")
+        self.line(1, f"{known} = {module}.__dict__.get({'_slots_of_' + self.graph.name!r})")
+        self.line(1, f"if {known} is None or {known}[0] != {changes}[0]:")
+        for node in nodes:
+            self._node(node, 2)
+        names = ", ".join(self.name(node.outputs[0]) for node in nodes)
+        self.line(2, f"{key} = {changes}[0], {names}")
+        self.line(1, "else:")
+        self.line(2, f"_, {names} = {known}")
+
+    def line(self, depth: int, text: str, place: str = "") -> None:
+        self._lines.append("    " * depth + text)
+        self.places.append(place)
+
+    def _hoisted(self) -> Iterator[Node]:
+        """Yield reads of modules' attributes that the function does not set. They go before everything else."""
+        known: set[Value] = set(self.graph.inputs)
+        for node in self.graph.walk():
+            if node.op != "prim::GetAttr" or self._mutated is None or node.attributes["name"] in self._mutated:
+                continue
+            if node.outputs[0] in self.constants:
+                continue
+            class_ = class_of(node.inputs[0].type, self.context.program)
+            if class_ is not None and class_.is_module and node.inputs[0] in known:
+                known.add(node.outputs[0])
+                if node.attributes["name"] in class_.parameters | class_.buffers:
+                    self._weights.add(node.outputs[0])
+                yield node
+
+    def _without(self, block: Block, skipped: set[int]) -> Block:
+        """Return the block without constants and hoisted nodes."""
+        result = Block(block.inputs, outputs=block.outputs)
+        for node in block.nodes:
+            if node.op == "prim::Constant" or id(node) in skipped or self.constants.keys() & set(node.outputs):
+                continue
+            inner = [self._without(inner, skipped) for inner in node.blocks]
+            result.nodes.append(Node(node.op, node.inputs, node.outputs, node.attributes, inner, node.source))
+        return result
+
+    def block(self, block: Block, depth: int) -> None:
+        self._items(divide(block, self.constants), depth)
+
+    def _items(self, items: list[Node | Region], depth: int) -> None:
+        place = 0
+        while place < len(items):
+            item = items[place]
+            place += 1
+            if isinstance(item, Region):
+                self._region(item, depth)
+            elif item.op == "prim::Enter":
+                end = _exit_of(item, items, place)
+                self._with(item, items[place:end], depth)
+                place = end + 1
+            else:
+                self._node(item, depth)
+
+    def filled(self, write: Callable[[], None], depth: int) -> None:
+        """Write lines, or ``pass`` if nothing else was written."""
+        count = len(self._lines)
+        write()
+        if len(self._lines) == count:
+            self.line(depth, "pass")
+
+    # --- nodes -------------------------------------------------------------------------------------
+
+    def _node(self, node: Node, depth: int) -> None:
+        writer = _WRITERS.get(node.op) or _WRITERS.get(node.kind)
+        if writer is not None:
+            writer(self, node, depth)
+        else:
+            self._operator(node, depth)
+
+    def _operator(self, node: Node, depth: int) -> None:
+        operands = [self.expression(value) for value in node.inputs]
+        expression = calls.EXPRESSIONS.get(node.op)
+        if expression is not None:
+            self.assign(node, expression.format(*operands), depth)
+        elif node.op in _WRAPPED:
+            self.assign(node, f"{operands[0]} {_WRAPPED[node.op]} {operands[1]}", depth)
+            name = self.name(node.outputs[0])
+            self.line(depth, f"if not -0x8000000000000000 <= {name} <= 0x7fffffffffffffff: {name} = wrap({name})")
+        elif node.op in ("aten::__is__", "aten::__isnot__") and "None" in operands:
+            self.assign(node, f"{operands[0]} is {'not ' if node.op.endswith('not__') else ''}{operands[1]}", depth)
+        else:
+            self.assign(node, self._call(node, operands), depth)
+
+    def _call(self, node: Node, operands: list[str]) -> str:
+        function = self.variable(_identifier(node.op.replace("::", "_").replace(".", "_")), calls.function_of(node.op))
+        if keywords := calls.keywords_of(node.op):
+            first = len(operands) - len(keywords)
+            named = [f"{name}={operand}" for name, operand in zip(keywords, operands[first:], strict=True)]
+            operands = operands[:first] + named
+        return f"{function}({', '.join(operands)})"
+
+    def assign(self, node: Node, expression: str, depth: int) -> None:
+        left = ", ".join(map(self.name, node.outputs))
+        self.line(depth, f"{left} = {expression}" if left else expression, node.source)
+
+    def _region(self, region: Region, depth: int) -> None:
+        graph, constants = make_graph(region, self.constants)
+        inputs = [*region.inputs, *constants]
+        name = f"region{len(self.regions)}"
+        written = set(_written(region.nodes))
+        weights = [
+            place
+            for place, value in enumerate(inputs)
+            if (value in self._weights or isinstance(self.constants.get(value), torch.Tensor)) and value not in written
+        ]
+        self.regions[name] = self.variables[name] = _C.ScriptRegion(graph, self.graph.name, weights)
+        left = ", ".join(map(self.name, region.outputs))
+        call = f"{name}({', '.join(map(self.expression, inputs))})"
+        sources = dict.fromkeys(node.source for node in region.nodes if node.source)
+        self.line(depth, f"{left} = {call}" if left else call, next(iter(sources), ""))
+
+    def _with(self, enter: Node, inside: list[Node | Region], depth: int) -> None:
+        manager = self.expression(enter.inputs[0])
+        self.assign(enter, f"{manager}.__enter__()", depth)
+        self.line(depth, "try:")
+        self.filled(lambda: self._items(inside, depth + 1), depth + 1)
+        self.line(depth, "finally:")
+        self.line(depth + 1, f"{manager}.__exit__(None, None, None)")
+
+    def move(self, targets: Sequence[Value], values: Sequence[Value], depth: int) -> None:
+        """Write an assignment of all values at once."""
+        if targets:
+            right = ", ".join(map(self.expression, values))
+            self.line(depth, f"{', '.join(map(self.name, targets))} = {right}")
+
+    # --- names -------------------------------------------------------------------------------------
+
+    def name(self, value: Value) -> str:
+        if value not in self._names:
+            self._names[value] = self.new_name(_identifier(value.name.replace(".", "_")))
+        return self._names[value]
+
+    def new_name(self, wanted: str) -> str:
+        name, number = wanted, 0
+        while name in self._taken:
+            number += 1
+            name = f"{wanted}_{number}"
+        self._taken.add(name)
+        return name
+
+    def expression(self, value: Value) -> str:
+        if value not in self.constants:
+            return self.name(value)
+        constant = self.constants[value]
+        if constant is None or type(constant) in (bool, int, str) or _is_finite(constant):
+            return repr(constant)
+        if value not in self._names:
+            self._names[value] = self.variable("constant", constant, is_new=True)
+        return self._names[value]
+
+    def variable(self, name: str, value: Any, is_new: bool = False) -> str:
+        """Return the name of a function or constant."""
+        if not is_new and self.variables.get(name) is value:
+            return name
+        name = self.new_name(name)
+        self.variables[name] = value
+        return name
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
+def _identifier(text: str) -> str:
+    return text if text.isidentifier() else "v" + "".join(c if c.isalnum() and c.isascii() else "_" for c in text)
+
+
+def _constants(graph: Graph, context: Context) -> dict[Value, Any]:
+    return {
+        node.outputs[0]: node.attributes["value"]
+        if node.outputs[0].type.kind == "Function"
+        else context.constant(node.attributes["value"])
+        for node in graph.walk()
+        if node.op == "prim::Constant"
+    }
+
+
+def _mutated(graph: Graph, program: Program, level: int = 0) -> set[str] | None:
+    """Return the names of the attributes that a graph, or one that it calls, sets; None if the graphs are unknown."""
+    names: set[str] = set()
+    functions = {
+        node.outputs[0]: str(node.attributes["value"])
+        for node in graph.walk()
+        if node.op == "prim::Constant" and node.outputs[0].type.kind == "Function"
+    }
+    for node in graph.walk():
+        if node.op == "prim::SetAttr":
+            names.add(str(node.attributes["name"]))
+        for callee in _callees(node, program, functions):
+            inner = None if callee is None or level > _MOST_LEVELS else _mutated(callee, program, level + 1)
+            if inner is None:
+                return None
+            names |= inner
+    return names
+
+
+_MOST_LEVELS = 8
+# Fewer attributes are read in every call.
+_FEWEST_SLOTS = 4
+
+
+def _callees(node: Node, program: Program, functions: Mapping[Value, str]) -> Iterator[Graph | None]:
+    if node.op in ("prim::CallMethod", "prim::CallFunction"):
+        yield callee_of(node, program, functions)
+    elif node.op in ("prim::Enter", "prim::Exit"):
+        class_ = class_of(node.inputs[0].type, program)
+        yield None if class_ is None else class_.methods.get("__enter__" if node.op == "prim::Enter" else "__exit__")
+    elif isinstance(graph := node.attributes.get("Subgraph"), Graph):
+        yield graph
+
+
+def _exit_of(enter: Node, items: Sequence[Node | Region], start: int) -> int:
+    for place in range(start, len(items)):
+        item = items[place]
+        if isinstance(item, Node) and item.op == "prim::Exit" and item.inputs[0] is enter.inputs[0]:
+            return place
+    raise NotImplementedError("a `with` statement does not end in the block in which it begins")
+
+
+def _written(nodes: Sequence[Node]) -> Iterator[Value]:
+    for node in nodes:
+        schema = schema_of(node.op)
+        if schema is not None:
+            pairs = zip(node.inputs, schema.arguments, strict=False)
+            yield from (value for value, argument in pairs if argument.is_write)
+        for block in node.blocks:
+            yield from _written(block.nodes)
+
+
+# --- nodes of the language -------------------------------------------------------------------------
+
+
+def _write_list(source: Source, node: Node, depth: int) -> None:
+    source.assign(node, f"[{', '.join(map(source.expression, node.inputs))}]", depth)
+
+
+def _write_tuple(source: Source, node: Node, depth: int) -> None:
+    operands = ", ".join(map(source.expression, node.inputs))
+    type_ = node.outputs[0].type
+    if type_.kind == "NamedTuple":
+        class_ = source.variable(_identifier(type_.name.rpartition(".")[2]), source.context.python_class(type_))
+        source.assign(node, f"{class_}({operands})", depth)
+    else:
+        source.assign(node, f"({operands}{',' if len(node.inputs) == 1 else ''})", depth)
+
+
+def _write_dict(source: Source, node: Node, depth: int) -> None:
+    operands = [source.expression(value) for value in node.inputs]
+    pairs = ", ".join(f"{key}: {value}" for key, value in zip(operands[::2], operands[1::2], strict=True))
+    source.assign(node, f"{{{pairs}}}", depth)
+
+
+def _write_unpacking(source: Source, node: Node, depth: int) -> None:
+    operand = source.expression(node.inputs[0])
+    if node.kind == "prim::ListUnpack":
+        operand = f"{source.variable('unpack', _unpack)}({operand}, {len(node.outputs)})"
+    if node.outputs:
+        left = ", ".join(map(source.name, node.outputs)) + ("," if len(node.outputs) == 1 else "")
+        source.line(depth, f"{left} = {operand}", node.source)
+
+
+def _unpack(values: list[Any], count: int) -> list[Any]:
+    if len(values) != count:
+        raise RuntimeError(f"Expected {count} elements in a list but found {len(values)}")
+    return values
+
+
+def _write_slice(source: Source, node: Node, depth: int) -> None:
+    begin, end = node.attributes["beg"], node.attributes["end"]
+    source.assign(node, f"{source.expression(node.inputs[0])}[{begin}:{end}]", depth)
+
+
+def _attribute_of(node: Node) -> str:
+    return str(node.attributes["name"])
+
+
+def slot_of(name: str, node: Node, program: Program) -> str:
+    """Return the dict of a module that has the attribute, or an empty string."""
+    class_ = class_of(node.inputs[0].type, program)
+    if class_ is None or not class_.is_module:
+        return ""
+    if name in class_.parameters:
+        return "_parameters"
+    if name in class_.buffers:
+        return "_buffers"
+    type_ = class_.attributes.get(name, Type("Any"))
+    inner = class_of(type_, program)
+    return "_modules" if type_.kind == "Interface" or (inner is not None and inner.is_module) else ""
+
+
+def _attribute(source: Source, node: Node) -> str:
+    """Return the expression of an attribute, as quick as its object allows."""
+    name = _attribute_of(node)
+    value = source.expression(node.inputs[0])
+    if slot := slot_of(name, node, source.context.program):
+        return f"{value}.{slot}[{name!r}]"
+    class_ = class_of(node.inputs[0].type, source.context.program)
+    is_module = class_ is not None and class_.is_module
+    # A module looks at every attribute that is set. Reading one is quick.
+    if name.isidentifier() and not keyword.iskeyword(name) and not (is_module and node.op == "prim::SetAttr"):
+        return f"{value}.{name}"
+    return f"{value}.__dict__[{name!r}]"
+
+
+def _write_get(source: Source, node: Node, depth: int) -> None:
+    source.assign(node, _attribute(source, node), depth)
+
+
+def _write_set(source: Source, node: Node, depth: int) -> None:
+    source.line(depth, f"{_attribute(source, node)} = {source.expression(node.inputs[1])}", node.source)
+    if node.attributes["name"] == "training":
+        source.line(depth, f"{source.variable('changes', CHANGES)}[0] += 1")
+
+
+def _write_method(source: Source, node: Node, depth: int) -> None:
+    value, *operands = map(source.expression, node.inputs)
+    prefix = "" if node.inputs[0].type.name.startswith(CUSTOM) else "_script_"
+    source.assign(node, f"{value}.{prefix}{node.attributes['name']}({', '.join(operands)})", depth)
+
+
+def _write_function(source: Source, node: Node, depth: int) -> None:
+    name = str(source.constants[node.inputs[0]])
+    function = source.variable(_identifier(name.rpartition(".")[2]), source.context.function(name))
+    source.assign(node, f"{function}({', '.join(map(source.expression, node.inputs[1:]))})", depth)
+
+
+def _write_object(source: Source, node: Node, depth: int) -> None:
+    type_ = node.outputs[0].type
+    class_ = source.variable(_identifier(type_.name.rpartition(".")[2]), source.context.python_class(type_))
+    source.assign(node, f"{class_}.__new__({class_})", depth)
+
+
+def _write_is_instance(source: Source, node: Node, depth: int) -> None:
+    test = source.variable("is_instance", source.context.is_instance)
+    types = source.variable("types", tuple(node.attributes["types"]), is_new=True)  # type: ignore[arg-type]
+    source.assign(node, f"{test}({source.expression(node.inputs[0])}, {types})", depth)
+
+
+def _write_fork(source: Source, node: Node, depth: int) -> None:
+    """Write a call of the forked graph. A block has no inputs: it becomes a graph with those that it reads."""
+    graph = node.attributes.get("Subgraph")
+    inputs = node.inputs
+    if graph is None:
+        block = node.blocks[0]
+        read = list(dict.fromkeys(values_read(node)))
+        free = [value for value in read if value not in source.constants]
+        constants = [
+            Node("prim::Constant", [], [value], {"value": source.constants[value]})
+            for value in read
+            if value in source.constants
+        ]
+        graph = Graph(free, [*constants, *block.nodes], block.outputs, f"{source.graph.name}.fork")
+        inputs = [*node.inputs, *free]
+    fork = source.variable("fork", source.context.fork)
+    name = source.variable("forked", graph, is_new=True)
+    source.assign(node, f"{fork}({name}, [{', '.join(map(source.expression, inputs))}])", depth)
+
+
+def _write_if(source: Source, node: Node, depth: int) -> None:
+    source.line(depth, f"if {source.expression(node.inputs[0])}:", node.source)
+    for number, block in enumerate(node.blocks):
+        if number and not (block.nodes or block.outputs):
+            break
+        if number:
+            source.line(depth, "else:")
+        source.filled(lambda block=block: _write_branch(source, node, block, depth + 1), depth + 1)  # type: ignore[misc]
+
+
+def _write_branch(source: Source, node: Node, block: Block, depth: int) -> None:
+    source.block(block, depth)
+    source.move(node.outputs, block.outputs, depth)
+
+
+def _write_body(source: Source, block: Block, depth: int) -> None:
+    source.block(block, depth)
+    source.move(block.inputs[1:], block.outputs[1:], depth)
+
+
+def _write_loop(source: Source, node: Node, depth: int) -> None:
+    block = node.blocks[0]
+    number, *carried = block.inputs
+    most, first, *initial = node.inputs
+    following, *results = block.outputs
+    source.move(carried, initial, depth)
+    if source.constants.get(first) is True and source.constants.get(following) is True:
+        source.line(depth, f"for {source.name(number)} in range({source.expression(most)}):", node.source)
+        source.filled(lambda: _write_body(source, block, depth + 1), depth + 1)
+    else:
+        condition = source.new_name("condition")
+        source.line(depth, f"{condition} = {source.expression(first)}", node.source)
+        source.line(depth, f"{source.name(number)} = 0")
+        source.line(depth, f"while {condition} and {source.name(number)} < {source.expression(most)}:", node.source)
+        source.block(block, depth + 1)
+        source.line(depth + 1, f"{condition} = {source.expression(following)}")
+        source.move(carried, results, depth + 1)
+        source.line(depth + 1, f"{source.name(number)} += 1")
+    source.move(node.outputs, carried, depth)
+
+
+_WRAPPED = {"aten::add.int": "+", "aten::sub.int": "-", "aten::mul.int": "*"}
+
+_WRITERS: Mapping[str, Callable[[Source, Node, int], None]] = {
+    "prim::ListConstruct": _write_list,
+    "prim::TupleConstruct": _write_tuple,
+    "prim::DictConstruct": _write_dict,
+    "prim::TupleUnpack": _write_unpacking,
+    "prim::ListUnpack": _write_unpacking,
+    "prim::TupleSlice": _write_slice,
+    "prim::GetAttr": _write_get,
+    "prim::SetAttr": _write_set,
+    "prim::CallMethod": _write_method,
+    "prim::CallFunction": _write_function,
+    "prim::CreateObject": _write_object,
+    "prim::isinstance": _write_is_instance,
+    "prim::fork": _write_fork,
+    "prim::If": _write_if,
+    "prim::Loop": _write_loop,
+}
