@@ -21,7 +21,12 @@ def make_graph(region: Region, constants: Mapping[Value, Constant]) -> tuple[tor
     results = ", ".join(f"%{text.name(value)}" for value in region.outputs)
     constant_lines = [f"  {line}" for line in text.written.values()]
     source = "\n".join([f"graph({head}):", *constant_lines, *lines, f"  return ({results})", ""])
-    return torch._C.parse_ir(source), text.passed
+    graph = torch._C.parse_ir(source)
+    try:
+        torch._C._jit_pass_constant_propagation(graph)
+    except RuntimeError:  # an operator on constants fails, and is perhaps not reached
+        graph = torch._C.parse_ir(source)
+    return graph, text.passed
 
 
 def type_text(type_: Type) -> str:
@@ -57,7 +62,8 @@ class _Text:
             if literal is None:
                 self.passed.append(value)
             else:
-                self.written[value] = f"%{name} : {type_text(value.type)} = prim::Constant{literal}()"
+                type_ = "NoneType" if self._constants[value] is None else type_text(value.type)
+                self.written[value] = f"%{name} : {type_} = prim::Constant{literal}()"
         return name
 
     def lines(self, nodes: Sequence[Node], depth: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchmdla.capture.script.inlining import class_of, inline_calls
 from torchmdla.capture.script.program import LoadedProgram
-from torchmdla.capture.script.slots import Slots
+from torchmdla.capture.script.slots import CHANGES, Slots
 from torchmdla.capture.script.tensors import Tensors
 from torchmdla.script.ir import Class, Graph, Program
 
@@ -30,6 +30,11 @@ class ScriptProgramModule(nn.Module):
             self.register_forward_pre_hook(_hook(name))
         for name in after:
             self.register_forward_hook(_hook(name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "training":
+            CHANGES[0] += 1
+        super().__setattr__(name, value)
 
     def _set(self, name: str, value: Any) -> None:
         class_ = self._script_class
@@ -71,7 +76,7 @@ class ScriptProgramModule(nn.Module):
     @property
     def code(self) -> str:
         """Return the Python source that runs ``forward``."""
-        return self._program.source(self._script_class.methods["forward"]).text
+        return self._program.source(self._script_class.methods["forward"])
 
     def _get_name(self) -> str:
         return f"ScriptProgramModule({self.original_name})"

@@ -13,11 +13,13 @@ import torch
 
 from torchmdla import _C
 from torchmdla.capture.script.errors import as_script_error
+from torchmdla.capture.script.folding import fold_branches
 from torchmdla.capture.script.inlining import CUSTOM, inline_calls
+from torchmdla.capture.script.modes import mode_reads, specialise
 from torchmdla.capture.script.signature import Signature
 from torchmdla.capture.script.source import Source
 from torchmdla.capture.script.tensors import Tensors
-from torchmdla.script.ir import Class, Constant, EnumValue, Graph, Object, Program, StoredTensor, Type
+from torchmdla.script.ir import Class, Constant, EnumValue, Graph, Object, Program, StoredTensor, Type, Value
 
 
 class LoadedProgram:
@@ -36,22 +38,30 @@ class LoadedProgram:
         self._classes: dict[str, type] = {}
         self._constants: dict[int, Any] = {}
         self._kept: list[Any] = []  # constants whose identity is a key of _constants
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[str, Source] = {}  # by the file names in tracebacks
         self._bodies: dict[int, Callable[..., Any]] = {}
 
     # --- functions ---------------------------------------------------------------------------------
 
-    def source(self, graph: Graph) -> Source:
-        """Return the Python source of a graph."""
-        if id(graph) not in self._sources:
-            self._sources[id(graph)] = Source(inline_calls(graph, self.program), self)
-        return self._sources[id(graph)]
+    def source(self, graph: Graph) -> str:
+        """Return the Python source of a graph, for any modes of its modules."""
+        return Source(fold_branches(inline_calls(graph, self.program), {}), self, {}).text
 
     def body(self, graph: Graph) -> Callable[..., Any]:
         """Return the function that runs a graph. It does not check its arguments."""
         if id(graph) not in self._bodies:
-            self._bodies[id(graph)] = self.source(graph).compile()
+            self._bodies[id(graph)] = self._compile(inline_calls(graph, self.program))
         return self._bodies[id(graph)]
+
+    def _compile(self, graph: Graph) -> Callable[..., Any]:
+        def compile_for(modes: Mapping[Value, bool]) -> Callable[..., Any]:
+            source = Source(fold_branches(graph, modes), self, modes)
+            file = f"<torchmdla {graph.name} {len(self._sources)}>"
+            self._sources[file] = source
+            return source.compile(file)
+
+        reads = mode_reads(graph, self.program)
+        return specialise(graph.name, reads, compile_for) if reads else compile_for({})
 
     def function(self, name: str) -> Callable[..., Any]:
         graph = self.program.functions[name]
@@ -75,13 +85,9 @@ class LoadedProgram:
             try:
                 return signature.convert_result(body(*arguments))
             except Exception as error:
-                raise as_script_error(error, self._places) from None
+                raise as_script_error(error, self._sources) from None
 
         return call
-
-    @property
-    def _places(self) -> Mapping[str, Source]:
-        return {f"<torchmdla {source.graph.name}>": source for source in self._sources.values()}
 
     def fork(self, graph: Graph, arguments: Sequence[Any]) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = torch.futures.Future()

@@ -45,7 +45,7 @@ class Context(Protocol):
 
 
 class Source:
-    """Python source of one function.
+    """Python source of one function, for modules in known modes.
 
     Attributes:
         text: the source.
@@ -54,7 +54,7 @@ class Source:
         regions: the regions, by name.
     """
 
-    def __init__(self, graph: Graph, context: Context) -> None:
+    def __init__(self, graph: Graph, context: Context, modes: Mapping[Value, bool]) -> None:
         self.variables: dict[str, Any] = {"append": list.append, "wrap": wrap, "is_grad_enabled": torch.is_grad_enabled}
         self.regions: dict[str, _C.ScriptRegion] = {}
         self.places: list[str] = []
@@ -63,17 +63,16 @@ class Source:
         self.context = context
         self._names: dict[Value, str] = {}
         self._taken: set[str] = set(self.variables) | set(keyword.kwlist)
-        self.constants = _constants(graph, context)
+        self.constants = {**_constants(graph, context), **modes}
         self._mutated = _mutated(graph, context.program)
         self._weights: set[Value] = set()
         self._write()
         self.text = "\n".join(self._lines) + "\n"
 
-    def compile(self) -> Callable[..., Any]:
-        """Return the function."""
-        name = f"<torchmdla {self.graph.name}>"
-        code: CodeType = compile(self.text, name, "exec")
-        linecache.cache[name] = (len(self.text), None, self.text.splitlines(keepends=True), name)
+    def compile(self, file: str) -> Callable[..., Any]:
+        """Return the function. ``file`` is its file name in tracebacks."""
+        code: CodeType = compile(self.text, file, "exec")
+        linecache.cache[file] = (len(self.text), None, self.text.splitlines(keepends=True), file)
         namespace = dict(self.variables)
         exec(code, namespace)
         return namespace["function"]  # type: ignore[no-any-return]
@@ -121,6 +120,8 @@ class Source:
         for node in self.graph.walk():
             if node.op != "prim::GetAttr" or self._mutated is None or node.attributes["name"] in self._mutated:
                 continue
+            if node.outputs[0] in self.constants:
+                continue
             class_ = class_of(node.inputs[0].type, self.context.program)
             if class_ is not None and class_.is_module and node.inputs[0] in known:
                 known.add(node.outputs[0])
@@ -132,7 +133,7 @@ class Source:
         """Return the block without constants and hoisted nodes."""
         result = Block(block.inputs, outputs=block.outputs)
         for node in block.nodes:
-            if node.op == "prim::Constant" or id(node) in skipped:
+            if node.op == "prim::Constant" or id(node) in skipped or self.constants.keys() & set(node.outputs):
                 continue
             inner = [self._without(inner, skipped) for inner in node.blocks]
             result.nodes.append(Node(node.op, node.inputs, node.outputs, node.attributes, inner, node.source))
@@ -412,6 +413,8 @@ def _write_get(source: Source, node: Node, depth: int) -> None:
 
 def _write_set(source: Source, node: Node, depth: int) -> None:
     source.line(depth, f"{_attribute(source, node)} = {source.expression(node.inputs[1])}", node.source)
+    if node.attributes["name"] == "training":
+        source.line(depth, f"{source.variable('changes', CHANGES)}[0] += 1")
 
 
 def _write_method(source: Source, node: Node, depth: int) -> None:

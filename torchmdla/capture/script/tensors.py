@@ -29,13 +29,10 @@ class Tensors:
 
     def tensor(self, stored: StoredTensor) -> torch.Tensor:
         """Return a tensor, which may be a parameter."""
-        if stored.is_parameter:
-            return self._parameter(stored)
-        result = self._of_storage(stored)
-        return result.requires_grad_() if stored.requires_grad else result
+        return self._leaf(stored) if stored.is_parameter or stored.requires_grad else self._of_storage(stored)
 
-    def _parameter(self, stored: StoredTensor) -> torch.nn.Parameter:
-        """Return a parameter. Modules that share one in the file share it."""
+    def _leaf(self, stored: StoredTensor) -> torch.nn.Parameter:
+        """Return a parameter. Modules and lists that share one in the file share it, so that it has one gradient."""
         key = stored.storage.record, stored.offset, stored.dtype, stored.shape, stored.strides
         if key not in self._parameters:
             self._parameters[key] = torch.nn.Parameter(self._of_storage(stored), requires_grad=stored.requires_grad)
